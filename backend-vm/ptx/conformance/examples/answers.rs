@@ -1,12 +1,12 @@
-//! Writes what a device answers for every instruction form.
+//! Records a device's answers for every instruction form.
 //!
 //! ```text
 //! answers --device cpu|cuda --out FOLDER [FILTER]
 //! answers --ptx FOLDER [FILTER]
 //! ```
-//! One file per group. Each group runs in a process of its own, which is started again behind a form
-//! that killed or hung the context. A form that the device refuses is reported and written as refused.
-//! `--ptx` writes the kernels instead. `FILTER` is a part of a group's name.
+//! Writes one file for each group. Each group runs in a process of its own; if a form kills or hangs
+//! the context, a new process continues after that form. A form that the device refuses is reported
+//! and recorded as refused. `--ptx` writes the kernels instead. `FILTER` is a part of a group's name.
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
@@ -25,9 +25,9 @@ use wormhole_ptx_conformance::table::groups;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How long one form may take.
+/// Maximum duration of one form.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// `CUDA_ERROR_LAUNCH_TIMEOUT`, written for a form that did not end.
+/// `CUDA_ERROR_LAUNCH_TIMEOUT`, recorded for a form that did not end.
 const TIMEOUT: u32 = 702;
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct Options {
     out: String,
     ptx: String,
     filter: String,
-    /// In a child: the group, and the form to begin with.
+    /// Group of a child process, and the form to begin with.
     group: Option<String>,
     from: usize,
 }
@@ -96,7 +96,7 @@ fn write_kernels(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs each group in a child, again behind a form that the child did not survive.
+/// Runs each group in a child process, and starts a new one after a form that killed it.
 fn run_all(options: &Options) -> Result<()> {
     fs::create_dir_all(&options.out)?;
     for group in groups() {
@@ -137,7 +137,7 @@ fn run_all(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs the forms of one group from one on and appends their answers.
+/// Runs the forms of one group, from `options.from` on, and appends their answers.
 fn run_group(options: &Options, name: &str) -> Result<()> {
     let group = groups()
         .into_iter()
@@ -159,7 +159,7 @@ fn run_group(options: &Options, name: &str) -> Result<()> {
     let runner = Runner::new(&*device)?;
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        // Should a form not end, its answer says so and the process is given up.
+        // If a form does not end, the thread below records a timeout for it and ends the process.
         let mut other = file.try_clone()?;
         let (begun, forms) = (&begun, &group.forms);
         let (done, finished) = std::sync::mpsc::channel::<()>();
@@ -187,7 +187,7 @@ fn run_group(options: &Options, name: &str) -> Result<()> {
             let faulted = matches!(results, Err(Failure::Faulted(_)));
             file.write_all(Answer::new(form, results).text().as_bytes())?;
             if faulted {
-                // The context may be dead: the rest is for a fresh process.
+                // The context may be dead: a new process runs the remaining forms.
                 std::process::exit(1);
             }
         }

@@ -1,4 +1,5 @@
-//! Answers as text: for each form its name, the digest of its kernel and operands, and its results.
+//! Text format of answers: for each form its name, the digest of its kernel and operands, and its
+//! results.
 //!
 //! ```text
 //! form add.u32 0123456789abcdef
@@ -6,7 +7,7 @@
 //! form mma.ludicrous 0123456789abcdef
 //! refused 218
 //! ```
-//! Results are hexadecimal, eight rows a line; those of one row are joined by colons.
+//! Results are hexadecimal, eight rows a line; colons join the results of one row.
 
 use std::fmt::Write;
 
@@ -14,13 +15,13 @@ use crate::form::Form;
 use crate::operands::{hash, rows};
 use crate::{kernel, run::Failure};
 
-/// Rows on a line.
+/// Number of rows on a line.
 const LINE: usize = 8;
 
-/// The results of a form, row by row, or why there are none (`refused 218`).
+/// Results of a form, row by row, or the reason why there are none (`refused 218`).
 pub type Results = Result<Vec<Vec<u64>>, String>;
 
-/// What a device answered for a form.
+/// Answer of a device for a form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub name: String,
@@ -65,7 +66,7 @@ impl Answer {
     }
 }
 
-/// The kernel, the operands and the image of a form in 64 bits.
+/// Returns a 64-bit digest of a form's kernel, operands and image.
 #[must_use]
 pub fn digest(form: &Form) -> u64 {
     let values = rows(form).into_iter().flatten();
@@ -80,7 +81,7 @@ pub fn digest(form: &Form) -> u64 {
     )
 }
 
-/// The PTX module of a form.
+/// Returns the PTX module of a form.
 #[must_use]
 pub fn module(form: &Form) -> String {
     kernel::text(form)

@@ -1,10 +1,10 @@
-//! How one device's results relate to the kept answers.
+//! Compares one device's results with the recorded answers.
 
 use crate::answers::{Answer, digest};
 use crate::form::{Approximation, Check, Form, Format};
 use crate::operands::{Class, rows};
 
-/// Rows that differ without being allowed to, of one form.
+/// Row of a form whose results differ from the recorded ones beyond the permitted bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub row: usize,
@@ -13,24 +13,24 @@ pub struct Difference {
     pub found: Vec<u64>,
 }
 
-/// What a comparison of one form says.
+/// Outcome of the comparison of one form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// How many rows are the same, how many within their bound, and the others.
+    /// Number of rows that are equal, number within their bound, and all others.
     Compared {
         exact: usize,
         within: usize,
         differing: Vec<Difference>,
     },
-    /// Neither device takes it, or it fails on both and in the same way.
+    /// Neither device runs the form: the recording device refused it, or both failed in the same way.
     Refused,
-    /// Nothing is kept for this form as it is now.
+    /// No answer is recorded for the form as it is now.
     NoAnswer,
-    /// There is an answer, but no result to compare it with, or the other way round.
+    /// Only one device has results.
     OneSided { kept: String, found: String },
 }
 
-/// Compares the results of a form with the kept answer for it.
+/// Compares the results of a form with the recorded answer.
 #[must_use]
 pub fn compare(form: &Form, kept: Option<&Answer>, found: &Answer) -> Outcome {
     let Some(kept) = kept.filter(|kept| kept.digest == digest(form)) else {
@@ -78,7 +78,7 @@ pub fn compare(form: &Form, kept: Option<&Answer>, found: &Answer) -> Outcome {
     }
 }
 
-/// Whether results that are not the same are as good.
+/// Returns whether results that differ from the recorded ones are within the form's bound.
 fn allowed(form: &Form, operands: &[u64], kept: &[u64], found: &[u64]) -> bool {
     if kept.len() != found.len() {
         return false;
@@ -121,7 +121,7 @@ fn allowed(form: &Form, operands: &[u64], kept: &[u64], found: &[u64]) -> bool {
         })
 }
 
-/// Whether both results lie within the bound.
+/// Returns whether both results lie within the bound.
 fn approximates(approximation: &Approximation, operands: &[u64], results: [u64; 2]) -> bool {
     let format = approximation.format;
     let operands: Vec<f64> = operands
@@ -141,7 +141,7 @@ fn approximates(approximation: &Approximation, operands: &[u64], results: [u64; 
         return false;
     }
     let normal = smallest_normal(format);
-    // About where results are flushed either side is right.
+    // Near the threshold of flushing, a flushed and an unflushed result are both correct.
     let flushed = if approximation.flush && exact.abs() <= normal {
         normal
     } else {
@@ -155,7 +155,7 @@ fn smallest_normal(format: Format) -> f64 {
     format.value(1 << format.fraction())
 }
 
-/// Half the distance of two neighbours in a format of 16 bits: their bounds are those before the result
+/// Returns half the distance of two neighbours in a 16-bit format, whose bounds apply before the result
 /// is rounded.
 fn rounding(format: Format, exact: f64) -> f64 {
     if !matches!(format, Format::F16 | Format::Bf16) {

@@ -3,34 +3,34 @@
 use crate::object::Object;
 use crate::operands::Class;
 
-/// Rows of a form unless it says otherwise: four warps.
+/// Default number of rows of a form: four warps.
 const ROWS: usize = 128;
 
-/// How a result is held to the kept answer.
+/// Criterion by which a result matches the recorded answer.
 #[derive(Clone, Copy, Debug)]
 pub enum Check {
-    /// Bit for bit.
+    /// Both answers are equal bit for bit.
     Exact,
-    /// Both answers lie within a bound of the mathematical result. Where either is zero, infinite or not
-    /// a number they are the same.
+    /// Both answers lie within a bound of the mathematical result. If either is zero, infinite or a NaN,
+    /// they are equal.
     Approximate(Approximation),
-    /// The two answers differ by no more than this: sums whose order is not specified.
+    /// Both answers differ by no more than this: sums whose order is not specified.
     Near(Format, f64),
 }
 
-/// An approximation and its documented bound.
+/// Approximate function, and its documented bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Approximation {
     pub format: Format,
     /// Whether subnormal operands count as zeros.
     pub flush: bool,
-    /// The mathematical result.
+    /// Returns the mathematical result.
     pub exact: fn(&[f64]) -> f64,
-    /// The greatest documented error, absolute, given the operands and the mathematical result.
+    /// Returns the greatest documented error, absolute, for the operands and the mathematical result.
     pub error: fn(&[f64], f64) -> f64,
 }
 
-/// A floating-point format.
+/// Floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     F16,
@@ -49,7 +49,7 @@ impl Format {
         }
     }
 
-    /// Bits of the fraction.
+    /// Returns the number of bits of the fraction.
     #[must_use]
     pub fn fraction(self) -> u32 {
         match self {
@@ -60,13 +60,13 @@ impl Format {
         }
     }
 
-    /// Bits of the exponent.
+    /// Returns the number of bits of the exponent.
     #[must_use]
     pub fn exponent(self) -> u32 {
         self.bits() - 1 - self.fraction()
     }
 
-    /// The value of an encoding.
+    /// Returns the value of an encoding.
     #[must_use]
     pub fn value(self, bits: u64) -> f64 {
         let fraction = self.fraction();
@@ -80,7 +80,7 @@ impl Format {
             f64::from_bits(bits & (u64::MAX >> 1))
         } else {
             let normal = exponent != 0;
-            // At most 24 bits, and an exponent that a double has.
+            // At most 24 bits, with an exponent inside the range of a double.
             let integer = field | u64::from(normal) << fraction;
             let integer = f64::from(u32::try_from(integer).unwrap_or(u32::MAX));
             let scale = i32::try_from(exponent.max(1)).unwrap_or(i32::MAX)
@@ -91,7 +91,7 @@ impl Format {
         if sign == 1 { -magnitude } else { magnitude }
     }
 
-    /// Whether an encoding is subnormal.
+    /// Returns whether an encoding is subnormal.
     #[must_use]
     pub fn is_subnormal(self, bits: u64) -> bool {
         let exponents = (1_u64 << self.exponent()) - 1;
@@ -99,20 +99,20 @@ impl Format {
     }
 }
 
-/// An instruction form: a few instructions from operands `%i0`, `%i1`… to results `%o0`, `%o1`….
+/// Instruction form: a few instructions from operands `%i0`, `%i1`… to results `%o0`, `%o1`….
 #[derive(Clone, Debug)]
 pub struct Form {
     pub name: String,
     pub inputs: Vec<Class>,
-    /// Bits of each result: 1 is a predicate.
+    /// Number of bits of each result; 1 is a predicate.
     pub outputs: Vec<u32>,
-    /// Declarations of its own and the instructions. `%t` is the thread's index, `%m` 32 bytes of global
-    /// memory of the thread's own, `%w` 8 KiB of its warp's own, `%s` 32 bytes of shared memory of its
-    /// own, `%b` shared memory of the block.
+    /// Additional declarations, and the instructions. `%t` is the thread's index, `%m` 32 bytes of
+    /// global memory for each thread, `%w` 8 KiB for each warp, `%s` 32 bytes of shared memory for each
+    /// thread, `%b` shared memory of the block.
     pub body: String,
     pub rows: usize,
     pub check: Check,
-    /// The texture or surface behind the handle `%h`.
+    /// Texture or surface of the handle `%h`.
     pub object: Option<Object>,
 }
 
@@ -130,7 +130,7 @@ impl Form {
         }
     }
 
-    /// One instruction with one result and operands in order.
+    /// Makes a form of one instruction with one result and its operands in order.
     #[must_use]
     pub fn plain(op: &str, inputs: &[Class], output: u32) -> Self {
         let operands: String = (0..inputs.len()).map(|i| format!(", %i{i}")).collect();
@@ -156,7 +156,7 @@ impl Form {
     }
 }
 
-/// Forms that belong together; their answers share a file.
+/// Forms whose answers share a file.
 #[derive(Debug)]
 pub struct Group {
     pub name: &'static str,

@@ -1,22 +1,22 @@
-//! From a form to PTX.
+//! Writes the PTX of a form.
 
 use std::fmt::Write;
 
 use crate::form::Form;
 use crate::object::Object;
 
-/// The kernel's name in its module.
+/// Name of the kernel in its module.
 pub const NAME: &str = "form";
-/// Threads of the one block.
+/// Number of threads of the one block.
 pub const BLOCK: usize = 128;
-/// Bytes of global memory that the kernel may use for itself.
+/// Bytes of global memory that the kernel uses as scratch memory.
 pub const SCRATCH: u64 = PRIVATE * 128 + 4 * WARP;
-/// A thread's own bytes.
+/// Bytes of scratch memory of each thread.
 const PRIVATE: u64 = 32;
-/// A warp's own bytes.
+/// Bytes of scratch memory of each warp.
 const WARP: u64 = 8192;
 
-/// The register type that holds so many bits.
+/// Returns the type of a register of `bits` bits.
 fn register(bits: u32) -> &'static str {
     match bits {
         16 => "b16",
@@ -25,7 +25,8 @@ fn register(bits: u32) -> &'static str {
     }
 }
 
-/// The module of one form. A row of operands or results takes eight bytes an element.
+/// Returns the module of one form. Each element of a row of operands or results is eight bytes
+/// long.
 #[must_use]
 pub fn text(form: &Form) -> String {
     let mut declared = String::new();
@@ -44,7 +45,7 @@ pub fn text(form: &Form) -> String {
             let _ = writeln!(loads, "ld.global.{ty} %i{i}, [%in+{at}];");
         }
     }
-    // What is written to a surface needs no storing.
+    // Results written to a surface are not stored.
     let stored = match form.object {
         Some(Object::Written(_)) => &[],
         _ => form.outputs.as_slice(),

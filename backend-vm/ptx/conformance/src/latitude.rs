@@ -1,16 +1,16 @@
-//! Differences from the kept answers that are known, each with its reason: what the PTX ISA leaves open,
-//! and where the GPU departs from it.
+//! Known differences from the recorded answers, each with its reason: behaviour that the PTX ISA leaves
+//! open, or in which the GPU departs from it.
 
 use crate::compare::Difference;
 use crate::form::{Form, Format};
 
-/// A known difference.
+/// Known difference.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     pub group: &'static str,
-    /// What the names of the forms begin with.
+    /// Prefix of the names of the forms.
     pub forms: &'static str,
-    /// Whether it accounts for a row.
+    /// Returns whether the difference explains a row.
     pub covers: fn(&Form, &Difference) -> bool,
     pub reason: &'static str,
 }
@@ -48,7 +48,7 @@ const GRADIENTS: &str = "the level of detail that suits gradients is approximate
 const DIRECTIONS: &str =
     "a direction of no length meets no face, and one that meets two texels' edge either of them";
 
-/// What is as good as the kept answer.
+/// Differences that do not count as errors.
 pub const LATITUDE: &[Known] = &[
     rows("bits", "bfi.b64", counts, COUNTS),
     rows("bits", "bfe.u64", counts, COUNTS),
@@ -166,7 +166,7 @@ pub const LATITUDE: &[Known] = &[
     ),
 ];
 
-/// Whether every result is the same or a NaN on either side.
+/// Returns whether every result is equal to the recorded one, or a NaN on both sides.
 pub(crate) fn nans(format: Format, difference: &Difference) -> bool {
     let parts = 64 / format.bits();
     let mask = u64::MAX >> (64 - format.bits());
@@ -229,7 +229,8 @@ fn zeros(_: &Form, difference: &Difference) -> bool {
         .all(|(&kept, &found)| kept == found || zero(kept) && zero(found))
 }
 
-/// Whether an unsigned form is finished by a modifier and one of its words has its highest bit set.
+/// Returns whether an unsigned form has a final modifier (`.sat`, `.shr`) and one of its words has its
+/// highest bit set.
 fn taken_as_signed(form: &Form, difference: &Difference) -> bool {
     let finished = form.name.contains(".sat") || form.name.contains(".shr");
     let words = if form.name.ends_with("b1, h1") { 2 } else { 0 };
@@ -240,7 +241,7 @@ fn taken_as_signed(form: &Form, difference: &Difference) -> bool {
             .any(|word| word >> 31 == 1)
 }
 
-/// Whether the results, as singles, are no farther apart.
+/// Returns whether the results, as singles, differ by at most `distance`.
 fn near(difference: &Difference, distance: f64) -> bool {
     let results = difference.kept.iter().zip(&difference.found);
     results
@@ -248,7 +249,8 @@ fn near(difference: &Difference, distance: f64) -> bool {
         .all(|apart| apart <= distance)
 }
 
-/// Whether a form reads colours with a curve, and none is farther away than a few steps of eight bits.
+/// Returns whether a form reads sRGB colours, and no result differs by more than 1/32 of the recorded
+/// one.
 fn curved(form: &Form, difference: &Difference) -> bool {
     form.name.contains("sRGB")
         && difference
@@ -261,7 +263,8 @@ fn curved(form: &Form, difference: &Difference) -> bool {
             })
 }
 
-/// Whether the direction is none, or meets a face where two texels of an image of eight do.
+/// Returns whether the direction is zero, or meets a face on the border of two texels of an image of
+/// eight.
 fn edge(_: &Form, difference: &Difference) -> bool {
     let direction: Vec<f64> = difference.operands[..3]
         .iter()
@@ -280,7 +283,7 @@ fn saturated(form: &Form, _: &Difference) -> bool {
     form.name.contains(".sat")
 }
 
-/// The entry of a list that accounts for a differing row, by its index.
+/// Returns the index of the entry in [`LATITUDE`] that explains a differing row.
 #[must_use]
 pub fn row(group: &str, form: &Form, difference: &Difference) -> Option<usize> {
     LATITUDE.iter().position(|known| {

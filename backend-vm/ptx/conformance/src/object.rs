@@ -4,13 +4,13 @@ use wormhole_device::{Format, Sampling};
 
 use crate::operands::{Random, hash};
 
-/// Rows of memory that a texture reads begin at multiples of so many bytes.
+/// Alignment in bytes of the rows of memory that a texture reads.
 const PITCH: u64 = 64;
 
-/// Where the texels lie.
+/// Location of the texels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// An array, or a mipmapped one of so many levels.
+    /// Array, or a mipmapped one of `levels` levels.
     Array { levels: u32 },
     /// Memory in one dimension.
     Linear,
@@ -18,14 +18,14 @@ pub enum Source {
     Rows,
 }
 
-/// An image, whose contents follow from its shape.
+/// Image, whose contents follow from its shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Picture {
-    /// Texels of a row, rows, slices or layers; 0 in dimensions that it lacks.
+    /// Texels of a row, rows, slices or layers; 0 in dimensions that the image lacks.
     pub extent: [u64; 3],
     pub format: Format,
     pub channels: u32,
-    /// `CUDA_ARRAY3D_*`
+    /// Flags of the array: `CUDA_ARRAY3D_*`.
     pub flags: u32,
     pub source: Source,
 }
@@ -52,7 +52,7 @@ impl Picture {
         self.format.bytes() * u64::from(self.channels)
     }
 
-    /// Levels of detail, the finest first.
+    /// Returns the number of levels of detail.
     #[must_use]
     pub fn levels(&self) -> u32 {
         match self.source {
@@ -61,7 +61,7 @@ impl Picture {
         }
     }
 
-    /// Texels of a row, rows, slices or layers of a level; at least 1.
+    /// Returns the texels of a row, rows, slices or layers of a level; at least 1 each.
     #[must_use]
     pub fn extent_of(&self, level: u32) -> [u64; 3] {
         let [width, height, depth] = self.extent;
@@ -71,7 +71,7 @@ impl Picture {
         [width >> level, height >> level, depth].map(|extent| extent.max(1))
     }
 
-    /// Bytes from row to row.
+    /// Returns the bytes from row to row.
     #[must_use]
     pub fn pitch(&self, level: u32) -> u64 {
         let row = self.extent_of(level)[0] * self.texel_bytes();
@@ -81,8 +81,8 @@ impl Picture {
         }
     }
 
-    /// A level's bytes: floats that are integers up to 63, so that weighted sums of them are exact, otherwise
-    /// any bits.
+    /// Returns a level's bytes: floats that are integers up to 63, so that weighted sums of them are exact,
+    /// otherwise any bits.
     #[must_use]
     pub fn contents(&self, level: u32) -> Vec<u8> {
         let [_, height, depth] = self.extent_of(level);
@@ -105,7 +105,7 @@ impl Picture {
     }
 }
 
-/// An integer up to 63 in half precision.
+/// Encodes an integer up to 63 in half precision.
 fn half(integer: u8) -> u16 {
     let Some(exponent) = integer.checked_ilog2() else {
         return 0;
@@ -114,12 +114,12 @@ fn half(integer: u8) -> u16 {
     (exponent + 15) << 10 | (u16::from(integer) << 10 >> exponent) & 0x3ff
 }
 
-/// What a form is given.
+/// Texture or surface that a form accesses.
 #[derive(Clone, Copy, Debug)]
 pub enum Object {
     Texture(Picture, Sampling),
     Surface(Picture),
-    /// A surface whose bytes, after the kernel, are the form's results, as many for each row.
+    /// Surface whose bytes, after the kernel, are the form's results, the same number for each row.
     Written(Picture),
 }
 
@@ -131,7 +131,7 @@ impl Object {
         }
     }
 
-    /// All there is to it in 64 bits.
+    /// Returns a 64-bit digest of the object.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let picture = self.picture();

@@ -1,23 +1,24 @@
-//! Operands: edge values, crossed, then random ones from a generator with a fixed seed.
+//! Generates operands: edge values, crossed, then random ones from a generator with a fixed seed.
 
 use crate::form::{Form, Format};
 
-/// What an operand is.
+/// Class of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// An integer of 16, 32 or 64 bits (or a word of bytes).
+    /// Integer of 16, 32 or 64 bits (or a word of bytes).
     Int(u32),
-    /// A float.
+    /// Float.
     Float(Format),
     /// Two halves in a word.
     Pair(Format),
-    /// A shift count, position or length: around 0, 16, 32, 64, 255.
+    /// Shift count, position or length: around 0, 16, 32, 64, 255.
     Count,
-    /// A predicate: in the first warp always true, in the second never, in the third but once, then random.
+    /// Predicate: true in all lanes of the first warp, in none of the second, in one of the third, then
+    /// random.
     Pred,
-    /// In the first warp one value, then two, then five, then any, of 32 or 64 bits.
+    /// Value of 32 or 64 bits: one value in the first warp, two in the second, five in the third, then any.
     Clustered(u32),
-    /// A lane's index, or a little beyond.
+    /// Index of a lane, or a few beyond the last.
     Lane,
     /// Floats that are small integers: sums of products are exact in every format.
     Small(Format),
@@ -29,21 +30,21 @@ pub enum Class {
     UnitPair(Format),
     /// Four floats of eight bits, none infinite or not a number.
     FiniteBytes,
-    /// A small integer.
+    /// Small integer.
     SmallInt,
-    /// An integer from the first on, so many of them, times the step.
+    /// Index: one of `count` integers from `first` on, times `step`.
     Index { first: i8, count: u8, step: u8 },
-    /// A place in an image of so many texels, or a little or far outside, in 1/512 of a texel; divided by the
-    /// image's extent if it is normalized.
+    /// Position in an image of `extent` texels, or a little or far outside, in 1/512 of a texel; divided by
+    /// the extent if normalized.
     Coordinate { extent: u8, normalized: bool },
-    /// A component of a direction, or of steps between neighbours, from -2 to 2 in 1/64.
+    /// Component of a direction, or of steps between neighbours, from -2 to 2 in 1/64.
     Direction,
-    /// A level of detail, from -1 to 7 in 1/512.
+    /// Level of detail, from -1 to 7 in 1/512.
     Detail,
 }
 
 impl Class {
-    /// Bits of its register; 1 is a predicate.
+    /// Returns the number of bits of the register; 1 is a predicate.
     #[must_use]
     pub fn bits(self) -> u32 {
         match self {
@@ -64,7 +65,7 @@ impl Class {
         }
     }
 
-    /// Values at which instructions change their behaviour.
+    /// Returns the values at which instructions change their behaviour.
     fn edges(self) -> Vec<u64> {
         match self {
             Self::Int(bits) => integer_edges(bits),
@@ -146,7 +147,7 @@ impl Class {
     fn random(self, random: &mut Random, row: usize) -> u64 {
         match self {
             Self::Int(bits) => {
-                // As often small as large.
+                // Small values are as frequent as large ones.
                 let value = random.next() >> (64 - bits);
                 match random.below(4) {
                     0 => value >> random.below(u64::from(bits)),
@@ -197,7 +198,7 @@ fn single(x: f32) -> u64 {
     u64::from(x.to_bits())
 }
 
-/// A small number of parts.
+/// Returns `count` divided by `parts`.
 fn steps(count: u64, parts: f32) -> f32 {
     f32::from(u16::try_from(count).unwrap_or(u16::MAX)) / parts
 }
@@ -267,7 +268,7 @@ fn float_edges(format: Format) -> Vec<u64> {
         sign | (power(1) + quiet + quiet / 2),
         sign | (one - normal),
         quiet,
-        // Where numbers become integers, and where integers end.
+        // Values around which floats become integers, and around the limits of integers.
         power(u64::from(fraction)) - 1,
         power(u64::from(fraction) - 1) + 1,
         power(7),
@@ -281,7 +282,7 @@ fn float_edges(format: Format) -> Vec<u64> {
             edges.extend([power(n), sign | power(n), power(n) - 1]);
         }
     }
-    // Where other formats overflow, round and underflow.
+    // Values around which other formats overflow, round and underflow.
     match format {
         Format::F32 => edges.extend([
             0x477f_efff,
@@ -317,7 +318,7 @@ fn float_edges(format: Format) -> Vec<u64> {
     edges
 }
 
-/// A float of any kind, or one of middling size, so that sums and products round.
+/// Returns a float of any kind, or one of medium magnitude, so that sums and products round.
 fn random_float(format: Format, random: &mut Random) -> u64 {
     let any = random.next() >> (64 - format.bits());
     if random.below(4) == 0 {
@@ -330,7 +331,7 @@ fn random_float(format: Format, random: &mut Random) -> u64 {
     kept | exponent << fraction
 }
 
-/// An integer from -8 to 8.
+/// Returns an integer from -8 to 8.
 fn small(format: Format, random: &mut Random) -> u64 {
     let magnitude = random.below(9);
     let sign = random.below(2) << (format.bits() - 1);
@@ -344,7 +345,7 @@ fn small(format: Format, random: &mut Random) -> u64 {
         | (magnitude << fraction >> exponent) & ((1 << fraction) - 1)
 }
 
-/// A number from 1/16 to 1, of either sign.
+/// Returns a number from 1/16 to 1, of either sign.
 fn unit(format: Format, random: &mut Random) -> u64 {
     let fraction = format.fraction();
     let exponent = (1 << (format.exponent() - 1)) - 2 - random.below(4);
@@ -352,7 +353,7 @@ fn unit(format: Format, random: &mut Random) -> u64 {
     any & (1 << (format.bits() - 1) | ((1 << fraction) - 1)) | exponent << fraction
 }
 
-/// The generator SplitMix64.
+/// SplitMix64 generator.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -374,19 +375,19 @@ impl Random {
     }
 }
 
-/// The hash FNV-1a.
+/// Computes the FNV-1a hash.
 pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// The rows of operands of a form.
+/// Returns the rows of operands of a form.
 #[must_use]
 pub fn rows(form: &Form) -> Vec<Vec<u64>> {
     let mut random = Random(hash(form.name.bytes()));
     let edges: Vec<Vec<u64>> = form.inputs.iter().map(|class| class.edges()).collect();
-    // With one operand every edge comes once; with more, most rows pair edges with edges.
+    // With one operand every edge value occurs once; with more, most rows combine edge values.
     let most = edges.iter().map(Vec::len).max().unwrap_or(0);
     let sharp = match edges.iter().filter(|edges| !edges.is_empty()).count() {
         0 => 0,

@@ -1,4 +1,4 @@
-//! Images on a device.
+//! Creates images on a device.
 
 use wormhole_device::{
     ArrayShape, BoxCopy, BoxEnd, CuError, Device, RawArray, RawMipmap, RawStream, Resource, Result,
@@ -9,7 +9,7 @@ use crate::object::{Object, Picture, Source};
 
 const STREAM: RawStream = RawStream::LEGACY;
 
-/// What holds the texels.
+/// Device object that holds the texels.
 #[derive(Debug)]
 enum Holder {
     Array(RawArray),
@@ -17,12 +17,12 @@ enum Holder {
     Memory(u64),
 }
 
-/// An image on a device, and the object that shows it.
+/// Image on a device, and the texture or surface object through which kernels access it.
 #[derive(Debug)]
 pub(crate) struct Placed {
     holder: Holder,
     is_texture: bool,
-    /// What kernels are given.
+    /// Handle that kernels receive.
     pub handle: u64,
 }
 
@@ -57,7 +57,7 @@ impl Placed {
         }
     }
 
-    /// Copies the texels into device memory and says how many bytes they are.
+    /// Copies the texels into device memory, and returns their size in bytes.
     pub fn read(&self, device: &dyn Device, picture: &Picture, to: u64) -> Result<u64> {
         let Holder::Array(array) = self.holder else {
             return Err(CuError::INVALID_VALUE);
@@ -82,7 +82,7 @@ fn whole(array: RawArray) -> BoxEnd {
     }
 }
 
-/// A level's bytes in memory, and the box that they are.
+/// Returns a level's bytes in memory as one end of a copy, and the extent of the copy.
 fn ends(picture: &Picture, level: u32, address: u64) -> (BoxEnd, [u64; 3]) {
     let [_, rows, slices] = picture.extent_of(level);
     let pitch = picture.pitch(level);
@@ -94,7 +94,7 @@ fn ends(picture: &Picture, level: u32, address: u64) -> (BoxEnd, [u64; 3]) {
     (memory, [pitch, rows, slices])
 }
 
-/// Device memory that holds a level.
+/// Allocates device memory, and writes a level to it.
 fn upload(device: &dyn Device, picture: &Picture, level: u32) -> Result<u64> {
     let bytes = picture.contents(level);
     let address = device.allocate(bytes.len() as u64)?;

@@ -1,4 +1,4 @@
-//! Running a form on a device.
+//! Runs a form on a device.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,22 +13,22 @@ use crate::object::Object;
 use crate::operands;
 use crate::place::Placed;
 
-/// Bytes for operands, and as many for results.
+/// Bytes of the memory for operands, and of that for results.
 const BYTES: usize = 64 << 10;
 const STREAM: RawStream = RawStream::LEGACY;
-/// Written to where results come to lie, so that a result that is not stored is seen.
+/// Initial words of the memory for results, so that a result that is not stored is seen.
 const UNWRITTEN: u32 = 0xa5a5_a5a5;
 
-/// Why a form has no results.
+/// Reason why a form has no results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The device does not take the kernel.
+    /// The device refused the kernel.
     Refused(CuError),
     /// The kernel failed; the context may be dead.
     Faulted(CuError),
 }
 
-/// A device with memory for operands and results.
+/// Device with memory for operands and results.
 #[derive(Debug)]
 pub struct Runner<'d> {
     device: &'d dyn Device,
@@ -39,7 +39,7 @@ pub struct Runner<'d> {
 }
 
 impl<'d> Runner<'d> {
-    /// Takes memory of the device, which must be bound to this thread.
+    /// Allocates memory on the device.
     pub fn new(device: &'d dyn Device) -> Result<Self, String> {
         let allocate = |bytes: u64| {
             let failed = |error| format!("no device memory: {error}");
@@ -54,7 +54,7 @@ impl<'d> Runner<'d> {
         })
     }
 
-    /// The results, row by row, each cut to its width.
+    /// Runs a form, and returns its results, row by row, each cut to its width.
     pub fn run(&self, form: &Form) -> Result<Vec<Vec<u64>>, Failure> {
         let device = self.device;
         let text = kernel::text(form);
@@ -72,7 +72,7 @@ impl<'d> Runner<'d> {
             .function(module, kernel::NAME)
             .map_err(Failure::Refused)
             .and_then(|function| self.run_with_object(form, function.function));
-        // Of a dead context nothing can be unloaded.
+        // Unloading fails in a dead context.
         let _ = device.unload(module);
         answer
     }
@@ -87,7 +87,7 @@ impl<'d> Runner<'d> {
             None => None,
         };
         let launched = self.launch(form, function, placed.as_ref());
-        // Of a dead context nothing can be freed.
+        // A dead context cannot free anything.
         if let (Ok(_), Some(placed)) = (&launched, &placed) {
             placed.free(self.device).map_err(Failure::Faulted)?;
         }
@@ -160,7 +160,7 @@ impl<'d> Runner<'d> {
 }
 
 impl Runner<'_> {
-    /// An image's bytes as the results of rows.
+    /// Splits an image's bytes into rows of results.
     fn pieces(&self, form: &Form, bytes: usize) -> Vec<Vec<u64>> {
         let widths = || form.outputs.iter().map(|&bits| bits as usize / 8);
         let row: usize = widths().sum();
@@ -179,12 +179,12 @@ impl Runner<'_> {
     }
 }
 
-/// The lowest bits.
+/// Returns a mask of the lowest `bits` bits.
 fn mask(bits: u32) -> u64 {
     u64::MAX >> (64 - bits)
 }
 
-/// Host memory that the device writes, by words.
+/// Host memory that the device writes, read by words.
 #[derive(Debug)]
 struct HostMemory<'d> {
     device: &'d dyn Device,
@@ -193,7 +193,7 @@ struct HostMemory<'d> {
 
 impl<'d> HostMemory<'d> {
     fn new(device: &'d dyn Device) -> Result<Self, String> {
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

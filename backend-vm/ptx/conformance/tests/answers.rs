@@ -1,4 +1,4 @@
-//! The CPU device against the kept answers of a GPU.
+//! Compares the CPU device with the recorded answers of a GPU.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,7 +12,7 @@ use wormhole_ptx_conformance::latitude::{LATITUDE, row};
 use wormhole_ptx_conformance::run::{Failure, Runner};
 use wormhole_ptx_conformance::table::groups;
 
-/// Differing rows of a form that are printed.
+/// Maximum number of differing rows printed for a form.
 const SHOWN: usize = 4;
 
 #[derive(Default)]
@@ -21,7 +21,7 @@ struct Counts {
     rows: usize,
     exact: usize,
     within: usize,
-    /// By [`LATITUDE`].
+    /// Number of rows explained by [`LATITUDE`].
     explained: usize,
     differing: usize,
     refused: usize,
@@ -75,7 +75,7 @@ fn device() -> CpuDevice {
     .expect("open")
 }
 
-/// Compares one group; sentences about what does not hold go to `failures`.
+/// Compares one group, and adds a sentence to `failures` for each failure.
 fn check(group: &Group, used: &mut [bool], failures: &mut Vec<String>) -> Counts {
     let kept = kept(group.name);
     let mut counts = Counts::default();
@@ -83,7 +83,7 @@ fn check(group: &Group, used: &mut [bool], failures: &mut Vec<String>) -> Counts
     let mut forms = group.forms.iter().peekable();
     while forms.peek().is_some() {
         let runner = Runner::new(&fresh).expect("memory");
-        // A fault kills the context: the next form gets another device.
+        // A fault kills the context: the next form runs on a new device.
         let mut dead = false;
         while let Some(form) = forms.next_if(|_| !dead) {
             let results = runner.run(form);

@@ -1,4 +1,5 @@
-//! Approximate functions of singles and doubles, with the bounds that the PTX ISA gives (9.7.3).
+//! Approximate functions of singles and doubles, with the bounds that the PTX ISA documents
+//! (9.7.3).
 
 use crate::form::{Approximation, Check, Form, Format};
 use crate::operands::Class::Float;
@@ -6,7 +7,7 @@ use crate::operands::Class::Float;
 type Exact = fn(&[f64]) -> f64;
 type Error = fn(&[f64], f64) -> f64;
 
-/// The spacing of singles at a number.
+/// Returns the spacing of singles at a number.
 fn ulp(exact: f64) -> f64 {
     exact.abs().log2().floor().max(-126.0).exp2() * (-23.0_f64).exp2()
 }
@@ -16,7 +17,8 @@ fn relative(exact: f64, exponent: f64) -> f64 {
     (exact.abs() * exponent.exp2()).max((-149.0_f64).exp2())
 }
 
-/// Sines and cosines: the bound depends on the range of the operand; beyond it, any sine is one.
+/// Returns the bound of a sine or cosine, which depends on the range of the operand; beyond it, any
+/// sine is accepted.
 fn circular(x: &[f64], _: f64) -> f64 {
     let x = x[0].abs();
     if x <= std::f64::consts::PI {
@@ -79,7 +81,7 @@ pub fn forms() -> Vec<Form> {
     }
     let double: [(&str, Exact); 2] = [("rcp", |x| 1.0 / x[0]), ("rsqrt", |x| 1.0 / x[0].sqrt())];
     for (op, exact) in double {
-        // Twenty bits of the fraction.
+        // The bound is twenty bits of the fraction.
         let error: Error = |_, e| e.abs() * (-20.0_f64).exp2();
         forms.push(
             Form::plain(&format!("{op}.approx.ftz.f64"), &[Float(Format::F64)], 64).checked(bound(

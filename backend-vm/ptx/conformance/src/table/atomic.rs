@@ -1,5 +1,5 @@
-//! Atomic operations: on a thread's own word, so that every result is fixed, and on a shared word where
-//! the order does not matter.
+//! Atomic operations: on a word of each thread, so that every result is determined, and on a shared
+//! word where the order does not matter.
 
 use super::bits;
 use crate::form::{Form, Format};
@@ -17,7 +17,7 @@ const OPERATIONS: &[(&str, &[&str])] = &[
     ("dec", &["u32"]),
     ("add.noftz", &["f16", "f16x2", "bf16", "bf16x2"]),
 ];
-/// A space, the thread's own address in it and the block's.
+/// Space, the thread's address in it, and the block's.
 const SPACES: [(&str, &str); 2] = [("global", "%m"), ("shared", "%s")];
 
 fn class(ty: &str) -> Class {
@@ -57,7 +57,7 @@ ld.{space}.b{width} %o0, [{own}];"
             }
         }
         for width in [16, 32, 64] {
-            // Every other time what is compared with is what is there.
+            // In every other row the operand of the comparison is the stored value.
             let atom = format!("atom.{space}.cas.b{width}");
             let body = format!(
                 ".reg .pred %p; .reg .b32 %odd; .reg .b{width} %x;
@@ -72,7 +72,7 @@ st.{space}.b{width} [{own}], %i0; {atom} %o0, [{own}], %x, %i2; ld.{space}.b{wid
     forms
 }
 
-/// Several elements of global memory at once.
+/// Adds atomic operations on several elements of global memory.
 fn vectors(forms: &mut Vec<Form>) {
     for (op, ty, count) in [
         ("add", "f32", 2),
@@ -94,7 +94,7 @@ fn vectors(forms: &mut Vec<Form>) {
             format!("{{{}}}", names.join(", "))
         };
         let atom = if ty == "bf16" {
-            // The order of the words is free.
+            // The modifiers may stand in any order.
             format!("atom.global.v{count}.{ty}.{op}")
         } else {
             format!("atom.global.{op}.v{count}.{ty}")
@@ -112,7 +112,7 @@ ld.global.v{count}.b{width} {}, [%m];",
     }
 }
 
-/// One word for all threads of the block.
+/// Adds operations of all threads of the block on one word.
 fn contended(forms: &mut Vec<Form>) {
     for (space, word) in [("global", "%first"), ("shared", "%b")] {
         for (op, types) in OPERATIONS {
@@ -121,7 +121,7 @@ fn contended(forms: &mut Vec<Form>) {
                     continue;
                 }
                 let width = bits(ty);
-                // The first thread's own bytes.
+                // Scratch memory of the first thread.
                 let first = if space == "global" {
                     ".reg .b64 %first; ld.param.u64 %first, [scratch];"
                 } else {
@@ -133,7 +133,8 @@ fn contended(forms: &mut Vec<Form>) {
 @%p st.{space}.b{width} [{word}], %i0; bar.sync 0;
 {red} [{word}], %i1; bar.sync 0; ld.{space}.b{width} %o0, [{word}];"
                 );
-                // Counting up and down to a bound depends on the order unless the bound is one.
+                // The result of counting to a bound depends on the order unless all threads count to
+                // the same bound.
                 let body = if matches!(*op, "inc" | "dec") {
                     body.replace("%i1;", "77;")
                 } else {

@@ -10,7 +10,7 @@ const FLOAT: [&str; 14] = [
     "eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
 ];
 
-/// Types, the class of their operands and their comparisons.
+/// Returns the types, the class of their operands and their comparisons.
 fn types() -> Vec<(&'static str, Class, &'static [&'static str])> {
     let mut types: Vec<(&str, Class, &[&str])> = Vec::new();
     for ty in ["b16", "b32", "b64"] {
@@ -33,7 +33,7 @@ fn types() -> Vec<(&'static str, Class, &'static [&'static str])> {
     types
 }
 
-/// Whether a type has `.ftz`.
+/// Returns whether a type has `.ftz`.
 fn flushes(ty: &str) -> bool {
     matches!(ty, "f32" | "f16" | "f16x2")
 }
@@ -59,7 +59,7 @@ pub fn predicates() -> Vec<Form> {
         for logic in ["and", "or", "xor"] {
             let op = format!("setp.{}.{logic}.{ty}", comparisons[1]);
             let inputs = [class, class, Pred];
-            // Only a lone half has no second result.
+            // Only a single half has no second result.
             let (dest, outputs) = match ty {
                 "f16" | "bf16" => ("%o0", &[1][..]),
                 _ => ("%o0|%o1", &[1, 1][..]),
@@ -76,7 +76,7 @@ pub fn predicates() -> Vec<Form> {
 pub fn values() -> Vec<Form> {
     let mut forms = Vec::new();
     for (ty, class, comparisons) in types() {
-        // What `set` can store.
+        // Types that `set` can store.
         let results: &[&str] = match ty {
             "f16" => &["u16", "s32", "f16"],
             "bf16" => &["u16", "s32", "bf16"],

@@ -14,12 +14,12 @@ const FLOATS: [(&str, Format); 4] = [
 const ROUNDINGS: [&str; 4] = ["rn", "rz", "rm", "rp"];
 const INTEGRAL: [&str; 4] = ["rni", "rzi", "rmi", "rpi"];
 
-/// The register of an integer; bytes take a word.
+/// Returns the register width of an integer; bytes are extended to a word.
 fn word(ty: &str) -> u32 {
     if bits(ty) == 8 { 32 } else { bits(ty) }
 }
 
-/// Whether every value of `from` is one of `to`.
+/// Returns whether every value of `from` is a value of `to`.
 fn contains(to: &str, from: &str) -> bool {
     match (to.starts_with('s'), from.starts_with('s')) {
         (false, true) => false,
@@ -104,7 +104,7 @@ pub fn floats() -> Vec<Form> {
     let mut push =
         |name: String, class: Class, bits| forms.push(Form::plain(&name, &[class], bits).rows(96));
     let modes = ["", ".sat"];
-    // Narrowing rounds; widening is exact; to the same format rounds to an integer.
+    // Narrowing rounds and widening is exact; a conversion to the same format rounds to an integer.
     for (from, class) in FLOATS.map(|(ty, format)| (ty, Float(format))) {
         for (to, _) in FLOATS {
             let ftz: &[&str] = match (from, to) {

@@ -1,4 +1,4 @@
-//! Single and double precision arithmetic whose results IEEE 754 fixes.
+//! Single and double precision arithmetic whose results IEEE 754 determines.
 
 use crate::form::{Form, Format};
 use crate::operands::Class::{Float, Pred};
@@ -47,7 +47,7 @@ pub fn singles() -> Vec<Form> {
             }
         }
     }
-    // Without a rounding mode a product and a sum may be contracted; apart, with a branch between them
+    // Without a rounding mode a product and a sum may be contracted. Apart, with a branch between them
     // in another block, they are the plain instructions.
     for op in ["add", "sub", "mul"] {
         for sat in ["", ".sat"] {

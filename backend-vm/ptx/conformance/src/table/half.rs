@@ -1,9 +1,9 @@
-//! Arithmetic of halves and bfloats, alone and in pairs.
+//! Arithmetic of halves and bfloats, single and in pairs.
 
 use crate::form::{Approximation, Check, Form, Format};
 use crate::operands::Class::{self, Float, Pair};
 
-/// Both shapes of a format: type, operand, bits.
+/// Returns both shapes of a format: type, operand, bits.
 fn shapes(format: Format) -> [(&'static str, Class, u32); 2] {
     match format {
         Format::F16 => [("f16", Float(format), 16), ("f16x2", Pair(format), 32)],
@@ -101,7 +101,7 @@ fn approximate(
     }))
 }
 
-/// Signs, minima and maxima.
+/// Adds signs, minima and maxima.
 fn extremes(forms: &mut Vec<Form>, ftz: &str, ty: &str, class: Class, bits: u32) {
     for op in ["neg", "abs"] {
         forms.push(Form::plain(&format!("{op}{ftz}.{ty}"), &[class], bits));

@@ -64,7 +64,8 @@ pub fn arithmetic() -> Vec<Form> {
     forms
 }
 
-/// An operation on two operands; divisors are made other than zero, for which nothing is specified.
+/// Returns the form of an operation on two operands. Divisors are made nonzero: division by zero is
+/// not specified.
 fn defined(op: &str, ty: &str) -> Form {
     let bits = width(ty);
     let name = format!("{op}.{ty}");
@@ -153,7 +154,7 @@ pub fn bits() -> Vec<Form> {
     forms
 }
 
-/// Chains through the carry.
+/// Returns the forms of carry chains.
 pub fn carry() -> Vec<Form> {
     let mut forms = Vec::new();
     for ty in WORDS {
@@ -172,7 +173,8 @@ pub fn carry() -> Vec<Form> {
                 .rows(64),
             );
         }
-        // A borrow and a carry of additions are the same flag, read either way.
+        // A borrow of a subtraction and a carry of an addition use the same flag, and either may
+        // read it.
         for (first, second) in [("add.cc", "subc"), ("sub.cc", "addc")] {
             let body = format!("{first}.{ty} %o0, %i0, %i1; {second}.{ty} %o1, %i2, %i3;");
             let name = format!("{first}, {second}.{ty}");

@@ -1,14 +1,14 @@
-//! Products of matrices on whole fragments: small integers, whose sums are exact, and numbers whose
-//! sums round in an order that is not specified.
+//! Products of matrices on whole fragments: of small integers, whose sums are exact, and of numbers
+//! whose sums round in an unspecified order.
 
 use super::bits;
 use crate::form::{Check, Form, Format};
 use crate::operands::Class::{self, FiniteBytes, Int, Small, SmallPair, Unit, UnitPair};
 
-/// One warp.
+/// Number of rows: one warp.
 const ROWS: usize = 32;
 
-/// Registers of a fragment, as a vector.
+/// Returns the registers of a fragment, as a vector.
 fn list(kind: char, from: usize, count: usize) -> String {
     let names: Vec<_> = (from..from + count)
         .map(|i| format!("%{kind}{i}"))
@@ -16,7 +16,7 @@ fn list(kind: char, from: usize, count: usize) -> String {
     format!("{{{}}}", names.join(", "))
 }
 
-/// What a register of a type holds: exactly summed, or not.
+/// Returns the class of a register of a type, whose sums are exact or not.
 fn class(ty: &str, exact: bool) -> Class {
     match (ty, exact) {
         ("f16", true) => SmallPair(Format::F16),
@@ -32,7 +32,7 @@ fn class(ty: &str, exact: bool) -> Class {
     }
 }
 
-/// The greatest difference between two orders of summing up to 32 products of numbers below 1.
+/// Returns the greatest difference between two orders of summing up to 32 products of numbers below 1.
 fn latitude(sum: &str) -> Check {
     match sum {
         "f16" => Check::Near(Format::F16, (-4.0_f64).exp2()),
@@ -41,7 +41,7 @@ fn latitude(sum: &str) -> Check {
     }
 }
 
-/// A product: shape, types of d, a, b and c, registers of a, b and c, and what stands after the types.
+/// Product: shape, types of d, a, b and c, registers of a, b and c, and the modifier after the types.
 type Product = (&'static str, [&'static str; 4], [usize; 3], &'static str);
 
 const PRODUCTS: &[Product] = &[
@@ -108,7 +108,7 @@ const PRODUCTS: &[Product] = &[
     ),
 ];
 
-/// `mma`.
+/// Returns the forms of `mma`, and of instructions that move matrices.
 pub fn fragments() -> Vec<Form> {
     let mut forms = Vec::new();
     for &(shape, types, counts, tail) in PRODUCTS {
@@ -117,7 +117,7 @@ pub fn fragments() -> Vec<Form> {
             if !exact && matches!(d, "s32") {
                 continue;
             }
-            // The flag stands before the types, the operation on bits behind them.
+            // The flag precedes the types, the operation on bits follows them.
             let (flag, operation) = if tail.ends_with("popc") {
                 ("", tail)
             } else {
@@ -127,7 +127,7 @@ pub fn fragments() -> Vec<Form> {
             forms.push(product(&op, types, counts, exact));
         }
     }
-    // Each quarter of a warp multiplies matrices of its own.
+    // Each quarter of a warp multiplies its own matrices.
     for a in ["row", "col"] {
         for b in ["row", "col"] {
             for (sum, count) in [("f16", 4), ("f32", 8)] {
@@ -139,7 +139,7 @@ pub fn fragments() -> Vec<Form> {
     for a in ["e4m3", "e5m2"] {
         for b in ["e4m3", "e5m2"] {
             let op = format!("mma.sync.aligned.m16n8k32.row.col.f32.{a}.{b}.f32");
-            // Products reach 2 to the power of 2, sums of them hold 14 bits at least.
+            // Products reach 2 to the power of 2; their sums have at least 14 bits.
             let check = Check::Near(Format::F32, (-4.0_f64).exp2());
             forms.push(product(&op, ["f32", a, b, "f32"], [4, 2, 4], true).checked(check));
         }
@@ -190,7 +190,7 @@ fn product(op: &str, types: [&str; 4], [a, b, c]: [usize; 3], exact: bool) -> Fo
         .checked(check)
 }
 
-/// A product of whole matrices: shape, type of a and b, type of the sums; registers of each fragment.
+/// Product of whole matrices: shape, type of a and b, type of the sums; registers of each fragment.
 type Tile = (&'static str, &'static str, &'static str, [usize; 3]);
 
 const TILES: &[Tile] = &[
@@ -211,8 +211,8 @@ const TILES: &[Tile] = &[
     ("m8n32k16", "u8", "s32", [1, 4, 8]),
 ];
 
-/// `wmma`: what one loads, multiplies and stores, through memory, since where the elements of a
-/// fragment lie is not specified.
+/// Returns the forms of `wmma`, which load, multiply and store matrices through memory, since the
+/// layout of a fragment is not specified.
 pub fn tiles() -> Vec<Form> {
     let mut forms = Vec::new();
     for &(shape, ty, sum, counts) in TILES {
@@ -231,7 +231,8 @@ fn extents(shape: &str) -> [u32; 3] {
 fn tile(shape: &str, ty: &str, sum: &str, counts: [usize; 3], orders: [&str; 3]) -> Form {
     let [m, n, k] = extents(shape);
     let element = if ty == "tf32" { 32 } else { bits(ty) };
-    // Matrices lie in the warp's memory one after the other, a lane's share of each together.
+    // The matrices are one after another in the warp's memory, with each lane's part of a matrix
+    // contiguous.
     let mut inputs = Vec::new();
     let mut body = String::from(".reg .b32 %lane; and.b32 %lane, %t, 31; .reg .b64 %at;\n");
     let mut offset = 0;

@@ -1,11 +1,11 @@
-//! Loads and stores of every width, alone and in vectors.
+//! Loads and stores of every width, of single elements and of vectors.
 
 use crate::form::Form;
 use crate::operands::Class::Int;
 
 const TYPES: [&str; 8] = ["u8", "s8", "u16", "s16", "u32", "s32", "b64", "b8"];
 
-/// Bits of a register for an element: bytes and halves are extended.
+/// Returns the register width of an element: bytes and halves are extended.
 fn register(ty: &str) -> u32 {
     if super::bits(ty) == 64 { 64 } else { 32 }
 }

@@ -1,4 +1,4 @@
-//! The instruction forms, by group.
+//! Instruction forms, by group.
 
 mod approximate;
 mod atomic;
@@ -16,7 +16,7 @@ mod warp;
 
 use crate::form::{Form, Group};
 
-/// A group's name and what lists its forms.
+/// Name of a group, and the function that lists its forms.
 type Lister = (&'static str, fn() -> Vec<Form>);
 
 const GROUPS: &[Lister] = &[
@@ -52,7 +52,7 @@ const GROUPS: &[Lister] = &[
     ("sured", surface::reductions),
 ];
 
-/// All groups.
+/// Returns all groups.
 #[must_use]
 pub fn groups() -> Vec<Group> {
     GROUPS
@@ -64,7 +64,7 @@ pub fn groups() -> Vec<Group> {
         .collect()
 }
 
-/// The bits of a type's name: `u32` has 32, `f16x2` as well.
+/// Returns the number of bits of a type: 32 for `u32`, and for `f16x2` as well.
 fn bits(ty: &str) -> u32 {
     match ty {
         "f16x2" | "bf16x2" | "u16x2" | "s16x2" => 32,

@@ -7,17 +7,17 @@ use crate::form::Form;
 use crate::object::{Object, Picture};
 use crate::operands::Class::{self, Index, Int};
 
-/// Rows of a form, and texels of an image of which each row has its own.
+/// Number of rows of a form, and of texels of an image in which each row writes one.
 const ROWS: usize = 64;
 const BOUNDARIES: [&str; 3] = ["trap", "clamp", "zero"];
 
-/// A geometry: its name, its image's extent, 64 texels in all, and where row `%t` has its texel, in the order
-/// in which the instruction takes coordinates. `%x` counts bytes.
+/// Geometry: its name, its image's extent (64 texels in all), and the order of the instruction's coordinates.
+/// The coordinate of dimension 0 counts bytes.
 struct Geometry {
     name: &'static str,
     extent: [u64; 3],
     flags: u32,
-    /// Dimensions of the extent by coordinate: 0 is counted in bytes.
+    /// Dimension of the extent for each coordinate. Dimension 0 is in bytes.
     order: &'static [usize],
 }
 
@@ -55,11 +55,11 @@ const GEOMETRIES: [Geometry; 5] = [
 ];
 
 impl Geometry {
-    /// Coordinates inside, or a little outside as well.
+    /// Returns the classes of coordinates inside the image, or a little outside as well.
     fn places(&self, step: u8, outside: bool) -> Vec<Class> {
         let class = |dimension: usize| {
             let extent = u8::try_from(self.extent[dimension]).unwrap_or(u8::MAX);
-            // Layers are never clamped where one would see it: they stay inside.
+            // Layers stay inside the image: results would not show whether they are clamped.
             let is_layer = self.flags & LAYERED != 0 && dimension == 2;
             let (first, count) = if outside && !is_layer {
                 (-3, extent + 6)
@@ -78,7 +78,7 @@ impl Geometry {
             .collect()
     }
 
-    /// Registers as a vector, padded to a length that vectors have.
+    /// Joins registers to a vector, padded to a length that vectors have.
     fn vector(names: &[String]) -> String {
         let mut names = names.to_vec();
         if names.len() == 3 {
@@ -92,7 +92,7 @@ impl Geometry {
         Self::vector(&names)
     }
 
-    /// Instructions that make the place of row `%t`, and the place.
+    /// Returns the instructions that compute the position of row `%t`, and the position.
     fn own(&self, texel: u64) -> (String, String) {
         let [width, height, _] = self.extent.map(|extent| extent.max(1));
         let code = format!(
@@ -105,7 +105,7 @@ div.u32 %at1, %t, {width}; rem.u32 %at1, %at1, {height}; div.u32 %at2, %t, {};",
     }
 }
 
-/// An element's width and count, and the texels that they make.
+/// Width and count of an element's components, and the texel format that they match.
 const ELEMENTS: [(u32, usize, Format, u32); 11] = [
     (8, 1, Format::Unsigned8, 1),
     (8, 2, Format::Unsigned8, 2),
@@ -120,7 +120,7 @@ const ELEMENTS: [(u32, usize, Format, u32); 11] = [
     (64, 2, Format::Unsigned32, 4),
 ];
 
-/// Bits of a register for an element.
+/// Returns the register width of an element.
 fn register(bits: u32) -> u32 {
     bits.max(16)
 }
@@ -159,7 +159,7 @@ pub fn loads() -> Vec<Form> {
             }
         }
     }
-    // Parts of texels.
+    // Accesses to parts of texels.
     for (bits, boundary) in [(8, "clamp"), (8, "zero"), (16, "clamp"), (16, "zero")] {
         let geometry = &GEOMETRIES[1];
         let picture = Picture::new(geometry.extent, Format::Unsigned8, 4, geometry.flags);
@@ -187,7 +187,7 @@ pub fn loads() -> Vec<Form> {
     forms
 }
 
-/// What an image's 64 texels are as results.
+/// Returns the widths of the results that an image's 64 texels form.
 fn contents(texel: u64) -> Vec<u32> {
     match texel {
         16 => vec![64, 64],
@@ -208,7 +208,7 @@ pub fn stores() -> Vec<Form> {
                     geometry.name,
                     suffix(bits, count)
                 );
-                // Each row stores to a texel of its own.
+                // Each row stores to its own texel.
                 let (code, place) = geometry.own(texel);
                 let inputs = vec![Int(register(bits)); count];
                 let body = format!("{code} {op} [%h, {place}], {};", list('i', 0, count));
@@ -217,7 +217,8 @@ pub fn stores() -> Vec<Form> {
                 if boundary == "trap" {
                     continue;
                 }
-                // A few rows store the same outside and inside: what is kept is where.
+                // A few rows store one value inside and outside the image: the answer records which texels
+                // hold it.
                 let step = u8::try_from(texel).unwrap_or(0);
                 let inputs = geometry.places(step, true);
                 let wide = register(bits);

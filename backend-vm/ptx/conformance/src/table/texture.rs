@@ -1,4 +1,4 @@
-//! Fetches from textures of every geometry, and questions to them.
+//! Fetches from textures of every geometry, and queries of them.
 
 use wormhole_device::array::{CUBEMAP, LAYERED, TEXTURE_GATHER};
 use wormhole_device::constants::{address_mode, filter_mode, texture_flags};
@@ -8,10 +8,10 @@ use crate::form::Form;
 use crate::object::{Object, Picture, Source};
 use crate::operands::Class::{self, Coordinate, Detail, Direction, Index, SmallInt};
 
-/// Rows of a form.
+/// Number of rows of a form.
 const ROWS: usize = 96;
 
-/// A geometry of fetches: its name, the extent of its images, how many coordinates, whether there is a layer.
+/// Geometry of fetches: its name, the extent of its images, the number of coordinates, and the array flags.
 struct Geometry {
     name: &'static str,
     extent: [u64; 3],
@@ -33,7 +33,7 @@ const fn geometry(
     }
 }
 
-/// Extents are no powers of two, so that places that were divided by them round.
+/// Extents that are no powers of two, so that positions divided by them round.
 const GEOMETRIES: [Geometry; 5] = [
     geometry("1d", [11, 0, 0], 1, 0),
     geometry("2d", [8, 5, 0], 2, 0),
@@ -55,7 +55,7 @@ impl Geometry {
         Picture::new(self.extent, Format::Single, 1, self.flags)
     }
 
-    /// The layer, if there is one, and a component for each coordinate.
+    /// Returns the class of the layer, if there is one, and of each coordinate.
     fn operands(&self, component: impl Fn(usize) -> Class) -> Vec<Class> {
         let layer = Index {
             first: -1,
@@ -88,7 +88,7 @@ impl Geometry {
         })
     }
 
-    /// `{%i0, %i1}`, padded to a length that vectors have.
+    /// Returns `{%i0, %i1}`, padded to a length that vectors have.
     fn place(&self) -> String {
         let count = self.coordinates + usize::from(self.is_layered());
         if count == 1 {
@@ -126,7 +126,7 @@ const FILTERS: [(u32, &str); 2] = [
     (filter_mode::LINEAR, "linear"),
 ];
 
-/// A fetch of which the first channel is kept, or all four.
+/// Returns the form of a fetch whose results are the first `results` channels.
 fn fetch(op: &str, note: &str, inputs: &[Class], results: usize, operands: &str) -> Form {
     let names = ["%o0", "%o1", "%o2", "%o3"];
     let (names, outputs) = match results {
@@ -137,7 +137,7 @@ fn fetch(op: &str, note: &str, inputs: &[Class], results: usize, operands: &str)
     Form::new(&format!("{op} {note}"), inputs, &outputs, body).rows(ROWS)
 }
 
-/// Geometries, filters and addressing modes; and fetches by index.
+/// Returns forms of all geometries, filters and addressing modes, and fetches by index.
 pub fn modes() -> Vec<Form> {
     let mut forms = Vec::new();
     for geometry in &GEOMETRIES {
@@ -161,8 +161,8 @@ pub fn modes() -> Vec<Form> {
                 }
             }
         }
-        // CUDA C++ has fetches by index for memory alone, which `formats` has. The GPU takes them for planes and
-        // volumes too; of lines and of layers it makes zeros.
+        // CUDA C++ fetches by index from linear memory only (see `formats`). The GPU fetches so from planes and
+        // volumes too; from lines and layers it reads zeros.
         if geometry.coordinates == 1 || geometry.is_layered() {
             continue;
         }
@@ -173,7 +173,7 @@ pub fn modes() -> Vec<Form> {
             forms.push(fetch(&op, name, &geometry.indices(), 1, &operands).with(object));
         }
     }
-    // Modes of their own for each dimension.
+    // Each dimension has its own mode.
     let geometry = &GEOMETRIES[2];
     let mixed = Sampling {
         address_modes: [
@@ -191,7 +191,7 @@ pub fn modes() -> Vec<Form> {
     let operands = format!("[%h, {}]", geometry.place());
     let inputs = geometry.coordinates(true);
     forms.push(fetch("tex.3d.v4.f32.f32", "mixed", &inputs, 1, &operands).with(object));
-    // Whether the texels are in memory.
+    // With a predicate: whether the texels are in memory.
     let geometry = &GEOMETRIES[1];
     let object = Object::Texture(
         geometry.picture(),
@@ -205,7 +205,7 @@ pub fn modes() -> Vec<Form> {
     forms
 }
 
-/// `CU_TRSF_SEAMLESS_CUBEMAP`
+/// Flag `CU_TRSF_SEAMLESS_CUBEMAP`.
 const SEAMLESS: u32 = 0x40;
 
 pub fn cubes() -> Vec<Form> {
@@ -241,7 +241,7 @@ const FORMATS: [(Format, &str); 8] = [
     (Format::Single, "f32"),
 ];
 
-/// Formats of texels, and what results are made of.
+/// Returns forms of all texel formats and result types.
 pub fn formats() -> Vec<Form> {
     let mut forms = Vec::new();
     let plane = [16, 16, 0];
@@ -249,7 +249,7 @@ pub fn formats() -> Vec<Form> {
         extent: 16,
         normalized: false,
     }; 2];
-    // A texel of its own for each row.
+    // Each row fetches its own texel.
     let each = "shr.u32 %i1, %t, 3; and.b32 %i0, %t, 7;";
     for (format, name) in FORMATS {
         let is_float = matches!(format, Format::Half | Format::Single);
@@ -346,7 +346,7 @@ pub fn formats() -> Vec<Form> {
     forms
 }
 
-/// Levels of detail.
+/// Returns forms with levels of detail.
 pub fn levels() -> Vec<Form> {
     let mut forms = Vec::new();
     let [line, plane, volume, lines, planes] = &GEOMETRIES;
@@ -496,7 +496,8 @@ pub fn gathers() -> Vec<Form> {
     forms
 }
 
-/// What the driver of a GPU takes: `.array_size`, `.num_mipmap_levels` and `.normalized_coords` it does not.
+/// Returns the queries that a GPU's driver accepts; it rejects `.array_size`, `.num_mipmap_levels` and
+/// `.normalized_coords`.
 pub fn queries() -> Vec<Form> {
     let mut forms = Vec::new();
     let input = [SmallInt];

@@ -1,9 +1,9 @@
-//! What the lanes of a warp do together, all of them or some.
+//! Collective operations of a warp's lanes, all of them or some.
 
 use crate::form::Form;
 use crate::operands::Class::{Clustered, Int, Lane, Pred};
 
-/// Members of a warp: all, fours, ends, a half, one.
+/// Member masks of a warp: all, fours, ends, a half, one.
 const MASKS: [u32; 5] = [
     0xffff_ffff,
     0x0f0f_0f0f,
@@ -12,7 +12,7 @@ const MASKS: [u32; 5] = [
     0x0002_0000,
 ];
 
-/// The instructions for the members only; the results of the others stay 0.
+/// Restricts the instructions to the members; the results of the other lanes stay 0.
 fn among(mask: u32, body: &str) -> String {
     if mask == u32::MAX {
         return body.to_owned();
@@ -68,7 +68,7 @@ pub fn forms() -> Vec<Form> {
         }
     }
     for mode in ["up", "down", "bfly", "idx"] {
-        // The lowest and highest lanes that clamp, and how many lanes make a segment.
+        // The lowest and highest lanes that clamp, and the number of lanes of a segment.
         for (clamp, what) in [
             (0x1f, 32),
             (0, 32),
@@ -82,7 +82,7 @@ pub fn forms() -> Vec<Form> {
             let name = format!("{op} {clamp:#x} by {what}");
             forms.push(Form::new(&name, &[Int(32), Lane], &[32, 1], body));
         }
-        // Segments of four lanes, some of which are there: no lane reads one that is not.
+        // Segments of four lanes with some lanes missing: no lane reads a missing one.
         let op = format!("shfl.sync.{mode}.b32");
         let clamp = if mode == "up" { 0x1c00 } else { 0x1c03 };
         let body = among(
