@@ -1,4 +1,4 @@
-//! Says of each kernel in an image whether this engine can run it.
+//! Prints for each kernel of an image whether this engine can run it.
 //!
 //! `cargo run -p wormhole-ptx --example check -- IMAGE…`
 

@@ -1,4 +1,5 @@
-//! Measures how many thread-instructions a second one core interprets, and how long whole kernels take.
+//! Measures how many thread-instructions per second one core interprets, and the duration of whole
+//! kernels.
 //!
 //! `cargo run --release -p wormhole-ptx --example speed`
 
@@ -7,14 +8,14 @@ use std::time::Instant;
 use wormhole_ptx::{GlobalMemory, LaunchConfig, Module, Output, Region, launch};
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
-/// Times around the loop of each kernel.
+/// Iterations of the loop of each kernel.
 const ROUNDS: u64 = 20_000;
-/// Times each kernel is run.
+/// Number of runs of each kernel.
 const RUNS: usize = 12;
-/// Copies of the measured instructions in the loop.
+/// Number of copies of the measured instructions in the loop.
 const UNROLL: usize = 16;
 
-/// One buffer.
+/// Global memory of one buffer.
 struct Memory(Vec<u64>);
 
 // SAFETY: the buffer is neither resized nor freed while launches run.
@@ -39,7 +40,7 @@ impl Output for Silent {
     fn assertion(&self, _: &[u8]) {}
 }
 
-/// Times products of square matrices by kernels that nvcc compiled, on one core.
+/// Measures products of square matrices by kernels that nvcc compiled, on one core.
 fn products() {
     println!("{:>20}  seconds on one core", "product of 512^2");
     let n = 512_u64;
@@ -141,7 +142,7 @@ fn main() {
             ..LaunchConfig::default()
         };
         let count = ROUNDS * instructions as u64 * 32;
-        // The best of several runs: what the machine can do when nobody else wants it.
+        // The best of several runs: the speed of the machine without other load.
         let mut rate = 0.0_f64;
         for _ in 0..RUNS {
             let start = Instant::now();

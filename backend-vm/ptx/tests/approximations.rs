@@ -1,4 +1,4 @@
-//! Approximate functions against the bounds that the PTX ISA gives for them.
+//! Compares approximate functions with the bounds that the PTX ISA documents.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -10,7 +10,8 @@ mod common;
 
 use common::Device;
 
-/// The largest error of a function of a single on samples of a range, by `error(got, exact)`.
+/// Returns the largest error of a function of a single on samples of a range, by `error(got,
+/// exact)`.
 fn worst(
     op: &str,
     range: (f64, f64),

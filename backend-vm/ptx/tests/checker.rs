@@ -1,12 +1,12 @@
-//! The checker: what is a race or uninitialised is found, with its place, and nothing else is.
+//! The checker finds races and uninitialised reads, with their place, and reports nothing else.
 
 mod common;
 
 use common::Device;
 use wormhole_ptx::LaunchConfig;
 
-/// What the checker says of a kernel `k` of some threads, whose body has its own shared memory `s` and a pointer
-/// `%out`. The body begins on line 10.
+/// Returns the checker's findings for a kernel `k` of `threads` threads, whose body has shared memory `s` and a
+/// pointer `%out`. The body begins on line 10.
 fn findings_of(threads: u32, body: &str) -> Vec<String> {
     let text = format!(
         ".version 8.7\n.target sm_90\n.address_size 64\n\
@@ -34,8 +34,7 @@ fn is_clean(threads: u32, body: &str) {
     assert!(found.is_empty(), "{body}\n{found:#?}");
 }
 
-/// Asserts that there is a finding that begins with the word and names just these lines, and that no finding names
-/// others.
+/// Asserts that a finding begins with the word and names exactly these lines, and that no finding names others.
 fn has(threads: u32, body: &str, word: &str, lines: &[u32]) {
     let found = findings_of(threads, body);
     let named = |finding: &str| {
@@ -62,7 +61,7 @@ fn a_read_of_what_another_thread_wrote_needs_a_barrier() {
         64,
         "st.shared.u32 [%r0], %t;\nbar.sync 0;\nld.shared.u32 %r1, [%n];",
     );
-    // Generic addresses and vectors are the same memory.
+    // Generic addresses and vectors access the same memory.
     let generic = "cvt.u64.u32 %rd1, %r0; cvta.shared.u64 %rd1, %rd1; st.u32 [%rd1], %t;
         and.b32 %r2, %n, -16; ld.shared.v4.u32 {%r3, %r4, %r5, %r6}, [%r2];";
     has(64, generic, "race:", &[10, 11]);
@@ -150,7 +149,7 @@ fn a_lock_orders_what_it_guards() {
 
 #[test]
 fn barriers_with_counts_order_those_who_come() {
-    // Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2. Who reads the other pair's races.
+    // Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2. A read of the other pair's words is a race.
     let meet =
         "shr.u32 %r1, %t, 6; add.u32 %r1, %r1, 1;\nst.shared.u32 [%r0], %t;\nbar.sync %r1, 64;\n";
     let within = "xor.b32 %r2, %t, 32; shl.b32 %r2, %r2, 2; add.u32 %r2, %r2, %w;\nld.shared.u32 %r3, [%r2];";
@@ -237,7 +236,7 @@ fn asynchronous_copies_are_there_when_they_were_waited_for() {
         64,
         &format!("{copy}cp.async.wait_group 0;\nbar.sync 0;\nld.shared.u32 %r1, [%n];"),
     );
-    // A barrier without the wait orders nothing.
+    // Without the wait, a barrier orders nothing.
     has(
         64,
         &format!("{copy}bar.sync 0;\nld.shared.u32 %r1, [%n];"),
@@ -258,7 +257,7 @@ fn a_phase_of_an_mbarrier_orders_its_arrivals_before_its_tests() {
         "race:",
         &[13, 15],
     );
-    // Whoever uses it before it is made races as well.
+    // A use of the barrier before its initialisation is a race as well.
     let early = "setp.eq.u32 %p1, %t, 0;\n@%p1 mbarrier.init.shared.b64 [s+4096], 64;\n\
                  mbarrier.arrive.shared.b64 %rd1, [s+4096];";
     let found = findings_of(64, early);
@@ -294,7 +293,7 @@ fn nothing_is_told_unless_asked() {
     assert_eq!(device.output.text(), "");
 }
 
-/// What the checker keeps of a kernel has a bound, behind which nothing is told that is not there.
+/// The checker's state for a kernel is bounded; beyond the bound it reports no false findings.
 #[test]
 fn more_atomic_addresses_and_copies_than_are_told_apart_make_no_finding() {
     is_clean(

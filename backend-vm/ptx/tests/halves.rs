@@ -1,5 +1,5 @@
-//! Arithmetic of 16-bit floats and conversions of narrow formats, against references that compute
-//! in double precision by the definitions of the formats.
+//! Compares arithmetic of 16-bit floats and conversions of narrow formats with references that
+//! compute in double precision from the definitions of the formats.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -12,7 +12,7 @@ mod common;
 use common::Device;
 use common::eval::{eval, words};
 
-/// A format of 16 bits: explicit bits of its significand, and its bias.
+/// 16-bit format: explicit bits of its significand, and its bias.
 #[derive(Clone, Copy)]
 struct Format {
     name: &'static str,
@@ -56,8 +56,8 @@ impl Format {
         sign * (fraction + hidden) * 2.0_f64.powi(exponent.max(1) - self.bias - self.mantissa)
     }
 
-    /// The nearest code to a value, found by looking at its neighbours; `exact` is the sign of
-    /// what the value leaves out of the true result.
+    /// Returns the code nearest to a value, found by comparing its neighbours. `rest` has the sign
+    /// of the exact result minus the value.
     fn nearest(self, value: f64, rest: f64) -> u16 {
         if value.is_nan() {
             return 0x7fff;
@@ -76,7 +76,7 @@ impl Format {
         if value == self.value(low) && rest == 0.0 {
             return low | sign;
         }
-        // The code after the greatest finite one stands for twice its step.
+        // The code after the greatest finite one represents a value one step above it.
         let step = self.value(self.infinity() - 1) - self.value(self.infinity() - 2);
         let above = if high == self.infinity() {
             self.value(self.infinity() - 1) + step
@@ -93,7 +93,7 @@ impl Format {
     }
 }
 
-/// Values that meet every kind: zeros, subnormals, ties, the greatest, infinities, NaNs.
+/// Returns values of every kind: zeros, subnormals, ties, the greatest, infinities, NaNs.
 fn samples(format: Format) -> Vec<u16> {
     let one = (format.bias << format.mantissa) as u16;
     let magnitudes = [
@@ -137,7 +137,7 @@ fn sums_and_products_are_rounded_once() {
                 for &b in values.iter().step_by(3) {
                     let (x, y) = (format.value(a), format.value(b));
                     let exact = f(x, y);
-                    // What the double misses of a sum of two far apart.
+                    // The rounding error of a double sum of two values far apart.
                     let rest = match name {
                         "add" if exact.is_finite() => two_sum_rest(x, y),
                         "sub" if exact.is_finite() => two_sum_rest(x, -y),
@@ -177,7 +177,7 @@ fn fused_products_are_rounded_once() {
             }
         }
     }
-    // A product halfway between two values, and a summand too small for a double beside it.
+    // A product halfway between two values, and a summand that a double sum would lose.
     let (tie, tiny) = (BF16.nearest(1.0 + 1.0 / 128.0, 0.0), 0x0080);
     let half_way = BF16.nearest(1.5, 0.0);
     let product = BF16.value(tie) * BF16.value(half_way);
@@ -356,7 +356,7 @@ fn integers_are_packed_with_saturation() {
     );
 }
 
-/// How far a result may be from the exact one, in the last places of its format.
+/// Checks that results differ from the exact ones by at most one in the last place of the format.
 fn check_functions(format: Format, kernel: &str) {
     let device = Device::of("halves");
     let inputs: Vec<u16> = (0..64)

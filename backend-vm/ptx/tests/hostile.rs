@@ -1,4 +1,4 @@
-//! Kernels whose code was damaged at random run, fault or are cancelled; they never panic.
+//! Randomly damaged kernels run, fault or are cancelled; they never panic.
 
 mod common;
 
@@ -21,11 +21,11 @@ const MODULES: [&str; 5] = [
     include_str!("kernels/matrices.ptx"),
     include_str!("kernels/textures.ptx"),
 ];
-/// What a damaged kernel may take before it is cancelled.
+/// Maximum duration of a damaged kernel before it is cancelled.
 const LIMIT: Duration = Duration::from_millis(4);
-/// What one may take that is known to end.
+/// Maximum duration of a kernel that is known to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Kernels of [`BASICS`] that end, whatever they are given.
+/// Kernels of [`BASICS`] that end, with any arguments.
 const ENDING: [&str; 8] = [
     "vector_add",
     "spin_lock",
@@ -37,7 +37,7 @@ const ENDING: [&str; 8] = [
     "many_blocks",
 ];
 
-/// Every handle is that of one object, whose texels do not all lie in memory.
+/// Objects in which every handle names one object, whose texels are not all in memory.
 #[derive(Debug)]
 struct Everything(Image);
 
@@ -63,8 +63,8 @@ impl Objects for Everything {
     }
 }
 
-/// Runs the kernels of a module that are wanted once, under the checker or not, and cancels each after a time; returns
-/// how many ran to their end.
+/// Runs each wanted kernel of a module once, under the checker if `check`, and cancels it after a time. Returns how
+/// many ran to their end.
 fn run_all(text: &str, check: bool, limit: Duration, wanted: impl Fn(&str) -> bool) -> usize {
     let Ok(module) = Module::from_ptx(text) else {
         return 0;
@@ -91,7 +91,7 @@ fn run_all(text: &str, check: bool, limit: Duration, wanted: impl Fn(&str) -> bo
         channel: ChannelType::Unsigned8,
         channels: 4,
         dimensions: 2,
-        // Of cubes, when they are checked.
+        // The image consists of cubes if the launch is checked.
         layers: if check { 12 } else { 3 },
         layered: true,
         cubes: check,
@@ -133,7 +133,7 @@ fn run_all(text: &str, check: bool, limit: Duration, wanted: impl Fn(&str) -> bo
     ended
 }
 
-/// An instruction's opcode, and what stands around it.
+/// Returns an instruction's opcode, and the text before and after it.
 fn opcode(line: &str) -> Option<(&str, &str, &str)> {
     let start = line.len() - line.trim_start().len();
     let start = match line[start..].strip_prefix('@') {
@@ -148,7 +148,7 @@ fn opcode(line: &str) -> Option<(&str, &str, &str)> {
         .then_some((before, opcode, after))
 }
 
-/// Gives a line another one's opcode, or a part of it.
+/// Replaces a line's opcode, or a part of it, by another line's.
 fn graft(to: &str, from: &str, part: usize) -> Option<String> {
     let ((before, old, after), (_, new, _)) = (opcode(to)?, opcode(from)?);
     let mut parts: Vec<&str> = old.split('.').collect();

@@ -1,4 +1,4 @@
-//! Images as nvcc makes them, and as somebody would who means harm.
+//! Loads images that nvcc made, and damaged ones.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn what_an_image_may_ask_for_is_bounded() {
     ));
 }
 
-/// Loads an image and decodes every kernel in it; whatever comes of it, it comes back.
+/// Loads an image and decodes every kernel in it; it must return, with any outcome.
 fn digest(image: &[u8]) {
     if let Ok(module) = Module::load(image) {
         let names: Vec<String> = module.kernel_names().map(str::to_owned).collect();
@@ -167,7 +167,7 @@ proptest! {
     fn mutated_text_never_panics(
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0_usize..40), 1..12),
     ) {
-        // Moves pieces of the text to other places: most of it stays words that mean something.
+        // Moves pieces of the text to other places: most of the text remains valid words.
         let mut text = BASICS.to_owned();
         for (from, to, length) in edits {
             let (from, to) = (from.index(text.len()), to.index(text.len()));

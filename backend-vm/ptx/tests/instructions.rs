@@ -1,4 +1,4 @@
-//! Single instructions against their definitions in the PTX ISA.
+//! Compares single instructions with their definitions in the PTX ISA.
 
 mod common;
 

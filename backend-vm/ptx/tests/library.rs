@@ -1,4 +1,4 @@
-//! Kernels over CUDA's device libraries, against what the CPU computes.
+//! Compares kernels over CUDA's device libraries with results of the CPU.
 
 #![expect(
     clippy::cast_possible_truncation,

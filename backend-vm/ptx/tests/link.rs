@@ -1,4 +1,4 @@
-//! Several texts, objects and libraries become one module.
+//! Links several texts, objects and libraries into one module.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn text(body: &str) -> String {
     format!("{HEAD}{body}")
 }
 
-/// `give` that adds a number.
+/// Returns a text in which `give` adds a number.
 fn give(linkage: &str, number: u32) -> String {
     text(&format!(
         "{linkage} .func (.param .b32 r) give(.param .b32 x) {{
@@ -131,7 +131,7 @@ fn local_names_of_different_texts_stay_apart() {
 {{ .param .b32 q; call.uni (q), own, (); ld.param.b32 %r1, [q]; }} st.global.u32 [%rd1], %r1; ret; }}\n"
         ))
     };
-    // A name that is local here and visible elsewhere is not the same either.
+    // A name that is local here and visible elsewhere names two variables, too.
     let visible = text(".visible .global .align 4 .u32 hidden = 3;");
     let device = linked(&[&part("a", 1), &part("b", 2), &visible]).unwrap();
     assert_eq!((run(&device, "a")[0], run(&device, "b")[0]), (1, 2));
@@ -163,7 +163,7 @@ fn what_nobody_defines_is_named() {
         linked(&[&text(CALLS), &local]).is_err(),
         "a local one does not count"
     );
-    // What is declared and not used is not missing, nor is what the device provides.
+    // A declaration that is not used needs no definition, nor does a function that the device provides.
     let unused =
         text(".extern .func nobody;\n.extern .global .u32 nowhere;\n.visible .entry k() { ret; }");
     linked(&[&unused]).unwrap();
@@ -214,7 +214,7 @@ fn of_a_library_only_what_is_missing_takes_part() {
 
 #[test]
 fn a_function_is_called_as_it_is_declared_and_entered_as_it_is_defined() {
-    // Called with two parameters for a result of eight bytes.
+    // The caller passes two parameters and expects a result of eight bytes.
     let calls = text(
         ".extern .func (.param .b64 r) give(.param .b32 x, .param .b64 y);
 .visible .entry call(.param .u64 out) {
@@ -247,7 +247,7 @@ add.u64 %r1, %r1, %r2; shl.b64 %r3, %r3, 40; add.u64 %r1, %r1, %r3; st.param.b64
         ),
         [100, 101, 102, 103, 0, 0, 0, 0]
     );
-    // No result at all.
+    // No result.
     let stores =
         ".visible .global .align 4 .u32 seen; .visible .func give(.param .b32 x) { .reg .b32 %r<2>;
 ld.param.b32 %r1, [x]; atom.global.add.u32 %r1, [seen], %r1; ret; }";
@@ -265,8 +265,8 @@ ld.param.b32 %r1, [x]; atom.global.add.u32 %r1, [seen], %r1; ret; }";
     assert!(linked(&[&alone]).unwrap().program.kernel("k").is_err());
 }
 
-/// `meet` adds its block's number to a slot of every block in turn, with the whole grid meeting in between;
-/// then each thread stores what came of its block's slot, and what the last meeting returned.
+/// Kernel `meet`: each block adds its number to every slot in turn, with a barrier of the grid in between;
+/// then each thread stores its block's slot plus the result of the last barrier.
 const MEETS: &str = ".extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 x);
 .extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f);
 .visible .entry meet(.param .u64 slots, .param .u64 out) {
@@ -307,7 +307,7 @@ fn the_device_runtime_lets_a_grid_meet() {
     device
         .launch_with("meet", config(true, workspace), &[slots, out])
         .unwrap();
-    // The order in which blocks come to a slot makes its value.
+    // The order in which blocks reach a slot determines its value.
     let value = |slot: u32| {
         (0..blocks).fold(0_u32, |value, round| {
             3 * value + (slot + blocks - round) % blocks
@@ -317,7 +317,8 @@ fn the_device_runtime_lets_a_grid_meet() {
     let found = device.memory.read::<u32>(out, (blocks * threads) as usize);
     assert_eq!(found, wanted);
 
-    // A launch that is not cooperative has no group of all threads: 999 is added to whatever it stored.
+    // A launch that is not cooperative has no group of all threads: 999 is added to the value that it
+    // stores.
     device.memory.write(slots, &[0_u32]);
     let mut alone = config(false, 0);
     alone.grid = [1; 3];
@@ -384,7 +385,7 @@ fn an_executable_of_several_units_is_linked_from_their_ptx() {
 fn damaged_objects_are_errors() {
     for image in [USES, LIBRARY] {
         for cut in (0..image.len()).step_by(97) {
-            // Whatever comes of it, it returns.
+            // Any outcome is accepted, as long as the call returns.
             let _ = of_object(&image[..cut]);
             let _ = members(&image[..cut]);
             let mut spoilt = image.to_vec();

@@ -1,4 +1,4 @@
-//! Products of matrices by whole warps, against products that are summed up element by element.
+//! Compares products of matrices by whole warps with products summed element by element.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -12,7 +12,7 @@ mod common;
 
 use common::Device;
 
-/// A small integer that every format holds exactly.
+/// Returns a small integer that every format represents exactly.
 fn small(index: usize, seed: usize) -> i32 {
     ((index * 7 + seed * 5 + index / 3) % 13) as i32 - 6
 }
@@ -25,7 +25,7 @@ fn bfloat(value: i32) -> u16 {
     short(value, 7, 127)
 }
 
-/// A small integer as a 16-bit float, by its parts.
+/// Encodes a small integer as a 16-bit float.
 fn short(value: i32, mantissa: u32, bias: u32) -> u16 {
     if value == 0 {
         return 0;
@@ -37,7 +37,7 @@ fn short(value: i32, mantissa: u32, bias: u32) -> u16 {
     (sign | (exponent + bias) << mantissa | fraction) as u16
 }
 
-/// The product of an m by k and a k by n matrix, both by rows, and a sum.
+/// Returns the product of an m by k and a k by n matrix, both row-major, plus a matrix.
 fn product(a: &[i32], b: &[i32], c: &[i32], m: usize, n: usize) -> Vec<i32> {
     let k = a.len() / m;
     let sum = |row: usize, column: usize| -> i32 {
@@ -50,7 +50,7 @@ fn matrix(elements: usize, seed: usize) -> Vec<i32> {
     (0..elements).map(|at| small(at, seed)).collect()
 }
 
-/// A matrix by columns.
+/// Returns a matrix in column-major order.
 fn transposed(matrix: &[i32], columns: usize) -> Vec<i32> {
     let rows = matrix.len() / columns;
     (0..matrix.len())
@@ -64,11 +64,11 @@ fn upload<T: Copy>(device: &Device, values: &[i32], f: impl Fn(i32) -> T) -> u64
         .upload(&values.iter().map(|&value| f(value)).collect::<Vec<T>>())
 }
 
-/// Runs a kernel of `matrices.cu`, which doubles and stores by columns; its result by rows.
+/// Kernel of `matrices.cu`, which doubles the product and stores it in column-major order.
 struct Wmma {
     kernel: &'static str,
     shape: (usize, usize, usize),
-    /// Whether a and b lie by rows.
+    /// Whether a and b are row-major.
     by_rows: (bool, bool),
 }
 
@@ -174,10 +174,10 @@ fn matrices_are_loaded_by_rows_that_lie_anywhere() {
     assert_eq!(device.memory.read::<f32>(d, 128), expected);
 }
 
-/// A register of a fragment: its 32 (or 64) bits in each lane.
+/// Registers of a fragment: for each one its 32 (or 64) bits in each lane.
 type Registers = Vec<[u64; 32]>;
 
-/// Runs an `mma` on fragments; the registers of its result.
+/// Runs an `mma` on fragments, and returns the registers of its result.
 fn mma(
     op: &str,
     a: &Registers,
@@ -241,7 +241,7 @@ fn mma(
         .collect()
 }
 
-/// Fills registers with the elements that `position` says they hold, `bits` wide.
+/// Fills registers with the elements at the positions that `position` returns, `bits` wide.
 fn fill(
     registers: usize,
     bits: usize,
@@ -261,15 +261,15 @@ fn fill(
         .collect()
 }
 
-/// An `mma` with 8 columns, with the positions of the PTX ISA's figures for its shape.
+/// `mma` with 8 columns, with the positions of the PTX ISA's figures for its shape.
 struct Mma {
     op: &'static str,
     rows: usize,
     inner: usize,
     bits: usize,
-    /// Row and column of element `i` of A in a lane, as the ISA tells them for this shape.
+    /// Returns row and column of element `i` of A in a lane, as in the ISA's figure for this shape.
     a: fn(usize, usize) -> (usize, usize),
-    /// Row of element `i` of B.
+    /// Returns the row of element `i` of B.
     b: fn(usize, usize) -> usize,
 }
 
@@ -435,7 +435,7 @@ fn fragments_of_mma_lie_as_documented() {
     .check(double, double, 64);
 }
 
-/// `mma.m8n8k4` is four products, each by the lanes of one quad pair.
+/// Checks that `mma.m8n8k4` is four products, each by the lanes of one quad pair.
 #[test]
 fn quad_pairs_multiply_on_their_own() {
     let quad = |lane: usize| lane / 4 % 4;
@@ -460,7 +460,7 @@ fn quad_pairs_multiply_on_their_own() {
                 true => ((l & 1) + (i & 2) + upper(l)) * 8 + (i & 4) + (l & 2) + (i & 1),
                 false => (l % 4 + upper(l)) * 8 + i,
             };
-            // A position of a block is 64 apart from the next block's.
+            // Positions in one block are 64 below those in the next block.
             let block = |at: usize| (at / 64, at % 64);
             let cut = |matrices: &[Vec<i32>], at: usize| matrices[block(at).0][block(at).1];
             let sum = |value: i32| {

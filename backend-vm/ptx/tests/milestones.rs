@@ -1,4 +1,4 @@
-//! How far a launch is: who waits for its blocks hears of them in time, and not before.
+//! A launch reports its milestones in time, and not early.
 
 mod common;
 
@@ -10,11 +10,12 @@ use wormhole_ptx::{GlobalMemory, LaunchConfig, Milestones};
 
 const BLOCKS: u32 = 6;
 const THREADS: u32 = 40;
-/// What kernels count and wait for: threads before the trigger, leave to pass it, leave to end, threads behind it.
+/// Number of words in which kernels count and wait: threads before the trigger, permission to pass it, permission to
+/// end, threads after it.
 const WORDS: usize = 4;
 
-/// Every thread waits until all blocks have begun; one of each block triggers; then every thread waits until all have.
-/// Blocks of an odd number end instead where `some` is not 0. Nobody waits forever.
+/// Kernel in which every thread waits until all blocks have begun, one of each block triggers, and then every thread
+/// waits until all have triggered. Blocks of an odd number end instead if `some` is not 0. Every wait is bounded.
 const KERNEL: &str = r"
 .version 8.0
 .target sm_90
@@ -65,7 +66,7 @@ TRIGGERED:
 }
 ";
 
-/// Notes what the kernel had counted at each milestone, and lets it go on.
+/// Records the kernel's counts at each milestone, and then lets the kernel continue.
 #[derive(Debug)]
 struct Heard<'a> {
     words: [&'a AtomicU32; WORDS],

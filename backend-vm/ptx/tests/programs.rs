@@ -1,4 +1,4 @@
-//! Kernels that nvcc compiled, against what the CPU computes.
+//! Compares kernels that nvcc compiled with results of the CPU.
 
 #![expect(clippy::cast_sign_loss, reason = "small counts")]
 
@@ -164,7 +164,7 @@ fn printf_formats_as_c_does() {
     assert!(!device.kernel("diverge").uses_printf());
 }
 
-/// Each in either order: whoever comes second has what was lowered for the first.
+/// Checks each in either order: the second kernel reuses the code that was lowered for the first.
 #[test]
 fn a_function_does_the_same_in_every_kernel_that_calls_it() {
     let expected = [("first", 10), ("second", 12), ("wide", 28 + 14)];
@@ -251,7 +251,7 @@ fn a_runaway_kernel_is_cancelled() {
     });
 }
 
-/// As the compiler writes a call of `cudaGraphSetConditional`.
+/// PTX that calls `cudaGraphSetConditional` as the compiler does.
 const SETS_A_CONDITION: &[u8] = b".version 8.3\n.target sm_70\n.address_size 64\n\
     .extern .func cudaGraphSetConditional (.param .b64 a, .param .b32 b);\n\
     .visible .entry put(.param .u64 h, .param .u32 v) {\n\

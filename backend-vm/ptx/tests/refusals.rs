@@ -1,4 +1,4 @@
-//! What the engine lacks is refused by name, in the kernel that needs it and in no other.
+//! An unsupported feature fails, by name, the kernel that needs it and no other.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn instructions_are_named() {
     }
 }
 
-/// Its grid is counted in clusters.
+/// Checks a kernel whose grid's extents count clusters.
 #[test]
 fn a_kernel_whose_blocks_are_clusters_is_named() {
     let text = ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k()
@@ -61,7 +61,7 @@ fn functions_of_the_device_runtime_are_named() {
     );
 }
 
-/// Its value is a handle that the device exchanges.
+/// Checks that a reference is a handle that the device replaces.
 #[test]
 fn a_reference_is_a_word_of_the_device_s_own() {
     let module = |declaration: &str| {
@@ -81,7 +81,7 @@ fn a_reference_is_a_word_of_the_device_s_own() {
     }
 }
 
-/// There are no multicast objects on this device, but kernels for other devices too hold accesses to them.
+/// This device has no multicast objects, but kernels for other devices may contain accesses to them.
 #[test]
 fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
     for instruction in [
@@ -124,7 +124,8 @@ fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
     }
 }
 
-/// A device without clusters launches those kernels in clusters that do not ask for the other blocks.
+/// Checks `uses_cluster`: a device without clusters launches in clusters only kernels that do not use
+/// theirs.
 #[test]
 fn a_kernel_that_asks_for_its_cluster_is_known() {
     let asks = |body: &str| {

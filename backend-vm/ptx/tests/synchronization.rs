@@ -85,7 +85,7 @@ fn atomics_of_16_bytes_and_of_vectors() {
     assert_eq!(misaligned.cuda_code(), 716);
 }
 
-/// A word and the flag beside it, as programs send them from one processor to another.
+/// Checks a word and the flag beside it, as programs send them from one processor to another.
 #[test]
 fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
     const ROUNDS: u32 = 100_000;
@@ -103,7 +103,7 @@ fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
             .iter()
             .map(|pair| format!("setp.ne.u32 %p1, {pair}; @%p1 trap; "))
             .collect();
-        // The writer waits for the reader, which looks on until it sees the last value.
+        // The writer waits for the reader, which polls until it reads the last value.
         let text = format!(
             ".version 8.7\n.target sm_90\n.address_size 64
              .visible .entry writer(.param .u64 place) {{
@@ -120,7 +120,7 @@ fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
         );
         let device = Device::load(text.as_bytes());
         let place = device.memory.upload(&[0_u64; 9]);
-        // Neither waits for one that failed.
+        // Either stops waiting if the other failed.
         let failed = AtomicBool::new(false);
         let run = |name| {
             let config = LaunchConfig {
@@ -159,7 +159,7 @@ fn barriers_count_arrivals_and_bytes() {
          mbarrier.test_wait.parity.shared.b64 %p3, [s], 0; {finish}"
     );
     assert_eq!(eval(&bytes, &[]), 4);
-    // A dropped thread is missing from the next phase, too.
+    // A dropped thread is not expected in the next phase, either.
     let dropped = format!(
         "{init} mbarrier.arrive_drop.shared.b64 _, [s]; mbarrier.arrive.shared.b64 _, [s];
          mbarrier.arrive.shared.b64 %rd10, [s]; mbarrier.test_wait.shared.b64 %p1, [s], %rd10;
@@ -245,7 +245,8 @@ fn logic_with_a_predicate_and_older_forms() {
     assert_eq!(eval(cluster, &[40]), 42);
 }
 
-/// A kernel of PTX text, with the thread's number in `%r1` and 4 bytes of `%out` for it.
+/// Runs a kernel of PTX text, with the thread's number in `%r1` and 4 bytes of `%out` for each
+/// thread.
 fn threads(body: &str, count: u32) -> Vec<u32> {
     let text = format!(
         ".version 8.7\n.target sm_90\n.address_size 64\n
@@ -263,7 +264,7 @@ fn threads(body: &str, count: u32) -> Vec<u32> {
 
 #[test]
 fn some_arrive_and_others_wait() {
-    // Two warps fill memory and go on; the third waits for both.
+    // Two warps fill memory and continue; the third waits for both.
     let body = "setp.ge.u32 %p1, %r1, 64; @%p1 bra WAIT;
          st.shared.u32 [%r2], %r1; bar.arrive 1, 96; mov.u32 %r10, 7; bra END;
          WAIT: bar.sync 1, 96; ld.shared.u32 %r10, [%r2+-256]; ld.shared.u32 %r11, [%r2+-128];
@@ -309,7 +310,7 @@ fn ended_threads_are_not_waited_for() {
     assert_eq!(threads(body, 64), expected);
 }
 
-/// A list in memory is passed along the lanes of one warp, each waiting for the one before it.
+/// Lanes of one warp pass a list in memory along, each waiting for the one before it.
 #[test]
 fn a_chain_of_lanes_in_one_warp() {
     let body =

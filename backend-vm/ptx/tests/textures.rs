@@ -1,4 +1,4 @@
-//! Textures and surfaces, against the formulas of the CUDA C++ Programming Guide.
+//! Compares textures and surfaces with the formulas of the CUDA C++ Programming Guide.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -35,7 +35,7 @@ fn device() -> Device {
     Device::of("textures")
 }
 
-/// A level whose rows lie one after another.
+/// Returns a level whose rows are contiguous.
 fn packed(address: u64, extent: [u32; 3], texel: u32) -> Level {
     let row_pitch = u64::from(extent[0] * texel);
     Level {
@@ -78,7 +78,7 @@ fn texture(image: Image) -> Texture {
     }
 }
 
-/// Fetches at three coordinates for each of up to 32 threads.
+/// Fetches at three coordinates in each of up to 32 threads.
 fn fetch<T: Copy + Default>(
     device: &Device,
     kernel: &str,
@@ -168,14 +168,14 @@ fn points_and_addressing_modes() {
         ),
         mirrored
     );
-    // Channels that are not there.
+    // Missing channels.
     assert_eq!(
         floats(&device, "lines", line(), &at[2..3]),
         [[10.0, 0.0, 0.0, 0.0]]
     );
 }
 
-/// Linear filtering by its formula, with fractions of 8 bits.
+/// Computes linear filtering by its formula, with fractions of 8 bits.
 fn interpolated(values: &[f32], extent: [usize; 3], at: [f32; 3], dimensions: usize) -> f32 {
     let mut sum = 0.0;
     for corner in 0..1 << dimensions {
@@ -202,7 +202,7 @@ fn linear_filtering_in_one_two_and_three_dimensions() {
         .map(|i| i as f32)
         .map(|i| [i * 0.23 - 0.6, i * 0.17 - 0.3, i * 0.13 - 0.4])
         .collect();
-    // What rounding the weights to 1/256 makes of values up to 16.
+    // The tolerance is the error of rounding the weights to 1/256, for values up to 16.
     for (kernel, dimensions, extent, tolerance) in [
         ("lines", 1, [5, 1, 1], 1e-4),
         ("planes", 2, [5, 4, 1], 4.0 / 32.0),
@@ -224,8 +224,8 @@ fn linear_filtering_in_one_two_and_three_dimensions() {
     }
 }
 
-/// Where a position lies between two texels of each dimension, in 1/256, and what the eight around it count on an
-/// H200, in 1/256.
+/// Fractions of a position between two texels of each dimension, in 1/256, and the weights of the eight texels
+/// around it on an H200, in 1/256.
 const WEIGHTS: [([u8; 3], [u8; 8]); 12] = [
     ([1, 128, 128], [64, 0, 63, 1, 64, 0, 63, 1]),
     ([128, 1, 128], [64, 64, 0, 0, 64, 64, 0, 0]),

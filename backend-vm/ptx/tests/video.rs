@@ -1,4 +1,4 @@
-//! Video instructions against what they are defined to be, part by part.
+//! Compares video instructions with their definitions, part by part.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -19,7 +19,7 @@ const SAMPLES: [u32; 6] = [
     0x7f80_0081,
 ];
 
-/// Computes each part of `bits` bits on its own, clamped to them.
+/// Computes each part of `bits` bits separately, clamped to its width.
 fn parts(a: u32, b: u32, bits: u32, signed: bool, f: impl Fn(i64, i64) -> i64) -> u32 {
     let cut = |word: u32, at: u32| {
         let value = i64::from(word >> at & (u32::MAX >> (32 - bits)));

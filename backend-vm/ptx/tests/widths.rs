@@ -1,5 +1,5 @@
-//! Integer arithmetic and conversions of every width, sign and rounding, against references that
-//! compute with 128 bits.
+//! Compares integer arithmetic and conversions of every width, sign and rounding with references
+//! that compute in 128 bits.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -13,7 +13,7 @@ mod common;
 
 use common::eval::eval;
 
-/// An integer type.
+/// Integer type.
 #[derive(Clone, Copy)]
 struct Int {
     name: &'static str,
@@ -36,7 +36,7 @@ const INTS: [Int; 6] = [
 ];
 
 impl Int {
-    /// The register class that holds it.
+    /// Returns the class of registers for the type.
     fn class(self) -> &'static str {
         match self.bits {
             8 | 16 => "%h",
@@ -49,7 +49,7 @@ impl Int {
         u64::MAX >> (64 - self.bits)
     }
 
-    /// The value of a register's low bits.
+    /// Returns the value of a register's low bits.
     fn value(self, bits: u64) -> i128 {
         let bits = bits & self.mask();
         if self.signed && bits >> (self.bits - 1) == 1 {
@@ -75,7 +75,7 @@ impl Int {
         self.least() + (1_i128 << self.bits) - 1
     }
 
-    /// The instruction that brings its register to `%out`.
+    /// Returns the instruction that moves the result register to `%out`.
     fn finish(self) -> String {
         let (class, bits) = (self.class(), if self.bits == 8 { 16 } else { self.bits });
         if bits == 64 {
@@ -86,7 +86,7 @@ impl Int {
     }
 }
 
-/// Values that meet every kind of every width.
+/// Values of every kind and every width.
 const SAMPLES: [u64; 14] = [
     0,
     1,
@@ -111,7 +111,7 @@ fn run(op: &str, ty: Int, inputs: &[u64]) -> u64 {
     eval(&body, inputs) & ty.mask()
 }
 
-/// What an operation on two integers is defined to be.
+/// Definition of an operation on two integers.
 type Definition<'a> = &'a dyn Fn(i128, i128) -> i128;
 
 #[test]
@@ -139,7 +139,7 @@ fn integer_arithmetic_of_every_width() {
             let op = format!("{name}.{}", ty.name);
             for a in SAMPLES {
                 for b in SAMPLES {
-                    // What a division by zero gives is nobody's promise.
+                    // The result of a division by zero is not specified.
                     if matches!(name, "div" | "rem") && ty.value(b) == 0 {
                         continue;
                     }
@@ -202,7 +202,7 @@ fn shifts_and_fields_of_every_width() {
         for a in SAMPLES {
             for at in [0_u32, 3, 8, 31, 40, 63, 70] {
                 for length in [0_u32, 1, 5, 32, 64, 200] {
-                    // Bit by bit, as the ISA tells it.
+                    // Bit by bit, as the ISA defines it.
                     let last = ty.bits - 1;
                     let sign = match length {
                         0 => 0,
@@ -252,7 +252,7 @@ fn integers_become_integers() {
 
 const ROUNDINGS: [&str; 4] = ["rn", "rz", "rm", "rp"];
 
-/// Picks a neighbour of an exact value: `near` is the nearest, `below` and `above` are its
+/// Picks the directed result of an exact value: `near` is the nearest, `below` and `above` are its
 /// neighbours, and `order` compares it with the exact value.
 fn pick<T: Copy>(
     rounding: &str,
@@ -414,7 +414,7 @@ fn doubles_become_singles() {
     }
 }
 
-/// Directed results lie next to the nearest one, on the side where the exact one is.
+/// Checks that a directed result is next to the nearest one, on the side of the exact one.
 #[test]
 fn arithmetic_rounds_in_every_direction() {
     let values = [1.0_f32, 3.0, -7.0, 1e-3, 1e10, 1.000_000_1, -0.3];
@@ -428,7 +428,7 @@ fn arithmetic_rounds_in_every_direction() {
             ] {
                 for rounding in ROUNDINGS {
                     let near = exact as f32;
-                    // A sum or quotient that is no double is at least no single either.
+                    // A sum or quotient that is not a double is not a single either.
                     let order = f64::from(near).partial_cmp(&exact).unwrap();
                     let expected = if exact == 0.0 {
                         if rounding == "rm" { -0.0 } else { 0.0 }

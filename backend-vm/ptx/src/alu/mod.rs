@@ -1,7 +1,7 @@
 //! Lane-wise operations, applied to the 32 lanes of a warp.
 //!
 //! A handler receives the rows of a frame, a mask of active lanes and the indices of its operands.
-//! It computes all lanes and stores the active ones: the loops have no branches, so the compiler
+//! All lanes are computed and the active ones stored: the loops have no branches, so the compiler
 //! vectorizes them. A vectorized handler exists twice, for any x86-64 and for AVX2 with FMA.
 
 pub(crate) mod compare;

@@ -1,8 +1,8 @@
 //! Interpreter of decoded kernels.
 //!
-//! It executes decoded instructions for a warp at a time, and does not compile: one core executes some
-//! thousand million simple thread-instructions a second that way (`examples/speed.rs`), and a kernel
-//! can run as soon as it is decoded.
+//! The interpreter executes decoded instructions for a warp at a time, and does not compile: one core
+//! executes some thousand million simple thread-instructions a second that way (`examples/speed.rs`),
+//! and a kernel can run as soon as it is decoded.
 //!
 //! A warp executes decoded instructions for 32 lanes at a time. Lanes that diverge become groups with
 //! program counters of their own; the group that is furthest behind runs first, so that groups
@@ -116,7 +116,7 @@ impl Region {
 ///
 /// # Safety
 ///
-/// A region that was returned must stay mapped, readable, and writable if it says so, until the launch
+/// A returned region must stay mapped, readable, and (if `writable` is set) writable, until the launch
 /// that requested it has returned: the engine caches regions and does not request them again. `host`
 /// must have the alignment of `start`, up to 16 bytes. Other parties may access the same bytes at the
 /// same time: the engine uses atomic operations only.

@@ -1,7 +1,8 @@
 //! Finds the PTX in an image that a program passes to the driver to load.
 //!
 //! An image is PTX text, a fatbin (several may follow one another) or an ELF file of machine code.
-//! It comes from a guest: every length is checked, and the size of decompressed data is bounded.
+//! A guest supplies the image: every length is checked, and the size of decompressed data is
+//! bounded.
 
 mod elf;
 mod fatbin;

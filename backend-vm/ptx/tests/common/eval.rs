@@ -1,11 +1,11 @@
-//! Single instructions: run in one thread, or checked against a result.
+//! Runs single instructions in one thread, or checks them against a result.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use super::Device;
 
-/// Runs `body` in one thread and returns what it leaves in `%out`. The inputs are in `%rd0…`,
-/// and, cut or reinterpreted, in `%h0…`, `%r0…`, `%f0…` and `%d0…`.
+/// Runs `body` in one thread, and returns the value that it leaves in `%out`. The inputs are in
+/// `%rd0…`, and, cut or reinterpreted, in `%h0…`, `%r0…`, `%f0…` and `%d0…`.
 pub fn eval(body: &str, inputs: &[u64]) -> u64 {
     let mut loads = String::new();
     for index in 0..inputs.len() {
@@ -92,7 +92,7 @@ pub fn doubles(op: &str, inputs: &[f64], expected: f64) {
     assert_eq!(eval(&body, &bits), expected.to_bits(), "{op} {inputs:?}");
 }
 
-/// The canonical NaN of single precision.
+/// Canonical NaN of single precision.
 pub const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
 pub fn neg(value: i32) -> u32 {

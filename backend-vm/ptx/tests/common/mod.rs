@@ -19,7 +19,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A zeroed allocation; its address.
+    /// Allocates zeroed memory, and returns its address.
     pub fn alloc(&self, bytes: usize) -> u64 {
         let mut block = vec![0_u64; bytes.div_ceil(8).max(1) + 2];
         let address = block.as_mut_ptr() as u64;
@@ -27,7 +27,7 @@ impl Memory {
         address.next_multiple_of(16)
     }
 
-    /// An allocation that holds `values`.
+    /// Allocates memory that holds `values`, and returns its address.
     pub fn upload<T: Copy>(&self, values: &[T]) -> u64 {
         let address = self.alloc(size_of_val(values));
         self.write(address, values);
@@ -53,7 +53,7 @@ impl Memory {
             .region(address, bytes as u64)
             .expect("inside an allocation");
         let at = region.host.wrapping_add((address - region.start) as usize);
-        // SAFETY: the region holds as much, and no launch runs meanwhile.
+        // SAFETY: the region holds that many bytes, and no launch runs meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(at, values.as_mut_ptr().cast::<u8>(), bytes) };
         values
     }
@@ -80,7 +80,7 @@ unsafe impl GlobalMemory for Memory {
     }
 }
 
-/// Everything that kernels printed.
+/// Output of all kernels.
 #[derive(Default)]
 pub struct Printed(pub Mutex<Vec<u8>>);
 
@@ -104,7 +104,7 @@ impl Output for Printed {
     }
 }
 
-/// A module, its memory and its output.
+/// Module, its memory and its output.
 pub struct Device {
     pub memory: Memory,
     pub output: Printed,
@@ -113,8 +113,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Loads what nvcc made of a file of kernels: what is kept beside it, or what another nvcc made, in the folder
-    /// that `WORMHOLE_KERNELS` names.
+    /// Loads the PTX that nvcc made of a file of kernels: the one beside it, or one that another nvcc made, in the
+    /// folder that `WORMHOLE_KERNELS` names.
     pub fn of(kernels: &str) -> Self {
         let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
         let folder = std::env::var_os("WORMHOLE_KERNELS").map_or(kept, PathBuf::from);
@@ -124,7 +124,7 @@ impl Device {
         Self::load(&text)
     }
 
-    /// Loads an image and places its variables.
+    /// Loads an image, and allocates its variables.
     pub fn load(image: &[u8]) -> Self {
         let module = Module::load(image).unwrap();
         let memory = Memory::default();

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes the images of `link.rs` from the sources here. `cargo xtask fixtures` runs it with the path of nvcc.
 #
-# nvlink notes the folders that it was given in what it links, and nvcc gives it those beside the path by which it
-# was called itself: everything is called by a relative path.
+# nvlink writes the folders of its command line into its output, and nvcc passes it the folders beside nvcc's own path:
+# every tool is called by a relative path.
 set -eu
 
 data=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ ar rcD library.a store.o defines.o
 mkdir both
 cuda/bin/nvcc -arch=sm_75 -dc uses.cu defines.cu -odir both
 
-# What a program of two units holds: the fat binary that was linked, and those that it was linked of.
+# The fat binaries of a program of two units: the linked one, and those of its units.
 cuda/bin/nvcc -arch=sm_75 -dlink -fatbin both/uses.o both/defines.o -o relocatable.fatbin
 for unit in uses defines; do
     objcopy --dump-section "__nv_relfatbin=$unit.fatbin" "both/$unit.o" "$unit.none"

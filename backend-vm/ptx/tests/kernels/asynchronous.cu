@@ -1,5 +1,5 @@
 // Kernels with asynchronous copies and barriers in shared memory, for the integration tests.
-// `asynchronous.ptx` is what nvcc 13.0 makes of this file:
+// nvcc 13.0 compiles this file to `asynchronous.ptx`:
 // nvcc -ptx -arch=compute_90 -O3 -std=c++17 asynchronous.cu -o asynchronous.ptx
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
@@ -10,7 +10,7 @@ namespace cg = cooperative_groups;
 #pragma nv_diag_suppress static_var_with_dynamic_init
 using Barrier = cuda::barrier<cuda::thread_scope_block>;
 
-// Each block reverses its 256 elements, which are copied one, four or all at a time.
+// Reverses the 256 elements of each block, copied one, four or all at a time.
 template <class Copy> __device__ void reverse(int *data, Copy copy) {
     __shared__ alignas(16) int tile[256];
     __shared__ Barrier barrier;
@@ -36,7 +36,7 @@ extern "C" __global__ void by_group(int *data) {
     data[blockIdx.x * 256 + threadIdx.x] = tile[255 - threadIdx.x];
 }
 
-// Two stages: sums of four tiles.
+// Sums four tiles in a pipeline of two stages.
 extern "C" __global__ void staged(const int *in, int *out) {
     __shared__ int tile[2][128];
     __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 2> state;
@@ -56,7 +56,7 @@ extern "C" __global__ void staged(const int *in, int *out) {
     out[threadIdx.x] = sum;
 }
 
-// One warp's lanes hand values to the lanes of another, and lanes of one warp to each other.
+// Passes values from the lanes of one warp to those of another, and between lanes of one warp.
 extern "C" __global__ void handed_over(int *out) {
     __shared__ Barrier full, empty;
     __shared__ int box;
@@ -84,7 +84,7 @@ extern "C" __global__ void handed_over(int *out) {
     }
 }
 
-// Lanes of one warp take turns through a flag in memory.
+// Makes the lanes of one warp take turns, by a flag in memory.
 extern "C" __global__ void turns(volatile int *flag, int *out) {
     for (int round = 0; round < 3; round++) {
         int mine = round * blockDim.x + (blockDim.x - 1 - threadIdx.x);

@@ -1,5 +1,5 @@
-// Kernels of the integration tests. `basics.ptx` is what nvcc 13.0 makes of this
-// file: nvcc -ptx -arch=compute_90 -O3 basics.cu -o basics.ptx
+// Kernels of the integration tests. nvcc 13.0 compiles this file to `basics.ptx`:
+// nvcc -ptx -arch=compute_90 -O3 basics.cu -o basics.ptx
 #include <cassert>
 #include <cstdio>
 #include <cstdint>
@@ -52,7 +52,7 @@ extern "C" __global__ void spin_lock(int *lock, int *value) {
     }
 }
 
-// The classical lock that dead-locks without independent progress of threads.
+// Takes a spin lock, which deadlocks unless the threads of a warp make independent progress.
 extern "C" __global__ void spin_lock_hard(int *lock, int *value) {
     while (atomicCAS(lock, 0, 1) != 0) {}
     *(volatile int *)value += 1;
@@ -155,7 +155,7 @@ extern "C" __global__ void many_blocks(unsigned *count, float *sum, int *max) {
     atomicMax(max, (int)(blockIdx.x * blockDim.x + threadIdx.x));
 }
 
-// Every block waits until all have come: they must be resident together.
+// Every block waits until all have arrived: they must be resident together.
 extern "C" __global__ void rendezvous(volatile int *arrived, int blocks) {
     if (threadIdx.x == 0) { atomicAdd((int *)arrived, 1); while (*arrived < blocks) {} }
     __syncthreads();

@@ -1,5 +1,5 @@
-// Functions of 16-bit floats, for the integration tests. `halves.ptx` is what nvcc 13.0 makes of
-// this file:
+// Functions of 16-bit floats, for the integration tests. nvcc 13.0 compiles this file to
+// `halves.ptx`:
 // nvcc -ptx -arch=compute_80 -O3 -std=c++17 halves.cu -o halves.ptx
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,5 +1,5 @@
-// Kernels over CUDA's device libraries, for the integration tests. `library.ptx` is
-// what nvcc 13.0 makes of this file:
+// Kernels over CUDA's device libraries, for the integration tests. nvcc 13.0 compiles
+// this file to `library.ptx`:
 // nvcc -ptx -arch=compute_90 -O3 -std=c++17 library.cu -o library.ptx
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>

@@ -1,5 +1,5 @@
-// Products of matrices by whole warps, for the integration tests. `matrices.ptx` is what nvcc 13.0
-// makes of this file:
+// Products of matrices by whole warps, for the integration tests. nvcc 13.0 compiles this file to
+// `matrices.ptx`:
 // nvcc -ptx -arch=compute_80 -O3 -std=c++17 matrices.cu -o matrices.ptx
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,7 +9,7 @@ using namespace nvcuda;
 using Rows = wmma::row_major;
 using Columns = wmma::col_major;
 
-// d = 2 * (a * b + c): a by LA, b by LB, c by rows, d by columns.
+// Computes d = 2 * (a * b + c): a has the layout LA, b has LB, c is row-major, d column-major.
 template <int M, int N, int K, class T, class C, class LA, class LB, class Memory>
 __device__ void product(const Memory *a, const Memory *b, const C *c, C *d) {
     wmma::fragment<wmma::matrix_a, M, N, K, T, LA> fa;
@@ -48,7 +48,7 @@ extern "C" __global__ void bits(const void *a, const void *b, const int *c, int 
     wmma::store_matrix_sync(d, fc, 8, wmma::mem_row_major);
 }
 
-// A 16 by 8 product of 16 by 16 and 16 by 8 halves, by way of `ldmatrix`, b by rows.
+// Computes a 16 by 8 product of 16 by 16 and 16 by 8 halves with `ldmatrix`; b is row-major.
 extern "C" __global__ void tiles(const half *a, const half *b, float *d) {
     __shared__ half sa[16 * 16], sb[16 * 8];
     for (int i = threadIdx.x; i < 256; i += 32) sa[i] = a[i];

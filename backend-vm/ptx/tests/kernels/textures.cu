@@ -1,5 +1,5 @@
-// Kernels that fetch from textures and access surfaces, for the integration tests. `textures.ptx` is
-// what nvcc 13.0 makes of this file:
+// Kernels that fetch from textures and access surfaces, for the integration tests. nvcc 13.0 compiles
+// this file to `textures.ptx`:
 // nvcc -ptx -arch=compute_75 -O3 -std=c++17 textures.cu -o textures.ptx
 using Texture = cudaTextureObject_t;
 using Surface = cudaSurfaceObject_t;
