@@ -1,8 +1,8 @@
-//! Writes cpio archives in the "newc" form, which the kernel unpacks as its first file system
+//! Writes cpio archives in the "newc" format, which the kernel unpacks as its initramfs
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 //!
-//! An archive depends on nothing but its content: no times, no owners, inode numbers in the order of the
-//! entries. Paths are bytes. Several archives may follow each other; the later one wins.
+//! An archive depends only on its content: it has no times and no owners, and its inode numbers are in the
+//! order of the entries. Paths are bytes. Archives can be concatenated; a later one overrides earlier ones.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Archives end at a multiple of this, so that another one can follow.
+/// Granularity of an archive's size, so that another one can follow.
 const BLOCK: usize = 512;
 
-/// An archive that grows entry by entry. Paths are relative to the root: `usr/bin/true`.
+/// An archive under construction. Paths are relative to the root: `usr/bin/true`.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -28,19 +28,19 @@ impl Archive {
         Self::default()
     }
 
-    /// Whether there is an entry of this path.
+    /// Returns whether the archive has an entry with this path.
     pub fn contains(&self, path: impl AsRef<[u8]>) -> bool {
         self.names.contains(path.as_ref())
     }
 
-    /// A folder and all above it.
+    /// Adds a folder and its parents.
     pub fn folder(&mut self, path: impl AsRef<[u8]>) {
         let path = path.as_ref();
         self.parents(path);
         self.entry(path, FOLDER | 0o755, (0, 0), &[]);
     }
 
-    /// A file with these permissions. A second file of the same path is ignored.
+    /// Adds a file with these permissions. Ignores a second file with the same path.
     pub fn file(
         &mut self,
         path: impl AsRef<[u8]>,
@@ -59,14 +59,14 @@ impl Archive {
         Ok(())
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn link(&mut self, path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) {
         let path = path.as_ref();
         self.parents(path);
         self.entry(path, LINK | 0o777, (0, 0), target.as_ref());
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub fn character_device(
         &mut self,
         path: impl AsRef<[u8]>,
@@ -79,7 +79,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE | permissions, (major, minor), &[]);
     }
 
-    /// The finished archive.
+    /// Finishes the archive and returns its bytes.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry(b"TRAILER!!!", 0, (0, 0), &[]);
         self.pad(BLOCK);
@@ -152,7 +152,7 @@ mod tests {
         archive.finish()
     }
 
-    /// Reads the archive back by the format's definition.
+    /// Parses an archive by the format's definition.
     fn entries(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut found = Vec::new();
         let whole = bytes.len();
@@ -230,7 +230,7 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
         else {
-            // The tool is no requirement; the test above checks the same by the definition.
+            // The tool is optional; the tests above check the same by the format's definition.
             return;
         };
         tool.stdin

@@ -1,5 +1,5 @@
-//! Fetches packages from Debian's archive, without root: apt runs on a state of its own and checks the
-//! archive's signatures as always.
+//! Fetches packages from Debian's archive without root: apt runs with a private state and checks the
+//! archive's signatures as usual.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ const SOURCES: [&str; 3] = [
 ];
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A private state of apt.
+/// Private state of apt.
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
@@ -26,19 +26,19 @@ pub struct Archive {
 /// An unpacked kernel package.
 #[derive(Debug)]
 pub struct Package {
-    /// The kernel's whole release, such as `6.1.0-50-cloud-amd64`.
+    /// Full release of the kernel, such as `6.1.0-50-cloud-amd64`.
     pub release: String,
-    /// Where its files lie, as below `/`.
+    /// Folder with the package's files, laid out as below `/`.
     pub root: tempfile::TempDir,
 }
 
 impl Archive {
-    /// Asks the archive for its current index of kernels.
+    /// Downloads the archive's current package index.
     pub fn update(images: &Path) -> Result<Self, ImageError> {
         Self::of(images, &SOURCES)
     }
 
-    /// As [`Archive::update`], of other parts of the archive. The state lies below `parent`.
+    /// Downloads the package index of `sources`, with apt's state below `parent`.
     fn of(parent: &Path, sources: &[&str]) -> Result<Self, ImageError> {
         if !Path::new(KEYRING).is_file() {
             return Err(ImageError::NoKeyring(KEYRING.into()));
@@ -73,10 +73,10 @@ impl Archive {
         Ok(Package { release, root })
     }
 
-    /// Downloads and unpacks the newest version of a package, as below `/`.
+    /// Downloads the newest version of a package and unpacks it into a folder, laid out as below `/`.
     fn unpack(&self, package: &str) -> Result<tempfile::TempDir, ImageError> {
         let downloads = self.folder.join("packages");
-        // apt checks a file that is already there and downloads it only if it differs.
+        // apt verifies an existing file and downloads it only if it differs.
         self.apt(
             "apt-get",
             &["--quiet", "download", package],
@@ -124,7 +124,7 @@ impl Archive {
             "APT::Architecture=amd64".to_owned(),
             "APT::Sandbox::User=root".to_owned(),
             "Acquire::Languages=none".to_owned(),
-            // Catalogues of applications, which nothing here reads.
+            // Disables AppStream catalogues, which are not needed.
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::Retries=3".to_owned(),
         ];
@@ -141,9 +141,9 @@ impl Archive {
     }
 }
 
-/// Downloads and unpacks the newest version of a package from a part of the archive, such as
-/// `http://deb.debian.org/debian trixie non-free`. Its files lie in the folder as below `/`; what apt needs and
-/// downloads is in `parent`.
+/// Downloads the newest version of a package from a source, such as
+/// `http://deb.debian.org/debian trixie non-free`, and unpacks it into a folder, laid out as below `/`. apt's state
+/// and downloads are in `parent`.
 pub fn fetch_package(
     parent: &Path,
     source: &str,
@@ -152,7 +152,7 @@ pub fn fetch_package(
     Archive::of(parent, &[source])?.unpack(package)
 }
 
-/// The kernel package of a series that one of the meta package's versions depends on.
+/// Returns the kernel package of a series from the dependencies of the meta package's versions.
 fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
     let prefix = format!("linux-image-{}.", kernel.series());
     text.lines()
@@ -163,7 +163,7 @@ fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Runs a tool to its end and returns what it wrote to its standard output.
+/// Runs a tool and returns its standard output.
 fn run(
     program: &'static str,
     package: &'static str,

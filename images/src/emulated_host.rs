@@ -1,9 +1,10 @@
 //! Runs the emulated host: a machine with virtualization, emulated by QEMU, for machines whose own KVM
 //! cannot run Linux guests.
 //!
-//! Its program's standard output, standard error and report come out of three virtio ports, signals for it go in at a
-//! fourth and its standard input, if it has one, at a fifth; the serial console has the kernel's messages, which are shown when something fails. The first file
-//! system is handed over in a memfd: no end of this process leaves a file behind.
+//! Three virtio ports carry the program's standard output, its standard error and the report out of the machine. A
+//! fourth carries signals for the program into it, and a fifth its standard input, if any. The serial console has the
+//! kernel's messages, which errors include. The initrd is a memfd, so that this process never leaves a file behind,
+//! however it ends.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -29,37 +30,38 @@ const NO_QEMU: ImageError = ImageError::NoTool {
     package: "qemu-system-x86",
 };
 
-/// A processor with nested virtualization. Linux 6.12 crashes while it boots in two of five runs if it uses
-/// QEMU 7.2's emulation of cmpxchg16b, so that this instruction is hidden from it. What else QEMU cannot
-/// emulate is left out without a warning.
+/// CPU model with nested virtualization. Linux 6.12 crashes during boot in two of five runs if it uses
+/// QEMU 7.2's emulation of cmpxchg16b, so this instruction is masked. `check=off` removes other features that
+/// QEMU cannot emulate without a warning.
 const CPU: &str = "EPYC,+svm,-cx16,check=off";
 
-/// QEMU filters its own system calls: it starts nothing, gains no privileges, and moves no process to other processors or
-/// priorities. It has to emulate a machine for a guest that may be hostile.
+/// Options of QEMU's seccomp filter, since QEMU emulates a machine for a guest that may be hostile. QEMU cannot start
+/// processes, gain privileges, or change processor affinity and priorities.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// Keeps programs, and so guests, off the first processor, which is there beside those asked for.
+/// Kernel parameter that keeps programs, and thus guests, off the first processor, which is an additional one.
 ///
-/// Whenever any processor restores FPU state, QEMU (at least 7.2 to 11.1) clears a flag among the first processor's
-/// own, without a lock. What that one changes there at the same time is lost: most of all whether it translates
-/// addresses for a guest. The guest or the emulated host then ends by a triple fault, at a random place.
+/// When any processor restores FPU state, QEMU (at least 7.2 to 11.1) clears a flag of the first processor without a
+/// lock. A concurrent change of that processor's flags is lost, in particular of the flag for nested address
+/// translation.
+/// The guest or the emulated host then ends with a triple fault at a random place.
 const FIRST_PROCESSOR: &str = "isolcpus=0";
 
-/// How much of the console an error shows.
+/// Maximum bytes of the console's end in an error.
 const CONSOLE_TAIL: usize = 4096;
 
-/// The most that is taken of a report.
+/// Maximum bytes read of a report.
 const MAX_REPORT: u64 = 128 << 20;
 
 /// Names of the virtio ports out of the machine, in the order of their numbers.
 const PORTS: [&str; 3] = ["stdout", "stderr", "report"];
 
-/// The numbers of the virtio ports into the machine.
+/// Numbers of the virtio ports into the machine.
 const SIGNALS_PORT: usize = PORTS.len() + 1;
 const STDIN_PORT: usize = PORTS.len() + 2;
 
-/// Signals that a terminal or another process sends to all that was started together. They are for the program: QEMU
-/// would end by them.
+/// Signals that a terminal or another process sends to the whole process group. QEMU blocks them, since it would end;
+/// they are forwarded to the program.
 const NOT_FOR_QEMU: [libc::c_int; 6] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -69,35 +71,37 @@ const NOT_FOR_QEMU: [libc::c_int; 6] = [
     libc::SIGUSR2,
 ];
 
-/// A file that the machine has as a disk.
+/// A file that backs a disk of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskFile<'a> {
     pub file: BorrowedFd<'a>,
     pub writable: bool,
 }
 
-/// A machine to run once.
+/// Configuration of one run of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct EmulatedHost<'a> {
     pub image: &'a Image,
-    /// What [`host_overlay`](crate::host_overlay) made.
+    /// Overlay from [`host_overlay`](crate::host_overlay).
     pub overlay: &'a [u8],
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Processors for programs.
+    /// Number of processors for programs.
     pub processors: u32,
-    /// Disks, which are `/dev/vda`, `/dev/vdb` and so on in the machine.
+    /// Disks: `/dev/vda`, `/dev/vdb` and so on in the machine.
     pub disks: &'a [DiskFile<'a>],
-    /// After which the machine counts as hung.
+    /// Time after which the machine is considered hung.
     pub timeout: Duration,
-    /// A socket whose other end says `!` when the program is about to start, and then takes its standard input.
+    /// Socket of the program's standard input. Its peer receives `!` when the program is about to start, and then sends
+    /// the input.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// A socket whose other end says `!` when the machine listens, and then takes the numbers of signals for its
-    /// program, a byte each.
+    /// Socket of signals for the program. Its peer receives `!` when the machine is ready, and then sends signal
+    /// numbers
+    /// of one byte each.
     pub signals: Option<BorrowedFd<'a>>,
 }
 
-/// Passes on what is written, and remembers whether anything was.
+/// Writer that forwards to another one and records whether it has written anything.
 struct Told<'a> {
     to: &'a mut (dyn Write + Send),
     told: bool,
@@ -121,25 +125,26 @@ impl Write for Told<'_> {
 }
 
 impl EmulatedHost<'_> {
-    /// Whether QEMU is installed.
+    /// Checks that QEMU is installed.
     pub fn available() -> Result<(), ImageError> {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         let found = std::env::split_paths(&folders).any(|folder| folder.join(QEMU).is_file());
         if found { Ok(()) } else { Err(NO_QEMU) }
     }
 
-    /// Boots the machine, hands out what its program writes as it comes, and returns the report.
+    /// Boots the machine, forwards the program's output as it arrives, and returns the report.
     ///
-    /// QEMU's emulation of virtualization is not perfect: a guest may end by a fault that real processors do not
-    /// show, for which QEMU ends well, or hang. A machine that ends so before its program has written anything is
-    /// started once more, which is said on `stderr`.
+    /// QEMU's emulation of virtualization has defects: a machine may hang, or end with a fault that real processors do
+    /// not
+    /// raise, after which QEMU exits with status 0. A machine that ends so before its program has written anything is
+    /// started once more, with a message on `stderr`.
     pub fn run(
         &self,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
         let initrd = self.initrd()?;
-        // The machine's first process waits until somebody listens, also where nobody has a signal for its program.
+        // The machine's first process blocks until the signals port is open on this side, even if no signals are sent.
         let (_silent, unused) = UnixStream::pair().map_err(|source| ImageError::Start {
             program: QEMU,
             source,
@@ -151,7 +156,7 @@ impl EmulatedHost<'_> {
             Err(ImageError::HostDied { status, .. })
                 if status.success() && !out.told && !err.told =>
             {
-                // Who does not read the output is not told either.
+                // If stderr is closed, the message is lost too.
                 let _ = writeln!(
                     err,
                     "wormhole: the emulated host died ({status}) before its program wrote anything: it is started \
@@ -163,7 +168,7 @@ impl EmulatedHost<'_> {
         }
     }
 
-    /// The first file system of the machine, in memory.
+    /// Writes the machine's initrd to a memfd.
     fn initrd(&self) -> Result<File, ImageError> {
         let failed = |source| ImageError::Initrd { source };
         let file = memfd_create("wormhole-initrd", MemfdFlags::CLOEXEC);
@@ -205,16 +210,16 @@ impl EmulatedHost<'_> {
             scope.spawn(|| forward(stderr_reader, stderr));
             let report = scope.spawn(move || {
                 let mut bytes = Vec::new();
-                // What was read before an error is judged by the report's own form.
+                // After a read error, the report's format shows whether it is complete.
                 let _ = report_reader.take(MAX_REPORT).read_to_end(&mut bytes);
-                // The receiver is gone only when the machine was given up.
+                // The receiver is gone only after a timeout.
                 let _ = ended.send(());
                 bytes
             });
-            // QEMU holds the report's pipe open as long as it runs.
+            // QEMU holds the report's pipe open while it runs.
             let outcome = end.recv_timeout(self.timeout);
             if outcome.is_err() {
-                // An error means that it has just ended by itself.
+                // An error means that QEMU has already exited.
                 let _ = child.kill();
             }
             (join(console), join(report), outcome)
@@ -242,13 +247,13 @@ impl EmulatedHost<'_> {
         signals: BorrowedFd<'_>,
         writers: [PipeWriter; 4],
     ) -> Result<Child, ImageError> {
-        // What QEMU itself has to say is shown with the console.
+        // QEMU's own messages go to the same pipe as the console.
         let errors = writers[0].try_clone().map_err(|source| ImageError::Start {
             program: QEMU,
             source,
         })?;
-        // The descriptors get numbers of their own in QEMU, above all that are to be moved and well above
-        // the few that are opened to start it.
+        // The descriptors are duplicated to numbers above all of their sources, and above the few that are opened to
+        // start QEMU.
         let sources: Vec<RawFd> = writers
             .iter()
             .map(AsRawFd::as_raw_fd)
@@ -318,7 +323,7 @@ impl EmulatedHost<'_> {
         }
         for (index, (disk, number)) in self.disks.iter().zip(disks).enumerate() {
             let read_only = if disk.writable { "off" } else { "on" };
-            // The lock of whoever opened the file holds.
+            // The process that opened the file holds a lock on it already.
             command.arg("-blockdev").arg(format!(
                 "raw,node-name=disk{index},read-only={read_only},discard=unmap,file.driver=file,\
                  file.filename=/dev/fd/{number},file.locking=off"
@@ -331,7 +336,7 @@ impl EmulatedHost<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // SAFETY: all zeroes is a set; the functions write nothing else.
+        // SAFETY: all zeroes is a valid sigset_t; the functions write only to it.
         let blocked = unsafe {
             let mut set: libc::sigset_t = mem::zeroed();
             libc::sigemptyset(&raw mut set);
@@ -340,8 +345,9 @@ impl EmulatedHost<'_> {
             }
             set
         };
-        // SAFETY: the closure calls only dup2, sigprocmask and prctl, which are safe between fork and exec, and touches
-        // no memory but its own copies of the numbers and the set.
+        // SAFETY: the closure calls only dup2, sigprocmask and prctl, which are safe between fork and exec, and
+        // accesses
+        // only its own copies of the numbers and the set.
         unsafe {
             command.pre_exec(move || {
                 for (&source, &number) in sources.iter().zip(&numbers) {
@@ -367,19 +373,19 @@ impl EmulatedHost<'_> {
     }
 }
 
-/// Copies as the bytes come, and goes on reading when nobody takes them any more.
+/// Copies bytes as they arrive. Continues to read after the writer has failed.
 fn forward(mut from: PipeReader, to: &mut (dyn Write + Send)) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(length) = from.read(&mut buffer) {
         if length == 0 {
             break;
         }
-        // The machine must not hang on an output that is gone.
+        // The machine must not block on a closed output.
         let _ = to.write_all(&buffer[..length]).and_then(|()| to.flush());
     }
 }
 
-/// The last that was said.
+/// Reads to the end and returns the last [`CONSOLE_TAIL`] bytes.
 fn tail(mut from: PipeReader) -> String {
     let mut kept = Vec::new();
     let mut buffer = vec![0; 4096];

@@ -1,4 +1,4 @@
-//! What can go wrong while images are made or run.
+//! Defines the errors of building and running images.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ pub enum ImageError {
     },
 }
 
-/// Makes an error of what was tried on which path.
+/// Returns a constructor of [`ImageError::Io`] for an action on a path.
 pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
     let path = path.to_owned();
     move |source| ImageError::Io {

@@ -1,8 +1,8 @@
-//! Images in their folder: a kernel, an archive of its modules, and which release they are of.
+//! Builds images and opens them: a kernel, an archive of its modules, and its release.
 //!
-//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release,SHA256SUMS}`. A folder of that name is complete: it is made under
-//! another name and renamed. The sums are those of the other files as they were built, in the form of sha256sum(1);
-//! they are compared each time before the image is used.
+//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release,SHA256SUMS}`. A folder with that name is complete: it is built under
+//! a temporary name and renamed. SHA256SUMS holds the sums of the other files as they were built, in the format of
+//! sha256sum(1). They are verified each time before the image is used.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,19 +17,19 @@ use crate::kernel::Kernel;
 use crate::modules::Modules;
 use crate::sums;
 
-/// The command line of every image's kernel.
+/// Kernel command line of every image.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k tsc=reliable";
 
-/// The files of an image.
+/// Files of an image.
 const KERNEL: &str = "vmlinuz";
 const MODULES: &str = "modules.cpio";
 const RELEASE: &str = "release";
 const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
 
-/// A module to load, and its parameters.
+/// Name and parameters of a module to load.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// The drivers of a guest's virtio devices: its disks, its sockets to the outside, and random bytes.
+/// Drivers of a guest's virtio devices: disks, vsock and entropy.
 pub(crate) const VIRTIO: [Wanted; 4] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
@@ -37,13 +37,13 @@ pub(crate) const VIRTIO: [Wanted; 4] = [
     ("virtio_rng", ""),
 ];
 
-/// The drivers of a guest's window.
+/// Drivers of a guest's window.
 const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 
-/// Since Linux 6.12 the memory of the window is to stay idle until it is bound.
+/// Drivers of the window on Linux 6.12, where its region must stay idle until it is bound.
 const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
 
-/// What the emulated host loads: its disks and ports to the outside, then KVM.
+/// Drivers of the emulated host: disks and virtio ports, then KVM.
 const HOST_MODULES: [Wanted; 5] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
@@ -52,12 +52,12 @@ const HOST_MODULES: [Wanted; 5] = [
     ("kvm_amd", ""),
 ];
 
-/// What an image holds beside its kernel.
+/// Content of an image beside its kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Content<'a> {
-    /// Modules, in the order in which they are loaded; those that they depend on come along.
+    /// Modules in load order. Their dependencies are added.
     pub modules: &'a [Wanted],
-    /// One more file.
+    /// Path and data of an additional file.
     pub file: Option<(&'a str, &'a [u8])>,
 }
 
@@ -70,26 +70,26 @@ impl<'a> Content<'a> {
     }
 }
 
-/// A kernel and its modules, ready to boot with an overlay.
+/// A kernel and its modules, bootable with an overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The kernel, a bzImage.
+    /// Path of the kernel, a bzImage.
     pub kernel: PathBuf,
-    /// The archive of modules, uncompressed.
+    /// Path of the archive of modules, uncompressed.
     pub modules: PathBuf,
-    /// The kernel's whole release, such as `6.1.0-50-cloud-amd64`.
+    /// Full release of the kernel, such as `6.1.0-50-cloud-amd64`.
     pub release: String,
 }
 
-/// Where and how to build.
+/// Options of building an image.
 #[derive(Clone, Copy)]
 pub struct BuildOptions<'a> {
-    /// The folder of images.
+    /// Folder of images.
     pub folder: &'a Path,
     pub kernel: Kernel,
-    /// Build even if the image is there.
+    /// Builds the image even if it exists.
     pub rebuild: bool,
-    /// Told what happens, one sentence at a time.
+    /// Callback that receives progress messages, one sentence each.
     pub progress: &'a dyn Fn(&str),
 }
 
@@ -103,13 +103,13 @@ impl std::fmt::Debug for BuildOptions<'_> {
     }
 }
 
-/// The folder of images: `$WORMHOLE_IMAGES`, else `installed` where the installation has such a folder, else
-/// `wormhole/images` in the user's data folder. None where the user has no home either.
+/// Returns the folder of images: `$WORMHOLE_IMAGES`, else `installed` if that folder exists, else `wormhole/images` in
+/// the user's data folder. `None` if HOME is not set either.
 pub fn default_folder(installed: &Path) -> Option<PathBuf> {
     folder_of(installed, |name| std::env::var_os(name))
 }
 
-/// As [`default_folder`], with these variables.
+/// Returns the folder of images as [`default_folder`] does, with these variables.
 fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| {
         variables(name)
@@ -125,7 +125,7 @@ fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> 
         })
 }
 
-/// Builds the guest's image unless it is there.
+/// Builds the guest's image unless it exists.
 pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     let window = match options.kernel {
         Kernel::V6_1 => WINDOW_6_1,
@@ -135,18 +135,18 @@ pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     build("guest", &Content::modules(&modules), options)
 }
 
-/// Builds the emulated host's image unless it is there.
+/// Builds the emulated host's image unless it exists.
 pub fn build_emulated_host(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     build("emulated-host", &Content::modules(&HOST_MODULES), options)
 }
 
 impl Image {
-    /// The guest's image, which must have been built.
+    /// Opens the guest's image, which must have been built.
     pub fn guest(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
         Self::open("guest", folder, kernel)
     }
 
-    /// The emulated host's image, which must have been built.
+    /// Opens the emulated host's image, which must have been built.
     pub fn emulated_host(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
         Self::open("emulated-host", folder, kernel)
     }
@@ -177,7 +177,7 @@ impl Image {
         })
     }
 
-    /// Puts the image into an archive, where [`Image::guest`] finds it below `folder`.
+    /// Adds the image to an archive such that [`Image::guest`] finds it below `folder`.
     pub(crate) fn pack(
         &self,
         kernel: Kernel,
@@ -200,7 +200,7 @@ fn place(what: &str, folder: &Path, kernel: Kernel) -> PathBuf {
     folder.join(format!("{what}-{kernel}"))
 }
 
-/// Builds an image unless it is there.
+/// Builds an image unless it exists.
 pub(crate) fn build(
     what: &'static str,
     content: &Content<'_>,
@@ -219,7 +219,7 @@ pub(crate) fn build(
     let path = folder.join("lock");
     let lock = File::create(&path).map_err(io("make", &path))?;
     lock.lock().map_err(io("lock", &path))?;
-    // Whoever held the lock may have built it.
+    // The previous holder of the lock may have built the image.
     if !rebuild && let Ok(image) = Image::open(what, folder, kernel) {
         return Ok(image);
     }

@@ -1,22 +1,22 @@
-//! The kernels that images can have.
+//! Defines the kernels that images support.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A long-term series of Linux, as Debian builds it for clouds.
+/// A long-term series of Linux in Debian's cloud build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernel {
-    /// Debian 12's own.
+    /// Kernel of Debian 12.
     #[default]
     V6_1,
-    /// From Debian 12's backports.
+    /// Kernel of Debian 12's backports.
     V6_12,
 }
 
 impl Kernel {
     pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
 
-    /// The series as it is written everywhere.
+    /// Returns the version of the series.
     pub fn series(self) -> &'static str {
         match self {
             Self::V6_1 => "6.1",
@@ -31,7 +31,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// A text that names no kernel.
+/// Error for a text that is not a supported series.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("there are images of the kernels 6.1 and 6.12, not of {0:?}")]
 pub struct UnknownKernel(String);

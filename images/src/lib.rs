@@ -1,12 +1,12 @@
-//! Images of guests and of the emulated host.
+//! Builds images of guests and of the emulated host, and runs the emulated host.
 //!
-//! An [`Image`] is a kernel and its modules from Debian's packages; it is built once, without root, and kept
-//! in a folder. What changes from run to run travels in an overlay, a second cpio archive behind the first:
+//! An [`Image`] is a kernel and its modules from Debian's packages. It is built once, without root, and stored
+//! in a folder. The parts that change between runs are in an overlay, a second cpio archive after the first:
 //! the first process (`wormhole-init`), the program with its libraries, the CUDA driver library, and the run
-//! file. So an image stays valid when Wormhole itself changes.
+//! file. An image therefore stays valid when Wormhole itself changes.
 //!
-//! Nothing here needs privileges, and nothing is left half done: files and folders are made under another
-//! name and renamed.
+//! Building needs no privileges. An image's folder is never incomplete: it is built under a temporary name and
+//! renamed.
 
 mod cpio;
 mod debian;

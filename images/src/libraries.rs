@@ -1,8 +1,8 @@
-//! Which shared libraries a program needs and where they lie on this machine, found as the dynamic loader
-//! finds them (ld.so(8)) but without running anything.
+//! Finds the shared libraries of a program on this machine as the dynamic loader does (ld.so(8)), without running
+//! anything.
 //!
-//! Variants of libraries for newer processors (glibc-hwcaps) are passed over: the machine that the program
-//! will run on may be another one.
+//! Ignores variants of libraries for newer processors (glibc-hwcaps), since the program may run on another
+//! machine.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
 use crate::error::{ImageError, io};
 
-/// Where the loader looks at last.
+/// Folders that the loader searches last.
 const DEFAULT_FOLDERS: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -28,34 +28,34 @@ const DEFAULT_FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// The loader's cache of libraries in the folders that `/etc/ld.so.conf` names.
+/// Cache of the loader, with the libraries in the folders of `/etc/ld.so.conf`.
 pub const CACHE: &str = "/etc/ld.so.cache";
 
-/// How libraries are searched.
+/// Search paths for libraries.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// The folders of LD_LIBRARY_PATH.
+    /// Folders of LD_LIBRARY_PATH.
     pub library_path: Vec<PathBuf>,
-    /// Names that the machine has in any case, whatever this one has.
+    /// Names of libraries that the target machine provides, which are not searched here.
     pub provided: BTreeSet<String>,
-    /// The loader's cache: names and paths.
+    /// Names and paths in the loader's cache.
     pub cache: Vec<(String, PathBuf)>,
 }
 
-/// What an ELF file says about its libraries.
+/// Dynamic linking information of an ELF file.
 #[derive(Debug)]
 struct Object {
     path: PathBuf,
     interpreter: Option<PathBuf>,
     needed: Vec<String>,
-    /// Folders for this object's own needs only.
+    /// DT_RUNPATH: folders for the libraries of this object only.
     runpath: Vec<PathBuf>,
-    /// Folders for its needs and for those of all that it loads.
+    /// DT_RPATH: folders for the libraries of this object and of the objects that it loads.
     rpath: Vec<PathBuf>,
 }
 
 impl Search {
-    /// This machine's cache, and these folders before it.
+    /// Creates a search in `library_path`, then in this machine's cache.
     pub fn of_this_machine(library_path: Vec<PathBuf>) -> Self {
         let cache = fs::read(CACHE)
             .map(|bytes| parse_cache(&bytes))
@@ -67,12 +67,12 @@ impl Search {
         }
     }
 
-    /// The loader and all libraries of a program or library, at the paths under which they are found.
-    /// Empty for a program that is linked statically.
+    /// Returns the paths of the loader and all libraries of a program or library.
+    /// Empty for a statically linked program.
     pub fn libraries(&self, program: &Path) -> Result<Vec<PathBuf>, ImageError> {
         let program = fs::canonicalize(program).map_err(io("find", program))?;
         let mut objects = vec![Object::read(&program)?];
-        // For each object, the index of the one that asked for it first.
+        // For each object, the index of the object that needed it first.
         let mut parents = vec![None];
         let mut names = BTreeSet::new();
         let mut next = 0;
@@ -180,7 +180,7 @@ impl Object {
             path: path.to_owned(),
             interpreter: elf.interpreter.map(|path| OsStr::from_bytes(path).into()),
             needed: strings(DT_NEEDED)?,
-            // An RPATH counts only without a RUNPATH.
+            // The loader ignores DT_RPATH if there is a DT_RUNPATH.
             rpath: if runpath.is_empty() {
                 folders(strings(DT_RPATH)?)
             } else {
@@ -205,7 +205,7 @@ impl<'data> Dynamic<'data> {
     fn parse(bytes: &'data [u8]) -> object::Result<Self> {
         let header = FileHeader64::<Endianness>::parse(bytes)?;
         let endian = header.endian()?;
-        // The loader goes by segments, and so do files whose sections have been stripped.
+        // The loader uses segments, and files without section headers have them too.
         let segments = header.program_headers(endian, bytes)?;
         let (mut interpreter, mut entries) = (None, Vec::new());
         for segment in segments {
@@ -238,7 +238,7 @@ impl<'data> Dynamic<'data> {
         })
     }
 
-    /// The strings of all entries with this tag; none if one of them lies outside the table of strings.
+    /// Returns the strings of all entries with this tag; `None` if one lies outside the string table.
     fn strings(&self, tag: u32) -> Option<Vec<String>> {
         let values = self
             .entries
@@ -253,19 +253,19 @@ impl<'data> Dynamic<'data> {
     }
 }
 
-/// Whether a file starts as ELF files do.
+/// Returns whether a file starts with the ELF magic.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Reads the loader's cache in its present format (glibc's `dl-cache.h`): a header of 48 bytes that starts
-/// with its name and version and has the number of entries at 20; entries of 24 bytes with flags, the
-/// offsets of name and path, and the processor variant. Anything else is an empty cache.
+/// Parses the loader's cache in its current format (glibc's `dl-cache.h`): a header of 48 bytes that starts
+/// with its name and version and has the number of entries at offset 20; entries of 24 bytes with flags, the
+/// offsets of name and path, and the processor variant. Returns an empty cache for any other format.
 fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
     const HEADER: usize = 48;
     const ENTRY: usize = 24;
-    /// A library of glibc 2 for x86-64.
+    /// Flags of an x86-64 library for glibc 2.
     const X86_64: u32 = 0x0303;
 
     let Some(start) = bytes
@@ -304,7 +304,7 @@ fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
 pub mod tests {
     use super::*;
 
-    /// Compiles an empty library, or a program that needs `-l` what `args` name.
+    /// Compiles an empty library or program with the additional arguments `args`, such as `-l`.
     pub fn compile(folder: &Path, output: &str, shared: bool, args: &[&str]) {
         let source = folder.join("source.c");
         fs::write(
@@ -373,7 +373,7 @@ pub mod tests {
         );
         fs::rename(folder.join("libouter.so"), sub.join("libouter.so")).expect("it is moved");
 
-        // A RUNPATH does not hold for the libraries' own needs.
+        // A RUNPATH does not apply to the libraries of libraries.
         let mut search = Search::of_this_machine(Vec::new());
         let error = search
             .libraries(&folder.join("program"))

@@ -1,4 +1,4 @@
-//! Kernel modules: which file holds which, what each depends on, and the order in which to load them.
+//! Finds kernel modules and their dependencies, and orders them for loading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -11,14 +11,14 @@ use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::error::{ImageError, io};
 
-/// The modules of one kernel, by name.
+/// Modules of one kernel, by name.
 #[derive(Debug)]
 pub struct Modules {
     files: BTreeMap<String, PathBuf>,
     builtin: BTreeSet<String>,
 }
 
-/// A module as the kernel loads it.
+/// A module, uncompressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
     pub name: String,
@@ -26,7 +26,7 @@ pub struct Module {
 }
 
 impl Modules {
-    /// The modules below `lib/modules/RELEASE`.
+    /// Indexes the modules below `lib/modules/RELEASE`.
     pub fn in_folder(folder: &Path) -> Result<Self, ImageError> {
         let mut files = BTreeMap::new();
         let mut folders = vec![folder.join("kernel")];
@@ -49,8 +49,8 @@ impl Modules {
         Ok(Self { files, builtin })
     }
 
-    /// The wanted modules with all they depend on, each after what it depends on. What the kernel has
-    /// built in is left out.
+    /// Returns the wanted modules and their dependencies, each after its dependencies, without built-in
+    /// modules.
     pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
         let mut order = Vec::new();
         for name in wanted {
@@ -61,7 +61,7 @@ impl Modules {
         Ok(order.into_iter().map(|(module, _)| module).collect())
     }
 
-    /// A module and the names of those it depends on; none when it is built in.
+    /// Reads a module and the names of its dependencies; `None` if it is built in.
     fn load(&self, name: &str) -> Result<Option<(Module, Vec<String>)>, ImageError> {
         let Some(path) = self.files.get(name) else {
             if self.builtin.contains(name) {
@@ -86,7 +86,7 @@ impl Modules {
 
 type Loaded = (Module, Vec<String>);
 
-/// Appends a module behind its dependencies, depth first.
+/// Appends a module after its dependencies, depth first.
 fn visit(
     name: &str,
     order: &mut Vec<Loaded>,
@@ -113,7 +113,7 @@ fn visit(
     Ok(())
 }
 
-/// `kvm-amd.ko.xz` as `kvm_amd`; none for what is no module.
+/// Returns the module name of a file, `kvm_amd` for `kvm-amd.ko.xz`; `None` if it is not a module.
 fn module_name(file: &OsStr) -> Option<String> {
     let name = file.to_str()?;
     let stem = name
@@ -123,12 +123,12 @@ fn module_name(file: &OsStr) -> Option<String> {
     Some(canonical(stem))
 }
 
-/// The kernel treats `-` and `_` in names as one.
+/// Replaces `-` by `_`, which the kernel treats as equal in module names.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// A module's file, unpacked.
+/// Reads a module's file and decompresses it.
 fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     let packed = fs::read(path).map_err(io("read", path))?;
     if path.extension() != Some(OsStr::new("xz")) {
@@ -142,7 +142,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(data)
 }
 
-/// The names in the `depends=` entry of a module's `.modinfo` section.
+/// Returns the names in the `depends=` entry of a module's `.modinfo` section.
 fn dependencies(data: &[u8]) -> Option<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data).ok()?;
     let endian = header.endian().ok()?;
@@ -166,7 +166,7 @@ fn dependencies(data: &[u8]) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// Resolves over a made-up set: name, dependencies; no dependencies listed as `!` means built in.
+    /// Resolves modules of an invented set of names and dependencies. The dependency `!` means built in.
     fn resolve(set: &[(&str, &[&str])], wanted: &[&str]) -> Result<Vec<String>, ImageError> {
         let mut order = Vec::new();
         for name in wanted {

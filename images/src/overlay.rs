@@ -1,5 +1,5 @@
-//! Overlays: what a machine gets at run time on top of its image. The first process, the program with its
-//! libraries, the CUDA driver library of guests, and the run file that ties them together.
+//! Builds overlays, which add the parts of a run to a machine's image: the first process, the program with its
+//! libraries, the CUDA driver library of guests, and the run file.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,31 +20,31 @@ use crate::libraries::{CACHE, Search, is_elf};
 pub mod ports {
     /// Control streams of guest processes.
     pub const CONTROL: u32 = 9000;
-    /// The program's standard output.
+    /// Standard output of the program.
     pub const STDOUT: u32 = 9001;
-    /// The program's standard error.
+    /// Standard error of the program.
     pub const STDERR: u32 = 9002;
-    /// The report at the end, as [`Report`](wormhole_init::Report) reads it.
+    /// Final report, in the format of [`Report`](wormhole_init::Report).
     pub const REPORT: u32 = 9003;
-    /// Signals for the program: the guest says `!` when it listens, and takes their numbers, a byte each.
+    /// Signals for the program. The guest sends `!` when it is ready, then receives signal numbers of one byte each.
     pub const SIGNALS: u32 = 9004;
-    /// The program's standard input: the guest says `!` when it listens.
+    /// Standard input of the program. The guest sends `!` when it is ready.
     pub const STDIN: u32 = 9005;
 }
 
-/// The I/O port to which a guest writes the exit status, one byte, just before it restarts.
+/// I/O port to which a guest writes the exit status, one byte, just before it restarts.
 pub const EXIT_PORT: u16 = 0xf4;
 
-/// The host's vsock address.
+/// vsock context id of the host.
 const HOST_CID: u32 = 2;
 
-/// Where Wormhole's parts lie in every machine.
+/// Folder of Wormhole's parts in every machine.
 const PARTS: &str = "/usr/lib/wormhole";
 
-/// Where the emulated host keeps the guest's image.
+/// Folder of the guest's image in the emulated host.
 const IMAGES: &str = "/var/lib/wormhole/images";
 
-/// Names that the frontends stand for, whether or not this machine has an NVIDIA driver.
+/// Library names that the guest libraries provide, regardless of an NVIDIA driver on this machine.
 const FRONTEND_NAMES: [&str; 4] = [
     "libcuda.so.1",
     "libcuda.so",
@@ -52,57 +52,58 @@ const FRONTEND_NAMES: [&str; 4] = [
     "libnvidia-ml.so",
 ];
 
-/// Folders that are links into `/usr`, as on Debian.
+/// Folders that are symbolic links into `/usr`, as on Debian.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// One program in one guest.
+/// A run of one program in a guest.
 #[derive(Clone, Debug)]
 pub struct GuestRun {
-    /// `wormhole-init`.
+    /// Path of `wormhole-init`.
     pub init: PathBuf,
-    /// The guest's `libcuda.so.1` and `libnvidia-ml.so.1`; none for a guest without CUDA.
+    /// Paths of the guest's `libcuda.so.1` and `libnvidia-ml.so.1`; empty for a guest without CUDA.
     pub frontends: Vec<PathBuf>,
-    /// The program, at whose path the guest has it too.
+    /// Path of the program, on this machine and in the guest.
     pub program: PathBuf,
-    /// Its arguments, without its own name.
+    /// Arguments of the program, without its name.
     pub arguments: Vec<OsString>,
-    /// Variables of its environment, in addition to what every program has.
+    /// Environment variables, in addition to the common ones.
     pub variables: Vec<(OsString, OsString)>,
-    /// Whether its standard input comes from outside; it is empty otherwise.
+    /// Whether standard input comes from outside the machine; it is empty otherwise.
     pub stdin: bool,
-    /// Its working directory.
+    /// Working directory of the program.
     pub directory: PathBuf,
-    /// More files and folders, which the guest has at the same paths, programs with their libraries.
+    /// Further files and folders to copy to the same paths in the guest, programs with their libraries.
     pub take: Vec<PathBuf>,
-    /// Bytes of the window; 0 for a guest without one.
+    /// Size of the window in bytes; 0 for a guest without a window.
     pub window: u64,
 }
 
-/// One run of `wormhole` in the emulated host.
+/// A run of `wormhole` in the emulated host.
 #[derive(Clone, Debug)]
 pub struct HostRun {
-    /// `wormhole-init`.
+    /// Path of `wormhole-init`.
     pub init: PathBuf,
-    /// The `wormhole` command.
+    /// Path of the `wormhole` command.
     pub wormhole: PathBuf,
-    /// What it starts and takes along: supervisor, worker, the guest's libraries, `wormhole-init`.
+    /// Paths of the other parts: supervisor, worker, the guest's libraries, `wormhole-init`.
     pub parts: Vec<PathBuf>,
-    /// The image of the guest that it boots.
+    /// Image of the guest that `wormhole` boots.
     pub guest: Image,
     pub guest_kernel: Kernel,
-    /// Arguments of `wormhole`, without its own name.
+    /// Arguments of `wormhole`, without its name.
     pub arguments: Vec<OsString>,
-    /// Variables of its environment, in addition to what every program has.
+    /// Environment variables, in addition to the common ones.
     pub variables: Vec<(OsString, OsString)>,
-    /// Whether its standard input comes from outside; it is empty otherwise.
+    /// Whether standard input comes from outside the machine; it is empty otherwise.
     pub stdin: bool,
-    /// Files and folders that the guest will take along, at the same paths, programs with their libraries.
+    /// Files and folders to copy to the same paths in the machine, for the guest's overlay; programs with their
+    /// libraries.
     pub programs: Vec<PathBuf>,
-    /// Files that come back with the report.
+    /// Files to return with the report.
     pub collect: Vec<PathBuf>,
 }
 
-/// Makes the overlay of a guest.
+/// Builds the overlay of a guest.
 pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
     let mut overlay = Overlay::new(&run.init, &run.variables)?;
     for frontend in &run.frontends {
@@ -148,7 +149,7 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
     })
 }
 
-/// Makes the overlay of the emulated host.
+/// Builds the overlay of the emulated host.
 pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
     let mut overlay = Overlay::new(&run.init, &run.variables)?;
     let command = Path::new("/usr/bin/wormhole");
@@ -191,7 +192,8 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
     })
 }
 
-/// What every program's environment has. Wormhole's libraries come before the program's own choice.
+/// Returns the environment variables of every program. In LD_LIBRARY_PATH, Wormhole's libraries precede the program's
+/// folders.
 fn common_variables(own: &[(OsString, OsString)]) -> Vec<(OsString, OsString)> {
     let mut library_path = OsString::from(PARTS);
     if let Some(path) = value(own, "LD_LIBRARY_PATH") {
@@ -216,7 +218,7 @@ fn value<'a>(variables: &'a [(OsString, OsString)], name: &str) -> Option<&'a Os
         .map(|(_, value)| value.as_os_str())
 }
 
-/// An overlay that grows file by file.
+/// An overlay under construction.
 #[derive(Debug)]
 struct Overlay {
     archive: Archive,
@@ -235,7 +237,7 @@ impl Overlay {
             archive.link(name, format!("usr/{name}"));
             archive.folder(format!("usr/{name}"));
         }
-        // The kernel opens it before any file system is mounted.
+        // The kernel opens the console before any file system is mounted.
         archive.character_device("dev/console", 0o600, 5, 1);
         archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
         archive.file("etc/group", 0o644, b"root:x:0:\n")?;
@@ -243,7 +245,7 @@ impl Overlay {
         let mut overlay = Self { archive, search };
         let data = fs::read(init).map_err(io("read", init))?;
         overlay.archive.file("init", 0o755, &data)?;
-        // The loader finds libraries in unusual folders by its cache.
+        // The loader needs its cache to find libraries in the folders of ld.so.conf.
         if let Ok(cache) = fs::read(CACHE) {
             overlay
                 .archive
@@ -253,7 +255,7 @@ impl Overlay {
     }
 
     fn finish(mut self, run: &RunFile) -> Result<Vec<u8>, ImageError> {
-        // Last, since one of them may be a link on this machine, and its target was taken.
+        // Added last: a folder that is a symbolic link on this machine may already be in the overlay as a link.
         for name in ["proc", "sys", "dev", "tmp", "run", "root", "var", "etc"] {
             self.archive.folder(name);
         }
@@ -263,7 +265,7 @@ impl Overlay {
         Ok(self.archive.finish())
     }
 
-    /// A file or folder at its own path, with what it takes to run it.
+    /// Adds a file or folder at its own path; programs with their libraries or interpreters.
     fn take(&mut self, path: &Path) -> Result<(), ImageError> {
         let path = std::path::absolute(path).map_err(io("find", path))?;
         let path = self.follow(&path)?;
@@ -286,7 +288,7 @@ impl Overlay {
                         .link(&destination(&path)?, target.as_os_str().as_bytes());
                 } else if kind.is_file() {
                     match self.executable_at(&path, &path) {
-                        // A folder may hold parts that are never used.
+                        // A folder may contain files that are never run.
                         Err(ImageError::MissingLibrary { .. } | ImageError::Elf { .. }) => {}
                         other => other?,
                     }
@@ -296,8 +298,9 @@ impl Overlay {
         Ok(())
     }
 
-    /// The real path of an absolute one. The guest gets the symbolic links on the way, so that a program is the same file
-    /// there: the loader looks for its libraries beside the real one (`$ORIGIN`, ld.so(8)).
+    /// Resolves the symbolic links of an absolute path and adds them to the overlay. The program's real path thus is
+    /// the same
+    /// in the guest, where the loader searches libraries relative to it (`$ORIGIN`, ld.so(8)).
     fn follow(&mut self, path: &Path) -> Result<PathBuf, ImageError> {
         let mut real = PathBuf::new();
         for component in path.components() {
@@ -315,7 +318,7 @@ impl Overlay {
         Ok(real)
     }
 
-    /// A file at a path, with its libraries if it is a program, and with its interpreter if it is a script.
+    /// Adds the file `source` at `place`, with its libraries if it is a program and its interpreter if it is a script.
     fn executable_at(&mut self, source: &Path, place: &Path) -> Result<(), ImageError> {
         let name = destination(place)?;
         if self.archive.contains(&name) {
@@ -354,7 +357,7 @@ impl Overlay {
     }
 }
 
-/// The interpreter that a script's first line names.
+/// Returns the interpreter in a script's first line.
 fn interpreter(data: &[u8]) -> Option<PathBuf> {
     let line = data
         .strip_prefix(b"#!")?
@@ -366,7 +369,7 @@ fn interpreter(data: &[u8]) -> Option<PathBuf> {
     words.next().map(|word| OsStr::from_bytes(word).into())
 }
 
-/// A path's name in an archive: relative to the root, without `..`, and with the merged folders below `usr`.
+/// Returns a path's name in an archive: relative to the root, without `..`, and with the merged folders below `usr`.
 fn destination(path: &Path) -> Result<Vec<u8>, ImageError> {
     let mut parts: Vec<&[u8]> = Vec::new();
     if !path.is_absolute() {

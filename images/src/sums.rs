@@ -1,4 +1,4 @@
-//! SHA-256 sums of an image's files, in the form that `sha256sum --check` reads.
+//! Writes and compares SHA-256 sums of an image's files, in the format of `sha256sum --check`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -9,17 +9,17 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{self, ImageError};
 
-/// The name of the file of sums.
+/// Name of the file of sums.
 pub const FILE: &str = "SHA256SUMS";
 
-/// A difference between an image and what was built.
+/// A difference between an image and its state when it was built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// The image has no sums: it was damaged, or made before images had them.
+    /// The file of sums is missing: the image is damaged, or was built before images had sums.
     NoSums,
     /// The file is missing.
     Missing(&'static str),
-    /// The file has another sum, or none.
+    /// The file's sum differs or is not in the file of sums.
     Changed(&'static str),
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Writes the sums of these files of a folder.
+/// Writes the sums of the files `names` in `folder`.
 pub fn write(folder: &Path, names: &[&'static str]) -> Result<(), ImageError> {
     let mut text = String::new();
     for name in names {
@@ -44,7 +44,7 @@ pub fn write(folder: &Path, names: &[&'static str]) -> Result<(), ImageError> {
     fs::write(&path, text).map_err(error::io("write", &path))
 }
 
-/// Compares these files of a folder with its sums; the first difference.
+/// Compares the files `names` in `folder` with its sums and returns the first difference.
 pub fn compare(folder: &Path, names: &[&'static str]) -> Result<Option<Damage>, ImageError> {
     let path = folder.join(FILE);
     let sums = match fs::read(&path) {
@@ -78,7 +78,7 @@ fn line(path: &Path, name: &str) -> io::Result<String> {
     Ok(format!("{digits}  {name}\n"))
 }
 
-/// Adds what is written to a sum.
+/// Writer that feeds a hash.
 struct Sum<'a>(&'a mut Sha256);
 
 impl io::Write for Sum<'_> {

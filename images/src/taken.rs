@@ -1,23 +1,23 @@
-//! A guest's image whose kernel takes the window as ordinary memory before anybody can map it: what such a
-//! guest says can only be tested in such a guest.
+//! Builds a guest image whose kernel claims the window as system RAM before it can be mapped, to test the guest's
+//! error message.
 //!
-//! Linux 6.12 hands soft-reserved memory to its own driver (`kmem`) if that is loaded before the window is
-//! bound, and if the firmware says which node the memory belongs to. Our monitor's does not, so the image
-//! brings a table that does (Documentation/admin-guide/acpi/initrd_table_override.rst of Linux).
+//! Linux 6.12 binds soft-reserved memory to its `kmem` driver if that is loaded before the window is bound to
+//! `device_dax`, and if the firmware assigns the memory to a NUMA node. The monitor's ACPI tables do not, so
+//! the image contains a table that does (Documentation/admin-guide/acpi/initrd_table_override.rst of Linux).
 
 use crate::error::ImageError;
 use crate::image::{BuildOptions, Content, Image, VIRTIO, build};
 
-/// The first part of the name of its folder.
+/// Prefix of the image's folder name.
 pub const TAKEN: &str = "guest-taken-window";
 
-/// As on a distribution that leaves soft-reserved memory to the kernel.
+/// Modules as on a distribution that lets the kernel use soft-reserved memory.
 const WINDOW: [(&str, &str); 3] = [("dax_hmem", ""), ("kmem", ""), ("device_dax", "")];
 
-/// Where the kernel looks for tables of the firmware.
+/// Path from which the kernel loads additional ACPI tables.
 const TABLE: &str = "kernel/firmware/acpi/srat.aml";
 
-/// Builds the image unless it is there.
+/// Builds the image unless it exists.
 pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     let content = Content {
         modules: &[&VIRTIO[..], &WINDOW].concat(),
@@ -26,18 +26,18 @@ pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<I
     build(TAKEN, &content, options)
 }
 
-/// A System Resource Affinity Table (ACPI 6.5, 5.2.16): all memory up to 1 TiB belongs to node 0.
+/// Builds a System Resource Affinity Table (ACPI 6.5, 5.2.16) that assigns all memory up to 1 TiB to node 0.
 fn affinity() -> Vec<u8> {
     const LENGTH: u8 = 48 + 40;
     let mut table = b"SRAT".to_vec();
     table.extend([LENGTH, 0, 0, 0]);
-    // Revision, checksum, and who made it.
+    // Revision, checksum, OEM and creator ids.
     table.extend([3, 0]);
     table.extend(b"WORMHOWORMHOLE");
     table.extend([1, 0, 0, 0]);
     table.extend(b"WORM");
     table.extend([1, 0, 0, 0]);
-    // A reserved word that is 1, and a reserved field.
+    // A reserved word with the value 1, and a reserved field.
     table.extend([1, 0, 0, 0]);
     table.extend([0; 8]);
     // Memory affinity: type, length, node, base, length, flags (enabled).

@@ -1,6 +1,6 @@
-//! Boots the emulated host for real.
+//! Boots the emulated host with QEMU.
 //!
-//! `cargo xtask test` builds the images and stages an installation, then names both in the environment.
+//! `cargo xtask test` builds the images, stages an installation, and sets WORMHOLE_IMAGES and WORMHOLE_STAGE.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ fn from_environment(key: &str) -> PathBuf {
         .into()
 }
 
-/// What came out of a run: standard output, standard error and the report.
+/// Result of a run: standard output, standard error and the report.
 struct Finished {
     stdout: String,
     stderr: String,
     outcome: Result<Report, ImageError>,
 }
 
-/// Runs a shell script in the place of `wormhole`.
+/// Runs a shell script instead of `wormhole`.
 fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
     let images = from_environment("WORMHOLE_IMAGES");
     let overlay = host_overlay(&HostRun {
@@ -79,7 +79,7 @@ fn output_status_and_files_come_back_apart_from_each_other() {
     assert_eq!(finished.stderr, "trouble\n");
 }
 
-/// A line of `/proc/PID/status`, of each QEMU that this process started.
+/// Returns a line of `/proc/PID/status` of each QEMU that this process started.
 fn of_qemus(line: &str) -> Vec<String> {
     let own = format!("PPid:\t{}\n", std::process::id());
     let processes = std::fs::read_dir("/proc").expect("proc is mounted");

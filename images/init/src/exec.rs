@@ -1,8 +1,8 @@
-//! Executes programs as execve(2) does, and names the cause where that fails.
+//! Executes programs with execve(2) and determines the cause of a failure.
 //!
-//! `execvp`, which the standard library uses, hands a file that the kernel does not take (ENOEXEC) to `/bin/sh`:
-//! a program of another architecture would run as a shell script. Here ENOEXEC is an error, for a script without
-//! `#!` as well.
+//! `execvp`, which the standard library uses, runs a file that the kernel does not support (ENOEXEC) with `/bin/sh`:
+//! a program of another architecture would run as a shell script. Here ENOEXEC is an error, also for a script without
+//! `#!`.
 
 use std::ffi::{CString, NulError, OsStr, OsString};
 use std::fmt;
@@ -18,13 +18,13 @@ use std::ptr;
 
 use crate::status;
 
-/// The longest first line of a script that the kernel reads (`BINPRM_BUF_SIZE` of Linux).
+/// Maximum bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE` of Linux).
 const SCRIPT_LINE: u64 = 256;
 
-/// The longest interpreter path that the kernel takes (`PATH_MAX`).
+/// Maximum bytes of an interpreter's path (`PATH_MAX`).
 const LONGEST_PATH: u64 = 4096;
 
-/// A program that was not executed, and why.
+/// Error from executing a program.
 #[derive(Debug, thiserror::Error)]
 pub enum NotExecuted {
     #[error("cannot run a program whose name is empty")]
@@ -49,7 +49,7 @@ pub enum NotExecuted {
 }
 
 impl NotExecuted {
-    /// The exit status, as shells have it: 127 where the program or its interpreter is missing, 126 otherwise.
+    /// Returns the exit status that shells use: 127 if the program or its interpreter is missing, 126 otherwise.
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
@@ -61,7 +61,7 @@ impl NotExecuted {
         }
     }
 
-    /// Names the cause of the error with which execve(2) or a look at the file failed.
+    /// Determines the cause of the error with which execve(2) or an access to the file failed.
     #[must_use]
     pub fn because(program: &Path, source: io::Error) -> Self {
         let name = || program.display().to_string();
@@ -86,7 +86,7 @@ impl NotExecuted {
                     source,
                 },
             },
-            // Linux answers EIO for a file that ends before what its header announces.
+            // Linux returns EIO for a file that is shorter than its header requires.
             Some(libc::ENOEXEC | libc::EIO) => Self::format(program),
             Some(libc::EACCES) if is_not_executable(program) => Self::Permission(name()),
             _ => Self::System {
@@ -96,7 +96,7 @@ impl NotExecuted {
         }
     }
 
-    /// A file in no form that the kernel executes.
+    /// Returns the error for a file in a format that the kernel cannot execute.
     #[must_use]
     pub fn format(program: &Path) -> Self {
         let mut magic = [0; 4];
@@ -115,7 +115,7 @@ impl NotExecuted {
     }
 }
 
-/// A program to execute, with all that execve(2) takes.
+/// A program to execute, with all arguments of execve(2).
 #[derive(Clone)]
 pub struct Execution {
     program: PathBuf,
@@ -123,7 +123,7 @@ pub struct Execution {
     arguments: Vec<CString>,
     variables: Vec<CString>,
     ends_with_parent: bool,
-    /// Signals that its starter blocks, and it shall get.
+    /// Signals that the parent blocks and the program unblocks.
     unblocked: libc::sigset_t,
 }
 
@@ -137,7 +137,7 @@ impl fmt::Debug for Execution {
 }
 
 impl Execution {
-    /// `arguments` begin with the name that the program sees as its own.
+    /// Prepares an execution. `arguments` begin with the program's name (`argv[0]`).
     pub fn new<'a>(
         program: &Path,
         arguments: impl IntoIterator<Item = &'a OsString>,
@@ -168,22 +168,22 @@ impl Execution {
         })
     }
 
-    /// Has the kernel kill the program when the thread that started it ends.
+    /// Lets the kernel kill the program when the thread that started it ends (PR_SET_PDEATHSIG).
     #[must_use]
     pub fn ending_with_its_parent(mut self) -> Self {
         self.ends_with_parent = true;
         self
     }
 
-    /// Unblocks signals that the starter blocks; the program inherits the rest of the starter's signal mask.
+    /// Unblocks signals that the parent blocks. The program inherits the rest of the parent's signal mask.
     #[must_use]
     pub fn unblocking(mut self, signals: &[libc::c_int]) -> Self {
         self.unblocked = set(signals);
         self
     }
 
-    /// A command whose process becomes the program. Streams, folder and process group are the caller's to set;
-    /// arguments and environment are not.
+    /// Returns a command whose process executes the program. The caller may set streams, working directory and process
+    /// group, but not arguments and environment.
     #[must_use]
     pub fn command(self) -> Command {
         let pointers = |texts: &[CString]| {
@@ -193,8 +193,8 @@ impl Execution {
         };
         let (arguments, variables) = (pointers(&self.arguments), pointers(&self.variables));
         let mut command = Command::new(&self.program);
-        // SAFETY: between fork and exec the closure makes system calls and reads errno. Both lists end in a null
-        // pointer, and the strings that they point to are owned by the closure.
+        // SAFETY: between fork and exec the closure only makes system calls and reads errno. Both lists end with a null
+        // pointer, and the closure owns the strings that they point to.
         unsafe {
             command.pre_exec(move || {
                 let owned = &self;
@@ -218,7 +218,7 @@ impl Execution {
 }
 
 fn set(signals: &[libc::c_int]) -> libc::sigset_t {
-    // SAFETY: all zeroes is a set; the functions write nothing else and refuse numbers that are no signals.
+    // SAFETY: all zeroes is a valid sigset_t; the functions write only to it and reject invalid signal numbers.
     unsafe {
         let mut set = mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -229,7 +229,7 @@ fn set(signals: &[libc::c_int]) -> libc::sigset_t {
     }
 }
 
-/// The kind of a file that is no program.
+/// Returns the kind of a file that cannot be a program; `None` for a regular file.
 #[must_use]
 pub fn not_a_program(kind: FileType) -> Option<&'static str> {
     if kind.is_file() {
@@ -249,8 +249,8 @@ fn is_not_executable(program: &Path) -> bool {
     fs::metadata(program).is_ok_and(|data| data.permissions().mode() & 0o111 == 0)
 }
 
-/// The interpreter that a script's first line or a program's PT_INTERP names, if that is not there. The interpreter
-/// of a script may be a script, or lack an interpreter itself.
+/// Returns the interpreter in a script's first line or a program's PT_INTERP if it does not exist. The interpreter of a
+/// script may be a script whose interpreter is missing.
 fn interpreter(program: &Path) -> io::Result<Option<PathBuf>> {
     let mut file = File::open(program)?;
     let Some(named) = script_interpreter(&mut file)?.or(elf_interpreter(&mut file)?) else {
@@ -258,7 +258,7 @@ fn interpreter(program: &Path) -> io::Result<Option<PathBuf>> {
     };
     Ok(match fs::metadata(&named) {
         Err(error) if error.kind() == ErrorKind::NotFound => Some(named),
-        // The kernel follows scripts up to five deep: it would have said ELOOP.
+        // No loop: the kernel follows scripts at most five deep and would have failed with ELOOP.
         _ if named == program => None,
         _ => interpreter(&named)?,
     })
@@ -279,7 +279,7 @@ fn script_interpreter(file: &mut File) -> io::Result<Option<PathBuf>> {
         .map(|word| OsString::from_vec(word.to_vec()).into()))
 }
 
-/// The program header of type PT_INTERP of an ELF64 file (elf(5)).
+/// Returns the path in the program header of type PT_INTERP of an ELF64 file (elf(5)).
 fn elf_interpreter(file: &mut File) -> io::Result<Option<PathBuf>> {
     const HEADER: usize = 64;
     const ENTRY: usize = 56;
@@ -312,7 +312,7 @@ fn elf_interpreter(file: &mut File) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// A little-endian number of up to eight bytes; `at` and `bytes` lie within `data`.
+/// Reads a little-endian number of up to eight bytes, which must lie within `data`.
 fn number(data: &[u8], at: usize, bytes: usize) -> u64 {
     data[at..at + bytes]
         .iter()
@@ -327,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// Executes a file and returns its status, or why it was not executed.
+    /// Executes a file and returns its status, or the error.
     fn execute(program: &Path) -> Result<Option<i32>, NotExecuted> {
         let arguments = [program.as_os_str().to_owned(), "argument".into()];
         let execution = Execution::new(program, &arguments, [("A".into(), "B=C".into())])?;

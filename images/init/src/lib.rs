@@ -1,8 +1,8 @@
-//! What the first process of a Wormhole image is told and what it reports.
+//! Defines the formats of the first process of a Wormhole image, its input and its report, and executes programs.
 //!
-//! `wormhole-init` is PID 1 of guests and of the emulated host. The side that builds the image writes a
-//! [`RunFile`] into it; the process runs the program named there and ends with a [`Report`]. Both formats
-//! are read from the other side of a machine's boundary, so both readers take any bytes and never panic.
+//! `wormhole-init` is PID 1 of guests and of the emulated host. The builder of the overlay writes a
+//! [`RunFile`] into it; the process runs the program in it and ends with a [`Report`]. Both formats
+//! cross a machine's boundary, so both parsers accept any bytes and never panic.
 
 pub mod exec;
 pub mod report;
@@ -12,21 +12,21 @@ pub use exec::{Execution, NotExecuted};
 pub use report::{Ending, MAX_FILES, Report};
 pub use run_file::{RunFile, Sink};
 
-/// Where the run file lies in an image.
+/// Path of the run file in an image.
 pub const RUN_FILE: &str = "/etc/wormhole/run";
 
-/// Where the list of kernel modules lies in an image: a path and its parameters on each line, in the
-/// order in which they are to be loaded.
+/// Path of the list of kernel modules in an image. Each line has a module's path and parameters, in load
+/// order.
 pub const MODULE_LIST: &str = "/etc/wormhole/modules";
 
-/// Exit statuses that are not the program's own.
+/// Exit statuses of failures before the program runs.
 pub mod status {
-    /// The window is not there, or the kernel uses it as ordinary memory.
+    /// The window is missing or unusable, for example because the kernel uses it as system RAM.
     pub const WINDOW: u8 = 123;
-    /// The image could not be set up.
+    /// The machine could not be set up, or the program's end could not be awaited.
     pub const SETUP: u8 = 125;
-    /// The program is there but cannot be executed.
+    /// The program exists but cannot be executed.
     pub const NOT_EXECUTABLE: u8 = 126;
-    /// The program, or the loader that it names, is not there.
+    /// The program, or its interpreter or loader, does not exist.
     pub const NOT_FOUND: u8 = 127;
 }

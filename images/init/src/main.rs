@@ -1,8 +1,8 @@
-//! The first process of Wormhole's guests and of the emulated host.
+//! Runs as the first process (PID 1) of Wormhole's guests and of the emulated host.
 //!
-//! It prepares the system, loads the kernel modules of the image, checks the window, runs one program with
-//! its output on the given sinks, reports how it ended, and restarts the machine. It has no library to
-//! load and nobody above it: whatever fails ends in the report, or at least on the console.
+//! Prepares the system, loads the kernel modules of the image, checks the window, runs one program with
+//! its output on the given sinks, reports how it ended, and restarts the machine. The process is statically
+//! linked and has no parent: every failure goes to the report, or at least to the console.
 
 mod modules;
 mod output;
@@ -19,7 +19,7 @@ use wormhole_init::{
 
 use output::Stream;
 
-/// What keeps the program from being run.
+/// Error that prevents the program from running.
 #[derive(Debug, thiserror::Error)]
 enum InitError {
     #[error(transparent)]
@@ -71,15 +71,15 @@ fn main() {
     power::restart();
 }
 
-/// The streams of a run, in the order in which they are opened: that the last one is open tells the other side that
-/// the program starts.
+/// Streams of a run, in the order in which they are opened. The last one signals the other side that the program
+/// starts.
 struct Streams {
     program: program::Streams,
     report: Stream,
 }
 
-/// Prepares everything before the program, up to its streams. The run file is handed out as soon as it is read, since
-/// it says where a failure is to be reported.
+/// Prepares the system and opens the program's streams. Stores the run file in `run` as soon as it is parsed, since it
+/// contains the sink for reports of failures.
 fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     system::mount()?;
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
@@ -101,12 +101,12 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     })
 }
 
-/// A stream to read from.
+/// Opens a stream for reading.
 fn source(sink: &Sink) -> Result<fs::File, output::OutputError> {
     output::open(sink).and_then(Stream::into_source)
 }
 
-/// The stream of signals for the program; a program runs without one as well.
+/// Opens the stream of signals for the program; `None` if that fails, since the program can run without signals.
 fn signals(source: &Sink) -> Option<fs::File> {
     match self::source(source) {
         Ok(file) => Some(file),

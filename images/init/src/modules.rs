@@ -1,4 +1,4 @@
-//! Loads the kernel modules of the image, in the order in which the image lists them.
+//! Loads the kernel modules of the image in the order of its list.
 
 use std::ffi::CString;
 use std::fs::File;

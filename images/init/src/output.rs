@@ -1,4 +1,4 @@
-//! Where output goes: a vsock connection, a device or the console.
+//! Opens sinks: vsock connections, devices and the console.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use wormhole_init::Sink;
 
-/// How long the other side may take to take the last bytes.
+/// Time limit for the other side to read the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How long a device may take to appear.
+/// Time limit for a device to appear.
 const APPEARANCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub struct Stream {
     connection: bool,
 }
 
-/// Says something on the console: the last resort, so that nothing is left to do if it fails.
+/// Prints a message on the console. Ignores failures, since there is no further fallback.
 pub fn console(text: &str) {
     if let Ok(mut console) = OpenOptions::new().write(true).open("/dev/console") {
         let _ = writeln!(console, "wormhole-init: {text}");
@@ -60,7 +60,7 @@ pub fn open(sink: &Sink) -> Result<Stream, OutputError> {
     }
 }
 
-/// Opens a sink, or the console in its place.
+/// Opens a sink, or the console if that fails.
 pub fn open_or_console(sink: &Sink) -> Result<Stream, OutputError> {
     open(sink).or_else(|error| {
         console(&format!("{error}; using the console"));
@@ -83,7 +83,7 @@ fn device(path: &Path) -> Result<Stream, OutputError> {
     })
 }
 
-/// Opens a device. A port's device appears some time after its driver was loaded.
+/// Opens a device. A virtio port's device appears some time after its driver is loaded.
 fn appear(path: &Path) -> io::Result<File> {
     let start = Instant::now();
     loop {
@@ -100,15 +100,15 @@ fn appear(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Keeps a terminal from changing line breaks; what is no terminal stays as it is.
+/// Sets a terminal to raw mode, so that it does not translate line breaks. Does nothing for other files.
 fn make_raw(file: &File) {
     // SAFETY: all zeroes is a valid termios, which tcgetattr overwrites.
     let mut modes: libc::termios = unsafe { mem::zeroed() };
-    // SAFETY: the descriptor is open and `modes` is a termios to write to.
+    // SAFETY: the descriptor is open, and `modes` is a writable termios.
     if unsafe { libc::tcgetattr(file.as_raw_fd(), &raw mut modes) } != 0 {
         return;
     }
-    // SAFETY: `modes` is a termios; the calls read and write nothing else.
+    // SAFETY: `modes` is a valid termios; the calls access nothing else.
     unsafe {
         libc::cfmakeraw(&raw mut modes);
         libc::tcsetattr(file.as_raw_fd(), libc::TCSANOW, &raw const modes);
@@ -121,7 +121,7 @@ fn connect(cid: u32, port: u32) -> io::Result<OwnedFd> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just returned to us and belongs to nobody else.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: all zeroes is a valid sockaddr_vm.
     let mut address: libc::sockaddr_vm = unsafe { mem::zeroed() };
@@ -139,16 +139,16 @@ fn connect(cid: u32, port: u32) -> io::Result<OwnedFd> {
 }
 
 impl Stream {
-    /// The stream as one to read from, after one byte has told the other side that it is read.
+    /// Sends `!` to the other side to signal readiness, then returns the file for reading.
     pub fn into_source(mut self) -> Result<File, OutputError> {
         self.file.write_all(b"!").map_err(OutputError::Ready)?;
         Ok(self.file)
     }
 
-    /// Ends the stream and returns once the other side has taken everything, or does not answer.
+    /// Ends the stream. Returns once the other side has read everything, or after a timeout.
     pub fn finish(mut self) {
         if !self.connection {
-            // SAFETY: tcdrain takes a descriptor; on what is no terminal it fails and changes nothing.
+            // SAFETY: tcdrain takes a descriptor; it fails without effect if that is not a terminal.
             unsafe { libc::tcdrain(self.file.as_raw_fd()) };
             return;
         }
@@ -169,7 +169,7 @@ impl Stream {
             );
             libc::shutdown(socket, libc::SHUT_WR);
         }
-        // The other side closes when it has everything; what it may send meanwhile is of no interest.
+        // The other side closes the connection once it has read everything. Data from it is ignored.
         let mut ignored = [0; 256];
         while matches!(self.file.read(&mut ignored), Ok(1..)) {}
     }

@@ -1,4 +1,4 @@
-//! The machine's end.
+//! Ends the machine: writes the exit status and restarts.
 
 use std::arch::asm;
 use std::ffi::c_ulong;
@@ -9,13 +9,13 @@ pub fn tell_monitor(port: u16, status: u8) {
     if unsafe { libc::ioperm(c_ulong::from(port), 1, 1) } != 0 {
         return;
     }
-    // SAFETY: access to the port was just granted; the instruction touches neither memory nor flags.
+    // SAFETY: access to the port was just granted; the instruction changes neither memory nor flags.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") status, options(nomem, nostack, preserves_flags))
     };
 }
 
-/// Restarts the machine, which is how its monitor notices the end.
+/// Restarts the machine, by which its monitor detects the end.
 pub fn restart() -> ! {
     loop {
         // SAFETY: neither call takes a pointer.
@@ -23,7 +23,7 @@ pub fn restart() -> ! {
             libc::sync();
             libc::reboot(libc::RB_AUTOBOOT);
         }
-        // Only a process that may not do it gets here; the first process of a machine may.
+        // reboot returns only on failure, for example without CAP_SYS_BOOT, which PID 1 has.
         std::thread::park();
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the program and waits for its end, as the first process has to: reaping everybody else's orphans.
+//! Runs the program and waits for its end, reaping orphans as PID 1 must.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -19,7 +19,7 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// As shells have it.
+    /// Returns the exit status that shells use.
     pub fn status(&self) -> u8 {
         match self {
             Self::Start(error) => error.status(),
@@ -28,18 +28,18 @@ impl ProgramError {
     }
 }
 
-/// The program's streams.
+/// Streams of the program.
 #[derive(Debug)]
 pub struct Streams {
-    /// Its standard input; an empty one if none.
+    /// Standard input; empty if `None`.
     pub stdin: Option<File>,
     pub stdout: Stream,
     pub stderr: Stream,
-    /// Carries signal numbers, a byte each, which are sent to the program.
+    /// Stream of signal numbers for the program, one byte each.
     pub signals: Option<File>,
 }
 
-/// Runs the program to its end.
+/// Runs the program until it ends and its output is copied.
 pub fn run(run: &RunFile, streams: Streams) -> Result<Ending, InitError> {
     let (stdout_reader, stdout_writer) = io::pipe().map_err(OutputError::Pipe)?;
     let (stderr_reader, stderr_writer) = io::pipe().map_err(OutputError::Pipe)?;
@@ -47,7 +47,7 @@ pub fn run(run: &RunFile, streams: Streams) -> Result<Ending, InitError> {
     let program = run.arguments[0].as_ref();
     let execution = Execution::new(program, &run.arguments, run.variables.iter().cloned())
         .map_err(ProgramError::from)?;
-    // The command holds the writing ends of the pipes: it must be gone before the copies can end.
+    // The command holds the write ends of the pipes: it must be dropped before the copies can end.
     let child = {
         let mut command = execution.command();
         command
@@ -73,18 +73,18 @@ pub fn run(run: &RunFile, streams: Streams) -> Result<Ending, InitError> {
         }
         Err(source) => Err(NotExecuted::because(program, source).into()),
     };
-    // What the program left behind would keep its output open.
-    // SAFETY: kill takes no pointers; -1 is every process but this one.
+    // Processes that the program left behind would keep its output open.
+    // SAFETY: kill takes no pointers; -1 is every process except this one.
     unsafe { libc::kill(-1, libc::SIGKILL) };
     for copy in copies {
-        // A copy that panicked has already said so on the console.
+        // A copy that panicked has already printed a message on the console.
         let _ = copy.join();
     }
     Ok(ending?)
 }
 
-/// Sends the program the signals that come on this stream. After the program's end none of them matters: what is
-/// left then is killed.
+/// Forwards signals from this stream to the program. Signals after the program's end do not matter, since all remaining
+/// processes are killed.
 fn pass(mut signals: File, program: u32) {
     let Ok(program) = libc::pid_t::try_from(program) else {
         return;
@@ -92,17 +92,17 @@ fn pass(mut signals: File, program: u32) {
     thread::spawn(move || {
         let mut signal = [0];
         while matches!(signals.read(&mut signal), Ok(1)) {
-            // SAFETY: kill takes no pointers; a number that is no signal is an error without effect.
+            // SAFETY: kill takes no pointers; an invalid signal number is an error without effect.
             unsafe { libc::kill(program, signal[0].into()) };
         }
     });
 }
 
-/// Waits for one child among all.
+/// Waits for the child `pid` and reaps every other child that ends meanwhile.
 fn wait_for(pid: u32) -> io::Result<Ending> {
     loop {
         let mut status = 0;
-        // SAFETY: waitpid writes one int, which `status` is.
+        // SAFETY: waitpid writes one int, to `status`.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if ended < 0 {
             let error = io::Error::last_os_error();
@@ -125,7 +125,8 @@ fn wait_for(pid: u32) -> io::Result<Ending> {
     }
 }
 
-/// Carries a pipe's bytes to a sink. A sink that is gone must not stop the program: its output is dropped.
+/// Copies a pipe's bytes to a sink on a thread. Drops them after the sink has failed, so that the program does not
+/// block.
 fn copy(mut from: PipeReader, mut to: Stream) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];

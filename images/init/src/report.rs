@@ -1,7 +1,7 @@
-//! The report: how the program ended, and the files that were asked for.
+//! Reads and writes the report: how the program ended, and the requested files.
 //!
 //! A first line with the version, a line with the ending, files with their lengths, and the line `end`,
-//! without which the report is incomplete. What it says comes from the guest and is bounded on reading.
+//! without which the report is incomplete. The content comes from the guest; its size is bounded on reading.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,10 +13,10 @@ const MAX_LINE: u64 = 256;
 const MAX_MESSAGE: u64 = 64 << 10;
 const MAX_PATH: u64 = 4096;
 const MAX_FILE: u64 = 64 << 20;
-/// The most files that can be asked for.
+/// Maximum number of files that can be requested.
 pub const MAX_FILES: usize = 64;
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The program exited with this status.
@@ -28,7 +28,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The status that a shell would show.
+    /// Returns the status that a shell would show.
     pub fn status(&self) -> u8 {
         match *self {
             Self::Exited(status) | Self::Failed { status, .. } => status,
@@ -37,14 +37,14 @@ impl Ending {
     }
 }
 
-/// What a machine said at its end.
+/// Report of a machine at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub ending: Ending,
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// A report that is incomplete or makes no sense.
+/// Error from reading a report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error("the report ended before it was complete")]
@@ -84,7 +84,7 @@ impl Report {
     /// Reads a report with at most `most_files` files, each of at most 64 MiB.
     ///
     /// # Errors
-    /// The report is incomplete, announces more than it may, or has a line without a meaning.
+    /// The report is incomplete, exceeds a limit, or has an invalid line.
     pub fn read(input: impl Read, most_files: usize) -> Result<Self, ReportError> {
         let mut input = BufReader::new(input);
         expect(&mut input, VERSION)?;
@@ -160,7 +160,7 @@ fn bounded(word: &str, what: &'static str, most: u64, text: &str) -> Result<u64,
     }
 }
 
-/// Exactly `length` bytes; memory grows with what arrives, not with what was announced.
+/// Reads exactly `length` bytes. Allocates memory as data arrives, not by the announced length.
 fn bytes(input: &mut impl Read, length: u64) -> Result<Vec<u8>, ReportError> {
     let mut data = Vec::new();
     input

@@ -1,7 +1,7 @@
-//! The run file: what to run, with what, and where its output goes.
+//! Reads and writes the run file: the program, its environment, and the sinks of its output.
 //!
-//! Lines of a key, a space and a value, after a first line with the version. Values are bytes; a line
-//! break in one is written `\n` and a backslash `\\`. Repeated keys add to a list.
+//! The first line is the version. Each other line is a key, a space and a value. Values are bytes, with a line
+//! break written as `\n` and a backslash as `\\`. Repeated keys append to a list.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,42 +9,42 @@ use std::path::PathBuf;
 
 const VERSION: &[u8] = b"wormhole-run 1";
 
-/// Where one of the program's streams goes, or comes from.
+/// Destination or source of one of the program's streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sink {
-    /// The kernel's console.
+    /// Console of the kernel.
     Console,
-    /// A connection to this port of this vsock address.
+    /// Connection to a port of a vsock address.
     Vsock { cid: u32, port: u32 },
-    /// A character device, such as a virtio port.
+    /// Character device, such as a virtio port.
     Device(PathBuf),
 }
 
-/// All that `wormhole-init` is told.
+/// Instructions for `wormhole-init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFile {
-    /// The program's path and its arguments; never empty.
+    /// Path of the program and its arguments; never empty.
     pub arguments: Vec<OsString>,
-    /// The program's whole environment.
+    /// Complete environment of the program.
     pub variables: Vec<(OsString, OsString)>,
-    /// The program's working directory.
+    /// Working directory of the program.
     pub directory: PathBuf,
-    /// Where the program's standard input comes from; an empty one if not given.
+    /// Source of the program's standard input; empty if `None`.
     pub stdin: Option<Sink>,
     pub stdout: Sink,
     pub stderr: Sink,
     pub report: Sink,
-    /// Where numbers of signals for the program come from, a byte each.
+    /// Source of signal numbers for the program, one byte each.
     pub signals: Option<Sink>,
-    /// Bytes of the window that must be there.
+    /// Required size of the window in bytes.
     pub window: Option<u64>,
-    /// I/O port that takes the exit status as one byte.
+    /// I/O port to which the exit status is written as one byte.
     pub exit_port: Option<u16>,
-    /// Files that travel with the report, if they exist when the program has ended.
+    /// Files to include in the report if they exist when the program has ended.
     pub collect: Vec<PathBuf>,
 }
 
-/// A run file that makes no sense.
+/// Error from parsing a run file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RunFileError {
     #[error("the run file starts with {0:?} instead of its version")]
@@ -62,7 +62,7 @@ pub enum RunFileError {
 }
 
 impl RunFile {
-    /// A program with nothing else set: output on the console, an empty environment.
+    /// Creates a run file for a program, with output on the console and an empty environment.
     pub fn new(program: impl Into<OsString>) -> Self {
         Self {
             arguments: vec![program.into()],
@@ -212,7 +212,7 @@ fn line(text: &mut Vec<u8>, key: &str, value: &OsStr) {
     text.push(b'\n');
 }
 
-/// The value behind its escapes. No value holds a NUL: neither arguments nor paths can.
+/// Unescapes a value; `None` if it is invalid. A NUL is invalid, since neither arguments nor paths can contain one.
 fn unescape(raw: &[u8]) -> Option<OsString> {
     let mut value = Vec::with_capacity(raw.len());
     let mut bytes = raw.iter();

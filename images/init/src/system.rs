@@ -1,4 +1,4 @@
-//! The file systems and the network interface that every program expects.
+//! Mounts the file systems and brings up the loopback interface that programs expect.
 
 use std::ffi::{CString, c_char, c_short};
 use std::fs::{self, Permissions};
@@ -6,11 +6,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
-/// Folders for everybody. They stay on the first file system, which is in memory as well: a mount would
-/// hide what the image has there.
+/// World-writable folders. They stay on the root file system, which is in memory too: a mount would hide the
+/// image's files in them.
 const SHARED_FOLDERS: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Mounts in order: file system, where, with which options.
+/// Mounts in order: file system type, path, options.
 const MOUNTS: [(&str, &str, &str); 4] = [
     ("proc", "/proc", ""),
     ("sysfs", "/sys", ""),
@@ -30,7 +30,7 @@ pub enum SystemError {
 
 pub fn mount() -> Result<(), SystemError> {
     for (kind, path, options) in MOUNTS {
-        // An existing folder is what is wanted; a missing one shows in the mount.
+        // The folder may exist; if it cannot be created, the mount fails.
         let _ = fs::create_dir_all(path);
         mount_one(kind, path, options).map_err(|source| SystemError::Mount {
             kind,
@@ -39,7 +39,7 @@ pub fn mount() -> Result<(), SystemError> {
         })?;
     }
     for path in SHARED_FOLDERS {
-        // As above; a program that needs the folder says so.
+        // As above; a failure shows in the program that needs the folder.
         let _ = fs::create_dir_all(path);
         let _ = fs::set_permissions(path, Permissions::from_mode(0o1777));
     }
@@ -67,14 +67,14 @@ fn mount_one(kind: &str, path: &str, options: &str) -> io::Result<()> {
     }
 }
 
-/// Brings the loopback interface up. Few programs miss it, so that its absence is no failure.
+/// Brings the loopback interface up. Ignores failures, since few programs need it.
 pub fn loopback() {
     // SAFETY: socket takes no pointers.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         return;
     }
-    // SAFETY: the descriptor was just returned to us and belongs to nobody else.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: all zeroes is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

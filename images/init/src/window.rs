@@ -1,9 +1,8 @@
-//! Finds the window: the range of soft-reserved memory that the kernel offers as a dax device.
+//! Prepares the window: the range of soft-reserved memory that the kernel exposes as a DAX device.
 //!
-//! Linux 6.1 binds the device as soon as its drivers are there. Linux 6.12 leaves an idle region of size
-//! zero (`dax_hmem region_idle=1`), which is given its size and bound here. If the kernel's own memory
-//! driver (`kmem`) was faster, the range is ordinary memory and full of the kernel's data: that window is
-//! refused.
+//! Linux 6.1 binds the device when its drivers are loaded. Linux 6.12 leaves an idle region with a device of
+//! size zero (`dax_hmem region_idle=1`), which is resized and bound here. If the kernel's `kmem` driver has bound
+//! the device before, the range is system RAM and contains kernel data: such a window is refused.
 
 use std::fs;
 use std::io;
@@ -13,7 +12,7 @@ use std::path::{Path, PathBuf};
 const DEVICES: &str = "/sys/bus/dax/devices";
 const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";
 
-/// Mappings of the window start and end at multiples of this.
+/// Alignment of the window's mappings.
 const ALIGNMENT: u64 = 2 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +47,7 @@ pub enum WindowError {
     Node(PathBuf),
 }
 
-/// Makes the window of this size usable and returns its device.
+/// Prepares the window, checks its size, and returns its device node.
 pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
     let mut names: Vec<String> = match fs::read_dir(DEVICES) {
         Ok(entries) => entries
@@ -87,7 +86,7 @@ pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
     if !device.join("driver").exists() {
         bind(&name)?;
     }
-    // Binding is what could have given the range away.
+    // Checks again, since binding may have given the range to kmem.
     refuse_ordinary_memory(&range)?;
     let node = Path::new("/dev").join(&name);
     if node.exists() {
@@ -97,7 +96,7 @@ pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
     }
 }
 
-/// Binds by the device's name: first as what the driver already matches, then as a new match.
+/// Binds the device to `device_dax` with `bind`, or with `new_id` if the driver does not match it yet.
 fn bind(name: &str) -> Result<(), WindowError> {
     let driver = Path::new(DRIVER);
     fs::write(driver.join("bind"), name)
@@ -108,7 +107,7 @@ fn bind(name: &str) -> Result<(), WindowError> {
         })
 }
 
-/// The physical addresses of a dax device, first and last.
+/// Returns the physical address range of a DAX device.
 fn range(device: &Path) -> Result<RangeInclusive<u64>, WindowError> {
     let start = number(&device.join("resource"))?;
     let size = number(&device.join("size"))?;
@@ -131,7 +130,7 @@ fn refuse_ordinary_memory(range: &RangeInclusive<u64>) -> Result<(), WindowError
     }
 }
 
-/// The name of the first ordinary memory that meets the range in a map as `/proc/iomem` shows it.
+/// Returns the name of the first system RAM that overlaps the range in a map with the format of `/proc/iomem`.
 fn ordinary_memory(map: &str, range: &RangeInclusive<u64>) -> Option<String> {
     map.lines().find_map(|line| {
         let (addresses, name) = line.trim_start().split_once(" : ")?;
@@ -143,7 +142,7 @@ fn ordinary_memory(map: &str, range: &RangeInclusive<u64>) -> Option<String> {
     })
 }
 
-/// A number in sysfs, decimal or with `0x`.
+/// Reads a number from sysfs, decimal or with `0x`.
 fn number(path: &Path) -> Result<u64, WindowError> {
     let text = fs::read_to_string(path).map_err(|source| WindowError::Read {
         path: path.to_owned(),
