@@ -1,10 +1,10 @@
 //! Counters of a worker, in a shared page that outlives it; the page of its progress follows.
 //!
 //! The supervisor creates the pages and sends their file to the worker at assignment. The worker writes them with
-//! relaxed stores, except for one word ([`CountersFile::set_neighbours`]). The supervisor copies them out when the
-//! worker is gone; a hostile worker may have written any numbers. While the worker lives, the supervisor writes through
-//! a mapping and never with `pwrite`: a `write` of the worker to the same file holds the inode's lock for as long as a
-//! page fault on its source buffer makes it wait.
+//! relaxed stores. The supervisor copies them out; a hostile worker may have written any numbers. The supervisor maps
+//! no page, because its page fault would wait while the worker punches the file, and writes none, because a `write` of
+//! the worker to the same file holds the inode's lock for as long as a page fault on its source buffer makes it wait. A
+//! `pread` of a memfd waits for neither (`shmem_file_read_iter` and `shmem_fault` in mm/shmem.c of Linux).
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memory::Mapping;
+use crate::neighbours::Neighbours;
 use crate::progress::{self, Progress, Snapshot};
 use crate::{device, memory};
 
@@ -22,8 +22,6 @@ pub const PAGE_BYTES: usize = 4096;
 /// Bytes of the file: the page of counts, and behind it the page of progress.
 const FILE_BYTES: usize = 2 * PAGE_BYTES;
 const _: () = assert!(progress::WORDS * 8 == PAGE_BYTES);
-/// Word that the supervisor writes: 1 if other tenants use the devices as well.
-const NEIGHBOURS: usize = 32;
 /// First word of the counts by message.
 const FIRST_MESSAGE: usize = 64;
 /// First of the words with the bytes of each device's memory that the process has allocated.
@@ -126,11 +124,7 @@ impl Counts {
 
 /// The supervisor's side: the file of the pages.
 #[derive(Debug)]
-pub struct CountersFile {
-    file: File,
-    /// Mapping of the file's first page.
-    page: Mapping,
-}
+pub struct CountersFile(File);
 
 impl CountersFile {
     /// Creates a memfd with zeroed pages and seals its size.
@@ -141,31 +135,20 @@ impl CountersFile {
         let file = File::from(memory::anonymous_file(c"wormhole-counters")?);
         file.set_len(FILE_BYTES as u64)?;
         memory::seal_size(&file)?;
-        let page = Mapping::new(&file, 0, PAGE_BYTES)?;
-        Ok(Self { file, page })
+        Ok(Self(file))
     }
 
     pub fn file(&self) -> &File {
-        &self.file
+        &self.0
     }
 
     /// Returns the bytes of a device's memory that the worker claims its process has allocated. `device` is the number
     /// among the tenant's devices.
     pub fn device_memory(&self, device: usize) -> u64 {
         let word = DEVICE_MEMORY + device.min(device::MOST - 1);
-        self.word(word).load(Ordering::Relaxed)
-    }
-
-    /// Sets whether other tenants use the worker's devices as well.
-    pub fn set_neighbours(&self, has_neighbours: bool) {
-        let word = self.word(NEIGHBOURS);
-        word.store(u64::from(has_neighbours), Ordering::Relaxed);
-    }
-
-    fn word(&self, index: usize) -> &AtomicU64 {
-        debug_assert!(index < PAGE_BYTES / 8);
-        // SAFETY: inside the page, which is mapped as long as `self` lives, of a file that cannot shrink.
-        unsafe { &*self.page.base().cast::<AtomicU64>().add(index) }
+        let mut bytes = [0; 8];
+        let read = self.0.read_exact_at(&mut bytes, 8 * word as u64);
+        read.map_or(0, |()| u64::from_le_bytes(bytes))
     }
 
     /// Reads the current counts.
@@ -185,7 +168,7 @@ impl CountersFile {
 
     fn page(&self, at: u64) -> Vec<u64> {
         let mut bytes = [0u8; PAGE_BYTES];
-        if self.file.read_exact_at(&mut bytes, at).is_err() {
+        if self.0.read_exact_at(&mut bytes, at).is_err() {
             return Vec::new();
         }
         let (words, _) = bytes.as_chunks::<8>();
@@ -198,6 +181,7 @@ impl CountersFile {
 pub struct Counters {
     page: NonNull<AtomicU64>,
     progress: Progress,
+    neighbours: Neighbours,
 }
 
 // SAFETY: the page is accessed through atomics only.
@@ -210,11 +194,15 @@ impl Counters {
     ///
     /// # Errors
     /// The descriptor cannot be mapped.
-    pub fn map(fd: &OwnedFd) -> io::Result<Self> {
+    pub fn map(fd: &OwnedFd, neighbours: Neighbours) -> io::Result<Self> {
         let page = memory::map_shared(fd, 0, FILE_BYTES)?.cast();
         // SAFETY: the second of the two pages, which stay mapped.
         let progress = unsafe { Progress::new(page.add(PAGE_BYTES / 8)) };
-        Ok(Self { page, progress })
+        Ok(Self {
+            page,
+            progress,
+            neighbours,
+        })
     }
 
     /// Returns the page in which the worker's threads note their progress.
@@ -248,7 +236,7 @@ impl Counters {
 
     /// Returns true if other tenants use the devices as well, as last set by the supervisor.
     pub fn has_neighbours(&self) -> bool {
-        self.word(NEIGHBOURS).load(Ordering::Relaxed) != 0
+        self.neighbours.has_some()
     }
 
     #[inline]
@@ -269,13 +257,22 @@ impl Counters {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::neighbours::NeighboursFile;
+
+    /// Creates a page with its supervisor's and its worker's side.
+    pub(crate) fn page() -> (CountersFile, Counters) {
+        let file = CountersFile::create().unwrap();
+        let neighbours = NeighboursFile::create().unwrap().descriptor().unwrap();
+        let neighbours = Neighbours::map(&neighbours).unwrap();
+        let page = OwnedFd::from(file.file().try_clone().unwrap());
+        (file, Counters::map(&page, neighbours).unwrap())
+    }
 
     #[test]
     fn what_the_worker_counts_the_supervisor_reads() {
-        let file = CountersFile::create().unwrap();
-        let counters = Counters::map(&OwnedFd::from(file.file().try_clone().unwrap())).unwrap();
+        let (file, counters) = page();
         counters.add(Counter::Requests, 2);
         counters.message(33);
         counters.message(33);
@@ -290,11 +287,6 @@ mod tests {
         let memory = [0, 1, device::MOST - 1].map(|device| file.device_memory(device));
         assert_eq!(memory, [4096, 0, 7]);
         assert_eq!(file.read().messages().count(), 1);
-        assert!(!counters.has_neighbours());
-        for said in [true, false] {
-            file.set_neighbours(said);
-            assert_eq!(counters.has_neighbours(), said);
-        }
         assert_eq!(
             counts.get(Counter::Requests),
             file.read().get(Counter::Requests)
@@ -350,7 +342,6 @@ mod tests {
             let (done, is_done) = std::sync::mpsc::channel();
             let file = &file;
             scope.spawn(move || {
-                file.set_neighbours(true);
                 done.send(file.device_memory(0) + file.read().get(Counter::Records))
             });
             let said = is_done.recv_timeout(std::time::Duration::from_secs(20));

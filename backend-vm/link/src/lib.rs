@@ -2,7 +2,7 @@
 //!
 //! The supervisor accepts tenants' windows and guest processes' control streams, grants sessions, starts and reaps
 //! workers; a worker executes one guest process's calls. They exchange messages over a [`channel`], agree on a
-//! [`device`], and count in pages that both map ([`counters`], [`progress`]). This crate contains no code for any
+//! [`device`], and count in pages that the worker maps ([`counters`], [`progress`]). This crate contains no code for any
 //! device, because the launcher and the supervisor are built without it.
 
 pub mod arguments;
@@ -10,6 +10,7 @@ pub mod channel;
 pub mod counters;
 pub mod device;
 pub mod memory;
+pub mod neighbours;
 pub mod process;
 pub mod progress;
 pub mod report;

@@ -25,7 +25,21 @@ pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
 /// # Errors
 /// As `F_ADD_SEALS`.
 pub fn seal_size(file: &impl AsRawFd) -> io::Result<()> {
-    let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    seal(
+        file,
+        libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
+    )
+}
+
+/// Adds `F_SEAL_FUTURE_WRITE`: the file is written by existing mappings alone, and no holes are punched into it.
+///
+/// # Errors
+/// As `F_ADD_SEALS`.
+pub fn seal_writes(file: &impl AsRawFd) -> io::Result<()> {
+    seal(file, libc::F_SEAL_FUTURE_WRITE)
+}
+
+fn seal(file: &impl AsRawFd, seals: i32) -> io::Result<()> {
     // SAFETY: an open descriptor and flags.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
         return Err(io::Error::last_os_error());
@@ -51,7 +65,18 @@ pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
 /// # Errors
 /// As `mmap`.
 pub fn map_shared(file: &impl AsRawFd, offset: u64, bytes: usize) -> io::Result<NonNull<u8>> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    map(file, offset, bytes, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+/// Maps the start of a file, shared, to be read only.
+///
+/// # Errors
+/// As `mmap`.
+pub fn map_to_read(file: &impl AsRawFd, bytes: usize) -> io::Result<NonNull<u8>> {
+    map(file, 0, bytes, libc::PROT_READ)
+}
+
+fn map(file: &impl AsRawFd, offset: u64, bytes: usize, protection: i32) -> io::Result<NonNull<u8>> {
     let (fd, offset) = (file.as_raw_fd(), to_offset(offset)?);
     // SAFETY: no fixed address, so no existing mapping is replaced.
     let result = unsafe {

@@ -211,17 +211,8 @@ fn name(id: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
-
     use super::*;
-    use crate::counters::{Counters, CountersFile};
-
-    /// Creates a page with its supervisor's and its worker's side.
-    fn page() -> (CountersFile, Counters) {
-        let file = CountersFile::create().unwrap();
-        let fd = OwnedFd::from(file.file().try_clone().unwrap());
-        (file, Counters::map(&fd).unwrap())
-    }
+    use crate::counters::tests::page;
 
     #[test]
     fn a_request_is_seen_until_it_is_answered() {

@@ -75,6 +75,7 @@ use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::neighbours::NeighboursFile;
 pub use wormhole_sandbox::MemoryLimits;
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
@@ -129,6 +130,8 @@ pub enum SupervisorError {
     Signals(#[source] std::io::Error),
     #[error("no descriptor is left for the turns of streams")]
     Turns(#[source] std::io::Error),
+    #[error("the word on neighbours cannot be shared with workers")]
+    Neighbours(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
     Sampler(#[source] std::io::Error),
 }
@@ -180,6 +183,8 @@ struct Supervisor {
     tenants: BTreeMap<Id, Tenant>,
     /// More than one of them has a window: what tells of the devices' work as a whole tells of others'.
     has_neighbours: bool,
+    /// Where workers read that.
+    neighbours: NeighboursFile,
     guests: BTreeMap<Id, Guest>,
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
@@ -258,6 +263,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     };
     alarm::install().map_err(SupervisorError::Signals)?;
     let turns = Turns::new().map_err(SupervisorError::Turns)?;
+    let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let supervisor = Supervisor {
         device: abilities.device,
@@ -277,6 +283,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         next_id: 0,
         tenants: BTreeMap::new(),
         has_neighbours: false,
+        neighbours,
         guests: BTreeMap::new(),
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),

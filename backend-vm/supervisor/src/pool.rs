@@ -453,7 +453,7 @@ impl Supervisor {
         };
         let grant = self.grant_of(key);
         let session = self.sessions.get_mut(&key);
-        let descriptors = session.and_then(|session| session.descriptors().ok());
+        let descriptors = session.and_then(|one| one.descriptors(&self.neighbours).ok());
         let (Some(grant), Some(descriptors), Some(worker)) =
             (grant, descriptors, self.workers.get_mut(&id))
         else {

@@ -30,6 +30,7 @@ use super::tenants::window_of;
 use super::window::Window;
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
 use wormhole_link::counters::CountersFile;
+use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::report::SessionReport;
 
 /// One session.
@@ -78,9 +79,10 @@ enum Phase {
 
 impl Session {
     /// The descriptors that its worker is assigned it with.
-    pub fn descriptors(&mut self) -> io::Result<Vec<OwnedFd>> {
+    pub fn descriptors(&mut self, neighbours: &NeighboursFile) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
-        let mut descriptors = vec![self.file.descriptor()?, page.into()];
+        let word = neighbours.descriptor()?;
+        let mut descriptors = vec![self.file.descriptor()?, page.into(), word];
         if self.features & FEATURE_FILES != 0 {
             let (guest, worker) = UnixDatagram::pair()?;
             // A worker that is told of a descriptor does not wait for it.
@@ -91,11 +93,6 @@ impl Session {
             descriptors.push(worker.into());
         }
         Ok(descriptors)
-    }
-
-    /// Says to its worker whether other tenants use the devices as well.
-    pub fn say_neighbours(&self, has_neighbours: bool) {
-        self.counters.set_neighbours(has_neighbours);
     }
 
     /// Why it ended, with what its status word said before.
@@ -248,11 +245,6 @@ impl Supervisor {
                 end: String::new(),
             },
         );
-        if self.has_neighbours
-            && let Some(session) = self.sessions.get(&key)
-        {
-            session.say_neighbours(true);
-        }
         if let Some(guest) = self.guests.get_mut(&guest) {
             guest.session = Some(key);
         }

@@ -580,17 +580,11 @@ impl Supervisor {
         self.count_neighbours();
     }
 
-    /// Says to the workers whether more than one tenant uses the devices, when that has changed.
+    /// Says to the workers whether more than one tenant uses the devices.
     fn count_neighbours(&mut self) {
         let attached = self.tenants.values().filter(|one| one.window.is_some());
-        let has_neighbours = attached.count() > 1;
-        if has_neighbours == self.has_neighbours {
-            return;
-        }
-        self.has_neighbours = has_neighbours;
-        for session in self.sessions.values() {
-            session.say_neighbours(has_neighbours);
-        }
+        self.has_neighbours = attached.count() > 1;
+        self.neighbours.set(self.has_neighbours);
     }
 
     /// Whether a line that the tenant or its guests caused is to be logged.

@@ -63,6 +63,13 @@ pub fn protocol(index: u64) -> u64 {
     PROTOCOL_HASH.wrapping_add(index)
 }
 
+/// What comes with a session.
+pub struct Given {
+    pub window: OwnedFd,
+    pub counters: OwnedFd,
+    pub neighbours: OwnedFd,
+}
+
 /// What a worker is started with.
 pub struct Stub {
     pub protocol: u64,
@@ -96,8 +103,8 @@ impl Stub {
             .unwrap();
     }
 
-    /// Says that it is ready, waits for its session and takes it: the window and the counters.
-    pub fn take_session(&mut self) -> (OwnedFd, OwnedFd) {
+    /// Says that it is ready, waits for its session and takes it.
+    pub fn take_session(&mut self) -> Given {
         let ready = Message::Ready {
             protocol_hash: self.protocol,
             device: "stub",
@@ -114,7 +121,11 @@ impl Stub {
             }
         }
         let mut descriptor = || self.incoming.descriptor().unwrap();
-        let given = (descriptor(), descriptor());
+        let given = Given {
+            window: descriptor(),
+            counters: descriptor(),
+            neighbours: descriptor(),
+        };
         self.send(&Message::Assigned, Vec::new());
         given
     }

@@ -149,9 +149,9 @@ fn scribble(mut stub: Stub) {
 
 /// The session's memory, its counters and the words of an event.
 fn stub_event(stub: &mut Stub, token: &str) -> [OwnedFd; 3] {
-    let (file, counters) = stub.take_session();
+    let given = stub.take_session();
     let token = u128::from_str_radix(token, 16).unwrap();
-    [file, counters, stub.fetch_event(token)]
+    [given.window, given.counters, stub.fetch_event(token)]
 }
 
 /// An event that processes of the guest's tenant find by this token.

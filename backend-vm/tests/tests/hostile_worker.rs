@@ -52,8 +52,7 @@ fn worker(mut stub: Stub) {
     if stub.protocol == stub::protocol(BREAKS) {
         break_the_protocol(&mut stub);
     }
-    let (file, _) = stub.take_session();
-    let file = File::from(file);
+    let file = File::from(stub.take_session().window);
     if let Some(files) = stub.take_files() {
         let sent = files.send_with_fd(&b"yours"[..], file.as_raw_fd());
         stub.say(&format!("hands a descriptor over: {sent:?}"));

@@ -53,6 +53,7 @@ use self::window::{Window, WindowError};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::counters::Counters;
 use wormhole_link::device::{self, DeviceChoice};
+use wormhole_link::neighbours::Neighbours;
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
 use wormhole_link::tasks;
 
@@ -204,7 +205,8 @@ pub fn run_on(
         Err(ChannelError::Ended) => return Ok(0),
         Err(error) => return Err(error.into()),
     };
-    let (Some(file), Some(page)) = (
+    let (Some(file), Some(page), Some(neighbours)) = (
+        supervisor.incoming.descriptor(),
         supervisor.incoming.descriptor(),
         supervisor.incoming.descriptor(),
     ) else {
@@ -217,7 +219,9 @@ pub fn run_on(
             Some(socket.ok_or(WorkerError::Descriptors)?)
         }
     };
-    let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
+    let counters = Neighbours::map(&neighbours)
+        .and_then(|neighbours| Counters::map(&page, neighbours))
+        .map_err(WorkerError::Counters)?;
     let window = Window::new(file, &grant)?;
     let reports = Arc::new(Mutex::new(reports));
     let exchange = {

@@ -19,6 +19,7 @@ use wormhole_device::Device;
 use wormhole_link::channel::Outgoing;
 use wormhole_link::counters::CountersFile;
 use wormhole_link::memory::anonymous_file;
+use wormhole_link::neighbours::NeighboursFile;
 use wormhole_ring::control::{ArenaRun, Grant, Message};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 
@@ -62,6 +63,7 @@ fn serve(first: u32) -> Served {
     let descriptors = vec![
         window.try_clone().unwrap(),
         OwnedFd::from(counters.file().try_clone().unwrap()),
+        NeighboursFile::create().unwrap().descriptor().unwrap(),
     ];
     Outgoing::default()
         .send(&near, &Message::Assign(grant), descriptors)

@@ -297,7 +297,7 @@ fn beside_neighbours_the_persisting_part_of_the_cache_is_nobodys() {
     served.call(1, 11, &get);
     served.call(1, 12, &ResetPersistingL2 {});
     assert_eq!(arrivals(), [2, 1, 1]);
-    served.counters.set_neighbours(true);
+    served.neighbours.set(true);
     served.ask(1, 13, &set);
     assert_eq!(served.answer(1, 13).0, 215);
     let value = ContextGetLimitReply::decode(&served.call(1, 14, &get))

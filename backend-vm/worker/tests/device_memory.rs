@@ -79,13 +79,13 @@ fn beside_neighbours_what_is_free_is_all_but_the_process_s_own() {
     };
     // What the recorder has left, whoever took the rest.
     assert_eq!([free(0), free(1)], [0, 0]);
-    two.served.counters.set_neighbours(true);
+    two.served.neighbours.set(true);
     let mut free = |device| {
         let payload = two.on(device, &MemGetInfo {});
         MemGetInfoReply::decode(&payload).unwrap().free
     };
     assert_eq!([free(0), free(1)], [1 << 30, (1 << 30) - 0x20_0000]);
-    two.served.counters.set_neighbours(false);
+    two.served.neighbours.set(false);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub struct Targets {
     /// The process of the test.
     pub test: i32,
     /// A file of fixed size, and another.
-    pub files: [Option<i32>; 2],
+    pub files: [Option<i32>; 3],
 }
 
 impl Targets {
@@ -33,7 +33,7 @@ impl Targets {
             supervisor: next()?,
             sibling: next()?,
             test: next()?,
-            files: [None, None],
+            files: [None; 3],
         })
     }
 
@@ -512,6 +512,18 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "write the word on neighbours",
+        |targets| write_first_word(targets.files[2]),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "punch the word on neighbours",
+        |targets| punch(targets.files[2]),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
         "see another process",
         |_| found(other_process()),
         both(libc::ENOENT),
@@ -519,7 +531,7 @@ const OTHERS: &[Row] = &[
     ),
     (
         "hold another descriptor",
-        |_| found(descriptors() > 8),
+        |_| found(descriptors() > 9),
         both(libc::ENOENT),
         Control::Succeeds,
     ),
@@ -867,6 +879,17 @@ fn resize(file: Option<i32>) -> Outcome {
     }
 }
 
+fn write_first_word(file: Option<i32>) -> Outcome {
+    // SAFETY: a number and local bytes.
+    unsafe { outcome(libc::write(file.unwrap(), [0_u8; 8].as_ptr().cast(), 8) as i64) }
+}
+
+fn punch(file: Option<i32>) -> Outcome {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: numbers.
+    unsafe { outcome(libc::fallocate(file.unwrap(), mode, 0, 4096).into()) }
+}
+
 /// Whether a process that is not this one can be seen.
 fn other_process() -> bool {
     let own = std::process::id();
@@ -877,8 +900,8 @@ fn other_process() -> bool {
         .any(|name| name.parse::<u32>().is_ok_and(|pid| pid != own))
 }
 
-/// How many there are beside standard input and output, stream, log, window, counters and the directory that
-/// is being read: with those, 8.
+/// How many there are beside standard input and output, stream, log, window, counters, the word on neighbours
+/// and the directory that is being read: with those, 9.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -891,11 +914,11 @@ fn status_says(field: &str, value: &str) -> bool {
 
 /// Makes every attack in a process of its own, unconfined.
 pub fn control(targets: &Targets) -> Vec<(Attack, Outcome)> {
-    let resizable: Vec<OwnedFd> = (0..2)
+    let resizable: Vec<OwnedFd> = (0..3)
         .map(|_| wormhole_link::memory::anonymous_file(c"control").unwrap())
         .collect();
     let targets = Targets {
-        files: [0, 1].map(|at| Some(resizable[at].as_raw_fd())),
+        files: [0, 1, 2].map(|at| Some(resizable[at].as_raw_fd())),
         ..targets.clone()
     };
     let _more: Vec<File> = (0..8).map(|_| File::open("/dev/null").unwrap()).collect();

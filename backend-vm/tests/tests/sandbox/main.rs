@@ -20,9 +20,9 @@ use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_backend_tests::backend::{Backend, Tenant, Workers, is_running, wait_until};
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
-use wormhole_backend_tests::stub::{self, Stub};
-use wormhole_link::counters::Counters;
+use wormhole_backend_tests::stub::{self, Given, Stub};
 use wormhole_link::memory::Mapping;
+use wormhole_link::neighbours::Neighbours;
 use wormhole_ring::control::{Attach, Message};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -123,7 +123,7 @@ impl Scene {
             supervisor: 0,
             sibling: 0,
             test: std::process::id().try_into().unwrap(),
-            files: [None, None],
+            files: [None; 3],
         };
         let abstract_socket = UnixListener::bind_addr(&targets.abstract_socket()).unwrap();
         std::fs::create_dir_all(targets.folder()).unwrap();
@@ -405,10 +405,14 @@ fn whatever_a_worker_sends_ends_its_own_session_alone() {
 
 /// The worker's part.
 fn worker(mut stub: Stub) {
-    let (window, counters) = stub.take_session();
+    let Given {
+        window,
+        counters,
+        neighbours,
+    } = stub.take_session();
     match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("LEAVE") => leave(stub, &window),
-        Ok("WATCH") => watch(stub, &counters),
+        Ok("WATCH") => watch(stub, &neighbours),
         Ok("CALL") => {
             for call in calls::let_through() {
                 stub.say(&format!("let through: {call}"));
@@ -447,7 +451,7 @@ fn worker(mut stub: Stub) {
         stub::idle();
     };
     let targets = Targets {
-        files: [Some(window.as_raw_fd()), Some(counters.as_raw_fd())],
+        files: [&window, &counters, &neighbours].map(|file| Some(file.as_raw_fd())),
         ..targets
     };
     let is_driver = std::env::args().any(|argument| argument.starts_with("cuda"));
@@ -465,11 +469,11 @@ fn worker(mut stub: Stub) {
     stub::idle();
 }
 
-fn watch(mut stub: Stub, counters: &OwnedFd) -> ! {
-    let counters = Counters::map(counters).unwrap();
+fn watch(mut stub: Stub, neighbours: &OwnedFd) -> ! {
+    let neighbours = Neighbours::map(neighbours).unwrap();
     let mut said = None;
     loop {
-        let has_neighbours = counters.has_neighbours();
+        let has_neighbours = neighbours.has_some();
         if said.replace(has_neighbours) != Some(has_neighbours) {
             stub.say(&format!("neighbours: {has_neighbours}"));
         }
@@ -510,14 +514,10 @@ fn execute_from_memory(targets: &Targets) {
         // SAFETY: an open descriptor, kept open across the exec.
         assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
     }
+    let files = files.map(|fd| fd.to_string());
     let outcome = attacks::execute(
         &path,
-        &[
-            AGAIN,
-            &targets.text(),
-            &files[0].to_string(),
-            &files[1].to_string(),
-        ],
+        &[AGAIN, &targets.text(), &files[0], &files[1], &files[2]],
     );
     panic!("{}", std::io::Error::from_raw_os_error(outcome));
 }
@@ -525,7 +525,7 @@ fn execute_from_memory(targets: &Targets) {
 /// The part of the program that was executed from memory.
 fn attack_again(arguments: &[String]) {
     let targets = Targets {
-        files: [1, 2].map(|at| Some(arguments[at].parse().unwrap())),
+        files: [1, 2, 3].map(|at| Some(arguments[at].parse().unwrap())),
         ..Targets::parse(&arguments[0]).unwrap()
     };
     // SAFETY: the log, as it was inherited; nothing else here uses the number.

@@ -9,6 +9,7 @@ use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{Handle, Message};
 use wormhole_device::Device;
 use wormhole_link::counters::{Counters, CountersFile};
+use wormhole_link::neighbours::{Neighbours, NeighboursFile};
 use wormhole_ring::memory::{OwnedMemory, SessionMemory};
 use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
@@ -37,6 +38,7 @@ pub struct Served {
     pub status: Status,
     session: SessionMemory,
     pub counters: CountersFile,
+    pub neighbours: NeighboursFile,
     /// What reaches the executor from other threads.
     pub notifier: Notifier<Event>,
     stop: Arc<AtomicBool>,
@@ -53,7 +55,9 @@ impl Served {
         let counters = CountersFile::create().unwrap();
         let page = OwnedFd::from(counters.file().try_clone().unwrap());
         let (notifier, inbox) = wake::inbox().unwrap();
-        let own = Counters::map(&page).unwrap();
+        let neighbours = NeighboursFile::create().unwrap();
+        let word = Neighbours::map(&neighbours.descriptor().unwrap()).unwrap();
+        let own = Counters::map(&page, word).unwrap();
         let registrations = Registrations::new(Arc::clone(device));
         let registrar = Registrar::start(registrations, own.progress()).unwrap();
         let sender = notifier.clone();
@@ -91,6 +95,7 @@ impl Served {
             status: Status::new(session.clone()),
             session,
             counters,
+            neighbours,
             notifier,
             stop,
             executor: Some(executor),
