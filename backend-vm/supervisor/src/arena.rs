@@ -136,8 +136,13 @@ impl Supervisor {
         }
     }
 
-    /// A session ends: the requests of its guest that nobody will answer any more are denied.
-    pub(super) fn deny_pending_arena(&mut self, ops: &mut EventOps<'_>, key: Id) {
+    /// A session ends: the requests of its guest that nobody will answer any more are denied, and these.
+    pub(super) fn deny_pending_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        further: Vec<u32>,
+    ) {
         let Some((session, guest)) = self
             .sessions
             .get(&key)
@@ -145,18 +150,35 @@ impl Supervisor {
         else {
             return;
         };
-        let pending: Vec<u32> = session
+        let pending = session
             .extents
             .values()
             .filter_map(|extent| match extent.state {
                 ExtentState::Adding(request) | ExtentState::Showing(request) => Some(request),
                 _ => None,
-            })
-            .collect();
+            });
+        let pending: Vec<u32> = pending.chain(further).collect();
         for request in pending {
             if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
                 tracing::debug!("a guest is not told that its session is over: {error}");
             }
+        }
+    }
+
+    /// As [`deny_arena`](Self::deny_arena), when the guest can read why its session has ended.
+    pub(super) fn deny_dying(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        session: Id,
+        request: u32,
+    ) -> Result<(), ChannelError> {
+        match self.ending(session) {
+            Some(ending) if ending.requests.len() < MAX_PENDING_ARENA => {
+                ending.requests.push(request);
+                Ok(())
+            }
+            _ => self.deny_arena(ops, guest, request, Refusal::NoDevice),
         }
     }
 

@@ -293,8 +293,7 @@ impl Supervisor {
             (_, Request::Wrong(name)) => Err(GuestError::Direction(name)),
             // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
             (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
-                self.deny_arena(ops, id, request.id, Refusal::NoDevice)?;
-                Ok(())
+                Ok(self.deny_dying(ops, id, session, request.id)?)
             }
             (Some(session), _) if self.is_dying(session) => Ok(()),
             (session, request) => {
@@ -406,13 +405,21 @@ impl Supervisor {
             tenant.guests -= 1;
         }
         self.sources.remove(&guest.token);
-        self.close_peer(ops, guest.tenant, guest.peer);
-        if let Some(session) = guest.session {
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.guest = None;
-            }
+        guest.peer.forget(ops);
+        let (stream, mut others) = guest.peer.into_parts();
+        let ending = guest.session.and_then(|session| {
+            self.sessions.get_mut(&session)?.guest = None;
             self.end_session(ops, session, why, status);
+            self.ending(session)
+        });
+        match ending {
+            Some(ending) => ending.stream = Some(stream),
+            None => {
+                peer::shut_down(&stream);
+                others.push(stream);
+            }
         }
+        self.scrubber.close(guest.tenant, others);
     }
 
     /// Cuts a guest off that has done nothing wrong.

@@ -472,6 +472,7 @@ impl Supervisor {
                 Told::Forgotten { session, request } => self.unshared(ops, session, request),
                 Told::Buried { token, parties } => self.shares.buried(token, parties),
                 Told::Attached { tenant } => self.window_written(ops, tenant, result),
+                Told::Status { session } => self.status_written(ops, session, result),
             }
         }
         for tenant in self.scrubber.drained() {
@@ -537,7 +538,7 @@ impl Supervisor {
         }
     }
 
-    /// As [`close_peer`](Self::close_peer), for a stream that its tenant connected.
+    /// Takes a tenant's stream out of the event loop, and has it closed with what waits in it.
     fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
         peer.forget(ops);
         peer.shut_down();
@@ -546,14 +547,6 @@ impl Supervisor {
         if !matches!(&descriptors[..], [socket] if listener::has_brought_nothing(socket)) {
             self.scrubber.close(tenant, descriptors);
         }
-    }
-
-    /// Takes a stream out of the event loop, and has it closed with what waits in it.
-    fn close_peer(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
-        peer.forget(ops);
-        // Its other side sees the end now, whenever it is closed.
-        peer.shut_down();
-        self.scrubber.close(tenant, peer.into_descriptors());
     }
 
     /// Ends every session, in order; the loop ends when they have.

@@ -134,18 +134,21 @@ impl Peer {
 
     /// The socket, and the descriptors that wait in it: all that is closed with the stream.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
-        let mut descriptors: Vec<OwnedFd> = self.incoming.into_descriptors().collect();
-        descriptors.extend(self.outgoing.into_descriptors());
-        descriptors.push(self.socket);
+        let (socket, mut descriptors) = self.into_parts();
+        descriptors.push(socket);
         descriptors
+    }
+
+    /// The socket, and apart from it the descriptors that wait in it.
+    pub fn into_parts(self) -> (OwnedFd, Vec<OwnedFd>) {
+        let incoming = self.incoming.into_descriptors();
+        let descriptors = incoming.chain(self.outgoing.into_descriptors());
+        (self.socket, descriptors.collect())
     }
 
     /// Closes the stream in both directions; the event loop announces its end.
     pub fn shut_down(&self) {
-        // SAFETY: a descriptor that this owns.
-        unsafe {
-            libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR);
-        }
+        shut_down(&self.socket);
     }
 
     /// Reads, or does not: the other side has said its last word but still listens, or is to wait.
@@ -174,6 +177,12 @@ pub fn is_stream(fd: &OwnedFd) -> bool {
     let domain = sockopt::socket_domain(fd);
     domain.is_ok_and(|domain| [AddressFamily::UNIX, AddressFamily::VSOCK].contains(&domain))
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+}
+
+/// Closes a stream in both directions: its other side sees the end now, whenever the last descriptor is closed.
+pub fn shut_down(stream: &OwnedFd) {
+    // One that has ended is no worse.
+    let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Both);
 }
 
 /// Takes a descriptor out of the event loop.

@@ -209,7 +209,7 @@ impl Supervisor {
 
     fn start_failed(&mut self, ops: &mut EventOps<'_>, start: &Start, reason: String) {
         match start.session {
-            Some(session) => self.session_lost_worker(ops, session, &reason),
+            Some(session) => self.session_lost_worker(ops, session, &reason, Vec::new()),
             None => self.worker_failed(start.hash, reason),
         }
     }
@@ -278,15 +278,19 @@ impl Supervisor {
     /// The spawner has ended, and the kernel has killed all workers with it. Without it nobody is served.
     fn spawner_lost(&mut self, ops: &mut EventOps<'_>, error: SpawnerError) {
         peer::forget(ops, self.starts.spawner());
+        let reason = error.to_string();
+        self.lost = Some(error);
         for start in self.starts.abandon() {
-            self.start_failed(ops, &start, error.to_string());
+            self.start_failed(ops, &start, reason.clone());
         }
         let workers: Vec<Id> = self.workers.keys().copied().collect();
         for id in workers {
             self.worker_ended(ops, id, Ending::Signalled(libc::SIGKILL), false);
         }
         self.stop(ops, "no worker can be started any more");
-        self.lost = Some(error);
+        // Nor any process that gives memory back.
+        self.scrubber.failed(&reason);
+        self.hear_scrubber(ops);
     }
 
     /// With a worker still to come, a failure is not the last word on the device.
@@ -662,12 +666,6 @@ impl Supervisor {
         for token in worker.tokens {
             self.sources.remove(&token);
         }
-        let session = worker.session.and_then(|key| self.sessions.get(&key));
-        // One that has had no session has met no guest: it has sent what it should.
-        if let Some(tenant) = session.map(|session| session.tenant) {
-            let descriptors = worker.peer.into_descriptors();
-            self.scrubber.close(tenant, descriptors);
-        }
         let why = match (&worker.refusal, ending) {
             (Some(reason), _) => reason.clone(),
             (None, Ending::Exited(BROKEN)) => "the guest corrupted its ring".to_owned(),
@@ -678,7 +676,11 @@ impl Supervisor {
             (None, ending) => format!("worker {} {ending}", worker.process.pid()),
         };
         match worker.session {
-            Some(session) => self.session_lost_worker(ops, session, &why),
+            Some(session) => {
+                let descriptors = worker.peer.into_descriptors();
+                self.session_lost_worker(ops, session, &why, descriptors);
+            }
+            // It has met no guest: it has sent what it should, which is closed here.
             None => self.worker_failed(worker.hash, why),
         }
         self.start_next(ops);

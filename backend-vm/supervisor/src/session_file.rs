@@ -4,51 +4,53 @@
 //! lies in the window. The session's worker holds no other file, so that it reaches no other session,
 //! whatever becomes of it. A guest on this system maps the same file; the launcher of a guest VM lets the
 //! guest see the granted runs of it.
+//!
+//! The event loop writes to a file before it is anybody else's, and maps none: whoever has the file can punch holes into
+//! it, and a page fault waits until that is done. A `pread` does not (`shmem_file_read_iter` in mm/shmem.c of Linux). A
+//! [scrubber](super::scrubber) writes the status word.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use wormhole_device::file;
-use wormhole_ring::layout::SEGMENT_BYTES;
-use wormhole_ring::memory::{MemoryError, SessionMemory};
+use wormhole_ring::layout::{SEGMENT_BYTES, session};
+use wormhole_ring::memory::{OwnedMemory, SessionMemory};
 use wormhole_ring::ring::Cursors;
 use wormhole_ring::session::Run;
-use wormhole_ring::status::Status;
+use wormhole_ring::status::{Cause, EndCause, Status};
 use wormhole_ring::waits::Waits;
 
 use wormhole_link::memory::{self, Mapping};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
-/// Why a session has no memory.
+/// No file for the session's memory can be made.
 #[derive(Debug, thiserror::Error)]
-pub enum SessionFileError {
-    #[error("no file for the session's memory can be made")]
-    Make(#[source] io::Error),
-    #[error("the session's segment cannot be mapped")]
-    Map(#[source] io::Error),
-    #[error("the session's segment cannot be used")]
-    Memory(#[from] MemoryError),
-}
+#[error("no file for the session's memory can be made")]
+pub struct SessionFileError(#[source] io::Error);
 
 /// One session's file. Its size is fixed; it holds what was written to it and nothing else.
 #[derive(Debug)]
 pub struct SessionFile(File);
 
 impl SessionFile {
-    /// The file for a session in a window of this size.
+    /// The file for a session in a window of this size. The session's own segment says its generation.
     ///
     /// # Errors
-    /// No descriptor is left.
-    pub fn new(window_bytes: u64) -> Result<Self, SessionFileError> {
+    /// No descriptor or no memory is left.
+    pub fn new(window_bytes: u64, segment: u32, generation: u32) -> Result<Self, SessionFileError> {
         let make = || {
             let file = File::from(memory::anonymous_file(c"wormhole-session")?);
             file::set_size(&file, window_bytes)?;
             memory::seal_size(&file)?;
+            let at = u64::from(segment) * SEGMENT + session::GENERATION as u64;
+            file.write_all_at(&u64::from(generation).to_le_bytes(), at)?;
             Ok(file)
         };
-        make().map(Self).map_err(SessionFileError::Make)
+        make().map(Self).map_err(SessionFileError)
     }
 
     /// Another descriptor, to send away or to keep the memory for.
@@ -59,19 +61,22 @@ impl SessionFile {
         self.0.as_fd().try_clone_to_owned()
     }
 
-    /// The header of the session's segment.
+    /// How the header page of the session's segment is at the moment.
     ///
     /// # Errors
-    /// The segment cannot be mapped.
-    pub fn header(&self, segment: u32) -> Result<SessionHeader, SessionFileError> {
-        let mapping = Mapping::new(&self.0, u64::from(segment) * SEGMENT, SEGMENT_BYTES)
-            .map_err(SessionFileError::Map)?;
-        // SAFETY: the mapping is kept beside the status word and dropped after it.
-        let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }?;
+    /// As `pread`.
+    pub fn header(&self, segment: u32) -> io::Result<SessionHeader> {
+        let mut page = [0; session::SLOT_BASE];
+        self.0
+            .read_exact_at(&mut page, u64::from(segment) * SEGMENT)?;
+        let copy = OwnedMemory::segments(1);
+        // SAFETY: the copy is kept beside what is made of it and dropped after it.
+        let (window, memory) = unsafe { (copy.window(), copy.session(0)) };
+        let written = window.and_then(|window| window.write(0, &page));
+        let memory = written.and(memory).map_err(io::Error::other)?;
         Ok(SessionHeader {
-            status: Status::new(memory.clone()),
             memory,
-            _mapping: mapping,
+            _copy: copy,
         })
     }
 }
@@ -94,36 +99,54 @@ pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
     )
 }
 
-/// A session's header page, mapped: its status word, hints, the ring's cursors and the notes of waiting guest threads. The supervisor touches no other word
-/// of the segment.
+/// Says in a session's status word why it has ended, unless that says so already.
+///
+/// # Errors
+/// As `mmap`.
+pub fn set_status(file: &OwnedFd, segment: u32, result: u32, cause: EndCause) -> io::Result<()> {
+    let mapping = Mapping::new(file, u64::from(segment) * SEGMENT, SEGMENT_BYTES)?;
+    // SAFETY: mapped until the end of this function.
+    let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) };
+    Status::new(memory.map_err(io::Error::other)?).set_once(result, cause);
+    Ok(())
+}
+
+/// A copy of a session's header page: its status word, hints, the ring's cursors and the notes of waiting guest threads.
 #[derive(Debug)]
 pub struct SessionHeader {
     // Dropped in this order.
-    pub status: Status,
     memory: SessionMemory,
-    _mapping: Mapping,
+    _copy: OwnedMemory,
 }
 
 impl SessionHeader {
-    /// How the session's ring stands.
-    pub fn cursors(&self) -> Cursors {
-        Cursors::of(&self.memory)
+    /// What its status word says.
+    pub fn status(&self) -> Option<Cause> {
+        Status::new(self.memory.clone()).load()
     }
 
-    /// Sleeping threads of the guest, by the guest's own notes.
-    pub fn waits(&self) -> Waits {
-        Waits::new(self.memory.clone())
+    /// Calls that the guest says it answered by itself.
+    pub fn local_calls(&self) -> u64 {
+        Status::new(self.memory.clone()).local_calls()
+    }
+}
+
+/// How its ring stands, and the sleeping threads of the guest by the guest's own notes.
+impl fmt::Display for SessionHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = Waits::new(self.memory.clone());
+        write!(f, "{}{waits}", Cursors::of(&self.memory))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn a_scrubbed_run_reads_as_zero_and_holds_no_memory() {
-        let file = SessionFile::new(4 * SEGMENT).unwrap();
+        let file = SessionFile::new(4 * SEGMENT, 1, 9).unwrap();
         let before = file.0.metadata().unwrap().blocks();
         file.0.write_all_at(&[7; 8192], SEGMENT * 2).unwrap();
         assert!(file.0.metadata().unwrap().blocks() > before);
@@ -135,8 +158,25 @@ mod tests {
     }
 
     #[test]
+    fn a_status_is_said_once_and_read_from_a_copy() {
+        let file = SessionFile::new(4 * SEGMENT, 1, 9).unwrap();
+        let header = || file.header(1).unwrap();
+        assert_eq!(header().status(), None);
+        let generation = Status::new(header().memory.clone()).generation();
+        assert_eq!(generation, 9);
+        let descriptor = file.descriptor().unwrap();
+        for (result, cause) in [(709, EndCause::WorkerLost), (802, EndCause::Revoked)] {
+            set_status(&descriptor, 1, result, cause).unwrap();
+        }
+        let cause = EndCause::WorkerLost as u32;
+        let said = Cause { result: 709, cause };
+        assert_eq!(header().status(), Some(said));
+        assert_eq!(file.header(2).unwrap().status(), None);
+    }
+
+    #[test]
     fn nobody_changes_the_size() {
-        let file = SessionFile::new(4 * SEGMENT).unwrap();
+        let file = SessionFile::new(4 * SEGMENT, 1, 9).unwrap();
         assert!(file.0.set_len(5 * SEGMENT).is_err());
         assert!(file.0.set_len(SEGMENT).is_err());
     }

@@ -20,12 +20,13 @@ use wormhole_ring::control::{
 };
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
-use wormhole_ring::status::EndCause;
+use wormhole_ring::status::{Cause, EndCause};
 
 use super::arena::{Extent, ExtentState};
 use super::descriptors::SESSION;
 use super::guests::GuestError;
-use super::session_file::{SessionFile, SessionHeader};
+use super::peer;
+use super::session_file::{self, SessionFile, SessionHeader};
 use super::tenants::window_of;
 use super::window::Window;
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
@@ -52,7 +53,6 @@ pub(super) struct Session {
     /// Which process of its guest it is, if that has said so.
     pub process: Option<u32>,
     pub environment: Vec<(OsString, OsString)>,
-    header: SessionHeader,
     /// The memory behind its segments.
     pub file: SessionFile,
     segment: Run,
@@ -65,6 +65,17 @@ pub(super) struct Session {
     files: Option<UnixDatagram>,
     /// Why it ended.
     end: String,
+    /// Its status word is being written.
+    ending: Option<Ending>,
+}
+
+/// What waits until a session's guest can read why the session has ended.
+#[derive(Debug, Default)]
+pub(super) struct Ending {
+    /// Its control stream is closed then.
+    pub stream: Option<OwnedFd>,
+    /// Its requests for arena are denied then.
+    pub requests: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +107,8 @@ impl Session {
     }
 
     /// Why it ended, with what its status word said before.
-    fn end_with_status(&self) -> String {
-        let said = self.header.status.load().and_then(|said| {
+    fn end_with_status(&self, status: Option<Cause>) -> String {
+        let said = status.and_then(|said| {
             let cause = EndCause::from_code(said.cause)?;
             let own = [
                 EndCause::Violation,
@@ -126,7 +137,10 @@ impl fmt::Display for Session {
             let (guest, worker) = (left(self.guest.is_some()), left(self.worker.is_some()));
             write!(f, ": its guest {guest}, its worker {worker}")?;
         }
-        write!(f, "; {}{}", self.header.cursors(), self.header.waits())
+        match self.file.header(self.segment.first) {
+            Ok(header) => write!(f, "; {header}"),
+            Err(error) => write!(f, "; its header cannot be read: {error}"),
+        }
     }
 }
 
@@ -187,11 +201,7 @@ impl Supervisor {
         }
         let id = activate(&mut tenant.numbers);
         let granted = grant_first(window, id).and_then(|(segment, arena)| {
-            let (file, header) = SessionFile::new(window.bytes())
-                .and_then(|file| {
-                    let header = file.header(segment.first)?;
-                    Ok((file, header))
-                })
+            let file = SessionFile::new(window.bytes(), segment.first, id.generation)
                 .map_err(|error| (Refusal::WindowFull, wormhole_link::chain(&error)))?;
             let counters = CountersFile::create().map_err(|error| {
                 (
@@ -199,9 +209,9 @@ impl Supervisor {
                     format!("no memory for counters: {error}"),
                 )
             })?;
-            Ok((segment, arena, file, header, counters))
+            Ok((segment, arena, file, counters))
         });
-        let (segment, arena, file, header, counters) = match granted {
+        let (segment, arena, file, counters) = match granted {
             Ok(granted) => granted,
             Err(refused) => {
                 for run in window.segments.take_back_all(id) {
@@ -211,7 +221,6 @@ impl Supervisor {
                 return Err(refused);
             }
         };
-        header.status.set_generation(id.generation);
         let extents = arena
             .map(|run| {
                 let state = ExtentState::Granted;
@@ -234,7 +243,6 @@ impl Supervisor {
                 features: features & features_of(local),
                 process: None,
                 environment,
-                header,
                 file,
                 segment,
                 arena,
@@ -243,6 +251,7 @@ impl Supervisor {
                 counters,
                 files: None,
                 end: String::new(),
+                ending: None,
             },
         );
         if let Some(guest) = self.guests.get_mut(&guest) {
@@ -442,8 +451,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends a session: its status word says why, its worker is killed. The rest follows when the worker is
-    /// reaped and the guest is gone.
+    /// Ends a session: its status word says why, if a guest may read it, and its worker is killed. The rest follows when
+    /// the word is written, the worker is reaped and the guest is gone.
     pub(super) fn end_session(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -455,40 +464,98 @@ impl Supervisor {
             return;
         };
         if session.phase != Phase::Dying {
+            let status = status.filter(|_| session.phase == Phase::Granted);
             session.phase = Phase::Dying;
             why.clone_into(&mut session.end);
-            if let Some((result, cause)) = status {
-                session.header.status.set_once(result, cause);
-            }
             advance(&self.tenants, session, SessionState::end);
             if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
                 worker.process.kill();
             }
-            self.deny_pending_arena(ops, key);
+            match status {
+                Some(status) => self.write_status(ops, key, status),
+                None => self.deny_pending_arena(ops, key, Vec::new()),
+            }
         }
         self.finish_session(ops, key);
     }
 
-    /// The worker of a session has been reaped.
-    pub(super) fn session_lost_worker(&mut self, ops: &mut EventOps<'_>, key: Id, why: &str) {
+    /// Has a process write a session's status word.
+    fn write_status(&mut self, ops: &mut EventOps<'_>, key: Id, status: (u32, EndCause)) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        session.ending = Some(Ending::default());
+        let (tenant, segment) = (session.tenant, session.segment.first);
+        match session.file.descriptor() {
+            // Nobody is served any more, and no process is left for it: so nobody waits when this one does.
+            Ok(file) if self.lost.is_some() => {
+                let (result, cause) = status;
+                let written = session_file::set_status(&file, segment, result, cause);
+                self.status_written(ops, key, written);
+            }
+            Ok(file) => self
+                .scrubber
+                .set_status(tenant, key, (file, segment), status),
+            Err(error) => self.status_written(ops, key, Err(error)),
+        }
+    }
+
+    /// A session's guest can read why the session has ended, or will learn it from the end of its stream.
+    pub(super) fn status_written(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        result: io::Result<()>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        let (tenant, guest) = (session.tenant, session.guest);
+        let ending = session.ending.take().unwrap_or_default();
+        if let Some(stream) = ending.stream {
+            peer::shut_down(&stream);
+            self.scrubber.close(tenant, [stream]);
+        }
+        match (result, guest) {
+            (Err(error), Some(guest)) => {
+                tracing::error!("tenant {tenant}: a session's end cannot be said: {error}");
+                self.end_guest(ops, guest, "its end could not be said", None);
+            }
+            _ => self.deny_pending_arena(ops, key, ending.requests),
+        }
+        self.finish_session(ops, key);
+    }
+
+    /// What waits until a session's guest can read why the session has ended, if it cannot yet.
+    pub(super) fn ending(&mut self, key: Id) -> Option<&mut Ending> {
+        self.sessions.get_mut(&key)?.ending.as_mut()
+    }
+
+    /// The worker of a session has been reaped. It left these descriptors.
+    pub(super) fn session_lost_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        why: &str,
+        left: Vec<OwnedFd>,
+    ) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
         session.worker = None;
-        let tenant = session.tenant;
-        self.end_shares(key, tenant);
-        let Some(session) = self.sessions.get_mut(&key) else {
-            return;
-        };
-        let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
-        if matches!(session.phase, Phase::Preparing | Phase::Showing) {
-            self.session_unserved(ops, key, why);
-        } else if session.phase == Phase::Granted {
-            let (tenant, id) = (session.tenant, session.id);
+        let (tenant, id, phase) = (session.tenant, session.id, session.phase);
+        if phase == Phase::Granted {
             if self.may_log(tenant) {
                 tracing::warn!("tenant {tenant} {id}: {why}");
             }
+            let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
             self.end_session(ops, key, why, Some(lost));
+        }
+        // After that: its guest waits for none of these to be closed.
+        self.scrubber.close(tenant, left);
+        self.end_shares(key, tenant);
+        if matches!(phase, Phase::Preparing | Phase::Showing) {
+            self.session_unserved(ops, key, why);
         }
         self.finish_session(ops, key);
         self.punch_beside_runs(key);
@@ -556,7 +623,10 @@ impl Supervisor {
     /// Frees a session's segments once nobody is left who could touch them.
     fn finish_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
         let over = self.sessions.get(&key).is_some_and(|session| {
-            session.phase == Phase::Dying && session.worker.is_none() && session.guest.is_none()
+            session.phase == Phase::Dying
+                && session.worker.is_none()
+                && session.guest.is_none()
+                && session.ending.is_none()
         });
         if !over {
             return;
@@ -568,12 +638,14 @@ impl Supervisor {
             tenant.sessions -= 1;
         }
         advance(&self.tenants, &session, SessionState::worker_reaped);
+        let header = session.file.header(session.segment.first).ok();
+        let header = header.as_ref();
         let report = SessionReport::new(
             format!("{}.{}", session.id.index, session.id.generation),
             session.worker_pid,
             &session.counters.read(),
-            session.header.status.local_calls(),
-            session.end_with_status(),
+            header.map_or(0, SessionHeader::local_calls),
+            session.end_with_status(header.and_then(SessionHeader::status)),
         );
         // A window that is let go of is granted to nobody again; its guests may still read there why.
         let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();

@@ -79,6 +79,31 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
 }
 
 #[test]
+fn the_supervisor_maps_no_file_that_a_tenant_or_worker_can_punch() {
+    let mut backend = Backend::with_window(64);
+    let maps_its_own_alone = |backend: &Backend| {
+        let maps = format!("/proc/{}/maps", backend.child.id());
+        let maps = std::fs::read_to_string(maps).unwrap();
+        let is_shared = |line: &&str| line.split(' ').nth(1).unwrap().ends_with('s');
+        let shared: Vec<&str> = maps.lines().filter(is_shared).collect();
+        assert!(
+            matches!(shared[..], [one] if one.contains("/memfd:wormhole-neighbours")),
+            "{shared:#?}"
+        );
+    };
+    maps_its_own_alone(&backend);
+    let mut guest = backend.connect().open();
+    works(&mut guest);
+    assert!(matches!(guest.request_arena(1, 4), Reply::ArenaGrant(_)));
+    maps_its_own_alone(&backend);
+    backend.signal(libc::SIGUSR1);
+    backend.wait_for_log("bytes of its ring are not taken");
+    kill(worker_in_order(&backend, 0), libc::SIGKILL);
+    assert_eq!(guest.wait_for_status().result, 709);
+    maps_its_own_alone(&backend);
+}
+
+#[test]
 fn a_dump_says_who_waits_for_whom() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();

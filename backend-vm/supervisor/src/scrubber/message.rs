@@ -3,6 +3,7 @@
 use std::io;
 
 use wormhole_ring::session::Run;
+use wormhole_ring::status::EndCause;
 
 /// Runs in one message.
 pub const MAX_RUNS: usize = 1024;
@@ -21,6 +22,12 @@ pub enum Work {
     Bury(u32),
     /// Write the bootstrap of a window of so many bytes.
     Bootstrap(u64),
+    /// Say in the status word of a session, with its own segment here in its file, why it has ended.
+    Status {
+        segment: u32,
+        result: u32,
+        cause: EndCause,
+    },
 }
 
 /// A message to the process.
@@ -53,6 +60,14 @@ impl Order {
                     Work::Bury(parties) => (4, vec![u64::from(*parties)]),
                     Work::Bootstrap(bytes) => (5, vec![*bytes]),
                     Work::End => (6, Vec::new()),
+                    Work::Status {
+                        segment,
+                        result,
+                        cause,
+                    } => {
+                        let numbers = [*segment, *result, *cause as u32];
+                        (7, numbers.map(u64::from).to_vec())
+                    }
                 };
                 (kind, *ticket, arguments)
             }
@@ -78,6 +93,11 @@ impl Order {
             (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
             (5, [bytes]) => Work::Bootstrap(*bytes),
             (6, []) => Work::End,
+            (7, [segment, result, cause]) => Work::Status {
+                segment: u32::try_from(*segment).ok()?,
+                result: u32::try_from(*result).ok()?,
+                cause: EndCause::from_code(u32::try_from(*cause).ok()?)?,
+            },
             _ => return None,
         };
         let ticket = *ticket;
@@ -147,6 +167,11 @@ mod tests {
             Work::Discard(1 << 21),
             Work::Bury(1 << 31 | 1),
             Work::Bootstrap(1 << 42),
+            Work::Status {
+                segment: u32::MAX,
+                result: 709,
+                cause: EndCause::WorkerLost,
+            },
         ];
         for work in works {
             let order = Order::Do { ticket: 9, work };

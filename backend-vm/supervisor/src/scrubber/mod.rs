@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use wormhole_ring::session::Run;
+use wormhole_ring::status::EndCause;
 
 pub use self::message::Work;
 use self::message::{Done, MAX_RUNS, Order as Sent};
@@ -25,7 +26,7 @@ pub use self::process::bury;
 pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};
-use super::spawner::Orders;
+use super::spawner::{Orders, SpawnerError};
 use wormhole_link::channel::MAX_RECEIVED;
 
 /// The account of connections that were refused. A process closes some of them by ending, for then no socket lingers that
@@ -52,6 +53,8 @@ pub enum Told {
     Buried { token: [u64; 2], parties: u32 },
     /// The window of a tenant has its bootstrap, unless it cannot be written.
     Attached { tenant: Id },
+    /// A session's status word says why it has ended, unless it cannot be written.
+    Status { session: Id },
 }
 
 /// Work for a tenant.
@@ -60,6 +63,16 @@ struct Order {
     work: Work,
     files: Vec<OwnedFd>,
     told: Option<Told>,
+}
+
+impl Order {
+    /// Somebody waits for it: it goes before others, however many the process has.
+    fn is_urgent(&self) -> bool {
+        matches!(
+            self.told,
+            Some(Told::Forgotten { .. } | Told::Status { .. })
+        )
+    }
 }
 
 /// A tenant's work that is not finished.
@@ -197,14 +210,30 @@ impl Scrubber {
         self.order(tenant, Work::Bootstrap(bytes), vec![file], told);
     }
 
+    /// Has a session's guest read why the session has ended; [`finished`](Self::finished) tells when it can.
+    pub fn set_status(
+        &mut self,
+        tenant: Id,
+        session: Id,
+        (file, segment): (OwnedFd, u32),
+        (result, cause): (u32, EndCause),
+    ) {
+        let work = Work::Status {
+            segment,
+            result,
+            cause,
+        };
+        let told = Some(Told::Status { session });
+        self.order(tenant, work, vec![file], told);
+    }
+
     fn order(&mut self, tenant: Id, work: Work, files: Vec<OwnedFd>, told: Option<Told>) {
         let account = self.accounts.entry(tenant).or_default();
         account.held += files.len();
         account.here += files.len();
         self.held += files.len();
         let order = Order { work, files, told };
-        // Somebody waits for it.
-        if matches!(told, Some(Told::Forgotten { .. })) {
+        if order.is_urgent() {
             account.waiting.push_front(order);
         } else {
             account.waiting.push_back(order);
@@ -230,8 +259,9 @@ impl Scrubber {
             self.order_processes();
             return;
         };
-        while account.sent.len() < WINDOW
-            && let Some(order) = account.waiting.pop_front()
+        while let Some(order) = account
+            .waiting
+            .pop_front_if(|order| account.sent.len() < WINDOW || order.is_urgent())
         {
             let ticket = self.next_ticket;
             let message = Sent::Do {
@@ -291,7 +321,10 @@ impl Scrubber {
     fn order_processes(&mut self) {
         let without = |account: &&Account| account.process.is_none() && !account.waiting.is_empty();
         let wanted = self.accounts.values().filter(without).count();
-        while self.coming < wanted && self.spawner.scrubber() {
+        while self.coming < wanted {
+            if !self.spawner.scrubber() {
+                return self.failed(&SpawnerError::Ended.to_string());
+            }
             self.coming += 1;
         }
     }
@@ -316,8 +349,8 @@ impl Scrubber {
         self.serve_next();
     }
 
-    /// A process that was ordered cannot be had. It is ordered again in a while. A launcher does not wait for that:
-    /// [`finished`](Self::finished) tells that its window is not written.
+    /// A process that was ordered cannot be had. It is ordered again in a while. Neither a launcher nor a guest waits for
+    /// that: [`finished`](Self::finished) tells that the window or the status word is not written.
     pub fn failed(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.lacking, true) {
             tracing::error!("no process can be had to give memory back: {reason}");
@@ -327,8 +360,9 @@ impl Scrubber {
         let accounts = self.accounts.values_mut();
         let without = accounts.filter(|account| account.process.is_none());
         for order in without.flat_map(|account| &mut account.waiting) {
-            let attached = |told: &mut Told| matches!(told, Told::Attached { .. });
-            if let Some(told) = order.told.take_if(attached) {
+            let waits =
+                |told: &mut Told| matches!(told, Told::Attached { .. } | Told::Status { .. });
+            if let Some(told) = order.told.take_if(waits) {
                 order.work = Work::Close;
                 let reason = format!("no process can be had for that: {reason}");
                 self.finished.push((told, Err(io::Error::other(reason))));

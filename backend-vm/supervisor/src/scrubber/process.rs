@@ -87,7 +87,7 @@ impl Queue {
             Order::Released => {
                 for job in self.held.drain(..) {
                     // Somebody may wait for it, and it is mostly done at once.
-                    if job.work == Work::Close {
+                    if matches!(job.work, Work::Close | Work::Status { .. }) {
                         self.released.push_front(job);
                     } else {
                         self.released.push_back(job);
@@ -132,6 +132,11 @@ impl Job {
             Work::Discard(from) => discard(file, *from),
             Work::Bury(parties) => bury(file, *parties).map(|()| None),
             Work::Bootstrap(bytes) => write_bootstrap(file, *bytes),
+            Work::Status {
+                segment,
+                result,
+                cause,
+            } => session_file::set_status(file, *segment, *result, *cause).map(|()| None),
         }
     }
 }
