@@ -7,7 +7,7 @@
 //! - RSI = number of the vCPU,
 //! - RSP = top of a stack of about 120 KiB, aligned as after a call.
 //!
-//! It ends with `out` of EAX to [`crate::EXIT_STATUS_PORT`]. The window is mapped write-back at an
+//! A payload ends with `out` of EAX to [`crate::EXIT_STATUS_PORT`]. The window is mapped write-back at an
 //! address that the caller chooses, so that it can be the same as in the host process.
 //!
 //! ```text
