@@ -21,8 +21,8 @@ pub fn reserve(address: u64, bytes: u64) -> io::Result<()> {
     if mapped.addr() as u64 == address {
         return Ok(());
     }
-    // Kernels before 4.17 ignore MAP_FIXED_NOREPLACE and treat the address as a hint. SAFETY: this
-    // call has just mapped that range; no other code has its address.
+    // Kernels before 4.17 ignore MAP_FIXED_NOREPLACE and treat the address as a hint.
+    // SAFETY: this call has just mapped that range; no other code has its address.
     unsafe { libc::munmap(mapped.cast(), length(bytes)?) };
     Err(io::Error::from_raw_os_error(libc::EEXIST))
 }
