@@ -1,7 +1,7 @@
-//! The address range that device memory is taken from: reserved once, made usable piece by piece.
+//! Address range of device memory: reserved once, made accessible piece by piece.
 //!
-//! Every device of a process takes a slot of its own inside the device band, so that several may
-//! live side by side. What is there is in a file, so that other processes can be shown it.
+//! Each device of a process reserves its own slot in the device band. A memfd backs the range, so that other processes
+//! can map its memory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,10 +11,10 @@ use wormhole_device::file;
 use wormhole_ring::band;
 use wormhole_ring::layout::APERTURE_HIGH;
 
-/// The band that device addresses lie in.
+/// Band of device addresses.
 const BAND_START: u64 = APERTURE_HIGH.0;
 const BAND_END: u64 = BAND_START + APERTURE_HIGH.1;
-/// What is made usable at a time.
+/// Unit in which memory is made accessible.
 const COMMIT_UNIT: u64 = 2 << 20;
 
 /// A reserved range of addresses.
@@ -22,11 +22,11 @@ const COMMIT_UNIT: u64 = 2 << 20;
 pub struct Aperture {
     start: u64,
     bytes: u64,
-    /// Where each address has a place of its own.
+    /// Memfd that backs the range; each address has its own offset in it.
     file: OwnedFd,
 }
 
-/// Why there is no aperture.
+/// Errors of reserving an aperture.
 #[derive(Debug, thiserror::Error)]
 pub enum ApertureError {
     #[error(
@@ -72,17 +72,17 @@ impl Aperture {
         Err(ApertureError::Full { bytes })
     }
 
-    /// First address.
+    /// Returns the first address.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Makes a range readable and writable. What is outside the aperture is not touched.
+    /// Makes a range readable and writable, rounded to [`COMMIT_UNIT`] but not beyond the aperture.
     pub fn commit(&self, address: u64, bytes: u64) -> io::Result<()> {
         let first = (address & !(COMMIT_UNIT - 1)).max(self.start);
         let last = (address + bytes)
@@ -103,12 +103,13 @@ impl Aperture {
         }
     }
 
-    /// The file, and where in it an address is.
+    /// Returns the file and the offset of an address in it.
     pub fn place(&self, address: u64) -> (BorrowedFd<'_>, u64) {
         (self.file.as_fd(), address - self.start)
     }
 
-    /// Shows a part of another file at addresses of the aperture. It has that part, and cannot shrink.
+    /// Maps a part of another file at addresses of the aperture. The file must contain that part and must not be able
+    /// to shrink.
     pub fn show(
         &self,
         address: u64,
@@ -120,7 +121,7 @@ impl Aperture {
         self.map(address, bytes, access, file.as_raw_fd(), offset)
     }
 
-    /// Ends a view: the aperture's own memory is there again, which reads as zeros.
+    /// Ends a view: maps the aperture's own file again, which reads as zeros there.
     pub fn hide(&self, address: u64, bytes: u64) -> io::Result<()> {
         self.fill(address, bytes, libc::PROT_READ | libc::PROT_WRITE)
     }
@@ -133,8 +134,8 @@ impl Aperture {
     fn map(&self, address: u64, bytes: u64, access: i32, file: i32, offset: u64) -> io::Result<()> {
         debug_assert!(self.holds(address, bytes));
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: what is replaced is a part of the aperture, which this object owns; whoever is still there
-        // finds the one or the other.
+        // SAFETY: the mapping replaces a part of the aperture, which this object owns; code that still accesses the
+        // range finds the old or the new mapping.
         let mapped = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(to_usize(address)),
@@ -151,14 +152,14 @@ impl Aperture {
         Ok(())
     }
 
-    /// Empties a range in which views were shown, some of which may never have been.
+    /// Frees the aperture's own memory in a range of whole pages that was used for views.
     pub fn forget(&self, address: u64, bytes: u64) {
         debug_assert!(self.holds(address, bytes));
-        // A failure leaves what late kernels wrote there, all of it the session's own.
+        // A failure leaves data there that late kernels wrote; it belongs to the same session.
         let _ = self.punch(address, bytes);
     }
 
-    /// Gives whole pages of the aperture's own memory back: they read as zeros.
+    /// Frees whole pages of the aperture's own file, which then read as zeros.
     fn punch(&self, address: u64, bytes: u64) -> io::Result<()> {
         let (file, offset) = self.place(address);
         file::punch_hole(&file, offset, bytes)
@@ -168,7 +169,7 @@ impl Aperture {
         address >= self.start && address + bytes <= self.start + self.bytes
     }
 
-    /// Empties a range: it reads as zeros afterwards. Whole pages go back to the system.
+    /// Zeroes a range. Frees its whole pages to the system.
     pub fn scrub(&self, address: u64, bytes: u64) {
         const PAGE: u64 = 4096;
         let first = address.next_multiple_of(PAGE);
@@ -187,7 +188,7 @@ impl Aperture {
 
 impl Drop for Aperture {
     fn drop(&mut self) {
-        // SAFETY: the range is this object's own; whoever holds its addresses holds this object too.
+        // SAFETY: this object owns the range; code that holds its addresses also holds this object.
         unsafe { band::release(self.start, self.bytes) };
     }
 }
@@ -199,7 +200,7 @@ fn zero(address: u64, bytes: u64) {
     };
 }
 
-/// An address or a size of this 64-bit machine.
+/// Converts an address or a size; `usize` has 64 bits.
 pub fn to_usize(value: u64) -> usize {
     const { assert!(usize::BITS == 64) };
     usize::try_from(value).unwrap_or(usize::MAX)
@@ -210,12 +211,12 @@ mod tests {
     use super::*;
 
     fn read(address: u64) -> u8 {
-        // SAFETY: the tests read what they committed.
+        // SAFETY: the tests read memory that they committed.
         unsafe { ptr::with_exposed_provenance::<u8>(to_usize(address)).read_volatile() }
     }
 
     fn fill(address: u64, bytes: usize) {
-        // SAFETY: the tests write what they committed.
+        // SAFETY: the tests write memory that they committed.
         unsafe {
             ptr::with_exposed_provenance_mut::<u8>(to_usize(address)).write_bytes(0xaa, bytes)
         };

@@ -1,7 +1,7 @@
 //! Arrays, textures and surfaces.
 //!
-//! An array is memory of the device like any other, its rows packed, that only this module knows the address
-//! of. Kernels find textures and surfaces in [`Objects`]; a launch takes those that are there when it is made.
+//! An array is ordinary device memory with packed rows. Only this module knows its address. Kernels look up textures
+//! and surfaces in [`Objects`]; a launch uses the objects that exist when it is submitted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use wormhole_ptx::{AddressMode, ChannelType, Image, Level, Texture};
 use crate::image_limits::{self, check_array, check_mipmap};
 use crate::memory::{ALIGNMENT, Memory, Owner, Use};
 
-/// What kernels find by handle.
+/// Objects that kernels look up by handle.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     textures: HashMap<u64, Arc<Texture>>,
@@ -39,7 +39,7 @@ impl wormhole_ptx::Objects for Objects {
 struct Array {
     shape: ArrayShape,
     address: u64,
-    /// Who owns the memory; a level has none of its own.
+    /// Owner of the memory; `None` for a level, whose memory belongs to its mipmapped array.
     owner: Option<Owner>,
 }
 
@@ -50,7 +50,7 @@ struct Mipmap {
     levels: Vec<RawArray>,
 }
 
-/// Where an array lies for copies.
+/// Shape and address of an array, for copies.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed {
     pub shape: ArrayShape,
@@ -58,7 +58,7 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Bytes from row to row, and from slice to slice.
+    /// Returns the row pitch and the slice pitch in bytes.
     pub fn pitches(&self) -> (u64, u64) {
         let [row, rows, _] = self.shape.copied();
         (row, row * rows)
@@ -85,20 +85,20 @@ impl Placed {
 struct Table {
     arrays: HashMap<u64, Array>,
     mipmaps: HashMap<u64, Mipmap>,
-    /// Textures and surfaces that exist, and what they read: the number of an array or a mipmapped one, 0 for
-    /// memory.
+    /// Handles of existing textures and surfaces, each with its source: the number of an array or mipmapped array, 0
+    /// for linear memory.
     sources: HashMap<u64, u64>,
     objects: Arc<Objects>,
 }
 
-/// A number that is not given twice in the process, whatever device it is for.
+/// Returns a number that is unique in the process, across all devices.
 fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Table {
-    /// Nothing reads this array any more.
+    /// Removes the textures and surfaces of an array from the objects.
     fn forget_source(&mut self, source: u64) {
         let handles = self
             .sources
@@ -113,7 +113,7 @@ impl Table {
     }
 }
 
-/// The arrays of a context.
+/// Arrays, textures and surfaces of a context.
 #[derive(Debug, Default)]
 pub struct Arrays(Mutex<Table>);
 
@@ -121,7 +121,7 @@ fn number(value: u64) -> Result<u32> {
     u32::try_from(value).map_err(|_| CuError::INVALID_VALUE)
 }
 
-/// Bytes that a level takes, so that the next one is aligned.
+/// Returns the bytes of a level, rounded up so that the next one is aligned.
 fn level_bytes(shape: &ArrayShape) -> u64 {
     shape
         .copied()
@@ -135,7 +135,7 @@ impl Arrays {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What kernels of a launch may name.
+    /// Returns the objects that kernels of a launch may use.
     pub fn objects(&self) -> Arc<Objects> {
         Arc::clone(&self.table().objects)
     }
@@ -155,7 +155,7 @@ impl Arrays {
         Ok(RawArray(raw))
     }
 
-    /// Frees an array; nothing that was submitted uses it any more.
+    /// Frees an array. No submitted work uses it any more.
     pub fn destroy(&self, array: RawArray, memory: &Memory) -> Result<()> {
         let mut table = self.table();
         let found = table.arrays.get(&array.0).ok_or(CuError::INVALID_HANDLE)?;
@@ -205,7 +205,7 @@ impl Arrays {
         Ok(RawMipmap(raw))
     }
 
-    /// Frees a mipmapped array; nothing that was submitted uses it any more.
+    /// Frees a mipmapped array. No submitted work uses it any more.
     pub fn destroy_mipmap(&self, mipmap: RawMipmap, memory: &Memory) -> Result<()> {
         let mut table = self.table();
         let found = table
@@ -230,7 +230,7 @@ impl Arrays {
         level.copied().ok_or(CuError::INVALID_VALUE)
     }
 
-    /// Where an array lies.
+    /// Returns shape and address of an array.
     pub fn find(&self, array: RawArray) -> Result<Placed> {
         let table = self.table();
         let found = table.arrays.get(&array.0).ok_or(CuError::INVALID_HANDLE)?;
@@ -302,7 +302,7 @@ impl Arrays {
         Ok(handle)
     }
 
-    /// Forgets a texture or a surface. Launches that were made before still find it.
+    /// Removes a texture or a surface. Launches submitted before still find it.
     pub fn destroy_object(&self, handle: u64) -> Result<()> {
         let mut table = self.table();
         table
@@ -315,7 +315,7 @@ impl Arrays {
         Ok(())
     }
 
-    /// The image that levels make.
+    /// Creates the image of these levels.
     fn image(&self, levels: &[RawArray]) -> Result<Image> {
         let placed = levels
             .iter()
@@ -344,7 +344,7 @@ impl Arrays {
     }
 }
 
-/// An image of memory.
+/// Creates an image of linear memory.
 fn plane(address: u64, texels: Texels, [width, height]: [u64; 2], pitch: u64) -> Result<Image> {
     Ok(Image {
         channel: channel(texels.format),
@@ -375,7 +375,8 @@ fn channel(format: Format) -> ChannelType {
     }
 }
 
-/// Types of channels in the order of `CUresourceViewFormat`: each with one, two and four channels, from 1 on.
+/// Channel types in the order of `CUresourceViewFormat`, which starts at 1 and has three values for each type: one, two
+/// and four channels.
 const VIEWED: [ChannelType; 8] = [
     ChannelType::Unsigned8,
     ChannelType::Signed8,
@@ -386,12 +387,12 @@ const VIEWED: [ChannelType; 8] = [
     ChannelType::Half,
     ChannelType::Single,
 ];
-/// The last `CUresourceViewFormat` that is not of compressed blocks, the next one, and the last of all.
+/// `CUresourceViewFormat`: the last value without block compression, the next one, and the last value of all.
 const LAST_PLAIN_VIEW: u32 = 0x18;
 const AFTER_PLAIN: u32 = LAST_PLAIN_VIEW + 1;
 const LAST_VIEW: u32 = 0x22;
 
-/// An image as a view shows it (CUDA driver API, `cuTexObjectCreate`).
+/// Applies a resource view to an image (CUDA driver API, `cuTexObjectCreate`).
 fn viewed(mut image: Image, view: &View) -> Result<Image> {
     let [width, height, _] = image.levels.first().map_or([0; 3], |level| level.extent);
     if view.extent[0] != u64::from(width) || view.extent[1].max(1) != u64::from(height) {
@@ -444,7 +445,7 @@ fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
         _ => Err(CuError::INVALID_VALUE),
     };
     let [x, y, z] = sampling.address_modes;
-    // As natively, the third dimension's is looked at where there is one.
+    // As natively, the third address mode is checked only if the image has a third dimension.
     let deep = image
         .levels
         .first()

@@ -1,4 +1,4 @@
-//! Copies of boxes.
+//! Copies of boxes: up to three-dimensional regions of memory and arrays.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::aperture::to_usize;
 use crate::arrays::Placed;
 use crate::memory::{Memory, Use, pointer};
 
-/// Where a box lies: its first byte, bytes from row to row and from slice to slice.
+/// Location of a box: address of its first byte, row pitch and slice pitch.
 #[derive(Clone, Copy, Debug)]
 struct Laid {
     start: u64,
@@ -17,7 +17,7 @@ struct Laid {
 }
 
 impl Laid {
-    /// Where an end lies, if all of the box is memory that may be reached.
+    /// Locates one end of a copy. Fails if a part of the box is not accessible memory.
     fn new(
         end: &BoxEnd,
         intent: Use,
@@ -55,24 +55,24 @@ impl Laid {
         }
     }
 
-    /// Bytes from the box's first byte to a row's.
+    /// Returns the offset of a row from the box's first byte.
     fn offset(&self, y: u64, z: u64) -> u64 {
         y * self.row + z * self.slice
     }
 }
 
-/// A copy whose ends were found.
+/// A copy with both ends located.
 #[derive(Debug)]
 pub struct Move {
     to: Laid,
     from: Laid,
     extent: [u64; 3],
-    /// Holds what is mapped.
+    /// Keeps the device's memory mapped.
     _memory: Arc<Memory>,
 }
 
 impl Move {
-    /// What a copy moves, with arrays that `find` knows.
+    /// Locates both ends of a copy. `find` looks up arrays.
     pub fn new(
         copy: &BoxCopy,
         memory: &Arc<Memory>,
@@ -87,15 +87,15 @@ impl Move {
         })
     }
 
-    /// Moves it, as work of the stream that it was found for.
+    /// Executes the copy, as work of a stream.
     pub fn run(&self) {
         let (to, from) = (self.to, self.from);
         let [width, height, depth] = self.extent;
         for z in 0..depth {
             for y in 0..height {
-                // SAFETY: all of both boxes was found in memory of the device or in registered ranges, which
-                // stay mapped until the work before their end is complete. The C library's function is used
-                // because others may write to the memory meanwhile.
+                // SAFETY: both boxes were checked to lie in memory of the device or in registered ranges, which stay
+                // mapped until the work before their end is complete. The C library's function is used because other
+                // threads may write to the memory meanwhile.
                 unsafe {
                     libc::memmove(
                         pointer(to.start + to.offset(y, z)).cast(),

@@ -1,4 +1,4 @@
-//! What the device says of itself: the limits of a compute-9.0 device, the size of this machine.
+//! Description of the device: the limits of compute capability 9.0, and the size of this machine.
 
 use std::fs;
 
@@ -12,19 +12,19 @@ pub const MAX_BLOCK_THREADS: u32 = 1024;
 pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Most blocks of a grid in each dimension.
 pub const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
-/// Shared memory of a block, without and with the kernel's consent, and of a multiprocessor, bytes.
+/// Bytes of shared memory: of a block by default, of a block with opt-in, and of a multiprocessor.
 pub const SHARED_PER_BLOCK: u32 = 48 << 10;
 pub const SHARED_PER_BLOCK_OPTIN: u32 = 227 << 10;
 pub const SHARED_PER_MULTIPROCESSOR: u32 = 228 << 10;
-/// Shared memory that the system takes of each block, bytes.
+/// Bytes of shared memory that the system reserves in each block.
 pub const SHARED_RESERVED: u32 = 1 << 10;
-/// What a multiprocessor holds at a time.
+/// Resources of a multiprocessor.
 pub const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 pub const REGISTERS_PER_MULTIPROCESSOR: u32 = 64 << 10;
 /// Most registers of a block.
 pub const REGISTERS_PER_BLOCK: u32 = 64 << 10;
-/// Where textures of memory begin, and the rows of those that have several, bytes.
+/// Alignment in bytes of textures of linear memory, and of their pitch.
 pub const TEXTURE_ALIGNMENT: u32 = 512;
 pub const TEXTURE_PITCH_ALIGNMENT: u32 = 32;
 /// Least and greatest stream priority.
@@ -32,14 +32,14 @@ pub const PRIORITIES: (i32, i32) = (0, -5);
 
 /// A UUID of version 8 (RFC 9562, section 5.8) that spells the first device's name.
 const UUID: [u8; 16] = *b"wormho\x80e\x80cpudev0";
-/// What differs from device to device: each is on a bus of its own.
+/// Attributes that differ between devices: each has its own bus.
 const PCI_BUS_ID: i32 = 33;
 const MULTI_GPU_BOARD_GROUP_ID: i32 = 85;
 const CUDA_VERSION: i32 = 13_000;
 const L2_BYTES: u32 = 4 << 20;
 
-/// Describes a device with `memory` bytes and one multiprocessor for each of `processors`, by its number among
-/// those of the process: below 64.
+/// Describes a device with `memory` bytes and one multiprocessor for each of `processors`. `number` is its number in
+/// the process, below 64.
 pub fn describe(memory: u64, processors: u32, number: u8) -> Description {
     let mut attributes = attributes(processors);
     for (id, value) in &mut attributes {
@@ -75,7 +75,7 @@ fn signed(value: u32) -> i32 {
 
 /// `CUdevice_attribute` (CUDA driver API 13.0, "Data types used by CUDA driver") and value.
 ///
-/// What the device cannot do is 0.
+/// Attributes of features that the device lacks are 0.
 fn attributes(processors: u32) -> Vec<(i32, i32)> {
     let mut all = vec![
         (1, signed(MAX_BLOCK_THREADS)),             // MAX_THREADS_PER_BLOCK

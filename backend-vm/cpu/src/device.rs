@@ -1,4 +1,4 @@
-//! [`CpuDevice`].
+//! Implements the `Device` trait for [`CpuDevice`].
 
 mod kernels;
 
@@ -35,23 +35,24 @@ use crate::output::Output;
 use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler, Work};
 
-/// Memory of the device when the system does not say how much there is.
+/// Bytes of device memory if the system does not report its memory.
 const FALLBACK_MEMORY: u64 = 1 << 30;
 
-/// How to open the device.
+/// Options for opening the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Bytes of memory of each device; together half of the host's memory if not given, and no more than `most`.
+    /// Bytes of memory of each device. If not given, all devices together get half of the host's memory, but no more
+    /// than `most`.
     pub memory: Option<u64>,
     pub most: Option<u64>,
-    /// Whether kernels are checked for races and uninitialised shared memory; what is found goes to the log and
-    /// to the program's standard error.
+    /// Whether kernels are checked for races and uninitialised shared memory. Findings go to the log and to the
+    /// program's standard error.
     pub check: bool,
 }
 
 impl Options {
     fn memory_of_each(&self, count: u8) -> u64 {
-        /// All of a device's memory is one allocation's to have, if that is its size.
+        /// Unit of the memory's size, so that one allocation can cover all of it.
         const UNIT: u64 = 2 << 20;
         self.memory.unwrap_or_else(|| {
             let all = (host_memory() / 2).min(self.most.unwrap_or(u64::MAX));
@@ -60,12 +61,12 @@ impl Options {
     }
 }
 
-/// Why the device cannot be opened.
+/// Error of opening the device.
 #[derive(Debug, thiserror::Error)]
 #[error("the CPU device has no memory: {0}")]
 pub struct OpenError(#[from] ApertureError);
 
-/// A CUDA device made of the host's processors.
+/// A CUDA device that executes on the host's processors.
 #[derive(Debug)]
 pub struct CpuDevice {
     description: Description,
@@ -75,7 +76,7 @@ pub struct CpuDevice {
     processors: usize,
     check: bool,
     context: Arc<RwLock<Arc<Context>>>,
-    /// The others of its process.
+    /// Other devices of the process.
     pub(crate) siblings: OnceLock<Vec<Sibling>>,
 }
 
@@ -83,7 +84,7 @@ pub struct CpuDevice {
 #[derive(Debug)]
 pub(crate) struct Sibling {
     context: Weak<RwLock<Arc<Context>>>,
-    /// Held, because work of this device may reach it.
+    /// Keeps the sibling's memory mapped, because work of this device may access it.
     _memory: Arc<Memory>,
 }
 
@@ -95,7 +96,7 @@ impl Sibling {
     }
 }
 
-/// What a reset replaces.
+/// State that a reset replaces.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub scheduler: Scheduler,
@@ -122,7 +123,7 @@ impl Context {
         }
     }
 
-    /// Waits for the points, after which printed text is visible.
+    /// Waits for the points, and makes text printed before them visible.
     fn synchronize(&self, points: &[Point]) -> Result<()> {
         let result = self.scheduler.wait(points);
         self.output.flush();
@@ -131,12 +132,12 @@ impl Context {
 }
 
 impl CpuDevice {
-    /// Opens the device. Each one opened is a device of its own, that knows of no other.
+    /// Opens a device without siblings. Each call opens a separate device.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
         Self::with_memory(options.memory_of_each(1), 0, options.check)
     }
 
-    /// Opens several devices, at most 64, that know each other and share the processors.
+    /// Opens several devices, at most 64, that can access each other and share the processors.
     pub fn open_several(options: &Options, count: u8) -> std::result::Result<Vec<Self>, OpenError> {
         let bytes = options.memory_of_each(count);
         let devices = (0..count)
@@ -151,7 +152,7 @@ impl CpuDevice {
                 context: Arc::downgrade(&other.context),
                 _memory: Arc::clone(&other.memory),
             });
-            // Just opened, so never set before.
+            // Cannot fail, because the device was just opened.
             let _ = device.siblings.set(siblings.collect());
         }
         Ok(devices)
@@ -185,15 +186,15 @@ impl CpuDevice {
         &self.pools
     }
 
-    /// The context, if it lives.
+    /// Returns the context. Fails with the sticky error if it is dead.
     pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let context = self.current();
         context.scheduler.alive()?;
         Ok(context)
     }
 
-    /// Whether work may reach these ranges. Where memory is mapped without that access the stream faults, as a
-    /// kernel would; what is nobody's memory is an error at the call.
+    /// Returns whether work may access these ranges. An access that a mapping does not allow makes the stream fault, as
+    /// in a kernel, and returns false. An access to unallocated memory fails at the call.
     fn reaches(
         &self,
         context: &Context,
@@ -214,14 +215,14 @@ impl CpuDevice {
         }
     }
 
-    /// Waits for the points, after which pools give back what they do not use.
+    /// Waits for the points. Then pools release unused memory above their thresholds.
     fn synchronized(&self, context: &Context, points: &[Point]) -> Result<()> {
         context.synchronize(points)?;
         self.pools.synchronized(&context.scheduler);
         Ok(())
     }
 
-    /// Refuses a launch that the device cannot make; says whether it is cooperative.
+    /// Validates a launch and returns whether it is cooperative.
     pub(crate) fn validate(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<bool> {
         crate::launch::validate(&kernel.needs(), launch, self.multiprocessors)
     }
@@ -245,7 +246,7 @@ impl CpuDevice {
         }
     }
 
-    /// Waits until all work of the context is complete, as calls do that take memory away.
+    /// Waits until all work of the context is complete, for calls that free memory.
     pub(crate) fn idle(&self) -> Result<Arc<Context>> {
         let context = self.context()?;
         context
@@ -255,7 +256,7 @@ impl CpuDevice {
     }
 }
 
-/// Bytes of memory of this machine.
+/// Returns the bytes of memory of this machine.
 fn host_memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = text
@@ -265,7 +266,7 @@ fn host_memory() -> u64 {
     kilobytes.map_or(2 * FALLBACK_MEMORY, |kilobytes| kilobytes << 10)
 }
 
-/// The bytes that a fill covers, from its first to its last.
+/// Returns the number of bytes from the first to the last one of a fill.
 pub(crate) fn extent(fill: &Fill) -> Result<u64> {
     let element = u64::from(fill.element);
     if !matches!(element, 1 | 2 | 4) || !fill.destination.is_multiple_of(element) {
@@ -288,15 +289,15 @@ pub(crate) fn extent(fill: &Fill) -> Result<u64> {
     before.checked_add(row).ok_or(CuError::INVALID_VALUE)
 }
 
-/// Fills memory that [`extent`] was checked for.
+/// Executes a fill. The caller has checked its whole [`extent`].
 pub(crate) fn run_fill(fill: &Fill) {
     let width = to_usize(fill.width);
     let [low, second, ..] = fill.value.to_le_bytes();
     for row in 0..fill.height {
         let start = pointer(fill.destination + row * fill.pitch);
-        // SAFETY: the whole extent lies in memory of the device or in a registered range, both of which
-        // stay mapped; it is aligned to the element. Others may write it at the same time, as the
-        // program allows itself; nothing is read.
+        // SAFETY: the whole extent lies in memory of the device or in a registered range, both of which stay mapped; it
+        // is aligned to the element. Other threads of the program may write it at the same time; this code reads
+        // nothing.
         unsafe {
             match fill.element {
                 1 => start.write_bytes(low, width),
@@ -310,7 +311,7 @@ pub(crate) fn run_fill(fill: &Fill) {
     }
 }
 
-/// Tells why something is not loaded, in the words of the native tools.
+/// Logs a load error and writes it to the JIT error log, in the format of the native tools.
 fn refused(what: &str, error: &LoadError, jit: &mut Jit) -> CuError {
     tracing::warn!(%error, "{what} is refused");
     jit.errors = format!("error   : {error}\n").into_bytes();
@@ -379,10 +380,10 @@ impl Device for CpuDevice {
         let wait = || context.scheduler.wait(&context.scheduler.whole_frontier());
         let idle = wait();
         self.memory.unregister(address)?;
-        // Kernels that started meanwhile may have found the range.
+        // Kernels that started meanwhile may have looked up the range.
         let done = idle.and_then(|()| wait());
         if done.is_err() {
-            // What ran when the context died may still be in the range.
+            // Work that ran when the context died may still access the range.
             context.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         }
         done
@@ -400,9 +401,9 @@ impl Device for CpuDevice {
         let memory = Arc::clone(&self.memory);
         let work = move || {
             let _mapped = memory;
-            // SAFETY: both ranges were found in memory of the device or in registered ranges, which
-            // stay mapped until the work before their unregistration is complete. The C library's
-            // function is used because others may write to the memory meanwhile.
+            // SAFETY: both ranges were checked to lie in memory of the device or in registered ranges, which stay
+            // mapped until the work before their unregistration is complete. The C library's function is used because
+            // other threads may write to the memory meanwhile.
             unsafe {
                 libc::memmove(
                     pointer(destination).cast(),
@@ -429,8 +430,8 @@ impl Device for CpuDevice {
         let bytes = data.len();
         let work = move || {
             let _mapped = memory;
-            // SAFETY: the destination was found in memory of the device or in a registered range; the
-            // source is private to this work.
+            // SAFETY: the destination was checked to lie in memory of the device or in a registered range; the source
+            // is private to this work.
             unsafe {
                 libc::memcpy(
                     pointer(destination).cast(),
@@ -523,10 +524,10 @@ impl Device for CpuDevice {
             return Err(CuError::INVALID_VALUE);
         }
         let work = move || {
-            // SAFETY: the word was found in a registered range, which stays mapped until the work before
-            // its unregistration is complete; it is aligned, and all sides access it atomically.
+            // SAFETY: the word was checked to lie in memory that stays mapped until the work before its unregistration
+            // is complete; it is aligned, and all sides access it atomically.
             let word = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
-            // SYNC POINT: fence. What the work before wrote is visible to whoever reads the value.
+            // SYNC POINT: fence. A thread that reads the value sees all writes of the work before it.
             word.store(value, Ordering::Release);
             Ok(())
         };
@@ -594,7 +595,7 @@ impl Device for CpuDevice {
         let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
         let mut loading = self.context()?.modules.load(loaded, &self.memory, place)?;
         if let Loading::Done(module) = &mut loading {
-            // The checker may have something to say of any kernel.
+            // The checker may print findings for any kernel.
             module.uses_output |= self.check;
         }
         Ok(loading)
@@ -671,7 +672,7 @@ impl Device for CpuDevice {
             let milestones = Milestones::new(&launch.events, &context.scheduler);
             let (programmatic, begun) = milestones.points();
             around.milestones = Some(milestones.clone());
-            // Nobody is to wait for what never comes.
+            // Work that was not queued never reaches the milestones, so they are reached here.
             let end = queue(around).inspect_err(|_| milestones.reach())?;
             Ok(Reached {
                 end,

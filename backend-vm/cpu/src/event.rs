@@ -1,4 +1,4 @@
-//! Events: a point in a stream, and the time at which it was reached.
+//! Events: points in streams, with the time at which they were reached.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,24 +17,24 @@ const KNOWN_FLAGS: u32 = BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS;
 struct Event {
     timing: bool,
     last: Option<Record>,
-    /// What other processes know of it. It is then all that there is.
+    /// Shared state of an interprocess event, which replaces `last`.
     shared: Option<Arc<SharedEvent>>,
 }
 
-/// What an event stands for now.
+/// Last record of an event.
 #[derive(Debug)]
 pub enum Last {
     Never,
     Point(Point),
-    /// One of its records.
+    /// A record of an interprocess event.
     Shared(Arc<SharedEvent>, EventRecord),
 }
 
 #[derive(Clone, Debug)]
 struct Record {
-    /// Where work that waits for the event may begin.
+    /// Point after which work that waits for the event may begin.
     point: Point,
-    /// Where the host sees it complete, if that is earlier.
+    /// Point at which the host sees the event complete, which may be earlier.
     seen: Point,
     time: Arc<OnceLock<Instant>>,
 }
@@ -46,10 +46,10 @@ impl Record {
     }
 }
 
-/// Where the events of a launch are reached.
+/// Points at which the events of a launch are reached.
 #[derive(Debug)]
 pub struct Reached {
-    /// The launch is complete.
+    /// Point at which the launch is complete.
     pub end: Point,
     pub programmatic: Option<Point>,
     pub begun: Option<Point>,
@@ -60,7 +60,7 @@ struct Slab {
     events: HashMap<u64, Event>,
 }
 
-/// The events of one context.
+/// Events of one context.
 #[derive(Debug, Default)]
 pub struct Events {
     slab: Mutex<Slab>,
@@ -71,9 +71,9 @@ impl Events {
         self.slab.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `cuEventCreate`.
+    /// Creates an event (`cuEventCreate`).
     pub fn create(&self, flags: u32) -> Result<RawEvent> {
-        // An interprocess event keeps no time (CUDA driver API, cuEventCreate).
+        // An interprocess event must have timing disabled (CUDA driver API, cuEventCreate).
         if flags & !KNOWN_FLAGS != 0 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(CuError::INVALID_VALUE);
         }
@@ -87,7 +87,7 @@ impl Events {
         }))
     }
 
-    /// An event that other processes may use.
+    /// Adds an event that other processes may use.
     pub fn add(&self, shared: SharedEvent) -> RawEvent {
         self.insert(Event {
             timing: false,
@@ -97,21 +97,21 @@ impl Events {
     }
 
     fn insert(&self, event: Event) -> RawEvent {
-        // No two events of a process are called the same, whatever device they are of.
+        // Event numbers are unique in the process, across all devices.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         self.lock().events.insert(id, event);
         RawEvent(id)
     }
 
-    /// What other processes know of an event that they may use.
+    /// Returns the shared state of an interprocess event.
     pub fn shared(&self, event: RawEvent) -> Result<Arc<SharedEvent>> {
         let slab = self.lock();
         let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
         entry.shared.clone().ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// `cuEventDestroy`: what waits for the event still does.
+    /// Destroys an event (`cuEventDestroy`). Work that waits for it keeps waiting.
     pub fn destroy(&self, event: RawEvent) -> Result<()> {
         self.lock()
             .events
@@ -120,7 +120,7 @@ impl Events {
             .ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// `cuEventRecord`. The slab stays locked until the record is queued, so that the last record is
+    /// Records an event (`cuEventRecord`). The slab stays locked until the record is queued, so that the last record is
     /// the one queued last.
     pub fn record(&self, event: RawEvent, stream: RawStream, scheduler: &Scheduler) -> Result<()> {
         let mut slab = self.lock();
@@ -136,7 +136,7 @@ impl Events {
                 Ok(())
             };
             let queued = scheduler.submit(stream, Work::new(work));
-            // Nobody is to wait for what never comes.
+            // Completes a record that was not queued, so that no process waits for it.
             return queued.map(drop).inspect_err(|_| shared.complete(record));
         }
         let time = Arc::new(OnceLock::new());
@@ -152,7 +152,8 @@ impl Events {
         Ok(())
     }
 
-    /// Notes a record that is part of a graph: reached with the whole launch, at the time when its node ran.
+    /// Sets the record made by a node of a graph. It is reached when the whole graph launch is complete; `time` is when
+    /// the node ran.
     pub fn note(&self, event: RawEvent, point: Point, time: Arc<OnceLock<Instant>>) -> Result<()> {
         let mut slab = self.lock();
         let entry = slab
@@ -163,7 +164,7 @@ impl Events {
         Ok(())
     }
 
-    /// Notes what a launch records that `queue` queues. The slab stays locked as for [`Events::record`].
+    /// Sets the records made by a launch, which `queue` submits. The slab stays locked as in [`Events::record`].
     pub fn launch(
         &self,
         events: &LaunchEvents,
@@ -177,11 +178,12 @@ impl Events {
             }
         }
         let reached = queue()?;
-        // Kernels that wait for a programmatic event may ask for all that the launch did
-        // (`griddepcontrol.wait`), so other streams wait for its end.
+        // Kernels that wait for a programmatic event may use `griddepcontrol.wait`, which waits for all writes of the
+        // launch. So other streams wait for its end.
         let programmatic = reached.programmatic.map(|seen| (reached.end, seen));
         let begun = reached.begun.map(|point| (point, point));
-        // One that is both is complete when it is the one as well as the other: blocks begin before they trigger.
+        // An event that is both is complete when both points are reached. Blocks begin before they trigger, so the
+        // programmatic record is set last.
         for (event, places) in [(events.begun, begun), (events.programmatic, programmatic)] {
             if let (Some(event), Some((point, seen))) = (event, places)
                 && let Some(entry) = slab.events.get_mut(&event.0)
@@ -193,12 +195,12 @@ impl Events {
         Ok(())
     }
 
-    /// What waiting for the event means to other work now.
+    /// Returns the record that other work must wait for.
     pub fn last(&self, event: RawEvent) -> Result<Last> {
         self.last_where(event, |record| record.point)
     }
 
-    /// What waiting for it means to the host.
+    /// Returns the record that the host must wait for.
     pub fn seen(&self, event: RawEvent) -> Result<Last> {
         self.last_where(event, |record| record.seen)
     }
@@ -213,8 +215,8 @@ impl Events {
         })
     }
 
-    /// The point of the last record; none if it was never recorded. Those of other processes have none, and no
-    /// graph waits for them.
+    /// Returns the point of the last record, or `None` if the event was never recorded. Interprocess events have no
+    /// points, so graphs cannot wait for them.
     pub fn point(&self, event: RawEvent) -> Result<Option<Point>> {
         match self.last(event)? {
             Last::Never => Ok(None),
@@ -223,7 +225,7 @@ impl Events {
         }
     }
 
-    /// `cuEventElapsedTime`.
+    /// Returns the milliseconds between two records (`cuEventElapsedTime`).
     pub fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let slab = self.lock();
         let record = |event: RawEvent| {
@@ -281,7 +283,7 @@ mod tests {
                 "{found:?}"
             );
         }
-        // What is not queued records nothing.
+        // A launch that is not queued records no event.
         let alone = LaunchEvents {
             begun: Some(first),
             ..LaunchEvents::default()

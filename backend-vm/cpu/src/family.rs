@@ -1,4 +1,4 @@
-//! The devices of one process: what each knows of the memory of the others.
+//! Relations between the devices of one process: access to each other's memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -7,7 +7,7 @@ use wormhole_device::Access;
 
 use crate::memory::{Memory, Use};
 
-/// What devices may do with memory, by their numbers.
+/// Access rights to memory, as bit masks of device numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accesses {
     readable: u64,
@@ -37,45 +37,45 @@ impl Accesses {
     }
 }
 
-/// A device's place among the devices of its process. One that was opened alone has no others.
+/// Position of a device among the devices of its process. A device opened alone has no others.
 #[derive(Debug, Default)]
 pub struct Family {
     place: OnceLock<Place>,
-    /// The others whose allocations kernels may reach, by number.
+    /// Bit mask of the devices whose allocations kernels of this device may access.
     reached: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Place {
     number: usize,
-    /// By number. They hold each other weakly: a device holds the memories of all.
+    /// Memories by device number. The references are weak; each device holds the memories of all.
     memories: Box<[Weak<Memory>]>,
 }
 
 impl Family {
-    /// Makes devices know each other.
+    /// Joins devices to a family.
     pub fn join(memories: &[Arc<Memory>]) {
         for (number, memory) in memories.iter().enumerate() {
             let place = Place {
                 number,
                 memories: memories.iter().map(Arc::downgrade).collect(),
             };
-            // Only devices that were just opened are joined.
+            // Cannot fail, because the devices were just opened.
             let _ = memory.family().place.set(place);
         }
     }
 
-    /// The device's number among them.
+    /// Returns the device's number in the family.
     pub fn number(&self) -> usize {
         self.place.get().map_or(0, |place| place.number)
     }
 
-    /// The memory of a device of them.
+    /// Returns the memory of a device of the family.
     pub fn member(&self, number: usize) -> Option<Arc<Memory>> {
         self.place.get()?.memories.get(number)?.upgrade()
     }
 
-    /// The memory of the first of them, for another.
+    /// Returns the memory of the first device, or `None` if this is the first one.
     pub fn first(&self) -> Option<Arc<Memory>> {
         match self.number() {
             0 => None,
@@ -83,7 +83,7 @@ impl Family {
         }
     }
 
-    /// The memories of the others, with their numbers.
+    /// Returns the memories of the other devices, with their numbers.
     pub fn others(&self) -> impl Iterator<Item = (usize, Arc<Memory>)> {
         let place = self.place.get();
         let memories = place.map_or(&[][..], |place| &place.memories);
@@ -95,7 +95,7 @@ impl Family {
             .filter_map(|(number, memory)| Some((number, memory.upgrade()?)))
     }
 
-    /// Whether kernels may reach the allocations of another device.
+    /// Returns true if kernels may access the allocations of another device.
     pub fn reaches(&self, number: usize) -> bool {
         self.reached.load(Ordering::Acquire) & 1 << number != 0
     }
@@ -109,7 +109,7 @@ impl Family {
         }
     }
 
-    /// Nothing of the others is reached any more.
+    /// Revokes the access to all other devices.
     pub fn forget(&self) {
         self.reached.store(0, Ordering::Release);
     }

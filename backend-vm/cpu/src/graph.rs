@@ -1,5 +1,4 @@
-//! Executable graphs: their nodes run in the order of their edges, branches that do not depend on each other
-//! at the same time.
+//! Executable graphs. Nodes run in the order of the edges; independent branches run at the same time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,10 +19,10 @@ use crate::memory::Use;
 use crate::scheduler::{Milestone, Outcome, Point, Scheduler, Turn, Work};
 use crate::stream_memory;
 
-/// Branches of one graph that run at the same time; more take turns.
+/// Most lanes of a body, and so branches that run at the same time. Further branches share lanes.
 const LANES: usize = 32;
 
-/// A node, ready to run.
+/// Prepared operation of a node.
 #[derive(Clone, Debug)]
 enum Step {
     Kernel {
@@ -44,24 +43,24 @@ enum Step {
 struct Node {
     step: Step,
     enabled: bool,
-    /// Nodes of other lanes that come before it.
+    /// Predecessors in other lanes.
     after: Vec<usize>,
 }
 
-/// What a graph executes.
+/// Prepared content of an executable graph.
 #[derive(Clone, Debug)]
 struct Plan {
     nodes: Vec<Node>,
     edges: Vec<GraphEdge>,
     conditions: Vec<Condition>,
-    /// Of each node, the body that it lies in.
+    /// Body of each node.
     inside: Vec<u32>,
-    /// The nodes of each lane of each body, in order.
+    /// Nodes of each lane of each body, in order.
     bodies: Vec<Vec<Vec<usize>>>,
 }
 
 impl Plan {
-    /// Whether an executable graph that does this can do the other instead.
+    /// Returns true if an executable graph with this plan can be updated to the other one.
     fn may_become(&self, other: &Self) -> bool {
         let same = |(old, new): (&Node, &Node)| match (&old.step, &new.step) {
             (Step::Conditional(old), Step::Conditional(new)) => old == new,
@@ -78,13 +77,13 @@ impl Plan {
 #[derive(Debug)]
 struct Executable {
     plan: Arc<Plan>,
-    /// The conditions' values, if there are conditions.
+    /// Values of the conditions; `None` without conditions.
     values: Option<Arc<[AtomicU32]>>,
-    /// Where the last launch is complete: the next one comes after it.
+    /// Point at which the last launch is complete. The next launch waits for it.
     last: Option<Point>,
 }
 
-/// The executable graphs of one context.
+/// Executable graphs of one context.
 #[derive(Debug, Default)]
 pub struct Executables {
     graphs: Mutex<HashMap<u64, Executable>>,
@@ -97,11 +96,11 @@ impl Executables {
     }
 }
 
-/// The lanes of each body, and of each node those of other lanes that come before it.
+/// Lanes of each body, and each node's predecessors in other lanes.
 type Laid = (Vec<Vec<Vec<usize>>>, Vec<Vec<usize>>);
 
-/// Puts each node behind one that it depends on where it can, on a lane of its own where it cannot. `inside` says
-/// which of the bodies each node lies in.
+/// Assigns nodes to lanes: behind a predecessor that ends a lane if there is one, otherwise on a new lane. `inside`
+/// holds the body of each node.
 fn lanes(inside: &[u32], bodies: usize, edges: &[GraphEdge]) -> Laid {
     let mut before = vec![Vec::new(); inside.len()];
     for edge in edges {
@@ -138,12 +137,12 @@ struct Run {
     plan: Arc<Plan>,
     around: Surroundings,
     copies: HashMap<usize, Move>,
-    /// When each recorded event was reached.
+    /// Time at which each event node ran.
     times: HashMap<usize, Arc<OnceLock<Instant>>>,
 }
 
 impl Run {
-    /// The launch as work of a stream.
+    /// Converts the launch to work of a stream.
     fn work(self) -> Work {
         let run = Arc::new(self);
         let mut body = None;
@@ -172,10 +171,10 @@ impl Run {
     }
 }
 
-/// A body that runs: its first lane in the work that began it, each of the others as work beside it.
+/// A running body. Its first lane runs in the work that began the body; the others run as separate work.
 struct Body {
     first: Lane,
-    /// Where the others are complete.
+    /// Points at which the other lanes are complete.
     others: Vec<Point>,
 }
 
@@ -219,23 +218,23 @@ impl Body {
     }
 }
 
-/// A lane of a body that runs.
+/// A lane of a running body.
 struct Lane {
     run: Arc<Run>,
     body: usize,
     lane: usize,
-    /// Nodes that are complete.
+    /// Number of complete nodes.
     next: usize,
-    /// Memory operations of the next node that are.
+    /// Number of complete memory operations of the next node.
     operation: usize,
-    /// The body that the next node has begun.
+    /// Body that the next node has begun.
     inner: Option<Box<Body>>,
-    /// Of the nodes of this body that other lanes wait for.
+    /// Milestones of the nodes of this body that other lanes wait for.
     milestones: Arc<HashMap<usize, Milestone>>,
 }
 
 impl Lane {
-    /// Runs nodes until one has to wait.
+    /// Runs nodes until one must wait.
     fn step(&mut self, turn: &Turn<'_>) -> Result<Outcome> {
         let run = Arc::clone(&self.run);
         let lanes = run.plan.bodies.get(self.body);
@@ -298,13 +297,13 @@ impl Lane {
                 }
             }
             Step::Conditional(node) => return self.conditional(node, turn),
-            // What the events stand for came before the launch.
+            // The launch itself waits for the events.
             Step::WaitEvent(_) | Step::Empty => {}
         }
         Ok(Outcome::Complete)
     }
 
-    /// Runs the body that the condition stands for, once or while it does.
+    /// Runs the body selected by the condition, once or, for a while node, repeatedly.
     fn conditional(&mut self, node: &Conditional, turn: &Turn<'_>) -> Result<Outcome> {
         let repeats = node.branch == GraphBranch::While;
         let mut inner = self.inner.take();
@@ -324,13 +323,13 @@ impl Lane {
         }
         self.inner = self.choose(node, turn)?;
         match self.inner {
-            // Others get their turn between two passes.
+            // Other work may run between two passes.
             Some(_) => Ok(Outcome::After(Vec::new())),
             None => Ok(Outcome::Complete),
         }
     }
 
-    /// The body that the condition stands for now.
+    /// Begins the body that the condition's current value selects, if any.
     fn choose(&self, node: &Conditional, turn: &Turn<'_>) -> Result<Option<Box<Body>>> {
         let value = self.run.values().get(node.condition as usize);
         let Some(number) = value.and_then(|value| node.body(value.load(Ordering::Relaxed))) else {
@@ -391,7 +390,7 @@ impl CpuDevice {
         })
     }
 
-    /// The copies of a launch, if all memory that its nodes name is there.
+    /// Locates the copies of a launch. Fails if memory that its nodes name is no longer allocated.
     fn reached(&self, context: &Context, plan: &Plan) -> Result<HashMap<usize, Move>> {
         let gone = |_| CuError::ILLEGAL_ADDRESS;
         let mut copies = HashMap::new();
@@ -460,8 +459,8 @@ impl CpuDevice {
     }
 }
 
-/// What a launch waits for beside its stream: the launch before it, and the events that its nodes wait for. An
-/// event that the graph itself records is none of them.
+/// Returns the points that a launch waits for beside its stream: the graph's previous launch, and the events that its
+/// nodes wait for, except those that the graph itself records.
 fn points(executable: &Executable, events: &Events) -> Result<Vec<Point>> {
     let steps = || executable.plan.nodes.iter().map(|node| &node.step);
     let mut points = Vec::from_iter(executable.last);
@@ -522,7 +521,7 @@ impl Graphs for CpuDevice {
         let copies = match self.reached(&context, &plan) {
             Ok(copies) => copies,
             Err(error) => {
-                // Memory that was freed since: work that reaches it faults.
+                // A node names memory that was freed since; the launch faults.
                 let point = context
                     .scheduler
                     .submit(stream, Work::new(move || Err(error)))?;
@@ -561,7 +560,7 @@ impl Graphs for CpuDevice {
         Ok(())
     }
 
-    /// There is nothing to be brought to a device: the stream and the graph need only exist.
+    /// Only checks that the stream and the graph exist, because no upload is needed.
     fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         context.scheduler.frontier(stream)?;
@@ -581,7 +580,7 @@ impl Graphs for CpuDevice {
         let place = graphs
             .get_mut(&executable.0)
             .ok_or(CuError::INVALID_HANDLE)?;
-        // A launch that has not run yet keeps the plan that it was made with.
+        // A launch that has not run yet keeps its plan.
         let plan = Arc::make_mut(&mut place.plan);
         match plan.nodes.get_mut(node as usize) {
             Some(node)

@@ -1,5 +1,5 @@
-//! Green contexts: parts of the multiprocessors that the device says it has. Processors are given to whoever has
-//! work, so that work of a part may run on more, as on a GPU it may.
+//! Green contexts: partitions of the multiprocessors that the device reports. Partitions do not restrict work: a green
+//! context's work may run on more processors, as it may on a GPU.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use wormhole_device::{
 
 use crate::device::CpuDevice;
 
-/// Multiprocessors that go together, and with `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`.
+/// Granularity of a split in multiprocessors: by default, and with `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`.
 const TOGETHER: u32 = 8;
 const APART: u32 = 2;
 /// `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING` and `_MAX_POTENTIAL_CLUSTER_SIZE`, which exclude each other.
 const IGNORE_COSCHEDULING: u32 = 1;
 const BOTH: u32 = 3;
 
-/// The green contexts: how many multiprocessors each has.
+/// Green contexts of a context: the last number, and the multiprocessors of each.
 #[derive(Debug, Default)]
 pub struct Greens(Mutex<(u64, HashMap<u64, u32>)>);
 
@@ -29,7 +29,7 @@ impl Greens {
     }
 }
 
-/// Multiprocessors that can be split.
+/// Returns a resource of multiprocessors that can be split.
 fn whole(count: u32) -> Multiprocessors {
     let unit = TOGETHER.min(count);
     Multiprocessors {
@@ -40,7 +40,7 @@ fn whole(count: u32) -> Multiprocessors {
     }
 }
 
-/// What a split makes.
+/// Returns a resource made by a split.
 fn part(count: u32) -> Multiprocessors {
     Multiprocessors {
         least: 0,

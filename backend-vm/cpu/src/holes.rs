@@ -1,13 +1,13 @@
-//! Free ranges of addresses.
+//! Allocator of address ranges.
 
 use std::collections::BTreeMap;
 
-/// Free ranges, of which no two are adjacent.
+/// Free ranges, bytes by address. No two are adjacent.
 #[derive(Debug, Default)]
 pub struct Holes(BTreeMap<u64, u64>);
 
 impl Holes {
-    /// Takes `bytes` bytes at a multiple of `alignment` out of the first hole that has them.
+    /// Allocates `bytes` bytes at a multiple of `alignment` from the first hole with room for them.
     pub fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let address = self.0.iter().find_map(|(hole, size)| {
             let address = hole.checked_next_multiple_of(alignment)?;
@@ -17,7 +17,7 @@ impl Holes {
         self.take_at(address, bytes).then_some(address)
     }
 
-    /// Takes a range; false if not all of it is free.
+    /// Allocates a range. Returns false if a part of it is not free.
     pub fn take_at(&mut self, address: u64, bytes: u64) -> bool {
         let Some((&hole, &size)) = self.0.range(..=address).next_back() else {
             return false;
@@ -35,7 +35,7 @@ impl Holes {
         true
     }
 
-    /// Gives a range back that was taken.
+    /// Frees an allocated range.
     pub fn put(&mut self, address: u64, bytes: u64) {
         let (mut start, mut size) = (address, bytes);
         if let Some((&before, &length)) = self.0.range(..address).next_back()
@@ -51,7 +51,7 @@ impl Holes {
         self.0.insert(start, size);
     }
 
-    /// The holes: start and bytes.
+    /// Returns the holes: start and bytes.
     #[cfg(test)]
     pub fn all(&self) -> Vec<(u64, u64)> {
         self.0

@@ -1,11 +1,11 @@
-//! How large arrays and textures may be: what the device's attributes promise.
+//! Checks sizes of arrays and textures against the device's attributes.
 
 use wormhole_device::array::{CUBEMAP, LAYERED, TEXTURE_GATHER};
 use wormhole_device::{ArrayShape, CuError, Result};
 
 use crate::description::{TEXTURE_ALIGNMENT, TEXTURE_LIMITS, TEXTURE_PITCH_ALIGNMENT};
 
-/// The value of an attribute of textures.
+/// Returns the value of a texture attribute.
 fn limit(id: i32) -> u64 {
     let known = TEXTURE_LIMITS.iter().find(|(known, _)| *known == id);
     known.map_or(0, |(_, value)| u64::from(value.unsigned_abs()))
@@ -26,7 +26,7 @@ fn check(possible: bool) -> Result<()> {
     }
 }
 
-/// Arrays, by their flags and dimensions.
+/// Checks the extent of an array, by its flags and dimensions.
 pub fn check_array(shape: &ArrayShape) -> Result<()> {
     let extent = shape.extent();
     let [_, height, depth] = extent;
@@ -46,7 +46,7 @@ pub fn check_array(shape: &ArrayShape) -> Result<()> {
     check(within(extent, ids))
 }
 
-/// Mipmapped arrays.
+/// Checks the extent of a mipmapped array.
 pub fn check_mipmap(shape: &ArrayShape) -> Result<()> {
     match shape.extent() {
         extent @ [_, 0, 0] => check(within(extent, [77, 77, 77])),
@@ -55,15 +55,15 @@ pub fn check_mipmap(shape: &ArrayShape) -> Result<()> {
     }
 }
 
-/// The most texels of linear memory.
+/// Most texels of a texture of linear memory.
 pub const LINEAR_TEXELS: u64 = 1 << 30;
 
-/// Textures of linear memory: where it starts.
+/// Checks the address of a texture of linear memory.
 pub fn check_linear(address: u64) -> Result<()> {
     check(address.is_multiple_of(TEXTURE_ALIGNMENT.into()))
 }
 
-/// Textures of rows: where they start, texels of a row, rows, bytes from row to row.
+/// Checks address, width, height and pitch of a texture of pitched memory.
 pub fn check_rows(address: u64, [width, height, pitch]: [u64; 3]) -> Result<()> {
     check(
         address.is_multiple_of(TEXTURE_ALIGNMENT.into())

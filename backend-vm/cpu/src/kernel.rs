@@ -1,4 +1,4 @@
-//! Kernels: their attributes, and the work that a launch makes of them.
+//! Kernels: their attributes, and their execution by a launch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -18,40 +18,40 @@ use crate::launch_events::Milestones;
 use crate::memory::{Memory, Owner, pointer};
 use crate::output::Output;
 
-/// Registers that a kernel is said to take of a thread: a processor has no file of them to divide, and
-/// with this many they never bound the occupancy.
+/// Reported number of registers of a thread. A processor has no register file to divide; with this number registers
+/// never limit the occupancy.
 const REGISTERS: u32 = 32;
-/// What the interpreter is said to be compiled for.
+/// Reported architecture of the binary code, 90 for 9.0.
 const COMPUTE_CAPABILITY: i32 = 90;
-/// Bytes of the workspace in which the blocks of a cooperative launch meet.
+/// Bytes of the workspace with which the blocks of a cooperative launch synchronise.
 const WORKSPACE: u64 = 512;
 
 /// A kernel of a loaded module.
 #[derive(Debug)]
 pub struct Kernel {
     code: Arc<wormhole_ptx::Kernel>,
-    /// The architecture that its PTX was made for, 90 for 9.0.
+    /// Target architecture of the PTX, 90 for 9.0.
     ptx_version: i32,
     max_dynamic_shared: AtomicI32,
     carveout: AtomicI32,
 }
 
-/// What launches of a context share.
+/// Resources of the context that a launch uses.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     pub memory: Arc<Memory>,
     pub output: Arc<Output>,
     /// Textures and surfaces.
     pub objects: Arc<Objects>,
-    /// Becomes true when kernels are to stop.
+    /// Becomes true when kernels must stop.
     pub cancel: Arc<AtomicBool>,
-    /// Where device `malloc` takes memory from.
+    /// Heap of device `malloc`.
     pub heap: Option<Arc<DeviceHeap>>,
-    /// The conditions of the graph that runs them.
+    /// Values of the conditions of the graph that runs the kernel.
     pub conditions: Option<Arc<[AtomicU32]>>,
-    /// What hears how far the kernel is.
+    /// Milestones that the kernel reaches.
     pub milestones: Option<Milestones>,
-    /// Bytes of printed text that are kept between synchronizations.
+    /// Most bytes of printed text buffered between synchronizations.
     pub printed: u64,
     /// Whether kernels are checked.
     pub check: bool,
@@ -64,7 +64,7 @@ fn signed(value: u32) -> i32 {
 }
 
 impl Kernel {
-    /// A kernel with its attributes at their defaults.
+    /// Creates a kernel with default attributes.
     pub fn new(code: Arc<wormhole_ptx::Kernel>, target: &str) -> Self {
         let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
         let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -77,7 +77,7 @@ impl Kernel {
         }
     }
 
-    /// Where its parameters lie.
+    /// Returns offset and size of the kernel's parameters.
     pub fn parameters(&self) -> Vec<Parameter> {
         let params = self.code.params().iter();
         params
@@ -88,12 +88,12 @@ impl Kernel {
             .collect()
     }
 
-    /// Whether it takes memory from the heap.
+    /// Returns true if the kernel allocates from the heap.
     pub fn uses_heap(&self) -> bool {
         self.code.uses_heap()
     }
 
-    /// What a block of it takes.
+    /// Returns the resources that a block needs.
     pub fn needs(&self) -> Needs {
         let most = self.max_dynamic_shared.load(Ordering::Relaxed);
         Needs {
@@ -108,14 +108,14 @@ impl Kernel {
         }
     }
 
-    /// All attributes and their values.
+    /// Returns all attributes and their values.
     pub fn attributes(&self) -> Vec<(i32, i32)> {
         (0..END)
             .filter_map(|id| Some((id, self.attribute(id).ok()?)))
             .collect()
     }
 
-    /// `cuFuncGetAttribute`.
+    /// Returns an attribute's value (`cuFuncGetAttribute`).
     pub fn attribute(&self, attribute: i32) -> Result<i32> {
         Ok(match attribute {
             MAX_THREADS_PER_BLOCK => signed(self.code.max_threads_per_block()),
@@ -140,7 +140,7 @@ impl Kernel {
         })
     }
 
-    /// `cuFuncSetAttribute`.
+    /// Sets an attribute (`cuFuncSetAttribute`).
     pub fn set_attribute(&self, attribute: i32, value: i32) -> Result<()> {
         let (cell, allowed) = match attribute {
             MAX_DYNAMIC_SHARED_SIZE_BYTES => {
@@ -157,7 +157,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The work of a launch that was found possible.
+    /// Returns the work of a validated launch.
     pub fn run(
         self: Arc<Self>,
         launch: &Launch<'_>,
@@ -206,7 +206,7 @@ impl Kernel {
     }
 }
 
-/// Device memory as kernels reach it.
+/// Device memory as kernels access it.
 struct Reach<'a>(&'a Memory);
 
 // SAFETY: an allocation stays mapped as long as the memory exists, which the launch holds; a registered
@@ -224,7 +224,7 @@ unsafe impl GlobalMemory for Reach<'_> {
     }
 }
 
-/// Output as kernels write it.
+/// Output to which kernels print.
 struct Printer<'a> {
     output: &'a Output,
     capacity: u64,

@@ -1,7 +1,7 @@
-//! Which launches are possible, and how many blocks fit a multiprocessor.
+//! Validates launches and computes occupancy.
 //!
-//! The limits and the codes are the native driver's; where the CPU itself has none, the described
-//! device's are kept, so that a program behaves here as it will there.
+//! Limits and error codes are the native driver's. Where the CPU itself has no limit, the described device's limit
+//! applies, so that a program behaves as on a GPU.
 
 use wormhole_device::constants::launch_attribute::{
     CLUSTER_DIMENSION, COOPERATIVE, DEVICE_UPDATABLE_KERNEL_NODE, LAUNCH_COMPLETION_EVENT,
@@ -15,17 +15,17 @@ use crate::description::{
     SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 
-/// The greatest cluster that every device of this kind can launch.
+/// Largest portable cluster size, in blocks.
 const MAX_CLUSTER: u32 = 8;
-/// Registers are given to warps in units of this many.
+/// Unit in which registers are allocated to warps.
 const REGISTER_UNIT: u32 = 256;
 
-/// What a block of a kernel takes.
+/// Resources that a block of a kernel needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Most threads of a block (`.maxntid`, `.reqntid`).
     pub max_threads: u32,
-    /// The block that the kernel demands (`.reqntid`).
+    /// Block size required by the kernel (`.reqntid`).
     pub block: Option<[u32; 3]>,
     /// Static shared memory, bytes.
     pub shared: u32,
@@ -35,13 +35,13 @@ pub struct Needs {
     pub registers: u32,
     /// Bytes of the packed parameters.
     pub parameters: u32,
-    /// The cluster that the kernel demands (`.reqnctapercluster`).
+    /// Cluster size required by the kernel (`.reqnctapercluster`).
     pub cluster: Option<[u32; 3]>,
-    /// Whether a block asks for the others of its cluster.
+    /// Whether the kernel uses cluster operations.
     pub uses_cluster: bool,
 }
 
-/// Refuses what the device cannot run. Says whether the launch is cooperative.
+/// Refuses launches that the device cannot run. Returns whether the launch is cooperative.
 pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Result<bool> {
     let within = |value: [u32; 3], most: [u32; 3]| {
         value
@@ -84,15 +84,15 @@ fn product(extent: [u32; 3]) -> Option<u32> {
     x.checked_mul(y)?.checked_mul(z)
 }
 
-/// What a launch's attributes ask for.
+/// Attributes of a launch that the device handles.
 #[derive(Debug, Default)]
 struct Asked {
     cooperative: bool,
     cluster: Option<[u32; 3]>,
 }
 
-/// The blocks of a cluster. Blocks know of no others here: to be in a cluster with others makes no difference to those
-/// that do not ask, and the rest is refused.
+/// Returns the number of blocks of a cluster. Clusters have no effect here, so kernels that use cluster operations are
+/// refused in clusters of several blocks.
 fn cluster_size(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Result<u32> {
     let cluster = needs.cluster.or(asked).unwrap_or([1; 3]);
     let differs = asked.is_some_and(|asked| asked != cluster);
@@ -104,7 +104,7 @@ fn cluster_size(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Resul
     }
 }
 
-/// Refuses attributes whose effect would be missed; the others are hints.
+/// Decodes the attributes. Refuses those whose effect a program would miss; the others are hints.
 fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
     let mut asked = Asked::default();
     for attribute in attributes {
@@ -119,7 +119,7 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
             CLUSTER_DIMENSION => {
                 asked.cluster = Some([0, 1, 2].map(|index| word(index).max(1)));
             }
-            // Launches say by other means which events they record.
+            // Events of a launch are passed in [`Launch::events`].
             PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT | DEVICE_UPDATABLE_KERNEL_NODE => {
                 return Err(CuError::NOT_SUPPORTED);
             }
@@ -129,7 +129,8 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
     Ok(asked)
 }
 
-/// Blocks that fit a multiprocessor at a time (CUDA programming guide, "Multiprocessor level").
+/// Returns the number of blocks that are resident on a multiprocessor at a time (CUDA programming guide,
+/// "Multiprocessor level").
 pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
     if threads == 0 || threads > needs.max_threads.min(MAX_BLOCK_THREADS) {
         return 0;
@@ -148,8 +149,8 @@ pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
         .min(by_shared)
 }
 
-/// Dynamic shared memory that each of `blocks` blocks of `threads` threads may take for all of them to fit a
-/// multiprocessor, bytes; 0 where they do not fit in any case.
+/// Returns the most bytes of dynamic shared memory for each of `blocks` blocks of `threads` threads that are resident
+/// on one multiprocessor, or 0 if they do not fit without any.
 pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
     if occupancy(needs, threads, 0) < blocks {
         return 0;
@@ -159,7 +160,7 @@ pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
     u64::from(share.saturating_sub(taken))
 }
 
-/// Clusters that fit the device at a time.
+/// Returns the number of clusters that are resident on the device at a time.
 pub fn active_clusters(
     needs: &Needs,
     launch: &ClusterLaunch<'_>,
@@ -176,12 +177,12 @@ pub fn active_clusters(
     Ok(blocks / size)
 }
 
-/// The greatest cluster that a kernel can be launched in.
+/// Returns the largest cluster size that a kernel can be launched with.
 pub fn greatest_cluster(needs: &Needs) -> u32 {
     match (needs.uses_cluster, needs.cluster) {
         (true, _) => 1,
         (false, None) => MAX_CLUSTER,
-        // What it demands was found possible.
+        // `active_clusters` has validated the required size.
         (false, Some(cluster)) => cluster.iter().product(),
     }
 }

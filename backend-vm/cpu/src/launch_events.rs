@@ -1,10 +1,10 @@
-//! Events that launches record: reached while the kernel runs.
+//! Events that launches record, which are reached while the kernel runs.
 
 use wormhole_device::LaunchEvents;
 
 use crate::scheduler::{Milestone, Point, Scheduler};
 
-/// What a launch has to say of its blocks, to those who wait for its events.
+/// Milestones of a launch's events.
 #[derive(Clone, Debug)]
 pub struct Milestones {
     at_block_start: bool,
@@ -22,13 +22,13 @@ impl Milestones {
         }
     }
 
-    /// Where the programmatic event is reached, and where that of the blocks' beginning.
+    /// Returns the points of the programmatic event and of the event of the blocks' beginning.
     pub fn points(&self) -> (Option<Point>, Option<Point>) {
         let point = |milestone: &Option<Milestone>| Some(milestone.as_ref()?.point());
         (point(&self.programmatic), point(&self.begun))
     }
 
-    /// Reaches all of them.
+    /// Reaches all milestones.
     pub fn reach(&self) {
         reach(self.programmatic.as_ref());
         reach(self.begun.as_ref());

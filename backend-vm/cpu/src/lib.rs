@@ -1,13 +1,13 @@
-//! The CPU device: PTX executed on the host's processors.
+//! The CPU device, which executes PTX on the host's processors.
 //!
-//! [`CpuDevice`] keeps the rules of a CUDA device where there is none: streams that overlap, the legacy
-//! default stream, events with times, fences, faults that are sticky, memory in the same address band.
+//! [`CpuDevice`] implements the semantics of a CUDA device without a GPU: overlapping streams, the legacy default
+//! stream, events with times, fences, sticky faults, and memory in the same address band.
 //!
 //! Invariants:
-//! - Memory is reached only through addresses that [`memory`] has checked.
-//! - Work on streams holds what it needs (memory, output, a kernel), never the context: a context is
-//!   torn down by the threads that use the device, not by the streams' own.
-//! - After the first fault nothing runs: no fence behind it is ever written.
+//! - Memory is accessed only through addresses that [`memory`] has checked.
+//! - Work on streams holds references to the memory, output and kernels that it uses, never to the context. So the
+//!   threads that use the device tear a context down, not the streams' own threads.
+//! - After the first fault no work runs, and no fence behind it is ever written.
 
 mod aperture;
 mod arrays;

@@ -8,10 +8,10 @@ use wormhole_device::constants::limit::{
 };
 use wormhole_device::{CuError, Result};
 
-/// The most local memory of a thread (CUDA programming guide, technical specifications).
+/// Most bytes of a thread's local memory (CUDA programming guide, technical specifications).
 const MAX_STACK: u64 = 512 << 10;
 
-/// The limits that mean something here.
+/// Values of the supported limits.
 #[derive(Debug)]
 pub struct Limits {
     stack: AtomicU64,
@@ -46,7 +46,7 @@ impl Limits {
         }
     }
 
-    /// `cuCtxGetLimit`.
+    /// Returns a limit (`cuCtxGetLimit`).
     pub fn get(&self, limit: u32) -> Result<u64> {
         if limit == PERSISTING_L2_CACHE_SIZE {
             return Ok(0);
@@ -54,7 +54,7 @@ impl Limits {
         Ok(self.cell(limit)?.load(Ordering::Relaxed))
     }
 
-    /// `cuCtxSetLimit`.
+    /// Sets a limit (`cuCtxSetLimit`).
     pub fn set(&self, limit: u32, value: u64) -> Result<()> {
         let cell = self.cell(limit)?;
         let allowed = match limit {
@@ -69,12 +69,12 @@ impl Limits {
         Ok(())
     }
 
-    /// Bytes of printed text that are kept between synchronizations.
+    /// Returns the most bytes of printed text buffered between synchronizations.
     pub fn printf(&self) -> u64 {
         self.printf.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the heap that device `malloc` takes from.
+    /// Returns the bytes of the heap of device `malloc`.
     pub fn heap(&self) -> u64 {
         self.heap.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Links what programs add to a link: the PTX in it becomes one text, which loads like any other image.
+//! Links PTX inputs (`cuLink*`) into one PTX text, which loads like any other image.
 
 use std::borrow::Cow;
 
@@ -8,14 +8,14 @@ use wormhole_ptx::LoadError;
 use wormhole_ptx::image::{Found, find_ptx, members, of_object};
 use wormhole_ptx::link::{Input, LinkError};
 
-/// A text of an input.
+/// PTX text of an input.
 struct Text<'a> {
     name: Cow<'a, str>,
     text: Cow<'a, str>,
     of_library: bool,
 }
 
-/// Whether the inputs can go into one link.
+/// Checks that the inputs can be linked together.
 pub fn try_link(inputs: &[LinkInput<'_>]) -> Result<(), LoadError> {
     with_texts(inputs, wormhole_ptx::link::try_link)
 }
@@ -48,7 +48,7 @@ fn with_texts<R>(
     Ok(then(&inputs)?)
 }
 
-/// Adds the texts of an input.
+/// Adds the PTX texts of an input.
 fn take<'a>(input: &LinkInput<'a>, texts: &mut Vec<Text<'a>>) -> Result<(), LoadError> {
     let name = Cow::Borrowed(input.name);
     let own = |text| Text {
@@ -57,7 +57,7 @@ fn take<'a>(input: &LinkInput<'a>, texts: &mut Vec<Text<'a>>) -> Result<(), Load
         of_library: false,
     };
     match input.kind {
-        // What this device links is PTX, whatever a program thinks that it was given.
+        // This device links PTX, whichever of these kinds the program declares.
         jit_input::CUBIN | jit_input::PTX | jit_input::FATBINARY => {
             if let Found::Ptx(text) = find_ptx(input.data)? {
                 texts.push(own(text));

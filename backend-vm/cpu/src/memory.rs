@@ -1,8 +1,7 @@
-//! Device memory and registered host memory: what is allocated, and what may be reached.
+//! Device memory and registered host memory: allocation, and lookup of accessible ranges.
 //!
-//! An address is a real address of this process. Nothing reaches memory through an address that was
-//! not looked up here. Memory stays mapped after it is freed (and is emptied), so that a kernel that
-//! races with its own program's `cuMemFree` reads zeros at worst.
+//! A device address is an address of this process. All accesses use addresses that were looked up here. Freed memory is
+//! zeroed and stays mapped, so a kernel that races with its own program's `cuMemFree` reads zeros at worst.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,31 +16,31 @@ use crate::family::{Accesses, Family};
 use crate::holes::Holes;
 use crate::virtual_memory::VirtualBooks;
 
-/// Allocations begin at and are rounded to multiples of this.
+/// Alignment and unit of allocations in bytes.
 pub const ALIGNMENT: u64 = 512;
-/// Allocations of at least this size begin at multiples of it.
+/// Size from which allocations are aligned to this size.
 const LARGE: u64 = 2 << 20;
-/// What can be shown to other processes begins at and ends at multiples of this.
+/// Page size: alignment of views of files.
 const PAGE: u64 = 4096;
-/// Address space for each byte that may be allocated, so that holes do not exhaust it early: programs reserve
-/// addresses for all the memory there is more than once.
+/// Bytes of address space for each byte of memory. Programs reserve addresses for several times the memory, and
+/// fragmentation must not exhaust them early.
 const SPREAD: u64 = 16;
-/// The smallest aperture.
+/// Bytes of the smallest aperture.
 const SMALLEST_APERTURE: u64 = 1 << 30;
 
-/// Who frees an allocation.
+/// Owner of an allocation, which alone may free it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The program (`cuMemFree`).
+    /// Owned by the program (`cuMemFree`).
     Program,
-    /// The device itself: a module's variables, the heap. Each such owner is another.
+    /// Owned by the device itself: for a module's variables, or the heap. Each such owner has its own number.
     Internal(u64),
-    /// A memory pool: it belongs to no context.
+    /// Owned by a memory pool, which belongs to no context.
     Pool,
 }
 
 impl Owner {
-    /// An owner that nothing else has.
+    /// Creates a unique internal owner.
     pub fn internal() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self::Internal(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -52,27 +51,27 @@ impl Owner {
 struct Block {
     bytes: u64,
     owner: Owner,
-    /// What kernels of other devices may do with a pool's memory.
+    /// Accesses allowed to other devices' kernels, for a pool's memory.
     accesses: Accesses,
 }
 
-/// Memory of another device that is shown here.
+/// A mapping of another device's memory.
 #[derive(Clone, Copy, Debug)]
 struct View {
     bytes: u64,
     owner: Owner,
-    /// The whole pages that it lies in: start and bytes.
+    /// Start and bytes of the whole pages around it.
     pages: (u64, u64),
 }
 
-/// What is done with memory.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     Read,
     Write,
 }
 
-/// Memory that may be reached.
+/// A range of accessible memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub start: u64,
@@ -92,7 +91,7 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// The allocation that holds all of `bytes` bytes at `address`.
+    /// Returns the allocation that contains `bytes` bytes at `address`.
     fn allocation(&self, address: u64, bytes: u64) -> Option<(Range, &Block)> {
         let end = address.checked_add(bytes)?;
         let (&start, block) = self.live.range(..=address).next_back()?;
@@ -104,8 +103,8 @@ impl Books {
         (end <= start + block.bytes).then_some((range, block))
     }
 
-    /// The registration, the mapped range or what is shown of another process that holds it: all devices of a
-    /// process share them.
+    /// Returns the registration, the view of another process's memory, or the mapped range that contains the bytes. All
+    /// devices of a process share these.
     fn shared(&self, address: u64, bytes: u64, device: usize) -> Option<Range> {
         let end = address.checked_add(bytes)?;
         let registered = self.registered.range(..=address).next_back();
@@ -123,7 +122,7 @@ impl Books {
             .find(|range| end <= range.start + range.bytes)
     }
 
-    /// What kernels of other devices may do with a pool's memory.
+    /// Sets the accesses of other devices' kernels to a pool's memory.
     pub fn set_accesses(&mut self, address: u64, accesses: Accesses) {
         if let Some(block) = self.live.get_mut(&address) {
             block.accesses = accesses;
@@ -131,7 +130,7 @@ impl Books {
     }
 }
 
-/// The memory of one device.
+/// Memory of one device.
 #[derive(Debug)]
 pub struct Memory {
     aperture: Aperture,
@@ -141,7 +140,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory of `limit` bytes.
+    /// Creates memory of `limit` bytes.
     pub fn new(limit: u64) -> std::result::Result<Self, ApertureError> {
         let bytes = limit
             .saturating_mul(SPREAD)
@@ -183,12 +182,12 @@ impl Memory {
         &self.aperture
     }
 
-    /// The most bytes that can be in use.
+    /// Returns the most bytes that can be in use.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Free and total, bytes.
+    /// Returns free and total bytes.
     pub fn info(&self) -> (u64, u64) {
         (self.limit - self.read().used, self.limit)
     }
@@ -228,7 +227,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// `Ok` if `address` is the start of an allocation of that owner.
+    /// Checks that `address` is the start of an allocation of this owner.
     pub fn owned(&self, address: u64, owner: Owner) -> Result<()> {
         match self.read().live.get(&address) {
             Some(block) if block.owner == owner => Ok(()),
@@ -236,7 +235,7 @@ impl Memory {
         }
     }
 
-    /// Frees an allocation and empties it.
+    /// Frees an allocation and zeroes it.
     pub fn free(&self, address: u64, owner: Owner) -> Result<()> {
         let mut books = self.write();
         match books.live.get(&address) {
@@ -256,7 +255,7 @@ impl Memory {
         books.holes.put(address, block.bytes);
     }
 
-    /// Frees everything that belongs to the context and forgets all registrations.
+    /// Frees all memory of the context and removes all registrations.
     pub fn clear(&self) {
         let mut books = self.write();
         let gone: Vec<u64> = books
@@ -279,7 +278,7 @@ impl Memory {
         books.registered.clear();
     }
 
-    /// Where in the device's file an allocation of an owner is, and its bytes.
+    /// Returns the device's file, with offset and bytes of an allocation of this owner.
     pub fn home(&self, address: u64, owner: Owner) -> Result<(OwnedFd, u64, u64)> {
         let books = self.read();
         let block = books.live.get(&address);
@@ -290,14 +289,14 @@ impl Memory {
         Ok((self.file()?, offset, block.bytes))
     }
 
-    /// The device's file.
+    /// Returns the file that backs the device's memory.
     pub fn file(&self) -> Result<OwnedFd> {
         let (file, _) = self.aperture.place(self.aperture.start());
         file.try_clone_to_owned()
             .map_err(|_| CuError::OUT_OF_MEMORY)
     }
 
-    /// Shows a part of another device's file.
+    /// Maps a part of another device's file.
     pub fn open(&self, file: &OwnedFd, offset: u64, bytes: u64, owner: Owner) -> Result<u64> {
         let end = offset.checked_add(bytes).filter(|_| bytes > 0);
         let end = end.and_then(|end| end.checked_next_multiple_of(PAGE));
@@ -331,7 +330,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// `Ok` if another device's memory is shown from `address` on, for that owner.
+    /// Checks that a view of another device's memory of this owner starts at `address`.
     pub fn opened(&self, address: u64, owner: Owner) -> Result<()> {
         match self.read().views.get(&address) {
             Some(view) if view.owner == owner => Ok(()),
@@ -339,7 +338,7 @@ impl Memory {
         }
     }
 
-    /// Ends what [`Memory::open`] began.
+    /// Removes a view created by [`Memory::open`].
     pub fn close(&self, address: u64, owner: Owner) -> Result<()> {
         let mut books = self.write();
         match books.views.get(&address) {
@@ -356,12 +355,12 @@ impl Memory {
         let (start, bytes) = view.pages;
         match self.aperture.hide(start, bytes) {
             Ok(()) => books.holes.put(start, bytes),
-            // Its addresses are not used again.
+            // The addresses stay allocated, so that they are not used again.
             Err(error) => tracing::error!(%error, "memory of another device is shown for good"),
         }
     }
 
-    /// Makes a host range reachable.
+    /// Registers a host range, which makes it accessible.
     pub fn register(&self, address: u64, bytes: u64) -> Result<()> {
         let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
         if bytes == 0
@@ -380,7 +379,7 @@ impl Memory {
         Ok(())
     }
 
-    /// `Ok` if a registration begins at `address`.
+    /// Checks that a registration starts at `address`.
     pub fn registered(&self, address: u64) -> Result<()> {
         let known = self.read().registered.contains_key(&address);
         known
@@ -394,7 +393,7 @@ impl Memory {
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// What the range lies in, all of it, if kernels of this device may reach it.
+    /// Returns the accessible range that contains all the bytes, if kernels of this device may access it.
     pub fn region(&self, address: u64, bytes: u64) -> Option<Range> {
         let device = self.family.number();
         let own = {
@@ -424,7 +423,7 @@ impl Memory {
         })
     }
 
-    /// As [`Memory::check`], of memory that is not this device's own.
+    /// Checks like [`Memory::check`], for memory that is not this device's own.
     #[cold]
     fn check_peers(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
         if let Some(first) = self.family.first() {
@@ -454,12 +453,12 @@ impl Memory {
         }
     }
 
-    /// The memory that keeps what all devices of the process share.
+    /// Returns the memory of the first device, which keeps the state that all devices of the process share.
     pub(crate) fn shared(self: &Arc<Self>) -> Arc<Self> {
         self.family.first().unwrap_or_else(|| Arc::clone(self))
     }
 
-    /// Counts memory as in use, or says that there is none left.
+    /// Counts memory as in use. Fails with OUT_OF_MEMORY if the limit would be exceeded.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
         let mut books = self.write();
         if bytes > self.limit - books.used {
@@ -473,8 +472,8 @@ impl Memory {
         self.write().used -= bytes;
     }
 
-    /// `Ok` if all of the range lies in one allocation, one registration or mapped memory, and may be used so. Copies
-    /// and the like take allocations of every device of the process.
+    /// Checks that all of the range lies in one allocation, one registration or mapped memory, and allows this use.
+    /// Copies and similar work may use allocations of every device of the process.
     ///
     /// # Errors
     /// `CUDA_ERROR_ILLEGAL_ADDRESS` for mapped memory that does not allow that use, `CUDA_ERROR_INVALID_VALUE`
@@ -487,7 +486,7 @@ impl Memory {
     }
 }
 
-/// A pointer to the byte at an address of the device.
+/// Returns a pointer to the byte at an address of the device.
 pub fn pointer(address: u64) -> *mut u8 {
     ptr::with_exposed_provenance_mut(to_usize(address))
 }

@@ -1,4 +1,4 @@
-//! Modules, their variables and their kernels.
+//! Modules with their variables and kernels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,12 +16,12 @@ use crate::memory::{ALIGNMENT, Memory, Owner, Use, pointer};
 #[derive(Debug)]
 struct Module {
     program: Arc<Program>,
-    /// Freed with the module.
+    /// Memory of the variables, freed with the module.
     _variables: Variables,
     functions: HashMap<String, RawFunction>,
 }
 
-/// The memory of a module's variables; freed with them.
+/// Memory of a module's variables, freed on drop.
 #[derive(Debug)]
 struct Variables {
     owner: Owner,
@@ -32,7 +32,7 @@ struct Variables {
 impl Drop for Variables {
     fn drop(&mut self) {
         for address in &self.addresses {
-            // After a reset the memory knows them no more.
+            // Fails after a reset, which has freed them.
             let _ = self.memory.free(*address, self.owner);
         }
     }
@@ -56,7 +56,7 @@ impl Slab {
     }
 }
 
-/// The modules of one context. The numbers given out are never used again.
+/// Modules of one context. Their numbers are never reused.
 #[derive(Debug, Default)]
 pub struct Modules {
     slab: Mutex<Slab>,
@@ -68,7 +68,7 @@ impl Modules {
         self.slab.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a module in: its variables get memory and their first values, managed ones in `place`.
+    /// Adds a module: allocates and initialises its variables, managed ones in `place`.
     pub fn load(
         &self,
         loaded: wormhole_ptx::Module,
@@ -118,7 +118,8 @@ impl Modules {
         let shared = program.module().variables().iter();
         for (index, (variable, address)) in shared.zip(addresses).enumerate() {
             if variable.is_managed() {
-                // What the place held before is not the program's.
+                // Managed variables are initialised completely, because `place` may hold older
+                // data.
                 let bytes = usize::try_from(variable.size()).map_err(|_| CuError::OUT_OF_MEMORY)?;
                 let mut values = vec![0; bytes];
                 program.write_initial(index, |offset, bytes| put(&mut values, offset, bytes));
@@ -144,12 +145,12 @@ impl Modules {
         }))
     }
 
-    /// `Ok` if there is such a module.
+    /// Checks that the module exists.
     pub fn check(&self, module: RawModule) -> Result<()> {
         self.lock().module(module).map(drop)
     }
 
-    /// Forgets a module, its functions and its variables. No kernel of it runs any more.
+    /// Unloads a module with its functions and variables. None of its kernels runs any more.
     pub fn unload(&self, module: RawModule) -> Result<()> {
         let mut slab = self.lock();
         let gone = slab
@@ -162,7 +163,7 @@ impl Modules {
         Ok(())
     }
 
-    /// A kernel of a module, decoded when it is first asked for. Asked again, the same.
+    /// Returns a kernel of a module, decoded at the first call. Later calls return the same handle.
     pub fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
         let program = Arc::clone(&self.lock().module(module)?.program);
         let code = program.kernel(name).map_err(|error| {
@@ -187,13 +188,13 @@ impl Modules {
         })
     }
 
-    /// The names of a module's kernels, in the order of the image.
+    /// Returns the names of a module's kernels, in the order of the image.
     pub fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
         let program = Arc::clone(&self.lock().module(module)?.program);
         Ok(program.module().kernel_names().map(str::to_owned).collect())
     }
 
-    /// Address and size of a variable. References have no address for programs.
+    /// Returns address and size of a variable. Fails for texture, surface and sampler references.
     pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
         let slab = self.lock();
         let program = &slab.module(module)?.program;
@@ -207,7 +208,7 @@ impl Modules {
         program.variable(name).ok_or(CuError::NOT_FOUND)
     }
 
-    /// Address of a reference.
+    /// Returns the address of a reference.
     pub fn reference(&self, module: RawModule, name: &str, kind: Reference) -> Result<u64> {
         self.lock()
             .module(module)?
@@ -216,7 +217,7 @@ impl Modules {
             .ok_or(CuError::NOT_FOUND)
     }
 
-    /// Finds a kernel.
+    /// Returns a kernel by its handle.
     pub fn kernel(&self, function: RawFunction) -> Result<Arc<Kernel>> {
         self.lock()
             .kernels
@@ -225,8 +226,8 @@ impl Modules {
             .ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// The heap of device `malloc`: taken from memory once, as large as the limit is then. None if
-    /// there is no memory for it.
+    /// Returns the heap of device `malloc`. Allocates it at the first call, with the size of the
+    /// current limit. Returns `None` if there is no memory for it.
     pub fn heap(&self, memory: &Memory, limits: &Limits) -> Option<Arc<DeviceHeap>> {
         let make = || {
             let bytes = limits.heap();
@@ -237,7 +238,7 @@ impl Modules {
     }
 }
 
-/// Puts some of a variable's first values where they belong; what lies outside is left out.
+/// Copies some of a variable's initial bytes to their offset. Ignores bytes outside `values`.
 fn put(values: &mut [u8], offset: u64, bytes: &[u8]) {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     let end = start.saturating_add(bytes.len());
@@ -246,13 +247,14 @@ fn put(values: &mut [u8], offset: u64, bytes: &[u8]) {
     }
 }
 
-/// Writes a variable's first values; what lies outside its memory is left out.
+/// Writes some of a variable's initial bytes. Ignores bytes outside its memory.
 fn write(memory: &Memory, address: u64, bytes: &[u8]) {
     if memory
         .check(address, bytes.len() as u64, Use::Write)
         .is_ok()
     {
-        // SAFETY: the range was found in an allocation, of which nobody else knows yet.
+        // SAFETY: the range was checked to lie in an allocation whose address no other code has
+        // yet.
         unsafe {
             pointer(address).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }

@@ -1,8 +1,7 @@
-//! Text that kernels print.
+//! Buffers for text that kernels print.
 //!
-//! `printf` text is kept as the device keeps it, in a buffer that a synchronization empties and that
-//! loses its oldest text when full; the text of `assert` is visible at once (CUDA programming guide,
-//! "Formatted output", "Assertion").
+//! `printf` text goes to a ring buffer, as on a GPU: a synchronization flushes it, and it loses its oldest text when
+//! full. The text of `assert` is visible at once (CUDA programming guide, "Formatted output", "Assertion").
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +14,7 @@ struct State {
     visible: DeviceOutput,
 }
 
-/// The text of one context.
+/// Printed text of one context.
 #[derive(Debug, Default)]
 pub struct Output {
     state: Mutex<State>,
@@ -26,7 +25,7 @@ impl Output {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `printf` wrote this; at most `capacity` bytes are kept.
+    /// Appends text of `printf` and drops the oldest bytes beyond `capacity`.
     pub fn print(&self, text: &[u8], capacity: u64) {
         let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
         let mut state = self.lock();
@@ -35,18 +34,18 @@ impl Output {
         state.printed.drain(..excess);
     }
 
-    /// `assert` wrote this.
+    /// Appends text of `assert`, which is visible at once.
     pub fn complain(&self, text: &[u8]) {
         self.lock().visible.stderr.extend_from_slice(text);
     }
 
-    /// A synchronization: what was printed so far can be taken.
+    /// Makes all text printed so far visible. Called at synchronizations.
     pub fn flush(&self) {
         let state = &mut *self.lock();
         state.visible.stdout.extend(state.printed.drain(..));
     }
 
-    /// Takes what is visible.
+    /// Takes the visible text.
     pub fn take(&self) -> DeviceOutput {
         std::mem::take(&mut self.lock().visible)
     }

@@ -1,4 +1,4 @@
-//! What devices of one process have to do with each other.
+//! Implements the `Peers` trait: peer access, and waits and copies between devices of one process.
 
 use wormhole_device::{
     Access, BoxCopy, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result,
@@ -10,8 +10,8 @@ use crate::device::{Context, Sibling};
 use crate::event::Last;
 use crate::scheduler::Work;
 
-/// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
-/// CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED.
+/// Attributes (`CUdevice_P2PAttribute`) with the value 1: ACCESS_SUPPORTED and NATIVE_ATOMIC_SUPPORTED. The others,
+/// PERFORMANCE_RANK, CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED, are 0.
 const SUPPORTED: [u32; 2] = [2, 3];
 const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=5;
 
@@ -40,7 +40,7 @@ impl CpuDevice {
         context.scheduler.submit(stream, work).map(drop)
     }
 
-    /// The work that a copy of a box is, between memory and arrays of every device.
+    /// Locates both ends of a box copy, in memory and arrays of all devices.
     pub(crate) fn find_move(&self, context: &Context, copy: &BoxCopy) -> Result<Move> {
         let siblings = || self.siblings.get().map_or(&[][..], Vec::as_slice).iter();
         let find = |array| {
@@ -54,7 +54,7 @@ impl CpuDevice {
         Move::new(copy, &self.memory, &find)
     }
 
-    /// The number of another device.
+    /// Returns the number of another device.
     fn number_of(&self, peer: Peer) -> Result<usize> {
         let number = usize::try_from(peer.ordinal).map_err(|_| CuError::INVALID_DEVICE)?;
         let family = self.memory.family();
@@ -106,7 +106,7 @@ impl Peers for CpuDevice {
         Ok(())
     }
 
-    /// Arrays are found whatever device they are of.
+    /// Copies like `copy_box`, which finds arrays of all devices.
     fn copy_between(&self, copy: &BoxCopy, _: Peer, _: Peer, stream: RawStream) -> Result<()> {
         wormhole_device::Arrays::copy_box(self, copy, stream)
     }

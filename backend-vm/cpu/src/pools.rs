@@ -1,9 +1,9 @@
 //! Memory pools.
 //!
-//! A pool takes chunks of device memory and divides them. What is freed on a stream is waited for by nobody:
-//! the same stream may use it again at once, since its work runs in order; others may when the work before
-//! the free is complete, or when they are made to come after it. At synchronizations a pool gives back the
-//! chunks that it does not use, down to its release threshold.
+//! A pool allocates chunks of device memory and divides them. A free on a stream does not wait. The same stream may
+//! reuse the memory at once, because its work runs in order; other streams may reuse it when the work before the free
+//! is complete, or when they are ordered after it. At synchronizations a pool releases unused chunks, down to its
+//! release threshold.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,35 +18,35 @@ use crate::holes::Holes;
 use crate::memory::{ALIGNMENT, Memory, Owner};
 use crate::scheduler::{Point, Scheduler, Work};
 
-/// Chunks are multiples of this.
+/// Unit of the sizes of chunks.
 const CHUNK: u64 = 2 << 20;
-/// The pool that is always there.
+/// Number of the default pool, which always exists.
 const DEFAULT: u64 = 1;
 
-/// Memory that was freed on a stream.
+/// Memory freed on a stream.
 #[derive(Clone, Copy, Debug)]
 struct Freed {
     start: u64,
     bytes: u64,
     stream: RawStream,
-    /// Reached when the work before the free is complete.
+    /// Point at which the work before the free is complete.
     point: Point,
 }
 
-/// What becomes of a pool beyond this process.
+/// Sharing of a pool with other processes.
 #[derive(Debug)]
 enum Scope {
     Private,
-    /// Other processes may use it.
+    /// Other processes may import it.
     Shared,
-    /// Another process's, with the file that its memory is in. Nothing can be taken from it.
+    /// Imported from another process, with the file of its memory. It allows no allocation.
     Foreign(OwnedFd),
 }
 
 #[derive(Debug)]
 struct Pool {
     scope: Scope,
-    /// Taken from the device: start and bytes.
+    /// Chunks allocated from the device, bytes by address.
     chunks: BTreeMap<u64, u64>,
     holes: Holes,
     freed: Vec<Freed>,
@@ -56,13 +56,13 @@ struct Pool {
     used: u64,
     used_high: u64,
     threshold: u64,
-    /// The most that it may hold.
+    /// Most bytes that the pool may hold.
     most: u64,
-    /// By attribute: whether memory of other streams may be used again.
+    /// Values of the reuse attributes: whether memory freed on other streams may be reused.
     reuse: BTreeMap<u32, u64>,
-    /// What kernels of other devices may do with its memory.
+    /// Accesses allowed to kernels of other devices.
     accesses: Accesses,
-    /// The program has destroyed it; it goes with its last allocation.
+    /// Set once the program has destroyed the pool. The pool is removed with its last allocation.
     destroyed: bool,
 }
 
@@ -99,11 +99,11 @@ impl Pool {
         self.reuse.get(&attribute) != Some(&0)
     }
 
-    /// Lets everybody use what nobody can reach any more.
+    /// Makes freed memory available to all streams once the work before the free is complete.
     fn settle(&mut self, scheduler: &Scheduler) {
         let holes = &mut self.holes;
         self.freed.retain(|freed| {
-            // A context that is dead reaches nothing.
+            // Work of a dead context accesses no memory.
             let reached = scheduler.reached(&[freed.point]).unwrap_or(true);
             if reached {
                 holes.put(freed.start, freed.bytes);
@@ -112,7 +112,7 @@ impl Pool {
         });
     }
 
-    /// Takes memory out of what was freed and `wanted` accepts: its start and the point that it waits for.
+    /// Allocates from freed memory that `wanted` accepts. Returns its start and the point to wait for.
     fn reuse(&mut self, bytes: u64, wanted: impl Fn(&Freed) -> bool) -> Option<(u64, Point)> {
         let fits = |freed: &Freed| freed.bytes >= bytes && wanted(freed);
         let index = self.freed.iter().position(fits)?;
@@ -126,7 +126,7 @@ impl Pool {
         Some((start, point))
     }
 
-    /// Takes one more chunk, unless the device has none or the pool may not.
+    /// Allocates another chunk. Fails if the device has no memory left, or if the pool's limit is reached.
     fn grow(&mut self, bytes: u64, memory: &Memory) -> Result<()> {
         let chunk = bytes
             .checked_next_multiple_of(CHUNK)
@@ -143,7 +143,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives chunks back that are not in use, until no more than `keep` bytes are held.
+    /// Frees unused chunks until the pool holds no more than `keep` bytes.
     fn release(&mut self, keep: u64, memory: &Memory) {
         let unused: Vec<(u64, u64)> = self
             .chunks
@@ -192,7 +192,7 @@ impl Pool {
 #[derive(Debug)]
 struct State {
     pools: BTreeMap<u64, Pool>,
-    /// Which pool an allocation is of.
+    /// Number of the pool of each allocation, by address.
     owners: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// Whether an allocation is another process's.
+    /// Returns true if an allocation belongs to an imported pool.
     fn is_foreign(&self, address: u64) -> bool {
         let pool = self
             .owners
@@ -214,7 +214,7 @@ impl State {
         pool.is_some_and(Pool::is_foreign)
     }
 
-    /// Forgets a pool that is destroyed and empty.
+    /// Removes a pool that is destroyed and empty.
     fn sweep(&mut self, number: u64, memory: &Memory) {
         if let Some(pool) = self.pools.get_mut(&number)
             && pool.destroyed
@@ -227,7 +227,7 @@ impl State {
     }
 }
 
-/// What is shown of another process's pool, until this is dropped.
+/// A view of an allocation of another process's pool, removed on drop.
 #[derive(Debug)]
 struct ForeignView {
     memory: Arc<Memory>,
@@ -242,7 +242,7 @@ impl Drop for ForeignView {
     }
 }
 
-/// The pools of one device.
+/// Memory pools of one device.
 #[derive(Debug)]
 pub struct Pools {
     memory: Arc<Memory>,
@@ -290,7 +290,7 @@ impl Pools {
         RawPool(number)
     }
 
-    /// `Ok` if other processes may use a pool.
+    /// Checks that other processes may import a pool.
     pub fn shared(&self, pool: RawPool) -> Result<()> {
         match self.state().pool(pool)?.scope {
             Scope::Shared => Ok(()),
@@ -298,7 +298,7 @@ impl Pools {
         }
     }
 
-    /// Where in the device's file an allocation of a pool is that other processes may use, and its bytes.
+    /// Returns offset in the device's file and bytes of an allocation of a shared pool.
     pub fn home(&self, address: u64) -> Result<(u64, u64)> {
         let state = self.state();
         let owner = state.owners.get(&address);
@@ -309,12 +309,12 @@ impl Pools {
         Ok((self.memory.aperture().place(address).1, bytes))
     }
 
-    /// Another process's pool.
+    /// Imports another process's pool.
     pub fn open(&self, file: OwnedFd) -> RawPool {
         self.add(Pool::new(0, Scope::Foreign(file)))
     }
 
-    /// An allocation of another process's pool.
+    /// Imports an allocation of another process's pool.
     pub fn open_pointer(&self, raw: RawPool, offset: u64, bytes: u64) -> Result<u64> {
         let mut state = self.state();
         let pool = state.pool(raw)?;
@@ -346,7 +346,7 @@ impl Pools {
         Ok(())
     }
 
-    /// What kernels of another device may do with the pool's memory, what it holds and what it will.
+    /// Sets the access of another device's kernels to the pool's memory, present and future.
     pub fn set_access(&self, pool: RawPool, device: usize, access: Access) -> Result<()> {
         let mut state = self.state();
         let pool = state.pool(pool)?;
@@ -402,8 +402,8 @@ impl Pools {
         Ok(address)
     }
 
-    /// A new chunk; or memory that another stream has freed, with the stream made to wait for it; or a new
-    /// chunk once every pool has given back what it does not use.
+    /// Allocates from a new chunk; else from memory that another stream has freed, and makes the stream wait for it;
+    /// else from a new chunk after every pool has released its unused chunks.
     fn find_more(
         &self,
         state: &mut State,
@@ -433,7 +433,7 @@ impl Pools {
             .ok_or(CuError::OUT_OF_MEMORY)
     }
 
-    /// Whether an allocation of a pool begins at `address`.
+    /// Returns true if an allocation of a pool starts at `address`.
     pub fn owns(&self, address: u64) -> bool {
         self.state().owners.contains_key(&address)
     }
@@ -449,14 +449,14 @@ impl Pools {
         Ok((number, bytes, pool))
     }
 
-    /// Frees behind the work of a stream.
+    /// Frees an allocation in the order of a stream's work.
     pub fn free(&self, address: u64, stream: RawStream, scheduler: &Scheduler) -> Result<()> {
         let mut state = self.state();
         if !state.owners.contains_key(&address) {
             return Err(CuError::INVALID_VALUE);
         }
         if state.is_foreign(address) {
-            // It goes when its turn comes, or with the stream.
+            // The view is removed when the work runs, or when the stream's queue is dropped.
             let view = ForeignView {
                 memory: Arc::clone(&self.memory),
                 address,
@@ -479,7 +479,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Frees at once: the program says that nothing reaches the memory.
+    /// Frees an allocation at once. The program guarantees that no work uses the memory.
     pub fn free_now(&self, address: u64) -> Result<()> {
         let mut state = self.state();
         let (number, bytes, pool) = Self::remove(&mut state, address)?;
@@ -492,7 +492,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives back what the pools hold beyond their thresholds, as synchronizations do.
+    /// Releases unused chunks above the pools' thresholds. Called at synchronizations.
     pub fn synchronized(&self, scheduler: &Scheduler) {
         let mut state = self.state();
         for pool in state.pools.values_mut() {
@@ -505,7 +505,7 @@ impl Pools {
         }
     }
 
-    /// Lets everybody use what was freed: the streams that it waited for are gone.
+    /// Makes all freed memory available at once, because the streams that freed it are gone.
     pub fn abandon(&self) {
         for pool in self.state().pools.values_mut() {
             for freed in std::mem::take(&mut pool.freed) {
@@ -514,7 +514,7 @@ impl Pools {
         }
     }
 
-    /// Gives back all that is not in use.
+    /// Releases all unused chunks.
     pub fn release_all(&self, scheduler: &Scheduler) {
         let mut state = self.state();
         for pool in state.pools.values_mut() {
@@ -602,7 +602,7 @@ mod tests {
                 .expect("free");
         }
 
-        /// A stream that is busy until the sender speaks.
+        /// Creates a stream that is busy until a message is sent.
         fn busy(&self) -> (RawStream, mpsc::Sender<()>) {
             let stream = self.scheduler.create(false);
             let (sender, receiver) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! Texture and surface references: the value of such a variable is the handle of an object.
+//! Texture and surface references: variables whose value is the handle of an object.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,12 +16,12 @@ fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceTo) 
     context.modules.reference(module, name, kind)
 }
 
-/// Gives a reference another object. Nothing that was launched reads it any more.
+/// Binds a reference to another object and destroys the old one. No launched kernel reads the reference any more.
 fn exchange(context: &Context, address: u64, object: u64) {
-    // SAFETY: a module's variable of at least eight bytes, aligned as any allocation of the device's memory, where it
-    // always is: references are not managed.
+    // SAFETY: a module's variable of at least eight bytes, in an aligned allocation of device memory: references are
+    // never managed variables.
     let value = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
-    // Nothing was bound, or the program has written there itself.
+    // Fails if no object was bound, or if the program has overwritten the reference.
     let _ = context
         .arrays
         .destroy_object(value.swap(object, Ordering::AcqRel));

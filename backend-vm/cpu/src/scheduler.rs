@@ -1,15 +1,15 @@
-//! Streams: what runs after what.
+//! Scheduler of streams: the order of their work, and its execution.
 //!
-//! Every stream is a queue. Its front is ready once the points that it must come after are reached, and one of
-//! the scheduler's threads then runs it ([`threads`]). The legacy default stream and the blocking streams order
-//! with each other both ways (CUDA programming guide, "Default Stream"), `cuStreamWaitEvent` adds one point.
-//! Points lie in the past when they are taken, so no two streams ever wait for each other.
+//! Every stream is a queue. Its front is ready once the points that it must come after are reached; then one of the
+//! scheduler's threads runs it ([`threads`]). The legacy default stream and the blocking streams synchronise with each
+//! other both ways (CUDA programming guide, "Default Stream"); `cuStreamWaitEvent` adds one point. A point refers to
+//! work submitted before, so no two streams ever wait for each other.
 //!
-//! Invariant: a stream whose queue is not empty is in exactly one place: with a thread, in a ready queue, with
-//! the watcher, or among the dependents of a stream that has not reached a point.
+//! Invariant: a stream whose queue is not empty is in exactly one place: run by a thread, in a ready queue, with the
+//! watcher, or among the dependents of a stream that has not reached a point.
 //!
-//! The scheduler knows nothing of what the work does. The first work that fails kills the context: no
-//! queue moves again, and every later call answers that error.
+//! The scheduler does not depend on the kind of work. The first work that fails kills the context: no queue moves
+//! again, and every later call returns that error.
 
 mod describe;
 mod threads;
@@ -25,17 +25,17 @@ use wormhole_device::{CuError, RawStream, Result};
 
 pub use work::{Outcome, Turn, Work};
 
-/// The legacy default stream's entry.
+/// Number of the legacy default stream.
 const LEGACY: u64 = RawStream::LEGACY.0;
-/// The first number that a created stream may have: 0, 1 and 2 mean default streams.
+/// First number of created streams: 0, 1 and 2 are default streams.
 const FIRST: u64 = 16;
 
-/// Pieces of work that may wait, over all streams.
+/// Most pieces of work that are queued, over all streams.
 const MAX_QUEUED: usize = 1 << 20;
-/// Bytes of data that they may hold.
+/// Most bytes of data that queued work holds.
 const MAX_QUEUED_BYTES: usize = 1 << 30;
 
-/// A place in a stream: reached when that many pieces of work of the stream are complete.
+/// A position in a stream, reached when `sequence` pieces of the stream's work are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     stream: u64,
@@ -44,9 +44,9 @@ pub struct Point {
 
 struct Queued {
     work: Work,
-    /// Points that it must come after, without those that were found reached.
+    /// Points that it must come after, without those already seen reached.
     after: Vec<Point>,
-    /// Bytes of data it holds.
+    /// Bytes of data that it holds.
     bytes: usize,
 }
 
@@ -56,7 +56,7 @@ struct Stream {
     completed: u64,
     blocking: bool,
     destroyed: bool,
-    /// Streams whose front waits until this many pieces of work are complete.
+    /// Waiting streams: the number of complete pieces of work that each waits for, and the stream.
     dependents: Vec<(u64, u64)>,
 }
 
@@ -80,23 +80,24 @@ impl Stream {
 struct State {
     streams: BTreeMap<u64, Stream>,
     next: u64,
-    /// Streams whose front can run, in the order in which they became ready; those where it is a kernel.
+    /// Streams whose front can run, in the order in which they became ready. Streams whose front is a kernel are in
+    /// `ready_kernels`.
     ready: VecDeque<u64>,
     ready_kernels: VecDeque<u64>,
-    /// Kernels that run.
+    /// Number of running kernels.
     kernels: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Sleeping threads. The last to sleep is woken first, since its data is still in the processor's caches.
+    /// Sleeping threads. The last one to sleep is woken first, because its data is still in the processor's caches.
     idle: Vec<Arc<threads::Sleeper>>,
-    /// How many were called and have not come yet, and how many are being started.
+    /// Number of threads that were called but have not woken yet, and of threads being started.
     called: usize,
     starting: usize,
-    /// The log has not yet been told that the system has no more threads.
+    /// True until the log has a warning that the system refuses threads.
     may_complain: bool,
     watcher: Option<JoinHandle<()>>,
-    /// What the watcher has not taken yet.
+    /// Conditions that the watcher has not taken yet.
     watched: Vec<threads::Watched>,
-    /// Pieces of work that are not complete, and the bytes of data they hold.
+    /// Number of incomplete pieces of work, and the bytes of data that they hold.
     queued: usize,
     queued_bytes: usize,
     /// Host threads inside [`Scheduler::wait`].
@@ -125,7 +126,7 @@ impl State {
         })
     }
 
-    /// What work submitted now to `id` must come after, beside the stream's own.
+    /// Returns the points of other streams that work submitted now to `id` must come after.
     fn implicit_order(&self, id: u64) -> Vec<Point> {
         if id == LEGACY {
             self.streams
@@ -148,7 +149,7 @@ impl State {
         id
     }
 
-    /// Queues work on a stream that is there.
+    /// Queues work on an existing stream.
     fn push(&mut self, id: u64, queued: Queued) -> Result<Point> {
         if self.queued >= MAX_QUEUED || queued.bytes > MAX_QUEUED_BYTES - self.queued_bytes {
             return Err(CuError::OUT_OF_MEMORY);
@@ -170,7 +171,7 @@ impl State {
         Ok(point)
     }
 
-    /// Puts a stream that is in no place where its front belongs.
+    /// Puts a stream that is in no place to the place of its front, or removes it if it is empty and destroyed.
     fn arrange(&mut self, id: u64) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -204,7 +205,7 @@ impl State {
         }
     }
 
-    /// One more piece of work of a stream is complete.
+    /// Counts a complete piece of work of a stream.
     fn complete(&mut self, id: u64) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -223,15 +224,15 @@ impl State {
 
 struct Shared {
     state: Mutex<State>,
-    /// Something completed, or the context died; for host threads.
+    /// Signals host threads that work completed or the context died.
     progressed: Condvar,
-    /// The watcher has something new.
+    /// Signals the watcher that there is a new condition.
     parked: Condvar,
-    /// Threads that look at a condition themselves.
+    /// Number of threads that poll a condition themselves.
     looking: AtomicUsize,
-    /// The sticky error, 0 while the context lives.
+    /// Sticky error, 0 while the context lives.
     fault: AtomicU32,
-    /// Set when running work is to stop: a fault elsewhere, or a reset.
+    /// Set when running work must stop, after a fault elsewhere or for a reset.
     cancel: Arc<AtomicBool>,
 }
 
@@ -251,7 +252,7 @@ impl Shared {
         self.fault().map_or(Ok(()), Err)
     }
 
-    /// Tells host threads that a point may be reached.
+    /// Wakes host threads, because a point may be reached.
     fn tell_hosts(&self, state: &State) {
         if state.waiters > 0 {
             self.progressed.notify_all();
@@ -276,11 +277,11 @@ impl Shared {
         }
         self.parked.notify_all();
         drop(state);
-        // What they hold may take locks when it goes.
+        // Dropped without the lock, because destructors may take locks.
         drop((dropped, watched));
     }
 
-    /// Has threads for the work that is to be queued: one at least.
+    /// Ensures that at least one thread exists for work to be queued.
     fn prepare(self: &Arc<Self>, state: &mut State) -> Result<()> {
         self.alive()?;
         if state.threads.is_empty() && !self.hire(state) {
@@ -324,7 +325,7 @@ impl Shared {
     }
 }
 
-/// A point that is reached when work says so, which may be while it runs.
+/// A point that work reaches explicitly, possibly while it runs.
 #[derive(Clone)]
 pub struct Milestone {
     shared: Arc<Shared>,
@@ -352,7 +353,7 @@ impl std::fmt::Debug for Milestone {
     }
 }
 
-/// The streams of one context.
+/// Streams of one context.
 pub struct Scheduler {
     shared: Arc<Shared>,
 }
@@ -366,7 +367,7 @@ impl std::fmt::Debug for Scheduler {
 }
 
 impl Scheduler {
-    /// A context with nothing but the legacy default stream.
+    /// Creates a scheduler with only the legacy default stream.
     pub fn new() -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -396,32 +397,32 @@ impl Scheduler {
         }
     }
 
-    /// The sticky error.
+    /// Returns the sticky error, if any.
     pub fn fault(&self) -> Option<CuError> {
         self.shared.fault()
     }
 
-    /// `Err` with the sticky error.
+    /// Fails with the sticky error if there is one.
     pub fn alive(&self) -> Result<()> {
         self.shared.alive()
     }
 
-    /// Becomes true when running work is to stop.
+    /// Returns a flag that becomes true when running work must stop.
     pub fn cancel(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.shared.cancel)
     }
 
-    /// Adds a stream; `blocking` ones order with the legacy default stream.
+    /// Creates a stream. A `blocking` one synchronises with the legacy default stream.
     pub fn create(&self, blocking: bool) -> RawStream {
         RawStream(self.shared.lock().add(Stream::new(blocking)))
     }
 
-    /// A point of its own, like the end of a stream's only work.
+    /// Creates a milestone, whose point belongs to no visible stream.
     pub fn milestone(&self) -> Milestone {
         self.shared.milestone()
     }
 
-    /// Forgets a stream; what it holds still runs (`cuStreamDestroy`).
+    /// Destroys a stream (`cuStreamDestroy`). Its queued work still runs.
     pub fn destroy(&self, stream: RawStream) -> Result<()> {
         if stream == RawStream::LEGACY {
             return Err(CuError::INVALID_HANDLE);
@@ -440,12 +441,12 @@ impl Scheduler {
         self.enqueue(stream, None, 0, work)
     }
 
-    /// The same, for work that holds this many bytes of data.
+    /// Queues work that holds `bytes` bytes of data.
     pub fn submit_with(&self, stream: RawStream, bytes: usize, work: Work) -> Result<Point> {
         self.enqueue(stream, None, bytes, work)
     }
 
-    /// The same, for work that must also come after `points`.
+    /// Queues work that must also come after `points`.
     pub fn submit_after(
         &self,
         stream: RawStream,
@@ -473,8 +474,8 @@ impl Scheduler {
         Ok(point)
     }
 
-    /// The points at which everything in `stream` so far is complete; for the legacy default stream
-    /// that includes the blocking streams.
+    /// Returns the points at which all work in `stream` so far is complete. For the legacy default stream that includes
+    /// the blocking streams.
     pub fn frontier(&self, stream: RawStream) -> Result<Vec<Point>> {
         let mut state = self.shared.lock();
         self.alive()?;
@@ -486,7 +487,7 @@ impl Scheduler {
         Ok(points)
     }
 
-    /// The points at which everything submitted so far is complete.
+    /// Returns the points at which all work submitted so far is complete.
     pub fn whole_frontier(&self) -> Vec<Point> {
         let state = self.shared.lock();
         state
@@ -496,7 +497,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// Whether all points are reached.
+    /// Returns whether all points are reached. Fails with the sticky error.
     pub fn reached(&self, points: &[Point]) -> Result<bool> {
         self.alive()?;
         let state = self.shared.lock();
@@ -523,8 +524,8 @@ impl Scheduler {
         }
     }
 
-    /// Work for another scheduler: complete once these points of this one are reached, a fault if this context
-    /// dies before.
+    /// Creates work for another scheduler that completes once these points of this one are reached, and fails if this
+    /// context dies before.
     pub fn awaited(&self, points: Vec<Point>) -> Work {
         let shared = Arc::clone(&self.shared);
         let reached = move |shared: &Shared| {
@@ -543,15 +544,15 @@ impl Scheduler {
         })
     }
 
-    /// Stops everything that runs or waits and returns when no thread of this context is left. Calls
-    /// that wait, and calls that come later, answer `error`.
+    /// Stops all running and waiting work, and returns when no thread of this context is left. Waiting and later calls
+    /// fail with `error`.
     pub fn stop(&self, error: CuError) {
         self.shared.kill(error);
         let mut state = self.shared.lock();
         let (threads, watcher) = (take(&mut state.threads), state.watcher.take());
         drop(state);
         for thread in threads.into_iter().chain(watcher) {
-            // A thread catches the panics of its work; it has nothing to tell.
+            // A thread catches the panics of its work, so the result is not used.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,4 @@
-//! What devices of several processes use together: parts of the files that their memory is in, and events, each
-//! of which has a file of its own.
+//! Sharing between processes: parts of the files that back device memory, and events, each in its own file.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -12,7 +11,7 @@ use wormhole_device::{
 use crate::device::CpuDevice;
 use crate::memory::Owner;
 
-/// How often who waits for another process looks.
+/// Interval at which a thread polls an event of another process.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// An event that several processes use.
@@ -20,7 +19,7 @@ const LOOK: Duration = Duration::from_micros(50);
 pub struct SharedEvent(SharedWords);
 
 impl SharedEvent {
-    /// Never recorded, and this process's to share.
+    /// Creates an event that is not recorded yet and can be shared.
     pub fn new() -> Result<Self> {
         let words = SharedWords::new().map_err(|error| {
             tracing::warn!(%error, "no file can be had for an event that is to be shared");
@@ -29,7 +28,7 @@ impl SharedEvent {
         Ok(Self(words))
     }
 
-    /// A new record, for which others wait from now on.
+    /// Creates a new record, which others wait for from now on.
     pub fn record(&self) -> EventRecord {
         let record = self.0.record();
         self.0.words().publish(record);
@@ -44,12 +43,12 @@ impl SharedEvent {
         self.0.words().is_complete(record)
     }
 
-    /// The last record, whoever made it.
+    /// Returns the last record, made by any process.
     pub fn last(&self) -> EventRecord {
         self.0.words().last()
     }
 
-    /// Waits until a record is complete, or `stopped` says that nobody waits any more.
+    /// Waits until a record is complete or `stopped` returns true.
     pub fn wait(&self, record: EventRecord, stopped: impl Fn() -> bool) {
         while !self.is_complete(record) && !stopped() {
             thread::sleep(LOOK);
@@ -57,7 +56,7 @@ impl SharedEvent {
     }
 }
 
-/// A part of a file.
+/// Describes a part of a file for sharing.
 fn part(file: OwnedFd, offset: u64, bytes: u64) -> Shared {
     Shared {
         descriptor: Some(file),
@@ -65,7 +64,7 @@ fn part(file: OwnedFd, offset: u64, bytes: u64) -> Shared {
     }
 }
 
-/// The part of a file that another process has shared.
+/// Returns the file, offset and bytes that another process has shared.
 fn found_part(found: Found) -> Result<(OwnedFd, u64, u64)> {
     let file = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
     let [offset, bytes, ..] = found.description;

@@ -1,4 +1,4 @@
-//! Streams that wait for words in memory and write them.
+//! Stream memory operations: waits for words in memory, and writes (`cuStreamWaitValue`, `cuStreamWriteValue`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -16,7 +16,7 @@ use crate::scheduler::{Outcome, Work};
 /// memory synchronization domain map and domain, scheduling for NVLink.
 const STREAM_ATTRIBUTES: [u32; 6] = [1, 3, 8, 9, 10, 16];
 
-/// Refuses what the device cannot do.
+/// Refuses invalid operations.
 pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
     let width = operation.kind.width();
     if operation.flags & !operation.kind.flags() != 0 {
@@ -31,8 +31,7 @@ pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
     memory.check(operation.address, width, Use::Write)
 }
 
-/// Makes operations that were checked, from `next` on, one after the other. Stops behind a wait that is not fulfilled,
-/// and gives that.
+/// Executes checked operations in order, from `next` on. Stops behind a wait that is not fulfilled, and returns it.
 pub fn advance(operations: &[MemoryOperation], next: &mut usize) -> Option<MemoryOperation> {
     while let Some(operation) = operations.get(*next) {
         *next += 1;
@@ -49,7 +48,7 @@ pub fn advance(operations: &[MemoryOperation], next: &mut usize) -> Option<Memor
     None
 }
 
-/// The condition of a wait in this memory.
+/// Returns the outcome that continues once a wait in this memory is fulfilled.
 pub fn awaited(wait: MemoryOperation, memory: Arc<Memory>) -> Outcome {
     Outcome::When(Box::new(move || {
         let _mapped = &memory;
@@ -59,9 +58,9 @@ pub fn awaited(wait: MemoryOperation, memory: Arc<Memory>) -> Outcome {
 
 fn load(operation: &MemoryOperation) -> u64 {
     let word = pointer(operation.address);
-    // SAFETY: the word was found, aligned, in memory of the device or in a registered range, which stays
-    // mapped until the work before its unregistration is complete; other sides access it atomically.
-    // SYNC POINT: stream word. What the writer did before is visible behind the wait.
+    // SAFETY: the word was checked to be aligned, in memory of the device or in a registered range, which
+    // stays mapped until the work before its unregistration is complete; other sides access it atomically.
+    // SYNC POINT: stream word. The writer's earlier writes are visible behind the wait.
     unsafe {
         match operation.kind.width() {
             4 => AtomicU32::from_ptr(word.cast())
@@ -76,7 +75,7 @@ fn store(operation: &MemoryOperation) {
     let word = pointer(operation.address);
     let [low, _] = halves(operation.value);
     // SAFETY: as in `load`.
-    // SYNC POINT: stream word. What the work before wrote is visible to whoever reads the value.
+    // SYNC POINT: stream word. A thread that reads the value sees all writes of the work before it.
     unsafe {
         match operation.kind.width() {
             4 => AtomicU32::from_ptr(word.cast()).store(low, Ordering::Release),
@@ -93,7 +92,7 @@ fn halves(value: u64) -> [u32; 2] {
     ]
 }
 
-/// Whether a word fulfils a wait's condition (`CUstreamWaitValue_flags`).
+/// Returns true if a word fulfils a wait's condition (`CUstreamWaitValue_flags`).
 fn is_fulfilled(operation: &MemoryOperation, word: u64) -> bool {
     let narrow = operation.kind.width() == 4;
     let [low, _] = halves(operation.value);
@@ -107,7 +106,7 @@ fn is_fulfilled(operation: &MemoryOperation, word: u64) -> bool {
         condition::AND => word & value != 0,
         condition::NOR if narrow => halves(!(word | value))[0] != 0,
         condition::NOR => !(word | value) != 0,
-        // A cyclic comparison: the difference is not negative.
+        // GEQ compares cyclically: the difference is not negative.
         _ if narrow => halves(word.wrapping_sub(value))[0] < 1 << 31,
         _ => word.wrapping_sub(value) < 1 << 63,
     }
@@ -130,8 +129,8 @@ impl StreamMemory for CpuDevice {
         context.scheduler.submit_with(stream, bytes, work).map(drop)
     }
 
-    /// Streams of processors have no caches to divide, and their threads no priorities: what is set is a hint
-    /// without an effect.
+    /// Accepts the known attributes as hints without effect: streams of the CPU device have no cache partitions, and
+    /// their threads no priorities.
     fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()> {
         self.context()?.scheduler.frontier(stream)?;
         if STREAM_ATTRIBUTES.contains(&attribute.id) {

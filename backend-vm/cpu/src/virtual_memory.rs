@@ -1,8 +1,8 @@
-//! Reserved addresses, and memory that is mapped there.
+//! Virtual memory management: reserved addresses, and memory mapped there.
 //!
-//! Mappable memory is a part of a file: a mapping is one more view of it, at addresses of the aperture. What lies
-//! at an address without access is not found, so kernels and copies fault there. Where a mapping has ended, zeros
-//! are mapped: a kernel that races with that reads them at worst.
+//! Mappable memory is a part of a file, and a mapping is another view of it at addresses of the aperture. Lookups do
+//! not find memory without access, so kernels and copies fault there. An unmapped range reads as zeros, so a kernel
+//! that races with the unmapping reads zeros at worst.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,17 +14,17 @@ use crate::aperture::Aperture;
 use crate::family::Accesses;
 use crate::memory::{Books, Memory, Range, Use};
 
-/// What sizes and addresses are multiples of: as on the GPUs there are.
+/// Granularity of sizes and addresses, as on existing GPUs.
 const GRANULARITY: u64 = 2 << 20;
 
-/// Where mappable memory is.
+/// Backing of mappable memory.
 #[derive(Debug)]
 enum Home {
-    /// In the aperture's own file, at the place of these addresses, which nothing else uses.
+    /// In the aperture's own file, at the offset of these addresses, which are allocated for nothing else.
     Own(u64),
-    /// In a file of its own, so that other processes can hold it as long as they like.
+    /// In a separate file, so that other processes can hold it for any time.
     File(OwnedFd),
-    /// In a file that another process has made: its memory is not this device's.
+    /// In a file of another process. It does not count as this device's memory.
     Foreign(OwnedFd),
 }
 
@@ -32,10 +32,10 @@ enum Home {
 struct Physical {
     home: Home,
     bytes: u64,
-    /// The device whose memory it is, by number.
+    /// Number of the device that the memory belongs to.
     device: usize,
     mappings: usize,
-    /// No handle names it any more: it goes with its last mapping.
+    /// Set once its handle is released. The memory is freed with its last mapping.
     released: bool,
 }
 
@@ -46,10 +46,10 @@ struct Mapping {
     accesses: Accesses,
 }
 
-/// What is reserved, made and mapped.
+/// Tables of reservations, mappings and mappable memory.
 #[derive(Debug, Default)]
 pub struct VirtualBooks {
-    /// Start and bytes.
+    /// Reservations, bytes by address.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
     memories: BTreeMap<u64, Physical>,
@@ -57,7 +57,8 @@ pub struct VirtualBooks {
 }
 
 impl VirtualBooks {
-    /// The largest range around an address that mappings fill with which a device may do the same.
+    /// Returns the largest range around an address that consists of adjacent mappings with the same access for a
+    /// device.
     pub fn find(&self, address: u64, device: usize) -> Option<Range> {
         let may = |mapping: &Mapping| {
             [Use::Read, Use::Write].map(|intent| mapping.accesses.allows(device, intent))
@@ -87,7 +88,7 @@ impl VirtualBooks {
         })
     }
 
-    /// Whether mappings without a gap hold a range, whatever may be done with them.
+    /// Returns true if adjacent mappings cover a range, with any access.
     pub fn maps(&self, address: u64, bytes: u64) -> bool {
         let Some((&first, _)) = self.mappings.range(..=address).next_back() else {
             return false;
@@ -105,7 +106,7 @@ impl VirtualBooks {
         false
     }
 
-    /// The starts of the mappings that fill a range without a gap.
+    /// Returns the starts of the mappings that cover a range exactly, without a gap.
     fn filled(&self, address: u64, bytes: u64) -> Result<Vec<u64>> {
         let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
         let mut at = address;
@@ -156,7 +157,7 @@ impl Home {
 }
 
 impl Books {
-    /// Forgets mappable memory that nothing names or maps: its device and its bytes.
+    /// Frees mappable memory that has neither a handle nor mappings. Returns its device and its bytes.
     fn sweep(&mut self, memory: u64, aperture: &Aperture) -> Option<(usize, u64)> {
         let memories = &mut self.virtual_memory.memories;
         let gone = |physical: &Physical| physical.released && physical.mappings == 0;
@@ -212,7 +213,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Memory of a device, which may be another than the one that keeps account.
+    /// Creates mappable memory of the device `owner`, which may be another device than `self`.
     pub fn create_memory(&self, owner: &Self, bytes: u64, exportable: bool) -> Result<RawMemory> {
         if bytes == 0 || !is_granular(bytes) {
             return Err(CuError::INVALID_VALUE);
@@ -236,7 +237,7 @@ impl Memory {
         Ok(books.virtual_memory.add(home, bytes, device))
     }
 
-    /// The file of mappable memory that was made to be shared.
+    /// Returns the file of exportable memory.
     pub fn share_memory(&self, memory: RawMemory) -> Result<Shared> {
         let books = self.read();
         let physical = match books.virtual_memory.memories.get(&memory.0) {
@@ -253,7 +254,7 @@ impl Memory {
         })
     }
 
-    /// Memory that is in another process's file.
+    /// Imports memory in another process's file.
     pub fn open_memory(&self, owner: &Self, found: Found) -> Result<(RawMemory, u64)> {
         let file = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
         let bytes = file::fixed_size(&file).filter(|bytes| *bytes != 0 && is_granular(*bytes));
@@ -275,7 +276,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives the bytes of memory that is gone back to its device.
+    /// Discharges the bytes of freed memory from their devices.
     fn swept(&self, swept: impl IntoIterator<Item = (usize, u64)>) {
         for (device, bytes) in swept {
             if device == self.family().number() {

@@ -1,4 +1,4 @@
-//! The checks that every device must pass.
+//! Runs the checks that every device must pass.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn every_check_of_the_conformance_suite_holds() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// What one device keeps two keep as well, and what is between them besides.
+/// Runs all checks on one of two devices, and the checks between devices.
 #[test]
 fn every_check_holds_for_one_of_two_devices() {
     let failures: Vec<String> = checks()

@@ -1,4 +1,4 @@
-//! Events of a launch are reached while its kernel runs.
+//! Tests that events of a launch are reached while its kernel runs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,8 +7,8 @@ use wormhole_device::{
     CuError, Device, ImageKind, Jit, Launch, LaunchEvents, RawEvent, RawFunction, RawStream,
 };
 
-/// `wait` lets dependents be launched when the first word is not 0 and ends when the second is not; both are looked at
-/// by one thread of each block. `store` writes 1.
+/// PTX of the kernels. `wait` triggers its dependents when the first word is not 0, and ends when the second is not 0;
+/// one thread of each block polls both. `store` writes 1.
 const KERNELS: &str = r"
 .version 8.0
 .target sm_90
@@ -51,7 +51,7 @@ WAIT:
 }
 ";
 
-/// A page of words that the device reaches.
+/// A page of words for registration with the device.
 #[repr(align(4096))]
 struct Words([AtomicU32; 1024]);
 
@@ -71,7 +71,7 @@ impl Kernels {
         })
         .expect("open");
         let words = &WORDS[page].0;
-        // SAFETY: a static lives on, and all access to it is atomic.
+        // SAFETY: a static is never freed, and all accesses to it are atomic.
         unsafe { device.register(words.as_ptr().expose_provenance() as u64, 4096) }
             .expect("register");
         let module = device.load(
@@ -93,7 +93,7 @@ impl Kernels {
         }
     }
 
-    /// Launches a kernel on a word and what follows it.
+    /// Launches a kernel on a word and the words behind it.
     fn launch(&self, kernel: usize, grid: u32, on: RawStream, word: usize, events: LaunchEvents) {
         let address = self.words[word..].as_ptr().expose_provenance() as u64;
         let launch = Launch {
@@ -146,7 +146,7 @@ fn a_running_kernel_reaches_its_events() {
     kernels.set(0);
     device.synchronize_event(triggered).expect("synchronize");
     assert!(!device.query_stream(running).expect("query"));
-    // Who waits on the device may ask for all that the kernel did, so it waits for the end.
+    // Work that waits on the device may use all writes of the kernel, so it waits for the end.
     assert!(
         !device
             .query_stream(behind_trigger.expect("stream"))

@@ -1,4 +1,4 @@
-//! Ten thousand streams and events at once, by threads that are bounded.
+//! Tests ten thousand streams and events at once, with a bounded number of threads.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,10 +11,10 @@ use wormhole_device::{
 };
 
 const MANY: usize = 10_000;
-/// Far below the number of streams; above what a few devices of one process and the test itself may have.
+/// Far below the number of streams, but above the number of threads of a few devices and the test itself.
 const MOST_THREADS: usize = 600;
 
-/// `store` writes its second parameter to the word that the first names.
+/// PTX of the kernel `store`, which writes its second parameter to the word at the first.
 const STORE: &str = r"
 .version 8.0
 .target sm_90
@@ -36,7 +36,7 @@ struct Page([AtomicU32; 1024]);
 struct Bench {
     device: CpuDevice,
     store: RawFunction,
-    /// A word that the host writes, and one for each stream.
+    /// Word that the host writes. `words` holds one word for each stream.
     word: &'static AtomicU32,
     words: Vec<&'static AtomicU32>,
 }
@@ -62,7 +62,7 @@ impl Bench {
             .collect();
         let pages: &'static [Page] = pages.leak();
         let mut words: Vec<_> = pages.iter().flat_map(|page| &page.0).collect();
-        // SAFETY: the pages live on, and all access to them is atomic.
+        // SAFETY: the pages are never freed, and all accesses to them are atomic.
         let registered = unsafe { device.register(address(words[0]), words.len() as u64 * 4) };
         registered.expect("register");
         let word = words.pop().expect("more words than streams");
@@ -203,7 +203,7 @@ fn ten_thousand_events_order_as_many_streams() {
     assert!(ordered);
 }
 
-/// Graphs wait inside, each in two branches.
+/// Each graph waits in two branches.
 #[test]
 fn graphs_that_wait_have_no_threads() {
     const GRAPHS: usize = 1000;
@@ -232,7 +232,7 @@ fn graphs_that_wait_have_no_threads() {
     }
     assert_few_threads();
     assert!((0..MANY).all(|number| bench.read(number) == 0));
-    // A kernel is not held up by them.
+    // The waiting graphs do not delay a kernel.
     let stream = bench.device.create_stream(NON_BLOCKING, 0);
     let stream = stream.expect("a stream");
     bench.launch(stream, MANY - 1);

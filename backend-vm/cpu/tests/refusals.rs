@@ -1,4 +1,4 @@
-//! What this device refuses and the native driver leaves to the program's luck.
+//! Tests refusals of misuse whose result is undefined on the native driver.
 
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::{
@@ -224,7 +224,7 @@ AGAIN:
     drop(device);
 }
 
-/// It has 2^63 blocks, nearly.
+/// The grid has nearly 2^63 blocks.
 #[test]
 fn the_largest_grid_runs_until_the_device_is_dropped() {
     let device = device();

@@ -1,4 +1,4 @@
-//! What is asked of kernels.
+//! Implements the `Kernels` trait: names, shared memory and clusters of kernels.
 
 use wormhole_device::{
     ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
@@ -36,7 +36,7 @@ impl Kernels for CpuDevice {
         i32::try_from(clusters).map_err(|_| CuError::UNKNOWN)
     }
 
-    /// There is no unit that copies tensors.
+    /// Fails, because the CPU device has no tensor memory accelerator.
     fn encode_tensor_map(&self, _: &TensorMap) -> Result<EncodedTensorMap> {
         Err(CuError::NOT_SUPPORTED)
     }
@@ -45,7 +45,7 @@ impl Kernels for CpuDevice {
         Err(CuError::NOT_SUPPORTED)
     }
 
-    /// The processor's caches take no orders.
+    /// Has no effect, because the CPU device has no persisting L2 lines.
     fn reset_persisting_l2(&self) -> Result<()> {
         self.context().map(drop)
     }

@@ -1,14 +1,14 @@
-//! The queues of a context, for people to read.
+//! Describes the queues of a context, for people to read.
 
 use super::{Scheduler, State, Stream};
 
-/// Streams that are described one by one.
+/// Most streams that are described individually.
 const MOST: usize = 32;
 
 impl State {
-    /// The place of a stream with work that is not complete, and the point that its front waits for.
+    /// Describes the state of a stream with incomplete work, and the point that its front waits for.
     fn place(&self, id: u64, stream: &Stream) -> String {
-        // A thread takes the front out of the queue while it runs it. A milestone has no queue.
+        // A thread removes the front from the queue while it runs it. A milestone has no queue.
         let waiting = stream.queue.len() as u64;
         let front = match stream.queue.front() {
             Some(front) if waiting == stream.submitted - stream.completed => front,
@@ -33,7 +33,7 @@ impl State {
 }
 
 impl Scheduler {
-    /// A line for the threads, and one for each stream with work that is not complete.
+    /// Returns a line for the threads, and one for each stream with incomplete work.
     pub fn describe(&self) -> Vec<String> {
         let state = self.shared.lock();
         let pending: Vec<(&u64, &Stream)> = state

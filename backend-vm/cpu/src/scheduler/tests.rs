@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Work that says its name, and work that waits until it is let go.
+/// Creates work that reports its name, and work that waits until it is released.
 struct Log {
     sender: mpsc::Sender<u32>,
     receiver: mpsc::Receiver<u32>,
@@ -39,7 +39,7 @@ fn gate() -> (mpsc::Sender<()>, Work) {
     (open, Work::kernel(held))
 }
 
-/// As many streams as a program may well have.
+/// Number of streams that a program may plausibly have.
 const MANY: u32 = 10_000;
 
 fn threads(scheduler: &Scheduler) -> usize {
@@ -288,7 +288,7 @@ fn a_condition_that_is_no_longer_true_does_not_hold_work_twice() {
     let (scheduler, log) = (Scheduler::new(), Log::new());
     let looks = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&looks);
-    // True once, at a look of the watcher.
+    // True only once, at a poll of the watcher.
     let pulse = move || seen.fetch_add(1, Ordering::Relaxed) == 1000;
     let stream = scheduler.create(false);
     scheduler.submit(stream, Work::when(pulse)).expect("submit");

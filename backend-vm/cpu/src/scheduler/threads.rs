@@ -1,9 +1,9 @@
-//! The threads that run work. None belongs to a stream.
+//! Threads that run the work of all streams.
 //!
-//! A thread takes the stream that has been ready for longest, runs one step of its work and looks again.
-//! Threads are started when work is ready and none is free, [`MAX_KERNELS`] and [`SPARE`] at most. Work that
-//! waits has no thread: the scheduler makes its stream ready when a point is reached, and one more thread, the
-//! watcher, polls the conditions that notify nobody.
+//! A thread takes the stream that has been ready for longest, runs one step of its work and looks for the next one.
+//! Threads are started when work is ready and none is free, at most [`MAX_KERNELS`] + [`SPARE`]. Waiting work has no
+//! thread: the scheduler makes its stream ready when a point is reached, and one more thread, the watcher, polls
+//! conditions without a notification.
 
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,21 +17,20 @@ use wormhole_device::CuError;
 use super::work::{Condition, Outcome, Turn};
 use super::{Queued, Shared, State};
 
-/// Kernels that run at the same time: the resident grids of a device of compute capability 9.0 (CUDA
-/// programming guide, "Technical Specifications per Compute Capability"). Kernels that wait for each other make
-/// progress as long as they are no more than this.
+/// Most kernels that run at the same time: the resident grids of compute capability 9.0 (CUDA programming guide,
+/// "Technical Specifications per Compute Capability"). Up to this many kernels that wait for each other make progress.
 pub const MAX_KERNELS: usize = 128;
-/// Threads for what is not a kernel while kernels have all others, as a GPU has its copy engines.
+/// Threads for work other than kernels while kernels occupy all others, like the copy engines of a GPU.
 pub const SPARE: usize = 4;
 
-/// Looks at a condition before its work is given to the watcher.
+/// Number of checks of a condition before it is passed to the watcher.
 const YIELDS: u32 = 200;
-/// Threads that look so at the same time.
+/// Most threads that do these checks at the same time.
 const MAX_LOOKING: usize = 2;
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// A thread that has nothing to do. It is called under the scheduler's lock.
+/// A sleeping thread. It is called under the scheduler's lock.
 #[derive(Default)]
 pub(super) struct Sleeper {
     called: AtomicBool,
@@ -52,7 +51,8 @@ pub(super) struct Watched {
 }
 
 impl State {
-    /// Takes a stream whose work is ready; whether it runs a kernel, which is then counted.
+    /// Takes a stream whose front is ready. Returns it and whether the front is a kernel, which is then counted as
+    /// running.
     fn take_ready(&mut self) -> Option<(u64, bool)> {
         if let Some(stream) = self.ready.pop_front() {
             return Some((stream, false));
@@ -72,7 +72,7 @@ impl State {
 }
 
 impl Shared {
-    /// Sees to it that ready work has threads: one that sleeps, or a new one.
+    /// Wakes or starts threads for all ready work.
     pub(super) fn staff(self: &Arc<Self>, state: &mut State) {
         while state.takeable() > state.called + state.starting && self.fault().is_none() {
             if let Some(sleeper) = state.idle.pop() {
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// Starts a thread, if there may be one more and the system has one.
+    /// Starts a thread. Returns false if the limit is reached or the system refuses.
     pub(super) fn hire(self: &Arc<Self>, state: &mut State) -> bool {
         if state.threads.len() >= MAX_KERNELS + SPARE {
             return false;
@@ -110,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// Gives a stream whose work waits for a condition to the watcher.
+    /// Passes a stream whose work waits for a condition to the watcher.
     fn park(self: &Arc<Self>, state: &mut State, stream: u64, condition: Condition) {
         if state.watcher.is_none() {
             let shared = Arc::clone(self);
@@ -123,22 +123,22 @@ impl Shared {
             state.watched.push(Watched { stream, condition });
             self.parked.notify_one();
         } else {
-            // Without a watcher the others look, in turn.
+            // Without a watcher the other threads poll the condition in turn.
             state.arrange(stream);
         }
     }
 }
 
-/// What is left of work after a step.
+/// State of work after a step.
 enum Rest {
-    /// Nothing of work that held this many bytes.
+    /// The work is complete; it held this many bytes.
     Complete(usize),
     More(Queued),
     Waits(Queued, Condition),
     Failed(CuError),
 }
 
-/// One of the threads.
+/// Main function of a thread.
 fn serve(shared: &Arc<Shared>) {
     let sleeper = Arc::new(Sleeper::default());
     let mut state = shared.lock();
@@ -199,7 +199,7 @@ fn step(shared: &Arc<Shared>, mut front: Queued, kernel: bool) -> Rest {
 }
 
 impl Shared {
-    /// Notes what became of the front of a stream.
+    /// Applies the result of a step of a stream's front.
     fn settle(self: &Arc<Self>, state: &mut State, stream: u64, rest: Rest) {
         let put_back = |state: &mut State, front| {
             if let Some(stream) = state.streams.get_mut(&stream) {
@@ -226,7 +226,7 @@ impl Shared {
     }
 }
 
-/// Looks at a condition for a little while, since the watcher takes longer to notice.
+/// Polls a condition for a short while, because the watcher is slower to notice.
 fn is_true_soon(shared: &Shared, condition: &mut Condition) -> bool {
     if condition() {
         return true;
@@ -241,7 +241,7 @@ fn is_true_soon(shared: &Shared, condition: &mut Condition) -> bool {
     found
 }
 
-/// The watcher: looks at new conditions at once, at all of them after pauses.
+/// Main function of the watcher: polls new conditions at once, and all of them after pauses.
 fn watch(shared: &Arc<Shared>) {
     let mut watched: Vec<Watched> = Vec::new();
     let mut pause = FIRST_PAUSE;

@@ -1,4 +1,4 @@
-//! Work: what a stream runs, in one step or in several.
+//! Work of a stream, in one step or in several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,32 +7,33 @@ use wormhole_device::Result;
 
 use super::{Milestone, Point, Shared};
 
-/// Becomes true without a notice: a word in memory, another process, another device.
+/// A condition that becomes true without a notification: by a word in memory, another process, or
+/// another device.
 pub type Condition = Box<dyn FnMut() -> bool + Send>;
 
-/// What work needs once it returns.
+/// Result of a step.
 pub enum Outcome {
-    /// Nothing: it is complete.
+    /// The work is complete.
     Complete,
-    /// A further step, after these points.
+    /// The work needs a further step after these points.
     After(Vec<Point>),
-    /// A further step, once this is true.
+    /// The work needs a further step once this is true.
     When(Condition),
-    /// A further step, with the right to run a kernel.
+    /// The work needs a further step that may run a kernel.
     Kernel,
 }
 
 type Step = dyn FnMut(&Turn<'_>) -> Result<Outcome> + Send;
 
-/// One piece of work. Its steps do not wait, except that kernels may wait for each other.
+/// A piece of work. Its steps do not wait, except that kernels may wait for each other.
 pub struct Work {
     pub(super) step: Box<Step>,
-    /// Its next step runs a kernel.
+    /// Whether its next step runs a kernel.
     pub(super) kernel: bool,
 }
 
 impl Work {
-    /// One step that ends by itself.
+    /// Creates work of one step that ends by itself.
     pub fn new(step: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         let mut step = Some(step);
         Self::of_steps(move |_| {
@@ -41,7 +42,7 @@ impl Work {
         })
     }
 
-    /// One step that may run for as long as it likes.
+    /// Creates work of one step that may run for an unlimited time.
     pub fn kernel(step: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self {
             kernel: true,
@@ -49,12 +50,12 @@ impl Work {
         }
     }
 
-    /// No step: a place in the stream's order.
+    /// Creates work that does nothing: a position in the stream's order.
     pub fn nothing() -> Self {
         Self::new(|| Ok(()))
     }
 
-    /// Steps until one says that the work is complete.
+    /// Creates work that repeats `step` until it returns [`Outcome::Complete`].
     pub fn of_steps(step: impl FnMut(&Turn<'_>) -> Result<Outcome> + Send + 'static) -> Self {
         Self {
             step: Box::new(step),
@@ -62,7 +63,7 @@ impl Work {
         }
     }
 
-    /// Complete once the condition is true.
+    /// Creates work that completes once the condition is true.
     pub fn when(condition: impl FnMut() -> bool + Send + 'static) -> Self {
         let mut condition: Option<Condition> = Some(Box::new(condition));
         Self::of_steps(move |_| Ok(condition.take().map_or(Outcome::Complete, Outcome::When)))
@@ -84,12 +85,12 @@ pub struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Whether this step may run kernels.
+    /// Returns true if this step may run kernels.
     pub fn may_run_kernels(&self) -> bool {
         self.kernel
     }
 
-    /// Begins work beside the stream's and returns the point where it is complete.
+    /// Begins work beside the stream's work and returns the point where it is complete.
     ///
     /// # Errors
     /// Too much work is queued, or the context is dead.
@@ -97,12 +98,12 @@ impl Turn<'_> {
         self.shared.begin(work)
     }
 
-    /// `Err` with the sticky error.
+    /// Fails with the sticky error if there is one.
     pub fn alive(&self) -> Result<()> {
         self.shared.alive()
     }
 
-    /// Whether all points are reached.
+    /// Returns true if all points are reached.
     pub fn are_reached(&self, points: &[Point]) -> bool {
         points.is_empty() || {
             let state = self.shared.lock();
@@ -110,7 +111,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A point of its own, like the end of a stream's only work.
+    /// Creates a milestone, whose point belongs to no visible stream.
     pub fn milestone(&self) -> Milestone {
         self.shared.milestone()
     }
