@@ -123,8 +123,8 @@ fn a_head_without_release_is_noticed() {
     without(SyncPoint::Head, places_are_used_again);
 }
 
-/// Two producers find the ring full while the consumer frees room for both. One of them may use the head that the other
-/// read.
+/// Models two producers that find the ring full while the consumer frees room for both. One of them may use the head
+/// that the other read.
 fn a_head_read_by_a_peer() {
     explore(2, || {
         let (producer, mut consumer) = sides();
@@ -178,7 +178,7 @@ fn a_cached_head_without_release_is_noticed() {
     without(SyncPoint::CachedHead, a_head_read_by_a_peer);
 }
 
-/// Two threads push one record each. `ordered` adds a happens-before edge from the first to the second.
+/// Models two threads that push one record each. `ordered` adds a happens-before edge from the first to the second.
 fn two_producers(ordered: bool) {
     explore(3, move || {
         let (producer, mut consumer) = sides();
@@ -213,7 +213,8 @@ fn producers_without_an_order_are_seen_in_both() {
     two_producers(false);
 }
 
-/// The doorbell is a flag. The consumer may miss it only if it saw the record.
+/// Models a consumer that parks, with a flag as the doorbell. The consumer may miss the doorbell only if it saw the
+/// record.
 fn parked_consumer() {
     explore(3, || {
         let (producer, mut consumer) = sides();
@@ -238,8 +239,8 @@ fn parked_consumer() {
     });
 }
 
-/// Two producers push and only one must ring. A doorbell wakes the consumer once; loom reports a sleep without a
-/// doorbell as a deadlock.
+/// Models two producers that push, of which only one must ring. A doorbell wakes the consumer once; loom reports a
+/// sleep without a doorbell as a deadlock.
 fn one_of_two_producers_rings() {
     explore(2, || {
         let (producer, mut consumer) = sides();
@@ -365,7 +366,7 @@ fn a_status_is_set_once() {
 
 type End = fn(&SessionState, u32) -> Result<(), TransitionError>;
 
-/// The control stream ends while the worker dies. Only one of the two ends the session.
+/// Models a control stream that ends while the worker dies. Only one of the two ends the session.
 fn session_ends_once(end: End) {
     loom::model(move || {
         let session = Arc::new(SessionState::new());

@@ -152,7 +152,7 @@ bodies! {
 
     /// Answer to [`Share`]: the name of the shared object.
     pub struct Shared {
-        /// That of the request.
+        /// `id` of the request.
         pub id: u32,
         /// 0, or the `CUresult` that the guest gets.
         pub result: u32,
@@ -173,7 +173,7 @@ bodies! {
 
     /// Answer to [`Fetch`]: the shared object. Its descriptor, if it has one, travels with the message.
     pub struct Fetched {
-        /// That of the request.
+        /// `id` of the request.
         pub id: u32,
         /// 0, or the `CUresult` that the guest gets.
         pub result: u32,
@@ -187,7 +187,7 @@ bodies! {
 
     /// Answer to [`ArenaRequest`]: no arena is granted.
     pub struct ArenaDenied {
-        /// That of the request.
+        /// `id` of the request.
         pub id: u32,
         /// See [`Refusal`].
         pub code: u32,

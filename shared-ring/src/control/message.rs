@@ -162,8 +162,9 @@ messages! {
         WindowMap(WindowRun) = 37,
         /// Supervisor → launcher: unmap this run from the guest; no session owns it any more.
         WindowUnmap(WindowRun) = 38,
-        /// Supervisor → worker: serve this session. The descriptors of the session file and of the counter page travel
-        /// with it.
+        /// Supervisor → worker: serve this session. The descriptors of the session file, of the counter pages and of
+        /// the neighbours' page travel with it, and with [`super::FEATURE_FILES`] that of a socket for file
+        /// descriptors.
         Assign(Grant) = 48,
         /// Supervisor → worker: map and register this run.
         ArenaAdd(ArenaRun) = 50,
