@@ -267,7 +267,7 @@ fn record(
     Ok(passed.then_some(record))
 }
 
-/// Path of the output of a recorded test, beside the file of its calls.
+/// Returns the path of the output of a recorded test, beside the file of its calls.
 fn said_to(calls: &Path) -> PathBuf {
     calls.with_extension("said")
 }

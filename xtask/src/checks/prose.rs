@@ -1,16 +1,16 @@
-//! Comments that begin with a riddle.
+//! Checks that comments begin with a verb or a name, and not with a pronoun.
 
 use std::path::Path;
 
 use super::git;
 use crate::command::{Failure, step};
 
-/// Words that a documentation comment does not begin with: a verb, or the name of the thing, says more.
+/// Words with which no documentation comment may begin. A verb, or the name of the thing, says more.
 const FIRST: [&str; 9] = [
     "It", "Nobody", "Of", "That", "Those", "What", "Whatever", "Who", "Whoever",
 ];
 
-/// Words that no comment holds.
+/// Words that no comment may contain.
 const ANYWHERE: [&str; 4] = ["hears of", "nobody's", "no one's", "that which"];
 
 /// Folders and files whose comments are still to be rewritten. None may be added.
@@ -24,7 +24,7 @@ const LEFT: [&str; 7] = [
     "shared-ring/",
 ];
 
-/// Complains of each comment in the sources that makes its reader guess.
+/// Returns a complaint for each comment in the sources that breaks these rules.
 pub fn prose(root: &Path) -> Result<Vec<String>, Failure> {
     let Some(files) = git(root, &["ls-files", "*.rs"])? else {
         step("skipping the comments: this is no git checkout");
@@ -32,7 +32,7 @@ pub fn prose(root: &Path) -> Result<Vec<String>, Failure> {
     };
     let mut complaints = Vec::new();
     for name in files.lines().filter(|name| !is_left(name)) {
-        // A tracked file may be removed and not yet committed.
+        // A tracked file may be missing if its removal is not committed yet.
         let Ok(text) = std::fs::read_to_string(root.join(name)) else {
             continue;
         };
@@ -47,7 +47,7 @@ fn is_left(name: &str) -> bool {
     LEFT.iter().any(|left| name.starts_with(left))
 }
 
-/// The comments' lines that hold a word they should not, by number, and the word.
+/// Returns the number of each comment line with a forbidden word, and the word.
 fn riddles(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut in_comment = false;
     text.lines().enumerate().filter_map(move |(at, line)| {
@@ -66,7 +66,7 @@ fn riddles(text: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// Whether a line's comment documents, and the comment's words; none where the line is no comment.
+/// Returns the words of a line's comment, and whether it is a documentation comment; `None` without a comment.
 fn comment(line: &str) -> Option<(bool, &str)> {
     let line = line.trim_start();
     let rest = line.strip_prefix("//")?;
