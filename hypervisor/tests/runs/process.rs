@@ -11,12 +11,12 @@ fn passes(link: &str, name: &str) -> Finished {
     passes_on("cpu", link, name)
 }
 
-/// Like [`passes`], on these devices.
+/// Runs one program as [`passes`] does, on these devices.
 fn passes_on(devices: &str, link: &str, name: &str) -> Finished {
     passes_with(devices, None, link, name)
 }
 
-/// Like [`passes_on`], with only the devices `visible` in CUDA_VISIBLE_DEVICES.
+/// Runs one program as [`passes_on`] does, with `visible` as CUDA_VISIBLE_DEVICES.
 fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) -> Finished {
     let _alone = alone();
     let path = program(link, name);

@@ -23,7 +23,7 @@ fn refuses(args: &[&str], expected: &str) {
     refused(command.args(args), expected);
 }
 
-/// Like [`refuses`], for a command that lacks only the program and `--json`.
+/// Asserts as [`refuses`] does, for a command that lacks only the program and `--json`.
 fn refused(command: &mut Command, expected: &str) {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");

@@ -28,7 +28,7 @@ pub fn are_released_after_detection(device: &str) {
     assert!(after.iter().all(|after| *after <= LIMIT), "{after:?}");
 }
 
-/// Returns, for each thread, the time from the detection to its return with the fault's error.
+/// Returns the time from the detection to each thread's return with the fault's error.
 fn released(device: &str) -> Vec<Duration> {
     let mut run = Underway::start(
         wormhole(&["run", "--placement", "process", "--device", device, "--"])
