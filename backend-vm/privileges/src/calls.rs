@@ -54,7 +54,7 @@ impl Calls {
         Self::default().and(calls)
     }
 
-    /// Also allows these calls with any arguments.
+    /// Adds these calls, allowed with any arguments.
     #[must_use]
     pub fn and(mut self, calls: &[i64]) -> Self {
         for &call in calls {
@@ -63,14 +63,14 @@ impl Calls {
         self
     }
 
-    /// Also allows this call if one of `rules` holds.
+    /// Adds this call, allowed if one of `rules` holds.
     #[must_use]
     pub fn and_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
         add(&mut self.allowed, call, rules);
         self
     }
 
-    /// Also allows new threads of this process, in no new namespace.
+    /// Adds the creation of threads of this process, in no new namespace.
     ///
     /// # Errors
     /// Never.
@@ -82,7 +82,7 @@ impl Calls {
             .without(&[libc::SYS_clone3]))
     }
 
-    /// Also allows all calls of another list, and adds its absent calls.
+    /// Adds all calls of another list, allowed and absent ones.
     #[must_use]
     pub fn and_all(mut self, other: Self) -> Self {
         for (call, rules) in other.allowed {
