@@ -73,7 +73,7 @@ fn signed(value: u32) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
-/// `CUdevice_attribute` (CUDA driver API 13.0, "Data types used by CUDA driver") and value.
+/// Returns each `CUdevice_attribute` (CUDA driver API 13.0, "Data types used by CUDA driver") with its value.
 ///
 /// Attributes of features that the device lacks are 0.
 fn attributes(processors: u32) -> Vec<(i32, i32)> {

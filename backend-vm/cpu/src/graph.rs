@@ -560,7 +560,7 @@ impl Graphs for CpuDevice {
         Ok(())
     }
 
-    /// Only checks that the stream and the graph exist, because no upload is needed.
+    /// Checks that the stream and the graph exist. No upload is needed.
     fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         context.scheduler.frontier(stream)?;

@@ -36,7 +36,7 @@ impl Kernels for CpuDevice {
         i32::try_from(clusters).map_err(|_| CuError::UNKNOWN)
     }
 
-    /// Fails, because the CPU device has no tensor memory accelerator.
+    /// Fails with NOT_SUPPORTED, because the CPU device has no tensor memory accelerator.
     fn encode_tensor_map(&self, _: &TensorMap) -> Result<EncodedTensorMap> {
         Err(CuError::NOT_SUPPORTED)
     }

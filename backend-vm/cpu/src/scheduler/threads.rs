@@ -138,7 +138,7 @@ enum Rest {
     Failed(CuError),
 }
 
-/// Main function of a thread.
+/// Runs steps of ready work until the context dies. The main function of a thread.
 fn serve(shared: &Arc<Shared>) {
     let sleeper = Arc::new(Sleeper::default());
     let mut state = shared.lock();
@@ -241,7 +241,7 @@ fn is_true_soon(shared: &Shared, condition: &mut Condition) -> bool {
     found
 }
 
-/// Main function of the watcher: polls new conditions at once, and all of them after pauses.
+/// Polls new conditions at once, and all of them after pauses. The main function of the watcher.
 fn watch(shared: &Arc<Shared>) {
     let mut watched: Vec<Watched> = Vec::new();
     let mut pause = FIRST_PAUSE;
