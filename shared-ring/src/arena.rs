@@ -58,7 +58,7 @@ pub enum ArenaError {
         /// The address.
         address: u64,
     },
-    /// An extent that is empty, unaligned, or overlaps another.
+    /// The extent is empty, unaligned, or overlaps another.
     #[error("an extent of {bytes:#x} bytes at {address:#x} is unaligned or overlaps another")]
     BadExtent {
         /// Address of the extent.
@@ -66,7 +66,7 @@ pub enum ArenaError {
         /// Bytes of the extent.
         bytes: u64,
     },
-    /// No extent starts there, or it is in use.
+    /// No extent starts at the address, or the extent is in use.
     #[error("the extent at {address:#x} does not exist or is in use")]
     ExtentInUse {
         /// Address of the extent.
@@ -139,7 +139,7 @@ impl Arena {
         }
     }
 
-    /// Bytes of all extents.
+    /// Returns the bytes of all extents.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity

@@ -36,8 +36,8 @@ pub const PROCESS: &str = "process";
 pub const PEERS: &str = "peers";
 /// The device's NVLinks in their order, separated by spaces: see [`Link`].
 pub const LINKS: &str = "links";
-/// Prefix of a `nvmlGpuP2PCapsIndex_t`. The value holds the P2P status that the host's NVML reports between the device
-/// and each of the tenant's, separated by spaces.
+/// Prefix of the number of a `nvmlGpuP2PCapsIndex_t`. The value holds the P2P status that the host's NVML reports
+/// between the device and each of the tenant's, separated by spaces.
 pub const P2P: &str = "p2p.";
 /// Prefix of the number of a `CUdevice_attribute`.
 pub const ATTRIBUTE: &str = "attribute.";
@@ -73,7 +73,7 @@ pub fn number(text: &str, name: &str) -> Option<u64> {
     get(text, name)?.parse().ok()
 }
 
-/// Formats 32 hexadecimal digits as CUDA and NVML print a device's UUID.
+/// Formats 32 hexadecimal digits as CUDA and NVML print a device's UUID. Returns `None` for any other text.
 ///
 /// ```
 /// use wormhole_ring::control::facts;

@@ -189,8 +189,8 @@ impl Producer {
         let tail_word = self.memory.word(session::TAIL);
         // SYNC POINT: cached head. The consumer's clears that another thread saw with this head are visible here too.
         let mut head = self.cached_head.0.load(SyncPoint::CachedHead.acquire());
-        // Two reservations that happen one before the other in the program keep that order by
-        // coherence alone; the records themselves are published by their commit words.
+        // If one reservation happens before another in the program, coherence alone keeps their order. The commit words
+        // publish the records themselves.
         let mut tail = tail_word.load(SyncPoint::Tail.acquire());
         let mut needed = bytes;
         for _ in 0..ATTEMPTS {

@@ -138,7 +138,7 @@ impl SegmentTable {
         }
     }
 
-    /// Segments of the window.
+    /// Returns the number of segments of the window.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "made from a u32")]
     pub fn segments(&self) -> u32 {
