@@ -69,7 +69,7 @@ enum Action {
     CudaPython,
     /// Run NCCL between two processes on the CPU device.
     Nccl,
-    /// Run programs in lanes under load, beside a heartbeat; look for wrong results, stalls and growing memory.
+    /// Run programs in lanes under load, beside a heartbeat, and look for wrong results, stalls and growing memory.
     Soak(soak::Options),
     /// For each function of the driver API, find a test that fails if the function does nothing.
     Mutants {

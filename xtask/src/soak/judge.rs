@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Divisor: a lane moves if it executes at least this part of the time of a busy thread.
+/// Divisor of a busy thread's execution time. A lane moves if it executes for at least the quotient.
 const PART: u32 = 20;
 /// Least execution time that counts as movement.
 const LEAST: Duration = Duration::from_millis(20);
