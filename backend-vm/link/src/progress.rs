@@ -36,7 +36,7 @@ const _: () = assert!(REQUESTS + SLOTS <= WORDS);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// The executor has taken it from the ring.
+    /// The executor has taken the request from the ring.
     Taken = 1,
     /// A thread executes its job.
     Running = 2,
