@@ -45,7 +45,7 @@ impl Kernels for CpuDevice {
         Err(CuError::NOT_SUPPORTED)
     }
 
-    /// Has no effect, because the CPU device has no persisting L2 lines.
+    /// Checks that the context lives. The CPU device has no persisting L2 lines to reset.
     fn reset_persisting_l2(&self) -> Result<()> {
         self.context().map(drop)
     }
