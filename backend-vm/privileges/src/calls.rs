@@ -46,6 +46,7 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 pub struct Calls {
     allowed: Rules,
     absent: Rules,
+    idle: Rules,
 }
 
 impl Calls {
@@ -91,6 +92,9 @@ impl Calls {
         for (call, rules) in other.absent {
             add(&mut self.absent, call, rules);
         }
+        for (call, rules) in other.idle {
+            add(&mut self.idle, call, rules);
+        }
         self
     }
 
@@ -110,6 +114,13 @@ impl Calls {
         self
     }
 
+    /// This call returns 0 and does nothing, where one of `rules` holds.
+    #[must_use]
+    pub fn idle_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
+        add(&mut self.idle, call, rules);
+        self
+    }
+
     /// Compiles the filter.
     ///
     /// # Errors
@@ -122,10 +133,13 @@ impl Calls {
                 // The filter of absent calls answers them, so the list must not deny them.
                 self.allowed.entry(call).or_default();
             }
-            let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-            let absent =
-                SeccompFilter::new(self.absent, SeccompAction::Allow, missing, architecture)?;
-            programs.push(absent.try_into()?);
+            programs.push(answer(self.absent, libc::ENOSYS)?);
+        }
+        if !self.idle.is_empty() {
+            for (call, rules) in &self.idle {
+                add(&mut self.allowed, *call, rules.clone());
+            }
+            programs.push(answer(self.idle, 0)?);
         }
         let denied = match denial {
             Denial::Fails(error) => SeccompAction::Errno(error.unsigned_abs()),
@@ -136,6 +150,14 @@ impl Calls {
         programs.push(allowed.try_into()?);
         Ok(Filter(programs))
     }
+}
+
+/// A filter that returns `error` from these calls without making them, and allows all others. An `error` of 0 is success.
+fn answer(calls: Rules, error: i32) -> Result<BpfProgram, FilterError> {
+    let architecture = std::env::consts::ARCH.try_into()?;
+    let action = SeccompAction::Errno(error.unsigned_abs());
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, action, architecture)?;
+    Ok(filter.try_into()?)
 }
 
 /// Adds a call's rules to the existing ones. If either list of rules is empty, the call is allowed with any arguments.
@@ -207,6 +229,14 @@ pub fn all_equal(arguments: &[(u8, u64)]) -> Result<SeccompRule, FilterError> {
 pub fn masked(argument: u8, bits: u64, value: u64) -> Result<SeccompRule, FilterError> {
     let kind = SeccompCmpOp::MaskedEq(bits);
     rule(argument, SeccompCmpArgLen::Qword, kind, value)
+}
+
+/// Creates a rule that the argument's lower half has no bits set beside those of `bits`.
+///
+/// # Errors
+/// The argument's number is too large.
+pub fn within(argument: u8, bits: u64) -> Result<SeccompRule, FilterError> {
+    masked(argument, !bits & u64::from(u32::MAX), 0)
 }
 
 /// Creates a rule that the argument's lower half is at most `value`.

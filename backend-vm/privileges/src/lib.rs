@@ -16,7 +16,9 @@ mod capabilities;
 mod denied;
 mod files;
 
-pub use self::calls::{Calls, Denial, Filter, FilterError, all_equal, at_most, equals, masked};
+pub use self::calls::{
+    Calls, Denial, Filter, FilterError, all_equal, at_most, equals, masked, within,
+};
 pub use self::capabilities::drop_capabilities;
 pub use self::denied::{DENIED, report_denied_calls};
 pub use self::files::{FilesError, leave_file_system};

@@ -1,7 +1,7 @@
 //! The system calls a worker may make.
 
 use wormhole_link::device::Profile;
-use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, masked};
+use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, masked, within};
 
 /// What any worker needs: memory, threads, reading files, its descriptors, time.
 const COMMON: &[i64] = &[
@@ -26,7 +26,6 @@ const COMMON: &[i64] = &[
     libc::SYS_getdents64,
     libc::SYS_getcwd,
     libc::SYS_lseek,
-    libc::SYS_fcntl,
     libc::SYS_dup,
     libc::SYS_dup2,
     libc::SYS_dup3,
@@ -46,7 +45,6 @@ const COMMON: &[i64] = &[
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_shutdown,
-    libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -91,7 +89,6 @@ const COMMON: &[i64] = &[
 /// What the NVIDIA driver adds.
 const DRIVER: &[i64] = &[
     libc::SYS_pwrite64,
-    libc::SYS_memfd_create,
     libc::SYS_mlock,
     libc::SYS_mlock2,
     libc::SYS_munlock,
@@ -123,7 +120,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_umask,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
-    libc::SYS_flock,
     libc::SYS_statfs,
     libc::SYS_sched_setscheduler,
     libc::SYS_times,
@@ -152,6 +148,30 @@ const IOCTLS: &[u64] = &[
     libc::TCGETS,
 ];
 
+/// Commands of `fcntl`: copies and flags of a descriptor, and seals. Locks of files and leases are left out, since no
+/// control group counts them. So are `F_NOTIFY`, which tells of others' accesses to a folder, and `F_SETOWN`.
+const FCNTL: &[i32] = &[
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
+
+/// Flags of `mmap`. `MAP_HUGETLB` is left out: its pages are no memory of a control group.
+const MAPPED: i32 = libc::MAP_SHARED
+    | libc::MAP_PRIVATE
+    | libc::MAP_FIXED
+    | libc::MAP_FIXED_NOREPLACE
+    | libc::MAP_ANONYMOUS
+    | libc::MAP_DENYWRITE
+    | libc::MAP_NORESERVE
+    | libc::MAP_POPULATE
+    | libc::MAP_STACK;
+
 /// What takes a clock first. Numbers of clocks from here on are other processes' time.
 const CLOCKS: &[i64] = &[
     libc::SYS_clock_gettime,
@@ -167,14 +187,25 @@ const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 
 /// The filter for a worker.
 pub(super) fn filter(profile: Profile) -> Result<Filter, FilterError> {
-    let mut calls = Calls::any(COMMON);
-    if profile == Profile::Cpu {
-        // The files that its memory is in.
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        calls = calls.and_where(libc::SYS_memfd_create, vec![equals(1, flags.into())?]);
+    let mapped = MAPPED.unsigned_abs().into();
+    let mut calls = Calls::any(COMMON).and_where(libc::SYS_mmap, vec![within(3, mapped)?]);
+    for &command in FCNTL {
+        let command = command.unsigned_abs().into();
+        calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);
     }
+    // The files that the CPU device's memory is in, and of a driver any but those of huge pages.
+    let flags = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into();
+    let file = match profile {
+        Profile::Cpu => equals(1, flags)?,
+        Profile::Cuda => within(1, flags)?,
+    };
+    calls = calls.and_where(libc::SYS_memfd_create, vec![file]);
     if profile == Profile::Cuda {
         calls = calls.and(DRIVER);
+        // The driver locks the index of its cache and keeps nothing there where that fails: a second load of PTX would
+        // take as long as the first. No other process has this index.
+        let lock = equals(1, libc::F_SETLK.unsigned_abs().into())?;
+        calls = calls.idle_where(libc::SYS_fcntl, vec![lock]);
         let nvidia = vec![masked(1, TYPE_BITS, NVIDIA_TYPE)?, masked(1, UVM_BITS, 0)?];
         let unix = equals(0, libc::AF_UNIX.unsigned_abs().into())?;
         calls = calls

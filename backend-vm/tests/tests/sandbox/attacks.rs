@@ -65,6 +65,9 @@ impl Targets {
 /// Bytes of memory that workers may have here.
 pub const WORKER_MEMORY: usize = 1 << 30;
 
+/// The smallest huge page of the processor.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// 0, or the number of the error.
 type Outcome = i32;
 
@@ -245,6 +248,37 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("symlink", libc::SYS_symlink, [0, 0, 0]),
     ("link", libc::SYS_link, [0, 0, 0]),
     ("setpriority", libc::SYS_setpriority, [0, 0, -1]),
+    (
+        "wait for a lock",
+        libc::SYS_fcntl,
+        [1000, libc::F_SETLKW as i64, 0],
+    ),
+    (
+        "lock a part of an open file",
+        libc::SYS_fcntl,
+        [1000, libc::F_OFD_SETLK as i64, 0],
+    ),
+    (
+        "wait for a lock of an open file",
+        libc::SYS_fcntl,
+        [1000, libc::F_OFD_SETLKW as i64, 0],
+    ),
+    (
+        "lease a file",
+        libc::SYS_fcntl,
+        [1000, libc::F_SETLEASE as i64, 0],
+    ),
+    (
+        "be signalled when others use a folder",
+        libc::SYS_fcntl,
+        [1000, libc::F_NOTIFY as i64, 0],
+    ),
+    ("flock", libc::SYS_flock, [1000, 2, 0]),
+    (
+        "make a file of huge pages",
+        libc::SYS_memfd_create,
+        [0, libc::MFD_HUGETLB as i64, 0],
+    ),
     ("ioctl TIOCSTI", libc::SYS_ioctl, [1000, 0x5412, 0]),
     ("ioctl SIOCGIFCONF", libc::SYS_ioctl, [1000, 0x8912, 0]),
     ("ioctl of a disk", libc::SYS_ioctl, [1000, 0x125D, 0]),
@@ -366,7 +400,7 @@ const OTHERS: &[Row] = &[
     (
         "have the kernel signal the supervisor",
         own_descriptor,
-        both(libc::ESRCH),
+        both(libc::EPERM),
         Control::Succeeds,
     ),
     (
@@ -441,9 +475,15 @@ const OTHERS: &[Row] = &[
     // Under the driver's profile only a cgroup can tell, if there is one.
     (
         "have more memory than workers may have",
-        |_| map(2 * WORKER_MEMORY),
+        |_| map(2 * WORKER_MEMORY, 0),
         [Some(libc::ENOMEM), None],
         Control::Succeeds,
+    ),
+    (
+        "map huge pages",
+        |_| map(HUGE_PAGE, libc::MAP_HUGETLB),
+        both(libc::EPERM),
+        Control::GoesOn,
     ),
     (
         "connect to an abstract socket of the host",
@@ -612,6 +652,15 @@ pub fn all() -> Vec<Attack> {
     attacks.push(call(
         &("clone3", libc::SYS_clone3, [0, 0, 0]),
         Some(libc::ENOSYS),
+    ));
+    // The driver hears that it has the lock, although there is not even a file.
+    attacks.push(call(
+        &(
+            "lock a part of a file",
+            libc::SYS_fcntl,
+            [1000, i64::from(libc::F_SETLK), 0],
+        ),
+        Some(0),
     ));
     attacks.extend(DRIVER_CALLS.iter().map(|row| call(row, None)));
     attacks.extend(FILES.iter().map(|&(path, flags, refusals)| Attack {
@@ -812,9 +861,9 @@ fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
     outcome(unsafe { libc::setrlimit(resource, &raw const limit) }.into())
 }
 
-/// Maps private memory, and unmaps it again.
-fn map(bytes: usize) -> Outcome {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+/// Maps private memory with further flags, and unmaps it again.
+fn map(bytes: usize, flags: i32) -> Outcome {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the kernel chooses an address where nothing is; nobody has it when it is unmapped.
     unsafe {

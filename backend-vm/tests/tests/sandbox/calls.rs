@@ -39,9 +39,7 @@ const NAMES: &[(&str, i64)] = names![
     SYS_faccessat2
     SYS_fallocate
     SYS_fchmod
-    SYS_fcntl
     SYS_fdatasync
-    SYS_flock
     SYS_fstat
     SYS_fstatfs
     SYS_fsync
@@ -70,13 +68,11 @@ const NAMES: &[(&str, i64)] = names![
     SYS_madvise
     SYS_mbind
     SYS_membarrier
-    SYS_memfd_create
     SYS_mincore
     SYS_mkdir
     SYS_mkdirat
     SYS_mlock
     SYS_mlock2
-    SYS_mmap
     SYS_mprotect
     SYS_mremap
     SYS_msync
