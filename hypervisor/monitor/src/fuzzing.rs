@@ -24,7 +24,7 @@ use crate::devices::vsock::{ConnectRequest, Mux, Refused, Vsock, VsockWorker};
 use crate::irq::{IrqError, MsiController, MsiMessage};
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::{GuestRam, test_ram};
-use crate::sync::lock;
+use crate::sync::{Ending, lock};
 
 /// The guest's context id.
 pub const GUEST_CID: u64 = 3;
@@ -120,7 +120,7 @@ impl Served {
         let ram = test_ram(Self::RAM);
         let image = disk();
         let device = Block::new(&image);
-        let worker = BlockWorker::new(ram.clone(), image, "disk-0".to_owned());
+        let worker = BlockWorker::new(ram.clone(), image, "disk-0".to_owned(), Ending::default());
         Self::new(ram, &device, Box::new(worker), channel().1)
     }
 
@@ -234,7 +234,12 @@ impl Machine {
             (Box::new(Rng), Box::new(RngWorker::new(ram.clone()))),
             (
                 block,
-                Box::new(BlockWorker::new(ram.clone(), image, "disk-0".to_owned())),
+                Box::new(BlockWorker::new(
+                    ram.clone(),
+                    image,
+                    "disk-0".to_owned(),
+                    Ending::default(),
+                )),
             ),
         ];
         let devices = parts.map(|(device, worker)| {

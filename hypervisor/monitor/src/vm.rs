@@ -28,7 +28,7 @@ use crate::irq::IrqError;
 use crate::memory::{self, Layout, MemoryError, Range, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
-use crate::sync::lock;
+use crate::sync::{Ending, lock};
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
 
 /// Maximum number of vCPUs. APIC ids have 8 bits.
@@ -210,6 +210,7 @@ pub struct Vm {
     events: (Sender<Event>, Receiver<Event>),
     window_range: Option<Range>,
     timeout: Option<Duration>,
+    ending: Ending,
     // Everything below is dropped after the vCPUs, which use it.
     device_thread: DeviceThread,
     disk_threads: Vec<DeviceThread>,
@@ -256,12 +257,14 @@ impl Vm {
         }
         let worker = Box::new(RngWorker::new(ram.clone()));
         chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
+        let ending = Ending::default();
         let mut disk_threads = Vec::new();
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
             let device = Box::new(Block::new(&image));
-            let worker = Box::new(BlockWorker::new(ram.clone(), image, name));
+            let worker = BlockWorker::new(ram.clone(), image, name, ending.clone());
+            let worker = Box::new(worker);
             chipset.add_virtio(&thread, device, worker)?;
             disk_threads.push(thread);
         }
@@ -301,6 +304,7 @@ impl Vm {
             events: channel(),
             window_range: layout.window,
             timeout: config.timeout,
+            ending,
             device_thread,
             disk_threads,
             machine: Machine {
@@ -354,6 +358,8 @@ impl Vm {
         let outcome = threads.wait(receiver, self.timeout, |end| {
             Some(judge(&end, lock(&self.exit_status).status, &self.tail))
         });
+        // A vCPU that resets a disk waits until the disk's current request is done.
+        self.ending.begin();
         drop(threads);
         // A kernel that panicked and failed to reset the machine counts as panicked.
         let outcome = match outcome {

@@ -163,14 +163,23 @@ impl DiskImage {
         Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
     }
 
-    /// Zeroes a range. Its storage stays allocated.
-    pub(super) fn write_zeroes(&self, offset: u64, len: u64) -> io::Result<()> {
+    /// Zeroes a range. Its storage stays allocated. On a file system without `ZERO_RANGE` this takes many writes, and
+    /// fails with `Interrupted` once `is_over`.
+    pub(super) fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, offset, len) {
             // Some file systems, for example tmpfs, do not support ZERO_RANGE.
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 let mut done = 0;
                 while done < len {
+                    if is_over() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
                     let now = (len - done).min(ZEROES.len() as u64);
                     let zeroes = &ZEROES[..usize::try_from(now).unwrap_or(ZEROES.len())];
                     self.file.write_all_at(zeroes, offset + done)?;
@@ -324,18 +333,40 @@ mod tests {
         assert_eq!(calls, 2 + 4);
     }
 
-    #[test]
-    fn zeroes_are_written_where_the_file_system_has_no_operation_for_them() {
+    /// A disk on tmpfs of three pieces of `ZEROES`, all ones.
+    fn disk_of_ones() -> (File, DiskImage) {
         let memory = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::empty());
         let mut file = File::from(memory.expect("a memfd"));
-        let len = 3 * (ZEROES.len() as u64);
         file.write_all(&vec![0xff; 3 * ZEROES.len()]).expect("room");
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let image = DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("an image");
+        (file, image)
+    }
+
+    #[test]
+    fn the_end_of_the_vm_ends_the_writing_of_zeroes() {
+        let (file, image) = disk_of_ones();
+        let asked = std::cell::Cell::new(0);
+        let is_over = || asked.replace(asked.get() + 1) == 1;
+        let left_off = image.write_zeroes(0, 3 * ZEROES.len() as u64, is_over);
+        assert_eq!(
+            left_off.expect_err("not all").kind(),
+            io::ErrorKind::Interrupted
+        );
+        let mut bytes = vec![0; 3 * ZEROES.len()];
+        file.read_exact_at(&mut bytes, 0).expect("the file");
+        let zeroes = bytes.iter().filter(|byte| **byte == 0).count();
+        assert_eq!(zeroes, ZEROES.len());
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_file_system_has_no_operation_for_them() {
+        let (file, image) = disk_of_ones();
+        let len = 3 * (ZEROES.len() as u64);
         let allocated = || rustix::fs::fstat(&file).expect("a file").st_blocks;
         let before = allocated();
         image
-            .write_zeroes(SECTOR, len - 2 * SECTOR)
+            .write_zeroes(SECTOR, len - 2 * SECTOR, || false)
             .expect("zeroes");
         let mut bytes = vec![0; 3 * ZEROES.len()];
         file.read_exact_at(&mut bytes, 0).expect("the file");

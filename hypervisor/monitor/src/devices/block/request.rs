@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use super::device::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES};
 use super::image::{DiskAccess, DiskImage, SECTOR};
 use crate::ram::GuestRam;
+use crate::sync::Ending;
 
 /// `struct virtio_blk_req` up to its data.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -61,6 +62,8 @@ pub(super) struct Disk {
     pub serial: String,
     /// Whether each write must be durable when it completes, since the driver sends no flushes.
     pub write_through: bool,
+    /// Once it has begun, requests fail.
+    pub ending: Ending,
 }
 
 impl Disk {
@@ -91,6 +94,9 @@ impl Disk {
         chain: &DescriptorChain<&GuestRam>,
         to_driver: &[VolatileSlice<'_>],
     ) -> Result<u32, Failure> {
+        if self.ending.has_begun() {
+            return Err(Failure::Io);
+        }
         let mut reader = Reader::new(memory, chain.clone()).map_err(|_| Failure::Io)?;
         let header: Header = read(&mut reader)?;
         match header.kind.get() {
@@ -117,7 +123,11 @@ impl Disk {
             }
             VIRTIO_BLK_T_WRITE_ZEROES => {
                 self.each_range(&mut reader, |range, offset, len| match range.flags.get() {
-                    0 => self.image.write_zeroes(offset, len).map_err(failed),
+                    0 => {
+                        let is_over = || self.ending.has_begun();
+                        let written = self.image.write_zeroes(offset, len, is_over);
+                        written.map_err(failed)
+                    }
                     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP => {
                         self.image.discard(offset, len).map_err(failed)
                     }
@@ -193,6 +203,9 @@ impl Disk {
             return Err(Failure::Io);
         }
         for _ in 0..ranges {
+            if self.ending.has_begun() {
+                return Err(Failure::Io);
+            }
             let range: Range = read(reader)?;
             let sectors = range.sectors.get();
             if sectors > MAX_RANGE_SECTORS {
@@ -212,11 +225,15 @@ impl Disk {
 
 /// Translates an error of the host's storage to the status for the guest.
 fn failed(error: io::Error) -> Failure {
-    if error.kind() == io::ErrorKind::Unsupported {
-        return Failure::Unsupported;
+    match error.kind() {
+        io::ErrorKind::Unsupported => Failure::Unsupported,
+        // The guest ends.
+        io::ErrorKind::Interrupted => Failure::Io,
+        _ => {
+            tracing::warn!(%error, "the host fails a request of a guest's disk");
+            Failure::Io
+        }
     }
-    tracing::warn!(%error, "the host fails a request of a guest's disk");
-    Failure::Io
 }
 
 fn read<T: FromZeros + FromBytes + IntoBytes>(reader: &mut Reader<'_>) -> Result<T, Failure> {

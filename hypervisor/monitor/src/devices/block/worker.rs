@@ -7,6 +7,7 @@ use super::image::DiskImage;
 use super::request::Disk;
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
+use crate::sync::Ending;
 
 /// Worker that executes requests one after the other.
 #[derive(Debug)]
@@ -17,14 +18,16 @@ pub struct BlockWorker {
 }
 
 impl BlockWorker {
-    /// Creates a worker for a guest with this RAM. The guest reads the first 20 bytes of `serial`.
-    pub fn new(memory: GuestRam, image: DiskImage, serial: String) -> Self {
+    /// Creates a worker for a guest with this RAM. The guest reads the first 20 bytes of `serial`. Requests fail once
+    /// `ending` has begun.
+    pub fn new(memory: GuestRam, image: DiskImage, serial: String, ending: Ending) -> Self {
         Self {
             memory,
             disk: Disk {
                 image,
                 serial,
                 write_through: true,
+                ending,
             },
             queue: None,
         }
@@ -93,7 +96,8 @@ mod tests {
         file.as_file().set_len(SECTORS * SECTOR).expect("room");
         let image = DiskImage::open(file.path(), access).expect("an image");
         let queue = TestQueue::new(QUEUE_SIZE);
-        let mut worker = BlockWorker::new(queue.memory.clone(), image, "disk-0".to_owned());
+        let (memory, serial) = (queue.memory.clone(), "disk-0".to_owned());
+        let mut worker = BlockWorker::new(memory, image, serial, Ending::default());
         worker.start(vec![queue.active()], 1 << VIRTIO_BLK_F_FLUSH);
         Guest {
             queue,
@@ -266,6 +270,20 @@ mod tests {
         }
         let len = guest.file.metadata().expect("a file").len();
         assert_eq!(len, SECTORS * SECTOR);
+    }
+
+    #[test]
+    fn a_guest_that_ends_has_nothing_done_any_more() {
+        let mut guest = guest(DiskAccess::ReadWrite);
+        guest.file.write_all_at(&[0xff; 4096], 0).expect("room");
+        guest.worker.disk.ending.begin();
+        for kind in [VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES] {
+            assert_eq!(guest.ranges(kind, &[range(0, 8, 0)]), IOERR);
+        }
+        guest.queue.write_bytes(DATA, &[1; 512]);
+        let written = guest.request(VIRTIO_BLK_T_OUT, 0, &[(DATA, 512, 0, 0)]);
+        assert_eq!(written, (IOERR, 1));
+        assert_eq!(guest.in_file(0, 4096), [0xff; 4096]);
     }
 
     #[test]
