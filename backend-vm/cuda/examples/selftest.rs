@@ -1,5 +1,5 @@
-//! Runs the checks that every device must pass on a device of this machine's driver; with several, on one of them, and
-//! the checks of what is between them as well.
+//! Runs the checks that every device must pass on a device of this machine's driver; with several, on the first of them,
+//! and the checks of two devices on the first two.
 //!
 //! ```text
 //! selftest [--ordinal N[,N...]] [FILTER]
@@ -10,12 +10,11 @@
 use std::error::Error;
 use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::Instant;
 
 use wormhole_cuda_device::{CudaDevice, Options, capture_output, reserve_bands};
-use wormhole_device::conformance::{Check, checks, peer_checks};
-use wormhole_device::{Device, DeviceSet};
+use wormhole_device::Device;
+use wormhole_device::conformance::{Check, Outcome, PeerCheck, checks, peer_checks};
 
 const FAILED: u8 = 1;
 const UNUSABLE: u8 = 2;
@@ -53,32 +52,47 @@ fn read(text: &str) -> Option<Vec<u32>> {
         .collect()
 }
 
+/// A check of one device, here of the first, or of two.
+enum AnyCheck {
+    One(Check),
+    Two(PeerCheck),
+}
+
+impl AnyCheck {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::One(check) => check.name,
+            Self::Two(check) => check.name,
+        }
+    }
+
+    fn run(&self, devices: &[CudaDevice]) -> Outcome {
+        match (self, devices) {
+            (Self::One(check), [device, ..]) => (check.run)(device),
+            (Self::Two(check), [first, second, ..]) => (check.run)([first, second]),
+            _ => Err("there are too few devices".to_owned()),
+        }
+    }
+}
+
 /// The checks for so many devices.
-fn checks_for(ordinals: &[u32]) -> Vec<Check> {
-    let mut all = checks();
+fn checks_for(ordinals: &[u32]) -> Vec<AnyCheck> {
+    let mut all: Vec<_> = checks().into_iter().map(AnyCheck::One).collect();
     if ordinals.len() > 1 {
-        all.extend(peer_checks());
+        all.extend(peer_checks().into_iter().map(AnyCheck::Two));
     }
     all
 }
 
-/// A device, or a set of several.
-fn open(ordinals: &[u32]) -> Result<Arc<dyn Device>, String> {
+fn open(ordinals: &[u32]) -> Result<Vec<CudaDevice>, String> {
     let open = |&ordinal| {
         let options = Options {
             ordinal,
             ..Options::default()
         };
-        match CudaDevice::open(&options) {
-            Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
-            Err(error) => Err(chain(&error)),
-        }
+        CudaDevice::open(&options).map_err(|error| chain(&error))
     };
-    let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    if devices.len() == 1 {
-        return Ok(devices.remove(0));
-    }
-    Ok(Arc::new(DeviceSet::new(devices)))
+    ordinals.iter().map(open).collect()
 }
 
 /// Runs all checks whose names contain `filter`, each in a child.
@@ -98,14 +112,14 @@ fn all(ordinals: &[u32], filter: &str) -> std::io::Result<ExitCode> {
     let (mut passed, mut failed) = (0, 0);
     for check in checks_for(ordinals)
         .iter()
-        .filter(|check| check.name.contains(filter))
+        .filter(|check| check.name().contains(filter))
     {
-        let status = child(&["--check", check.name])?;
+        let status = child(&["--check", check.name()])?;
         match status.code() {
             Some(0) => passed += 1,
             Some(_) => failed += 1,
             None => {
-                println!("FAILED  {}: the process died ({status})", check.name);
+                println!("FAILED  {}: the process died ({status})", check.name());
                 failed += 1;
             }
         }
@@ -115,16 +129,14 @@ fn all(ordinals: &[u32], filter: &str) -> std::io::Result<ExitCode> {
 }
 
 fn describe(ordinals: &[u32]) -> ExitCode {
-    let device = match open(ordinals) {
-        Ok(device) => device,
+    let devices = match open(ordinals) {
+        Ok(devices) => devices,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::from(UNUSABLE);
         }
     };
-    let members = device.members().iter().map(|member| member.describe());
-    let one = device.members().is_empty().then(|| device.describe());
-    for description in members.chain(one) {
+    for description in devices.iter().map(Device::describe) {
         println!(
             "{}, {} MiB, CUDA {}, {} attributes, stream priorities {:?}",
             description.name,
@@ -152,7 +164,7 @@ fn chain(error: &dyn Error) -> String {
 fn check(ordinals: &[u32], name: &str) -> ExitCode {
     let Some(check) = checks_for(ordinals)
         .into_iter()
-        .find(|check| check.name == name)
+        .find(|check| check.name() == name)
     else {
         eprintln!("there is no check {name:?}");
         return ExitCode::from(UNUSABLE);
@@ -168,9 +180,9 @@ fn check(ordinals: &[u32], name: &str) -> ExitCode {
             return ExitCode::from(UNUSABLE);
         }
     };
-    let outcome = open(ordinals).and_then(|device| {
+    let outcome = open(ordinals).and_then(|devices| {
         let start = Instant::now();
-        (check.run)(device.as_ref()).map(|()| start.elapsed())
+        check.run(&devices).map(|()| start.elapsed())
     });
     let (line, code) = match outcome {
         Ok(time) => (

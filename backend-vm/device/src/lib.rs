@@ -31,7 +31,6 @@ mod managed;
 mod peers;
 mod pools;
 mod references;
-mod set;
 mod shared_words;
 mod sharing;
 mod virtual_memory;
@@ -40,7 +39,6 @@ pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
 pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool};
 pub use references::References;
-pub use set::DeviceSet;
 pub use shared_words::{EventRecord, EventWords, PARTIES, SharedWords, WORDS_FILE};
 pub use sharing::{Found, Shared, Sharing};
 pub use virtual_memory::{Granularity, RawMemory, VirtualMemory};
@@ -219,7 +217,7 @@ pub struct DeviceOutput {
     pub stderr: Vec<u8>,
 }
 
-/// An accelerator with one context, or several of them ([`DeviceSet`]).
+/// An accelerator with one context.
 pub trait Device:
     Arrays
     + Graphs
@@ -250,7 +248,7 @@ pub trait Device:
     /// Free and total memory, bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
     /// Bytes of device memory that this process holds, where the device counts them itself; otherwise what the
-    /// session has allocated is counted. Members of a set each count their own.
+    /// session has allocated is counted.
     fn own_memory(&self) -> Option<u64> {
         None
     }

@@ -1,8 +1,6 @@
 //! Several devices in one process, and what they have to do with each other.
 
-use std::sync::Arc;
-
-use crate::{Access, BoxCopy, CuError, Device, RawPool, RawStream, Result};
+use crate::{Access, BoxCopy, RawPool, RawStream, Result};
 
 /// What a device is to the others of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,25 +11,12 @@ pub struct Peer {
     pub context: u64,
 }
 
-/// What is between devices. An object may stand for several ([`crate::DeviceSet`]): every thread then has a
-/// current device, as CUDA's threads have a current context, on which all is done that names no object of one.
+/// Work of a device that names something of another device of its kind.
 ///
-/// Whatever a device is handed with a stream may name memory of its peers: copies need no access.
+/// Whatever a device is handed with a stream may name memory of its peers: copies need no access. A stream may wait for
+/// an event of a peer. Memory that the first device registers is every device's.
 pub trait Peers {
-    /// The devices that it stands for; none if it is one itself.
-    fn members(&self) -> &[Arc<dyn Device>] {
-        &[]
-    }
-
-    /// Makes one of several devices the calling thread's current one.
-    fn select(&self, number: usize) -> Result<()> {
-        match number {
-            0 => Ok(()),
-            _ => Err(CuError::INVALID_DEVICE),
-        }
-    }
-
-    /// Whether an address may be of this device's own memory.
+    /// Whether an address may be of this device's own memory, or of memory that it may free as if it were.
     fn holds(&self, _address: u64) -> bool {
         true
     }

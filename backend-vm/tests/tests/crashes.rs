@@ -87,7 +87,7 @@ fn serve_until_crash(stub: Stub) {
     device.hold("synchronize");
     device.withholds_fences.store(true, Ordering::Relaxed);
     let socket = Arc::new(stub.into_socket());
-    let status = wormhole_worker::run_on(Arc::new(device), Duration::ZERO, socket);
+    let status = wormhole_worker::run_on(vec![Arc::new(device)], Duration::ZERO, socket);
     std::process::exit(status.unwrap_or(1));
 }
 

@@ -1,12 +1,13 @@
 //! What a worker tells the supervisor of its devices.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use wormhole_api::constants::device_attribute as attribute;
 use wormhole_api::constants::peer_attribute::ACCESS_SUPPORTED;
-use wormhole_device::{Description, Device};
+use wormhole_device::Description;
 use wormhole_ring::control::facts;
+
+use super::devices::{Devices, SessionDevice};
 
 /// Those that NVML asks for as well.
 const ATTRIBUTES: [i32; 9] = [
@@ -24,31 +25,22 @@ const ATTRIBUTES: [i32; 9] = [
 /// Most characters of a name, as NVML has room for them.
 const NAME: usize = 95;
 
-/// What a device, or each of several, says of itself.
-pub fn all(device: &dyn Device) -> Vec<&Description> {
-    match device.members() {
-        [] => vec![device.describe()],
-        members => members.iter().map(|member| member.describe()).collect(),
-    }
-}
-
 /// The devices in facts, an empty line between them.
-pub fn text(device: &dyn Device) -> String {
-    let texts = all(device).into_iter().enumerate();
-    let texts = texts.map(|(number, described)| one(described) + &peers(device.members(), number));
+pub fn text(devices: &Devices) -> String {
+    let texts = devices.iter();
+    let texts = texts.map(|device| one(device.describe()) + &peers(devices, device));
     texts.collect::<Vec<_>>().join("\n")
 }
 
 /// Whose memory a device of several reaches.
-fn peers(members: &[Arc<dyn Device>], number: usize) -> String {
-    let Some(own) = members.get(number) else {
+fn peers(devices: &Devices, own: &SessionDevice) -> String {
+    if devices.count() == 1 {
         return String::new();
-    };
-    let others = members.iter().enumerate();
-    let reached = others.filter(|(other, peer)| {
-        *other != number && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
+    }
+    let reached = devices.iter().filter(|peer| {
+        *peer != own && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
     });
-    let reached: Vec<String> = reached.map(|(other, _)| other.to_string()).collect();
+    let reached: Vec<String> = reached.map(|peer| peer.number().to_string()).collect();
     format!("{}={}\n", facts::PEERS, reached.join(" "))
 }
 

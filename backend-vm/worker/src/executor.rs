@@ -181,10 +181,11 @@ impl Executor {
             }
         };
         counters.message(head.message);
-        if let Err(result) = self.session.select(head.device) {
+        let Some(device) = self.session.device_number(head.device) else {
             self.session.counters().add(Counter::NoDevice, 1);
+            let result = CuResult::INVALID_DEVICE;
             return self.refuse(head, "a message is for a device that is not there", result);
-        }
+        };
         let info = request.info();
         // The slots bound what can wait on the job threads.
         if head.slot.is_none() && info.kind != Kind::Record {
@@ -203,6 +204,7 @@ impl Executor {
         let call = Call {
             slot: head.slot,
             sequence: head.sequence,
+            device,
         };
         let answers = &self.answers;
         let mut failure = None;
@@ -281,10 +283,8 @@ impl Executor {
                 Event::Finished {
                     slot,
                     sequence,
-                    on,
                     finish,
                 } => {
-                    self.session.select_again(on);
                     let Answer { result, payload } = finish(&mut self.session);
                     self.session.count_memory();
                     self.answer(slot, sequence, result, &payload);

@@ -5,7 +5,6 @@
 //! be seen.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
 use super::critical::Critical;
+use super::devices::SessionDevice;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
 use wormhole_link::progress::{Progress, Stage};
@@ -27,14 +27,12 @@ type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
 struct Task {
     slot: SlotIndex,
     sequence: u64,
-    /// The device that is the thread's current one meanwhile.
-    on: usize,
+    device: SessionDevice,
     job: Job,
 }
 
 /// The threads, started at first use.
 pub struct Jobs {
-    device: Arc<dyn Device>,
     notifier: Notifier<Event>,
     progress: Progress,
     /// By slot. A slot has one request at a time, so no queue holds more than one job.
@@ -51,9 +49,8 @@ impl fmt::Debug for Jobs {
 }
 
 impl Jobs {
-    pub fn new(device: Arc<dyn Device>, notifier: Notifier<Event>, progress: Progress) -> Self {
+    pub fn new(notifier: Notifier<Event>, progress: Progress) -> Self {
         Self {
-            device,
             notifier,
             progress,
             threads: (0..SLOTS).map(|_| None).collect(),
@@ -66,33 +63,27 @@ impl Jobs {
         self.linger = linger;
     }
 
-    /// Runs `job` on the thread of `slot`, for the device with the number `on`.
+    /// Runs `job` on the thread of `slot`, with its device.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` when the thread cannot be started.
     pub fn run(
         &mut self,
+        device: SessionDevice,
         slot: SlotIndex,
         sequence: u64,
-        on: usize,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Result<(), CuResult> {
         let index = usize::from(slot.get());
         let place = &mut self.threads[index];
         let sender = match place {
             Some(sender) => sender,
-            None => place.insert(start(
-                index,
-                &self.device,
-                &self.notifier,
-                &self.progress,
-                self.linger,
-            )?),
+            None => place.insert(start(index, &self.notifier, &self.progress, self.linger)?),
         };
         let task = Task {
             slot,
             sequence,
-            on,
+            device,
             job: Box::new(job),
         };
         sender.send(task).map_err(|_| CuResult::UNKNOWN)
@@ -101,25 +92,21 @@ impl Jobs {
 
 fn start(
     index: usize,
-    device: &Arc<dyn Device>,
     notifier: &Notifier<Event>,
     progress: &Progress,
     linger: Duration,
 ) -> Result<Sender<Task>, CuResult> {
     let (sender, receiver) = channel::<Task>();
-    let (device, notifier, progress) = (Arc::clone(device), notifier.clone(), progress.clone());
+    let (notifier, progress) = (notifier.clone(), progress.clone());
     let body = move || {
         let _critical = Critical;
         while let Some(task) = next(&receiver, linger) {
-            // The number was looked at when the request was taken.
-            let _ = device.select(task.on);
             progress.job(task.slot, Stage::Running);
-            let finish = (task.job)(device.as_ref());
+            let finish = (task.job)(&*task.device);
             progress.job(task.slot, Stage::Done);
             notifier.send(Event::Finished {
                 slot: task.slot,
                 sequence: task.sequence,
-                on: task.on,
                 finish,
             });
         }

@@ -14,10 +14,12 @@
 mod command;
 mod critical;
 mod description;
+pub mod devices;
 pub mod exchange;
 pub mod executor;
 pub mod jobs;
 mod objects;
+mod peers;
 mod ranges;
 pub mod registrar;
 pub mod session;
@@ -34,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wormhole_api::{CuResult, PROTOCOL_HASH};
-use wormhole_device::{Device, DeviceSet, Found};
+use wormhole_device::{Device, Found};
 use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
@@ -43,6 +45,7 @@ use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
 use self::critical::Critical;
+use self::devices::Devices;
 use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
 use self::registrar::{Registrar, Registrations, Task};
@@ -52,15 +55,13 @@ use self::watcher::{Watcher, publish_death};
 use self::window::{Window, WindowError};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::counters::Counters;
-use wormhole_link::device::{self, DeviceChoice};
+use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::Neighbours;
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
 use wormhole_link::tasks;
 
 /// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = 802;
-
-const _: () = assert!(device::MOST <= DeviceSet::MOST);
 
 /// Why a worker cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -161,8 +162,8 @@ enum Order {
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
     let linger = linger(&choice);
-    let device = match open(choice) {
-        Ok(device) => device,
+    let devices = match open(choice) {
+        Ok(devices) => devices,
         Err(error) => {
             let mut reports = Reports {
                 socket,
@@ -172,19 +173,20 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
             return Err(error);
         }
     };
-    run_on(device, linger, socket)
+    run_on(devices, linger, socket)
 }
 
-/// Serves one session on a device that was opened in the calling thread, from start to end: the process's
+/// Serves one session on devices that were opened in the calling thread, from start to end: the process's
 /// exit status. The window's band is reserved ([`reserve_bands`]).
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_on(
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     linger: Duration,
     socket: Arc<OwnedFd>,
 ) -> Result<i32, WorkerError> {
+    let devices = Devices::new(devices);
     let mut reports = Reports {
         socket: Arc::clone(&socket),
         outgoing: Outgoing::default(),
@@ -195,7 +197,7 @@ pub fn run_on(
     };
     reports.send(&Message::Ready {
         protocol_hash: PROTOCOL_HASH,
-        device: &description::text(device.as_ref()),
+        device: &description::text(&devices),
     })?;
     let grant = match supervisor.receive() {
         Ok(Order::Assign(grant)) => grant,
@@ -230,7 +232,7 @@ pub fn run_on(
             lock(&reports).send_with(message, descriptors).is_ok()
         })
     };
-    let served = match serve(&device, linger, &window, &grant, counters, exchange, files) {
+    let served = match serve(&devices, linger, &window, &grant, counters, exchange, files) {
         Ok(served) => served,
         Err(error) => {
             refuse(&mut lock(&reports), &error)?;
@@ -265,7 +267,7 @@ fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
 
 /// A session that is being served by other threads.
 struct Served {
-    device: Arc<dyn Device>,
+    devices: Devices,
     exchange: Exchange,
     notifier: Notifier<Event>,
     registrar: Registrar,
@@ -282,7 +284,7 @@ fn linger(choice: &DeviceChoice) -> Duration {
 }
 
 fn serve(
-    device: &Arc<dyn Device>,
+    devices: &Devices,
     linger: Duration,
     window: &Window,
     grant: &Grant,
@@ -292,7 +294,7 @@ fn serve(
 ) -> Result<Served, WorkerError> {
     let memory = window.map_session(grant.session_segment)?;
     let (base, bytes) = window.range(grant.session_segment, 1)?;
-    let mut registrations = Registrations::new(Arc::clone(device));
+    let mut registrations = Registrations::new(devices.clone());
     register(&mut registrations, base, bytes)?;
     let (notifier, inbox) = wake::inbox().map_err(thread_error)?;
     let status = Status::new(memory.clone());
@@ -304,7 +306,7 @@ fn serve(
     let registrar = Registrar::start(registrations, counters.progress()).map_err(thread_error)?;
     let own = notifier.clone();
     let mut executor = executor(
-        device,
+        devices,
         &memory,
         base,
         counters,
@@ -326,7 +328,7 @@ fn serve(
         })
         .map_err(thread_error)?;
     Ok(Served {
-        device: Arc::clone(device),
+        devices: devices.clone(),
         exchange,
         notifier,
         registrar,
@@ -339,7 +341,7 @@ fn serve(
 /// # Errors
 /// The watcher's thread cannot be started.
 pub fn executor(
-    device: &Arc<dyn Device>,
+    devices: &Devices,
     memory: &SessionMemory,
     base: u64,
     counters: Counters,
@@ -350,13 +352,13 @@ pub fn executor(
     let status = Status::new(memory.clone());
     let fences = Fences::new(memory.clone());
     let watcher = Watcher::start(
-        Arc::clone(device),
+        devices.clone(),
         fences,
         status.clone(),
         counters.progress().clone(),
     )?;
     let session = Session::new(
-        Arc::clone(device),
+        devices.clone(),
         notifier,
         registrar,
         watcher,
@@ -385,7 +387,7 @@ fn listen(
         match supervisor.receive() {
             Ok(Order::Doorbell) => served.notifier.ring(),
             Ok(Order::Dump) => {
-                for line in served.device.queues() {
+                for line in served.devices.queues() {
                     tracing::warn!("dump: {line}");
                 }
             }
@@ -511,19 +513,15 @@ fn register(
 }
 
 /// Opens the devices, with the address bands reserved before.
-fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
+fn open(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, WorkerError> {
     reserve_bands()?;
     let opened = match &choice {
         DeviceChoice::Cpu { count, check } => open_cpu(*count, *check),
         DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),
     };
-    let mut devices = opened.map_err(|reason| WorkerError::Device {
+    opened.map_err(|reason| WorkerError::Device {
         device: choice,
         reason,
-    })?;
-    Ok(match devices.len() {
-        1 => devices.swap_remove(0),
-        _ => Arc::new(DeviceSet::new(devices)),
     })
 }
 

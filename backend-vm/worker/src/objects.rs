@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
-    ArrayShape, Device, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreen, RawMipmap,
-    RawModule, RawStream, ReferenceTo,
+    ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreen, RawMipmap, RawModule,
+    RawStream, ReferenceTo,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 
+use super::devices::SessionDevice;
 use super::registrar::{Registrar, Task};
 use super::watcher::Watcher;
 
@@ -21,17 +22,17 @@ const NO_FENCE: u32 = u32::MAX;
 /// it. It is destroyed when nobody does.
 #[derive(Debug)]
 pub struct GreenObject {
+    pub device: SessionDevice,
     pub raw: RawGreen,
-    device: Arc<dyn Device>,
     registrar: Registrar,
     ended: AtomicBool,
 }
 
 impl GreenObject {
-    pub fn new(raw: RawGreen, device: Arc<dyn Device>, registrar: Registrar) -> Self {
+    pub fn new(device: SessionDevice, raw: RawGreen, registrar: Registrar) -> Self {
         Self {
-            raw,
             device,
+            raw,
             registrar,
             ended: AtomicBool::new(false),
         }
@@ -52,7 +53,7 @@ impl Drop for GreenObject {
         if *self.ended.get_mut() {
             return;
         }
-        let (device, raw) = (Arc::clone(&self.device), self.raw);
+        let (device, raw) = (self.device.clone(), self.raw);
         self.registrar.run(Task::new(move |_| {
             if let Err(error) = device.destroy_green(raw) {
                 tracing::debug!("destroying a green context: {error}");
@@ -64,6 +65,7 @@ impl Drop for GreenObject {
 /// A stream. Jobs and the watcher hold it while they use it, so that it outlives its handle.
 #[derive(Debug)]
 pub struct StreamObject {
+    pub device: SessionDevice,
     pub raw: RawStream,
     /// The green context that it belongs to.
     pub green: Option<Arc<GreenObject>>,
@@ -73,8 +75,9 @@ pub struct StreamObject {
 }
 
 impl StreamObject {
-    pub fn new(raw: RawStream) -> Self {
+    pub fn new(device: SessionDevice, raw: RawStream) -> Self {
         Self {
+            device,
             raw,
             green: None,
             fence: AtomicU32::new(NO_FENCE),
@@ -84,9 +87,10 @@ impl StreamObject {
 
     /// One of a green context.
     pub fn of(green: Arc<GreenObject>, raw: RawStream) -> Self {
+        let stream = Self::new(green.device.clone(), raw);
         Self {
             green: Some(green),
-            ..Self::new(raw)
+            ..stream
         }
     }
 
@@ -117,6 +121,7 @@ impl StreamObject {
 /// An event; held like a stream, but for the watcher.
 #[derive(Debug)]
 pub struct EventObject {
+    pub device: SessionDevice,
     pub raw: RawEvent,
     /// A launch may record it: it keeps no time, and no other process knows it.
     pub of_launches: bool,
@@ -125,6 +130,7 @@ pub struct EventObject {
 /// What was loaded. Jobs hold it while they use it or a kernel of it; it is unloaded when nobody does.
 #[derive(Debug)]
 pub struct Loaded {
+    pub device: SessionDevice,
     pub raw: RawModule,
     /// Where its managed variables are.
     pub place: Option<ManagedPlace>,
@@ -133,8 +139,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub fn new(raw: RawModule, place: Option<ManagedPlace>) -> Self {
+    pub fn new(device: SessionDevice, raw: RawModule, place: Option<ManagedPlace>) -> Self {
         Self {
+            device,
             raw,
             place,
             bound: Mutex::default(),
@@ -150,10 +157,10 @@ impl Loaded {
     }
 
     /// Unloads it, and lets go of what was bound.
-    pub fn unload(&self, device: &dyn Device) -> wormhole_device::Result<()> {
-        let unloaded = device.unload(self.raw);
+    pub fn unload(&self) -> wormhole_device::Result<()> {
+        let unloaded = self.device.unload(self.raw);
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        bound.drain().for_each(|(_, used)| used.let_go(device));
+        bound.drain().for_each(|(_, used)| used.let_go());
         unloaded
     }
 }
@@ -197,6 +204,7 @@ pub struct FunctionObject {
 /// A mipmapped array. Whoever is the last to let go of it destroys it.
 #[derive(Debug)]
 pub struct MipmapObject {
+    pub device: SessionDevice,
     pub raw: RawMipmap,
     pub shape: ArrayShape,
     pub levels: u32,
@@ -205,6 +213,7 @@ pub struct MipmapObject {
 /// An array; held like a mipmapped one.
 #[derive(Debug)]
 pub struct ArrayObject {
+    pub device: SessionDevice,
     pub raw: RawArray,
     pub shape: ArrayShape,
     /// What it is a level of.
@@ -212,24 +221,18 @@ pub struct ArrayObject {
 }
 
 /// Destroys a mipmapped array if nobody else holds it.
-pub fn let_go_of_mipmap(
-    mipmap: Arc<MipmapObject>,
-    device: &dyn Device,
-) -> wormhole_device::Result<()> {
-    Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| device.destroy_mipmap(mipmap.raw))
+pub fn let_go_of_mipmap(mipmap: Arc<MipmapObject>) -> wormhole_device::Result<()> {
+    Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| mipmap.device.destroy_mipmap(mipmap.raw))
 }
 
 /// Destroys an array if nobody else holds it.
-pub fn let_go_of_array(
-    array: Arc<ArrayObject>,
-    device: &dyn Device,
-) -> wormhole_device::Result<()> {
+pub fn let_go_of_array(array: Arc<ArrayObject>) -> wormhole_device::Result<()> {
     match Arc::into_inner(array) {
         Some(ArrayObject {
             mipmap: Some(mipmap),
             ..
-        }) => let_go_of_mipmap(mipmap, device),
-        Some(array) => device.destroy_array(array.raw),
+        }) => let_go_of_mipmap(mipmap),
+        Some(array) => array.device.destroy_array(array.raw),
         None => Ok(()),
     }
 }
@@ -244,10 +247,10 @@ pub enum Used {
 
 impl Used {
     /// Nobody is to hear of a failure: what is let go of has no handle any more.
-    pub fn let_go(self, device: &dyn Device) {
+    pub fn let_go(self) {
         let gone = match self {
-            Self::Array(array) => let_go_of_array(array, device),
-            Self::Mipmap(mipmap) => let_go_of_mipmap(mipmap, device),
+            Self::Array(array) => let_go_of_array(array),
+            Self::Mipmap(mipmap) => let_go_of_mipmap(mipmap),
             Self::Memory => Ok(()),
         };
         if let Err(error) = gone {
@@ -271,27 +274,21 @@ impl Graveyard {
     /// Destroys the stream now, or when its last fence has come and its last user is done.
     pub fn bury_stream(
         &mut self,
-        device: &dyn Device,
         watcher: &Watcher,
         stream: Arc<StreamObject>,
     ) -> wormhole_device::Result<()> {
-        self.sweep_streams(LOOKS, device, watcher);
-        self.end_stream(device, watcher, stream)
+        self.sweep_streams(LOOKS, watcher);
+        self.end_stream(watcher, stream)
     }
 
     /// Destroys the event now, or when its last user is done.
-    pub fn bury_event(
-        &mut self,
-        device: &dyn Device,
-        event: Arc<EventObject>,
-    ) -> wormhole_device::Result<()> {
-        self.sweep_events(LOOKS, device);
-        self.end_event(device, event)
+    pub fn bury_event(&mut self, event: Arc<EventObject>) -> wormhole_device::Result<()> {
+        self.sweep_events(LOOKS);
+        self.end_event(event)
     }
 
     fn end_stream(
         &mut self,
-        device: &dyn Device,
         watcher: &Watcher,
         stream: Arc<StreamObject>,
     ) -> wormhole_device::Result<()> {
@@ -302,7 +299,7 @@ impl Graveyard {
         }
         watcher.forget(&stream);
         match Arc::try_unwrap(stream) {
-            Ok(stream) => device.destroy_stream(stream.raw),
+            Ok(stream) => stream.device.destroy_stream(stream.raw),
             Err(used) => {
                 self.streams.push_back(used);
                 Ok(())
@@ -310,13 +307,9 @@ impl Graveyard {
         }
     }
 
-    fn end_event(
-        &mut self,
-        device: &dyn Device,
-        event: Arc<EventObject>,
-    ) -> wormhole_device::Result<()> {
+    fn end_event(&mut self, event: Arc<EventObject>) -> wormhole_device::Result<()> {
         match Arc::try_unwrap(event) {
-            Ok(event) => device.destroy_event(event.raw),
+            Ok(event) => event.device.destroy_event(event.raw),
             Err(used) => {
                 self.events.push_back(used);
                 Ok(())
@@ -324,20 +317,20 @@ impl Graveyard {
         }
     }
 
-    fn sweep_streams(&mut self, most: usize, device: &dyn Device, watcher: &Watcher) {
+    fn sweep_streams(&mut self, most: usize, watcher: &Watcher) {
         for _ in 0..most.min(self.streams.len()) {
             if let Some(stream) = self.streams.pop_front()
-                && let Err(error) = self.end_stream(device, watcher, stream)
+                && let Err(error) = self.end_stream(watcher, stream)
             {
                 tracing::debug!("destroying a stream: {error}");
             }
         }
     }
 
-    fn sweep_events(&mut self, most: usize, device: &dyn Device) {
+    fn sweep_events(&mut self, most: usize) {
         for _ in 0..most.min(self.events.len()) {
             if let Some(event) = self.events.pop_front()
-                && let Err(error) = self.end_event(device, event)
+                && let Err(error) = self.end_event(event)
             {
                 tracing::debug!("destroying an event: {error}");
             }
@@ -345,9 +338,9 @@ impl Graveyard {
     }
 
     /// Destroys what nobody uses any more.
-    pub fn sweep(&mut self, device: &dyn Device, watcher: &Watcher) {
-        self.sweep_streams(usize::MAX, device, watcher);
-        self.sweep_events(usize::MAX, device);
+    pub fn sweep(&mut self, watcher: &Watcher) {
+        self.sweep_streams(usize::MAX, watcher);
+        self.sweep_events(usize::MAX);
     }
 
     /// Forgets everything, since the context it belonged to goes: what streams there were.

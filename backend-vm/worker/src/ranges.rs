@@ -38,12 +38,12 @@ impl Ranges {
         true
     }
 
-    /// Removes the range that starts at `start`: its bytes.
-    pub fn remove(&mut self, start: u64) -> Option<u64> {
+    /// Removes the range that starts at `start`: its bytes, and the number of its device.
+    pub fn remove(&mut self, start: u64) -> Option<(u64, usize)> {
         self.last.set((0, 0));
         let (bytes, device) = self.starts.remove(&start)?;
         self.bytes[device] -= bytes;
-        Some(bytes)
+        Some((bytes, device))
     }
 
     /// Bytes of all ranges of a device.
@@ -103,7 +103,7 @@ mod tests {
         assert!(ranges.contains(0x1800, 8));
         let sums = |ranges: &Ranges| [0, 1, 2].map(|device| ranges.bytes_of(device));
         assert_eq!(sums(&ranges), [0, 0x10, 0x1000]);
-        assert_eq!(ranges.remove(0x1000), Some(0x1000));
+        assert_eq!(ranges.remove(0x1000), Some((0x1000, 2)));
         assert_eq!(sums(&ranges), [0, 0x10, 0]);
         assert!(!ranges.contains(0x1800, 8));
     }

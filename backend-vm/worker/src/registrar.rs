@@ -1,4 +1,4 @@
-//! The thread that registers host memory with the device: the only one that does.
+//! The thread that registers host memory with the devices: the only one that does.
 //!
 //! Registering and unregistering may wait for the device, and a reset of the context ends every
 //! registration. So one thread does all three, one after the other, and owns the list of what is
@@ -7,27 +7,27 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use wormhole_api::CuResult;
-use wormhole_device::{Device, Result};
+use wormhole_device::Result;
 
 use super::critical::Critical;
+use super::devices::Devices;
 use wormhole_link::progress::Progress;
 
-/// The host ranges that the device reaches.
+/// The host ranges that the devices reach.
 #[derive(Debug)]
 pub struct Registrations {
-    device: Arc<dyn Device>,
+    devices: Devices,
     /// Start → bytes.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Registrations {
-    pub fn new(device: Arc<dyn Device>) -> Self {
+    pub fn new(devices: Devices) -> Self {
         Self {
-            device,
+            devices,
             ranges: BTreeMap::new(),
         }
     }
@@ -41,14 +41,14 @@ impl Registrations {
     /// The device's.
     pub unsafe fn add(&mut self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.device.register(address, bytes) }?;
+        unsafe { self.devices.register(address, bytes) }?;
         self.ranges.insert(address, bytes);
         Ok(())
     }
 
     /// The error that the device's context died of, if it did.
     pub fn fault(&self) -> Option<CuResult> {
-        self.device.health(&[])
+        self.devices.fault()
     }
 
     /// Ends the registration of the range that starts at `address`.
@@ -57,7 +57,7 @@ impl Registrations {
     /// The device's: it may still reach the range, which has to stay mapped.
     pub fn remove(&mut self, address: u64) -> Result<()> {
         match self.ranges.remove(&address) {
-            Some(_) => self.device.unregister(address),
+            Some(_) => self.devices.unregister(address),
             None => Ok(()),
         }
     }
@@ -67,10 +67,10 @@ impl Registrations {
     /// # Errors
     /// The device's.
     pub fn reset(&self) -> Result<()> {
-        self.device.reset()?;
+        self.devices.reset()?;
         for (&address, &bytes) in &self.ranges {
             // SAFETY: mapped since it was added, and not removed.
-            unsafe { self.device.register(address, bytes) }?;
+            unsafe { self.devices.register(address, bytes) }?;
         }
         Ok(())
     }

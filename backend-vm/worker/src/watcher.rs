@@ -11,11 +11,12 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
-use wormhole_device::{Device, RawStream};
+use wormhole_device::RawStream;
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
 use super::critical::Critical;
+use super::devices::Devices;
 use super::objects::StreamObject;
 use wormhole_link::progress::Progress;
 
@@ -24,11 +25,18 @@ const LONGEST_INTERVAL: Duration = Duration::from_millis(1);
 /// With nothing to watch for this long, the thread sleeps until it is called.
 const LINGER: Duration = Duration::from_millis(20);
 
+/// The number of a device, and its own handle.
+type Key = (usize, RawStream);
+
+fn key(stream: &StreamObject) -> Key {
+    (stream.device.number(), stream.raw)
+}
+
 #[derive(Debug)]
 struct Shared {
     /// The streams that exist. Locked when one comes or goes, and for the time of a look through them; a
     /// fence is noted in its stream, without the lock.
-    streams: Mutex<HashMap<RawStream, Arc<StreamObject>>>,
+    streams: Mutex<HashMap<Key, Arc<StreamObject>>>,
     /// A fence was asked for since the last look, or was outstanding then.
     expecting: AtomicBool,
     asleep: AtomicBool,
@@ -70,7 +78,7 @@ impl Watcher {
     /// # Errors
     /// No thread can be started.
     pub fn start(
-        device: Arc<dyn Device>,
+        devices: Devices,
         fences: Fences,
         status: Status,
         progress: Progress,
@@ -88,7 +96,7 @@ impl Watcher {
             .name("watcher".to_owned())
             .spawn(move || {
                 let _critical = Critical;
-                watch(&watched, device.as_ref(), &words, &status, &progress);
+                watch(&watched, &devices, &words, &status, &progress);
             })?;
         Ok(Self {
             shared,
@@ -99,12 +107,12 @@ impl Watcher {
 
     /// A stream behind whose work there may be fences from now on.
     pub fn watch(&self, stream: &Arc<StreamObject>) {
-        locked(&self.shared.streams).insert(stream.raw, Arc::clone(stream));
+        locked(&self.shared.streams).insert(key(stream), Arc::clone(stream));
     }
 
     /// Lets go of a stream.
     pub fn forget(&self, stream: &StreamObject) {
-        locked(&self.shared.streams).remove(&stream.raw);
+        locked(&self.shared.streams).remove(&key(stream));
     }
 
     /// Whether a fence behind the stream's work is outstanding. For the thread that calls
@@ -133,8 +141,8 @@ impl Watcher {
     /// Forgets every stream but the `legacy` ones, whose fences will not come, and keeps the thread from the device.
     pub fn pause(&self, legacy: &[Arc<StreamObject>]) -> Pause {
         *locked(&self.shared.pauses) += 1;
-        let kept = |raw: &RawStream| legacy.iter().any(|stream| stream.raw == *raw);
-        locked(&self.shared.streams).retain(|raw, _| kept(raw));
+        let kept = |known: &Key| legacy.iter().any(|stream| key(stream) == *known);
+        locked(&self.shared.streams).retain(|known, _| kept(known));
         legacy.iter().for_each(|stream| stream.expect_nothing());
         Pause {
             shared: Arc::clone(&self.shared),
@@ -158,9 +166,23 @@ pub fn publish_death(status: &Status, error: CuResult) -> bool {
     first
 }
 
+/// The sticky error of a device, asked also about those streams of it that are in `held`. `streams` is room for them.
+fn fault(
+    devices: &Devices,
+    held: &[Arc<StreamObject>],
+    streams: &mut Vec<RawStream>,
+) -> Option<CuResult> {
+    devices.iter().find_map(|device| {
+        streams.clear();
+        let own = held.iter().filter(|stream| stream.device == *device);
+        streams.extend(own.map(|stream| stream.raw));
+        device.health(streams)
+    })
+}
+
 fn watch(
     shared: &Shared,
-    device: &dyn Device,
+    devices: &Devices,
     fences: &Fences,
     status: &Status,
     progress: &Progress,
@@ -209,13 +231,12 @@ fn watch(
         // Held during the look: a pause begins after it.
         let pauses = locked(&shared.pauses);
         // After a pause the streams above are no more.
-        if *pauses == 0 && context == shared.context.load(Ordering::Acquire) {
-            streams.clear();
-            streams.extend(held.iter().map(|stream| stream.raw));
-            if let Some(error) = device.health(&streams) {
-                publish_death(status, error);
-                return;
-            }
+        if *pauses == 0
+            && context == shared.context.load(Ordering::Acquire)
+            && let Some(error) = fault(devices, &held, &mut streams)
+        {
+            publish_death(status, error);
+            return;
         }
         drop(pauses);
         held.clear();

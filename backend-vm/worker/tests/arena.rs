@@ -45,7 +45,7 @@ fn serve(first: u32) -> Served {
     let served = Arc::clone(&device) as Arc<dyn Device>;
     std::thread::spawn(move || {
         let socket = Arc::new(OwnedFd::from(far));
-        wormhole_worker::run_on(served, Duration::ZERO, socket).expect("an honest supervisor")
+        wormhole_worker::run_on(vec![served], Duration::ZERO, socket).expect("an honest supervisor")
     });
     let window = anonymous_file(c"window").unwrap();
     File::from(window.try_clone().unwrap())

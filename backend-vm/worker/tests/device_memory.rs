@@ -5,14 +5,12 @@ mod support;
 use std::sync::Arc;
 
 use support::recorder::Recorder;
-use support::served::{Served, handle, push};
+use support::served::{Served, handle};
 use wormhole_api::{
     Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemGetInfoReply,
     MemRelease, Message, PeerAttribute, PoolAlloc, PoolAllocReply, PoolCreate, PoolFree,
 };
-use wormhole_device::{Device, DeviceSet};
-use wormhole_ring::ring::RecordHead;
-use wormhole_ring::slot::SlotIndex;
+use wormhole_device::Device;
 
 /// Two devices that do not count themselves, as GPUs do not.
 struct Two {
@@ -31,9 +29,8 @@ impl Two {
         let members = recorders
             .each_ref()
             .map(|member| Arc::clone(member) as Arc<dyn Device>);
-        let set: Arc<dyn Device> = Arc::new(DeviceSet::new(members.into()));
         Self {
-            served: Served::start(&set, 5),
+            served: Served::start_on(members.into(), 5),
             recorders,
             sequence: 0,
         }
@@ -49,11 +46,7 @@ impl Two {
     /// The same, which may fail.
     fn ask<M: Message>(&mut self, device: u16, message: &M) -> (u32, Vec<u8>) {
         self.sequence += 1;
-        let slot = SlotIndex::new(0).unwrap();
-        let head = RecordHead::request(M::ID, slot, self.sequence).on(device);
-        let sent = message.encode(|parts| push(&self.served.producer, head, parts));
-        sent.unwrap();
-        self.served.answer(0, self.sequence)
+        self.served.on(device, self.sequence, message)
     }
 
     fn allocate(&mut self, device: u16, bytes: u64) -> MemFree {

@@ -5,17 +5,15 @@ mod support;
 use std::sync::Arc;
 
 use support::recorder::Recorder;
-use support::served::{Served, handle, push};
+use support::served::{Served, handle};
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, ContextReset, CuResult, Decode, DevicePtr, GreenCreate,
     GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenPartNumber, GreenSplit,
-    GreenSplitReply, GreenStream, Items, Message, Module, ModuleUnload, ReferenceBindSurface,
-    Stream, StreamDestroy, StreamQuery,
+    GreenSplitReply, GreenStream, Items, Module, ModuleUnload, ReferenceBindSurface, Stream,
+    StreamDestroy, StreamQuery,
 };
 use wormhole_backend_tests::messages::{bind_texture, module_load};
-use wormhole_device::{CuError, Device, DeviceSet};
-use wormhole_ring::ring::RecordHead;
-use wormhole_ring::slot::SlotIndex;
+use wormhole_device::{CuError, Device};
 use wormhole_worker::session::Event;
 
 fn served() -> (Arc<Recorder>, Served) {
@@ -142,27 +140,16 @@ fn numbers_of_green_contexts_and_parts_do_not_run_out() {
     assert!(seen.iter().all(|these| *these == seen[0]), "{seen:?}");
 }
 
-/// The answer to a request for a device.
-fn on<M: Message>(served: &Served, device: u16, sequence: u64, message: &M) -> (u32, Vec<u8>) {
-    let slot = SlotIndex::new(0).unwrap();
-    let head = RecordHead::request(M::ID, slot, sequence).on(device);
-    message
-        .encode(|parts| push(&served.producer, head, parts))
-        .unwrap();
-    served.answer(0, sequence)
-}
-
 #[test]
 fn parts_and_green_contexts_are_of_their_device_alone() {
     let members = (0..2).map(|_| Arc::new(Recorder::new()) as Arc<dyn Device>);
-    let set: Arc<dyn Device> = Arc::new(DeviceSet::new(members.collect()));
-    let served = Served::start(&set, 5);
-    let (result, payload) = on(&served, 0, 1, &GreenDescribe { green: 0 });
+    let served = Served::start_on(members.collect(), 5);
+    let (result, payload) = served.on(0, 1, &GreenDescribe { green: 0 });
     assert_eq!(result, 0);
     let part = GreenDescribeReply::decode(&payload).unwrap().number;
     let numbers = [GreenPartNumber { number: part }];
     let parts = || Items::new(&numbers);
-    let (result, payload) = on(&served, 0, 2, &GreenCreate { parts: parts() });
+    let (result, payload) = served.on(0, 2, &GreenCreate { parts: parts() });
     assert_eq!(result, 0);
     let green = GreenCreateReply::decode(&payload).unwrap().green;
     let split = GreenSplit {
@@ -172,19 +159,19 @@ fn parts_and_green_contexts_are_of_their_device_alone() {
         groups: 1,
     };
     let refused = [
-        on(&served, 1, 3, &split),
-        on(&served, 1, 4, &GreenCreate { parts: parts() }),
-        on(&served, 1, 5, &GreenDescribe { green }),
-        on(&served, 1, 6, &stream_of(green)),
-        on(&served, 1, 7, &GreenDestroy { green }),
+        served.on(1, 3, &split),
+        served.on(1, 4, &GreenCreate { parts: parts() }),
+        served.on(1, 5, &GreenDescribe { green }),
+        served.on(1, 6, &stream_of(green)),
+        served.on(1, 7, &GreenDestroy { green }),
     ];
     for (result, _) in refused {
         assert_eq!(result, CuError::INVALID_DEVICE.0);
     }
-    assert_eq!(on(&served, 0, 8, &split).0, 0);
-    assert_eq!(on(&served, 0, 9, &GreenDestroy { green }).0, 0);
+    assert_eq!(served.on(0, 8, &split).0, 0);
+    assert_eq!(served.on(0, 9, &GreenDestroy { green }).0, 0);
     // Equal as they are, those of the other device are others.
-    let (_, payload) = on(&served, 1, 10, &GreenDescribe { green: 0 });
+    let (_, payload) = served.on(1, 10, &GreenDescribe { green: 0 });
     assert_ne!(GreenDescribeReply::decode(&payload).unwrap().number, part);
 }
 

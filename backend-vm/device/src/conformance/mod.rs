@@ -24,7 +24,7 @@ mod stream_memory;
 mod streams;
 mod virtual_memory;
 
-pub use peers::peer_checks;
+pub use peers::{Pair, PeerCheck, peer_checks};
 
 use std::fmt::Debug;
 use std::io;

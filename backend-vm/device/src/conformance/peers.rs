@@ -1,109 +1,93 @@
-//! Several devices behind one object, and access between them.
-//!
-//! Each check gets a set of at least two devices, of which the first is the calling thread's current one.
+//! Two devices of one process, and access between them.
 
 use super::{
-    Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
-    kernel, launch, pack, same, worked,
+    HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands, kernel,
+    launch, same, worked,
 };
 use crate::{
-    Access, ArrayShape, BoxCopy, BoxEnd, CuError, Device, Fill, GraphDescription, GraphKernel,
-    GraphNode, LoadedFunction, MemoryOperation, MemoryOperationKind, Peer, RawStream, condition,
+    Access, ArrayShape, BoxCopy, BoxEnd, CuError, Device, Fill, LoadedFunction, MemoryOperation,
+    MemoryOperationKind, RawStream, condition,
 };
 
-/// What two devices of one process must keep.
-pub fn peer_checks() -> Vec<Check> {
+const LEGACY: RawStream = RawStream::LEGACY;
+
+/// The first two devices of a process, in the order in which they were opened.
+pub type Pair<'a> = [&'a dyn Device; 2];
+
+/// One check of two devices.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerCheck {
+    /// What must hold.
+    pub name: &'static str,
+    /// Checks it on fresh devices.
+    pub run: fn(Pair<'_>) -> Outcome,
+}
+
+/// All checks of two devices.
+pub fn peer_checks() -> Vec<PeerCheck> {
     CHECKS.to_vec()
 }
 
-const CHECKS: &[Check] = &[
-    Check {
-        name: "devices of a set differ in identity and address",
+const CHECKS: &[PeerCheck] = &[
+    PeerCheck {
+        name: "devices of a process differ in identity and address",
         run: identities,
     },
-    Check {
-        name: "what a thread makes is of its current device",
-        run: current_devices,
+    PeerCheck {
+        name: "a thread uses devices in turn",
+        run: turns,
     },
-    Check {
+    PeerCheck {
         name: "copies reach every device's memory without access",
         run: copies,
     },
-    Check {
+    PeerCheck {
         name: "a kernel reaches a peer's memory while that is enabled",
         run: enabled,
     },
-    Check {
+    PeerCheck {
         name: "a kernel without access to a peer's memory faults",
         run: no_access,
     },
-    Check {
+    PeerCheck {
         name: "a stream waits for an event of another device",
         run: events,
     },
-    Check {
-        name: "objects of two devices do not go together",
-        run: mixtures,
-    },
-    Check {
+    PeerCheck {
         name: "arrays of two devices are copied to each other",
         run: arrays,
     },
-    Check {
-        name: "a graph is launched in the place of another device's stream",
-        run: graphs,
-    },
-    Check {
-        name: "registered memory is every device's",
+    PeerCheck {
+        name: "memory that the first device registers is every device's",
         run: registered,
     },
-    Check {
+    PeerCheck {
         name: "a pool's memory is a peer's when its access is set",
         run: pools,
     },
-    Check {
+    PeerCheck {
         name: "memory of a pool serves streams of other devices",
         run: pools_across,
     },
-    Check {
+    PeerCheck {
         name: "mapped memory is of the devices that were given access",
         run: mapped,
     },
-    Check {
-        name: "a reset begins all devices afresh",
+    PeerCheck {
+        name: "a reset leaves the other device alone",
         run: reset,
     },
 ];
 
-const FIRST: u8 = 0;
-const SECOND: u8 = 1;
-
-fn select(device: &dyn Device, number: u8) -> Outcome {
-    worked("select", device.select(number.into()))
-}
-
-const fn peer(number: u8) -> Peer {
-    Peer {
-        ordinal: number as i32,
-        context: 0,
-    }
-}
-
-fn legacy(number: u8) -> RawStream {
-    RawStream::legacy_of(number)
-}
-
 /// A page of memory of a device.
-fn page(device: &dyn Device, number: u8) -> Result<u64, String> {
-    select(device, number)?;
+fn page(device: &dyn Device) -> Result<u64, String> {
     let address = worked("allocate", device.allocate(PAGE as u64))?;
     holds("memory lies in the bands", in_bands(address))?;
     Ok(address)
 }
 
 /// A kernel of a device that stores a word.
-fn store(device: &dyn Device, number: u8) -> Result<LoadedFunction, String> {
-    select(device, number)?;
+fn store(device: &dyn Device) -> Result<LoadedFunction, String> {
     kernel(device, "store")
 }
 
@@ -119,225 +103,176 @@ fn fill(destination: u64, value: u32) -> Fill {
 }
 
 /// The first word at an address, read by a stream of a device.
-fn word(device: &dyn Device, host: &HostMemory<'_>, at: u64, by: u8) -> Result<u32, String> {
-    worked("copy", device.copy(host.address(0), at, 4, legacy(by)))?;
-    worked("synchronize", device.synchronize_stream(legacy(by)))?;
+fn word(device: &dyn Device, host: &HostMemory<'_>, at: u64) -> Result<u32, String> {
+    worked("copy", device.copy(host.address(0), at, 4, LEGACY))?;
+    worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.half_word(0).load(std::sync::atomic::Ordering::Acquire))
 }
 
-fn identities(device: &dyn Device) -> Outcome {
-    let members = device.members();
-    holds("there are two devices", members.len() >= 2)?;
-    let place = |member: &dyn Device| {
+/// Bytes of memory that a device has free.
+fn free(device: &dyn Device) -> Result<u64, String> {
+    worked("memory", device.memory_info()).map(|(free, _)| free)
+}
+
+fn identities([first, second]: Pair<'_>) -> Outcome {
+    let place = |device: &dyn Device| {
         let attribute = |id| {
-            let all = member.describe().attributes.iter();
+            let all = device.describe().attributes.iter();
             all.clone()
                 .find(|(known, _)| *known == id)
                 .map(|(_, value)| *value)
         };
         [50, 33, 34].map(attribute)
     };
-    let [first, second] = [&members[0], &members[1]].map(std::sync::Arc::as_ref);
     holds(
         "UUIDs differ",
         first.describe().uuid != second.describe().uuid,
     )?;
-    holds("PCI addresses differ", place(first) != place(second))?;
-    same(
-        "selecting a device that is not there",
-        device.select(members.len()),
-        Err(CuError::INVALID_DEVICE),
-    )
+    holds("PCI addresses differ", place(first) != place(second))
 }
 
-fn current_devices(device: &dyn Device) -> Outcome {
-    let free = |number| {
-        select(device, number)?;
-        worked("memory", device.memory_info()).map(|(free, _)| free)
-    };
-    let before = [free(FIRST)?, free(SECOND)?];
+/// One that has used neither, and one that has used both.
+fn turns([first, second]: Pair<'_>) -> Outcome {
     const BYTES: u64 = 64 << 20;
-    select(device, SECOND)?;
-    let address = worked("allocate", device.allocate(BYTES))?;
-    let after = [free(FIRST)?, free(SECOND)?];
-    same("the first device's memory", after[0], before[0])?;
-    holds(
-        "the second device has less memory",
-        after[1] + BYTES <= before[1],
-    )?;
-    // Freed whichever device is the current one.
-    select(device, FIRST)?;
-    worked("free", device.free(address))?;
-    same("the second device's memory", free(SECOND)?, before[1])?;
-    let other = std::thread::scope(|scope| {
-        let ask = || worked("memory", device.memory_info());
-        scope.spawn(ask).join().map_err(|_| "a panic".to_owned())?
-    })?;
-    select(device, FIRST)?;
-    same(
-        "another thread's current device",
-        other.1,
-        worked("memory", device.memory_info())?.1,
-    )
+    let turn = || {
+        for (device, other) in [(first, second), (second, first), (first, second)] {
+            let before = [free(device)?, free(other)?];
+            let address = worked("allocate", device.allocate(BYTES))?;
+            let after = [free(device)?, free(other)?];
+            holds("the device has less memory", after[0] + BYTES <= before[0])?;
+            same("the other device's memory", after[1], before[1])?;
+            let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+            let _ = free(other)?;
+            worked("fill", device.fill(fill(address, 1), stream))?;
+            worked("fill", device.fill(fill(address, 2), LEGACY))?;
+            worked("synchronize", device.synchronize())?;
+            let _ = free(other)?;
+            worked("destroy", device.destroy_stream(stream))?;
+            worked("free", device.free(address))?;
+        }
+        Ok(())
+    };
+    turn()?;
+    std::thread::scope(|scope| scope.spawn(turn).join().map_err(|_| "a panic".to_owned())?)
 }
 
-fn copies(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    let pages = [page(device, FIRST)?, page(device, SECOND)?];
+fn copies(pair: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(pair[0], 1)?;
+    let pages = [page(pair[0])?, page(pair[1])?];
     for (by, from, to) in [(0, 0, 1), (1, 0, 1), (0, 1, 0), (1, 1, 0)] {
-        let numbers = [FIRST, SECOND];
-        let (value, owner, by) = (0x100 + by * 16 + to, numbers[from], numbers[by as usize]);
-        let (from, to) = (pages[from], pages[to as usize]);
-        worked("fill", device.fill(fill(from, value), legacy(owner)))?;
-        worked("synchronize", device.synchronize_stream(legacy(owner)))?;
-        let bytes = PAGE as u64;
-        let copied = device.copy(to, from, bytes, legacy(by));
+        let value = 0x100 + u32::from(by == 1) * 16 + u32::from(to == 1);
+        worked("fill", pair[from].fill(fill(pages[from], value), LEGACY))?;
+        worked("synchronize", pair[from].synchronize_stream(LEGACY))?;
+        let copied = pair[by].copy(pages[to], pages[from], PAGE as u64, LEGACY);
         worked("copy", copied)?;
-        same("what was copied", word(device, &host, to, by)?, value)?;
+        same("what was copied", word(pair[by], &host, pages[to])?, value)?;
     }
     worked(
         "write",
-        device.write(pages[1], &7_u32.to_le_bytes(), legacy(FIRST)),
+        pair[0].write(pages[1], &7_u32.to_le_bytes(), LEGACY),
     )?;
-    same("what was written", word(device, &host, pages[1], FIRST)?, 7)
+    same("what was written", word(pair[0], &host, pages[1])?, 7)
 }
 
-fn enabled(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    let store = store(device, FIRST)?;
-    let theirs = page(device, SECOND)?;
-    select(device, FIRST)?;
-    let supported = worked("attribute", device.peer_attribute(peer(SECOND), 2))?;
+fn enabled([first, second]: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(first, 1)?;
+    let store = store(first)?;
+    let theirs = page(second)?;
+    let peer = second.as_peer();
+    let supported = worked("attribute", first.peer_attribute(peer, 2))?;
     same("whether access is supported", supported, 1)?;
     same(
         "an attribute that is none",
-        device.peer_attribute(peer(SECOND), 99),
+        first.peer_attribute(peer, 99),
         Err(CuError::INVALID_VALUE),
     )?;
     same(
         "ending what was not begun",
-        device.disable_peer(peer(SECOND)),
+        first.disable_peer(peer),
         Err(CuError::PEER_ACCESS_NOT_ENABLED),
     )?;
-    worked("enable", device.enable_peer(peer(SECOND)))?;
+    worked("enable", first.enable_peer(peer))?;
     same(
         "enabling twice",
-        device.enable_peer(peer(SECOND)),
+        first.enable_peer(peer),
         Err(CuError::PEER_ACCESS_ALREADY_ENABLED),
     )?;
     let run = |address, value| {
         let values = [address, value];
-        worked(
-            "launch",
-            launch(device, legacy(FIRST), &store, ONE_THREAD, &values),
-        )?;
-        worked("synchronize", device.synchronize_stream(legacy(FIRST)))
+        worked("launch", launch(first, LEGACY, &store, ONE_THREAD, &values))?;
+        worked("synchronize", first.synchronize_stream(LEGACY))
     };
     run(theirs, 42)?;
-    same("the word", word(device, &host, theirs, SECOND)?, 42)?;
+    same("the word", word(second, &host, theirs)?, 42)?;
     // What is allocated later is reached too.
-    let later = page(device, SECOND)?;
+    let later = page(second)?;
     run(later, 43)?;
-    same("the later word", word(device, &host, later, SECOND)?, 43)?;
-    select(device, FIRST)?;
-    worked("disable", device.disable_peer(peer(SECOND)))
+    same("the later word", word(second, &host, later)?, 43)?;
+    worked("disable", first.disable_peer(peer))
 }
 
-fn no_access(device: &dyn Device) -> Outcome {
-    let store = store(device, FIRST)?;
-    let theirs = page(device, SECOND)?;
-    worked(
-        "launch",
-        launch(device, legacy(FIRST), &store, ONE_THREAD, &[theirs, 1]),
-    )?;
+fn no_access([first, second]: Pair<'_>) -> Outcome {
+    let store = store(first)?;
+    let theirs = page(second)?;
+    let launched = launch(first, LEGACY, &store, ONE_THREAD, &[theirs, 1]);
+    worked("launch", launched)?;
     same(
         "what the stream says",
-        device.synchronize_stream(legacy(FIRST)),
+        first.synchronize_stream(LEGACY),
         Err(CuError::ILLEGAL_ADDRESS),
     )?;
     same(
-        "what the set says",
-        device.health(&[]),
+        "what the device says",
+        first.health(&[]),
         Some(CuError::ILLEGAL_ADDRESS),
     )
 }
 
-fn events(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    select(device, SECOND)?;
-    let slow = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
-    let event = worked("event", device.create_event(0))?;
-    select(device, FIRST)?;
-    let quick = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+fn events([first, second]: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(first, 1)?;
+    let slow = worked("stream", second.create_stream(NON_BLOCKING, 0))?;
+    let event = worked("event", second.create_event(0))?;
+    let quick = worked("stream", first.create_stream(NON_BLOCKING, 0))?;
     let held = MemoryOperation {
         kind: MemoryOperationKind::Wait64,
         flags: condition::EQ,
         address: host.address(8),
         value: 1,
     };
-    worked("hold", device.memory_operations(slow, &[held]))?;
-    worked("record", device.record_event(event, slow, 0))?;
-    worked("wait", device.wait_event(quick, event, 0))?;
-    worked("fence", device.write_fence(quick, host.address(0), 5))?;
+    worked("hold", second.memory_operations(slow, &[held]))?;
+    worked("record", second.record_event(event, slow, 0))?;
+    worked("wait", first.wait_event(quick, event, 0))?;
+    worked("fence", first.write_fence(quick, host.address(0), 5))?;
     same(
         "whether the event happened",
-        device.query_event(event),
+        second.query_event(event),
         Ok(false),
     )?;
     same(
         "whether the stream is done",
-        device.query_stream(quick),
+        first.query_stream(quick),
         Ok(false),
     )?;
     let fence = || host.word(0).load(std::sync::atomic::Ordering::Acquire);
     same("the fence", fence(), 0)?;
     host.word(1).store(1, std::sync::atomic::Ordering::Release);
     eventually("the fence is written", || fence() == 5)?;
-    worked("synchronize", device.synchronize_event(event))?;
-    worked("destroy", device.destroy_event(event))?;
-    worked("destroy", device.destroy_stream(slow))?;
-    worked("destroy", device.destroy_stream(quick))
+    worked("synchronize", second.synchronize_event(event))?;
+    worked("destroy", second.destroy_event(event))?;
+    worked("destroy", second.destroy_stream(slow))?;
+    worked("destroy", first.destroy_stream(quick))
 }
 
-fn mixtures(device: &dyn Device) -> Outcome {
-    let store = store(device, FIRST)?;
-    let theirs = page(device, SECOND)?;
-    let event = worked("event", device.create_event(0))?;
-    let refused = Err(CuError::INVALID_HANDLE);
-    same(
-        "a kernel on another device's stream",
-        launch(device, legacy(SECOND), &store, ONE_THREAD, &[theirs, 1]),
-        refused,
-    )?;
-    same(
-        "an event recorded on another device's stream",
-        device.record_event(event, legacy(FIRST), 0),
-        refused,
-    )?;
-    worked("record", device.record_event(event, legacy(SECOND), 0))?;
-    select(device, FIRST)?;
-    let own = worked("event", device.create_event(0))?;
-    worked("record", device.record_event(own, legacy(FIRST), 0))?;
-    same(
-        "the time between events of two devices",
-        device.elapsed(event, own).map(drop),
-        refused,
-    )
-}
-
-fn arrays(device: &dyn Device) -> Outcome {
+fn arrays(pair: Pair<'_>) -> Outcome {
     const ROW: u64 = 64;
     const ROWS: u64 = 8;
     /// `CU_AD_FORMAT_UNSIGNED_INT8`.
     const BYTE: u32 = 1;
-    let host = HostMemory::new(device, 1)?;
+    let host = HostMemory::new(pair[0], 1)?;
     let shape = ArrayShape::new([ROW, ROWS, 0], BYTE, 1, 0);
     let shape = shape.map_err(|error| format!("a shape: {error:?}"))?;
-    let make = |number| {
-        select(device, number)?;
-        worked("array", device.create_array(&shape))
-    };
-    let arrays = [make(FIRST)?, make(SECOND)?];
+    let make = |device: &dyn Device| worked("array", device.create_array(&shape));
+    let arrays = [make(pair[0])?, make(pair[1])?];
     let in_array = |array| BoxEnd::Array {
         array,
         origin: [0; 3],
@@ -354,69 +289,48 @@ fn arrays(device: &dyn Device) -> Outcome {
         host.half_word(index)
             .store(word, std::sync::atomic::Ordering::Release);
     }
+    // Of each end, the device that it is of: memory is the copying device's.
     let steps = [
-        (in_array(arrays[0]), in_host(host.address(0))),
-        (in_array(arrays[1]), in_array(arrays[0])),
-        (in_host(host.address(half)), in_array(arrays[1])),
+        (in_array(arrays[0]), in_host(host.address(0)), [0, 0]),
+        (in_array(arrays[1]), in_array(arrays[0]), [1, 0]),
+        (in_host(host.address(half)), in_array(arrays[1]), [0, 1]),
     ];
-    for (to, from) in steps {
+    for (to, from, owners) in steps {
         let copy = BoxCopy {
             to,
             from,
             extent: [ROW, ROWS, 1],
         };
-        worked("copy", device.copy_box(&copy, legacy(FIRST)))?;
+        let [to, from] = owners.map(|owner: usize| pair[owner].as_peer());
+        let copied = match owners {
+            [0, 0] => pair[0].copy_box(&copy, LEGACY),
+            _ => pair[0].copy_between(&copy, to, from, LEGACY),
+        };
+        worked("copy", copied)?;
     }
-    worked("synchronize", device.synchronize_stream(legacy(FIRST)))?;
+    worked("synchronize", pair[0].synchronize_stream(LEGACY))?;
     same(
         "what came back",
         host.read(half + pattern.len())[half..].to_vec(),
         pattern,
     )?;
-    for array in arrays {
+    for (device, array) in pair.into_iter().zip(arrays) {
         worked("destroy", device.destroy_array(array))?;
     }
     Ok(())
 }
 
-fn graphs(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    let store = store(device, SECOND)?;
-    let theirs = page(device, SECOND)?;
-    let description = GraphDescription {
-        nodes: vec![GraphNode::Kernel(GraphKernel {
-            function: store.function,
-            grid: [1; 3],
-            block: [1; 3],
-            shared: 0,
-            attributes: Vec::new(),
-            parameters: pack(&store, &[theirs, 77]),
-        })],
-        ..GraphDescription::default()
-    };
-    select(device, FIRST)?;
-    let graph = worked("instantiate", device.instantiate(&description, 0))?;
-    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
-    worked("launch", device.launch_graph(graph, stream))?;
-    worked("copy", device.copy(host.address(0), theirs, 4, stream))?;
-    worked("synchronize", device.synchronize_stream(stream))?;
-    let found = host.half_word(0).load(std::sync::atomic::Ordering::Acquire);
-    same("the word", found, 77)?;
-    worked("destroy", device.destroy_graph(graph))?;
-    worked("destroy", device.destroy_stream(stream))
-}
-
-fn registered(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    for number in [FIRST, SECOND] {
-        let store = store(device, number)?;
-        let offset = 8 * usize::from(number);
-        let values = [host.address(offset), 0x50 + u64::from(number)];
+fn registered(pair: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(pair[0], 1)?;
+    for (number, device) in (0_u64..).zip(pair) {
+        let store = store(device)?;
+        let offset = if number == 0 { 0 } else { 8 };
+        let values = [host.address(offset), 0x50 + number];
         worked(
             "launch",
-            launch(device, legacy(number), &store, ONE_THREAD, &values),
+            launch(device, LEGACY, &store, ONE_THREAD, &values),
         )?;
-        worked("synchronize", device.synchronize_stream(legacy(number)))?;
+        worked("synchronize", device.synchronize_stream(LEGACY))?;
         let found = host
             .half_word(offset / 4)
             .load(std::sync::atomic::Ordering::Acquire);
@@ -425,114 +339,105 @@ fn registered(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-fn pools(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    let store = store(device, FIRST)?;
-    select(device, SECOND)?;
-    let pool = worked("pool", device.default_pool())?;
+fn pools([first, second]: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(first, 1)?;
+    let store = store(first)?;
+    let pool = worked("pool", second.default_pool())?;
     let allocate = || {
-        let made = device.allocate_async(pool, PAGE as u64, legacy(SECOND));
+        let made = second.allocate_async(pool, PAGE as u64, LEGACY);
         let made = worked("allocate", made)?;
-        worked("synchronize", device.synchronize_stream(legacy(SECOND)))?;
+        worked("synchronize", second.synchronize_stream(LEGACY))?;
         Ok::<u64, String>(made)
     };
     let before = allocate()?;
-    let access = Access::ReadWrite;
-    worked("access", device.set_pool_access(pool, peer(FIRST), access))?;
+    let access = second.set_pool_access(pool, first.as_peer(), Access::ReadWrite);
+    worked("access", access)?;
     for address in [before, allocate()?] {
         let values = [address, 9];
-        worked(
-            "launch",
-            launch(device, legacy(FIRST), &store, ONE_THREAD, &values),
-        )?;
-        worked("synchronize", device.synchronize_stream(legacy(FIRST)))?;
-        same("the word", word(device, &host, address, SECOND)?, 9)?;
-        worked("free", device.free_async(address, legacy(SECOND)))?;
+        worked("launch", launch(first, LEGACY, &store, ONE_THREAD, &values))?;
+        worked("synchronize", first.synchronize_stream(LEGACY))?;
+        same("the word", word(second, &host, address)?, 9)?;
+        worked("free", second.free_async(address, LEGACY))?;
     }
-    worked("synchronize", device.synchronize_stream(legacy(SECOND)))
+    worked("synchronize", second.synchronize_stream(LEGACY))
 }
 
-fn pools_across(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    select(device, SECOND)?;
-    let pool = worked("pool", device.default_pool())?;
-    let access = Access::ReadWrite;
-    worked("access", device.set_pool_access(pool, peer(FIRST), access))?;
-    select(device, FIRST)?;
-    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
-    let made = device.allocate_async(pool, PAGE as u64, stream);
+fn pools_across([first, second]: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(first, 1)?;
+    let pool = worked("pool", second.default_pool())?;
+    let access = second.set_pool_access(pool, first.as_peer(), Access::ReadWrite);
+    worked("access", access)?;
+    let stream = worked("stream", first.create_stream(NON_BLOCKING, 0))?;
+    let made = second.allocate_async(pool, PAGE as u64, LEGACY);
     let made = worked("allocate", made)?;
-    worked("fill", device.fill(fill(made, 11), stream))?;
-    worked("copy", device.copy(host.address(0), made, 4, stream))?;
-    worked("free", device.free_async(made, stream))?;
-    worked("synchronize", device.synchronize_stream(stream))?;
+    worked("synchronize", second.synchronize_stream(LEGACY))?;
+    worked("fill", first.fill(fill(made, 11), stream))?;
+    worked("copy", first.copy(host.address(0), made, 4, stream))?;
+    // A device that says that it may free the memory frees it.
+    let frees = first.holds(made);
+    if frees {
+        worked("free", first.free_async(made, stream))?;
+    }
+    worked("synchronize", first.synchronize_stream(stream))?;
     let found = host.half_word(0).load(std::sync::atomic::Ordering::Acquire);
     same("the word", found, 11)?;
-    worked("synchronize", device.synchronize_stream(legacy(SECOND)))?;
-    worked("destroy", device.destroy_stream(stream))
+    if !frees {
+        worked("free", second.free_async(made, LEGACY))?;
+    }
+    worked("synchronize", second.synchronize_stream(LEGACY))?;
+    worked("destroy", first.destroy_stream(stream))
 }
 
-fn mapped(device: &dyn Device) -> Outcome {
-    let host = HostMemory::new(device, 1)?;
-    let stores = [store(device, FIRST)?, store(device, SECOND)?];
-    let unit = worked("granularity", device.granularity())?.minimum;
-    select(device, SECOND)?;
-    let free = worked("memory", device.memory_info())?.0;
-    let memory = worked("create", device.create_memory(unit, 0))?;
-    holds(
-        "the memory is the second device's",
-        worked("memory", device.memory_info())?.0 < free,
-    )?;
-    let address = worked("reserve", device.reserve(unit, 0, 0))?;
-    worked("map", device.map(address, unit, memory))?;
-    for number in [FIRST, SECOND] {
-        select(device, number)?;
+fn mapped(pair: Pair<'_>) -> Outcome {
+    let [first, second] = pair;
+    let host = HostMemory::new(first, 1)?;
+    let stores = [store(first)?, store(second)?];
+    let unit = worked("granularity", second.granularity())?.minimum;
+    let before = free(second)?;
+    let memory = worked("create", second.create_memory(unit, 0))?;
+    holds("the memory is the second device's", free(second)? < before)?;
+    let address = worked("reserve", second.reserve(unit, 0, 0))?;
+    worked("map", second.map(address, unit, memory))?;
+    for device in pair {
         let set = device.set_access(address, unit, Access::ReadWrite);
         worked("access", set)?;
     }
-    for (number, store) in [FIRST, SECOND].into_iter().zip(&stores) {
-        let value = 0x70 + u64::from(number);
-        let values = [address, value];
-        worked(
-            "launch",
-            launch(device, legacy(number), store, ONE_THREAD, &values),
-        )?;
-        worked("synchronize", device.synchronize_stream(legacy(number)))?;
-        let found = u64::from(word(device, &host, address, number)?);
-        same("the word", found, value)?;
+    for ((number, device), store) in (0x70..).zip(pair).zip(&stores) {
+        let values = [address, number];
+        worked("launch", launch(device, LEGACY, store, ONE_THREAD, &values))?;
+        worked("synchronize", device.synchronize_stream(LEGACY))?;
+        let found = u64::from(word(device, &host, address)?);
+        same("the word", found, number)?;
     }
-    worked("unmap", device.unmap(address, unit))?;
-    worked("release", device.release_memory(memory))?;
-    worked("unreserve", device.unreserve(address, unit))?;
-    select(device, SECOND)?;
-    same(
-        "the second device's memory",
-        worked("memory", device.memory_info())?.0,
-        free,
-    )
+    worked("unmap", second.unmap(address, unit))?;
+    worked("release", second.release_memory(memory))?;
+    worked("unreserve", second.unreserve(address, unit))?;
+    same("the second device's memory", free(second)?, before)
 }
 
-fn reset(device: &dyn Device) -> Outcome {
-    let theirs = page(device, SECOND)?;
-    select(device, FIRST)?;
-    worked("enable", device.enable_peer(peer(SECOND)))?;
-    worked("reset", device.reset())?;
+fn reset([first, second]: Pair<'_>) -> Outcome {
+    let host = HostMemory::new(second, 1)?;
+    let (gone, theirs) = (page(first)?, page(second)?);
+    let peer = second.as_peer();
+    worked("enable", first.enable_peer(peer))?;
+    worked("fill", second.fill(fill(theirs, 4), LEGACY))?;
+    worked("synchronize", first.synchronize())?;
+    worked("synchronize", second.synchronize())?;
+    worked("reset", first.reset())?;
     same(
         "freeing what a reset freed",
-        device.free(theirs),
+        first.free(gone),
         Err(CuError::INVALID_VALUE),
     )?;
-    select(device, FIRST)?;
     same(
         "ending what a reset ended",
-        device.disable_peer(peer(SECOND)),
+        first.disable_peer(peer),
         Err(CuError::PEER_ACCESS_NOT_ENABLED),
     )?;
-    for number in [FIRST, SECOND] {
-        let address = page(device, number)?;
-        worked("fill", device.fill(fill(address, 3), legacy(number)))?;
-        worked("synchronize", device.synchronize_stream(legacy(number)))?;
-        worked("free", device.free(address))?;
-    }
-    Ok(())
+    same("the other's word", word(second, &host, theirs)?, 4)?;
+    let address = page(first)?;
+    worked("fill", first.fill(fill(address, 3), LEGACY))?;
+    worked("synchronize", first.synchronize_stream(LEGACY))?;
+    worked("free", first.free(address))?;
+    worked("free", second.free(theirs))
 }

@@ -16,7 +16,9 @@ use wormhole_device::{BoxEnd, Resource, Sampling, View};
 
 use super::memory::Place;
 use super::{Answer, Call, OBJECTS, Session};
+use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, MipmapObject, Used, let_go_of_array, let_go_of_mipmap};
+use crate::peers;
 use crate::registrar::Task;
 use wormhole_link::counters::Counter;
 
@@ -134,10 +136,8 @@ impl Session {
 
     /// Off the executor, since destroying may wait.
     pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + 'static) {
-        let device = Arc::clone(&self.device);
-        self.registrar.run(Task::new(move |_| {
-            used.for_each(|used| used.let_go(device.as_ref()));
-        }));
+        self.registrar
+            .run(Task::new(move |_| used.for_each(Used::let_go)));
     }
 }
 
@@ -145,13 +145,18 @@ impl Serve<ArrayCreate> for Session {
     fn serve(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
         let (format, channels) = (message.format, message.channels);
         let shape = ArrayShape::new(message.extent, format, channels, message.flags)?;
-        let new = message.new;
+        let (new, device) = (message.new, self.here(call));
         self.ask(
             call,
+            device.clone(),
             move |device| device.create_array(&shape),
             move |session, raw| {
-                let mipmap = None;
-                let array = Arc::new(ArrayObject { raw, shape, mipmap });
+                let array = Arc::new(ArrayObject {
+                    device,
+                    raw,
+                    shape,
+                    mipmap: None,
+                });
                 session
                     .enter_array(new, array)
                     .map_or_else(Answer::failed, |()| Answer::done())
@@ -172,7 +177,8 @@ impl Serve<ArrayDestroy> for Session {
         };
         self.ask(
             call,
-            move |device| let_go_of_array(array, device),
+            array.device.clone(),
+            move |_| let_go_of_array(array),
             |_, ()| Answer::done(),
         )
     }
@@ -186,11 +192,18 @@ impl Serve<MipmapCreate> for Session {
         if levels == 0 || levels > shape.most_levels() {
             return Err(CuResult::INVALID_VALUE);
         }
+        let device = self.here(call);
         self.ask(
             call,
+            device.clone(),
             move |device| device.create_mipmap(&shape, levels),
             move |session, raw| {
-                let object = Arc::new(MipmapObject { raw, shape, levels });
+                let object = Arc::new(MipmapObject {
+                    device,
+                    raw,
+                    shape,
+                    levels,
+                });
                 let held = HeldMipmap {
                     object: Arc::clone(&object),
                     levels: Vec::new(),
@@ -222,11 +235,10 @@ impl Serve<MipmapDestroy> for Session {
         let object = mipmap.object;
         self.ask(
             call,
-            move |device| {
-                levels
-                    .into_iter()
-                    .try_for_each(|level| let_go_of_array(level, device))?;
-                let_go_of_mipmap(object, device)
+            object.device.clone(),
+            move |_| {
+                levels.into_iter().try_for_each(let_go_of_array)?;
+                let_go_of_mipmap(object)
             },
             |_, ()| Answer::done(),
         )
@@ -242,8 +254,9 @@ impl Serve<MipmapGetLevel> for Session {
         if message.level >= mipmap.levels {
             return Err(CuResult::INVALID_VALUE);
         }
-        let raw = self.done(self.device.mipmap_level(mipmap.raw, message.level))?;
+        let raw = self.done(mipmap.device.mipmap_level(mipmap.raw, message.level))?;
         let level = ArrayObject {
+            device: mipmap.device.clone(),
             raw,
             shape: mipmap.shape.level(message.level),
             mipmap: Some(mipmap),
@@ -257,23 +270,29 @@ impl Serve<MipmapGetLevel> for Session {
 }
 
 impl Session {
-    /// What a texture reads, if it is the session's. Of memory only the start is looked at, as the driver does:
+    /// What a texture of a device reads, if it is the session's. Of memory only the start is looked at, as the driver does:
     /// beyond it, texels are read as by any kernel.
-    pub(super) fn resource(&self, wanted: &Wanted) -> Result<(Resource, Used), CuResult> {
+    pub(super) fn resource(
+        &self,
+        device: &SessionDevice,
+        wanted: &Wanted,
+    ) -> Result<(Resource, Used), CuResult> {
         let address = wanted.memory;
         let texels = || Texels::new(wanted.format, wanted.channels);
         let missing = || self.invalid_handle();
         Ok(match wanted.source {
             TextureSource::Array => {
                 let array = Arc::clone(self.array(wanted.array.ok_or_else(missing)?)?);
-                (Resource::Array(array.raw), Used::Array(array))
+                let raw = self.done(device.own(&array.device, array.raw))?;
+                (Resource::Array(raw), Used::Array(array))
             }
             TextureSource::Mipmap => {
                 let held = wanted
                     .mipmap
                     .and_then(|handle| self.arrays.mipmaps.get(handle));
                 let mipmap = Arc::clone(&held.ok_or_else(missing)?.object);
-                (Resource::Mipmap(mipmap.raw), Used::Mipmap(mipmap))
+                let raw = self.done(device.own(&mipmap.device, mipmap.raw))?;
+                (Resource::Mipmap(raw), Used::Mipmap(mipmap))
             }
             TextureSource::Linear => {
                 let (texels, [bytes, ..]) = (texels()?, wanted.size);
@@ -304,7 +323,8 @@ impl Session {
 impl Serve<TextureCreate> for Session {
     fn serve(&mut self, call: &Call, message: &TextureCreate) -> Outcome<TextureCreateReply> {
         has_room(&self.arrays.textures)?;
-        let (resource, used) = self.resource(&message.wanted())?;
+        let device = self.here(call);
+        let (resource, used) = self.resource(&device, &message.wanted())?;
         let sampling = message.sampling();
         let [first_level, last_level, first_layer, last_layer] = message.view_parts;
         let view = (message.viewed != 0).then_some(View {
@@ -313,15 +333,17 @@ impl Serve<TextureCreate> for Session {
             levels: [first_level, last_level],
             layers: [first_layer, last_layer],
         });
+        let number = device.number();
         self.ask(
             call,
+            device,
             move |device| {
                 let made = device.create_texture(&resource, &sampling, view.as_ref());
-                used.let_go(device);
+                used.let_go();
                 made
             },
-            |session, texture| {
-                session.arrays.textures.insert((session.on, texture));
+            move |session, texture| {
+                session.arrays.textures.insert((number, texture));
                 Answer::reply(&TextureCreateReply { texture })
             },
         )
@@ -329,12 +351,12 @@ impl Serve<TextureCreate> for Session {
 }
 
 impl Serve<TextureDestroy> for Session {
-    fn serve(&mut self, _: &Call, message: &TextureDestroy) -> Outcome<()> {
+    fn serve(&mut self, call: &Call, message: &TextureDestroy) -> Outcome<()> {
         let texture = message.texture;
-        if !self.arrays.textures.remove(&(self.on, texture)) {
+        if !self.arrays.textures.remove(&(call.device, texture)) {
             return Err(self.invalid_handle());
         }
-        self.done(self.device.destroy_texture(texture))
+        self.done(self.devices[call.device].destroy_texture(texture))
             .map(Served::Done)
     }
 }
@@ -344,15 +366,19 @@ impl Serve<SurfaceCreate> for Session {
         let handle = message.array;
         has_room(&self.arrays.surfaces)?;
         let array = Arc::clone(self.array(handle)?);
+        let device = self.here(call);
+        let raw = self.done(device.own(&array.device, array.raw))?;
+        let number = device.number();
         self.ask(
             call,
+            device,
             move |device| {
-                let made = device.create_surface(array.raw);
-                Used::Array(array).let_go(device);
+                let made = device.create_surface(raw);
+                Used::Array(array).let_go();
                 made
             },
-            |session, surface| {
-                session.arrays.surfaces.insert((session.on, surface));
+            move |session, surface| {
+                session.arrays.surfaces.insert((number, surface));
                 Answer::reply(&SurfaceCreateReply { surface })
             },
         )
@@ -360,32 +386,35 @@ impl Serve<SurfaceCreate> for Session {
 }
 
 impl Serve<SurfaceDestroy> for Session {
-    fn serve(&mut self, _: &Call, message: &SurfaceDestroy) -> Outcome<()> {
+    fn serve(&mut self, call: &Call, message: &SurfaceDestroy) -> Outcome<()> {
         let surface = message.surface;
-        if !self.arrays.surfaces.remove(&(self.on, surface)) {
+        if !self.arrays.surfaces.remove(&(call.device, surface)) {
             return Err(self.invalid_handle());
         }
-        self.done(self.device.destroy_surface(surface))
+        self.done(self.devices[call.device].destroy_surface(surface))
             .map(Served::Done)
     }
 }
 
 impl Session {
-    /// One end of a copy, if it holds the box and is the session's.
+    /// One end of a copy, if it holds the box and is the session's, and the array that it is.
     pub(super) fn box_end(
         &self,
         extent: [u64; 3],
         array: Option<Handle<Array>>,
         origin: [u64; 3],
         (address, pitch, rows): (DevicePtr, u64, u64),
-    ) -> Result<(BoxEnd, Place), CuResult> {
+    ) -> Result<(BoxEnd, Place, Option<&Arc<ArrayObject>>), CuResult> {
         if let Some(handle) = array {
             let array = self.array(handle)?;
             if !array.shape.holds(origin, extent) {
                 return Err(self.invalid_address());
             }
-            let array = array.raw;
-            return Ok((BoxEnd::Array { array, origin }, Place::Device));
+            let end = BoxEnd::Array {
+                array: array.raw,
+                origin,
+            };
+            return Ok((end, Place::Device, Some(array)));
         }
         let Some(bytes) = span(extent, pitch, rows) else {
             return Err(self.invalid_address());
@@ -396,24 +425,24 @@ impl Session {
             pitch,
             rows,
         };
-        Ok((end, place))
+        Ok((end, place, None))
     }
 }
 
 impl Serve<BoxCopy> for Session {
-    fn serve(&mut self, _: &Call, message: &BoxCopy) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &BoxCopy) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         let extent = message.extent;
         if extent.contains(&0) {
             return Ok(Served::Done(()));
         }
-        let (to, to_place) = self.box_end(
+        let (to, to_place, to_array) = self.box_end(
             extent,
             message.to_array,
             message.to_origin,
             (message.to_memory, message.to_pitch, message.to_rows),
         )?;
-        let (from, from_place) = self.box_end(
+        let (from, from_place, from_array) = self.box_end(
             extent,
             message.from_array,
             message.from_origin,
@@ -423,7 +452,8 @@ impl Serve<BoxCopy> for Session {
         let bytes = extent.iter().product();
         self.count_copy(from_place, to_place, bytes)?;
         let copy = wormhole_device::BoxCopy { to, from, extent };
-        self.done(self.device.copy_box(&copy, stream))
+        let owners = [to_array, from_array].map(|array| Some(&array?.device));
+        self.done(peers::copy_box(&copy, owners, stream))
             .map(Served::Done)
     }
 }

@@ -12,6 +12,7 @@ use wormhole_api::{CuResult, Handle, Items, LaunchAttribute};
 use wormhole_device::LaunchEvents;
 
 use super::Session;
+use crate::devices::SessionDevice;
 use crate::objects::EventObject;
 
 /// Where an attribute is set.
@@ -74,13 +75,19 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn raw(&self) -> LaunchEvents {
-        let raw = |event: &Option<Arc<EventObject>>| event.as_ref().map(|event| event.raw);
-        LaunchEvents {
-            programmatic: raw(&self.programmatic),
+    /// The events for a launch on a device, if they are of that device.
+    pub(super) fn on(&self, device: &SessionDevice) -> wormhole_device::Result<LaunchEvents> {
+        let own = |event: &Option<Arc<EventObject>>| {
+            let own = event
+                .as_ref()
+                .map(|event| device.own(&event.device, event.raw));
+            own.transpose()
+        };
+        Ok(LaunchEvents {
+            programmatic: own(&self.programmatic)?,
             at_block_start: self.at_block_start,
-            begun: raw(&self.begun),
-        }
+            begun: own(&self.begun)?,
+        })
     }
 }
 

@@ -142,7 +142,7 @@ impl Serve<FileMap> for Session {
             return Err(self.invalid_address());
         }
         let registrar = self.registrar.clone();
-        let deferred = self.defer(call, move |_: &dyn Device| {
+        let deferred = self.defer(call, self.here(call), move |_: &dyn Device| {
             let task = move |registrations: &mut _| map(&socket, registrations, &message);
             let mapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match mapped {
@@ -167,11 +167,11 @@ impl Serve<FileMap> for Session {
 impl Serve<FileUnmap> for Session {
     fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
         let address = message.address.0;
-        let Some(bytes) = self.files.reached.remove(address) else {
+        let Some((bytes, _)) = self.files.reached.remove(address) else {
             return Err(self.invalid_address());
         };
         let registrar = self.registrar.clone();
-        self.defer(call, move |_: &dyn Device| {
+        self.defer(call, self.here(call), move |_: &dyn Device| {
             let task = move |registrations: &mut _| unmap(registrations, address, bytes);
             let unmapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match unmapped {

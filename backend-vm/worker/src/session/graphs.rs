@@ -16,7 +16,10 @@ use wormhole_device::{
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
 use super::{Answer, Call, Finish, Session};
+use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
+use crate::peers;
+use wormhole_link::device::MOST;
 
 /// Bytes that a session's descriptions may take, until graphs were made of them.
 const MOST_BYTES: usize = 512 << 20;
@@ -28,12 +31,34 @@ pub(super) struct Uses {
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
+    /// The device of its first kernel.
+    device: Option<SessionDevice>,
+    /// Devices of whatever its nodes name: a bit each.
+    named: u64,
     /// Bytes that are counted for its description.
     bytes: usize,
     nodes: usize,
 }
 
 impl Uses {
+    /// Notes that a node names something of a device.
+    fn name(&mut self, device: &SessionDevice) {
+        const { assert!(MOST <= u64::BITS as usize) };
+        self.named |= 1 << device.number();
+    }
+
+    /// The device that the graph is of: that of its first kernel, or else `here`.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_SUPPORTED`: a node names something of another device.
+    fn device(&self, here: SessionDevice) -> Result<SessionDevice, CuResult> {
+        let device = self.device.clone().unwrap_or(here);
+        match self.named & !(1 << device.number()) {
+            0 => Ok(device),
+            _ => Err(CuResult::NOT_SUPPORTED),
+        }
+    }
+
     /// The images, held so that none is unloaded meanwhile, if all are still there.
     fn images(&self) -> Option<Vec<Arc<Loaded>>> {
         self.images.iter().map(Weak::upgrade).collect()
@@ -51,6 +76,7 @@ pub enum GraphObject {
         refused: Option<CuResult>,
     },
     Executable {
+        device: SessionDevice,
         raw: RawGraph,
         uses: GraphUses,
     },
@@ -63,11 +89,11 @@ pub enum GraphObject {
 pub struct GraphUses(Uses);
 
 /// Takes an executable graph for a job and holds the images of its kernels for it, if all are still there.
-fn take_executable(place: &mut GraphObject) -> Option<(RawGraph, Vec<Arc<Loaded>>)> {
-    let GraphObject::Executable { raw, uses } = place else {
+fn take_executable(place: &mut GraphObject) -> Option<(SessionDevice, RawGraph, Vec<Arc<Loaded>>)> {
+    let GraphObject::Executable { device, raw, uses } = place else {
         return None;
     };
-    let taken = (*raw, uses.0.images()?);
+    let taken = (device.clone(), *raw, uses.0.images()?);
     *place = GraphObject::Taken(std::mem::take(uses));
     Some(taken)
 }
@@ -156,6 +182,7 @@ impl Serve<GraphKernel<'_>> for Session {
                 &mut attributes,
             )?;
             let image = Arc::downgrade(&function.image);
+            let device = function.image.device.clone();
             let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
             let node = GraphNode::Kernel(wormhole_device::GraphKernel {
                 function: function.raw,
@@ -166,6 +193,8 @@ impl Serve<GraphKernel<'_>> for Session {
                 parameters: message.parameters.to_vec(),
             });
             let uses = session.add_node(message.graph, node, bytes)?;
+            uses.name(&device);
+            uses.device.get_or_insert(device);
             if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
                 uses.images.push(image);
             }
@@ -181,27 +210,25 @@ impl Serve<GraphCopy> for Session {
             if extent.contains(&0) {
                 return Err(CuResult::INVALID_VALUE);
             }
-            let (to, _) = session.box_end(
+            let (to, _, to_array) = session.box_end(
                 extent,
                 message.to_array,
                 message.to_origin,
                 (message.to_memory, message.to_pitch, message.to_rows),
             )?;
-            let (from, _) = session.box_end(
+            let (from, _, from_array) = session.box_end(
                 extent,
                 message.from_array,
                 message.from_origin,
                 (message.from_memory, message.from_pitch, message.from_rows),
             )?;
-            let mut arrays = Vec::new();
-            for array in [message.to_array, message.from_array].into_iter().flatten() {
-                arrays.push(Arc::clone(session.array(array)?));
-            }
+            let arrays = [to_array, from_array].map(|array| array.cloned());
             let node = GraphNode::Copy(BoxCopy { to, from, extent });
-            session
-                .add_node(message.graph, node, 0)?
-                .arrays
-                .append(&mut arrays);
+            let uses = session.add_node(message.graph, node, 0)?;
+            for array in arrays.into_iter().flatten() {
+                uses.name(&array.device);
+                uses.arrays.push(array);
+            }
             Ok(())
         })
     }
@@ -263,7 +290,9 @@ impl Serve<GraphEvent> for Session {
                 GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
                 GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
             };
-            session.add_node(message.graph, node, 0)?.events.push(event);
+            let uses = session.add_node(message.graph, node, 0)?;
+            uses.name(&event.device);
+            uses.events.push(event);
             Ok(())
         })
     }
@@ -364,10 +393,28 @@ impl Session {
     }
 
     /// What is under a handle that a job had becomes executable.
-    fn becomes_executable(&mut self, graph: Handle<Graph>, raw: RawGraph, mut uses: GraphUses) {
+    fn becomes_executable(
+        &mut self,
+        graph: Handle<Graph>,
+        device: SessionDevice,
+        raw: RawGraph,
+        mut uses: GraphUses,
+    ) {
         self.uncount(&mut uses);
         if let Some(place) = self.graphs.get_mut(graph) {
-            *place = GraphObject::Executable { raw, uses };
+            *place = GraphObject::Executable { device, raw, uses };
+        }
+    }
+
+    /// The device of the description that a job is to have, or else that of the message.
+    fn device_of_taken(
+        &self,
+        call: &Call,
+        graph: Handle<Graph>,
+    ) -> Result<SessionDevice, CuResult> {
+        match self.graphs.get(graph) {
+            Some(GraphObject::Taken(uses)) => self.done(uses.0.device(self.here(call))),
+            _ => Err(self.invalid_handle()),
         }
     }
 
@@ -392,13 +439,20 @@ impl Serve<GraphInstantiate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
         let (graph, flags) = (message.graph, message.flags);
         let (description, images) = self.take_description(graph)?;
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let owner = match self.device_of_taken(call, graph) {
+            Ok(owner) => owner,
+            Err(error) => {
+                self.end_taken(graph);
+                return Err(error);
+            }
+        };
+        let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
             drop((images, description));
             Box::new(move |session: &mut Session| match result {
                 Ok(raw) => {
                     let uses = session.uses_of_taken(graph);
-                    session.becomes_executable(graph, raw, uses);
+                    session.becomes_executable(graph, owner, raw, uses);
                     Answer::done()
                 }
                 Err(error) => {
@@ -420,15 +474,22 @@ impl Serve<GraphUpdate> for Session {
         let (graph, from) = (message.graph, message.from);
         let (description, images) = self.take_description(from)?;
         let taken = self.graphs.get_mut(graph).and_then(take_executable);
-        let Some((raw, old_images)) = taken else {
+        let Some((owner, raw, old_images)) = taken else {
             self.end_taken(from);
             return Err(self.invalid_handle());
         };
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let described = self.device_of_taken(call, from);
+        let own = described.and_then(|described| self.done(described.own(&owner, ())));
+        if let Err(error) = own {
+            self.end_update(graph, owner, raw, from, false);
+            return Err(error);
+        }
+        let after = owner.clone();
+        let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
             drop((images, old_images, description));
             Box::new(move |session: &mut Session| {
-                session.end_update(graph, raw, from, result.is_ok());
+                session.end_update(graph, after, raw, from, result.is_ok());
                 match result {
                     Ok(()) => Answer::done(),
                     Err(error) => Answer::failed(session.failed(error)),
@@ -436,7 +497,7 @@ impl Serve<GraphUpdate> for Session {
             }) as Finish
         });
         if outcome.is_err() {
-            self.end_update(graph, raw, from, false);
+            self.end_update(graph, owner, raw, from, false);
         }
         outcome
     }
@@ -446,6 +507,7 @@ impl Session {
     fn end_update(
         &mut self,
         graph: Handle<Graph>,
+        device: SessionDevice,
         raw: RawGraph,
         from: Handle<Graph>,
         updated: bool,
@@ -456,16 +518,19 @@ impl Session {
             self.let_go_of_uses(old);
         }
         self.end_taken(from);
-        self.becomes_executable(graph, raw, uses);
+        self.becomes_executable(graph, device, raw, uses);
     }
 
     /// The graph behind a handle, while everything that it uses exists.
-    fn executable(&self, graph: Handle<Graph>) -> Result<(RawGraph, usize), CuResult> {
+    fn executable(
+        &self,
+        graph: Handle<Graph>,
+    ) -> Result<(&SessionDevice, RawGraph, usize), CuResult> {
         match self.graphs.get(graph) {
-            Some(GraphObject::Executable { raw, uses })
+            Some(GraphObject::Executable { device, raw, uses })
                 if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
             {
-                Ok((*raw, uses.0.nodes))
+                Ok((device, *raw, uses.0.nodes))
             }
             _ => Err(self.invalid_handle()),
         }
@@ -473,21 +538,19 @@ impl Session {
 }
 
 impl Serve<GraphLaunch> for Session {
-    fn serve(&mut self, _: &Call, message: &GraphLaunch) -> Outcome<()> {
-        let (graph, stream) = (message.graph, message.stream);
-        let stream = self.stream(stream)?.raw;
-        let (raw, _) = self.executable(graph)?;
-        self.done(self.device.launch_graph(raw, stream))
+    fn serve(&mut self, call: &Call, message: &GraphLaunch) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
+        let (device, raw, _) = self.executable(message.graph)?;
+        self.done(peers::launch_graph(device, raw, stream))
             .map(Served::Done)
     }
 }
 
 impl Serve<GraphUpload> for Session {
-    fn serve(&mut self, _: &Call, message: &GraphUpload) -> Outcome<()> {
-        let (graph, stream) = (message.graph, message.stream);
-        let stream = self.stream(stream)?.raw;
-        let (raw, _) = self.executable(graph)?;
-        self.done(self.device.upload_graph(raw, stream))
+    fn serve(&mut self, call: &Call, message: &GraphUpload) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
+        let (device, raw, _) = self.executable(message.graph)?;
+        self.done(peers::upload_graph(device, raw, stream))
             .map(Served::Done)
     }
 }
@@ -495,11 +558,11 @@ impl Serve<GraphUpload> for Session {
 impl Serve<GraphEnable> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEnable) -> Outcome<()> {
         let (graph, node, enabled) = (message.graph, message.node, message.enabled);
-        let (raw, nodes) = self.executable(graph)?;
+        let (device, raw, nodes) = self.executable(graph)?;
         if node as usize >= nodes || enabled > 1 {
             return Err(CuResult::INVALID_VALUE);
         }
-        self.done(self.device.enable_node(raw, node, enabled == 1))
+        self.done(device.enable_node(raw, node, enabled == 1))
             .map(Served::Done)
     }
 }
@@ -511,8 +574,8 @@ impl Serve<GraphDestroy> for Session {
             return Err(self.invalid_handle());
         }
         match self.graphs.remove(graph) {
-            Some(GraphObject::Executable { raw, uses }) => {
-                let destroyed = self.device.destroy_graph(raw);
+            Some(GraphObject::Executable { device, raw, uses }) => {
+                let destroyed = device.destroy_graph(raw);
                 self.let_go_of_uses(uses);
                 self.done(destroyed)?;
             }

@@ -7,7 +7,7 @@ use wormhole_api::{
     CuResult, GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy,
     GreenPart, GreenSplit, GreenSplitReply, GreenStream, Items, Outcome, Serve,
 };
-use wormhole_device::{Device, Multiprocessors, Split};
+use wormhole_device::{Multiprocessors, Split};
 
 use super::{Answer, Call, OBJECTS, Session};
 use crate::objects::{GreenObject, StreamObject};
@@ -46,14 +46,14 @@ pub(super) struct Ending {
 
 impl Ending {
     /// Destroys it all, streams first; nobody uses it any more.
-    pub fn end(self, device: &dyn Device) {
+    pub fn end(self) {
         let ended = |what, ended: wormhole_device::Result<()>| {
             if let Err(error) = ended {
                 tracing::debug!("destroying {what} before a reset: {error}");
             }
         };
         for stream in &self.streams {
-            ended("a stream", device.destroy_stream(stream.raw));
+            ended("a stream", stream.device.destroy_stream(stream.raw));
         }
         let of_streams = self.streams.iter().flat_map(|stream| &stream.green);
         for green in of_streams.chain(&self.contexts) {
@@ -162,13 +162,14 @@ fn number_of(count: usize) -> Result<u32, CuResult> {
 
 impl Serve<GreenDescribe> for Session {
     fn serve(&mut self, call: &Call, message: &GreenDescribe) -> Outcome<GreenDescribeReply> {
-        let on = self.on;
+        let on = call.device;
         let green = match message.green {
             0 => None,
             green => Some(self.greens.context(green, on)?),
         };
         self.ask(
             call,
+            self.here(call),
             move |device| device.multiprocessors(green.as_ref().map(|green| green.raw)),
             move |session, found| match session.greens.enter(on, &found) {
                 Ok(part) => Answer::reply(&GreenDescribeReply {
@@ -185,7 +186,7 @@ impl Serve<GreenDescribe> for Session {
 
 impl Serve<GreenSplit> for Session {
     fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
-        let on = self.on;
+        let on = call.device;
         let part = self.greens.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
@@ -193,6 +194,7 @@ impl Serve<GreenSplit> for Session {
         let known = self.greens.splits.get(&key).cloned();
         self.ask(
             call,
+            self.here(call),
             move |device| match known {
                 Some(split) => Ok(split),
                 None => device.split(&part, flags, least, groups).map(Arc::new),
@@ -211,7 +213,7 @@ impl Serve<GreenSplit> for Session {
 
 impl Serve<GreenCreate<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &GreenCreate<'_>) -> Outcome<GreenCreateReply> {
-        let on = self.on;
+        let on = call.device;
         let numbers = message.parts.iter();
         let parts = numbers
             .map(|part| self.greens.part(part.number, on))
@@ -219,12 +221,13 @@ impl Serve<GreenCreate<'_>> for Session {
         if !self.greens.has_room() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
+        let device = self.here(call);
         self.ask(
             call,
+            device.clone(),
             move |device| device.create_green(&parts),
             move |session, raw| {
-                let device = Arc::clone(&session.device);
-                let green = GreenObject::new(raw, device, session.registrar.clone());
+                let green = GreenObject::new(device, raw, session.registrar.clone());
                 match session.greens.enter_context(on, green) {
                     Ok(green) => Answer::reply(&GreenCreateReply { green }),
                     Err(error) => Answer::failed(error),
@@ -238,9 +241,10 @@ impl Serve<GreenCreate<'_>> for Session {
 impl Serve<GreenDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
         let number = message.green;
-        let green = self.greens.remove_context(number, self.on)?;
+        let green = self.greens.remove_context(number, call.device)?;
         self.ask(
             call,
+            self.here(call),
             move |_| Arc::into_inner(green).map_or(Ok(()), |green| green.end()),
             |_, ()| Answer::done(),
         )
@@ -249,11 +253,12 @@ impl Serve<GreenDestroy> for Session {
 
 impl Serve<GreenStream> for Session {
     fn serve(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
-        let green = self.greens.context(message.green, self.on)?;
+        let green = self.greens.context(message.green, call.device)?;
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let its = Arc::clone(&green);
         self.ask(
             call,
+            self.here(call),
             move |device| device.green_stream(green.raw, flags, priority),
             move |session, raw| {
                 let stream = Arc::new(StreamObject::of(its, raw));
@@ -264,7 +269,7 @@ impl Serve<GreenStream> for Session {
                     }
                     Err(error) => {
                         session.counters.add(Counter::InvalidHandles, 1);
-                        let _ = session.device.destroy_stream(raw);
+                        let _ = stream.device.destroy_stream(raw);
                         Answer::failed(error.into())
                     }
                 }

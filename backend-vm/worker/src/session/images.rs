@@ -13,10 +13,10 @@ use wormhole_api::{
 };
 use wormhole_device::{
     Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
-    RawModule,
 };
 
 use super::{Answer, Call, Event, Finish, Session};
+use crate::devices::SessionDevice;
 use crate::objects::{FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
 use wormhole_link::counters::Counter;
@@ -151,7 +151,9 @@ impl Session {
             return Err(self.invalid_address());
         }
         let reader = Arc::clone(&self.readers);
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let here = self.here(call);
+        let owner = here.clone();
+        let outcome = self.defer(call, here, move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let image = unsafe { memory::copy_out(address, length) };
             let kind = match new {
@@ -173,7 +175,7 @@ impl Session {
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.image_bytes -= bytes;
-                session.loaded(new, loaded, place)
+                session.loaded(owner, new, loaded, place)
             }) as Finish
         });
         if outcome.is_ok() {
@@ -233,7 +235,7 @@ impl Serve<Link<'_>> for Session {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let reader = Arc::clone(&self.readers);
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let copy = unsafe { memory::copy_out(inputs, length) };
             let linked = link(device, &parts, &copy, complete, &mut compiler.jit);
@@ -290,6 +292,7 @@ impl Session {
 
     fn loaded(
         &mut self,
+        device: SessionDevice,
         new: ImageHandle,
         loaded: wormhole_device::Result<Loading>,
         place: Option<ManagedPlace>,
@@ -303,10 +306,10 @@ impl Session {
             Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
             Err(error) => return Answer::failed(self.failed(error)),
         };
-        let image = Arc::new(Loaded::new(loaded.module, place));
-        let entered = self.enter_image(new, ImageObject::new(image));
+        let image = Arc::new(Loaded::new(device, loaded.module, place));
+        let entered = self.enter_image(new, ImageObject::new(Arc::clone(&image)));
         if let Err(error) = entered {
-            self.unload_quietly(loaded.module);
+            self.unload_quietly(image);
             return Answer::failed(error);
         }
         let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
@@ -325,10 +328,9 @@ impl Session {
     }
 
     /// Off the executor, since unloading may wait; nobody is to hear of it.
-    fn unload_quietly(&self, module: RawModule) {
-        let device = Arc::clone(&self.device);
+    fn unload_quietly(&self, image: Arc<Loaded>) {
         self.registrar.run(Task::new(move |_| {
-            if let Err(error) = device.unload(module) {
+            if let Err(error) = image.unload() {
                 tracing::debug!("unloading an image without a handle: {error}");
             }
         }));
@@ -389,7 +391,8 @@ impl Session {
         };
         self.ask(
             call,
-            move |device| image.unload(device),
+            image.device.clone(),
+            move |_| image.unload(),
             |_, ()| Answer::done(),
         )
     }
@@ -426,6 +429,7 @@ impl Session {
         let used = Arc::clone(&image);
         self.ask(
             call,
+            image.device.clone(),
             move |device| device.function(image.raw, &name),
             move |session, found| match session.enter_function(handle, new, used, &found) {
                 Ok(()) => describe(handle, &found),
@@ -492,6 +496,7 @@ impl Session {
         let (image, name) = self.named(handle, name)?;
         self.ask(
             call,
+            image.device.clone(),
             move |device| device.global(image.raw, &name),
             move |session, (address, bytes)| match session.enter_global(handle, address, bytes) {
                 Ok(()) => {
@@ -544,7 +549,8 @@ impl Session {
             return Ok(());
         }
         // Asked for before, it is there already.
-        if self.device_memory.insert_of(self.on, address, bytes) {
+        let number = self.image(handle)?.loaded.device.number();
+        if self.device_memory.insert_of(number, address, bytes) {
             self.image(handle)?.globals.push(address);
         }
         Ok(())
@@ -594,6 +600,7 @@ impl Session {
         let (raw, image) = (function.raw, Arc::clone(&function.image));
         self.ask(
             call,
+            image.device.clone(),
             move |device| {
                 let _used = image;
                 ask(device, raw)
@@ -635,15 +642,14 @@ impl Session {
         self.allocations.clear();
         self.unshare_context();
         // Pools belong to no context, and neither does what was allocated from them.
-        for (&address, &(on, bytes)) in &self.pool_allocations {
-            self.device_memory.insert_of(on, address, bytes);
+        for (&address, (owner, bytes)) in &self.pool_allocations {
+            self.device_memory
+                .insert_of(owner.number(), address, *bytes);
         }
         let watcher = self.watcher.pause(&self.legacy);
-        let on = self.on;
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
-        let device = Arc::clone(&self.device);
         self.registrar.run(Task::new(move |registrations| {
-            greens.end(device.as_ref());
+            greens.end();
             let result = registrations.reset();
             drop(watcher);
             let finish = move |session: &mut Session| {
@@ -656,7 +662,6 @@ impl Session {
             notifier.send(Event::Finished {
                 slot,
                 sequence,
-                on,
                 finish: Box::new(finish),
             });
         }));

@@ -85,7 +85,7 @@ impl Session {
         }
         let loaded = Arc::clone(&self.image(image)?.loaded);
         let reader = Arc::clone(&self.readers);
-        self.defer(call, move |device: &dyn Device| {
+        self.defer(call, loaded.device.clone(), move |device: &dyn Device| {
             let names = device.kernel_names(loaded.raw);
             drop(loaded);
             let bytes = names.map(|names| {
@@ -176,6 +176,7 @@ impl Serve<TensorMapEncode> for Session {
         let map = tensor_map(message);
         self.ask(
             call,
+            self.here(call),
             move |device| device.encode_tensor_map(&map),
             |_, EncodedTensorMap(map)| Answer::reply(&TensorMapEncodeReply { map }),
         )
@@ -187,6 +188,7 @@ impl Serve<TensorMapReplace> for Session {
         let (map, address) = (EncodedTensorMap(message.map), message.tensor);
         self.ask(
             call,
+            self.here(call),
             move |device| device.replace_tensor_address(map, address),
             |_, EncodedTensorMap(map)| Answer::reply(&TensorMapReplaceReply { map }),
         )

@@ -55,17 +55,20 @@ impl Session {
             parameters,
             attributes,
         )?;
-        let stream = self.stream(message.stream)?;
+        let stream = self.stream(call, message.stream)?;
+        let device = &stream.device;
+        let raw = device.own(&function.image.device, function.raw);
+        let (raw, events) = self.done(raw.and_then(|raw| Ok((raw, events.on(device)?))))?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
         if call.slot.is_none() {
-            let launched = self.device.launch(&Launch {
-                function: function.raw,
+            let launched = device.launch(&Launch {
+                function: raw,
                 stream: stream.raw,
                 grid,
                 block,
                 shared,
                 attributes,
-                events: events.raw(),
+                events,
                 parameters,
             });
             return self.done(launched).map(Served::Done);
@@ -80,7 +83,7 @@ impl Session {
                 block,
                 shared,
                 attributes: &attributes,
-                events: events.raw(),
+                events,
                 parameters: &parameters,
             })
         };

@@ -27,12 +27,12 @@ fn check_limit(limit: u32) -> wormhole_device::Result<()> {
 
 impl Session {
     /// Whether a limit may be raised to a value.
-    fn check_value(&self, limit: u32, value: u64) -> wormhole_device::Result<()> {
+    fn check_value(&self, call: &Call, limit: u32, value: u64) -> wormhole_device::Result<()> {
         check_limit(limit)?;
         let most = match limit {
             PRINTF_FIFO_SIZE => MOST_PRINTF,
             // No device has more than its memory.
-            MALLOC_HEAP_SIZE => self.descriptions[self.on].total_memory(),
+            MALLOC_HEAP_SIZE => self.descriptions[call.device].total_memory(),
             PERSISTING_L2_CACHE_SIZE if self.counters.has_neighbours() => {
                 return Err(CuResult::UNSUPPORTED_LIMIT);
             }
@@ -55,6 +55,7 @@ impl Serve<ContextGetLimit> for Session {
         }
         self.ask(
             call,
+            self.here(call),
             move |device| device.limit(limit),
             |_, value| Answer::reply(&ContextGetLimitReply { value }),
         )
@@ -64,9 +65,10 @@ impl Serve<ContextGetLimit> for Session {
 impl Serve<ContextSetLimit> for Session {
     fn serve(&mut self, call: &Call, message: &ContextSetLimit) -> Outcome<ContextSetLimitReply> {
         let (limit, value) = (message.limit, message.value);
-        self.check_value(limit, value)?;
+        self.check_value(call, limit, value)?;
         self.ask(
             call,
+            self.here(call),
             move |device| {
                 device.set_limit(limit, value)?;
                 device.limit(limit)
@@ -83,6 +85,7 @@ impl Serve<ResetPersistingL2> for Session {
         }
         self.ask(
             call,
+            self.here(call),
             |device| device.reset_persisting_l2(),
             |_, ()| Answer::done(),
         )

@@ -28,14 +28,15 @@ pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
 
 impl Serve<MemGetInfo> for Session {
     fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
-        let on = self.on;
+        let here = self.here(call);
         self.ask(
             call,
+            here.clone(),
             |device| device.memory_info(),
             move |session, (free, total)| {
                 // What the device has left would tell what the neighbours allocate, and when.
                 let free = if session.counters.has_neighbours() {
-                    total.saturating_sub(session.held_on(on))
+                    total.saturating_sub(session.held_on(&here))
                 } else {
                     free
                 };
@@ -51,8 +52,10 @@ impl Serve<MemAlloc> for Session {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
+        let here = self.here(call);
         self.ask(
             call,
+            here.clone(),
             move |device| {
                 let address = device.allocate(bytes)?;
                 if in_bands(address, bytes) {
@@ -63,11 +66,12 @@ impl Serve<MemAlloc> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                if !session.device_memory.insert_of(session.on, address, bytes) {
+                let number = here.number();
+                if !session.device_memory.insert_of(number, address, bytes) {
                     tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
                     return Answer::failed(CuResult::UNKNOWN);
                 }
-                session.allocations.insert(address);
+                session.allocations.insert(address, here);
                 Answer::reply(&MemAllocReply {
                     address: wormhole_api::DevicePtr(address),
                 })
@@ -80,14 +84,17 @@ impl Serve<MemAlloc> for Session {
 impl Serve<MemFree> for Session {
     fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
         let address = message.address.0;
-        if !self.allocations.remove(&address) && self.pool_allocations.remove(&address).is_none() {
+        let allocated = self.allocations.remove(&address);
+        let owner = allocated.or_else(|| Some(self.pool_allocations.remove(&address)?.0));
+        let Some(owner) = owner else {
             return Err(self.invalid_address());
-        }
+        };
         self.unshare(Key::Allocation(address));
         self.unshare(Key::Pointer(address));
         self.device_memory.remove(address);
         self.ask(
             call,
+            owner,
             move |device| device.free(address),
             |_, ()| Answer::done(),
         )
@@ -95,19 +102,19 @@ impl Serve<MemFree> for Session {
 }
 
 impl Serve<MemCopy> for Session {
-    fn serve(&mut self, _: &Call, message: &MemCopy) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &MemCopy) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         if message.bytes == 0 {
             return Ok(Served::Done(()));
         }
         let to = self.place(message.destination.0, message.bytes)?;
         let from = self.place(message.source.0, message.bytes)?;
         self.count_copy(from, to, message.bytes)?;
-        self.done(self.device.copy(
+        self.done(stream.device.copy(
             message.destination.0,
             message.source.0,
             message.bytes,
-            stream,
+            stream.raw,
         ))
         .map(Served::Done)
     }
@@ -129,8 +136,8 @@ impl Session {
 }
 
 impl Serve<MemWrite<'_>> for Session {
-    fn serve(&mut self, _: &Call, message: &MemWrite<'_>) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &MemWrite<'_>) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         if message.data.is_empty() {
             return Ok(Served::Done(()));
         }
@@ -140,17 +147,15 @@ impl Serve<MemWrite<'_>> for Session {
             return Err(CuResult::NOT_SUPPORTED);
         }
         self.counters.add(Counter::BytesToDevice, bytes);
-        self.done(
-            self.device
-                .write(message.destination.0, message.data, stream),
-        )
-        .map(Served::Done)
+        let (address, data) = (message.destination.0, message.data);
+        self.done(stream.device.write(address, data, stream.raw))
+            .map(Served::Done)
     }
 }
 
 impl Serve<MemSet> for Session {
-    fn serve(&mut self, _: &Call, message: &MemSet) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &MemSet) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         let element: u32 = match message.element {
             Element::Byte => 1,
             Element::Half => 2,
@@ -171,7 +176,7 @@ impl Serve<MemSet> for Session {
             return Err(self.invalid_address());
         };
         self.place(message.destination.0, span)?;
-        self.done(self.device.fill(
+        self.done(stream.device.fill(
             Fill {
                 destination: message.destination.0,
                 pitch: message.pitch,
@@ -180,7 +185,7 @@ impl Serve<MemSet> for Session {
                 value: message.value,
                 element,
             },
-            stream,
+            stream.raw,
         ))
         .map(Served::Done)
     }

@@ -40,7 +40,7 @@ mod stream_memory;
 mod streams;
 mod virtual_memory;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ use self::graphs::GraphObject;
 use self::output::PendingOutput;
 use self::pools::PoolObject;
 use self::virtual_memory::{MemoryObject, VirtualMemory};
-use super::description;
+use super::devices::{Devices, SessionDevice};
 use super::exchange::{Exchange, Token};
 use super::jobs::Jobs;
 use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
@@ -74,6 +74,8 @@ const OBJECTS: u32 = 1 << 18;
 pub struct Call {
     pub slot: Option<SlotIndex>,
     pub sequence: u64,
+    /// The number of the device that the message is for.
+    pub device: usize,
 }
 
 /// An answer that is ready to be published.
@@ -92,8 +94,6 @@ pub enum Event {
     Finished {
         slot: SlotIndex,
         sequence: u64,
-        /// The device that it is about.
-        on: usize,
         finish: Finish,
     },
     /// A run of arena is mapped and registered.
@@ -143,7 +143,7 @@ impl Answer {
 /// One guest process's state.
 #[derive(Debug)]
 pub struct Session {
-    device: Arc<dyn Device>,
+    devices: Devices,
     notifier: Notifier<Event>,
     jobs: Jobs,
     registrar: Registrar,
@@ -153,8 +153,6 @@ pub struct Session {
     counters: Counters,
     /// Where the session segment lies, for the device and here.
     base: u64,
-    /// The current device: its number, among those of the session.
-    on: usize,
     /// The legacy streams, by device.
     legacy: Vec<Arc<StreamObject>>,
     streams: wormhole_api::handle::Slab<Stream, Arc<StreamObject>>,
@@ -172,16 +170,16 @@ pub struct Session {
     unloading: Vec<(Call, Arc<Loaded>)>,
     /// Device memory that copies may name: allocations and global variables.
     device_memory: Ranges,
-    /// Starts of what was allocated, and so may be freed.
-    allocations: HashSet<u64>,
+    /// What was allocated, and so may be freed: start and device.
+    allocations: HashMap<u64, SessionDevice>,
     /// What other processes share and this one has opened.
     opened: Ranges,
     /// What this one shares, by the token of each.
     shared: HashMap<sharing::Key, Token>,
     /// Further tokens of the same.
     twice: Vec<(sharing::Key, Token)>,
-    /// What was allocated from pools: start and bytes.
-    pool_allocations: HashMap<u64, (usize, u64)>,
+    /// What was allocated from pools: start, device and bytes.
+    pool_allocations: HashMap<u64, (SessionDevice, u64)>,
     pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
     memories: wormhole_api::handle::Slab<Memory, Arc<MemoryObject>>,
     virtual_memory: VirtualMemory,
@@ -215,7 +213,7 @@ impl Server for Session {
 impl Session {
     /// A session without objects, whose segment is mapped at `base` and registered.
     pub fn new(
-        device: Arc<dyn Device>,
+        devices: Devices,
         notifier: Notifier<Event>,
         registrar: Registrar,
         watcher: Watcher,
@@ -224,27 +222,22 @@ impl Session {
         base: u64,
     ) -> Self {
         let slab = OBJECTS;
-        let descriptions: Vec<_> = description::all(device.as_ref())
-            .into_iter()
-            .map(describe::Described::new)
+        let descriptions = devices
+            .iter()
+            .map(|device| describe::Described::new(device.describe()))
             .collect();
-        let legacy: Vec<_> = (0..)
-            .take(descriptions.len())
-            .map(|number| Arc::new(StreamObject::new(RawStream::legacy_of(number))))
+        let legacy: Vec<_> = devices
+            .iter()
+            .map(|device| Arc::new(StreamObject::new(device.clone(), RawStream::LEGACY)))
             .collect();
         legacy.iter().for_each(|stream| watcher.watch(stream));
         Self {
-            jobs: Jobs::new(
-                Arc::clone(&device),
-                notifier.clone(),
-                counters.progress().clone(),
-            ),
+            jobs: Jobs::new(notifier.clone(), counters.progress().clone()),
             notifier,
             registrar,
             descriptions,
-            on: 0,
             exchange: Exchange::none(),
-            device,
+            devices,
             watcher,
             status,
             counters,
@@ -262,7 +255,7 @@ impl Session {
             graveyard: Graveyard::default(),
             unloading: Vec::new(),
             device_memory: Ranges::default(),
-            allocations: HashSet::new(),
+            allocations: HashMap::new(),
             opened: Ranges::default(),
             shared: HashMap::new(),
             twice: Vec::new(),
@@ -302,43 +295,29 @@ impl Session {
         &self.status
     }
 
-    /// Makes the device that a message is for the current one.
+    /// The number of a device in the head of a record, if there are so many.
     #[inline]
-    pub fn select(&mut self, device: u16) -> Result<(), CuResult> {
+    pub fn device_number(&self, device: u16) -> Option<usize> {
         let number = usize::from(device);
-        if number == self.on {
-            return Ok(());
-        }
-        if number >= self.legacy.len() {
-            return Err(CuResult::INVALID_DEVICE);
-        }
-        self.select_again(number);
-        Ok(())
+        (number < self.devices.count()).then_some(number)
     }
 
-    /// The same, for one that was the current one before.
-    pub fn select_again(&mut self, number: usize) {
-        if number != self.on {
-            self.on = number;
-            // There are as many as there are legacy streams.
-            let _ = self.device.select(number);
-        }
+    /// The device that a message is for.
+    fn here(&self, call: &Call) -> SessionDevice {
+        self.devices[call.device].clone()
     }
 
     /// Lets the supervisor know how much memory of each device the process holds.
     pub fn count_memory(&self) {
-        for number in 0..self.legacy.len() {
+        for device in self.devices.iter() {
             self.counters
-                .set_device_memory(number, self.held_on(number));
+                .set_device_memory(device.number(), self.held_on(device));
         }
     }
 
     /// Bytes of a device's memory that the process holds.
-    fn held_on(&self, number: usize) -> u64 {
-        let members = self.device.members();
-        let device = members
-            .get(number)
-            .map_or(self.device.as_ref(), AsRef::as_ref);
+    fn held_on(&self, device: &SessionDevice) -> u64 {
+        let number = device.number();
         device.own_memory().unwrap_or_else(|| {
             self.device_memory.bytes_of(number) + self.virtual_memory.bytes_of(number)
         })
@@ -387,7 +366,7 @@ impl Session {
 
     /// Does what had to wait for a job.
     pub fn sweep(&mut self) {
-        self.graveyard.sweep(self.device.as_ref(), &self.watcher);
+        self.graveyard.sweep(&self.watcher);
         self.release_leaving();
     }
 
@@ -402,7 +381,7 @@ impl Session {
     /// Translates a failure of the device, and publishes it if it was the context's end.
     fn failed(&self, error: CuResult) -> CuResult {
         self.counters.add(Counter::Failures, 1);
-        if let Some(sticky) = self.device.health(&[]) {
+        if let Some(sticky) = self.devices.fault() {
             watcher::publish_death(&self.status, sticky);
         }
         error
@@ -422,29 +401,31 @@ impl Session {
         CuResult::INVALID_VALUE
     }
 
-    /// Hands a job to the thread of the caller's slot.
+    /// Hands a job of a device to the thread of the caller's slot.
     fn defer<R>(
         &mut self,
         call: &Call,
+        device: SessionDevice,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Outcome<R> {
         let Some(slot) = call.slot else {
             return Err(CuResult::INVALID_VALUE);
         };
-        let handed = self.jobs.run(slot, call.sequence, self.on, job);
+        let handed = self.jobs.run(device, slot, call.sequence, job);
         self.done(handed)?;
         self.jobs_running += 1;
         Ok(Served::Deferred)
     }
 
-    /// A job that asks the device, and what becomes of its answer.
+    /// A job that asks a device, and what becomes of its answer.
     fn ask<R, T: Send + 'static>(
         &mut self,
         call: &Call,
+        device: SessionDevice,
         ask: impl FnOnce(&dyn Device) -> wormhole_device::Result<T> + Send + 'static,
         answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        self.defer(call, move |device: &dyn Device| {
+        self.defer(call, device, move |device: &dyn Device| {
             let result = ask(device);
             Box::new(move |session: &mut Self| match result {
                 Ok(found) => answer(session, found),

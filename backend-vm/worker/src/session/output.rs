@@ -80,9 +80,11 @@ impl PendingOutput {
 impl Serve<TakeOutput> for Session {
     fn serve<'s>(&'s mut self, call: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
         if self.output.is_empty() {
+            let devices = self.devices.clone();
             return self.ask(
                 call,
-                |device| Ok(device.take_output()),
+                self.here(call),
+                move |_| Ok(devices.take_output()),
                 |session, text| {
                     session.output.append(&text);
                     Answer::reply(&session.next_output())

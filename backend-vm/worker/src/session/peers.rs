@@ -14,25 +14,13 @@ use super::{Answer, Call, Session};
 const PEER_ATTRIBUTES: RangeInclusive<u32> = 1..=5;
 
 impl Session {
-    /// One of the session's devices, by its number.
-    fn peer(&self, number: u32) -> Result<Peer, CuResult> {
-        let known = usize::try_from(number).is_ok_and(|number| number < self.legacy.len());
-        match i32::try_from(number) {
-            Ok(_) if known && self.legacy.len() == 1 => Ok(self.device.as_peer()),
-            Ok(ordinal) if known => Ok(Peer {
-                ordinal,
-                context: 0,
-            }),
-            _ => Err(CuResult::INVALID_DEVICE),
+    /// A peer of the device that the message is for.
+    fn peer(&self, call: &Call, number: u32) -> Result<Peer, CuResult> {
+        let peer = self.devices.get(number)?;
+        if peer.number() == call.device {
+            return Err(CuResult::INVALID_DEVICE);
         }
-    }
-
-    /// One that is not the current one.
-    fn other(&self, number: u32) -> Result<Peer, CuResult> {
-        match self.peer(number) {
-            Ok(_) if usize::try_from(number) == Ok(self.on) => Err(CuResult::INVALID_DEVICE),
-            found => found,
-        }
+        Ok(peer.as_peer())
     }
 }
 
@@ -42,9 +30,10 @@ impl Serve<PeerAttribute> for Session {
         if !PEER_ATTRIBUTES.contains(&attribute) {
             return Err(CuResult::INVALID_VALUE);
         }
-        let peer = self.other(peer)?;
+        let peer = self.peer(call, peer)?;
         self.ask(
             call,
+            self.here(call),
             move |device| device.peer_attribute(peer, attribute),
             |_, value| Answer::reply(&PeerAttributeReply { value }),
         )
@@ -54,9 +43,10 @@ impl Serve<PeerAttribute> for Session {
 impl Serve<PeerEnable> for Session {
     fn serve(&mut self, call: &Call, message: &PeerEnable) -> Outcome<()> {
         let peer = message.peer;
-        let peer = self.other(peer)?;
+        let peer = self.peer(call, peer)?;
         self.ask(
             call,
+            self.here(call),
             move |device| device.enable_peer(peer),
             |_, ()| Answer::done(),
         )
@@ -66,9 +56,10 @@ impl Serve<PeerEnable> for Session {
 impl Serve<PeerDisable> for Session {
     fn serve(&mut self, call: &Call, message: &PeerDisable) -> Outcome<()> {
         let peer = message.peer;
-        let peer = self.other(peer)?;
+        let peer = self.peer(call, peer)?;
         self.ask(
             call,
+            self.here(call),
             move |device| device.disable_peer(peer),
             |_, ()| Answer::done(),
         )
@@ -78,7 +69,7 @@ impl Serve<PeerDisable> for Session {
 impl Serve<PoolSetAccess> for Session {
     fn serve(&mut self, call: &Call, message: &PoolSetAccess) -> Outcome<()> {
         let access = message.access;
-        let peer = self.peer(message.peer)?;
+        let peer = self.devices.get(message.peer)?.as_peer();
         self.ask_pool(
             call,
             message.pool,

@@ -12,16 +12,16 @@ use wormhole_device::{Device, PoolProperties, RawPool};
 use super::memory::in_bands;
 use super::sharing::Key;
 use super::{Answer, Call, Session};
+use crate::devices::SessionDevice;
 use crate::objects::StreamObject;
+use crate::peers;
 use wormhole_link::counters::Counter;
 
 /// A pool. Jobs hold it while they use it; one that was made is destroyed when nobody does.
 #[derive(Debug)]
 pub(super) struct PoolObject {
-    device: Arc<dyn Device>,
+    device: SessionDevice,
     raw: RawPool,
-    /// The number of the device whose memory it gives out.
-    on: usize,
     is_default: bool,
 }
 
@@ -40,8 +40,9 @@ impl PoolObject {
         self.raw
     }
 
-    pub fn on(&self) -> usize {
-        self.on
+    /// The device whose memory it gives out.
+    pub fn device(&self) -> &SessionDevice {
+        &self.device
     }
 }
 
@@ -76,11 +77,11 @@ impl Session {
         is_default: bool,
         make: impl FnOnce(&dyn Device) -> wormhole_device::Result<RawPool> + Send + 'static,
     ) -> Outcome<()> {
-        self.ask(call, make, move |session, raw| {
+        let device = self.here(call);
+        self.ask(call, device.clone(), make, move |session, raw| {
             let pool = Arc::new(PoolObject {
-                device: Arc::clone(&session.device),
+                device,
                 raw,
-                on: session.on,
                 is_default,
             });
             match session.pools.insert(new, pool) {
@@ -107,6 +108,7 @@ impl Serve<PoolDestroy> for Session {
         let pool = self.pools.remove(handle);
         self.ask(
             call,
+            self.here(call),
             move |_| {
                 drop(pool);
                 Ok(())
@@ -126,14 +128,15 @@ impl Session {
         answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
         let pool = Arc::clone(self.pool(handle)?);
-        self.ask(call, move |device| ask(device, pool.raw), answer)
+        let device = pool.device.clone();
+        self.ask(call, device, move |device| ask(device, pool.raw), answer)
     }
 }
 
 impl Serve<PoolTrim> for Session {
     fn serve(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
         let (handle, keep) = (message.pool, message.keep);
-        let streams = self.streams.values().chain([&self.legacy[self.on]]);
+        let streams = self.streams.values().chain([&self.legacy[call.device]]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
         self.ask_pool(
             call,
@@ -142,8 +145,8 @@ impl Serve<PoolTrim> for Session {
                 // The driver gives back what a synchronization has shown it to be free, and guests that wait by
                 // fences show it nothing. A stream that fails says so to whoever waits for it.
                 for stream in &streams {
-                    if matches!(device.query_stream(stream.raw), Ok(true)) {
-                        let _ = device.synchronize_stream(stream.raw);
+                    if matches!(stream.device.query_stream(stream.raw), Ok(true)) {
+                        let _ = stream.device.synchronize_stream(stream.raw);
                     }
                 }
                 device.trim_pool(pool, keep)
@@ -185,26 +188,28 @@ impl Serve<PoolAlloc> for Session {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let stream = Arc::clone(self.stream(message.stream)?);
-        let on = self.pool(message.pool)?.on;
+        let stream = Arc::clone(self.stream(call, message.stream)?);
+        let owner = self.pool(message.pool)?.device.clone();
+        let holder = owner.clone();
         self.ask_pool(
             call,
             message.pool,
-            move |device, pool| {
-                let address = device.allocate_async(pool, bytes, stream.raw)?;
+            move |_, pool| {
+                let address = peers::allocate_async(&owner, pool, bytes, &stream)?;
                 if in_bands(address, bytes) {
                     return Ok(address);
                 }
                 tracing::error!("a pool gave out {address:#x}, which a guest may use itself");
-                device.free_async(address, stream.raw)?;
+                peers::free_async(&owner, address, &stream)?;
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                if !session.device_memory.insert_of(on, address, bytes) {
+                let number = holder.number();
+                if !session.device_memory.insert_of(number, address, bytes) {
                     tracing::error!("a pool gave out {bytes} bytes at {address:#x} twice");
                     return Answer::failed(CuResult::UNKNOWN);
                 }
-                session.pool_allocations.insert(address, (on, bytes));
+                session.pool_allocations.insert(address, (holder, bytes));
                 Answer::reply(&PoolAllocReply {
                     address: DevicePtr(address),
                 })
@@ -215,15 +220,15 @@ impl Serve<PoolAlloc> for Session {
 
 /// The allocation may not be named from here on.
 impl Serve<PoolFree> for Session {
-    fn serve(&mut self, _: &Call, message: &PoolFree) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &PoolFree) -> Outcome<()> {
+        let stream = Arc::clone(self.stream(call, message.stream)?);
         let address = message.address.0;
-        if self.pool_allocations.remove(&address).is_none() {
+        let Some((owner, _)) = self.pool_allocations.remove(&address) else {
             return Err(self.invalid_address());
-        }
+        };
         self.unshare(Key::Pointer(address));
         self.device_memory.remove(address);
-        self.done(self.device.free_async(address, stream))
+        self.done(peers::free_async(&owner, address, &stream))
             .map(Served::Done)
     }
 }

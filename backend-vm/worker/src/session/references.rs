@@ -6,7 +6,6 @@ use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
     Serve,
 };
-use wormhole_device::Device;
 
 use super::arrays::TextureMessage;
 use super::images::ImageHandle;
@@ -16,7 +15,6 @@ use crate::objects::{Loaded, Used};
 /// Binds, and holds what is bound instead of what was: a kernel may read it whoever destroys its handle. What
 /// fails changes nothing.
 fn bind(
-    device: &dyn Device,
     image: &Loaded,
     (kind, name): (ReferenceTo, String),
     used: Used,
@@ -32,7 +30,7 @@ fn bind(
     };
     drop(held);
     if let Some(unused) = unused {
-        unused.let_go(device);
+        unused.let_go();
     }
     bound
 }
@@ -43,6 +41,7 @@ impl Serve<ReferenceFind<'_>> for Session {
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         self.ask(
             call,
+            image.device.clone(),
             move |device| device.find_reference(image.raw, &name, kind),
             |_, ()| Answer::done(),
         )
@@ -55,16 +54,17 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
         let (resource, used) = match message.bound {
             0 => (None, Used::Memory),
             _ => {
-                let (resource, used) = self.resource(&message.wanted())?;
+                let (resource, used) = self.resource(&image.device, &message.wanted())?;
                 (Some(resource), used)
             }
         };
         let sampling = message.sampling();
         self.ask(
             call,
+            image.device.clone(),
             move |device| {
                 let key = (ReferenceTo::Texture, name);
-                bind(device, &image, key, used, |name| {
+                bind(&image, key, used, |name| {
                     device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
                 })
             },
@@ -80,11 +80,13 @@ impl Serve<ReferenceBindSurface<'_>> for Session {
         if array.shape.flags() & wormhole_api::array::SURFACE_LDST == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
+        let raw = self.done(image.device.own(&array.device, array.raw))?;
         self.ask(
             call,
+            image.device.clone(),
             move |device| {
-                let (key, raw) = ((ReferenceTo::Surface, name), array.raw);
-                bind(device, &image, key, Used::Array(array), |name| {
+                let key = (ReferenceTo::Surface, name);
+                bind(&image, key, Used::Array(array), |name| {
                     device.bind_surface(image.raw, name, raw)
                 })
             },

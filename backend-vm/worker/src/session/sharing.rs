@@ -13,6 +13,7 @@ use wormhole_device::{Device, RawEvent};
 
 use super::memory::in_bands;
 use super::{Answer, Call, Session};
+use crate::devices::SessionDevice;
 use crate::exchange::{Token, What};
 use crate::objects::EventObject;
 use crate::registrar::Task;
@@ -46,6 +47,7 @@ impl Session {
     fn share<R>(
         &mut self,
         call: &Call,
+        device: SessionDevice,
         key: Key,
         share: impl FnOnce(&dyn Device) -> wormhole_device::Result<wormhole_device::Shared>
         + Send
@@ -55,6 +57,7 @@ impl Session {
         let (exchange, known) = (self.exchange.clone(), self.shared.get(&key).copied());
         self.ask(
             call,
+            device,
             move |device| match known {
                 Some(token) => Ok(token),
                 None => exchange.share(key.what(), share(device)?),
@@ -76,7 +79,7 @@ impl Session {
 
     fn holds(&self, key: Key) -> bool {
         match key {
-            Key::Allocation(address) => self.allocations.contains(&address),
+            Key::Allocation(address) => self.allocations.contains_key(&address),
             Key::Pointer(address) => self.pool_allocations.contains_key(&address),
             Key::Event(event) => self.events.get(event).is_some(),
             Key::Memory(memory) => self.memories.get(memory).is_some(),
@@ -138,15 +141,18 @@ impl Serve<ShareAddress> for Session {
         let address = message.address.0;
         let reply = |token| Answer::reply(&ShareAddressReply { token });
         match message.what {
-            SharedAddress::Allocation if self.allocations.contains(&address) => {
+            SharedAddress::Allocation => {
+                let owner = self.allocations.get(&address).cloned();
+                let owner = owner.ok_or_else(|| self.invalid_address())?;
                 let share = move |device: &dyn Device| device.share_allocation(address);
-                self.share(call, Key::Allocation(address), share, reply)
+                self.share(call, owner, Key::Allocation(address), share, reply)
             }
-            SharedAddress::Pointer if self.pool_allocations.contains_key(&address) => {
+            SharedAddress::Pointer => {
+                let allocation = self.pool_allocations.get(&address).cloned();
+                let (owner, _) = allocation.ok_or_else(|| self.invalid_address())?;
                 let share = move |device: &dyn Device| device.share_pointer(address);
-                self.share(call, Key::Pointer(address), share, reply)
+                self.share(call, owner, Key::Pointer(address), share, reply)
             }
-            _ => Err(self.invalid_address()),
         }
     }
 }
@@ -158,8 +164,10 @@ impl Serve<OpenAllocation> for Session {
             return Err(CuResult::INVALID_CONTEXT);
         }
         let exchange = self.exchange.clone();
+        let number = call.device;
         self.ask(
             call,
+            self.here(call),
             move |device| {
                 let found = exchange.fetch(What::Allocation, token)?;
                 let (address, bytes) = device.open_allocation(found)?;
@@ -170,8 +178,8 @@ impl Serve<OpenAllocation> for Session {
                 device.close_allocation(address)?;
                 Err(CuResult::OUT_OF_MEMORY)
             },
-            |session, (address, bytes)| {
-                if !session.opened.insert(address, bytes) {
+            move |session, (address, bytes)| {
+                if !session.opened.insert_of(number, address, bytes) {
                     tracing::error!("the device opened {bytes} bytes at {address:#x} twice");
                     return Answer::failed(CuResult::UNKNOWN);
                 }
@@ -186,11 +194,12 @@ impl Serve<OpenAllocation> for Session {
 impl Serve<CloseAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         let address = message.address.0;
-        if self.opened.remove(address).is_none() {
+        let Some((_, owner)) = self.opened.remove(address) else {
             return Err(self.invalid_address());
-        }
+        };
         self.ask(
             call,
+            self.devices[owner].clone(),
             move |device| device.close_allocation(address),
             |_, ()| Answer::done(),
         )
@@ -203,6 +212,7 @@ impl Serve<ShareEvent> for Session {
         let event = Arc::clone(self.event(handle)?);
         self.share(
             call,
+            event.device.clone(),
             Key::Event(handle),
             move |device| device.share_event(event.raw),
             |token| Answer::reply(&ShareEventReply { token }),
@@ -238,16 +248,18 @@ impl Session {
         new: Handle<EventKind>,
         make: impl FnOnce(&dyn Device) -> wormhole_device::Result<RawEvent> + Send + 'static,
     ) -> Outcome<()> {
-        self.ask(call, make, move |session, raw| {
-            let event = EventObject {
+        let device = self.here(call);
+        self.ask(call, device.clone(), make, move |session, raw| {
+            let event = Arc::new(EventObject {
+                device,
                 raw,
                 of_launches: false,
-            };
-            match session.events.insert(new, Arc::new(event)) {
+            });
+            match session.events.insert(new, Arc::clone(&event)) {
                 Ok(()) => Answer::done(),
                 Err(error) => {
                     session.counters.add(Counter::InvalidHandles, 1);
-                    let _ = session.device.destroy_event(raw);
+                    let _ = event.device.destroy_event(raw);
                     Answer::failed(error.into())
                 }
             }
@@ -261,6 +273,7 @@ impl Serve<ShareMemory> for Session {
         let memory = Arc::clone(self.memory(handle)?);
         self.share(
             call,
+            memory.device().clone(),
             Key::Memory(handle),
             move |device| device.share_memory(memory.raw(), memory.bytes()),
             |token| Answer::reply(&ShareMemoryReply { token }),
@@ -272,11 +285,13 @@ impl Serve<OpenMemory> for Session {
     fn serve(&mut self, call: &Call, message: &OpenMemory) -> Outcome<OpenMemoryReply> {
         let (new, token) = (message.new, message.token);
         let exchange = self.exchange.clone();
+        let device = self.here(call);
         self.ask(
             call,
+            device.clone(),
             move |device| device.open_memory(exchange.fetch(What::Memory, token)?),
             move |session, (raw, bytes)| {
-                let memory = session.memory_object(raw, bytes);
+                let memory = session.memory_object(device, raw, bytes);
                 match session.memories.insert(new, memory) {
                     Ok(()) => Answer::reply(&OpenMemoryReply { bytes }),
                     Err(error) => {
@@ -295,6 +310,7 @@ impl Serve<SharePool> for Session {
         let pool = Arc::clone(self.pool(handle)?);
         self.share(
             call,
+            pool.device().clone(),
             Key::Pool(handle),
             move |device| device.share_pool(pool.raw()),
             |token| Answer::reply(&SharePoolReply { token }),
@@ -314,7 +330,7 @@ impl Serve<OpenPool> for Session {
 impl Serve<OpenPointer> for Session {
     fn serve(&mut self, call: &Call, message: &OpenPointer) -> Outcome<OpenPointerReply> {
         let (exchange, token) = (self.exchange.clone(), message.token);
-        let on = self.pool(message.pool)?.on();
+        let owner = self.pool(message.pool)?.device().clone();
         self.ask_pool(
             call,
             message.pool,
@@ -329,11 +345,14 @@ impl Serve<OpenPointer> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, (address, bytes)| {
-                if !session.device_memory.insert_of(on, address, bytes) {
+                if !session
+                    .device_memory
+                    .insert_of(owner.number(), address, bytes)
+                {
                     tracing::error!("a pool showed {bytes} bytes at {address:#x} twice");
                     return Answer::failed(CuResult::UNKNOWN);
                 }
-                session.pool_allocations.insert(address, (on, bytes));
+                session.pool_allocations.insert(address, (owner, bytes));
                 let address = DevicePtr(address);
                 Answer::reply(&OpenPointerReply { address, bytes })
             },

@@ -10,13 +10,13 @@ use super::attributes::Scope;
 use super::{Call, Session};
 
 impl Serve<StreamMemory<'_>> for Session {
-    fn serve(&mut self, _: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
+    fn serve(&mut self, call: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
         let mut operations = std::mem::take(&mut self.memory_operations);
         let made = self
             .read_memory_operations(message.operations, &mut operations)
             .and_then(|()| {
-                let stream = self.stream(message.stream)?.raw;
-                self.done(self.device.memory_operations(stream, &operations))
+                let stream = self.stream(call, message.stream)?;
+                self.done(stream.device.memory_operations(stream.raw, &operations))
             });
         self.memory_operations = operations;
         made.map(Served::Done)
@@ -57,10 +57,10 @@ impl Session {
 }
 
 impl Serve<StreamSetAttribute> for Session {
-    fn serve(&mut self, _: &Call, message: &StreamSetAttribute) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    fn serve(&mut self, call: &Call, message: &StreamSetAttribute) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         if let Some(attribute) = self.admit_attribute(Scope::Stream, message.id, message.value)? {
-            self.done(self.device.set_stream_attribute(stream, &attribute))?;
+            self.done(stream.device.set_stream_attribute(stream.raw, &attribute))?;
         }
         Ok(Served::Done(()))
     }

@@ -18,10 +18,14 @@ use crate::objects::{EventObject, StreamObject};
 use wormhole_link::counters::Counter;
 
 impl Session {
-    /// The stream behind a handle.
-    pub(super) fn stream(&self, handle: Handle<Stream>) -> Result<&Arc<StreamObject>, CuResult> {
+    /// The stream behind a handle; the legacy stream is that of the device that the message is for.
+    pub(super) fn stream(
+        &self,
+        call: &Call,
+        handle: Handle<Stream>,
+    ) -> Result<&Arc<StreamObject>, CuResult> {
         if handle.is_legacy() {
-            return Ok(&self.legacy[self.on]);
+            return Ok(&self.legacy[call.device]);
         }
         self.streams
             .get(handle)
@@ -34,10 +38,11 @@ impl Session {
 }
 
 impl Serve<StreamCreate> for Session {
-    fn serve(&mut self, _: &Call, message: &StreamCreate) -> Outcome<()> {
+    fn serve(&mut self, call: &Call, message: &StreamCreate) -> Outcome<()> {
         let (new, flags, priority) = (message.new, message.flags, message.priority);
-        let raw = self.done(self.device.create_stream(flags, priority))?;
-        let stream = Arc::new(StreamObject::new(raw));
+        let here = self.here(call);
+        let raw = self.done(here.create_stream(flags, priority))?;
+        let stream = Arc::new(StreamObject::new(here, raw));
         match self.streams.insert(new, Arc::clone(&stream)) {
             Ok(()) => {
                 self.watcher.watch(&stream);
@@ -45,7 +50,7 @@ impl Serve<StreamCreate> for Session {
             }
             Err(error) => {
                 self.counters.add(Counter::InvalidHandles, 1);
-                let _ = self.device.destroy_stream(raw);
+                let _ = stream.device.destroy_stream(raw);
                 Err(error.into())
             }
         }
@@ -58,17 +63,15 @@ impl Serve<StreamDestroy> for Session {
         let Some(stream) = self.streams.remove(handle) else {
             return Err(self.invalid_handle());
         };
-        let device = self.device.as_ref();
-        let buried = self.graveyard.bury_stream(device, &self.watcher, stream);
+        let buried = self.graveyard.bury_stream(&self.watcher, stream);
         self.done(buried).map(Served::Done)
     }
 }
 
 impl Serve<StreamQuery> for Session {
-    fn serve(&mut self, _: &Call, message: &StreamQuery) -> Outcome<()> {
-        let handle = message.stream;
-        let stream = self.stream(handle)?.raw;
-        self.finished(self.device.query_stream(stream))
+    fn serve(&mut self, call: &Call, message: &StreamQuery) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
+        self.finished(stream.device.query_stream(stream.raw))
             .map(Served::Done)
     }
 }
@@ -85,37 +88,38 @@ impl Session {
 }
 
 impl Serve<StreamWaitEvent> for Session {
-    fn serve(&mut self, _: &Call, message: &StreamWaitEvent) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
+    /// The event may be of another device.
+    fn serve(&mut self, call: &Call, message: &StreamWaitEvent) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
         let event = self.event(message.event)?.raw;
-        self.done(self.device.wait_event(stream, event, message.flags))
-            .map(Served::Done)
+        let waits = stream.device.wait_event(stream.raw, event, message.flags);
+        self.done(waits).map(Served::Done)
     }
 }
 
 impl Session {
     pub(super) fn write_fence(
         &self,
-        handle: Handle<Stream>,
+        stream: &StreamObject,
         fence: Fence,
         value: u64,
     ) -> Result<(), CuResult> {
-        let stream = self.stream(handle)?;
         // Decoded against the same bound, so always there.
         let Some(index) = FenceIndex::new(fence.index()) else {
             return Err(self.invalid_address());
         };
         let address = self.base + index.address_offset() as u64;
         self.counters.add(Counter::Fences, 1);
-        self.done(self.device.write_fence(stream.raw, address, value))?;
+        self.done(stream.device.write_fence(stream.raw, address, value))?;
         self.watcher.expect(index, value, stream);
         Ok(())
     }
 }
 
 impl Serve<FenceWrite> for Session {
-    fn serve(&mut self, _: &Call, message: &FenceWrite) -> Outcome<()> {
-        self.write_fence(message.stream, message.fence, message.value)
+    fn serve(&mut self, call: &Call, message: &FenceWrite) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
+        self.write_fence(stream, message.fence, message.value)
             .map(Served::Done)
     }
 }
@@ -126,15 +130,18 @@ impl Serve<Synchronize> for Session {
         call: &Call,
         message: &Synchronize,
     ) -> Outcome<SynchronizeReply<'s>> {
-        let stream = message.stream.map(|handle| self.stream(handle).cloned());
+        let stream = message
+            .stream
+            .map(|handle| self.stream(call, handle).cloned());
         let stream = stream.transpose()?;
-        self.defer(call, move |device: &dyn Device| {
+        let devices = self.devices.clone();
+        self.defer(call, self.here(call), move |device: &dyn Device| {
             let result = match &stream {
-                Some(stream) => device.synchronize_stream(stream.raw),
+                Some(stream) => stream.device.synchronize_stream(stream.raw),
                 None => device.synchronize(),
             };
             drop(stream);
-            let text = device.take_output();
+            let text = devices.take_output();
             Box::new(move |session: &mut Session| {
                 session.output.append(&text);
                 match result {
@@ -154,33 +161,37 @@ impl Serve<Synchronize> for Session {
 }
 
 impl Serve<EventCreate> for Session {
-    fn serve(&mut self, _: &Call, message: &EventCreate) -> Outcome<()> {
+    fn serve(&mut self, call: &Call, message: &EventCreate) -> Outcome<()> {
         let (new, flags) = (message.new, message.flags);
         // One that is to be shared may wait for the device, and has a message of its own.
         if flags & INTERPROCESS != 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let raw = self.done(self.device.create_event(flags))?;
-        let event = EventObject {
+        let here = self.here(call);
+        let raw = self.done(here.create_event(flags))?;
+        let event = Arc::new(EventObject {
+            device: here,
             raw,
             of_launches: flags & DISABLE_TIMING != 0,
-        };
-        let entered = self.events.insert(new, Arc::new(event));
+        });
+        let entered = self.events.insert(new, Arc::clone(&event));
         entered.map(Served::Done).map_err(|error| {
             self.counters.add(Counter::InvalidHandles, 1);
-            let _ = self.device.destroy_event(raw);
+            let _ = event.device.destroy_event(raw);
             error.into()
         })
     }
 }
 
 impl Serve<EventRecord> for Session {
-    fn serve(&mut self, _: &Call, message: &EventRecord) -> Outcome<()> {
-        let stream = self.stream(message.stream)?.raw;
-        let event = self.event(message.event)?.raw;
-        self.done(self.device.record_event(event, stream, message.flags))?;
+    fn serve(&mut self, call: &Call, message: &EventRecord) -> Outcome<()> {
+        let stream = self.stream(call, message.stream)?;
+        let (device, event) = (&stream.device, self.event(message.event)?);
+        let own = device.own(&event.device, event.raw);
+        let recorded = own.and_then(|raw| device.record_event(raw, stream.raw, message.flags));
+        self.done(recorded)?;
         if let Some(fence) = message.fence {
-            self.write_fence(message.stream, fence, message.value)?;
+            self.write_fence(stream, fence, message.value)?;
         }
         Ok(Served::Done(()))
     }
@@ -188,9 +199,8 @@ impl Serve<EventRecord> for Session {
 
 impl Serve<EventQuery> for Session {
     fn serve(&mut self, _: &Call, message: &EventQuery) -> Outcome<()> {
-        let handle = message.event;
-        let event = self.event(handle)?.raw;
-        self.finished(self.device.query_event(event))
+        let event = self.event(message.event)?;
+        self.finished(event.device.query_event(event.raw))
             .map(Served::Done)
     }
 }
@@ -199,10 +209,11 @@ impl Serve<EventSynchronize> for Session {
     fn serve(&mut self, call: &Call, message: &EventSynchronize) -> Outcome<()> {
         let handle = message.event;
         let event = Arc::clone(self.event(handle)?);
-        self.defer(call, move |device: &dyn Device| {
+        let devices = self.devices.clone();
+        self.defer(call, event.device.clone(), move |device: &dyn Device| {
             let result = device.synchronize_event(event.raw);
             drop(event);
-            let text = device.take_output();
+            let text = devices.take_output();
             Box::new(move |session: &mut Session| {
                 session.output.append(&text);
                 match result {
@@ -216,9 +227,10 @@ impl Serve<EventSynchronize> for Session {
 
 impl Serve<EventElapsed> for Session {
     fn serve(&mut self, _: &Call, message: &EventElapsed) -> Outcome<EventElapsedReply> {
-        let start = self.event(message.start)?.raw;
-        let end = self.event(message.end)?.raw;
-        match self.device.elapsed(start, end) {
+        let start = self.event(message.start)?;
+        let end = self.event(message.end)?;
+        let own = start.device.own(&end.device, end.raw);
+        match own.and_then(|end| start.device.elapsed(start.raw, end)) {
             Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),
             Err(CuResult::NOT_READY) => Err(CuResult::NOT_READY),
             Err(error) => Err(self.failed(error)),
@@ -233,7 +245,7 @@ impl Serve<EventDestroy> for Session {
             return Err(self.invalid_handle());
         };
         self.unshare(Key::Event(handle));
-        let buried = self.graveyard.bury_event(self.device.as_ref(), event);
+        let buried = self.graveyard.bury_event(event);
         self.done(buried).map(Served::Done)
     }
 }

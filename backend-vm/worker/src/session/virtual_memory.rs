@@ -16,23 +16,28 @@ use wormhole_device::{Device, RawMemory};
 
 use super::memory::in_bands;
 use super::{Answer, Call, OBJECTS, Session};
+use crate::devices::SessionDevice;
 use wormhole_link::counters::Counter;
 use wormhole_link::device::MOST;
 
 /// Mappable memory. Mappings hold it, and what they hold is not released.
 #[derive(Debug)]
 pub(super) struct MemoryObject {
-    device: Arc<dyn Device>,
+    /// Whose memory it is.
+    device: SessionDevice,
     raw: RawMemory,
     bytes: u64,
-    /// The number of the device whose memory it is, and the bytes of all mappable memory of the session by device.
-    on: usize,
+    /// Bytes of all mappable memory of the session, by device.
     totals: Arc<Totals>,
 }
 
 type Totals = [AtomicU64; MOST];
 
 impl MemoryObject {
+    pub fn device(&self) -> &SessionDevice {
+        &self.device
+    }
+
     pub fn raw(&self) -> RawMemory {
         self.raw
     }
@@ -44,7 +49,7 @@ impl MemoryObject {
 
 impl Drop for MemoryObject {
     fn drop(&mut self) {
-        self.totals[self.on].fetch_sub(self.bytes, Ordering::Relaxed);
+        self.totals[self.device.number()].fetch_sub(self.bytes, Ordering::Relaxed);
         if let Err(error) = self.device.release_memory(self.raw) {
             tracing::debug!("releasing mappable memory: {error}");
         }
@@ -128,6 +133,7 @@ impl Serve<MemGranularity> for Session {
     fn serve(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
         self.ask(
             call,
+            self.here(call),
             |device| device.granularity(),
             |_, found| {
                 Answer::reply(&MemGranularityReply {
@@ -155,6 +161,7 @@ impl Serve<AddressReserve> for Session {
         };
         self.ask(
             call,
+            self.here(call),
             move |device| {
                 let address = device.reserve(bytes, alignment, hint)?;
                 if in_bands(address, bytes) {
@@ -186,6 +193,7 @@ impl Serve<AddressFree> for Session {
         tables.reserved.remove(&address);
         self.ask(
             call,
+            self.here(call),
             move |device| device.unreserve(address, bytes),
             |_, ()| Answer::done(),
         )
@@ -193,14 +201,18 @@ impl Serve<AddressFree> for Session {
 }
 
 impl Session {
-    pub(super) fn memory_object(&self, raw: RawMemory, bytes: u64) -> Arc<MemoryObject> {
-        let (on, totals) = (self.on, Arc::clone(&self.virtual_memory.totals));
-        totals[on].fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn memory_object(
+        &self,
+        device: SessionDevice,
+        raw: RawMemory,
+        bytes: u64,
+    ) -> Arc<MemoryObject> {
+        let totals = Arc::clone(&self.virtual_memory.totals);
+        totals[device.number()].fetch_add(bytes, Ordering::Relaxed);
         Arc::new(MemoryObject {
-            device: Arc::clone(&self.device),
+            device,
             raw,
             bytes,
-            on,
             totals,
         })
     }
@@ -209,11 +221,13 @@ impl Session {
 impl Serve<MemCreate> for Session {
     fn serve(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
+        let device = self.here(call);
         self.ask(
             call,
+            device.clone(),
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
-                let memory = session.memory_object(raw, bytes);
+                let memory = session.memory_object(device, raw, bytes);
                 match session.memories.insert(new, memory) {
                     Ok(()) => Answer::done(),
                     Err(error) => {
@@ -237,6 +251,7 @@ impl Serve<MemRelease> for Session {
         let memory = self.memories.remove(handle);
         self.ask(
             call,
+            self.here(call),
             move |_| {
                 unshare();
                 drop(memory);
@@ -271,7 +286,7 @@ impl Serve<MemMap> for Session {
             changing: true,
         };
         tables.mappings.insert(address, mapping);
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, memory.device.clone(), move |device: &dyn Device| {
             let mapped = device.map(address, memory.bytes, memory.raw);
             drop(memory);
             Box::new(move |session: &mut Session| match mapped {
@@ -324,7 +339,7 @@ impl Serve<MemUnmap> for Session {
         // Whatever becomes of the job, no copy may rely on it from here on.
         self.each(&starts, |mapping| mapping.visible = false);
         let marked = starts.clone();
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             let unmapped = device.unmap(address, bytes);
             Box::new(move |session: &mut Session| match unmapped {
                 Ok(()) => {
@@ -352,7 +367,7 @@ impl Serve<MemSetAccess> for Session {
         let access = message.access;
         let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
-        let outcome = self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {
                 session.end_change(&starts);

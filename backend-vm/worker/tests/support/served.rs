@@ -14,6 +14,7 @@ use wormhole_ring::memory::{OwnedMemory, SessionMemory};
 use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::Status;
+use wormhole_worker::devices::Devices;
 use wormhole_worker::registrar::{Registrar, Registrations};
 use wormhole_worker::session::Event;
 use wormhole_worker::wake;
@@ -49,6 +50,12 @@ pub struct Served {
 
 impl Served {
     pub fn start(device: &Arc<dyn Device>, seed: u64) -> Self {
+        Self::start_on(vec![Arc::clone(device)], seed)
+    }
+
+    /// One that serves several devices.
+    pub fn start_on(devices: Vec<Arc<dyn Device>>, seed: u64) -> Self {
+        let devices = Devices::new(devices);
         let memory = OwnedMemory::segments(1);
         // SAFETY: the executor's thread ends before the memory is dropped.
         let session = unsafe { memory.session(0) }.unwrap();
@@ -58,11 +65,11 @@ impl Served {
         let neighbours = NeighboursFile::create().unwrap();
         let word = Neighbours::map(&neighbours.descriptor().unwrap()).unwrap();
         let own = Counters::map(&page, word).unwrap();
-        let registrations = Registrations::new(Arc::clone(device));
+        let registrations = Registrations::new(devices.clone());
         let registrar = Registrar::start(registrations, own.progress()).unwrap();
         let sender = notifier.clone();
         let mut executor = wormhole_worker::executor(
-            device,
+            &devices,
             &session,
             session.base() as u64,
             own,
@@ -109,6 +116,23 @@ impl Served {
 
     pub fn record<M: Message>(&self, message: &M) {
         record(&self.producer, message);
+    }
+
+    /// The answer to a request for a device, in slot 0: result and payload.
+    pub fn on<M: Message>(&self, device: u16, sequence: u64, message: &M) -> (u32, Vec<u8>) {
+        let head = RecordHead::request(M::ID, index(0), sequence).on(device);
+        message
+            .encode(|parts| push(&self.producer, head, parts))
+            .unwrap();
+        self.answer(0, sequence)
+    }
+
+    /// Sends a record for a device.
+    pub fn record_on<M: Message>(&self, device: u16, message: &M) {
+        let head = RecordHead::record(M::ID).on(device);
+        message
+            .encode(|parts| push(&self.producer, head, parts))
+            .unwrap();
     }
 
     /// Sends a request without waiting for its answer.
