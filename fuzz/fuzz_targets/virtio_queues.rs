@@ -22,9 +22,10 @@ const STREAMS: usize = 8;
 fuzz_target!(|input: &[u8]| {
     let mut steps = Steps(input);
     let Some([device]) = steps.next() else { return };
-    let mut served = match device % 4 {
-        0 => Served::rng(),
-        1 => Served::block(),
+    let mut served = match device % 8 {
+        0 | 4 => Served::rng(),
+        1 | 5 => Served::block(),
+        6 => Served::net(),
         _ => Served::vsock(),
     };
     let mut streams = Vec::new();

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! boot KERNEL INITRAMFS [--memory MIB] [--vcpus N] [--window MIB] [--timeout SECONDS]
-//!      [--disable-pause] [--append "COMMAND LINE"]
+//!      [--disable-pause] [--tap INTERFACE] [--append "COMMAND LINE"]
 //! ```
 
 use std::error::Error;
@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmCaps, Refused, Vm, VmConfig,
-    VsockConfig, probe,
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmCaps, MacAddress, NetConfig,
+    Refused, Tap, Vm, VmConfig, VsockConfig, probe,
 };
 
 fn main() -> ExitCode {
@@ -44,6 +44,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
     let initramfs = PathBuf::from(args.next().ok_or("which initramfs?")?);
     let (mut memory, mut vcpus, mut window, mut timeout) = (256, 1, 64i64, 120);
     let mut disabled_exits = DisabledExits::default();
+    let mut networks = Vec::new();
     let mut command_line = "console=ttyS0 quiet panic=-1 reboot=k".to_owned();
     while let Some(flag) = args.next() {
         if flag == "--disable-pause" {
@@ -56,6 +57,10 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             "--vcpus" => vcpus = value.parse()?,
             "--window" => window = value.parse()?,
             "--timeout" => timeout = value.parse()?,
+            "--tap" => networks.push(NetConfig {
+                tap: Tap::open(&value)?,
+                mac: MacAddress::local(0),
+            }),
             "--append" => command_line = format!("{command_line} {value}"),
             _ => return Err(format!("unknown option {flag}").into()),
         }
@@ -77,6 +82,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             acceptor: Box::new(echo),
         }),
         disks: Vec::new(),
+        networks,
         console: Box::new(std::io::stdout()),
         timeout: Some(Duration::from_secs(timeout)),
         disabled_exits,

@@ -94,6 +94,13 @@ const DISK: &[i64] = &[
     libc::SYS_fallocate,
 ];
 
+/// Additional system calls of a network interface's thread: its event loop. Frames are read and written.
+const NETWORK: &[i64] = &[
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+];
+
 /// System calls that fail with ENOSYS instead of raising SIGSYS. Libraries make them and have a fallback: for the
 /// number of processors, or for the source lines of a backtrace.
 const ABSENT: &[i64] = &[
@@ -155,6 +162,13 @@ fn of_disks() -> Result<Calls, FilterError> {
     Ok(common()?.and(DISK))
 }
 
+fn of_networks() -> Result<Calls, FilterError> {
+    let offloads = libc::TUNSETOFFLOAD;
+    Ok(common()?
+        .and(NETWORK)
+        .and_where(libc::SYS_ioctl, vec![equals(1, offloads)?]))
+}
+
 /// System calls by which a thread confines itself.
 const GIVING_UP: &[i64] = &[
     libc::SYS_capset,
@@ -179,6 +193,7 @@ pub fn calls() -> Result<Calls, FilterError> {
     Ok(of_vcpus()?
         .and_all(of_devices()?)
         .and_all(of_disks()?)
+        .and_all(of_networks()?)
         .and(GIVING_UP)
         .and_where(libc::SYS_prctl, giving_up))
 }
@@ -193,7 +208,8 @@ impl Confinement {
         Self::of(of_vcpus()?)
     }
 
-    /// Prepares the confinement of the thread that serves the queues of all devices except disks.
+    /// Prepares the confinement of the thread that serves the queues of all devices except disks and network
+    /// interfaces.
     pub fn of_devices() -> Result<Self, ConfinementError> {
         Self::of(of_devices()?)
     }
@@ -201,6 +217,11 @@ impl Confinement {
     /// Prepares the confinement of a thread that serves a disk's queues.
     pub fn of_disk() -> Result<Self, ConfinementError> {
         Self::of(of_disks()?)
+    }
+
+    /// Prepares the confinement of a thread that serves a network interface's queues.
+    pub fn of_network() -> Result<Self, ConfinementError> {
+        Self::of(of_networks()?)
     }
 
     fn of(calls: Calls) -> Result<Self, ConfinementError> {
@@ -303,6 +324,13 @@ mod tests {
         let test = "a_disk_thread_has_its_calls_and_no_others";
         let confinement = Confinement::of_disk().expect("a list");
         has_its_calls_and_no_others("disk-0", confinement, test);
+    }
+
+    #[test]
+    fn a_network_thread_has_its_calls_and_no_others() {
+        let test = "a_network_thread_has_its_calls_and_no_others";
+        let confinement = Confinement::of_network().expect("a list");
+        has_its_calls_and_no_others("net-0", confinement, test);
     }
 
     /// Port that ends the payload on a write. It sends the vCPU thread's id first and waits until the test has read the

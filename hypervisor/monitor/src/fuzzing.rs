@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::bus::{BusDevice, Buses};
 use crate::device_thread::DeviceThread;
 use crate::devices::block::{Block, BlockWorker, DiskAccess, DiskImage};
+use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
 use crate::devices::rng::{Rng, RngWorker};
 use crate::devices::virtio::{
@@ -122,6 +123,19 @@ impl Served {
         let device = Block::new(&image);
         let worker = BlockWorker::new(ram.clone(), image, "disk-0".to_owned(), Ending::default());
         Self::new(ram, &device, Box::new(worker), channel().1)
+    }
+
+    /// Starts a network interface. Its tap is a socket, whose other end is in [`Self::streams`].
+    pub fn net() -> Self {
+        let ram = test_ram(Self::RAM);
+        let (tap, host) = UnixStream::pair().expect("sockets");
+        host.set_nonblocking(true).expect("a socket");
+        let tap = Tap::from_socket(tap.into()).expect("a socket");
+        let worker = NetWorker::new(ram.clone(), tap);
+        let (sender, streams) = channel();
+        sender.send(host).expect("the receiver is here");
+        let device = Net::new(MacAddress::local(0));
+        Self::new(ram, &device, Box::new(worker), streams)
     }
 
     fn new(

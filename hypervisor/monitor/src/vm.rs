@@ -17,6 +17,7 @@ use crate::confinement::{Confinement, ConfinementError};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
 use crate::devices::block::{Block, BlockWorker, DiskImage};
+use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
 use crate::devices::rng::{Rng, RngWorker};
@@ -159,6 +160,15 @@ impl fmt::Debug for VsockConfig {
     }
 }
 
+/// Configuration of a network interface.
+#[derive(Debug)]
+pub struct NetConfig {
+    /// The host's end.
+    pub tap: Tap,
+    /// Hardware address of the guest's end.
+    pub mac: MacAddress,
+}
+
 /// Configuration of a VM.
 pub struct VmConfig {
     /// Kernel, initramfs, command line.
@@ -173,6 +183,8 @@ pub struct VmConfig {
     pub vsock: Option<VsockConfig>,
     /// Disks, in the order in which the guest numbers them.
     pub disks: Vec<DiskImage>,
+    /// Network interfaces, in the order in which the guest numbers them.
+    pub networks: Vec<NetConfig>,
     /// Sink of the guest's console output. It is written on a vCPU thread: a blocking sink blocks the
     /// guest, and its shutdown.
     pub console: Box<dyn Write + Send>,
@@ -191,6 +203,7 @@ impl fmt::Debug for VmConfig {
             .field("window", &self.window)
             .field("vsock", &self.vsock)
             .field("disks", &self.disks)
+            .field("networks", &self.networks)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
             .finish_non_exhaustive()
@@ -214,6 +227,7 @@ pub struct Vm {
     // Everything below is dropped after the vCPUs, which use it.
     device_thread: DeviceThread,
     disk_threads: Vec<DeviceThread>,
+    network_threads: Vec<DeviceThread>,
     machine: Machine,
 }
 
@@ -268,6 +282,13 @@ impl Vm {
             chipset.add_virtio(&thread, device, worker)?;
             disk_threads.push(thread);
         }
+        let mut network_threads = Vec::new();
+        for (number, NetConfig { tap, mac }) in config.networks.into_iter().enumerate() {
+            let thread = DeviceThread::start(&format!("net-{number}"))?;
+            let worker = Box::new(NetWorker::new(ram.clone(), tap));
+            chipset.add_virtio(&thread, Box::new(Net::new(mac)), worker)?;
+            network_threads.push(thread);
+        }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
         if let Some(first) = vcpus.first() {
@@ -307,6 +328,7 @@ impl Vm {
             ending,
             device_thread,
             disk_threads,
+            network_threads,
             machine: Machine {
                 _vm: vm,
                 _ram: ram,
@@ -353,6 +375,9 @@ impl Vm {
         self.device_thread.confine(Confinement::of_devices()?)?;
         for thread in &self.disk_threads {
             thread.confine(Confinement::of_disk()?)?;
+        }
+        for thread in &self.network_threads {
+            thread.confine(Confinement::of_network()?)?;
         }
         let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
@@ -491,6 +516,7 @@ mod tests {
             window: None,
             vsock: None,
             disks: Vec::new(),
+            networks: Vec::new(),
             console: Box::new(std::io::sink()),
             timeout: None,
             disabled_exits: DisabledExits::default(),

@@ -113,6 +113,7 @@ pub fn run(
             acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
         }),
         disks,
+        networks: Vec::new(),
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),

@@ -1,6 +1,7 @@
 //! Emulates devices. Each device is one folder or file.
 
 pub mod block;
+pub mod net;
 pub mod pci;
 pub mod power;
 pub mod rng;

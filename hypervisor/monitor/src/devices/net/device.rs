@@ -1,0 +1,142 @@
+//! Implements the network device's registers: features and configuration.
+
+use std::fmt;
+use std::str::FromStr;
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF,
+};
+
+use crate::devices::virtio::VirtioDevice;
+
+/// Network controller, Ethernet.
+const PCI_CLASS: [u8; 3] = [0x02, 0, 0];
+pub(super) const QUEUE_SIZE: u16 = 256;
+/// Bytes of `struct virtio_net_hdr_v1`, which precedes each frame in both directions.
+pub const HEADER_LEN: usize = 12;
+/// Maximum bytes of a frame with its header: segmentation offload allows 64 KiB of payload (virtio 1.2, 5.1.6.3.1).
+pub(super) const MAX_FRAME: usize = 65550 + HEADER_LEN;
+
+/// Features that the device offers.
+const FEATURES: [u32; 10] = [
+    VIRTIO_NET_F_CSUM,
+    VIRTIO_NET_F_GUEST_CSUM,
+    VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_ECN,
+    VIRTIO_NET_F_HOST_TSO4,
+    VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_HOST_ECN,
+    VIRTIO_NET_F_MRG_RXBUF,
+];
+
+/// Hardware address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MacAddress([u8; 6]);
+
+impl MacAddress {
+    /// Returns a locally administered unicast address with these last bytes.
+    pub fn local(number: u32) -> Self {
+        let [a, b, c, d] = number.to_be_bytes();
+        Self([0x02, 0x77, a, b, c, d])
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// The text is no unicast hardware address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a hardware address has six bytes in hexadecimal, as 02:77:00:00:00:01, and the lowest bit of the first is 0"
+)]
+pub struct NoMacAddress;
+
+impl FromStr for MacAddress {
+    type Err = NoMacAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoMacAddress> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let bytes: Result<Vec<u8>, _> = parts
+            .iter()
+            .map(|part| {
+                let is_byte =
+                    part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+                let byte = u8::from_str_radix(part, 16).ok();
+                byte.filter(|_| is_byte).ok_or(NoMacAddress)
+            })
+            .collect();
+        let bytes: [u8; 6] = bytes?.try_into().map_err(|_| NoMacAddress)?;
+        match bytes[0] & 1 {
+            0 => Ok(Self(bytes)),
+            _ => Err(NoMacAddress),
+        }
+    }
+}
+
+/// An interface with a receive queue (0) and a transmit queue (1).
+#[derive(Debug)]
+pub struct Net {
+    mac: MacAddress,
+}
+
+impl Net {
+    /// Creates an interface with this address.
+    pub fn new(mac: MacAddress) -> Self {
+        Self { mac }
+    }
+}
+
+impl VirtioDevice for Net {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn pci_class(&self) -> [u8; 3] {
+        PCI_CLASS
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES.iter().fold(0, |bits, bit| bits | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE, QUEUE_SIZE]
+    }
+
+    fn config(&self) -> &[u8] {
+        &self.mac.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_addresses_are_read_as_they_are_written() {
+        let mac: MacAddress = "02:77:0a:FF:00:01".parse().expect("an address");
+        assert_eq!(mac.to_string(), "02:77:0a:ff:00:01");
+        assert_eq!(mac, MacAddress::local(0x0aff_0001));
+        for bad in [
+            "",
+            "02:77:0a:ff:00",
+            "02:77:0a:ff:00:01:02",
+            "2:77:0a:ff:00:01",
+            "02:77:0a:ff:00:0g",
+            "03:77:0a:ff:00:01",
+            "ff:ff:ff:ff:ff:ff",
+            "+2:77:0a:ff:00:01",
+        ] {
+            assert_eq!(bad.parse::<MacAddress>(), Err(NoMacAddress), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Opens tap interfaces of the host.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6,
+};
+
+use super::device::HEADER_LEN;
+
+/// Error from opening a tap interface.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The name cannot be an interface's.
+    #[error(
+        "{name:?} cannot be the name of a network interface: it has 1 to {most} bytes",
+        most = libc::IFNAMSIZ - 1
+    )]
+    Name {
+        /// Name as given.
+        name: String,
+    },
+    /// The host has no tap driver, or the user may not use it.
+    #[error("cannot open /dev/net/tun")]
+    Driver(#[source] io::Error),
+    /// The host has no interface of this name, and it cannot be created here.
+    #[error(
+        "cannot attach to the tap interface {name}: create it with `ip tuntap add dev {name} mode tap user USER`, and \
+         attach one guest to it at a time"
+    )]
+    Attach {
+        /// Name of the interface.
+        name: String,
+        /// Error from TUNSETIFF.
+        source: io::Error,
+    },
+    /// The interface does not support virtio's headers.
+    #[error("the tap interface {name} does not take virtio headers")]
+    Header {
+        /// Name of the interface.
+        name: String,
+        /// Error from TUNSETVNETHDRSZ.
+        source: io::Error,
+    },
+}
+
+/// A tap interface, or a socket that preserves the boundaries of frames. Reads and writes do not block.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    /// Whether the kernel's tap driver serves `file`, so that it has offloads to set.
+    has_offloads: bool,
+}
+
+impl Tap {
+    /// Attaches to the host's tap interface `name`. The caller needs CAP_NET_ADMIN, or the interface must belong to its
+    /// user.
+    pub fn open(name: &str) -> Result<Self, TapError> {
+        let bad_name = || TapError::Name {
+            name: name.to_owned(),
+        };
+        let terminated = CString::new(name).map_err(|_| bad_name())?;
+        let bytes = terminated.to_bytes_with_nul();
+        // SAFETY: all fields of the structure are integers, byte arrays or pointers, for which zero is valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if name.is_empty() || bytes.len() > request.ifr_name.len() {
+            return Err(bad_name());
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+            *to = from.cast_signed();
+        }
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        // The flags use bit 14 of the 16 bits at most.
+        request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or_default();
+        let open = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open("/dev/net/tun", open, Mode::empty())
+            .map_err(|error| TapError::Driver(error.into()))?;
+        let file = File::from(file);
+        // SAFETY: the kernel reads and writes one `ifreq`, which lives across the call.
+        let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        if attached != 0 {
+            return Err(TapError::Attach {
+                name: name.to_owned(),
+                source: io::Error::last_os_error(),
+            });
+        }
+        let size = libc::c_int::try_from(HEADER_LEN).unwrap_or_default();
+        // SAFETY: the kernel reads one `int`, which lives across the call.
+        let sized =
+            unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const size) };
+        if sized != 0 {
+            return Err(TapError::Header {
+                name: name.to_owned(),
+                source: io::Error::last_os_error(),
+            });
+        }
+        Ok(Self {
+            file,
+            has_offloads: true,
+        })
+    }
+
+    /// Uses a datagram socket in place of an interface. The peer's datagrams are frames with virtio's header.
+    pub fn from_socket(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self {
+            file: socket.into(),
+            has_offloads: false,
+        })
+    }
+
+    /// Returns the descriptor, to wait for frames.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Lets the host leave to the guest the checksums and the segmentation that the driver negotiated.
+    pub fn set_offloads(&self, features: u64) -> io::Result<()> {
+        if !self.has_offloads {
+            return Ok(());
+        }
+        let offloads = [
+            (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
+            (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
+            (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
+            (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+        ];
+        let bits = offloads
+            .iter()
+            .filter(|(feature, _)| features & 1 << feature != 0)
+            .fold(0, |bits, (_, offload)| bits | offload);
+        let bits = libc::c_ulong::from(bits);
+        // SAFETY: the request takes its argument by value.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETOFFLOAD, bits) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_interface_has_are_refused() {
+        for name in ["", "a name that is longer", "a\0b"] {
+            let error = Tap::open(name).expect_err("no interface");
+            assert!(matches!(error, TapError::Name { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! Moves frames between the queues and the tap, on the interface's thread.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+
+use event_manager::{EventOps, EventSet, Events};
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_queue::{DescriptorChain, Reader, Writer};
+
+use super::device::{HEADER_LEN, MAX_FRAME};
+use super::tap::Tap;
+use crate::devices::virtio::{ActiveQueue, VirtioWorker};
+use crate::ram::GuestRam;
+
+/// Index of the transmit queue; the receive queue has index 0.
+const TRANSMIT: usize = 1;
+/// Offset of `num_buffers` in the header.
+const NUM_BUFFERS: usize = 10;
+
+#[derive(Debug)]
+struct Active {
+    receive: ActiveQueue,
+    transmit: ActiveQueue,
+    features: u64,
+    /// Whether the event loop watches the tap, and the tap has its offloads.
+    is_watching: bool,
+}
+
+/// Serves the two queues of an interface.
+#[derive(Debug)]
+pub struct NetWorker {
+    memory: GuestRam,
+    tap: Tap,
+    active: Option<Active>,
+    /// Frame from the tap.
+    received: Box<[u8]>,
+    /// Bytes of `received` that wait for the guest's buffers; 0 if no frame waits.
+    waiting: usize,
+    /// Frame from the guest.
+    sent: Box<[u8]>,
+}
+
+/// A buffer of the receive queue.
+struct Room<'m> {
+    head: u16,
+    writer: Option<Writer<'m>>,
+}
+
+impl Room<'_> {
+    /// Returns the bytes that fit, 0 if the buffer is not writable.
+    fn bytes(&self) -> usize {
+        self.writer.as_ref().map_or(0, Writer::available_bytes)
+    }
+}
+
+/// State of a frame after an attempt to write it to the guest.
+#[derive(Debug, PartialEq, Eq)]
+enum Delivery {
+    /// The guest has it, or no buffer could ever hold it.
+    Done,
+    /// The guest has to provide more buffers first.
+    Waits,
+}
+
+impl NetWorker {
+    /// Creates a worker without queues.
+    pub fn new(memory: GuestRam, tap: Tap) -> Self {
+        Self {
+            memory,
+            tap,
+            active: None,
+            received: vec![0; MAX_FRAME].into(),
+            waiting: 0,
+            sent: vec![0; MAX_FRAME].into(),
+        }
+    }
+
+    /// Moves frames from the tap to the guest, at most as many as the queue's size.
+    fn receive(&mut self) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let queue = &mut active.receive;
+        let merges = active.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
+        let mut tap = self.tap.file();
+        let mut used = false;
+        let mut left = queue.size();
+        loop {
+            if self.waiting == 0 {
+                if left == 0 {
+                    queue.again();
+                    break;
+                }
+                left -= 1;
+                match tap.read(&mut self.received) {
+                    Ok(len) if len > HEADER_LEN => self.waiting = len,
+                    // Too short for a frame.
+                    Ok(1..) => continue,
+                    // A socket's peer is gone.
+                    Ok(0) => break,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                    Err(error) => {
+                        if error.kind() != ErrorKind::WouldBlock {
+                            tracing::debug!(%error, "a tap interface cannot be read");
+                        }
+                        break;
+                    }
+                }
+            }
+            let frame = &mut self.received[..self.waiting];
+            if deliver(&self.memory, queue, merges, frame, &mut used) == Delivery::Waits {
+                break;
+            }
+            self.waiting = 0;
+        }
+        if used {
+            queue.interrupt(&self.memory);
+        }
+    }
+
+    /// Moves frames from the guest to the tap, at most as many as the queue's size.
+    fn transmit(&mut self) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let mut tap = self.tap.file();
+        active.transmit.serve(&self.memory, |chain| {
+            if let Some(frame) = gather(&self.memory, chain, &mut self.sent)
+                && let Err(error) = tap.write(frame)
+            {
+                // Networks may drop frames; the host's stack drops those that it cannot parse.
+                tracing::debug!(%error, "a frame of a guest is dropped");
+            }
+            0
+        });
+    }
+
+    /// Watches the tap and sets its offloads, once the driver has started the device.
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        if active.is_watching {
+            return;
+        }
+        active.is_watching = true;
+        if let Err(error) = self.tap.set_offloads(active.features) {
+            tracing::warn!(%error, "a tap interface refuses the driver's offloads");
+        }
+        // Edge-triggered, so that a frame that waits for the guest's buffers does not keep the loop awake.
+        let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        if let Err(error) = ops.add(Events::new(self.tap.file(), events)) {
+            tracing::error!(%error, "a network device cannot wait for its tap");
+        }
+    }
+}
+
+impl VirtioWorker for NetWorker {
+    fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) {
+        let mut queues = queues.into_iter();
+        self.waiting = 0;
+        self.active = queues
+            .next()
+            .zip(queues.next())
+            .map(|(receive, transmit)| Active {
+                receive,
+                transmit,
+                features,
+                is_watching: false,
+            });
+    }
+
+    fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>) {
+        self.watch(ops);
+        match queue {
+            TRANSMIT => self.transmit(),
+            _ => self.receive(),
+        }
+    }
+
+    fn descriptor_ready(&mut self, events: Events, _: &mut EventOps<'_>) {
+        if events.fd() == self.tap.file().as_raw_fd() {
+            self.receive();
+        }
+    }
+
+    fn stop(&mut self) {
+        self.active = None;
+        self.waiting = 0;
+    }
+
+    fn finish(&mut self) {
+        self.transmit();
+        self.stop();
+    }
+}
+
+/// Copies a frame from the guest's buffer to `frame`; `None` if the buffer holds none.
+fn gather<'f>(
+    memory: &GuestRam,
+    chain: DescriptorChain<&GuestRam>,
+    frame: &'f mut [u8],
+) -> Option<&'f [u8]> {
+    let mut reader = Reader::new(memory, chain).ok()?;
+    let frame = frame.get_mut(..reader.available_bytes())?;
+    if frame.len() <= HEADER_LEN {
+        return None;
+    }
+    reader.read_exact(frame).ok()?;
+    Some(frame)
+}
+
+/// Writes a frame to buffers of the receive queue: to one, or to as many as it needs if the driver merges buffers. Sets
+/// `used` if a buffer was used.
+fn deliver(
+    memory: &GuestRam,
+    queue: &mut ActiveQueue,
+    merges: bool,
+    frame: &mut [u8],
+    used: &mut bool,
+) -> Delivery {
+    let most = if merges { queue.size() } else { 1 };
+    let mut rooms: Vec<Room<'_>> = Vec::new();
+    let mut bytes = 0;
+    while bytes < frame.len() && rooms.len() < usize::from(most) {
+        let Some(chain) = queue.pop(memory) else {
+            for _ in &rooms {
+                queue.undo_pop();
+            }
+            return Delivery::Waits;
+        };
+        let head = chain.head_index();
+        let writer = Writer::new(memory, chain).ok();
+        let room = Room { head, writer };
+        bytes += room.bytes();
+        rooms.push(room);
+    }
+    let fits = bytes >= frame.len();
+    if fits {
+        // At most the queue's size.
+        let count = u16::try_from(rooms.len()).unwrap_or(u16::MAX);
+        frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&count.to_le_bytes());
+    } else {
+        tracing::debug!("a guest's buffers are too small for a frame, which is dropped");
+    }
+    let mut left = if fits { &*frame } else { &[] };
+    for room in rooms {
+        let (now, later) = left.split_at(room.bytes().min(left.len()));
+        left = later;
+        let written = room
+            .writer
+            .map_or(Ok(()), |mut writer| writer.write_all(now));
+        let written = written.map_or(0, |()| u32::try_from(now.len()).unwrap_or(0));
+        *used |= queue.add_used(memory, room.head, written);
+    }
+    Delivery::Done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::super::device::QUEUE_SIZE;
+    use super::*;
+    use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
+
+    const MERGES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
+
+    /// A guest, and the socket that stands for its tap.
+    struct Guest {
+        queue: TestQueue,
+        worker: NetWorker,
+        host: std::fs::File,
+    }
+
+    /// Creates a guest. The test queue is the receive queue or the transmit queue, as the test uses it.
+    fn guest(features: u64) -> Guest {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (tap, host): (OwnedFd, OwnedFd) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let queue = TestQueue::new(QUEUE_SIZE);
+        let tap = Tap::from_socket(tap).expect("a socket");
+        let mut worker = NetWorker::new(queue.memory.clone(), tap);
+        worker.start(vec![queue.active(), queue.active()], features);
+        Guest {
+            queue,
+            worker,
+            host: host.into(),
+        }
+    }
+
+    /// Returns a frame of this many bytes, its header included.
+    fn frame(len: usize, seed: u8) -> Vec<u8> {
+        let bytes = (0..len).map(|at| at.to_le_bytes()[0].wrapping_mul(37).wrapping_add(seed));
+        let mut frame: Vec<u8> = bytes.collect();
+        frame[NUM_BUFFERS..HEADER_LEN].fill(0);
+        frame
+    }
+
+    /// Returns the frame as the guest gets it in this many buffers.
+    fn in_buffers(mut frame: Vec<u8>, count: u8) -> Vec<u8> {
+        frame[NUM_BUFFERS] = count;
+        frame
+    }
+
+    impl Guest {
+        fn arrives(&mut self, frame: &[u8]) {
+            self.host.write_all(frame).expect("room in the socket");
+            self.worker.receive();
+        }
+
+        /// Returns the frames that the host has got.
+        fn sent(&mut self) -> Vec<Vec<u8>> {
+            let mut frames = Vec::new();
+            let mut bytes = vec![0; MAX_FRAME];
+            while let Ok(len) = self.host.read(&mut bytes) {
+                frames.push(bytes[..len].to_vec());
+            }
+            frames
+        }
+    }
+
+    #[test]
+    fn a_frame_arrives_in_one_buffer_and_is_announced() {
+        let mut guest = guest(0);
+        let table = [
+            (BUFFERS, 12, WRITE | NEXT, 1),
+            (BUFFERS + 12, 1600, WRITE, 0),
+        ];
+        guest.queue.offer(&table, &[0], 1);
+        let frame = frame(1526, 1);
+        guest.arrives(&frame);
+        assert_eq!(guest.queue.lengths(), [1526]);
+        assert_eq!(guest.queue.bytes(BUFFERS, 1526), in_buffers(frame, 1));
+        assert_eq!(guest.queue.interrupts(), 1);
+    }
+
+    #[test]
+    fn a_frame_is_spread_over_buffers_that_the_driver_merges() {
+        let mut guest = guest(MERGES);
+        let table: Vec<Entry> = (0u16..4)
+            .map(|slot| (BUFFERS + 0x1000 * u64::from(slot), 600, WRITE, 0))
+            .collect();
+        guest.queue.offer(&table, &[0, 1, 2, 3], 4);
+        let frame = frame(1526, 2);
+        guest.arrives(&frame);
+        assert_eq!(guest.queue.lengths(), [600, 600, 326]);
+        let parts = [(0, 600), (1, 600), (2, 326)];
+        let parts = parts.map(|(slot, len)| guest.queue.bytes(BUFFERS + 0x1000 * slot, len));
+        assert_eq!(parts.concat(), in_buffers(frame, 3));
+    }
+
+    #[test]
+    fn a_frame_waits_until_the_guest_has_buffers_for_it() {
+        let mut guest = guest(MERGES);
+        let table: Vec<Entry> = (0u16..3)
+            .map(|slot| (BUFFERS + 0x1000 * u64::from(slot), 600, WRITE, 0))
+            .collect();
+        guest.queue.offer(&table, &[0, 1, 2], 2);
+        let (first, second) = (frame(1526, 3), frame(60, 4));
+        guest.arrives(&first);
+        guest.arrives(&second);
+        assert_eq!((guest.queue.used(), guest.queue.interrupts()), (0, 0));
+        guest.queue.offer(&table, &[0, 1, 2, 0], 4);
+        guest.worker.receive();
+        assert_eq!(guest.queue.lengths(), [600, 600, 326, 60]);
+        // The second frame lies in the first buffer, which the driver offered again.
+        assert_eq!(guest.queue.bytes(BUFFERS, 60), in_buffers(second, 1));
+    }
+
+    #[test]
+    fn a_frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_arrives() {
+        for features in [0, MERGES] {
+            let mut guest = guest(features);
+            let small = [
+                (BUFFERS, 100, WRITE, 0),
+                (BUFFERS + 0x1000, 0x100, WRITE, 0),
+            ];
+            // With merging, all buffers of the queue together are too small.
+            let mut heads = vec![0; usize::from(QUEUE_SIZE)];
+            let dropped = if features == 0 { 1 } else { QUEUE_SIZE };
+            heads[usize::from(dropped % QUEUE_SIZE)] = 1;
+            guest.queue.offer(&small, &heads, dropped);
+            guest.arrives(&frame(30_000, 5));
+            assert_eq!(guest.queue.used(), dropped);
+            assert!(guest.queue.lengths().iter().all(|len| *len == 0));
+            guest.queue.offer(&small, &heads, dropped + 1);
+            guest.arrives(&frame(80, 6));
+            assert_eq!(guest.queue.used(), dropped + 1);
+        }
+    }
+
+    #[test]
+    fn the_guests_frames_reach_the_host_whole() {
+        let mut guest = guest(0);
+        let (first, second) = (frame(74, 7), frame(MAX_FRAME, 8));
+        guest.queue.write_bytes(BUFFERS, &first);
+        guest.queue.write_bytes(BUFFERS + 0x1000, &second);
+        let len = u32::try_from(MAX_FRAME).expect("a length");
+        let table = [
+            (BUFFERS, 12, NEXT, 1),
+            (BUFFERS + 12, 62, 0, 0),
+            (BUFFERS + 0x1000, len, 0, 0),
+            // No frame: too short, too long, nothing to read.
+            (BUFFERS, 12, 0, 0),
+            (BUFFERS, len + 1, 0, 0),
+            (BUFFERS, 74, WRITE, 0),
+        ];
+        guest.queue.offer(&table, &[0, 2, 3, 4, 5], 5);
+        guest.worker.transmit();
+        assert_eq!(guest.sent(), [first, second]);
+        assert_eq!((guest.queue.used(), guest.queue.interrupts()), (5, 1));
+    }
+
+    #[test]
+    fn a_host_that_reads_nothing_blocks_no_guest() {
+        let mut guest = guest(0);
+        guest.queue.write_bytes(BUFFERS, &frame(60_000, 9));
+        let table = [(BUFFERS, 60_000, 0, 0)];
+        for turn in 1..=4 {
+            let heads = [0; QUEUE_SIZE as usize];
+            guest.queue.offer(&table, &heads, turn * 16);
+            guest.worker.transmit();
+            assert_eq!(guest.queue.used(), turn * 16);
+        }
+        assert!(guest.sent().len() < 64);
+    }
+
+    #[test]
+    fn a_turn_ends_after_a_queue_full_and_is_asked_for_again() {
+        let mut guest = guest(0);
+        let table = [(BUFFERS, 1600, WRITE, 0)];
+        guest
+            .queue
+            .offer(&table, &[0; QUEUE_SIZE as usize], QUEUE_SIZE);
+        let mut arrived = 0;
+        while guest.host.write(&frame(60, 1)).is_ok() {
+            arrived += 1;
+        }
+        assert!(arrived > 0);
+        guest.worker.receive();
+        let most = arrived.min(usize::from(QUEUE_SIZE));
+        assert_eq!(usize::from(guest.queue.used()), most);
+        assert_eq!(guest.queue.rung(), arrived >= usize::from(QUEUE_SIZE));
+    }
+
+    proptest! {
+        /// Arbitrary queue contents cause no panic, no hang and no write outside the descriptors' buffers.
+        #[test]
+        fn hostile_queues_are_survived(
+            table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
+            heads in proptest::collection::vec(0u16..20, 0..17),
+            available in 0u16..40,
+            features in prop_oneof![Just(0), Just(MERGES)],
+        ) {
+            const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
+            let mut guest = guest(features);
+            let table: Vec<Entry> = table
+                .into_iter()
+                .map(|(address, len, flags, next)| {
+                    let address = if address < GUARD.start { address + BUFFERS } else { address };
+                    (address, len, flags, next)
+                })
+                .collect();
+            guest.queue.offer(&table, &heads, available);
+            guest.worker.transmit();
+            for len in [60, 1526, 60_000] {
+                guest.arrives(&frame(len, 1));
+            }
+            if table.iter().all(|(address, ..)| *address >= GUARD.end) {
+                prop_assert_eq!(guest.queue.bytes(GUARD.start, 0x1000), vec![0; 0x1000]);
+            }
+        }
+    }
+}
