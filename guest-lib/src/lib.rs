@@ -8,8 +8,7 @@
 //!
 //! The modules lie in layers, from the top: exports ([`calls`], [`export_tables`], [`exports`], [`logs`], [`runtime`]);
 //! [`graph`], with capture; [`work`] of streams; [`object`]s and [`memory`]; the [`session`] and its [`device`]s; and the
-//! ground, which all of them use. A module uses its own layer and those below it. `cargo xtask structure` checks that
-//! and counts the upward uses that are left.
+//! ground, which all of them use. A module uses its own layer and those below it, which `cargo xtask structure` checks.
 //!
 //! Without a session `cuInit` returns, after one line in the log that says why and what to do:
 //! - `CUDA_ERROR_NO_DEVICE` where no backend is known (neither `WORMHOLE_CONTROL` nor `/dev/vsock`) or the

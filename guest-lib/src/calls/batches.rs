@@ -6,6 +6,8 @@ use wormhole_api::Handle;
 use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
+use super::boxes::copy_box;
+use super::copies::copy;
 use super::devices::device;
 use crate::error::{CuError, Result};
 use crate::object::array;
@@ -16,8 +18,8 @@ use crate::types::{
     CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
     CUmemcpyAttributes, CUstream, DefaultStream, LOCATION_DEVICE,
 };
-use crate::work::boxes::{Place, copy_box};
-use crate::work::copy::{Direction, Mode, check, copy};
+use crate::work::boxes::Place;
+use crate::work::copy::{Direction, Mode, check};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;

@@ -2,13 +2,15 @@
 
 use super::copies::NO_STREAM;
 use crate::error::Result;
+use crate::graph::submit::{Operation, submit};
 use crate::object::context;
-use crate::object::stream::target;
+use crate::object::context::Scope;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out};
 use crate::types::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUstream, DefaultStream,
 };
-use crate::work::boxes::copy_box;
+use crate::work::boxes::{Copy3d, Place};
 use crate::work::copy::Mode;
 use crate::work::described::{ARRAY, DEVICE, Described, HOST, address, described};
 
@@ -37,6 +39,23 @@ fn run(
     let ends = (to.place(extent)?, from.place(extent)?);
     // SAFETY: these, and what descriptions lead to, are valid for the copy.
     unsafe { copy_box(scope, target, ends, extent, mode) }
+}
+
+/// Hands a copy of a box to a stream.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+pub(super) unsafe fn copy_box(
+    scope: Scope,
+    target: Target,
+    ends: (Place, Place),
+    extent: [u64; 3],
+    mode: Mode,
+) -> Result {
+    scope.session.alive()?;
+    // SAFETY: as the caller promises.
+    let copy = unsafe { Copy3d::new(ends, extent, mode) }?;
+    submit(scope, target, Operation::Copy3d(copy))
 }
 
 fn plane(
@@ -140,25 +159,9 @@ pub fn cuMemcpy3DPeerAsync(
 /// An end that is the bytes of an array from `offset` on.
 fn of_array(array: CUarray, offset: usize) -> Described {
     Described {
-        kind: ARRAY,
-        host: 0,
-        device: 0,
         array,
         origin: [offset, 0, 0],
-        pitch: 0,
-        rows: 0,
-    }
-}
-
-fn of_memory(kind: u32, address: u64) -> Described {
-    Described {
-        kind,
-        host: address,
-        device: address,
-        array: std::ptr::null_mut(),
-        origin: [0; 3],
-        pitch: 0,
-        rows: 0,
+        ..Described::memory(ARRAY, 0)
     }
 }
 
@@ -192,7 +195,10 @@ pub fn cuMemcpyAtoD_v2(
     srcOffset: usize,
     ByteCount: usize,
 ) -> Result {
-    let ends = (of_memory(DEVICE, dstDevice), of_array(srcArray, srcOffset));
+    let ends = (
+        Described::memory(DEVICE, dstDevice),
+        of_array(srcArray, srcOffset),
+    );
     line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
@@ -203,7 +209,10 @@ pub fn cuMemcpyDtoA_v2(
     srcDevice: CUdeviceptr,
     ByteCount: usize,
 ) -> Result {
-    let ends = (of_array(dstArray, dstOffset), of_memory(DEVICE, srcDevice));
+    let ends = (
+        of_array(dstArray, dstOffset),
+        Described::memory(DEVICE, srcDevice),
+    );
     line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
@@ -215,7 +224,7 @@ pub fn cuMemcpyAtoH_v2(
     ByteCount: usize,
 ) -> Result {
     let ends = (
-        of_memory(HOST, dstHost.address()),
+        Described::memory(HOST, dstHost.address()),
         of_array(srcArray, srcOffset),
     );
     line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
@@ -230,7 +239,7 @@ pub fn cuMemcpyAtoHAsync_v2(
     hStream: CUstream,
 ) -> Result {
     let ends = (
-        of_memory(HOST, dstHost.address()),
+        Described::memory(HOST, dstHost.address()),
         of_array(srcArray, srcOffset),
     );
     line(default, hStream, ends, ByteCount, Mode::Asynchronous)
@@ -245,7 +254,7 @@ pub fn cuMemcpyHtoA_v2(
 ) -> Result {
     let ends = (
         of_array(dstArray, dstOffset),
-        of_memory(HOST, srcHost.address()),
+        Described::memory(HOST, srcHost.address()),
     );
     line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
@@ -260,7 +269,7 @@ pub fn cuMemcpyHtoAAsync_v2(
 ) -> Result {
     let ends = (
         of_array(dstArray, dstOffset),
-        of_memory(HOST, srcHost.address()),
+        Described::memory(HOST, srcHost.address()),
     );
     line(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }

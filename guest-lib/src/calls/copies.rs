@@ -3,15 +3,37 @@
 use wormhole_api::Element;
 
 use crate::error::Result;
+use crate::graph::submit::{Operation, submit};
 use crate::memory::is_synchronous;
 use crate::object::context::Scope;
 use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out, UnifiedPtr};
 use crate::types::{CUdeviceptr, CUstream, DefaultStream};
-use crate::work::copy::{Direction, Fill, Mode, copy, fill};
+use crate::work::copy::{self, Direction, Fill, Mode};
 
 /// The default stream, which copies without a stream parameter use.
 pub const NO_STREAM: CUstream = std::ptr::null_mut();
+
+/// Hands a copy to a stream.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+pub(super) unsafe fn copy(
+    scope: Scope,
+    target: Target,
+    direction: Direction,
+    ends: (u64, u64),
+    bytes: usize,
+    mode: Mode,
+) -> Result {
+    scope.session.alive()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: as the caller promises.
+    let copy = unsafe { copy::Copy::new(direction, ends, bytes, mode) }?;
+    submit(scope, target, Operation::Copy(copy))
+}
 
 /// One copy of the driver API.
 struct Copy {
@@ -155,7 +177,11 @@ pub fn cuMemcpyDtoDAsync_v2(
 /// One fill of the driver API.
 fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> Result {
     let (scope, target) = target(default, stream)?;
-    fill(scope, target, values, mode)?;
+    scope.session.alive()?;
+    if values.width == 0 || values.height == 0 {
+        return settle(scope, target, [values.destination; 2], mode);
+    }
+    submit(scope, target, Operation::Fill(values.checked(mode)?))?;
     settle(scope, target, [values.destination; 2], mode)
 }
 

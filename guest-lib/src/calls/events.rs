@@ -2,7 +2,9 @@
 
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::graph::submit::{Operation, submit};
 use crate::object::context::Scope;
+use crate::object::event::Record;
 use crate::object::stream::target;
 use crate::object::{context, event};
 use crate::parameter::Out;
@@ -34,7 +36,8 @@ pub fn cuEventRecordWithFlags(
     if flags & !1 != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    event::record(scope, hEvent, target, flags)
+    let record = Record::new(scope, target, hEvent, flags)?;
+    submit(scope, target, Operation::Record(record))
 }
 
 /// The scope of a question about an event, which no capture forbids.

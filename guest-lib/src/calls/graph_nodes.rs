@@ -9,13 +9,11 @@ use wormhole_api::{Handle, LaunchAttribute};
 use super::conditional_nodes::conditional;
 use super::graphs::nodes_with_data;
 use crate::error::{CuError, Result};
-use crate::graph::work::{Copy, HostCall, Kernel, Operations, Work, check_fill, kind};
+use crate::graph::work::{HostCall, Kernel, Operations, Work, check_fill, copied, kind};
 use crate::graph::{
     Edge, GraphMemory, Model, NodeHandle, executable, graph_handle, node_handle, with,
 };
 use crate::handle::to_pointer;
-use crate::memory::map::Origin;
-use crate::memory::memory_map;
 use crate::object::context::{self, Scope};
 use crate::object::event;
 use crate::parameter::{In, InOut, Out};
@@ -87,7 +85,7 @@ fn with_context(first: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
 }
 
 fn copy(wanted: CUDA_MEMCPY3D) -> Result<Work> {
-    Copy::read(&wanted)?;
+    copied(&wanted)?;
     Ok(Work::Copy(Box::new(wanted)))
 }
 
@@ -139,19 +137,11 @@ fn allocation(scope: Scope, wanted: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Arc<G
     GraphMemory::allocate(scope, wanted.bytesize as u64)
 }
 
-fn free(address: CUdeviceptr) -> Result<Work> {
-    let found = memory_map().find(address);
-    let owned = found.is_some_and(|found| found.origin == Origin::Graph && found.base == address);
-    owned
-        .then_some(Work::Free(address))
-        .ok_or(CuError::INVALID_VALUE)
-}
-
 /// The parameters of one kind of node.
 ///
 /// # Safety
 /// They are plain data, valid whatever the bits are.
-pub(super) unsafe trait Member: std::marker::Copy {
+pub(super) unsafe trait Member: Copy {
     /// Out of the union of all kinds.
     fn of(wanted: &CUgraphNodeParams) -> Self {
         const {
@@ -226,7 +216,7 @@ fn any(
             wanted.words[place] = memory.address;
             Ok(Work::Alloc(memory))
         }
-        kind::MEM_FREE if old.is_none() => free(Member::of(wanted)),
+        kind::MEM_FREE if old.is_none() => Work::free(Member::of(wanted)),
         kind::BATCH_MEM_OP => operations(Member::of(wanted)),
         // What it does is said once, when it is made.
         kind::CONDITIONAL => Err(CuError::NOT_SUPPORTED),
@@ -343,7 +333,7 @@ pub fn cuGraphAddMemFreeNode(
     _numDependencies: usize,
     dptr: CUdeviceptr,
 ) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| free(dptr))
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| Work::free(dptr))
 }
 
 pub fn cuGraphAddNode(
@@ -385,7 +375,7 @@ pub fn cuGraphAddNode_v2(
 }
 
 /// Tells something of what a node does.
-fn told<T: std::marker::Copy>(
+fn told<T: Copy>(
     node: CUgraphNode,
     place: Out<'_, T>,
     read: impl FnOnce(&Work) -> Option<T>,

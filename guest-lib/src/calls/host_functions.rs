@@ -3,10 +3,11 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
+use crate::graph::submit::{Operation, submit};
 use crate::object::stream::target;
 use crate::parameter::Pointer;
 use crate::types::{CUhostFn, CUstream, CUstreamCallback, DefaultStream};
-use crate::work::host_function::{Function, launch};
+use crate::work::host_function::Function;
 
 pub fn cuLaunchHostFunc(
     default: DefaultStream,
@@ -18,14 +19,12 @@ pub fn cuLaunchHostFunc(
     if function.is_none() {
         return Err(CuError::INVALID_VALUE);
     }
-    launch(
-        scope,
-        target,
-        Function::Plain {
-            function,
-            data: userData.as_ptr(),
-        },
-    )
+    scope.session.alive()?;
+    let function = Function::Plain {
+        function,
+        data: userData.as_ptr(),
+    };
+    submit(scope, target, Operation::Host(function))
 }
 
 pub fn cuStreamAddCallback(
@@ -39,10 +38,11 @@ pub fn cuStreamAddCallback(
     if callback.is_none() || flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    scope.session.alive()?;
     let function = Function::Callback {
         function: callback,
         stream: hStream,
         data: userData.as_ptr(),
     };
-    launch(scope, target, function)
+    submit(scope, target, Operation::Host(function))
 }

@@ -4,6 +4,8 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use crate::error::{CuError, Result};
+use crate::graph::order::meet;
+use crate::graph::submit::{Operation, submit};
 use crate::object::context::Scope;
 use crate::object::function;
 use crate::object::stream::{Target, target};
@@ -12,8 +14,24 @@ use crate::session::session;
 use crate::types::{
     CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUstream, DefaultStream, STREAM_PER_THREAD,
 };
-use crate::work::launch::{Arguments, Attributes, Shape, launch};
-use crate::work::peer;
+use crate::work::launch::{Arguments, Attributes, Launch, Shape, with_launch};
+
+/// Launches a kernel.
+///
+/// # Safety
+/// The arguments fit the function's parameters.
+pub(super) unsafe fn launch(
+    scope: Scope,
+    target: Target,
+    function: CUfunction,
+    shape: Shape,
+    attributes: &Attributes,
+    arguments: Arguments,
+) -> Result {
+    let take = |launch: Launch<'_>| submit(scope, target, Operation::Kernel(launch));
+    // SAFETY: as the caller promises.
+    unsafe { with_launch(scope, target, function, shape, attributes, arguments, take) }
+}
 
 /// Launches a kernel with arguments that a program passes, by a [`Pointer`] or in a structure by an [`In`].
 #[inline]
@@ -115,7 +133,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
         }
     }
     if flags & NO_PRE_LAUNCH_SYNC == 0 {
-        peer::meet(&targets)?;
+        meet(&targets)?;
     }
     for (one, (scope, target)) in launches.iter().zip(&targets) {
         let shape = Shape {
@@ -131,7 +149,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
         launch_with(*scope, *target, one.function, shape, &attributes, arguments)?;
     }
     if flags & NO_POST_LAUNCH_SYNC == 0 {
-        peer::meet(&targets)?;
+        meet(&targets)?;
     }
     Ok(())
 }

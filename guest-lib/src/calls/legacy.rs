@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 
+use super::launches::launch;
 use crate::error::{CuError, Result};
 use crate::object::function;
 use crate::object::stream::target;
 use crate::parameter::In;
 use crate::types::{CUfunction, CUstream, DefaultStream};
-use crate::work::launch::{Arguments, Attributes, Shape, launch};
+use crate::work::launch::{Arguments, Attributes, Shape};
 
 pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result {
     crate::object::context::scope()?;

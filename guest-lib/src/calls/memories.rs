@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use wormhole_api::MemGetInfo;
 
 use crate::error::{CuError, Result};
+use crate::graph;
 use crate::memory::map::Origin;
 use crate::memory::{self, memory_map};
 use crate::object::context;
@@ -44,7 +45,7 @@ pub fn cuMemAllocPitch_v2(
 }
 
 pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result {
-    memory::free(context::scope_or_primary()?, dptr)
+    graph::free(context::scope_or_primary()?, dptr)
 }
 
 pub fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Result {

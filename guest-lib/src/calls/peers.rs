@@ -3,7 +3,7 @@
 use wormhole_api::PeerAttribute;
 
 use super::contexts::{current, scope_of};
-use super::copies::NO_STREAM;
+use super::copies::{NO_STREAM, copy};
 use super::devices::{ordinal, tell_atomics};
 use crate::error::{CuError, Result};
 use crate::object::context;
@@ -11,7 +11,7 @@ use crate::object::stream;
 use crate::parameter::{In, Out};
 use crate::session::session;
 use crate::types::{CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUstream, DefaultStream};
-use crate::work::copy::{Direction, Mode, copy};
+use crate::work::copy::{Direction, Mode};
 use crate::work::peer;
 
 /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.

@@ -7,10 +7,11 @@ use wormhole_api::{Access, Handle};
 
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
+use crate::graph::submit::{Operation, submit};
 use crate::handle::to_pointer;
-use crate::memory::pool;
+use crate::memory::pool::{self, Alloc};
 use crate::object::context::{self, Scope, on_device};
-use crate::object::stream::target;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out, Pointer};
 use crate::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
@@ -27,6 +28,13 @@ const WORDS: std::ops::RangeInclusive<u32> = 1..=3;
 /// All attributes there are, of which the last four are statistics.
 const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=8;
 
+fn allocate(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Result<u64> {
+    let mut address = 0;
+    let alloc = Alloc::new(pool, bytes, &mut address)?;
+    submit(scope, target, Operation::Alloc(alloc))?;
+    Ok(address)
+}
+
 pub fn cuMemAllocAsync(
     default: DefaultStream,
     dptr: Out<'_, CUdeviceptr>,
@@ -40,7 +48,7 @@ pub fn cuMemAllocAsync(
     // Natively nothing is allocated for nothing.
     let address = match bytesize as u64 {
         0 => 0,
-        bytes => pool::allocate(scope, target, pool::current(scope)?, bytes)?,
+        bytes => allocate(scope, target, pool::current(scope)?, bytes)?,
     };
     dptr.put(address)
 }
@@ -59,14 +67,14 @@ pub fn cuMemAllocFromPoolAsync(
     }
     let address = match bytesize as u64 {
         0 => 0,
-        bytes => pool::allocate(scope, target, pool, bytes)?,
+        bytes => allocate(scope, target, pool, bytes)?,
     };
     dptr.put(address)
 }
 
 pub fn cuMemFreeAsync(default: DefaultStream, dptr: CUdeviceptr, hStream: CUstream) -> Result {
     let (scope, target) = target(default, hStream)?;
-    pool::free(scope, target, dptr)
+    submit(scope, target, Operation::Free(dptr))
 }
 
 /// Hands out a pool's handle.

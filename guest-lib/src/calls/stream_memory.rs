@@ -3,6 +3,7 @@
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::graph::submit::{Operation, submit};
 use crate::object::stream::attributes::{PRIORITY, StreamAttributes, set_attribute};
 use crate::object::stream::target;
 use crate::parameter::{In, Out};
@@ -10,7 +11,7 @@ use crate::types::{
     CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
 };
-use crate::work::stream_memory::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send};
+use crate::work::stream_memory::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
 
 /// One operation on a word.
 fn operate(
@@ -29,7 +30,7 @@ fn operate(
         flags,
         ..CUstreamBatchMemOpParams::default()
     };
-    send(scope, target, &[read(&parameters)?])
+    submit(scope, target, Operation::Memory(&[read(&parameters)?]))
 }
 
 /// Functions of the first version are for devices that allow it, which no driver does unless its module is told to.
@@ -52,7 +53,7 @@ macro_rules! words {
             value: $value,
             flags: u32,
         ) -> Result {
-                        $(permit(default, stream, attribute::$permission)?;)?
+            $(permit(default, stream, attribute::$permission)?;)?
             operate(default, stream, $operation, (addr, value.into()), flags)
         }
     )*};
@@ -85,7 +86,7 @@ fn operate_all(
     let operations = operations
         .map(|one| read(&one))
         .collect::<Result<Vec<_>>>()?;
-    send(scope, target, &operations)
+    submit(scope, target, Operation::Memory(&operations))
 }
 
 pub fn cuStreamBatchMemOp(

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use super::devices::named;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::graph::submit::{Operation, submit};
 use crate::handle;
+use crate::object::event::Wait;
 use crate::object::stream::{self, Target, target};
-use crate::object::{context, event, green};
+use crate::object::{context, green};
 use crate::parameter::Out;
 use crate::types::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream};
 
@@ -58,7 +60,7 @@ pub fn cuStreamWaitEvent(
     if Flags & !1 != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    event::wait(scope, target, hEvent, Flags)
+    submit(scope, target, Operation::Wait(Wait::new(hEvent, Flags)?))
 }
 
 /// Answers a question about a stream.

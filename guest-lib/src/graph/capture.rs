@@ -6,31 +6,22 @@
 //!
 //! Other calls are forbidden, and end captures, as [`capture_mode`] says.
 
+mod nodes;
+
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use wormhole_api::constants::launch_attribute::PRIORITY;
-use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
+use wormhole_api::Handle;
 use wormhole_api::handle::{Event, Stream};
-use wormhole_api::{Element, Handle, LaunchAttribute, MemoryOperation};
 
+pub use self::nodes::take;
 use crate::error::{CuError, Result};
-use crate::graph::work::{HostCall, Kernel, Operations, Work};
-use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, PROGRAMMATIC, port, with};
+use crate::graph::work::Work;
+use crate::graph::{Edge, GraphHandle, Model, NodeHandle, PROGRAMMATIC, with};
 use crate::handle::to_pointer;
-use crate::memory::map::Origin;
 use crate::object::capture_mode::{self, RELAXED, UnderWay};
-use crate::object::context::{self, Scope};
 use crate::object::event;
 use crate::object::stream::{self, Target};
-use crate::types::{
-    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUgraphNode, CUstreamBatchMemOpParams,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
-};
-use crate::work::boxes::Place;
-use crate::work::copy::{Direction, Fill, Mode};
-use crate::work::launch::{Attributes, Milestone, Shape};
+use crate::types::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 /// `CUstreamCaptureStatus`.
 pub const NONE: CUstreamCaptureStatus = 0;
@@ -128,7 +119,7 @@ pub fn check_destroy(target: Target) -> Result {
 
 /// Ends the capture of a stream for a call that it does not allow; the answer is the call's code.
 #[cold]
-pub fn refuse(target: Target, code: CuError) -> CuError {
+fn refuse(target: Target, code: CuError) -> CuError {
     let refused: Result = with(|model| {
         let capture = model.capture_of(target)?;
         model.captures.invalidate(capture);
@@ -421,281 +412,6 @@ fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
             None => edges.push(*edge),
         }
     }
-}
-
-fn add(target: Target, work: Work) -> Result {
-    with(|model| model.captured(target, work).map(drop))
-}
-
-/// A launch.
-#[cold]
-pub fn kernel(
-    target: Target,
-    function: *mut std::ffi::c_void,
-    shape: Shape,
-    attributes: &Attributes,
-    parameters: &[u8],
-) -> Result {
-    let events = attributes.events();
-    let mut attributes = attributes.plain().to_vec();
-    let priority = target.stream.priority.load(Ordering::Relaxed);
-    if priority != 0 && !attributes.iter().any(|attribute| attribute.id == PRIORITY) {
-        let mut value = [0; 64];
-        value[..4].copy_from_slice(&priority.to_le_bytes());
-        attributes.push(LaunchAttribute {
-            id: PRIORITY,
-            reserved: 0,
-            value,
-        });
-    }
-    let kernel = Kernel::new(function, shape, attributes, parameters)?;
-    let work = Work::Kernel(Arc::new(kernel));
-    with(|model| {
-        let node = model.captured(target, work)?;
-        let capture = model.capture_of(target)?;
-        for recorded in events {
-            let data = dependency(recorded.when);
-            let before = vec![Edge { node, data }];
-            let place = Recorded { capture, before };
-            model.captures.events.insert(recorded.event, place);
-            event::captured_by_launch(recorded.event);
-        }
-        Ok(())
-    })
-}
-
-/// How work depends on a captured launch that waits for an event of it (CUDA programming guide, "Programmatic
-/// Dependent Launch", "Use in CUDA Graphs").
-fn dependency(when: Milestone) -> CUgraphEdgeData {
-    let (from_port, kind) = match when {
-        Milestone::Triggered => (port::PROGRAMMATIC, PROGRAMMATIC),
-        Milestone::TriggeredByStart => (port::LAUNCH_ORDER, PROGRAMMATIC),
-        Milestone::Begun => (port::LAUNCH_ORDER, 0),
-    };
-    CUgraphEdgeData {
-        from_port,
-        r#type: kind,
-        ..CUgraphEdgeData::default()
-    }
-}
-
-fn no_copy() -> CUDA_MEMCPY3D {
-    CUDA_MEMCPY3D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcZ: 0,
-        srcLOD: 0,
-        srcMemoryType: 0,
-        srcHost: std::ptr::null(),
-        srcDevice: 0,
-        srcArray: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
-        srcPitch: 0,
-        srcHeight: 0,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstZ: 0,
-        dstLOD: 0,
-        dstMemoryType: 0,
-        dstHost: std::ptr::null_mut(),
-        dstDevice: 0,
-        dstArray: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
-        dstPitch: 0,
-        dstHeight: 0,
-        WidthInBytes: 0,
-        Height: 1,
-        Depth: 1,
-    }
-}
-
-fn size(value: u64) -> Result<usize> {
-    usize::try_from(value).map_err(|_| CuError::INVALID_VALUE)
-}
-
-/// A copy of a range.
-#[cold]
-pub fn copy(
-    target: Target,
-    direction: Direction,
-    (destination, source): (u64, u64),
-    bytes: usize,
-    mode: Mode,
-) -> Result {
-    if mode == Mode::Synchronous {
-        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-    }
-    let (to, from) = match direction {
-        Direction::HostToDevice => (DEVICE, HOST),
-        Direction::DeviceToHost => (HOST, DEVICE),
-        Direction::DeviceToDevice => (DEVICE, DEVICE),
-        Direction::Unified => (UNIFIED, UNIFIED),
-    };
-    let mut node = no_copy();
-    (node.dstMemoryType, node.srcMemoryType) = (to, from);
-    node.WidthInBytes = bytes;
-    match to {
-        HOST => node.dstHost = std::ptr::with_exposed_provenance_mut(size(destination)?),
-        _ => node.dstDevice = destination,
-    }
-    match from {
-        HOST => node.srcHost = std::ptr::with_exposed_provenance(size(source)?),
-        _ => node.srcDevice = source,
-    }
-    add(target, Work::Copy(Box::new(node)))
-}
-
-/// A copy of a box.
-#[cold]
-pub fn copy_box(
-    target: Target,
-    (to, from): (Place, Place),
-    extent: [u64; 3],
-    mode: Mode,
-) -> Result {
-    if mode == Mode::Synchronous {
-        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-    }
-    let mut node = no_copy();
-    let [width, height, depth] = extent;
-    (node.WidthInBytes, node.Height, node.Depth) = (size(width)?, size(height)?, size(depth)?);
-    match to {
-        Place::Memory {
-            start,
-            pitch,
-            rows,
-            device,
-        } => {
-            node.dstMemoryType = if device { DEVICE } else { UNIFIED };
-            (node.dstDevice, node.dstPitch, node.dstHeight) = (start, size(pitch)?, size(rows)?);
-        }
-        Place::Array { array, origin, .. } => {
-            node.dstMemoryType = ARRAY;
-            node.dstArray = to_pointer(array);
-            node.dstXInBytes = size(origin[0])?;
-            (node.dstY, node.dstZ) = (size(origin[1])?, size(origin[2])?);
-        }
-    }
-    match from {
-        Place::Memory {
-            start,
-            pitch,
-            rows,
-            device,
-        } => {
-            node.srcMemoryType = if device { DEVICE } else { UNIFIED };
-            (node.srcDevice, node.srcPitch, node.srcHeight) = (start, size(pitch)?, size(rows)?);
-        }
-        Place::Array { array, origin, .. } => {
-            node.srcMemoryType = ARRAY;
-            node.srcArray = to_pointer(array);
-            node.srcXInBytes = size(origin[0])?;
-            (node.srcY, node.srcZ) = (size(origin[1])?, size(origin[2])?);
-        }
-    }
-    add(target, Work::Copy(Box::new(node)))
-}
-
-/// A fill.
-#[cold]
-pub fn fill(target: Target, fill: Fill, mode: Mode) -> Result {
-    if mode == Mode::Synchronous {
-        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-    }
-    let node = CUDA_MEMSET_NODE_PARAMS {
-        dst: fill.destination,
-        pitch: if fill.height > 1 { fill.pitch } else { 0 },
-        value: fill.value,
-        elementSize: match fill.element {
-            Element::Byte => 1,
-            Element::Half => 2,
-            Element::Word => 4,
-        },
-        width: fill.width,
-        height: fill.height,
-    };
-    add(target, Work::Fill(node))
-}
-
-/// A function of the program.
-#[cold]
-pub fn host(target: Target, call: HostCall) -> Result {
-    add(target, Work::Host(call))
-}
-
-/// Memory operations.
-#[cold]
-pub fn memory(target: Target, operations: &[MemoryOperation]) -> Result {
-    let given = operations.iter().map(|operation| {
-        let mut given = CUstreamBatchMemOpParams {
-            operation: operation.kind,
-            address: operation.address,
-            value64: operation.value,
-            ..CUstreamBatchMemOpParams::default()
-        };
-        // A barrier has no address, and its flags elsewhere.
-        match operation.address {
-            0 => given.barrier_flags = operation.flags,
-            _ => given.flags = operation.flags,
-        }
-        given
-    });
-    let operations = Operations::new(given, context::current())?;
-    add(target, Work::Memory(Arc::new(operations)))
-}
-
-/// `cuMemAllocAsync`: the memory is there from now on.
-#[cold]
-pub fn allocate(scope: Scope, target: Target, bytes: u64) -> Result<u64> {
-    // Looked at first: memory takes a request.
-    with(|model| model.capture_of(target).map(drop))?;
-    let memory = GraphMemory::allocate(scope, bytes)?;
-    let address = memory.address;
-    match add(target, Work::Alloc(Arc::clone(&memory))) {
-        Ok(()) => Ok(address),
-        Err(error) => {
-            GraphMemory::let_go(memory);
-            Err(error)
-        }
-    }
-}
-
-/// `cuMemFreeAsync`, of memory that a graph allocates.
-#[cold]
-pub fn free(target: Target, address: u64) -> Result {
-    let found = crate::memory::memory_map().find(address);
-    match found {
-        Some(allocation) if allocation.origin == Origin::Graph && allocation.base == address => {
-            add(target, Work::Free(address))
-        }
-        _ => Err(CuError::INVALID_VALUE),
-    }
-}
-
-/// `cuEventRecord` in a stream that is being captured. An external record is a node.
-#[cold]
-pub fn record(target: Target, event: Handle<Event>, external: bool) -> Result {
-    with(|model| match external {
-        true => model.captured(target, Work::RecordEvent(event)).map(drop),
-        false => model.record_captured(target, event),
-    })
-}
-
-/// `cuStreamWaitEvent` in a stream that is being captured, or for an event that was recorded in a capture.
-#[cold]
-pub fn wait(target: Target, event: Handle<Event>, is_captured: bool, external: bool) -> Result {
-    with(|model| {
-        if external && target.is_captured() {
-            return model.captured(target, Work::WaitEvent(event)).map(drop);
-        }
-        if is_captured {
-            return model.wait_captured(target, event);
-        }
-        // The work before it is in no capture.
-        let capture = model.capture_of(target)?;
-        model.captures.invalidate(capture);
-        Err(CuError::STREAM_CAPTURE_ISOLATION)
-    })
 }
 
 /// Refuses a question about an event, or a wait for it, that a capture does not allow; the question ends the capture.

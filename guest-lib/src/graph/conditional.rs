@@ -5,7 +5,7 @@ use wormhole_api::constants::graph_conditional_type;
 
 use super::executable::Executable;
 use super::plan::{Plan, Step};
-use super::work::{Copy, Work};
+use super::work::{Work, copied};
 use super::{GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
@@ -78,7 +78,7 @@ fn may_lie_in_body(work: &Work) -> bool {
         Work::Kernel(_) | Work::Fill(_) | Work::Empty | Work::Child(_) | Work::Conditional(_) => {
             true
         }
-        Work::Copy(copy) => match Copy::read(copy) {
+        Work::Copy(copy) => match copied(copy) {
             Ok(Some(copy)) => ![copy.to.0, copy.from.0].contains(&End::Pageable),
             Ok(None) => true,
             Err(_) => false,

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
-use super::Model;
+use super::{Model, with};
 use crate::error::{CuError, Result};
-use crate::memory::map::Origin;
-use crate::memory::memory_map;
+use crate::memory::map::{Allocation, Origin};
+use crate::memory::{self, memory_map};
+use crate::object::capture_mode;
 use crate::object::context::Scope;
 use crate::session::session;
 
@@ -53,8 +54,7 @@ impl GraphMemory {
         let Some(memory) = Arc::into_inner(memory) else {
             return;
         };
-        let is_graph =
-            |allocation: &crate::memory::map::Allocation| allocation.origin == Origin::Graph;
+        let is_graph = |allocation: &Allocation| allocation.origin == Origin::Graph;
         if memory_map().remove(memory.address, is_graph).is_ok()
             && let Ok(session) = session()
         {
@@ -73,9 +73,20 @@ impl Drop for GraphMemory {
     }
 }
 
+/// `cuMemFree`.
+pub fn free(scope: Scope, address: u64) -> Result {
+    let is_graph =
+        |allocation: &Allocation| allocation.base == address && allocation.origin == Origin::Graph;
+    if !memory_map().find(address).as_ref().is_some_and(is_graph) {
+        return memory::free(scope, address);
+    }
+    capture_mode::check_call()?;
+    with(|model| model.free(address))
+}
+
 impl Model {
     /// `cuMemFree` of memory that a launch has allocated: it is the graph's again.
-    pub fn free(&mut self, address: u64) -> Result {
+    fn free(&mut self, address: u64) -> Result {
         let memory = self.live.remove(&address).ok_or(CuError::INVALID_VALUE)?;
         self.gone.memory.push(memory);
         Ok(())

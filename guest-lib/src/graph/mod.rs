@@ -12,7 +12,9 @@ pub mod conditional;
 pub mod dot;
 pub mod executable;
 mod memory;
+pub mod order;
 pub mod plan;
+pub mod submit;
 pub mod user_object;
 pub mod work;
 
@@ -23,7 +25,7 @@ use wormhole_api::Handle;
 use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
 
 use self::conditional::Condition;
-pub use self::memory::{GraphMemory, usage};
+pub use self::memory::{GraphMemory, free, usage};
 use self::user_object::Held;
 use self::work::Work;
 use crate::error::{CuError, Result};

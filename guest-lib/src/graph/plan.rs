@@ -12,7 +12,7 @@ use wormhole_api::{
 };
 
 use super::conditional::Condition;
-use super::work::{Copy, Work, check_fill, may_become};
+use super::work::{Work, check_fill, copied, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
@@ -21,7 +21,7 @@ use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function;
 use crate::types::CUgraphEdgeData;
-use crate::work::boxes::{Place, staged};
+use crate::work::boxes::{Ends, Place, staged};
 use crate::work::host_function::{Function, NodeWords};
 use crate::work::stream_memory;
 
@@ -329,7 +329,7 @@ impl Description<'_> {
                     parameters: &kernel.parameters,
                 })
             }
-            Work::Copy(wanted) => match Copy::read(wanted)? {
+            Work::Copy(wanted) => match copied(wanted)? {
                 Some(copy) => self.copy(index, copy),
                 None => self.node(&GraphEmpty { graph }),
             },
@@ -410,8 +410,8 @@ impl Description<'_> {
     }
 
     /// A copy. The program's own memory goes through arena, to or from which it is copied here.
-    fn copy(&mut self, step: usize, copy: Copy) -> Result<u32> {
-        let Copy {
+    fn copy(&mut self, step: usize, copy: Ends) -> Result<u32> {
+        let Ends {
             to: (to_end, to),
             from: (from_end, from),
             extent,

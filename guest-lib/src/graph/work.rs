@@ -11,14 +11,17 @@ use super::{GraphHandle, GraphMemory};
 use crate::error::{CuError, Result};
 use crate::handle;
 use crate::memory::end::End;
+use crate::memory::map::Origin;
+use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::object::function::{self, Owner};
 use crate::types::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
     CUhostFn, CUstreamBatchMemOpParams,
 };
-use crate::work::boxes::Place;
-use crate::work::described::ends;
+use crate::work::boxes::Ends;
+use crate::work::copy::{Fill, Mode};
+use crate::work::described::places;
 use crate::work::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
 use crate::work::stream_memory;
 
@@ -47,6 +50,16 @@ unsafe impl Send for Work {}
 unsafe impl Sync for Work {}
 
 impl Work {
+    /// Frees memory that a graph allocates, by its start.
+    pub fn free(address: u64) -> Result<Self> {
+        match memory_map().find(address) {
+            Some(found) if found.origin == Origin::Graph && found.base == address => {
+                Ok(Self::Free(address))
+            }
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
     /// `CUgraphNodeType`.
     pub const fn kind(&self) -> u32 {
         match self {
@@ -233,26 +246,12 @@ impl Operations {
     }
 }
 
-/// A copy of which the ends are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
-    pub to: (End, Place),
-    pub from: (End, Place),
-    pub extent: [u64; 3],
-}
-
-impl Copy {
-    /// What a description means; nothing if it moves nothing.
-    pub fn read(wanted: &CUDA_MEMCPY3D) -> Result<Option<Self>> {
-        let ((to, from), extent) = ends(wanted)?;
-        if extent.contains(&0) {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            to: to.end(extent)?,
-            from: from.end(extent)?,
-            extent,
-        }))
+/// The ends of a copy that a description means; nothing if it moves nothing.
+pub fn copied(wanted: &CUDA_MEMCPY3D) -> Result<Option<Ends>> {
+    let (places, extent) = places(wanted)?;
+    match extent.contains(&0) {
+        true => Ok(None),
+        false => Ends::of(places, extent).map(Some),
     }
 }
 
@@ -263,12 +262,12 @@ pub fn may_become(old: &Work, new: &Work) -> bool {
     match (old, new) {
         (Work::Kernel(old), Work::Kernel(new)) => old.is_cooperative() == new.is_cooperative(),
         (Work::Copy(old), Work::Copy(new)) if !is_row(old) || !is_row(new) => matches!(
-            (Copy::read(old), Copy::read(new)),
+            (copied(old), copied(new)),
             (Ok(Some(old)), Ok(Some(new))) if old == new
         ),
         (Work::Copy(old), Work::Copy(new)) => {
             (old.srcMemoryType, old.dstMemoryType) == (new.srcMemoryType, new.dstMemoryType)
-                && matches!((Copy::read(old), Copy::read(new)), (Ok(Some(old)), Ok(Some(new)))
+                && matches!((copied(old), copied(new)), (Ok(Some(old)), Ok(Some(new)))
                     if [old.to.0, old.from.0].map(is_device) == [new.to.0, new.from.0].map(is_device))
         }
         (Work::Fill(old), Work::Fill(new)) => {
@@ -298,23 +297,18 @@ pub fn check_fill(fill: &CUDA_MEMSET_NODE_PARAMS) -> Result<Element> {
         4 => Element::Word,
         _ => return Err(CuError::INVALID_VALUE),
     };
-    let size = u64::from(fill.elementSize);
-    let row = (fill.width as u64).checked_mul(size);
-    let row = row.ok_or(CuError::INVALID_VALUE)?;
-    let pitch = if fill.height > 1 {
-        fill.pitch as u64
-    } else {
-        row
+    let wanted = Fill {
+        destination: fill.dst,
+        pitch: fill.pitch,
+        value: fill.value,
+        element,
+        width: fill.width,
+        height: fill.height,
     };
-    let bytes = (fill.height as u64)
-        .checked_sub(1)
-        .and_then(|rows| rows.checked_mul(pitch))
-        .and_then(|bytes| bytes.checked_add(row))
-        .filter(|bytes| *bytes > 0)
-        .ok_or(CuError::INVALID_VALUE)?;
-    let aligned = fill.dst.is_multiple_of(size) && pitch.is_multiple_of(size);
-    if pitch < row || !aligned || End::of(fill.dst, bytes)?.0 == End::Pageable {
+    let wanted = wanted.checked(Mode::Asynchronous)?;
+    if wanted.bytes == 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    wanted.end()?;
     Ok(element)
 }

@@ -12,11 +12,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use crate::error::{CuError, Result};
+use crate::log;
 use crate::memory::map::{Allocation, MemoryMap, Origin};
 use crate::object::capture_mode::check_call;
 use crate::object::context::Scope;
 use crate::object::{sharing, stream};
-use crate::{graph, log};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];
@@ -73,17 +73,12 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     Ok(address)
 }
 
-/// `cuMemFree`.
+/// `cuMemFree`, of memory that no graph allocated.
 pub fn free(scope: Scope, address: u64) -> Result {
     if address == 0 {
         return scope.session.alive();
     }
     check_call()?;
-    let is_graph =
-        |allocation: &Allocation| allocation.base == address && allocation.origin == Origin::Graph;
-    if memory_map().find(address).as_ref().is_some_and(is_graph) {
-        return graph::with(|model| model.free(address));
-    }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let allocation = memory_map().remove(address, |allocation| {
         allocation.origin == Origin::Device

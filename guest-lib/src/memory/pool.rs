@@ -14,11 +14,10 @@ use wormhole_api::{
 
 use crate::device::MOST;
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
-use crate::memory::{self, memory_map};
+use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::object::stream::{Target, release};
@@ -301,49 +300,64 @@ pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value
 }
 
 /// `cuMemAllocFromPoolAsync`.
-pub fn allocate(scope: Scope, target: Target, pool: Handle<PoolKind>, bytes: u64) -> Result<u64> {
-    if bytes == 0 || is_foreign(pool) {
-        return Err(CuError::INVALID_VALUE);
-    }
-    if target.is_captured() {
-        return capture::allocate(scope, target, bytes);
-    }
-    let message = PoolAlloc {
-        pool,
-        stream: target.handle,
-        bytes,
-    };
-    let address = scope.session.request(&message, |reply| reply.address.0)?;
-    if !scope.session.keeps(address, bytes) {
-        log::error_once!(
-            "a pool's memory would lie at {address:#x}, where this program has something of its own"
-        );
-        let message = PoolFree {
-            address: DevicePtr(address),
-            stream: target.handle,
-        };
-        scope.session.record(&message)?;
-        return Err(CuError::OUT_OF_MEMORY);
-    }
-    memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
-    Ok(address)
+#[derive(Debug)]
+pub struct Alloc<'a> {
+    pool: Handle<PoolKind>,
+    pub bytes: u64,
+    /// Where the memory is, once the operation was handed to a stream.
+    pub address: &'a mut u64,
 }
 
-/// `cuMemFreeAsync`.
-pub fn free(scope: Scope, target: Target, address: u64) -> Result {
-    if target.is_captured() {
-        return capture::free(target, address);
+impl<'a> Alloc<'a> {
+    pub fn new(pool: Handle<PoolKind>, bytes: u64, address: &'a mut u64) -> Result<Self> {
+        if bytes == 0 || is_foreign(pool) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(Self {
+            pool,
+            bytes,
+            address,
+        })
     }
+
+    /// Allocates in the order of a stream.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        let Self { pool, bytes, .. } = self;
+        let message = PoolAlloc {
+            pool,
+            stream: target.handle,
+            bytes,
+        };
+        let address = scope.session.request(&message, |reply| reply.address.0)?;
+        if !scope.session.keeps(address, bytes) {
+            log::error_once!(
+                "a pool's memory would lie at {address:#x}, where this program has something of its own"
+            );
+            let message = PoolFree {
+                address: DevicePtr(address),
+                stream: target.handle,
+            };
+            scope.session.record(&message)?;
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
+        *self.address = address;
+        Ok(())
+    }
+}
+
+/// Frees memory of a pool in the order of a stream (`cuMemFreeAsync`); does nothing with other memory.
+pub fn free(scope: Scope, target: Target, address: u64) -> Option<Result> {
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let from_pool = |allocation: &Allocation| matches!(allocation.origin, Origin::Pool { .. });
-    let Ok(allocation) = memory_map().remove(address, from_pool) else {
-        return memory::free(scope, address);
-    };
+    let allocation = memory_map().remove(address, from_pool).ok()?;
     let message = PoolFree {
         address: DevicePtr(address),
         stream: target.handle,
     };
-    scope.session.record(&message)?;
-    freed(&allocation, Some(target.handle));
-    target.worked(scope)
+    let sent = scope.session.record(&message);
+    Some(sent.and_then(|()| {
+        freed(&allocation, Some(target.handle));
+        target.worked(scope)
+    }))
 }

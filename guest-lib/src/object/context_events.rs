@@ -23,12 +23,12 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
     let recorded = stream::existing(join).and_then(|join| {
         for target in stream::busy_of(scope) {
             let mark = event::create(scope, EVENT_DISABLE_TIMING)?;
-            let joined = event::record(scope, mark, target, 0)
-                .and_then(|()| event::wait(scope, join, mark, 0));
+            let joined =
+                event::record(scope, mark, target).and_then(|()| event::wait(scope, join, mark));
             event::destroy(scope, mark)?;
             joined?;
         }
-        event::record(scope, event, join, 0)
+        event::record(scope, event, join)
     });
     recorded.and(stream::destroy(scope, join))
 }
@@ -38,15 +38,15 @@ pub fn wait(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
     capture_mode::check_context()?;
     for target in stream::all_of(scope) {
-        event::wait(scope, target, event, 0)?;
+        event::wait(scope, target, event)?;
     }
     // The program may record or destroy its event; streams to come wait for one of our own behind it.
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let gate = stream::existing(join).and_then(|join| {
-        event::wait(scope, join, event, 0)?;
+        event::wait(scope, join, event)?;
         // What earlier events held back is held back still: the join waited for their gate.
         let gate = event::create(scope, EVENT_DISABLE_TIMING)?;
-        event::record(scope, gate, join, 0)?;
+        event::record(scope, gate, join)?;
         Ok(gate)
     });
     let gate = gate.and_then(|gate| stream::destroy(scope, join).map(|()| gate))?;
@@ -78,7 +78,7 @@ fn hold_at_gate(scope: Scope, target: Target) -> Result {
     drop(gates);
     let gate = gate.map(std::ptr::without_provenance_mut);
     match gate.filter(|gate| event::exists(*gate).is_ok()) {
-        Some(gate) => event::wait(scope, target, gate, 0),
+        Some(gate) => event::wait(scope, target, gate),
         None => Ok(()),
     }
 }

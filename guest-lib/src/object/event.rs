@@ -12,7 +12,6 @@ use wormhole_api::{
 };
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::handle::{self, Table};
 use crate::object::context::{self, Scope};
 use crate::object::sharing::{self, Token};
@@ -103,8 +102,8 @@ pub fn recorded_by_launch(event: Handle<EventKind>) {
     }
 }
 
-/// A launch that is captured records the event.
-pub fn captured_by_launch(event: Handle<EventKind>) {
+/// The event was recorded in a capture.
+pub fn recorded_in_capture(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {
         facts.captured.store(true, Ordering::Release);
     }
@@ -200,67 +199,88 @@ pub fn forget_all(scope: Scope) {
 }
 
 /// `cuEventRecordWithFlags`.
-pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Result {
-    let (handle, facts) = find(event)?;
-    let stream = target.handle;
-    if facts.device.load(Ordering::Relaxed) != target.device(scope) {
-        return Err(CuError::INVALID_HANDLE);
-    }
-    if target.is_captured() {
-        let external = flags & EXTERNAL != 0;
-        capture::record(target, handle, external)?;
-        if !external {
-            facts.captured.store(true, Ordering::Release);
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    pub event: Handle<EventKind>,
+    facts: &'static Event,
+    pub external: bool,
+}
+
+impl Record {
+    /// The event is to be of the stream's device.
+    pub fn new(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result<Self> {
+        let (event, facts) = find(event)?;
+        if facts.device.load(Ordering::Relaxed) != target.device(scope) {
+            return Err(CuError::INVALID_HANDLE);
         }
-        return Ok(());
+        let external = flags & EXTERNAL != 0;
+        Ok(Self {
+            event,
+            facts,
+            external,
+        })
     }
-    // Outside of captures there is nothing that it would be external to.
-    if flags & EXTERNAL != 0 {
-        return Err(CuError::ILLEGAL_STATE);
+
+    /// Records the event behind the work of a stream.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        // Outside of captures there is nothing that it would be external to.
+        if self.external {
+            return Err(CuError::ILLEGAL_STATE);
+        }
+        self.facts.captured.store(false, Ordering::Release);
+        let stream = target.handle;
+        if self.facts.asked.load(Ordering::Relaxed) && !self.facts.is_shared() {
+            let mut place = self
+                .facts
+                .fence
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let mut line = match *place {
+                // Values of two streams may be written in either order, so one fence serves one stream
+                // until it is quiet.
+                Some(fence)
+                    if fence.stream == stream
+                        || scope
+                            .session
+                            .fence_passed(fence.line.fence, fence.line.issued) =>
+                {
+                    fence.line
+                }
+                Some(fence) => {
+                    scope.session.return_fence(fence.line);
+                    scope.session.take_fence()?
+                }
+                None => scope.session.take_fence()?,
+            };
+            line.issued += 1;
+            let message = EventRecord {
+                event: self.event,
+                stream,
+                flags: 0,
+                fence: Some(line.fence),
+                value: line.issued,
+            };
+            scope.session.record(&message)?;
+            *place = Some(EventFence { line, stream });
+            self.facts.state.store(line.issued + 1, Ordering::Release);
+        } else {
+            let message = EventRecord {
+                event: self.event,
+                stream,
+                flags: 0,
+                fence: None,
+                value: 0,
+            };
+            self.facts.tell(scope, &message)?;
+            self.facts.state.store(UNFENCED, Ordering::Release);
+        }
+        target.worked(scope)
     }
-    facts.captured.store(false, Ordering::Release);
-    if facts.asked.load(Ordering::Relaxed) && !facts.is_shared() {
-        let mut place = facts.fence.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut line = match *place {
-            // Values of two streams may be written in either order, so one fence serves one stream
-            // until it is quiet.
-            Some(fence)
-                if fence.stream == stream
-                    || scope
-                        .session
-                        .fence_passed(fence.line.fence, fence.line.issued) =>
-            {
-                fence.line
-            }
-            Some(fence) => {
-                scope.session.return_fence(fence.line);
-                scope.session.take_fence()?
-            }
-            None => scope.session.take_fence()?,
-        };
-        line.issued += 1;
-        let message = EventRecord {
-            event: handle,
-            stream,
-            flags,
-            fence: Some(line.fence),
-            value: line.issued,
-        };
-        scope.session.record(&message)?;
-        *place = Some(EventFence { line, stream });
-        facts.state.store(line.issued + 1, Ordering::Release);
-    } else {
-        let message = EventRecord {
-            event: handle,
-            stream,
-            flags,
-            fence: None,
-            value: 0,
-        };
-        facts.tell(scope, &message)?;
-        facts.state.store(UNFENCED, Ordering::Release);
-    }
-    target.worked(scope)
+}
+
+/// Records an event behind the work of a stream of this library's own, or one that is known not to be captured.
+pub fn record(scope: Scope, event: CUevent, target: Target) -> Result {
+    Record::new(scope, target, event, 0)?.send(scope, target)
 }
 
 /// `cuEventQuery`: an error of 600 while the event is under way.
@@ -317,29 +337,60 @@ pub fn elapsed(scope: Scope, start: Handle<EventKind>, end: Handle<EventKind>) -
 }
 
 /// `cuStreamWaitEvent`.
-pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result {
-    let (handle, facts) = find(event)?;
-    let external = flags & EXTERNAL != 0;
-    let is_captured = facts.captured.load(Ordering::Acquire);
-    if is_captured || (external && target.is_captured()) {
-        return capture::wait(target, handle, is_captured, external);
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    pub event: Handle<EventKind>,
+    facts: &'static Event,
+    pub external: bool,
+}
+
+impl Wait {
+    pub fn new(event: CUevent, flags: u32) -> Result<Self> {
+        let (event, facts) = find(event)?;
+        let external = flags & EXTERNAL != 0;
+        Ok(Self {
+            event,
+            facts,
+            external,
+        })
     }
-    if external {
-        return Err(CuError::ILLEGAL_STATE);
+
+    /// Whether the event was last recorded in a capture.
+    #[inline]
+    pub fn is_of_capture(&self) -> bool {
+        self.facts.captured.load(Ordering::Acquire)
     }
-    if facts.state.load(Ordering::Acquire) == NEVER && !facts.is_shared() {
-        return scope.session.alive();
+
+    /// Whether there can be work to wait for.
+    pub fn is_recorded(&self) -> bool {
+        self.facts.state.load(Ordering::Acquire) != NEVER || self.facts.is_shared()
     }
-    if target.is_captured() {
-        return capture::wait(target, handle, false, false);
+
+    /// Has a stream wait for the event.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        // The capture of such an event has ended.
+        if self.is_of_capture() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if self.external {
+            return Err(CuError::ILLEGAL_STATE);
+        }
+        if !self.is_recorded() {
+            return scope.session.alive();
+        }
+        let message = StreamWaitEvent {
+            stream: target.handle,
+            event: self.event,
+            flags: 0,
+        };
+        self.facts.tell(scope, &message)?;
+        target.worked(scope)
     }
-    let message = StreamWaitEvent {
-        stream: target.handle,
-        event: handle,
-        flags,
-    };
-    facts.tell(scope, &message)?;
-    target.worked(scope)
+}
+
+/// Has a stream wait for an event, as [`record`] records one.
+pub fn wait(scope: Scope, target: Target, event: CUevent) -> Result {
+    Wait::new(event, 0)?.send(scope, target)
 }
 
 /// How an event was recorded last.

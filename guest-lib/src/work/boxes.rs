@@ -7,7 +7,6 @@ use wormhole_api::array::{ArrayShape, span};
 use wormhole_api::{Array, DevicePtr, Handle};
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::Target;
@@ -196,80 +195,116 @@ pub unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
     }
 }
 
-/// Copies a box.
-///
-/// # Safety
-/// An end that is host memory is valid for the copy.
-pub unsafe fn copy_box(
-    scope: Scope,
-    target: Target,
-    (to, from): (Place, Place),
-    extent: Extent,
-    mode: Mode,
-) -> Result {
-    scope.session.alive()?;
-    if extent.contains(&0) {
-        return Ok(());
+/// A copy of a box whose ends are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    pub to: (End, Place),
+    pub from: (End, Place),
+    pub extent: Extent,
+}
+
+impl Ends {
+    /// Looks both ends up. There must be bytes to copy.
+    pub fn of((to, from): (Place, Place), extent: Extent) -> Result<Self> {
+        Ok(Self {
+            to: to.end(extent)?,
+            from: from.end(extent)?,
+            extent,
+        })
     }
-    if target.is_captured() {
-        for place in [to, from] {
-            place.end(extent)?;
-        }
-        return capture::copy_box(target, (to, from), extent, mode);
+}
+
+/// A copy of a box.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy3d {
+    /// The destination and the source as the program gave them.
+    pub given: (Place, Place),
+    ends: Ends,
+    pub mode: Mode,
+}
+
+impl Copy3d {
+    /// Looks both ends up. There must be bytes to copy.
+    ///
+    /// # Safety
+    /// An end that is host memory is valid for the copy, when it is handed to its stream.
+    pub unsafe fn new(given: (Place, Place), extent: Extent, mode: Mode) -> Result<Self> {
+        Ok(Self {
+            given,
+            ends: Ends::of(given, extent)?,
+            mode,
+        })
     }
-    let lines = to.contiguous(extent).zip(from.contiguous(extent));
-    let (to_end, to) = to.end(extent)?;
-    let (from_end, from) = from.end(extent)?;
-    if let Some(ends) = lines {
-        let bytes = extent.iter().product::<u64>();
-        let bytes = usize::try_from(bytes).map_err(|_| CuError::INVALID_VALUE)?;
-        // SAFETY: as the caller promises.
-        return unsafe { copy::copy(scope, target, Direction::Unified, ends, bytes, mode) };
+
+    pub fn extent(&self) -> Extent {
+        self.ends.extent
     }
-    match (to_end, from_end) {
-        // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
-        (End::Pageable | End::Pinned, End::Pageable | End::Pinned) => {
-            target.synchronize(scope)?;
-            // SAFETY: both ends are memory that the program holds and vouches for.
-            unsafe { copy_rows(&to, &from, extent) };
-            Ok(())
-        }
-        (End::Pageable, _) => {
-            let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
-                let to = staged(buffer, extent);
-                submit(scope, target, &to, &from.part(offset), extent)
-            };
-            let empty = |&(offset, extent): &(Extent, Extent), buffer| {
-                // SAFETY: the device has written the buffer, and the caller vouches for the destination.
-                unsafe { copy_rows(&to.part(offset), &staged(buffer, extent), extent) };
-            };
-            let parts = parts(extent, CHUNK as u64);
-            stage_down(scope, target, parts, hand_over, empty)?;
-            target.show_output(scope)
-        }
-        (_, End::Pageable) => {
-            if mode == Mode::Synchronous {
-                // The native driver waits before such a copy, so this is where a fault shows.
-                target.settle_launches(scope)?;
-            }
-            let fill = |&(offset, extent): &(Extent, Extent), buffer| {
-                // SAFETY: the device has done with the buffer, and the caller vouches for the source.
-                unsafe { copy_rows(&staged(buffer, extent), &from.part(offset), extent) };
-            };
-            let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
-                let from = staged(buffer, extent);
-                submit(scope, target, &to.part(offset), &from, extent)
-            };
-            let parts = parts(extent, CHUNK as u64);
-            stage_up(scope, target, parts, fill, hand_over)
-        }
-        _ => {
-            submit(scope, target, &to, &from, extent)?;
-            let with_host = to_end == End::Pinned || from_end == End::Pinned;
-            if mode == Mode::Synchronous && with_host {
-                target.synchronize(scope)
-            } else {
+
+    /// The same copy of one range, if both ends are memory without gaps.
+    pub fn range(&self) -> Option<Result<copy::Copy>> {
+        let extent = self.ends.extent;
+        let (to, from) = self.given;
+        let ends = to.contiguous(extent).zip(from.contiguous(extent))?;
+        let bytes = usize::try_from(extent.iter().product::<u64>());
+        Some(bytes.map_err(|_| CuError::INVALID_VALUE).and_then(|bytes| {
+            // SAFETY: as the maker promised.
+            unsafe { copy::Copy::new(Direction::Unified, ends, bytes, self.mode) }
+        }))
+    }
+
+    /// Hands the copy to a stream.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        let Ends {
+            to: (to_end, to),
+            from: (from_end, from),
+            extent,
+        } = self.ends;
+        let mode = self.mode;
+        match (to_end, from_end) {
+            // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
+            (End::Pageable | End::Pinned, End::Pageable | End::Pinned) => {
+                target.synchronize(scope)?;
+                // SAFETY: both ends are memory that the program holds and vouches for.
+                unsafe { copy_rows(&to, &from, extent) };
                 Ok(())
+            }
+            (End::Pageable, _) => {
+                let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
+                    let to = staged(buffer, extent);
+                    submit(scope, target, &to, &from.part(offset), extent)
+                };
+                let empty = |&(offset, extent): &(Extent, Extent), buffer| {
+                    // SAFETY: the device has written the buffer, and the caller vouches for the destination.
+                    unsafe { copy_rows(&to.part(offset), &staged(buffer, extent), extent) };
+                };
+                let parts = parts(extent, CHUNK as u64);
+                stage_down(scope, target, parts, hand_over, empty)?;
+                target.show_output(scope)
+            }
+            (_, End::Pageable) => {
+                if mode == Mode::Synchronous {
+                    // The native driver waits before such a copy, so this is where a fault shows.
+                    target.settle_launches(scope)?;
+                }
+                let fill = |&(offset, extent): &(Extent, Extent), buffer| {
+                    // SAFETY: the device has done with the buffer, and the caller vouches for the source.
+                    unsafe { copy_rows(&staged(buffer, extent), &from.part(offset), extent) };
+                };
+                let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
+                    let from = staged(buffer, extent);
+                    submit(scope, target, &to.part(offset), &from, extent)
+                };
+                let parts = parts(extent, CHUNK as u64);
+                stage_up(scope, target, parts, fill, hand_over)
+            }
+            _ => {
+                submit(scope, target, &to, &from, extent)?;
+                let with_host = to_end == End::Pinned || from_end == End::Pinned;
+                if mode == Mode::Synchronous && with_host {
+                    target.synchronize(scope)
+                } else {
+                    Ok(())
+                }
             }
         }
     }

@@ -10,7 +10,6 @@ use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
@@ -57,44 +56,61 @@ pub fn check(address: u64, bytes: usize) -> Result {
     }
 }
 
-/// Copies `bytes` bytes.
-///
-/// # Safety
-/// An end that is host memory is valid for the copy.
-pub unsafe fn copy(
-    scope: Scope,
-    target: Target,
-    direction: Direction,
-    (destination, source): (u64, u64),
-    bytes: usize,
-    mode: Mode,
-) -> Result {
-    scope.session.alive()?;
-    if bytes == 0 {
-        return Ok(());
+/// A copy of a range.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    pub direction: Direction,
+    /// The addresses of the destination and of the source as the program gave them.
+    pub given: (u64, u64),
+    /// What kind of memory lies there, and its addresses for the side that reaches it.
+    ends: (End, End),
+    places: (u64, u64),
+    pub bytes: usize,
+    pub mode: Mode,
+}
+
+impl Copy {
+    /// Looks both ends up. There must be bytes to copy.
+    ///
+    /// # Safety
+    /// An end that is host memory is valid for the copy, when it is handed to its stream.
+    pub unsafe fn new(
+        direction: Direction,
+        given: (u64, u64),
+        bytes: usize,
+        mode: Mode,
+    ) -> Result<Self> {
+        let (to, destination) = End::of(given.0, bytes as u64)?;
+        let (from, source) = End::of(given.1, bytes as u64)?;
+        let device_end = match direction {
+            Direction::HostToDevice => to != End::Pageable,
+            Direction::DeviceToHost => from != End::Pageable,
+            Direction::DeviceToDevice => to != End::Pageable && from != End::Pageable,
+            Direction::Unified => true,
+        };
+        if !device_end {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(Self {
+            direction,
+            given,
+            ends: (to, from),
+            places: (destination, source),
+            bytes,
+            mode,
+        })
     }
-    let length = bytes as u64;
-    let given = (destination, source);
-    let (to, destination) = End::of(destination, length)?;
-    let (from, source) = End::of(source, length)?;
-    let ends = (to, from);
-    let device_end = match direction {
-        Direction::HostToDevice => ends.0 != End::Pageable,
-        Direction::DeviceToHost => ends.1 != End::Pageable,
-        Direction::DeviceToDevice => ends.0 != End::Pageable && ends.1 != End::Pageable,
-        Direction::Unified => true,
-    };
-    if !device_end {
-        return Err(CuError::INVALID_VALUE);
+
+    /// The addresses of the destination and of the source.
+    pub fn places(&self) -> [u64; 2] {
+        [self.places.0, self.places.1]
     }
-    if target.is_captured() {
-        return capture::copy(target, direction, given, bytes, mode);
+
+    /// Hands the copy to a stream.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        // SAFETY: as the maker promised.
+        unsafe { hand_over(scope, target, self.ends, self.places, self.bytes, self.mode) }
     }
-    let places = (destination, source);
-    peer::in_order(scope, target, [destination, source], || {
-        // SAFETY: as the caller promises.
-        unsafe { hand_over(scope, target, ends, places, bytes, mode) }
-    })
 }
 
 /// Copies between ends that were looked up.
@@ -356,48 +372,76 @@ pub struct Fill {
     pub height: usize,
 }
 
-/// `cuMemset*`.
-pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
-    scope.session.alive()?;
-    if fill.width == 0 || fill.height == 0 {
-        return Ok(());
+/// A fill that has passed the checks of its shape. Only a stream looks at once for the memory; a graph does when it is
+/// made executable.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckedFill {
+    pub fill: Fill,
+    /// Bytes from row to row, and of it all.
+    pitch: u64,
+    pub bytes: u64,
+    pub mode: Mode,
+}
+
+impl Fill {
+    /// Checks the shape. There must be elements to fill.
+    pub fn checked(self, mode: Mode) -> Result<CheckedFill> {
+        let element = u64::from(self.element.to_wire());
+        let row = (self.width as u64).checked_mul(element);
+        let row = row.ok_or(CuError::INVALID_VALUE)?;
+        let pitch = if self.height > 1 {
+            self.pitch as u64
+        } else {
+            row
+        };
+        let aligned = self.destination.is_multiple_of(element) && pitch.is_multiple_of(element);
+        if pitch < row || !aligned {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let bytes = (self.height as u64)
+            .checked_sub(1)
+            .and_then(|rows| rows.checked_mul(pitch))
+            .and_then(|bytes| bytes.checked_add(row))
+            .ok_or(CuError::INVALID_VALUE)?;
+        Ok(CheckedFill {
+            fill: self,
+            pitch,
+            bytes,
+            mode,
+        })
     }
-    let element = u64::from(fill.element.to_wire());
-    let (width, height) = (fill.width as u64, fill.height as u64);
-    let row = width.checked_mul(element).ok_or(CuError::INVALID_VALUE)?;
-    let pitch = if height > 1 { fill.pitch as u64 } else { row };
-    if pitch < row || !fill.destination.is_multiple_of(element) || !pitch.is_multiple_of(element) {
-        return Err(CuError::INVALID_VALUE);
+}
+
+impl CheckedFill {
+    /// What kind of memory it fills, and where it is for the side that reaches it.
+    pub fn end(&self) -> Result<(End, u64)> {
+        match End::of(self.fill.destination, self.bytes)? {
+            (End::Pageable, _) => Err(CuError::INVALID_VALUE),
+            found => Ok(found),
+        }
     }
-    let bytes = pitch
-        .checked_mul(height - 1)
-        .and_then(|bytes| bytes.checked_add(row))
-        .ok_or(CuError::INVALID_VALUE)?;
-    // What is there is asked when the graph is made executable.
-    if target.is_captured() {
-        return capture::fill(target, fill, mode);
-    }
-    let (end, destination) = End::of(fill.destination, bytes)?;
-    if end == End::Pageable {
-        return Err(CuError::INVALID_VALUE);
-    }
-    peer::check(scope, target, destination)?;
-    let message = MemSet {
-        destination: DevicePtr(destination),
-        pitch,
-        width,
-        height,
-        value: fill.value,
-        element: fill.element,
-        stream: target.handle,
-    };
-    scope.session.record(&message)?;
-    target.worked(scope)?;
-    // A fill of device memory does not wait natively either; of memory of the host it does.
-    if mode == Mode::Synchronous && end == End::Pinned {
-        target.synchronize(scope)
-    } else {
-        Ok(())
+
+    /// Hands the fill to a stream.
+    pub fn send(self, scope: Scope, target: Target) -> Result {
+        let (end, destination) = self.end()?;
+        peer::check(scope, target, destination)?;
+        let message = MemSet {
+            destination: DevicePtr(destination),
+            pitch: self.pitch,
+            width: self.fill.width as u64,
+            height: self.fill.height as u64,
+            value: self.fill.value,
+            element: self.fill.element,
+            stream: target.handle,
+        };
+        scope.session.record(&message)?;
+        target.worked(scope)?;
+        // A fill of device memory does not wait natively either; of memory of the host it does.
+        if self.mode == Mode::Synchronous && end == End::Pinned {
+            target.synchronize(scope)
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -3,15 +3,12 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
+use crate::handle::to_pointer;
 use crate::object::array;
 use crate::types::{CUDA_MEMCPY3D, CUarray};
 use crate::work::boxes::Place;
 
-/// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_ARRAY`, `_UNIFIED`.
-pub const HOST: u32 = 1;
-pub const DEVICE: u32 = 2;
-pub const ARRAY: u32 = 3;
-const UNIFIED: u32 = 4;
+pub use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
 
 /// One end of a copy as a program describes it.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +67,50 @@ impl Described {
     }
 }
 
+impl Described {
+    /// An end that is bytes from an address on.
+    pub const fn memory(kind: u32, address: u64) -> Self {
+        let (host, device) = match kind {
+            HOST => (address, 0),
+            _ => (0, address),
+        };
+        Self {
+            kind,
+            host,
+            device,
+            array: std::ptr::null_mut(),
+            origin: [0; 3],
+            pitch: 0,
+            rows: 0,
+        }
+    }
+
+    /// An end that is a box in a place.
+    fn of(place: Place) -> Result<Self> {
+        Ok(match place {
+            Place::Memory {
+                start,
+                pitch,
+                rows,
+                device,
+            } => Self {
+                pitch: size(pitch)?,
+                rows: size(rows)?,
+                ..Self::memory(if device { DEVICE } else { UNIFIED }, start)
+            },
+            Place::Array { array, origin, .. } => Self {
+                array: to_pointer(array),
+                origin: [size(origin[0])?, size(origin[1])?, size(origin[2])?],
+                ..Self::memory(ARRAY, 0)
+            },
+        })
+    }
+}
+
+fn size(value: u64) -> Result<usize> {
+    usize::try_from(value).map_err(|_| CuError::INVALID_VALUE)
+}
+
 /// The address of memory of the program's own.
 pub fn address(pointer: *const c_void) -> u64 {
     pointer.expose_provenance() as u64
@@ -99,8 +140,51 @@ pub fn described(wanted: &CUDA_MEMCPY3D) -> ((Described, Described), [usize; 3])
     ((to, from), extent)
 }
 
+/// A copy as a program would describe it.
+pub fn description(
+    (to, from): (Described, Described),
+    extent: [usize; 3],
+) -> Result<CUDA_MEMCPY3D> {
+    Ok(CUDA_MEMCPY3D {
+        srcXInBytes: from.origin[0],
+        srcY: from.origin[1],
+        srcZ: from.origin[2],
+        srcLOD: 0,
+        srcMemoryType: from.kind,
+        srcHost: std::ptr::with_exposed_provenance(size(from.host)?),
+        srcDevice: from.device,
+        srcArray: from.array,
+        reserved0: std::ptr::null_mut(),
+        srcPitch: from.pitch,
+        srcHeight: from.rows,
+        dstXInBytes: to.origin[0],
+        dstY: to.origin[1],
+        dstZ: to.origin[2],
+        dstLOD: 0,
+        dstMemoryType: to.kind,
+        dstHost: std::ptr::with_exposed_provenance_mut(size(to.host)?),
+        dstDevice: to.device,
+        dstArray: to.array,
+        reserved1: std::ptr::null_mut(),
+        dstPitch: to.pitch,
+        dstHeight: to.rows,
+        WidthInBytes: extent[0],
+        Height: extent[1],
+        Depth: extent[2],
+    })
+}
+
+/// A copy of a box as a program would describe it.
+pub fn description_of(
+    (to, from): (Place, Place),
+    [width, height, depth]: [u64; 3],
+) -> Result<CUDA_MEMCPY3D> {
+    let ends = (Described::of(to)?, Described::of(from)?);
+    description(ends, [size(width)?, size(height)?, size(depth)?])
+}
+
 /// Where both ends of a copy lie, and how much it moves.
-pub fn ends(wanted: &CUDA_MEMCPY3D) -> Result<((Place, Place), [u64; 3])> {
+pub fn places(wanted: &CUDA_MEMCPY3D) -> Result<((Place, Place), [u64; 3])> {
     let ((to, from), extent) = described(wanted);
     let extent = extent.map(|extent| extent as u64);
     Ok(((to.place(extent)?, from.place(extent)?), extent))

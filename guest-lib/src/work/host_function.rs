@@ -18,8 +18,6 @@ use wormhole_api::{CuResult, Fence, MemoryOperation};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
-use crate::graph::work::HostCall;
 use crate::log;
 use crate::object::context::{self, Scope};
 use crate::object::stream::Target;
@@ -206,16 +204,7 @@ fn queue() -> MutexGuard<'static, Queue> {
 
 /// Calls a function when the work of a stream so far is complete, and holds the work behind back until it
 /// has returned.
-pub fn launch(scope: Scope, target: Target, function: Function) -> Result {
-    scope.session.alive()?;
-    if target.is_captured() {
-        return match function {
-            Function::Plain { function, data } => {
-                capture::host(target, HostCall { function, data })
-            }
-            _ => Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED)),
-        };
-    }
+pub fn send(scope: Scope, target: Target, function: Function) -> Result {
     start(scope.session.session())?;
     let last = take_word(scope)?;
     let done = Done {

@@ -16,8 +16,6 @@ use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
 use crate::device::{Device, attribute as device_attribute};
 use crate::error::{CuError, Result};
-use crate::graph::capture;
-use crate::handle;
 use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function::{self, Configuration, Function, attribute};
@@ -421,17 +419,19 @@ static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| !value.is_empty() && value != "0")
 });
 
-/// Launches a kernel.
+/// Checks a launch, packs its parameters and hands it to `take`.
 ///
 /// # Safety
 /// The arguments fit the function's parameters.
-pub unsafe fn launch(
+#[inline]
+pub unsafe fn with_launch(
     scope: Scope,
     target: Target,
     function: *mut c_void,
     shape: Shape,
     attributes: &Attributes,
     arguments: Arguments,
+    take: impl FnOnce(Launch<'_>) -> Result,
 ) -> Result {
     let (handle, facts) = function::find_on(scope, function)?;
     let device = target.device(scope);
@@ -448,26 +448,17 @@ pub unsafe fn launch(
             },
         );
     }
-    if target.is_captured() {
-        let function = handle::to_pointer(handle);
-        let add = |packed: &[u8]| capture::kernel(target, function, shape, attributes, packed);
-        // SAFETY: as the caller promises.
-        return unsafe { with_parameters(facts, arguments, add) };
-    }
-    let ready = Ready {
-        scope,
-        target,
-        handle,
-        facts,
-        shape,
-        attributes,
+    let take = |parameters: &[u8]| {
+        take(Launch {
+            handle,
+            facts,
+            shape: &shape,
+            attributes,
+            parameters,
+        })
     };
     // SAFETY: as the caller promises.
-    unsafe { with_parameters(facts, arguments, |packed| ready.launch(packed)) }?;
-    for recorded in attributes.events() {
-        event::recorded_by_launch(recorded.event);
-    }
-    Ok(())
+    unsafe { with_parameters(facts, arguments, take) }
 }
 
 /// Checks what the native driver checks at the call, with its codes.
@@ -558,45 +549,48 @@ unsafe fn with_large<R>(
 }
 
 /// A launch that has passed the checks.
-#[derive(Clone, Copy)]
-struct Ready<'a> {
-    scope: Scope,
-    target: Target,
-    handle: Handle<FunctionKind>,
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    pub handle: Handle<FunctionKind>,
     facts: &'a Function,
-    shape: Shape,
-    attributes: &'a Attributes,
+    pub shape: &'a Shape,
+    pub attributes: &'a Attributes,
+    /// Packed.
+    pub parameters: &'a [u8],
 }
 
-impl Ready<'_> {
+impl Launch<'_> {
     #[inline]
-    fn launch(self, parameters: &[u8]) -> Result {
+    pub fn send(self, scope: Scope, target: Target) -> Result {
         let attributes = self.attributes;
         let message = LaunchKernel {
             function: self.handle,
-            stream: self.target.handle,
+            stream: target.handle,
             grid: self.shape.grid,
             block: self.shape.block,
             shared: self.shape.shared,
             attributes: attributes.items(),
-            parameters,
+            parameters: self.parameters,
         };
-        submit(self.scope, self.facts, self.shape, attributes, &message)?;
-        self.target.launched(self.scope)?;
+        send(scope, self.facts, self.shape, attributes, &message)?;
+        target.launched(scope)?;
         if *BLOCKING {
-            self.target.synchronize(self.scope)
-        } else {
-            Ok(())
+            target.synchronize(scope)?;
         }
+        for recorded in attributes.events() {
+            event::recorded_by_launch(recorded.event);
+        }
+        Ok(())
     }
 }
 
 /// Sends a launch: as a request where the device may refuse it at the call, as a record where it has
 /// accepted its like before.
-fn submit(
+#[inline]
+fn send(
     scope: Scope,
     facts: &Function,
-    shape: Shape,
+    shape: &Shape,
     attributes: &Attributes,
     message: &LaunchKernel<'_>,
 ) -> Result {

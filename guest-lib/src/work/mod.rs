@@ -1,4 +1,5 @@
-//! Work of streams: checked here, then written to the ring, or a node of a graph where the stream is captured.
+//! Operations on streams: what each checks, and the records that it becomes. [`crate::graph::submit`] decides whether it
+//! becomes records or a node of a graph.
 
 pub mod boxes;
 pub mod copy;

@@ -9,66 +9,8 @@ use crate::error::{CuError, Result};
 use crate::memory::map::Origin;
 use crate::memory::memory_map;
 use crate::memory::{pool, virtual_memory};
-use crate::object::context::{Scope, primary_scope};
-use crate::object::event;
-use crate::object::stream::{Target, legacy};
-use crate::types::EVENT_DISABLE_TIMING;
-
-/// Hands a copy to a stream. One of the legacy stream that names memory of other devices comes after what was handed
-/// to these before, and before what is handed to them later (CUDA C++ programming guide, "Peer-to-peer memory copy").
-pub fn in_order(
-    scope: Scope,
-    target: Target,
-    addresses: [u64; 2],
-    copy: impl FnOnce() -> Result,
-) -> Result {
-    if scope.session.devices().len() == 1 || !target.handle.is_legacy() {
-        return copy();
-    }
-    let own = scope.session.ordinal();
-    let others = addresses.into_iter().filter_map(device_of);
-    let others: BTreeSet<usize> = others.filter(|device| *device != own).collect();
-    let others = others.iter().map(|&device| {
-        let scope = primary_scope(scope.session.session(), device);
-        (scope, legacy(scope))
-    });
-    for other in others.clone() {
-        follow((scope, target), other)?;
-    }
-    copy()?;
-    for other in others {
-        follow(other, (scope, target))?;
-    }
-    Ok(())
-}
-
-/// What is handed to any of these streams from now on comes after what all of them have.
-pub fn meet(streams: &[(Scope, Target)]) -> Result {
-    for (index, stream) in streams.iter().enumerate() {
-        let others = streams.iter().enumerate();
-        for (_, other) in others.filter(|(number, _)| *number != index) {
-            follow(*stream, *other)?;
-        }
-    }
-    Ok(())
-}
-
-/// Work that is handed to a stream from now on comes after what another one has.
-fn follow((scope, target): (Scope, Target), (before, other): (Scope, Target)) -> Result {
-    let event = event::create(before, EVENT_DISABLE_TIMING)?;
-    let ordered =
-        event::record(before, event, other, 0).and_then(|()| event::wait(scope, target, event, 0));
-    ordered.and(event::destroy(before, event))
-}
-
-/// The number of the device whose memory lies at an address.
-fn device_of(address: u64) -> Option<usize> {
-    let allocation = memory_map().find(address)?;
-    if allocation.for_device(address).is_some() {
-        return None;
-    }
-    allocation.device()
-}
+use crate::object::context::Scope;
+use crate::object::stream::Target;
 
 /// Refuses work of a stream at memory of another device that the stream's does not reach. Copies reach all memory.
 pub fn check(scope: Scope, target: Target, address: u64) -> Result {

@@ -12,7 +12,6 @@ pub use wormhole_api::constants::wait_value::GEQ;
 use wormhole_api::{Items, MemoryOperation, StreamMemory};
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::Target;
@@ -88,9 +87,6 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
 
 /// Hands operations to a stream.
 pub fn send(scope: Scope, target: Target, operations: &[MemoryOperation]) -> Result {
-    if target.is_captured() {
-        return capture::memory(target, operations);
-    }
     for operation in operations {
         peer::check(scope, target, operation.address)?;
     }

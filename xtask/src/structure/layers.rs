@@ -35,16 +35,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Known upward uses: a file, and the module that it uses. Each kind of work checks whether its stream is captured, and
 /// then calls the graph's capture. A stream that waits calls its context's events and the output of kernels. No use may
 /// be added, and a removed use must leave the list.
-const UPWARD: &[(&str, &str)] = &[
-    ("memory/mod.rs", "graph"),
-    ("memory/pool.rs", "graph"),
-    ("object/event.rs", "graph"),
-    ("work/boxes.rs", "graph"),
-    ("work/copy.rs", "graph"),
-    ("work/host_function.rs", "graph"),
-    ("work/launch.rs", "graph"),
-    ("work/stream_memory.rs", "graph"),
-];
+const UPWARD: &[(&str, &str)] = &[];
 
 /// Folder of the sources.
 const FOLDER: &str = "guest-lib/src";
