@@ -32,71 +32,53 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Known upward uses: a file, and the module that it uses. Each kind of work checks whether its stream is captured, and
-/// then calls the graph's capture. A stream that waits calls its context's events and the output of kernels. No use may
-/// be added, and a removed use must leave the list.
-const UPWARD: &[(&str, &str)] = &[];
-
 /// Folder of the sources.
 const FOLDER: &str = "guest-lib/src";
 
-/// Prints the layers and returns whether no module uses a layer above its own, except for [`UPWARD`].
+/// Prints the layers and returns whether no module uses a layer above its own.
 pub fn layers(root: &Path) -> Result<bool, Failure> {
     let folder = root.join(FOLDER);
     let mut complaints = Vec::new();
-    let mut upward = BTreeSet::new();
     let mut counts = vec![(0, 0); LAYERS.len()];
     for (path, text) in sources(&folder)? {
         let file = path.strip_prefix(&folder).unwrap_or(&path);
         let file = file.to_string_lossy().into_owned();
-        let module = file.split(['/', '.']).next().unwrap_or_default();
-        if module == "lib" {
-            continue;
-        }
-        let Some(own) = layer(module) else {
-            complaints.push(format!("{file} belongs to no layer"));
+        let Some(module) = module_of(&file) else {
             continue;
         };
-        counts[own].0 += 1;
-        counts[own].1 += text.lines().count();
-        for used in uses(&text) {
-            match layer(&used) {
-                None => complaints.push(format!("{file} uses {used}, which belongs to no layer")),
-                Some(other) if other < own => {
-                    upward.insert((file.clone(), used));
-                }
-                Some(_) => {}
-            }
+        if let Some(own) = layer(module) {
+            counts[own].0 += 1;
+            counts[own].1 += text.lines().count();
         }
+        complaints.extend(wrong(&file, module, &text));
     }
-    println!(
-        "{:26} {:>7} {:>7}  uses that are left",
-        "layer of the guest", "files", "lines"
-    );
-    for ((name, modules), (files, lines)) in LAYERS.iter().zip(counts) {
-        let own = |file: &str| modules.contains(&file.split(['/', '.']).next().unwrap_or_default());
-        let left = UPWARD.iter().filter(|(file, _)| own(file)).count();
-        println!("{name:26} {files:>7} {lines:>7}  {left}");
+    println!("{:26} {:>7} {:>7}", "layer of the guest", "files", "lines");
+    for ((name, _), (files, lines)) in LAYERS.iter().zip(counts) {
+        println!("{name:26} {files:>7} {lines:>7}");
     }
-    complaints.extend(compare(&upward, UPWARD));
     for complaint in &complaints {
         println!("BROKEN: {complaint}");
     }
     Ok(complaints.is_empty())
 }
 
-/// Compares the found upward uses with the known ones and returns a complaint for each difference.
-fn compare(found: &BTreeSet<(String, String)>, known: &[(&str, &str)]) -> Vec<String> {
-    let is_known = |(file, used): &&(String, String)| !known.contains(&(file, used));
-    let added = found
-        .iter()
-        .filter(is_known)
-        .map(|(file, used)| format!("{file} uses {used}, which is a layer above"));
-    let gone = known
-        .iter()
-        .filter(|(file, used)| !found.contains(&((*file).to_owned(), (*used).to_owned())))
-        .map(|(file, used)| format!("{file} uses {used} no longer: take it off the list"));
-    added.chain(gone).collect()
+/// Returns the module of the crate that a file is in; none for the crate's root, which names them all.
+fn module_of(file: &str) -> Option<&str> {
+    file.split(['/', '.']).next().filter(|name| *name != "lib")
+}
+
+/// Complains of a module's file: of each layer above its own that it uses, and of each name without a layer.
+fn wrong(file: &str, module: &str, text: &str) -> Vec<String> {
+    let Some(own) = layer(module) else {
+        return vec![format!("{file} belongs to no layer")];
+    };
+    let used = uses(text).into_iter();
+    let complaint = |used: String| match layer(&used) {
+        None => Some(format!("{file} uses {used}, which belongs to no layer")),
+        Some(other) if other < own => Some(format!("{file} uses {used}, which is a layer above")),
+        Some(_) => None,
+    };
+    used.filter_map(complaint).collect()
 }
 
 /// Returns the number of a module's layer, from the top.
@@ -167,19 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn an_upward_use_is_complained_of_and_so_is_one_that_has_gone() {
-        let use_of = |file: &str, module: &str| (file.to_owned(), module.to_owned());
-        let found = BTreeSet::from([use_of("work/a.rs", "graph"), use_of("work/b.rs", "calls")]);
-        let known = [("work/a.rs", "graph"), ("work/c.rs", "graph")];
-        let complaints = compare(&found, &known);
+    fn an_upward_use_is_complained_of_and_so_is_a_module_without_a_layer() {
+        let text = "use crate::{calls, graph, memory, session, no_such};";
         assert_eq!(
-            complaints,
+            wrong("work/a.rs", "work", text),
             [
-                "work/b.rs uses calls, which is a layer above",
-                "work/c.rs uses graph no longer: take it off the list"
+                "work/a.rs uses calls, which is a layer above",
+                "work/a.rs uses graph, which is a layer above",
+                "work/a.rs uses no_such, which belongs to no layer",
             ]
         );
-        assert_eq!(compare(&BTreeSet::new(), &[]), Vec::<String>::new());
+        assert_eq!(
+            wrong("calls/a.rs", "calls", "use crate::{logs, graph};"),
+            [""; 0]
+        );
+        assert_eq!(wrong("new.rs", "new", ""), ["new.rs belongs to no layer"]);
+        assert_eq!(module_of("work/a.rs"), Some("work"));
+        assert_eq!(module_of("lib.rs"), None);
     }
 
     #[test]
