@@ -1,18 +1,40 @@
-//! The addresses a session may name.
+//! Disjoint ranges of addresses.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wormhole_link::device;
+
+/// A range; one of no bytes is a free place of the table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    start: u64,
+    bytes: u64,
+    /// The number of its device.
+    device: usize,
+}
+
+impl Range {
+    fn contains(&self, address: u64, bytes: u64) -> bool {
+        self.bytes != 0
+            && address >= self.start
+            && bytes <= self.bytes
+            && address - self.start <= self.bytes - bytes
+    }
+}
 
 /// Disjoint ranges of addresses by where they start.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    /// Start → bytes, never 0, and the number of a device; no range reaches into the next.
-    starts: BTreeMap<u64, (u64, usize)>,
+    /// Start → place in `table`; no range reaches into the next.
+    starts: BTreeMap<u64, usize>,
+    table: Vec<Range>,
+    free: Vec<usize>,
     /// The sum of their bytes, by device.
     bytes: [u64; device::MOST],
-    /// The range that was found last: programs name the same one again and again.
-    last: std::cell::Cell<(u64, u64)>,
+    /// The place of the range that was found last: programs name the same one again and again. Any place will do, since
+    /// what is there is compared.
+    last: AtomicUsize,
 }
 
 impl Ranges {
@@ -30,18 +52,29 @@ impl Ranges {
         let Some(sum) = self.bytes.get_mut(device) else {
             return false;
         };
-        if bytes == 0 || before.is_some_and(|(&at, &(length, _))| at + length > start) {
+        let reach = before.map(|(&at, &place)| at + self.table[place].bytes);
+        if bytes == 0 || reach.is_some_and(|reach| reach > start) {
             return false;
         }
         *sum += bytes;
-        self.starts.insert(start, (bytes, device));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.table.push(Range::default());
+            self.table.len() - 1
+        });
+        self.table[place] = Range {
+            start,
+            bytes,
+            device,
+        };
+        self.starts.insert(start, place);
         true
     }
 
     /// Removes the range that starts at `start`: its bytes, and the number of its device.
     pub fn remove(&mut self, start: u64) -> Option<(u64, usize)> {
-        self.last.set((0, 0));
-        let (bytes, device) = self.starts.remove(&start)?;
+        let place = self.starts.remove(&start)?;
+        let Range { bytes, device, .. } = std::mem::take(&mut self.table[place]);
+        self.free.push(place);
         self.bytes[device] -= bytes;
         Some((bytes, device))
     }
@@ -51,17 +84,18 @@ impl Ranges {
         self.bytes.get(device).copied().unwrap_or(0)
     }
 
-    /// Whether `address..address + bytes` lies in one of the ranges.
+    /// Whether `address..address + bytes` lies in one of the ranges. Several threads may ask at the same time.
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
-        let within = |(start, length): (u64, u64)| {
-            address >= start && bytes <= length && address - start <= length - bytes
+        let holds = |place: usize| {
+            let range = self.table.get(place);
+            range.is_some_and(|range| range.contains(address, bytes))
         };
-        if within(self.last.get()) {
+        if holds(self.last.load(Ordering::Relaxed)) {
             return true;
         }
         match self.starts.range(..=address).next_back() {
-            Some((&start, &(length, _))) if within((start, length)) => {
-                self.last.set((start, length));
+            Some((_, &place)) if holds(place) => {
+                self.last.store(place, Ordering::Relaxed);
                 true
             }
             _ => false,
@@ -69,9 +103,7 @@ impl Ranges {
     }
 
     pub fn clear(&mut self) {
-        self.starts.clear();
-        self.bytes = [0; device::MOST];
-        self.last.set((0, 0));
+        *self = Self::default();
     }
 }
 

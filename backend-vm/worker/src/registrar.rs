@@ -77,10 +77,10 @@ impl Registrations {
 }
 
 /// What the thread is to do.
-pub struct Task(Box<dyn FnOnce(&mut Registrations) + Send>);
+pub struct Task(Box<dyn FnOnce(&mut Registrations) + Send + Sync>);
 
 impl Task {
-    pub fn new(task: impl FnOnce(&mut Registrations) + Send + 'static) -> Self {
+    pub fn new(task: impl FnOnce(&mut Registrations) + Send + Sync + 'static) -> Self {
         Self(Box::new(task))
     }
 }

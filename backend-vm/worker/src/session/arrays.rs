@@ -5,7 +5,6 @@ use std::iter;
 use std::sync::Arc;
 
 use wormhole_api::array::{ArrayShape, Texels, span};
-use wormhole_api::handle::Slab;
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate,
     MipmapDestroy, MipmapGetLevel, Outcome, ReferenceBindTexture, Serve, Served, SurfaceCreate,
@@ -14,13 +13,14 @@ use wormhole_api::{
 };
 use wormhole_device::{BoxEnd, Resource, Sampling, View};
 
-use super::memory::Place;
+use super::addresses::Place;
+use super::handles::Table;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, MipmapObject, Used, let_go_of_array, let_go_of_mipmap};
 use crate::peers;
 use crate::registrar::Task;
-use wormhole_link::counters::Counter;
+use wormhole_link::counters::Counters;
 
 /// A mipmapped array under its handle.
 #[derive(Debug)]
@@ -32,19 +32,19 @@ struct HeldMipmap {
 
 /// The arrays, textures and surfaces of a session.
 #[derive(Debug)]
-pub(super) struct Held {
-    arrays: Slab<Array, Arc<ArrayObject>>,
-    mipmaps: Slab<Mipmap, HeldMipmap>,
+pub(super) struct Arrays {
+    pub arrays: Table<Array, Arc<ArrayObject>>,
+    mipmaps: Table<Mipmap, HeldMipmap>,
     /// The devices' own values for them, with the device's number.
     textures: HashSet<(usize, u64)>,
     surfaces: HashSet<(usize, u64)>,
 }
 
-impl Held {
-    pub fn new(limit: u32) -> Self {
+impl Arrays {
+    pub fn new(counters: &Arc<Counters>) -> Self {
         Self {
-            arrays: Slab::new(limit),
-            mipmaps: Slab::new(limit),
+            arrays: Table::new(counters),
+            mipmaps: Table::new(counters),
             textures: HashSet::new(),
             surfaces: HashSet::new(),
         }
@@ -120,22 +120,13 @@ macro_rules! texture_messages {
 texture_messages!(TextureCreate, ReferenceBindTexture<'_>);
 
 impl Session {
-    pub(super) fn array(&self, handle: Handle<Array>) -> Result<&Arc<ArrayObject>, CuResult> {
-        let found = self.arrays.arrays.get(handle);
-        found.ok_or_else(|| self.invalid_handle())
-    }
-
     fn enter_array(&mut self, new: Handle<Array>, array: Arc<ArrayObject>) -> Result<(), CuResult> {
-        let entered = self.arrays.arrays.insert(new, Arc::clone(&array));
-        entered.map_err(|error| {
-            self.counters.add(Counter::InvalidHandles, 1);
-            self.let_go_quietly(iter::once(Used::Array(array)));
-            error.into()
-        })
+        let entered = self.objects.arrays.arrays.enter(new, Arc::clone(&array));
+        entered.inspect_err(|_| self.let_go_quietly(iter::once(Used::Array(array))))
     }
 
     /// Off the executor, since destroying may wait.
-    pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + 'static) {
+    pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + Sync + 'static) {
         self.registrar
             .run(Task::new(move |_| used.for_each(Used::let_go)));
     }
@@ -168,13 +159,11 @@ impl Serve<ArrayCreate> for Session {
 impl Serve<ArrayDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &ArrayDestroy) -> Outcome<()> {
         let handle = message.array;
-        if self.array(handle)?.mipmap.is_some() {
+        if self.objects.arrays.arrays.get(handle)?.mipmap.is_some() {
             // A level goes with the array that it is a level of.
             return Err(CuResult::INVALID_VALUE);
         }
-        let Some(array) = self.arrays.arrays.remove(handle) else {
-            return Err(self.invalid_handle());
-        };
+        let array = self.objects.arrays.arrays.remove(handle)?;
         self.ask(
             call,
             array.device.clone(),
@@ -208,12 +197,11 @@ impl Serve<MipmapCreate> for Session {
                     object: Arc::clone(&object),
                     levels: Vec::new(),
                 };
-                match session.arrays.mipmaps.insert(new, held) {
+                match session.objects.arrays.mipmaps.enter(new, held) {
                     Ok(()) => Answer::done(),
                     Err(error) => {
-                        session.counters.add(Counter::InvalidHandles, 1);
                         session.let_go_quietly(iter::once(Used::Mipmap(object)));
-                        Answer::failed(error.into())
+                        Answer::failed(error)
                     }
                 }
             },
@@ -223,14 +211,12 @@ impl Serve<MipmapCreate> for Session {
 
 impl Serve<MipmapDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &MipmapDestroy) -> Outcome<()> {
-        let handle = message.mipmap;
-        let Some(mipmap) = self.arrays.mipmaps.remove(handle) else {
-            return Err(self.invalid_handle());
-        };
+        let arrays = &mut self.objects.arrays;
+        let mipmap = arrays.mipmaps.remove(message.mipmap)?;
         let levels: Vec<_> = mipmap
             .levels
             .into_iter()
-            .filter_map(|level| self.arrays.arrays.remove(level))
+            .filter_map(|level| arrays.arrays.remove(level).ok())
             .collect();
         let object = mipmap.object;
         self.ask(
@@ -247,9 +233,7 @@ impl Serve<MipmapDestroy> for Session {
 
 impl Serve<MipmapGetLevel> for Session {
     fn serve(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
-        let Some(held) = self.arrays.mipmaps.get(message.mipmap) else {
-            return Err(self.invalid_handle());
-        };
+        let held = self.objects.arrays.mipmaps.get(message.mipmap)?;
         let mipmap = Arc::clone(&held.object);
         if message.level >= mipmap.levels {
             return Err(CuResult::INVALID_VALUE);
@@ -262,9 +246,8 @@ impl Serve<MipmapGetLevel> for Session {
             mipmap: Some(mipmap),
         };
         self.enter_array(message.new, Arc::new(level))?;
-        if let Some(held) = self.arrays.mipmaps.get_mut(message.mipmap) {
-            held.levels.push(message.new);
-        }
+        let held = self.objects.arrays.mipmaps.get_mut(message.mipmap)?;
+        held.levels.push(message.new);
         Ok(Served::Done(()))
     }
 }
@@ -279,24 +262,27 @@ impl Session {
     ) -> Result<(Resource, Used), CuResult> {
         let address = wanted.memory;
         let texels = || Texels::new(wanted.format, wanted.channels);
-        let missing = || self.invalid_handle();
+        let arrays = &self.objects.arrays;
         Ok(match wanted.source {
             TextureSource::Array => {
-                let array = Arc::clone(self.array(wanted.array.ok_or_else(missing)?)?);
+                let array = match wanted.array {
+                    Some(array) => Arc::clone(arrays.arrays.get(array)?),
+                    None => return arrays.arrays.refused(CuResult::INVALID_HANDLE),
+                };
                 let raw = self.done(device.own(&array.device, array.raw))?;
                 (Resource::Array(raw), Used::Array(array))
             }
             TextureSource::Mipmap => {
-                let held = wanted
-                    .mipmap
-                    .and_then(|handle| self.arrays.mipmaps.get(handle));
-                let mipmap = Arc::clone(&held.ok_or_else(missing)?.object);
+                let mipmap = match wanted.mipmap {
+                    Some(mipmap) => Arc::clone(&arrays.mipmaps.get(mipmap)?.object),
+                    None => return arrays.mipmaps.refused(CuResult::INVALID_HANDLE),
+                };
                 let raw = self.done(device.own(&mipmap.device, mipmap.raw))?;
                 (Resource::Mipmap(raw), Used::Mipmap(mipmap))
             }
             TextureSource::Linear => {
                 let (texels, [bytes, ..]) = (texels()?, wanted.size);
-                self.place(address, 1)?;
+                self.addresses.place(address, 1)?;
                 let resource = Resource::Linear {
                     address,
                     texels,
@@ -306,7 +292,7 @@ impl Session {
             }
             TextureSource::Rows => {
                 let (texels, [width, height, pitch]) = (texels()?, wanted.size);
-                self.place(address, 1)?;
+                self.addresses.place(address, 1)?;
                 let resource = Resource::Rows {
                     address,
                     texels,
@@ -322,7 +308,7 @@ impl Session {
 
 impl Serve<TextureCreate> for Session {
     fn serve(&mut self, call: &Call, message: &TextureCreate) -> Outcome<TextureCreateReply> {
-        has_room(&self.arrays.textures)?;
+        has_room(&self.objects.arrays.textures)?;
         let device = self.here(call);
         let (resource, used) = self.resource(&device, &message.wanted())?;
         let sampling = message.sampling();
@@ -343,7 +329,7 @@ impl Serve<TextureCreate> for Session {
                 made
             },
             move |session, texture| {
-                session.arrays.textures.insert((number, texture));
+                session.objects.arrays.textures.insert((number, texture));
                 Answer::reply(&TextureCreateReply { texture })
             },
         )
@@ -353,8 +339,9 @@ impl Serve<TextureCreate> for Session {
 impl Serve<TextureDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &TextureDestroy) -> Outcome<()> {
         let texture = message.texture;
-        if !self.arrays.textures.remove(&(call.device, texture)) {
-            return Err(self.invalid_handle());
+        let arrays = &mut self.objects.arrays;
+        if !arrays.textures.remove(&(call.device, texture)) {
+            return arrays.arrays.refused(CuResult::INVALID_HANDLE);
         }
         self.done(self.devices[call.device].destroy_texture(texture))
             .map(Served::Done)
@@ -364,8 +351,8 @@ impl Serve<TextureDestroy> for Session {
 impl Serve<SurfaceCreate> for Session {
     fn serve(&mut self, call: &Call, message: &SurfaceCreate) -> Outcome<SurfaceCreateReply> {
         let handle = message.array;
-        has_room(&self.arrays.surfaces)?;
-        let array = Arc::clone(self.array(handle)?);
+        has_room(&self.objects.arrays.surfaces)?;
+        let array = Arc::clone(self.objects.arrays.arrays.get(handle)?);
         let device = self.here(call);
         let raw = self.done(device.own(&array.device, array.raw))?;
         let number = device.number();
@@ -378,7 +365,7 @@ impl Serve<SurfaceCreate> for Session {
                 made
             },
             move |session, surface| {
-                session.arrays.surfaces.insert((number, surface));
+                session.objects.arrays.surfaces.insert((number, surface));
                 Answer::reply(&SurfaceCreateReply { surface })
             },
         )
@@ -388,8 +375,9 @@ impl Serve<SurfaceCreate> for Session {
 impl Serve<SurfaceDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &SurfaceDestroy) -> Outcome<()> {
         let surface = message.surface;
-        if !self.arrays.surfaces.remove(&(call.device, surface)) {
-            return Err(self.invalid_handle());
+        let arrays = &mut self.objects.arrays;
+        if !arrays.surfaces.remove(&(call.device, surface)) {
+            return arrays.arrays.refused(CuResult::INVALID_HANDLE);
         }
         self.done(self.devices[call.device].destroy_surface(surface))
             .map(Served::Done)
@@ -406,9 +394,9 @@ impl Session {
         (address, pitch, rows): (DevicePtr, u64, u64),
     ) -> Result<(BoxEnd, Place, Option<&Arc<ArrayObject>>), CuResult> {
         if let Some(handle) = array {
-            let array = self.array(handle)?;
+            let array = self.objects.arrays.arrays.get(handle)?;
             if !array.shape.holds(origin, extent) {
-                return Err(self.invalid_address());
+                return Err(self.addresses.refused());
             }
             let end = BoxEnd::Array {
                 array: array.raw,
@@ -417,9 +405,9 @@ impl Session {
             return Ok((end, Place::Device, Some(array)));
         }
         let Some(bytes) = span(extent, pitch, rows) else {
-            return Err(self.invalid_address());
+            return Err(self.addresses.refused());
         };
-        let place = self.place(address.0, bytes)?;
+        let place = self.addresses.place(address.0, bytes)?;
         let end = BoxEnd::Memory {
             address: address.0,
             pitch,
@@ -431,7 +419,7 @@ impl Session {
 
 impl Serve<BoxCopy> for Session {
     fn serve(&mut self, call: &Call, message: &BoxCopy) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         let extent = message.extent;
         if extent.contains(&0) {
             return Ok(Served::Done(()));

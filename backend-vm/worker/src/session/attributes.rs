@@ -140,15 +140,18 @@ impl Session {
         if bytes == 0 {
             return Ok(());
         }
-        self.place(address, bytes).map(drop)
+        self.addresses.place(address, bytes).map(drop)
     }
 
     fn admit_event(&self, id: u32, value: &[u8; 64], events: &mut Events) -> Result<(), CuResult> {
         let [handle, ..] = value.as_chunks::<8>().0 else {
-            return Err(self.invalid_handle());
+            return self.objects.events.refused(CuResult::INVALID_HANDLE);
         };
-        let handle = Handle::from_wire(u64::from_le_bytes(*handle));
-        let event = self.event(handle.ok_or_else(|| self.invalid_handle())?)?;
+        let known = &self.objects.events;
+        let event = match Handle::from_wire(u64::from_le_bytes(*handle)) {
+            Some(handle) => known.get(handle)?,
+            None => return known.refused(CuResult::INVALID_HANDLE),
+        };
         if !event.of_launches {
             return Err(CuResult::NOT_SUPPORTED);
         }

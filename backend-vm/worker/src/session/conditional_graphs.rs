@@ -91,7 +91,10 @@ impl Serve<GraphCondition> for Session {
             if message.assigned > 1 {
                 return Err(CuResult::INVALID_VALUE);
             }
-            let (description, nesting, _) = session.described(message.graph, CONDITION_BYTES)?;
+            let (description, nesting, _) = session
+                .objects
+                .graphs
+                .described(message.graph, CONDITION_BYTES)?;
             nesting.taken.push(false);
             description.conditions.push(Condition {
                 default: message.default,
@@ -106,9 +109,13 @@ impl Serve<GraphConditional> for Session {
     fn serve(&mut self, _: &Call, message: &GraphConditional) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
             let bytes = (message.bodies as usize).saturating_mul(BODY_BYTES);
-            let (_, nesting, _) = session.described(message.graph, bytes)?;
+            let (_, nesting, _) = session.objects.graphs.described(message.graph, bytes)?;
             let node = nesting.take(message)?;
-            let added = session.add_node(message.graph, GraphNode::Conditional(node), 0);
+            let added =
+                session
+                    .objects
+                    .graphs
+                    .add_node(message.graph, GraphNode::Conditional(node), 0);
             added.map(drop)
         })
     }
@@ -117,7 +124,7 @@ impl Serve<GraphConditional> for Session {
 impl Serve<GraphBody> for Session {
     fn serve(&mut self, _: &Call, message: &GraphBody) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
-            let (_, nesting, _) = session.described(message.graph, 0)?;
+            let (_, nesting, _) = session.objects.graphs.described(message.graph, 0)?;
             if !nesting.has(message.body) {
                 return Err(CuResult::INVALID_VALUE);
             }

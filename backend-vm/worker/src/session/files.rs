@@ -109,7 +109,7 @@ fn refused(error: io::Error) -> CuResult {
 /// Has the registrar do something, and waits for it.
 fn by_registrar(
     registrar: &Registrar,
-    task: impl FnOnce(&mut Registrations) -> Result<(), CuResult> + Send + 'static,
+    task: impl FnOnce(&mut Registrations) -> Result<(), CuResult> + Send + Sync + 'static,
 ) -> Result<(), CuResult> {
     let (sender, outcome) = channel();
     registrar.run(Task::new(move |registrations| {
@@ -122,7 +122,7 @@ fn by_registrar(
 impl Session {
     /// Where the guest sends descriptors of files.
     pub fn take_files_from(&mut self, socket: OwnedFd) {
-        self.files.socket = Some(Arc::new(socket.into()));
+        self.addresses.files.socket = Some(Arc::new(socket.into()));
     }
 }
 
@@ -135,11 +135,11 @@ impl Serve<FileMap> for Session {
         let whole = [address, bytes, message.offset]
             .iter()
             .all(|value| value.is_multiple_of(PAGE));
-        let Some(socket) = self.files.socket.clone() else {
+        let Some(socket) = self.addresses.files.socket.clone() else {
             return Err(CuResult::NOT_SUPPORTED);
         };
-        if !in_band || !whole || !self.files.taken.insert(address, bytes) {
-            return Err(self.invalid_address());
+        if !in_band || !whole || !self.addresses.files.taken.insert(address, bytes) {
+            return Err(self.addresses.refused());
         }
         let registrar = self.registrar.clone();
         let deferred = self.defer(call, self.here(call), move |_: &dyn Device| {
@@ -147,17 +147,17 @@ impl Serve<FileMap> for Session {
             let mapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match mapped {
                 Ok(()) => {
-                    session.files.reached.insert(address, bytes);
+                    session.addresses.files.reached.insert(address, bytes);
                     Answer::done()
                 }
                 Err(error) => {
-                    session.files.taken.remove(address);
+                    session.addresses.files.taken.remove(address);
                     Answer::failed(session.failed(error))
                 }
             }) as Finish
         });
         if deferred.is_err() {
-            self.files.taken.remove(address);
+            self.addresses.files.taken.remove(address);
         }
         deferred
     }
@@ -167,8 +167,8 @@ impl Serve<FileMap> for Session {
 impl Serve<FileUnmap> for Session {
     fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
         let address = message.address.0;
-        let Some((bytes, _)) = self.files.reached.remove(address) else {
-            return Err(self.invalid_address());
+        let Some((bytes, _)) = self.addresses.files.reached.remove(address) else {
+            return Err(self.addresses.refused());
         };
         let registrar = self.registrar.clone();
         self.defer(call, self.here(call), move |_: &dyn Device| {
@@ -176,7 +176,7 @@ impl Serve<FileUnmap> for Session {
             let unmapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match unmapped {
                 Ok(()) => {
-                    session.files.taken.remove(address);
+                    session.addresses.files.taken.remove(address);
                     Answer::done()
                 }
                 Err(error) => Answer::failed(session.failed(error)),

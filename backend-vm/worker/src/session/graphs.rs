@@ -15,10 +15,12 @@ use wormhole_device::{
 
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
+use super::handles::Table;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
 use crate::peers;
+use wormhole_link::counters::Counters;
 use wormhole_link::device::MOST;
 
 /// Bytes that a session's descriptions may take, until graphs were made of them.
@@ -98,41 +100,30 @@ fn take_executable(place: &mut GraphObject) -> Option<(SessionDevice, RawGraph, 
     Some(taken)
 }
 
-impl Serve<GraphBegin> for Session {
-    fn serve(&mut self, _: &Call, message: &GraphBegin) -> Outcome<()> {
-        let new = message.new;
-        let object = GraphObject::Described {
-            description: GraphDescription::default(),
-            nesting: Nesting::default(),
-            uses: GraphUses::default(),
-            refused: None,
-        };
-        self.graphs
-            .insert(new, object)
-            .map_err(Into::into)
-            .map(Served::Done)
-    }
+/// The graphs of a session.
+#[derive(Debug)]
+pub(super) struct Graphs {
+    table: Table<Graph, GraphObject>,
+    /// Bytes that their descriptions take.
+    bytes: usize,
 }
 
-impl Session {
-    /// Adds a part to a description. Notes when it was refused: no graph is made of it then, which the program hears of.
-    pub(super) fn part_of_graph(
-        &mut self,
-        graph: Handle<Graph>,
-        add: impl FnOnce(&mut Self) -> Result<(), CuResult>,
-    ) -> Outcome<()> {
-        let added = add(self);
-        if let Err(error) = added
-            && let Some(GraphObject::Described { refused, .. }) = self.graphs.get_mut(graph)
-        {
-            refused.get_or_insert(error);
-            return Ok(Served::Done(()));
+impl Graphs {
+    pub fn new(counters: &Arc<Counters>) -> Self {
+        Self {
+            table: Table::new(counters),
+            bytes: 0,
         }
-        added.map(Served::Done)
+    }
+
+    /// Forgets everything: the context it belonged to goes.
+    pub fn clear(&mut self) {
+        self.table.drain().for_each(drop);
+        self.bytes = 0;
     }
 
     /// Adds a node to a description, which then takes this many bytes more.
-    pub(super) fn add_node(
+    pub fn add_node(
         &mut self,
         graph: Handle<Graph>,
         node: GraphNode,
@@ -147,12 +138,12 @@ impl Session {
     }
 
     /// A description that is to take this many bytes more.
-    pub(super) fn described(
+    pub fn described(
         &mut self,
         graph: Handle<Graph>,
         bytes: usize,
     ) -> Result<(&mut GraphDescription, &mut Nesting, &mut GraphUses), CuResult> {
-        if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
+        if bytes > MOST_BYTES - self.bytes.min(MOST_BYTES) {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let Some(GraphObject::Described {
@@ -160,13 +151,88 @@ impl Session {
             nesting,
             uses,
             ..
-        }) = self.graphs.get_mut(graph)
+        }) = self.table.find_mut(graph)
         else {
             return Err(CuResult::INVALID_HANDLE);
         };
-        self.graph_bytes += bytes;
+        self.bytes += bytes;
         uses.0.bytes += bytes;
         Ok((description, nesting, uses))
+    }
+
+    /// Gives back the room of a description that is gone.
+    fn uncount(&mut self, uses: &mut GraphUses) {
+        self.bytes -= std::mem::take(&mut uses.0.bytes);
+    }
+
+    /// What is under a handle that a job had becomes executable.
+    fn becomes_executable(
+        &mut self,
+        graph: Handle<Graph>,
+        device: SessionDevice,
+        raw: RawGraph,
+        mut uses: GraphUses,
+    ) {
+        self.uncount(&mut uses);
+        if let Some(place) = self.table.find_mut(graph) {
+            *place = GraphObject::Executable { device, raw, uses };
+        }
+    }
+
+    /// What a graph uses that a job has: nobody else removes it meanwhile, and a reset waits for jobs.
+    fn uses_of_taken(&mut self, graph: Handle<Graph>) -> GraphUses {
+        match self.table.find_mut(graph) {
+            Some(GraphObject::Taken(uses)) => std::mem::take(uses),
+            _ => GraphUses::default(),
+        }
+    }
+
+    /// The graph behind a handle, while everything that it uses exists.
+    fn executable(
+        &self,
+        graph: Handle<Graph>,
+    ) -> Result<(&SessionDevice, RawGraph, usize), CuResult> {
+        match self.table.find(graph) {
+            Some(GraphObject::Executable { device, raw, uses })
+                if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
+            {
+                Ok((device, *raw, uses.0.nodes))
+            }
+            _ => self.table.refused(CuResult::INVALID_HANDLE),
+        }
+    }
+}
+
+impl Serve<GraphBegin> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphBegin) -> Outcome<()> {
+        let new = message.new;
+        let object = GraphObject::Described {
+            description: GraphDescription::default(),
+            nesting: Nesting::default(),
+            uses: GraphUses::default(),
+            refused: None,
+        };
+        let graphs = &mut self.objects.graphs.table;
+        graphs.enter(new, object).map(Served::Done)
+    }
+}
+
+impl Session {
+    /// Adds a part to a description. Notes when it was refused: no graph is made of it then, which the program hears of.
+    pub(super) fn part_of_graph(
+        &mut self,
+        graph: Handle<Graph>,
+        add: impl FnOnce(&mut Self) -> Result<(), CuResult>,
+    ) -> Outcome<()> {
+        let added = add(self);
+        if let Err(error) = added
+            && let Some(GraphObject::Described { refused, .. }) =
+                self.objects.graphs.table.find_mut(graph)
+        {
+            refused.get_or_insert(error);
+            return Ok(Served::Done(()));
+        }
+        added.map(Served::Done)
     }
 }
 
@@ -192,7 +258,10 @@ impl Serve<GraphKernel<'_>> for Session {
                 attributes,
                 parameters: message.parameters.to_vec(),
             });
-            let uses = session.add_node(message.graph, node, bytes)?;
+            let uses = session
+                .objects
+                .graphs
+                .add_node(message.graph, node, bytes)?;
             uses.name(&device);
             uses.device.get_or_insert(device);
             if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
@@ -224,7 +293,7 @@ impl Serve<GraphCopy> for Session {
             )?;
             let arrays = [to_array, from_array].map(|array| array.cloned());
             let node = GraphNode::Copy(BoxCopy { to, from, extent });
-            let uses = session.add_node(message.graph, node, 0)?;
+            let uses = session.objects.graphs.add_node(message.graph, node, 0)?;
             for array in arrays.into_iter().flatten() {
                 uses.name(&array.device);
                 uses.arrays.push(array);
@@ -254,8 +323,8 @@ impl Serve<GraphFill> for Session {
                 .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
                 .and_then(|(row, rows)| rows.checked_add(row))
                 .filter(|_| aligned(message.destination.0))
-                .ok_or_else(|| session.invalid_address())?;
-            session.place(message.destination.0, span)?;
+                .ok_or_else(|| session.addresses.refused())?;
+            session.addresses.place(message.destination.0, span)?;
             let fill = Fill {
                 destination: message.destination.0,
                 pitch: message.pitch,
@@ -264,7 +333,10 @@ impl Serve<GraphFill> for Session {
                 value: message.value,
                 element,
             };
-            session.add_node(message.graph, GraphNode::Fill(fill), 0)?;
+            session
+                .objects
+                .graphs
+                .add_node(message.graph, GraphNode::Fill(fill), 0)?;
             Ok(())
         })
     }
@@ -276,7 +348,10 @@ impl Serve<GraphMemory<'_>> for Session {
             let mut operations = Vec::new();
             session.read_memory_operations(message.operations, &mut operations)?;
             let bytes = operations.len() * size_of::<MemoryOperation>();
-            session.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
+            session
+                .objects
+                .graphs
+                .add_node(message.graph, GraphNode::Memory(operations), bytes)?;
             Ok(())
         })
     }
@@ -285,12 +360,12 @@ impl Serve<GraphMemory<'_>> for Session {
 impl Serve<GraphEvent> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEvent) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
-            let event = Arc::clone(session.event(message.event)?);
+            let event = Arc::clone(session.objects.events.get(message.event)?);
             let node = match message.kind {
                 GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
                 GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
             };
-            let uses = session.add_node(message.graph, node, 0)?;
+            let uses = session.objects.graphs.add_node(message.graph, node, 0)?;
             uses.name(&event.device);
             uses.events.push(event);
             Ok(())
@@ -302,6 +377,8 @@ impl Serve<GraphEmpty> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEmpty) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
             session
+                .objects
+                .graphs
                 .add_node(message.graph, GraphNode::Empty, 0)
                 .map(drop)
         })
@@ -312,12 +389,8 @@ impl Serve<GraphEmpty> for Session {
 impl Serve<GraphEdges<'_>> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEdges<'_>) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
-            let Some(GraphObject::Described {
-                description, uses, ..
-            }) = session.graphs.get_mut(message.graph)
-            else {
-                return Err(CuResult::INVALID_HANDLE);
-            };
+            let bytes = message.edges.len() * size_of::<GraphEdge>();
+            let (description, ..) = session.objects.graphs.described(message.graph, bytes)?;
             for edge in message.edges.iter() {
                 let count = description.nodes.len();
                 let body = |node: u32| description.body(node as usize);
@@ -327,12 +400,6 @@ impl Serve<GraphEdges<'_>> for Session {
                 {
                     return Err(CuResult::INVALID_VALUE);
                 }
-                let bytes = size_of::<GraphEdge>();
-                if bytes > MOST_BYTES - session.graph_bytes.min(MOST_BYTES) {
-                    return Err(CuResult::OUT_OF_MEMORY);
-                }
-                session.graph_bytes += bytes;
-                uses.0.bytes += bytes;
                 let [from, to, kind, _] = edge.data.to_le_bytes();
                 description.edges.push(GraphEdge {
                     from: edge.from,
@@ -351,9 +418,8 @@ impl Session {
         &mut self,
         graph: Handle<Graph>,
     ) -> Result<(GraphDescription, Vec<Arc<Loaded>>), CuResult> {
-        let Some(place) = self.graphs.get_mut(graph) else {
-            return Err(self.invalid_handle());
-        };
+        let graphs = &mut self.objects.graphs;
+        let place = graphs.table.get_mut(graph)?;
         match std::mem::replace(place, GraphObject::Taken(GraphUses::default())) {
             GraphObject::Described {
                 description,
@@ -366,9 +432,14 @@ impl Session {
                     Ok((description, images))
                 }
                 (refused, _) => {
+                    // It is there.
+                    let _ = graphs.table.remove(graph);
+                    let error = match refused {
+                        Some(error) => Err(error),
+                        None => graphs.table.refused(CuResult::INVALID_HANDLE),
+                    };
                     self.let_go_of_uses(uses);
-                    self.graphs.remove(graph);
-                    Err(refused.unwrap_or_else(|| self.invalid_handle()))
+                    error
                 }
             },
             other => {
@@ -381,28 +452,9 @@ impl Session {
     /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the executor,
     /// since that may wait.
     fn let_go_of_uses(&mut self, mut uses: GraphUses) {
-        self.uncount(&mut uses);
+        self.objects.graphs.uncount(&mut uses);
         if !uses.0.arrays.is_empty() {
             self.let_go_quietly(uses.0.arrays.into_iter().map(Used::Array));
-        }
-    }
-
-    /// Gives back the room of a description that is gone.
-    fn uncount(&mut self, uses: &mut GraphUses) {
-        self.graph_bytes -= std::mem::take(&mut uses.0.bytes);
-    }
-
-    /// What is under a handle that a job had becomes executable.
-    fn becomes_executable(
-        &mut self,
-        graph: Handle<Graph>,
-        device: SessionDevice,
-        raw: RawGraph,
-        mut uses: GraphUses,
-    ) {
-        self.uncount(&mut uses);
-        if let Some(place) = self.graphs.get_mut(graph) {
-            *place = GraphObject::Executable { device, raw, uses };
         }
     }
 
@@ -412,24 +464,17 @@ impl Session {
         call: &Call,
         graph: Handle<Graph>,
     ) -> Result<SessionDevice, CuResult> {
-        match self.graphs.get(graph) {
-            Some(GraphObject::Taken(uses)) => self.done(uses.0.device(self.here(call))),
-            _ => Err(self.invalid_handle()),
-        }
-    }
-
-    /// What a graph uses that a job has: nobody else removes it meanwhile, and a reset waits for jobs.
-    fn uses_of_taken(&mut self, graph: Handle<Graph>) -> GraphUses {
-        match self.graphs.get_mut(graph) {
-            Some(GraphObject::Taken(uses)) => std::mem::take(uses),
-            _ => GraphUses::default(),
+        match self.objects.graphs.table.get(graph)? {
+            GraphObject::Taken(uses) => self.done(uses.0.device(self.here(call))),
+            _ => Err(CuResult::INVALID_HANDLE),
         }
     }
 
     /// Ends a graph that a job has.
     fn end_taken(&mut self, graph: Handle<Graph>) {
-        let uses = self.uses_of_taken(graph);
-        self.graphs.remove(graph);
+        let uses = self.objects.graphs.uses_of_taken(graph);
+        // It is there: nobody else removes it meanwhile.
+        let _ = self.objects.graphs.table.remove(graph);
         self.let_go_of_uses(uses);
     }
 }
@@ -451,8 +496,9 @@ impl Serve<GraphInstantiate> for Session {
             drop((images, description));
             Box::new(move |session: &mut Session| match result {
                 Ok(raw) => {
-                    let uses = session.uses_of_taken(graph);
-                    session.becomes_executable(graph, owner, raw, uses);
+                    let graphs = &mut session.objects.graphs;
+                    let uses = graphs.uses_of_taken(graph);
+                    graphs.becomes_executable(graph, owner, raw, uses);
                     Answer::done()
                 }
                 Err(error) => {
@@ -473,10 +519,11 @@ impl Serve<GraphUpdate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphUpdate) -> Outcome<()> {
         let (graph, from) = (message.graph, message.from);
         let (description, images) = self.take_description(from)?;
-        let taken = self.graphs.get_mut(graph).and_then(take_executable);
+        let graphs = &mut self.objects.graphs.table;
+        let taken = graphs.find_mut(graph).and_then(take_executable);
         let Some((owner, raw, old_images)) = taken else {
             self.end_taken(from);
-            return Err(self.invalid_handle());
+            return self.objects.graphs.table.refused(CuResult::INVALID_HANDLE);
         };
         let described = self.device_of_taken(call, from);
         let own = described.and_then(|described| self.done(described.own(&owner, ())));
@@ -512,35 +559,22 @@ impl Session {
         from: Handle<Graph>,
         updated: bool,
     ) {
-        let mut uses = self.uses_of_taken(graph);
+        let graphs = &mut self.objects.graphs;
+        let mut uses = graphs.uses_of_taken(graph);
         if updated {
-            let old = std::mem::replace(&mut uses, self.uses_of_taken(from));
+            let old = std::mem::replace(&mut uses, graphs.uses_of_taken(from));
             self.let_go_of_uses(old);
         }
         self.end_taken(from);
-        self.becomes_executable(graph, device, raw, uses);
-    }
-
-    /// The graph behind a handle, while everything that it uses exists.
-    fn executable(
-        &self,
-        graph: Handle<Graph>,
-    ) -> Result<(&SessionDevice, RawGraph, usize), CuResult> {
-        match self.graphs.get(graph) {
-            Some(GraphObject::Executable { device, raw, uses })
-                if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
-            {
-                Ok((device, *raw, uses.0.nodes))
-            }
-            _ => Err(self.invalid_handle()),
-        }
+        let graphs = &mut self.objects.graphs;
+        graphs.becomes_executable(graph, device, raw, uses);
     }
 }
 
 impl Serve<GraphLaunch> for Session {
     fn serve(&mut self, call: &Call, message: &GraphLaunch) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
-        let (device, raw, _) = self.executable(message.graph)?;
+        let stream = self.objects.stream(call, message.stream)?;
+        let (device, raw, _) = self.objects.graphs.executable(message.graph)?;
         self.done(peers::launch_graph(device, raw, stream))
             .map(Served::Done)
     }
@@ -548,8 +582,8 @@ impl Serve<GraphLaunch> for Session {
 
 impl Serve<GraphUpload> for Session {
     fn serve(&mut self, call: &Call, message: &GraphUpload) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
-        let (device, raw, _) = self.executable(message.graph)?;
+        let stream = self.objects.stream(call, message.stream)?;
+        let (device, raw, _) = self.objects.graphs.executable(message.graph)?;
         self.done(peers::upload_graph(device, raw, stream))
             .map(Served::Done)
     }
@@ -558,7 +592,7 @@ impl Serve<GraphUpload> for Session {
 impl Serve<GraphEnable> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEnable) -> Outcome<()> {
         let (graph, node, enabled) = (message.graph, message.node, message.enabled);
-        let (device, raw, nodes) = self.executable(graph)?;
+        let (device, raw, nodes) = self.objects.graphs.executable(graph)?;
         if node as usize >= nodes || enabled > 1 {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -570,17 +604,18 @@ impl Serve<GraphEnable> for Session {
 impl Serve<GraphDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &GraphDestroy) -> Outcome<()> {
         let graph = message.graph;
-        if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken(_))) {
-            return Err(self.invalid_handle());
+        let graphs = &mut self.objects.graphs.table;
+        if let Some(GraphObject::Taken(_)) = graphs.find(graph) {
+            return graphs.refused(CuResult::INVALID_HANDLE);
         }
-        match self.graphs.remove(graph) {
-            Some(GraphObject::Executable { device, raw, uses }) => {
+        match graphs.remove(graph)? {
+            GraphObject::Executable { device, raw, uses } => {
                 let destroyed = device.destroy_graph(raw);
                 self.let_go_of_uses(uses);
                 self.done(destroyed)?;
             }
-            Some(GraphObject::Described { uses, .. }) => self.let_go_of_uses(uses),
-            _ => {}
+            GraphObject::Described { uses, .. } => self.let_go_of_uses(uses),
+            GraphObject::Taken(_) => {}
         }
         Ok(Served::Done(()))
     }

@@ -11,7 +11,6 @@ use wormhole_device::{Multiprocessors, Split};
 
 use super::{Answer, Call, OBJECTS, Session};
 use crate::objects::{GreenObject, StreamObject};
-use wormhole_link::counters::Counter;
 
 /// Groups of one split: with what is left over, as many parts as an answer holds.
 const MOST_GROUPS: u32 = 254;
@@ -165,13 +164,13 @@ impl Serve<GreenDescribe> for Session {
         let on = call.device;
         let green = match message.green {
             0 => None,
-            green => Some(self.greens.context(green, on)?),
+            green => Some(self.objects.greens.context(green, on)?),
         };
         self.ask(
             call,
             self.here(call),
             move |device| device.multiprocessors(green.as_ref().map(|green| green.raw)),
-            move |session, found| match session.greens.enter(on, &found) {
+            move |session, found| match session.objects.greens.enter(on, &found) {
                 Ok(part) => Answer::reply(&GreenDescribeReply {
                     number: part.number,
                     count: part.count,
@@ -187,11 +186,11 @@ impl Serve<GreenDescribe> for Session {
 impl Serve<GreenSplit> for Session {
     fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
         let on = call.device;
-        let part = self.greens.part(message.part, on)?;
+        let part = self.objects.greens.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
         let key = (message.part, flags, least, groups);
-        let known = self.greens.splits.get(&key).cloned();
+        let known = self.objects.greens.splits.get(&key).cloned();
         self.ask(
             call,
             self.here(call),
@@ -200,7 +199,7 @@ impl Serve<GreenSplit> for Session {
                 None => device.split(&part, flags, least, groups).map(Arc::new),
             },
             move |session, split| {
-                let greens = &mut session.greens;
+                let greens = &mut session.objects.greens;
                 let answer = greens.answer(on, &split);
                 if greens.splits.len() < SPLITS {
                     greens.splits.insert(key, split);
@@ -216,9 +215,9 @@ impl Serve<GreenCreate<'_>> for Session {
         let on = call.device;
         let numbers = message.parts.iter();
         let parts = numbers
-            .map(|part| self.greens.part(part.number, on))
+            .map(|part| self.objects.greens.part(part.number, on))
             .collect::<Result<Vec<_>, _>>()?;
-        if !self.greens.has_room() {
+        if !self.objects.greens.has_room() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let device = self.here(call);
@@ -228,7 +227,7 @@ impl Serve<GreenCreate<'_>> for Session {
             move |device| device.create_green(&parts),
             move |session, raw| {
                 let green = GreenObject::new(device, raw, session.registrar.clone());
-                match session.greens.enter_context(on, green) {
+                match session.objects.greens.enter_context(on, green) {
                     Ok(green) => Answer::reply(&GreenCreateReply { green }),
                     Err(error) => Answer::failed(error),
                 }
@@ -241,7 +240,7 @@ impl Serve<GreenCreate<'_>> for Session {
 impl Serve<GreenDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
         let number = message.green;
-        let green = self.greens.remove_context(number, call.device)?;
+        let green = self.objects.greens.remove_context(number, call.device)?;
         self.ask(
             call,
             self.here(call),
@@ -253,7 +252,7 @@ impl Serve<GreenDestroy> for Session {
 
 impl Serve<GreenStream> for Session {
     fn serve(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
-        let green = self.greens.context(message.green, call.device)?;
+        let green = self.objects.greens.context(message.green, call.device)?;
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let its = Arc::clone(&green);
         self.ask(
@@ -262,15 +261,14 @@ impl Serve<GreenStream> for Session {
             move |device| device.green_stream(green.raw, flags, priority),
             move |session, raw| {
                 let stream = Arc::new(StreamObject::of(its, raw));
-                match session.streams.insert(new, Arc::clone(&stream)) {
+                match session.objects.streams.enter(new, Arc::clone(&stream)) {
                     Ok(()) => {
                         session.watcher.watch(&stream);
                         Answer::done()
                     }
                     Err(error) => {
-                        session.counters.add(Counter::InvalidHandles, 1);
                         let _ = stream.device.destroy_stream(raw);
-                        Answer::failed(error.into())
+                        Answer::failed(error)
                     }
                 }
             },

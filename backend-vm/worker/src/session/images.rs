@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use wormhole_api::constants::image_flags::USES_OUTPUT;
 use wormhole_api::{
-    Attribute, ContextReset, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
-    LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply,
-    LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload, Link, LinkInput as LinkPart,
-    LinkReply, Module, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
-    ModuleGetGlobalReply, ModuleLoad, ModuleLoadReply, ModuleUnload, Outcome, Parameter, Serve,
-    Served, is_plain_jit_option,
+    Attribute, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library, LibraryGetGlobal,
+    LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply, LibraryGetModule, LibraryLoad,
+    LibraryLoadReply, LibraryUnload, Link, LinkInput as LinkPart, LinkReply, Module,
+    ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal, ModuleGetGlobalReply, ModuleLoad,
+    ModuleLoadReply, ModuleUnload, Outcome, Parameter, Serve, Served, is_plain_jit_option,
 };
 use wormhole_device::{
     Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
 };
 
-use super::{Answer, Call, Event, Finish, Session};
+use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
@@ -112,17 +111,6 @@ fn link(
 }
 
 impl Session {
-    pub(super) fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
-        let image = match handle {
-            ImageHandle::Module(module) => self.modules.get_mut(module),
-            ImageHandle::Library(library) => self.libraries.get_mut(library),
-        };
-        image.ok_or_else(|| {
-            self.counters.add(Counter::InvalidHandles, 1);
-            CuResult::INVALID_HANDLE
-        })
-    }
-
     /// Loads an image from the arena. It is copied first: the guest may write there at any time.
     pub(super) fn load<R>(
         &mut self,
@@ -137,20 +125,20 @@ impl Session {
             ..
         } = *image;
         let mut compiler = self.compiler(image.log, image.log_bytes, image.options)?;
-        if bytes == 0 || !self.extents.contains(address, bytes) {
-            return Err(self.invalid_address());
+        if bytes == 0 {
+            return Err(self.addresses.refused());
         }
+        let reader = self.addresses.arena(address, bytes)?;
         let Ok(length) = usize::try_from(bytes) else {
             return Err(CuResult::INVALID_VALUE);
         };
-        if bytes > IMAGE_BYTES - self.image_bytes {
+        if bytes > IMAGE_BYTES - self.scratch.image_bytes {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let place = (image.place.bytes != 0).then_some(image.place);
-        if place.is_some_and(|place| !self.extents.contains(place.address, place.bytes)) {
-            return Err(self.invalid_address());
+        if let Some(place) = place {
+            self.addresses.arena(place.address, place.bytes)?;
         }
-        let reader = Arc::clone(&self.readers);
         let here = self.here(call);
         let owner = here.clone();
         let outcome = self.defer(call, here, move |device: &dyn Device| {
@@ -174,12 +162,12 @@ impl Session {
             drop(reader);
             drop(image);
             Box::new(move |session: &mut Session| {
-                session.image_bytes -= bytes;
+                session.scratch.image_bytes -= bytes;
                 session.loaded(owner, new, loaded, place)
             }) as Finish
         });
         if outcome.is_ok() {
-            self.image_bytes += bytes;
+            self.scratch.image_bytes += bytes;
             self.counters.add(Counter::BytesToDevice, bytes);
         }
         outcome
@@ -225,16 +213,14 @@ impl Serve<Link<'_>> for Session {
         let mut compiler = self.compiler(message.log.0, message.log_bytes, &message.options)?;
         let complete = message.complete != 0;
         let (inputs, target, room) = (message.inputs.0, message.image.0, message.room);
-        if !self.extents.contains(inputs, bytes) || !self.extents.contains(target, room) {
-            return Err(self.invalid_address());
-        }
+        let reader = self.addresses.arena(inputs, bytes)?;
+        self.addresses.arena(target, room)?;
         let Ok(length) = usize::try_from(bytes) else {
             return Err(CuResult::INVALID_VALUE);
         };
-        if bytes > IMAGE_BYTES - self.image_bytes {
+        if bytes > IMAGE_BYTES - self.scratch.image_bytes {
             return Err(CuResult::OUT_OF_MEMORY);
         }
-        let reader = Arc::clone(&self.readers);
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let copy = unsafe { memory::copy_out(inputs, length) };
@@ -250,7 +236,7 @@ impl Serve<Link<'_>> for Session {
             drop(reader);
             let linked = linked.map(|image| image.len() as u64);
             Box::new(move |session: &mut Session| {
-                session.image_bytes -= bytes;
+                session.scratch.image_bytes -= bytes;
                 match linked {
                     Ok(bytes) => Answer::reply(&LinkReply { bytes }),
                     Err(error) => Answer::failed(session.failed(error)),
@@ -258,7 +244,7 @@ impl Serve<Link<'_>> for Session {
             }) as Finish
         });
         if outcome.is_ok() {
-            self.image_bytes += bytes;
+            self.scratch.image_bytes += bytes;
             self.counters.add(Counter::BytesToDevice, bytes);
         }
         outcome
@@ -276,8 +262,8 @@ impl Session {
         if log_bytes > LOG_BYTES {
             return Err(CuResult::INVALID_VALUE);
         }
-        if log_bytes > 0 && !self.extents.contains(log, 2 * log_bytes) {
-            return Err(self.invalid_address());
+        if log_bytes > 0 {
+            self.addresses.arena(log, 2 * log_bytes)?;
         }
         let plain = options
             .iter()
@@ -307,24 +293,15 @@ impl Session {
             Err(error) => return Answer::failed(self.failed(error)),
         };
         let image = Arc::new(Loaded::new(device, loaded.module, place));
-        let entered = self.enter_image(new, ImageObject::new(Arc::clone(&image)));
+        let entered = self
+            .objects
+            .enter_image(new, ImageObject::new(Arc::clone(&image)));
         if let Err(error) = entered {
             self.unload_quietly(image);
             return Answer::failed(error);
         }
         let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
         answer(flags, 0)
-    }
-
-    fn enter_image(&mut self, new: ImageHandle, image: ImageObject) -> Result<(), CuResult> {
-        let entered = match new {
-            ImageHandle::Module(module) => self.modules.insert(module, image),
-            ImageHandle::Library(library) => self.libraries.insert(library, image),
-        };
-        entered.map_err(|error| {
-            self.counters.add(Counter::InvalidHandles, 1);
-            error.into()
-        })
     }
 
     /// Off the executor, since unloading may wait; nobody is to hear of it.
@@ -339,29 +316,11 @@ impl Session {
     /// The module and all that was found in it may not be named from here on; the device's own wait
     /// happens on the caller's thread, when no other job uses the image.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
-        let removed = match handle {
-            // A library's module goes with the library.
-            ImageHandle::Module(module)
-                if self
-                    .modules
-                    .get(module)
-                    .is_some_and(|image| image.library.is_some()) =>
-            {
-                None
-            }
-            ImageHandle::Module(module) => self.modules.remove(module),
-            ImageHandle::Library(library) => self.libraries.remove(library),
-        };
-        let Some(image) = removed else {
-            return Err(self.invalid_handle());
-        };
-        for alias in &image.aliases {
-            if let Some(alias) = self.modules.remove(*alias) {
-                self.forget_contents(&alias);
-            }
+        let (image, globals) = self.objects.remove_image(handle)?;
+        for start in globals {
+            self.addresses.forget_global(start);
         }
-        self.forget_contents(&image);
-        self.unload_unless_used(call, image.loaded)
+        self.unload_unless_used(call, image)
     }
 }
 
@@ -385,7 +344,7 @@ impl Session {
         let image = match Arc::try_unwrap(image) {
             Ok(image) => image,
             Err(image) => {
-                self.unloading.push((*call, image));
+                self.objects.unloading.push((*call, image));
                 return Ok(Served::Deferred);
             }
         };
@@ -400,21 +359,12 @@ impl Session {
     /// Unloads the images that jobs have let go of: requests that cannot be carried out, with the error.
     pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
         let mut refused = Vec::new();
-        for (call, image) in std::mem::take(&mut self.unloading) {
+        for (call, image) in std::mem::take(&mut self.objects.unloading) {
             if let Err(error) = self.unload_unless_used(&call, image) {
                 refused.push((call, error));
             }
         }
         refused
-    }
-
-    fn forget_contents(&mut self, image: &ImageObject) {
-        for function in &image.functions {
-            self.functions.remove(*function);
-        }
-        for start in &image.globals {
-            self.device_memory.remove(*start);
-        }
     }
 
     /// Looks a kernel up, which may load it.
@@ -470,7 +420,7 @@ impl Session {
         found: &LoadedFunction,
     ) -> Result<(), CuResult> {
         // Another thread may have unloaded the image meanwhile.
-        self.image(handle)?;
+        self.objects.image(handle)?;
         let ends = found.parameters.iter();
         let ends = ends.map(|parameter| u64::from(parameter.offset) + u64::from(parameter.size));
         let object = FunctionObject {
@@ -478,11 +428,8 @@ impl Session {
             image,
             parameter_bytes: ends.max().unwrap_or(0),
         };
-        if let Err(error) = self.functions.insert(new, object) {
-            self.counters.add(Counter::InvalidHandles, 1);
-            return Err(error.into());
-        }
-        self.image(handle)?.functions.push(new);
+        self.objects.functions.enter(new, object)?;
+        self.objects.image_mut(handle)?.functions.push(new);
         Ok(())
     }
 
@@ -544,25 +491,26 @@ impl Session {
         bytes: u64,
     ) -> Result<(), CuResult> {
         // Another thread may have unloaded the image meanwhile.
-        if self.image(handle)?.loaded.holds_managed(address) {
+        let image = self.objects.image_mut(handle)?;
+        if image.loaded.holds_managed(address) {
             // Arena, as long as the guest leaves it there.
             return Ok(());
         }
         // Asked for before, it is there already.
-        let number = self.image(handle)?.loaded.device.number();
-        if self.device_memory.insert_of(number, address, bytes) {
-            self.image(handle)?.globals.push(address);
+        let device = &image.loaded.device;
+        if self.addresses.enter_global(device, address, bytes) {
+            image.globals.push(address);
         }
         Ok(())
     }
 
     /// An image and a name in it, for a job.
     pub(super) fn named(
-        &mut self,
+        &self,
         handle: ImageHandle,
         name: &[u8],
     ) -> Result<(Arc<Loaded>, String), CuResult> {
-        let image = Arc::clone(&self.image(handle)?.loaded);
+        let image = Arc::clone(&self.objects.image(handle)?.loaded);
         let name = std::str::from_utf8(name).map_err(|_| CuResult::NOT_FOUND)?;
         Ok((image, name.to_owned()))
     }
@@ -571,23 +519,20 @@ impl Session {
 /// A module by which a library's contents can be named too (`cuLibraryGetModule`).
 impl Serve<LibraryGetModule> for Session {
     fn serve(&mut self, _: &Call, message: &LibraryGetModule) -> Outcome<()> {
-        let (library, new) = (message.library, message.new);
-        let loaded = Arc::clone(&self.image(ImageHandle::Library(library))?.loaded);
-        let mut alias = ImageObject::new(loaded);
-        alias.library = Some(library);
-        self.enter_image(ImageHandle::Module(new), alias)?;
-        self.image(ImageHandle::Library(library))?.aliases.push(new);
+        let new = message.new;
+        let (library, alias) = (
+            ImageHandle::Library(message.library),
+            ImageHandle::Module(new),
+        );
+        let mut object = ImageObject::new(Arc::clone(&self.objects.image(library)?.loaded));
+        object.library = Some(message.library);
+        self.objects.enter_image(alias, object)?;
+        self.objects.image_mut(library)?.aliases.push(new);
         Ok(Served::Done(()))
     }
 }
 
 impl Session {
-    pub(super) fn function(&self, handle: Handle<Function>) -> Result<&FunctionObject, CuResult> {
-        self.functions
-            .get(handle)
-            .ok_or_else(|| self.invalid_handle())
-    }
-
     /// A job that asks the device about a kernel.
     pub(super) fn ask_function<R, T: Send + 'static>(
         &mut self,
@@ -596,7 +541,7 @@ impl Session {
         ask: impl FnOnce(&dyn Device, RawFunction) -> wormhole_device::Result<T> + Send + 'static,
         answer: impl FnOnce(T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        let function = self.function(handle)?;
+        let function = self.objects.functions.get(handle)?;
         let (raw, image) = (function.raw, Arc::clone(&function.image));
         self.ask(
             call,
@@ -607,66 +552,6 @@ impl Session {
             },
             |_, found| answer(found),
         )
-    }
-}
-
-/// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
-/// before it are done: nobody else may use the device meanwhile.
-impl Serve<ContextReset> for Session {
-    fn serve(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {
-        self.resetting = true;
-        if self.jobs_running > 0 {
-            self.wanted_reset = Some(*call);
-            return Ok(Served::Deferred);
-        }
-        self.start_reset(call)
-    }
-}
-
-impl Session {
-    pub(super) fn start_reset(&mut self, call: &Call) -> Outcome<()> {
-        let Some(slot) = call.slot else {
-            self.resetting = false;
-            return Err(CuResult::INVALID_VALUE);
-        };
-        let streams: Vec<_> = self.streams.drain().chain(self.graveyard.clear()).collect();
-        let greens = self.greens.clear(streams);
-        self.events.drain().for_each(drop);
-        self.modules.drain().for_each(drop);
-        self.libraries.drain().for_each(drop);
-        self.functions.drain().for_each(drop);
-        self.arrays.clear();
-        self.graphs = wormhole_api::handle::Slab::new(super::OBJECTS);
-        self.graph_bytes = 0;
-        self.device_memory.clear();
-        self.allocations.clear();
-        self.unshare_context();
-        // Pools belong to no context, and neither does what was allocated from them.
-        for (&address, (owner, bytes)) in &self.pool_allocations {
-            self.device_memory
-                .insert_of(owner.number(), address, *bytes);
-        }
-        let watcher = self.watcher.pause(&self.legacy);
-        let (notifier, sequence) = (self.notifier.clone(), call.sequence);
-        self.registrar.run(Task::new(move |registrations| {
-            greens.end();
-            let result = registrations.reset();
-            drop(watcher);
-            let finish = move |session: &mut Session| {
-                session.resetting = false;
-                match result {
-                    Ok(()) => Answer::done(),
-                    Err(error) => Answer::failed(session.failed(error)),
-                }
-            };
-            notifier.send(Event::Finished {
-                slot,
-                sequence,
-                finish: Box::new(finish),
-            });
-        }));
-        self.jobs_running += 1;
-        Ok(Served::Deferred)
     }
 }
 

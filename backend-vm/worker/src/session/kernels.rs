@@ -80,11 +80,11 @@ impl Session {
         target: u64,
         room: u64,
     ) -> Outcome<R> {
-        if room != 0 && !self.extents.contains(target, room) {
-            return Err(self.invalid_address());
-        }
-        let loaded = Arc::clone(&self.image(image)?.loaded);
-        let reader = Arc::clone(&self.readers);
+        let reader = match room {
+            0 => None,
+            _ => Some(self.addresses.arena(target, room)?),
+        };
+        let loaded = Arc::clone(&self.objects.image(image)?.loaded);
         self.defer(call, loaded.device.clone(), move |device: &dyn Device| {
             let names = device.kernel_names(loaded.raw);
             drop(loaded);

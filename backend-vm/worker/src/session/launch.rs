@@ -13,9 +13,9 @@ use crate::objects::FunctionObject;
 /// it may load the kernel, so it is a job.
 impl Serve<LaunchKernel<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
-        let mut attributes = std::mem::take(&mut self.attributes);
+        let mut attributes = std::mem::take(&mut self.scratch.attributes);
         let outcome = self.launch(call, message, &mut attributes);
-        self.attributes = attributes;
+        self.scratch.attributes = attributes;
         outcome
     }
 }
@@ -33,7 +33,7 @@ impl Session {
         attributes: &mut Vec<LaunchAttribute>,
     ) -> Result<(&FunctionObject, Events), CuResult> {
         let events = self.admit_attributes(scope, given, attributes)?;
-        let function = self.function(function)?;
+        let function = self.objects.functions.get(function)?;
         // The driver reads by the kernel's own layout, so a shorter buffer would be read past its end.
         if (parameters.len() as u64) < function.parameter_bytes {
             return Err(CuResult::INVALID_VALUE);
@@ -55,7 +55,7 @@ impl Session {
             parameters,
             attributes,
         )?;
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         let device = &stream.device;
         let raw = device.own(&function.image.device, function.raw);
         let (raw, events) = self.done(raw.and_then(|raw| Ok((raw, events.on(device)?))))?;

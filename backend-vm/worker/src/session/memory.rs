@@ -5,26 +5,11 @@ use wormhole_api::{
     MemSet, MemWrite, Outcome, Serve, Served,
 };
 use wormhole_device::Fill;
-use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
+use super::addresses::{Place, Source, in_bands};
 use super::sharing::Key;
 use super::{Answer, Call, Session};
 use wormhole_link::counters::Counter;
-
-/// What an address belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    Device,
-    /// Memory that host and device share: arena, and files of the guest.
-    Arena,
-}
-
-/// Whether a range lies in the bands that the guest keeps free for the device.
-pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
-    [APERTURE_HIGH, APERTURE_LOW]
-        .into_iter()
-        .any(|(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
-}
 
 impl Serve<MemGetInfo> for Session {
     fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
@@ -66,15 +51,15 @@ impl Serve<MemAlloc> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                let number = here.number();
-                if !session.device_memory.insert_of(number, address, bytes) {
-                    tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(CuResult::UNKNOWN);
+                let entered = session
+                    .addresses
+                    .enter(Source::Context, here, address, bytes);
+                match entered {
+                    Ok(()) => Answer::reply(&MemAllocReply {
+                        address: wormhole_api::DevicePtr(address),
+                    }),
+                    Err(error) => Answer::failed(error),
                 }
-                session.allocations.insert(address, here);
-                Answer::reply(&MemAllocReply {
-                    address: wormhole_api::DevicePtr(address),
-                })
             },
         )
     }
@@ -84,14 +69,10 @@ impl Serve<MemAlloc> for Session {
 impl Serve<MemFree> for Session {
     fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
         let address = message.address.0;
-        let allocated = self.allocations.remove(&address);
-        let owner = allocated.or_else(|| Some(self.pool_allocations.remove(&address)?.0));
-        let Some(owner) = owner else {
-            return Err(self.invalid_address());
-        };
-        self.unshare(Key::Allocation(address));
-        self.unshare(Key::Pointer(address));
-        self.device_memory.remove(address);
+        let owner = self.addresses.free(address)?;
+        for key in [Key::Allocation(address), Key::Pointer(address)] {
+            self.shares.unshare(key, &self.registrar);
+        }
         self.ask(
             call,
             owner,
@@ -103,12 +84,12 @@ impl Serve<MemFree> for Session {
 
 impl Serve<MemCopy> for Session {
     fn serve(&mut self, call: &Call, message: &MemCopy) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         if message.bytes == 0 {
             return Ok(Served::Done(()));
         }
-        let to = self.place(message.destination.0, message.bytes)?;
-        let from = self.place(message.source.0, message.bytes)?;
+        let to = self.addresses.place(message.destination.0, message.bytes)?;
+        let from = self.addresses.place(message.source.0, message.bytes)?;
         self.count_copy(from, to, message.bytes)?;
         self.done(stream.device.copy(
             message.destination.0,
@@ -137,12 +118,12 @@ impl Session {
 
 impl Serve<MemWrite<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &MemWrite<'_>) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         if message.data.is_empty() {
             return Ok(Served::Done(()));
         }
         let bytes = message.data.len() as u64;
-        if self.place(message.destination.0, bytes)? == Place::Arena {
+        if self.addresses.place(message.destination.0, bytes)? == Place::Arena {
             // As such a copy.
             return Err(CuResult::NOT_SUPPORTED);
         }
@@ -155,7 +136,7 @@ impl Serve<MemWrite<'_>> for Session {
 
 impl Serve<MemSet> for Session {
     fn serve(&mut self, call: &Call, message: &MemSet) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         let element: u32 = match message.element {
             Element::Byte => 1,
             Element::Half => 2,
@@ -173,9 +154,9 @@ impl Serve<MemSet> for Session {
         let Some(span) = span.filter(|_| {
             fits && aligned(message.destination.0) && (!tall || aligned(message.pitch))
         }) else {
-            return Err(self.invalid_address());
+            return Err(self.addresses.refused());
         };
-        self.place(message.destination.0, span)?;
+        self.addresses.place(message.destination.0, span)?;
         self.done(stream.device.fill(
             Fill {
                 destination: message.destination.0,
@@ -188,20 +169,5 @@ impl Serve<MemSet> for Session {
             stream.raw,
         ))
         .map(Served::Done)
-    }
-}
-
-impl Session {
-    /// What the range lies in, if it lies in one thing that the session holds.
-    pub(super) fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
-        if self.device_memory.contains(address, bytes) {
-            Ok(Place::Device)
-        } else if self.extents.contains(address, bytes) || self.files.contains(address, bytes) {
-            Ok(Place::Arena)
-        } else if self.opened.contains(address, bytes) || self.virtual_memory.maps(address, bytes) {
-            Ok(Place::Device)
-        } else {
-            Err(self.invalid_address())
-        }
     }
 }

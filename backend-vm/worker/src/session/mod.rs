@@ -19,6 +19,7 @@
 //! holds for a launch too: all work before it was handed to its stream by the executor, and none that
 //! has to follow it can come before its answer.
 
+mod addresses;
 mod arrays;
 mod attributes;
 mod conditional_graphs;
@@ -26,6 +27,7 @@ mod describe;
 mod files;
 mod graphs;
 mod green_contexts;
+mod handles;
 mod images;
 mod kernels;
 mod launch;
@@ -35,32 +37,28 @@ mod output;
 mod peers;
 mod pools;
 mod references;
+mod reset;
 mod sharing;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wormhole_api::{
-    CuResult, Encode, Event as EventKind, Function, Graph, Library, Memory, Module, Outcome, Pool,
-    Served, Server, Stream,
-};
-use wormhole_device::{Device, LaunchAttribute, MemoryOperation, RawStream};
+use wormhole_api::{CuResult, Encode, Outcome, Served, Server};
+use wormhole_device::{Device, LaunchAttribute, MemoryOperation};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
-use self::graphs::GraphObject;
+use self::addresses::Addresses;
+use self::handles::Objects;
 use self::output::PendingOutput;
-use self::pools::PoolObject;
-use self::virtual_memory::{MemoryObject, VirtualMemory};
+use self::reset::Reset;
+use self::sharing::Shares;
 use super::devices::{Devices, SessionDevice};
-use super::exchange::{Exchange, Token};
+use super::exchange::Exchange;
 use super::jobs::Jobs;
-use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
-use super::ranges::Ranges;
 use super::registrar::{Registrar, Task};
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
@@ -140,70 +138,36 @@ impl Answer {
     }
 }
 
+/// Room that messages use one after the other.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The attributes of a launch.
+    attributes: Vec<LaunchAttribute>,
+    /// The memory operations of a message.
+    memory_operations: Vec<MemoryOperation>,
+    /// Bytes of the images that jobs have copied out of the arena.
+    image_bytes: u64,
+}
+
 /// One guest process's state.
 #[derive(Debug)]
 pub struct Session {
     devices: Devices,
+    descriptions: Vec<describe::Described>,
     notifier: Notifier<Event>,
     jobs: Jobs,
     registrar: Registrar,
-    exchange: Exchange,
     watcher: Watcher,
     status: Status,
-    counters: Counters,
+    counters: Arc<Counters>,
     /// Where the session segment lies, for the device and here.
     base: u64,
-    /// The legacy streams, by device.
-    legacy: Vec<Arc<StreamObject>>,
-    streams: wormhole_api::handle::Slab<Stream, Arc<StreamObject>>,
-    events: wormhole_api::handle::Slab<EventKind, Arc<EventObject>>,
-    modules: wormhole_api::handle::Slab<Module, ImageObject>,
-    libraries: wormhole_api::handle::Slab<Library, ImageObject>,
-    functions: wormhole_api::handle::Slab<Function, FunctionObject>,
-    arrays: arrays::Held,
-    greens: green_contexts::Greens,
-    graphs: wormhole_api::handle::Slab<Graph, GraphObject>,
-    /// Bytes that the descriptions of graphs take.
-    graph_bytes: usize,
-    graveyard: Graveyard,
-    /// Images whose handle is gone while a job still uses them, with the requests to unload them.
-    unloading: Vec<(Call, Arc<Loaded>)>,
-    /// Device memory that copies may name: allocations and global variables.
-    device_memory: Ranges,
-    /// What was allocated, and so may be freed: start and device.
-    allocations: HashMap<u64, SessionDevice>,
-    /// What other processes share and this one has opened.
-    opened: Ranges,
-    /// What this one shares, by the token of each.
-    shared: HashMap<sharing::Key, Token>,
-    /// Further tokens of the same.
-    twice: Vec<(sharing::Key, Token)>,
-    /// What was allocated from pools: start, device and bytes.
-    pool_allocations: HashMap<u64, (SessionDevice, u64)>,
-    pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
-    memories: wormhole_api::handle::Slab<Memory, Arc<MemoryObject>>,
-    virtual_memory: VirtualMemory,
-    /// Arena that the session was granted.
-    extents: Ranges,
-    files: files::Files,
-    /// Held by jobs that read the arena.
-    readers: Arc<()>,
-    /// Runs of arena that wait for those jobs.
-    leaving: Vec<Task>,
-    /// Bytes of the images that jobs have copied out of the arena.
-    image_bytes: u64,
-    /// Room for the attributes of a launch.
-    attributes: Vec<LaunchAttribute>,
-    /// Room for the memory operations of a message.
-    memory_operations: Vec<MemoryOperation>,
+    objects: Objects,
+    addresses: Addresses,
+    reset: Reset,
+    shares: Shares,
+    scratch: Scratch,
     output: PendingOutput,
-    descriptions: Vec<describe::Described>,
-    /// A reset is wanted or under way: nothing else may touch the device.
-    resetting: bool,
-    /// The reset that waits for jobs to end.
-    wanted_reset: Option<Call>,
-    /// Jobs that have not left anything behind yet.
-    jobs_running: usize,
 }
 
 impl Server for Session {
@@ -221,65 +185,38 @@ impl Session {
         counters: Counters,
         base: u64,
     ) -> Self {
-        let slab = OBJECTS;
+        let counters = Arc::new(counters);
         let descriptions = devices
             .iter()
             .map(|device| describe::Described::new(device.describe()))
             .collect();
-        let legacy: Vec<_> = devices
+        let objects = Objects::new(&devices, &counters);
+        objects
+            .legacy()
             .iter()
-            .map(|device| Arc::new(StreamObject::new(device.clone(), RawStream::LEGACY)))
-            .collect();
-        legacy.iter().for_each(|stream| watcher.watch(stream));
+            .for_each(|stream| watcher.watch(stream));
         Self {
+            devices,
+            descriptions,
             jobs: Jobs::new(notifier.clone(), counters.progress().clone()),
             notifier,
             registrar,
-            descriptions,
-            exchange: Exchange::none(),
-            devices,
             watcher,
             status,
-            counters,
             base,
-            legacy,
-            streams: wormhole_api::handle::Slab::new(slab),
-            events: wormhole_api::handle::Slab::new(slab),
-            modules: wormhole_api::handle::Slab::new(slab),
-            libraries: wormhole_api::handle::Slab::new(slab),
-            functions: wormhole_api::handle::Slab::new(slab),
-            arrays: arrays::Held::new(slab),
-            greens: green_contexts::Greens::default(),
-            graphs: wormhole_api::handle::Slab::new(slab),
-            graph_bytes: 0,
-            graveyard: Graveyard::default(),
-            unloading: Vec::new(),
-            device_memory: Ranges::default(),
-            allocations: HashMap::new(),
-            opened: Ranges::default(),
-            shared: HashMap::new(),
-            twice: Vec::new(),
-            pool_allocations: HashMap::new(),
-            pools: wormhole_api::handle::Slab::new(slab),
-            memories: wormhole_api::handle::Slab::new(slab),
-            virtual_memory: VirtualMemory::default(),
-            extents: Ranges::default(),
-            files: files::Files::default(),
-            readers: Arc::new(()),
-            leaving: Vec::new(),
-            image_bytes: 0,
-            attributes: Vec::new(),
-            memory_operations: Vec::new(),
+            objects,
+            addresses: Addresses::new(Arc::clone(&counters)),
+            counters,
+            reset: Reset::default(),
+            shares: Shares::default(),
+            scratch: Scratch::default(),
             output: PendingOutput::default(),
-            resetting: false,
-            wanted_reset: None,
-            jobs_running: 0,
         }
     }
 
     /// The way to what the tenant's other processes share.
     pub fn share_by(&mut self, exchange: Exchange) {
-        self.exchange = exchange;
+        self.shares.share_by(exchange);
     }
 
     /// Lets the threads for what can block stay awake after a job.
@@ -317,10 +254,8 @@ impl Session {
 
     /// Bytes of a device's memory that the process holds.
     fn held_on(&self, device: &SessionDevice) -> u64 {
-        let number = device.number();
-        device.own_memory().unwrap_or_else(|| {
-            self.device_memory.bytes_of(number) + self.virtual_memory.bytes_of(number)
-        })
+        let counted = || self.addresses.bytes_of(device.number());
+        device.own_memory().unwrap_or_else(counted)
     }
 
     /// Whether a fence is outstanding, for which the guest may be waiting.
@@ -330,52 +265,24 @@ impl Session {
 
     /// Whether the device is being reset, so that no record may be taken.
     pub fn is_resetting(&self) -> bool {
-        self.resetting
+        self.reset.has_begun()
     }
 
     /// A run of arena that is mapped and registered may be named from now on.
     pub fn add_extent(&mut self, address: u64, bytes: u64) {
-        if !self.extents.insert(address, bytes) {
-            tracing::error!("arena at {address:#x} was granted twice");
-        }
+        self.addresses.add_extent(address, bytes);
     }
 
     /// Takes a run of arena out of what may be named; it is released when nothing reads it any more.
     pub fn remove_extent(&mut self, address: u64, release: Task) {
-        if self.extents.remove(address).is_none() {
-            tracing::error!("arena at {address:#x} is to be given back and was not granted");
-            return;
-        }
-        self.leaving.push(release);
-        self.release_leaving();
-    }
-
-    /// A job's leavings have been dealt with, so what waited for it goes on: requests that cannot come back,
-    /// with the error to answer.
-    pub fn job_finished(&mut self) -> Vec<(Call, CuResult)> {
-        self.jobs_running -= 1;
-        let mut refused = self.unload_unused();
-        if self.jobs_running == 0
-            && let Some(call) = self.wanted_reset.take()
-            && let Err(error) = self.start_reset(&call)
-        {
-            refused.push((call, error));
-        }
-        refused
+        self.addresses
+            .remove_extent(address, release, &self.registrar);
     }
 
     /// Does what had to wait for a job.
     pub fn sweep(&mut self) {
-        self.graveyard.sweep(&self.watcher);
-        self.release_leaving();
-    }
-
-    fn release_leaving(&mut self) {
-        if Arc::strong_count(&self.readers) == 1 {
-            for release in self.leaving.drain(..) {
-                self.registrar.run(release);
-            }
-        }
+        self.objects.graveyard.sweep(&self.watcher);
+        self.addresses.release_leaving(&self.registrar);
     }
 
     /// Translates a failure of the device, and publishes it if it was the context's end.
@@ -391,16 +298,6 @@ impl Session {
         result.map_err(|error| self.failed(error))
     }
 
-    fn invalid_handle(&self) -> CuResult {
-        self.counters.add(Counter::InvalidHandles, 1);
-        CuResult::INVALID_HANDLE
-    }
-
-    fn invalid_address(&self) -> CuResult {
-        self.counters.add(Counter::InvalidAddresses, 1);
-        CuResult::INVALID_VALUE
-    }
-
     /// Hands a job of a device to the thread of the caller's slot.
     fn defer<R>(
         &mut self,
@@ -413,7 +310,7 @@ impl Session {
         };
         let handed = self.jobs.run(device, slot, call.sequence, job);
         self.done(handed)?;
-        self.jobs_running += 1;
+        self.reset.job_begun();
         Ok(Served::Deferred)
     }
 

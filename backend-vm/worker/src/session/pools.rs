@@ -9,13 +9,12 @@ use wormhole_api::{
 };
 use wormhole_device::{Device, PoolProperties, RawPool};
 
-use super::memory::in_bands;
+use super::addresses::{Source, in_bands};
 use super::sharing::Key;
 use super::{Answer, Call, Session};
 use crate::devices::SessionDevice;
 use crate::objects::StreamObject;
 use crate::peers;
-use wormhole_link::counters::Counter;
 
 /// A pool. Jobs hold it while they use it; one that was made is destroyed when nobody does.
 #[derive(Debug)]
@@ -43,12 +42,6 @@ impl PoolObject {
     /// The device whose memory it gives out.
     pub fn device(&self) -> &SessionDevice {
         &self.device
-    }
-}
-
-impl Session {
-    pub(super) fn pool(&self, handle: Handle<Pool>) -> Result<&Arc<PoolObject>, CuResult> {
-        self.pools.get(handle).ok_or_else(|| self.invalid_handle())
     }
 }
 
@@ -84,13 +77,8 @@ impl Session {
                 raw,
                 is_default,
             });
-            match session.pools.insert(new, pool) {
-                Ok(()) => Answer::done(),
-                Err(error) => {
-                    session.counters.add(Counter::InvalidHandles, 1);
-                    Answer::failed(error.into())
-                }
-            }
+            let entered = session.objects.pools.enter(new, pool);
+            entered.map_or_else(Answer::failed, |()| Answer::done())
         })
     }
 }
@@ -99,13 +87,11 @@ impl Session {
 impl Serve<PoolDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &PoolDestroy) -> Outcome<()> {
         let handle = message.pool;
-        match self.pools.get(handle) {
-            None => return Err(self.invalid_handle()),
-            Some(pool) if pool.is_default => return Err(CuResult::INVALID_VALUE),
-            Some(_) => {}
+        if self.objects.pools.get(handle)?.is_default {
+            return Err(CuResult::INVALID_VALUE);
         }
-        self.unshare(Key::Pool(handle));
-        let pool = self.pools.remove(handle);
+        self.shares.unshare(Key::Pool(handle), &self.registrar);
+        let pool = self.objects.pools.remove(handle)?;
         self.ask(
             call,
             self.here(call),
@@ -127,7 +113,7 @@ impl Session {
         ask: impl FnOnce(&dyn Device, RawPool) -> wormhole_device::Result<T> + Send + 'static,
         answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        let pool = Arc::clone(self.pool(handle)?);
+        let pool = Arc::clone(self.objects.pools.get(handle)?);
         let device = pool.device.clone();
         self.ask(call, device, move |device| ask(device, pool.raw), answer)
     }
@@ -136,7 +122,8 @@ impl Session {
 impl Serve<PoolTrim> for Session {
     fn serve(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
         let (handle, keep) = (message.pool, message.keep);
-        let streams = self.streams.values().chain([&self.legacy[call.device]]);
+        let legacy = &self.objects.legacy()[call.device];
+        let streams = self.objects.streams.values().chain([legacy]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
         self.ask_pool(
             call,
@@ -188,8 +175,8 @@ impl Serve<PoolAlloc> for Session {
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let stream = Arc::clone(self.stream(call, message.stream)?);
-        let owner = self.pool(message.pool)?.device.clone();
+        let stream = Arc::clone(self.objects.stream(call, message.stream)?);
+        let owner = self.objects.pools.get(message.pool)?.device.clone();
         let holder = owner.clone();
         self.ask_pool(
             call,
@@ -204,15 +191,15 @@ impl Serve<PoolAlloc> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                let number = holder.number();
-                if !session.device_memory.insert_of(number, address, bytes) {
-                    tracing::error!("a pool gave out {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(CuResult::UNKNOWN);
+                let entered = session
+                    .addresses
+                    .enter(Source::Pool, holder, address, bytes);
+                match entered {
+                    Ok(()) => Answer::reply(&PoolAllocReply {
+                        address: DevicePtr(address),
+                    }),
+                    Err(error) => Answer::failed(error),
                 }
-                session.pool_allocations.insert(address, (holder, bytes));
-                Answer::reply(&PoolAllocReply {
-                    address: DevicePtr(address),
-                })
             },
         )
     }
@@ -221,14 +208,11 @@ impl Serve<PoolAlloc> for Session {
 /// The allocation may not be named from here on.
 impl Serve<PoolFree> for Session {
     fn serve(&mut self, call: &Call, message: &PoolFree) -> Outcome<()> {
-        let stream = Arc::clone(self.stream(call, message.stream)?);
+        let stream = self.objects.stream(call, message.stream)?;
         let address = message.address.0;
-        let Some((owner, _)) = self.pool_allocations.remove(&address) else {
-            return Err(self.invalid_address());
-        };
-        self.unshare(Key::Pointer(address));
-        self.device_memory.remove(address);
-        self.done(peers::free_async(&owner, address, &stream))
+        let owner = self.addresses.free_of_pool(address)?;
+        self.shares.unshare(Key::Pointer(address), &self.registrar);
+        self.done(peers::free_async(&owner, address, stream))
             .map(Served::Done)
     }
 }

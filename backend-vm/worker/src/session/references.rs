@@ -76,7 +76,7 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
 impl Serve<ReferenceBindSurface<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &ReferenceBindSurface<'_>) -> Outcome<()> {
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
-        let array = Arc::clone(self.array(message.array)?);
+        let array = Arc::clone(self.objects.arrays.arrays.get(message.array)?);
         if array.shape.flags() & wormhole_api::array::SURFACE_LDST == 0 {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -1,5 +1,6 @@
 //! What processes of one guest share.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
@@ -11,13 +12,12 @@ use wormhole_api::{
 };
 use wormhole_device::{Device, RawEvent};
 
-use super::memory::in_bands;
+use super::addresses::{Source, in_bands};
 use super::{Answer, Call, Session};
 use crate::devices::SessionDevice;
-use crate::exchange::{Token, What};
+use crate::exchange::{Exchange, Token, What};
 use crate::objects::EventObject;
-use crate::registrar::Task;
-use wormhole_link::counters::Counter;
+use crate::registrar::{Registrar, Task};
 
 /// Something of the session that is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +42,90 @@ impl Key {
     }
 }
 
+/// What the session shares with the tenant's other processes.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// The way to them.
+    exchange: Exchange,
+    /// The token of each thing.
+    tokens: HashMap<Key, Token>,
+    /// Further tokens of the same things.
+    further: Vec<(Key, Token)>,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self {
+            exchange: Exchange::none(),
+            tokens: HashMap::new(),
+            further: Vec::new(),
+        }
+    }
+}
+
+impl Shares {
+    pub fn share_by(&mut self, exchange: Exchange) {
+        self.exchange = exchange;
+    }
+
+    /// Enters the token of a thing.
+    fn enter(&mut self, key: Key, token: Token) {
+        let before = self.tokens.insert(key, token);
+        // Two threads shared it at the same time, and both tokens are out.
+        if let Some(before) = before.filter(|before| *before != token) {
+            tracing::debug!("{key:?} is shared twice");
+            self.further.push((key, before));
+        }
+    }
+
+    /// What was shared is gone, or is no longer to be shared.
+    pub fn unshare(&mut self, key: Key, registrar: &Registrar) {
+        let tokens = self.forget(key);
+        if tokens.is_empty() {
+            return;
+        }
+        let exchange = self.exchange.clone();
+        // Off the executor, which waits for no supervisor.
+        registrar.run(Task::new(move |_| {
+            for token in tokens {
+                exchange.unshare(key.what(), token);
+            }
+        }));
+    }
+
+    /// The same for mappable memory; its job waits until nothing outside holds it any more.
+    pub fn unsharing(&mut self, memory: Handle<Memory>) -> impl FnOnce() + Send + 'static {
+        let tokens = self.forget(Key::Memory(memory));
+        let exchange = self.exchange.clone();
+        move || {
+            for token in tokens {
+                exchange.unshare(What::Memory, token);
+            }
+        }
+    }
+
+    fn forget(&mut self, key: Key) -> Vec<Token> {
+        let further = self.further.extract_if(.., |(other, _)| *other == key);
+        let mut tokens: Vec<Token> = further.map(|(_, token)| token).collect();
+        tokens.extend(self.tokens.remove(&key));
+        tokens
+    }
+
+    /// The context goes, and what belongs to it.
+    pub fn unshare_context(&mut self, registrar: &Registrar) {
+        let own = |key: &&Key| matches!(key, Key::Allocation(_) | Key::Event(_));
+        let gone: Vec<Key> = self.tokens.keys().filter(own).copied().collect();
+        for key in gone {
+            self.unshare(key, registrar);
+        }
+    }
+
+    /// Whether this process itself has shared it: memory and events are not opened by who has them.
+    fn is_own(&self, token: Token) -> bool {
+        self.tokens.values().any(|own| *own == token)
+    }
+}
+
 impl Session {
     /// Shares something once; asked again the token is the same.
     fn share<R>(
@@ -54,7 +138,8 @@ impl Session {
         + 'static,
         reply: impl FnOnce(Token) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        let (exchange, known) = (self.exchange.clone(), self.shared.get(&key).copied());
+        let known = self.shares.tokens.get(&key).copied();
+        let exchange = self.shares.exchange.clone();
         self.ask(
             call,
             device,
@@ -63,14 +148,9 @@ impl Session {
                 None => exchange.share(key.what(), share(device)?),
             },
             move |session, token| {
-                let before = session.shared.insert(key, token);
-                // Two threads shared it at the same time, and both tokens are out.
-                if let Some(before) = before.filter(|before| *before != token) {
-                    tracing::debug!("{key:?} is shared twice");
-                    session.twice.push((key, before));
-                }
+                session.shares.enter(key, token);
                 if !session.holds(key) {
-                    session.unshare(key);
+                    session.shares.unshare(key, &session.registrar);
                 }
                 reply(token)
             },
@@ -79,60 +159,12 @@ impl Session {
 
     fn holds(&self, key: Key) -> bool {
         match key {
-            Key::Allocation(address) => self.allocations.contains_key(&address),
-            Key::Pointer(address) => self.pool_allocations.contains_key(&address),
-            Key::Event(event) => self.events.get(event).is_some(),
-            Key::Memory(memory) => self.memories.get(memory).is_some(),
-            Key::Pool(pool) => self.pools.get(pool).is_some(),
+            Key::Allocation(address) => self.addresses.holds(Source::Context, address),
+            Key::Pointer(address) => self.addresses.holds(Source::Pool, address),
+            Key::Event(event) => self.objects.events.find(event).is_some(),
+            Key::Memory(memory) => self.objects.memories.find(memory).is_some(),
+            Key::Pool(pool) => self.objects.pools.find(pool).is_some(),
         }
-    }
-
-    /// What was shared is gone, or is no longer to be shared.
-    pub(super) fn unshare(&mut self, key: Key) {
-        let tokens = self.forget_shared(key);
-        if tokens.is_empty() {
-            return;
-        }
-        let exchange = self.exchange.clone();
-        // Off the executor, which waits for no supervisor.
-        self.registrar.run(Task::new(move |_| {
-            for token in tokens {
-                exchange.unshare(key.what(), token);
-            }
-        }));
-    }
-
-    /// The same for mappable memory; its job waits until nothing outside holds it any more.
-    pub(super) fn unsharing(&mut self, memory: Handle<Memory>) -> impl FnOnce() + Send + 'static {
-        let tokens = self.forget_shared(Key::Memory(memory));
-        let exchange = self.exchange.clone();
-        move || {
-            for token in tokens {
-                exchange.unshare(What::Memory, token);
-            }
-        }
-    }
-
-    fn forget_shared(&mut self, key: Key) -> Vec<Token> {
-        let twice = self.twice.extract_if(.., |(other, _)| *other == key);
-        let mut tokens: Vec<Token> = twice.map(|(_, token)| token).collect();
-        tokens.extend(self.shared.remove(&key));
-        tokens
-    }
-
-    /// The context goes, and what belongs to it.
-    pub(super) fn unshare_context(&mut self) {
-        let own = |key: &&Key| matches!(key, Key::Allocation(_) | Key::Event(_));
-        let gone: Vec<Key> = self.shared.keys().filter(own).copied().collect();
-        for key in gone {
-            self.unshare(key);
-        }
-        self.opened.clear();
-    }
-
-    /// Whether this process itself has shared it: memory and events are not opened by who has them.
-    fn is_own(&self, token: Token) -> bool {
-        self.shared.values().any(|own| *own == token)
     }
 }
 
@@ -142,14 +174,12 @@ impl Serve<ShareAddress> for Session {
         let reply = |token| Answer::reply(&ShareAddressReply { token });
         match message.what {
             SharedAddress::Allocation => {
-                let owner = self.allocations.get(&address).cloned();
-                let owner = owner.ok_or_else(|| self.invalid_address())?;
+                let owner = self.addresses.owner(Source::Context, address)?.clone();
                 let share = move |device: &dyn Device| device.share_allocation(address);
                 self.share(call, owner, Key::Allocation(address), share, reply)
             }
             SharedAddress::Pointer => {
-                let allocation = self.pool_allocations.get(&address).cloned();
-                let (owner, _) = allocation.ok_or_else(|| self.invalid_address())?;
+                let owner = self.addresses.owner(Source::Pool, address)?.clone();
                 let share = move |device: &dyn Device| device.share_pointer(address);
                 self.share(call, owner, Key::Pointer(address), share, reply)
             }
@@ -160,10 +190,10 @@ impl Serve<ShareAddress> for Session {
 impl Serve<OpenAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &OpenAllocation) -> Outcome<OpenAllocationReply> {
         let token = message.token;
-        if self.is_own(token) {
+        if self.shares.is_own(token) {
             return Err(CuResult::INVALID_CONTEXT);
         }
-        let exchange = self.exchange.clone();
+        let exchange = self.shares.exchange.clone();
         let number = call.device;
         self.ask(
             call,
@@ -179,7 +209,7 @@ impl Serve<OpenAllocation> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, (address, bytes)| {
-                if !session.opened.insert_of(number, address, bytes) {
+                if !session.addresses.open(number, address, bytes) {
                     tracing::error!("the device opened {bytes} bytes at {address:#x} twice");
                     return Answer::failed(CuResult::UNKNOWN);
                 }
@@ -194,9 +224,7 @@ impl Serve<OpenAllocation> for Session {
 impl Serve<CloseAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         let address = message.address.0;
-        let Some((_, owner)) = self.opened.remove(address) else {
-            return Err(self.invalid_address());
-        };
+        let owner = self.addresses.close(address)?;
         self.ask(
             call,
             self.devices[owner].clone(),
@@ -209,7 +237,7 @@ impl Serve<CloseAllocation> for Session {
 impl Serve<ShareEvent> for Session {
     fn serve(&mut self, call: &Call, message: &ShareEvent) -> Outcome<ShareEventReply> {
         let handle = message.event;
-        let event = Arc::clone(self.event(handle)?);
+        let event = Arc::clone(self.objects.events.get(handle)?);
         self.share(
             call,
             event.device.clone(),
@@ -223,10 +251,10 @@ impl Serve<ShareEvent> for Session {
 impl Serve<OpenEvent> for Session {
     fn serve(&mut self, call: &Call, message: &OpenEvent) -> Outcome<()> {
         let (new, token) = (message.new, message.token);
-        if self.is_own(token) {
+        if self.shares.is_own(token) {
             return Err(CuResult::INVALID_CONTEXT);
         }
-        let exchange = self.exchange.clone();
+        let exchange = self.shares.exchange.clone();
         let open =
             move |device: &dyn Device| device.open_event(exchange.fetch(What::Event, token)?);
         self.make_shared_event(call, new, open)
@@ -255,12 +283,11 @@ impl Session {
                 raw,
                 of_launches: false,
             });
-            match session.events.insert(new, Arc::clone(&event)) {
+            match session.objects.events.enter(new, Arc::clone(&event)) {
                 Ok(()) => Answer::done(),
                 Err(error) => {
-                    session.counters.add(Counter::InvalidHandles, 1);
                     let _ = event.device.destroy_event(raw);
-                    Answer::failed(error.into())
+                    Answer::failed(error)
                 }
             }
         })
@@ -270,7 +297,7 @@ impl Session {
 impl Serve<ShareMemory> for Session {
     fn serve(&mut self, call: &Call, message: &ShareMemory) -> Outcome<ShareMemoryReply> {
         let handle = message.memory;
-        let memory = Arc::clone(self.memory(handle)?);
+        let memory = Arc::clone(self.objects.memories.get(handle)?);
         self.share(
             call,
             memory.device().clone(),
@@ -284,7 +311,7 @@ impl Serve<ShareMemory> for Session {
 impl Serve<OpenMemory> for Session {
     fn serve(&mut self, call: &Call, message: &OpenMemory) -> Outcome<OpenMemoryReply> {
         let (new, token) = (message.new, message.token);
-        let exchange = self.exchange.clone();
+        let exchange = self.shares.exchange.clone();
         let device = self.here(call);
         self.ask(
             call,
@@ -292,12 +319,9 @@ impl Serve<OpenMemory> for Session {
             move |device| device.open_memory(exchange.fetch(What::Memory, token)?),
             move |session, (raw, bytes)| {
                 let memory = session.memory_object(device, raw, bytes);
-                match session.memories.insert(new, memory) {
+                match session.objects.memories.enter(new, memory) {
                     Ok(()) => Answer::reply(&OpenMemoryReply { bytes }),
-                    Err(error) => {
-                        session.counters.add(Counter::InvalidHandles, 1);
-                        Answer::failed(error.into())
-                    }
+                    Err(error) => Answer::failed(error),
                 }
             },
         )
@@ -307,7 +331,7 @@ impl Serve<OpenMemory> for Session {
 impl Serve<SharePool> for Session {
     fn serve(&mut self, call: &Call, message: &SharePool) -> Outcome<SharePoolReply> {
         let handle = message.pool;
-        let pool = Arc::clone(self.pool(handle)?);
+        let pool = Arc::clone(self.objects.pools.get(handle)?);
         self.share(
             call,
             pool.device().clone(),
@@ -321,7 +345,7 @@ impl Serve<SharePool> for Session {
 impl Serve<OpenPool> for Session {
     fn serve(&mut self, call: &Call, message: &OpenPool) -> Outcome<()> {
         let (new, token) = (message.new, message.token);
-        let exchange = self.exchange.clone();
+        let exchange = self.shares.exchange.clone();
         let open = move |device: &dyn Device| device.open_pool(exchange.fetch(What::Pool, token)?);
         self.enter_pool(call, new, false, open)
     }
@@ -329,8 +353,8 @@ impl Serve<OpenPool> for Session {
 
 impl Serve<OpenPointer> for Session {
     fn serve(&mut self, call: &Call, message: &OpenPointer) -> Outcome<OpenPointerReply> {
-        let (exchange, token) = (self.exchange.clone(), message.token);
-        let owner = self.pool(message.pool)?.device().clone();
+        let (exchange, token) = (self.shares.exchange.clone(), message.token);
+        let owner = self.objects.pools.get(message.pool)?.device().clone();
         self.ask_pool(
             call,
             message.pool,
@@ -345,16 +369,12 @@ impl Serve<OpenPointer> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, (address, bytes)| {
-                if !session
-                    .device_memory
-                    .insert_of(owner.number(), address, bytes)
-                {
-                    tracing::error!("a pool showed {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(CuResult::UNKNOWN);
-                }
-                session.pool_allocations.insert(address, (owner, bytes));
+                let entered = session.addresses.enter(Source::Pool, owner, address, bytes);
                 let address = DevicePtr(address);
-                Answer::reply(&OpenPointerReply { address, bytes })
+                match entered {
+                    Ok(()) => Answer::reply(&OpenPointerReply { address, bytes }),
+                    Err(error) => Answer::failed(error),
+                }
             },
         )
     }

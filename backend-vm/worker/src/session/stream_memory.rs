@@ -11,14 +11,14 @@ use super::{Call, Session};
 
 impl Serve<StreamMemory<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
-        let mut operations = std::mem::take(&mut self.memory_operations);
+        let mut operations = std::mem::take(&mut self.scratch.memory_operations);
         let made = self
             .read_memory_operations(message.operations, &mut operations)
             .and_then(|()| {
-                let stream = self.stream(call, message.stream)?;
+                let stream = self.objects.stream(call, message.stream)?;
                 self.done(stream.device.memory_operations(stream.raw, &operations))
             });
-        self.memory_operations = operations;
+        self.scratch.memory_operations = operations;
         made.map(Served::Done)
     }
 }
@@ -41,9 +41,9 @@ impl Session {
             }
             if width > 0 {
                 if !operation.address.is_multiple_of(width) {
-                    return Err(self.invalid_address());
+                    return Err(self.addresses.refused());
                 }
-                self.place(operation.address, width)?;
+                self.addresses.place(operation.address, width)?;
             }
             operations.push(MemoryOperation {
                 kind,
@@ -58,7 +58,7 @@ impl Session {
 
 impl Serve<StreamSetAttribute> for Session {
     fn serve(&mut self, call: &Call, message: &StreamSetAttribute) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         if let Some(attribute) = self.admit_attribute(Scope::Stream, message.id, message.value)? {
             self.done(stream.device.set_stream_attribute(stream.raw, &attribute))?;
         }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_api::{
-    CuResult, Event as EventKind, EventCreate, EventDestroy, EventElapsed, EventElapsedReply,
-    EventQuery, EventRecord, EventSynchronize, Fence, FenceWrite, Handle, Outcome, Serve, Served,
-    Stream, StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize,
-    SynchronizeReply,
+    CuResult, EventCreate, EventDestroy, EventElapsed, EventElapsedReply, EventQuery, EventRecord,
+    EventSynchronize, Fence, FenceWrite, Outcome, Serve, Served, StreamCreate, StreamDestroy,
+    StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
 };
 use wormhole_device::Device;
 use wormhole_ring::fence::FenceIndex;
@@ -17,41 +16,20 @@ use super::{Answer, Call, Finish, Session};
 use crate::objects::{EventObject, StreamObject};
 use wormhole_link::counters::Counter;
 
-impl Session {
-    /// The stream behind a handle; the legacy stream is that of the device that the message is for.
-    pub(super) fn stream(
-        &self,
-        call: &Call,
-        handle: Handle<Stream>,
-    ) -> Result<&Arc<StreamObject>, CuResult> {
-        if handle.is_legacy() {
-            return Ok(&self.legacy[call.device]);
-        }
-        self.streams
-            .get(handle)
-            .ok_or_else(|| self.invalid_handle())
-    }
-
-    pub(super) fn event(&self, handle: Handle<EventKind>) -> Result<&Arc<EventObject>, CuResult> {
-        self.events.get(handle).ok_or_else(|| self.invalid_handle())
-    }
-}
-
 impl Serve<StreamCreate> for Session {
     fn serve(&mut self, call: &Call, message: &StreamCreate) -> Outcome<()> {
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let here = self.here(call);
         let raw = self.done(here.create_stream(flags, priority))?;
         let stream = Arc::new(StreamObject::new(here, raw));
-        match self.streams.insert(new, Arc::clone(&stream)) {
+        match self.objects.streams.enter(new, Arc::clone(&stream)) {
             Ok(()) => {
                 self.watcher.watch(&stream);
                 Ok(Served::Done(()))
             }
             Err(error) => {
-                self.counters.add(Counter::InvalidHandles, 1);
                 let _ = stream.device.destroy_stream(raw);
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -59,18 +37,15 @@ impl Serve<StreamCreate> for Session {
 
 impl Serve<StreamDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &StreamDestroy) -> Outcome<()> {
-        let handle = message.stream;
-        let Some(stream) = self.streams.remove(handle) else {
-            return Err(self.invalid_handle());
-        };
-        let buried = self.graveyard.bury_stream(&self.watcher, stream);
+        let stream = self.objects.streams.remove(message.stream)?;
+        let buried = self.objects.graveyard.bury_stream(&self.watcher, stream);
         self.done(buried).map(Served::Done)
     }
 }
 
 impl Serve<StreamQuery> for Session {
     fn serve(&mut self, call: &Call, message: &StreamQuery) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         self.finished(stream.device.query_stream(stream.raw))
             .map(Served::Done)
     }
@@ -90,8 +65,8 @@ impl Session {
 impl Serve<StreamWaitEvent> for Session {
     /// The event may be of another device.
     fn serve(&mut self, call: &Call, message: &StreamWaitEvent) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
-        let event = self.event(message.event)?.raw;
+        let stream = self.objects.stream(call, message.stream)?;
+        let event = self.objects.events.get(message.event)?.raw;
         let waits = stream.device.wait_event(stream.raw, event, message.flags);
         self.done(waits).map(Served::Done)
     }
@@ -106,7 +81,7 @@ impl Session {
     ) -> Result<(), CuResult> {
         // Decoded against the same bound, so always there.
         let Some(index) = FenceIndex::new(fence.index()) else {
-            return Err(self.invalid_address());
+            return Err(self.addresses.refused());
         };
         let address = self.base + index.address_offset() as u64;
         self.counters.add(Counter::Fences, 1);
@@ -118,7 +93,7 @@ impl Session {
 
 impl Serve<FenceWrite> for Session {
     fn serve(&mut self, call: &Call, message: &FenceWrite) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
+        let stream = self.objects.stream(call, message.stream)?;
         self.write_fence(stream, message.fence, message.value)
             .map(Served::Done)
     }
@@ -132,7 +107,7 @@ impl Serve<Synchronize> for Session {
     ) -> Outcome<SynchronizeReply<'s>> {
         let stream = message
             .stream
-            .map(|handle| self.stream(call, handle).cloned());
+            .map(|handle| self.objects.stream(call, handle).cloned());
         let stream = stream.transpose()?;
         let devices = self.devices.clone();
         self.defer(call, self.here(call), move |device: &dyn Device| {
@@ -174,19 +149,17 @@ impl Serve<EventCreate> for Session {
             raw,
             of_launches: flags & DISABLE_TIMING != 0,
         });
-        let entered = self.events.insert(new, Arc::clone(&event));
-        entered.map(Served::Done).map_err(|error| {
-            self.counters.add(Counter::InvalidHandles, 1);
+        let entered = self.objects.events.enter(new, Arc::clone(&event));
+        entered.map(Served::Done).inspect_err(|_| {
             let _ = event.device.destroy_event(raw);
-            error.into()
         })
     }
 }
 
 impl Serve<EventRecord> for Session {
     fn serve(&mut self, call: &Call, message: &EventRecord) -> Outcome<()> {
-        let stream = self.stream(call, message.stream)?;
-        let (device, event) = (&stream.device, self.event(message.event)?);
+        let stream = self.objects.stream(call, message.stream)?;
+        let (device, event) = (&stream.device, self.objects.events.get(message.event)?);
         let own = device.own(&event.device, event.raw);
         let recorded = own.and_then(|raw| device.record_event(raw, stream.raw, message.flags));
         self.done(recorded)?;
@@ -199,7 +172,7 @@ impl Serve<EventRecord> for Session {
 
 impl Serve<EventQuery> for Session {
     fn serve(&mut self, _: &Call, message: &EventQuery) -> Outcome<()> {
-        let event = self.event(message.event)?;
+        let event = self.objects.events.get(message.event)?;
         self.finished(event.device.query_event(event.raw))
             .map(Served::Done)
     }
@@ -208,7 +181,7 @@ impl Serve<EventQuery> for Session {
 impl Serve<EventSynchronize> for Session {
     fn serve(&mut self, call: &Call, message: &EventSynchronize) -> Outcome<()> {
         let handle = message.event;
-        let event = Arc::clone(self.event(handle)?);
+        let event = Arc::clone(self.objects.events.get(handle)?);
         let devices = self.devices.clone();
         self.defer(call, event.device.clone(), move |device: &dyn Device| {
             let result = device.synchronize_event(event.raw);
@@ -227,8 +200,8 @@ impl Serve<EventSynchronize> for Session {
 
 impl Serve<EventElapsed> for Session {
     fn serve(&mut self, _: &Call, message: &EventElapsed) -> Outcome<EventElapsedReply> {
-        let start = self.event(message.start)?;
-        let end = self.event(message.end)?;
+        let start = self.objects.events.get(message.start)?;
+        let end = self.objects.events.get(message.end)?;
         let own = start.device.own(&end.device, end.raw);
         match own.and_then(|end| start.device.elapsed(start.raw, end)) {
             Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),
@@ -241,11 +214,9 @@ impl Serve<EventElapsed> for Session {
 impl Serve<EventDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &EventDestroy) -> Outcome<()> {
         let handle = message.event;
-        let Some(event) = self.events.remove(handle) else {
-            return Err(self.invalid_handle());
-        };
-        self.unshare(Key::Event(handle));
-        let buried = self.graveyard.bury_event(event);
+        let event = self.objects.events.remove(handle)?;
+        self.shares.unshare(Key::Event(handle), &self.registrar);
+        let buried = self.objects.graveyard.bury_event(event);
         self.done(buried).map(Served::Done)
     }
 }

@@ -8,16 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{
-    AddressFree, AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle, MemCreate,
-    MemGranularity, MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, Memory,
-    Outcome, Serve, Served,
+    AddressFree, AddressReserve, AddressReserveReply, CuResult, DevicePtr, MemCreate,
+    MemGranularity, MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, Outcome,
+    Serve, Served,
 };
 use wormhole_device::{Device, RawMemory};
 
-use super::memory::in_bands;
+use super::addresses::in_bands;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
-use wormhole_link::counters::Counter;
 use wormhole_link::device::MOST;
 
 /// Mappable memory. Mappings hold it, and what they hold is not released.
@@ -121,14 +120,6 @@ impl VirtualMemory {
     }
 }
 
-impl Session {
-    pub(super) fn memory(&self, handle: Handle<Memory>) -> Result<&Arc<MemoryObject>, CuResult> {
-        self.memories
-            .get(handle)
-            .ok_or_else(|| self.invalid_handle())
-    }
-}
-
 impl Serve<MemGranularity> for Session {
     fn serve(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
         self.ask(
@@ -151,7 +142,7 @@ impl Serve<AddressReserve> for Session {
         if bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(CuResult::INVALID_VALUE);
         }
-        if self.virtual_memory.reserved.len() >= OBJECTS as usize {
+        if self.addresses.virtual_memory.reserved.len() >= OBJECTS as usize {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let hint = if in_bands(message.hint, bytes) {
@@ -172,7 +163,11 @@ impl Serve<AddressReserve> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                session.virtual_memory.reserved.insert(address, bytes);
+                session
+                    .addresses
+                    .virtual_memory
+                    .reserved
+                    .insert(address, bytes);
                 Answer::reply(&AddressReserveReply {
                     address: DevicePtr(address),
                 })
@@ -185,10 +180,10 @@ impl Serve<AddressFree> for Session {
     fn serve(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
         let bytes = message.bytes;
         let address = message.address.0;
-        let tables = &mut self.virtual_memory;
+        let tables = &mut self.addresses.virtual_memory;
         let known = tables.reserved.get(&address) == Some(&bytes);
         if !known || tables.is_mapped(address, address + bytes) {
-            return Err(self.invalid_address());
+            return Err(self.addresses.refused());
         }
         tables.reserved.remove(&address);
         self.ask(
@@ -207,7 +202,7 @@ impl Session {
         raw: RawMemory,
         bytes: u64,
     ) -> Arc<MemoryObject> {
-        let totals = Arc::clone(&self.virtual_memory.totals);
+        let totals = Arc::clone(&self.addresses.virtual_memory.totals);
         totals[device.number()].fetch_add(bytes, Ordering::Relaxed);
         Arc::new(MemoryObject {
             device,
@@ -228,13 +223,8 @@ impl Serve<MemCreate> for Session {
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
                 let memory = session.memory_object(device, raw, bytes);
-                match session.memories.insert(new, memory) {
-                    Ok(()) => Answer::done(),
-                    Err(error) => {
-                        session.counters.add(Counter::InvalidHandles, 1);
-                        Answer::failed(error.into())
-                    }
-                }
+                let entered = session.objects.memories.enter(new, memory);
+                entered.map_or_else(Answer::failed, |()| Answer::done())
             },
         )
     }
@@ -244,11 +234,11 @@ impl Serve<MemCreate> for Session {
 impl Serve<MemRelease> for Session {
     fn serve(&mut self, call: &Call, message: &MemRelease) -> Outcome<()> {
         let handle = message.memory;
-        if Arc::strong_count(self.memory(handle)?) != 1 {
+        if Arc::strong_count(self.objects.memories.get(handle)?) != 1 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let unshare = self.unsharing(handle);
-        let memory = self.memories.remove(handle);
+        let unshare = self.shares.unsharing(handle);
+        let memory = self.objects.memories.remove(handle)?;
         self.ask(
             call,
             self.here(call),
@@ -266,8 +256,8 @@ impl Serve<MemMap> for Session {
     fn serve(&mut self, call: &Call, message: &MemMap) -> Outcome<()> {
         let handle = message.memory;
         let address = message.address.0;
-        let memory = Arc::clone(self.memory(handle)?);
-        let tables = &mut self.virtual_memory;
+        let memory = Arc::clone(self.objects.memories.get(handle)?);
+        let tables = &mut self.addresses.virtual_memory;
         if tables.mappings.len() >= OBJECTS as usize {
             return Err(CuResult::OUT_OF_MEMORY);
         }
@@ -278,7 +268,7 @@ impl Serve<MemMap> for Session {
                 && !tables.is_mapped(address, *end)
         });
         if inside.is_none() {
-            return Err(self.invalid_address());
+            return Err(self.addresses.refused());
         }
         let mapping = Mapping {
             memory: Arc::clone(&memory),
@@ -296,13 +286,13 @@ impl Serve<MemMap> for Session {
                     Answer::done()
                 }
                 Err(error) => {
-                    session.virtual_memory.mappings.remove(&address);
+                    session.addresses.virtual_memory.mappings.remove(&address);
                     Answer::failed(session.failed(error))
                 }
             })
         });
         if !matches!(outcome, Ok(Served::Deferred)) {
-            self.virtual_memory.mappings.remove(&address);
+            self.addresses.virtual_memory.mappings.remove(&address);
         }
         outcome
     }
@@ -311,8 +301,8 @@ impl Serve<MemMap> for Session {
 impl Session {
     /// Marks the mappings that fill a range, so that no other job changes them meanwhile.
     fn begin_change(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, CuResult> {
-        let Some(starts) = self.virtual_memory.filled(address, bytes) else {
-            return Err(self.invalid_address());
+        let Some(starts) = self.addresses.virtual_memory.filled(address, bytes) else {
+            return Err(self.addresses.refused());
         };
         self.each(&starts, |mapping| mapping.changing = true);
         Ok(starts)
@@ -324,7 +314,7 @@ impl Session {
 
     fn each(&mut self, starts: &[u64], mut change: impl FnMut(&mut Mapping)) {
         for start in starts {
-            if let Some(mapping) = self.virtual_memory.mappings.get_mut(start) {
+            if let Some(mapping) = self.addresses.virtual_memory.mappings.get_mut(start) {
                 change(mapping);
             }
         }
@@ -344,7 +334,7 @@ impl Serve<MemUnmap> for Session {
             Box::new(move |session: &mut Session| match unmapped {
                 Ok(()) => {
                     for start in &starts {
-                        session.virtual_memory.mappings.remove(start);
+                        session.addresses.virtual_memory.mappings.remove(start);
                     }
                     Answer::done()
                 }

@@ -1,0 +1,337 @@
+//! The addresses that the session may name, and what each belongs to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use wormhole_api::CuResult;
+use wormhole_link::counters::{Counter, Counters};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
+
+use super::files::Files;
+use super::virtual_memory::VirtualMemory;
+use crate::devices::SessionDevice;
+use crate::ranges::Ranges;
+use crate::registrar::{Registrar, Task};
+
+/// What an address belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Device,
+    /// Memory that host and device share: arena, and files of the guest.
+    Arena,
+}
+
+/// What gave out an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The context, with which it goes.
+    Context,
+    /// A pool, or a pool of another process.
+    Pool,
+}
+
+/// An allocation, which may be freed.
+#[derive(Debug)]
+struct Allocation {
+    source: Source,
+    /// The device whose memory it is.
+    device: SessionDevice,
+    bytes: u64,
+}
+
+/// Everything that has an address. Looking an address up changes nothing, so several threads may.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    counters: Arc<Counters>,
+    /// Device memory: allocations and global variables.
+    device: Ranges,
+    /// By where they start.
+    allocations: HashMap<u64, Allocation>,
+    /// Allocations of other processes that this one has opened.
+    opened: Ranges,
+    /// Arena that the session was granted.
+    arena: Ranges,
+    /// Held by jobs that read or write the arena.
+    readers: Arc<()>,
+    /// Runs of arena that wait for those jobs.
+    leaving: Vec<Task>,
+    pub(super) files: Files,
+    pub(super) virtual_memory: VirtualMemory,
+}
+
+/// Several executing threads may look addresses up.
+const _: () = {
+    const fn is_shared<T: Sync>() {}
+    is_shared::<Addresses>();
+};
+
+/// Whether a range lies in the bands that the guest keeps free for the device.
+pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
+    [APERTURE_HIGH, APERTURE_LOW]
+        .into_iter()
+        .any(|(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
+}
+
+impl Addresses {
+    pub fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            counters,
+            device: Ranges::default(),
+            allocations: HashMap::new(),
+            opened: Ranges::default(),
+            arena: Ranges::default(),
+            readers: Arc::new(()),
+            leaving: Vec::new(),
+            files: Files::default(),
+            virtual_memory: VirtualMemory::default(),
+        }
+    }
+
+    /// Finds what a range lies in: one thing that the session holds. Nothing else may be named.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: the session may not name the range.
+    pub fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
+        if self.device.contains(address, bytes) {
+            Ok(Place::Device)
+        } else if self.arena.contains(address, bytes) || self.files.contains(address, bytes) {
+            Ok(Place::Arena)
+        } else if self.opened.contains(address, bytes) || self.virtual_memory.maps(address, bytes) {
+            Ok(Place::Device)
+        } else {
+            Err(self.refused())
+        }
+    }
+
+    /// Finds a range in the arena, which a job of the worker itself is to read or write. The range stays mapped as long
+    /// as the job holds what this returns.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: the range does not lie in one extent.
+    pub fn arena(&self, address: u64, bytes: u64) -> Result<Arc<()>, CuResult> {
+        if self.arena.contains(address, bytes) {
+            Ok(Arc::clone(&self.readers))
+        } else {
+            Err(self.refused())
+        }
+    }
+
+    /// Counts an address that names nothing of the session: the error to answer.
+    pub fn refused(&self) -> CuResult {
+        self.counters.add(Counter::InvalidAddresses, 1);
+        CuResult::INVALID_VALUE
+    }
+
+    /// Bytes of a device's memory, by the device's number.
+    pub fn bytes_of(&self, device: usize) -> u64 {
+        self.device.bytes_of(device) + self.virtual_memory.bytes_of(device)
+    }
+
+    /// Enters what was allocated.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_UNKNOWN`: something of the session is there.
+    pub fn enter(
+        &mut self,
+        source: Source,
+        device: SessionDevice,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), CuResult> {
+        if !self.device.insert_of(device.number(), address, bytes) {
+            tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
+            return Err(CuResult::UNKNOWN);
+        }
+        let allocation = Allocation {
+            source,
+            device,
+            bytes,
+        };
+        self.allocations.insert(address, allocation);
+        Ok(())
+    }
+
+    /// Whether an allocation of this source starts there.
+    pub fn holds(&self, source: Source, address: u64) -> bool {
+        let allocation = self.allocations.get(&address);
+        allocation.is_some_and(|allocation| allocation.source == source)
+    }
+
+    /// The device of the allocation of this source that starts there.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: there is none.
+    pub fn owner(&self, source: Source, address: u64) -> Result<&SessionDevice, CuResult> {
+        match self.allocations.get(&address) {
+            Some(allocation) if allocation.source == source => Ok(&allocation.device),
+            _ => Err(self.refused()),
+        }
+    }
+
+    /// Takes out an allocation that is to be freed, which may not be named from here on: its device.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: none starts there.
+    pub fn free(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
+        let Some(allocation) = self.allocations.remove(&address) else {
+            return Err(self.refused());
+        };
+        self.device.remove(address);
+        Ok(allocation.device)
+    }
+
+    /// The same for an allocation of a pool alone.
+    ///
+    /// # Errors
+    /// As [`Addresses::free`].
+    pub fn free_of_pool(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
+        self.owner(Source::Pool, address)?;
+        self.free(address)
+    }
+
+    /// Enters a global variable. False if it was there already.
+    pub fn enter_global(&mut self, device: &SessionDevice, address: u64, bytes: u64) -> bool {
+        self.device.insert_of(device.number(), address, bytes)
+    }
+
+    pub fn forget_global(&mut self, address: u64) {
+        self.device.remove(address);
+    }
+
+    /// Enters an allocation of another process. False if something opened is there.
+    pub fn open(&mut self, device: usize, address: u64, bytes: u64) -> bool {
+        self.opened.insert_of(device, address, bytes)
+    }
+
+    /// Takes it out: the number of the device that opened it.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: nothing that is opened starts there.
+    pub fn close(&mut self, address: u64) -> Result<usize, CuResult> {
+        match self.opened.remove(address) {
+            Some((_, device)) => Ok(device),
+            None => Err(self.refused()),
+        }
+    }
+
+    /// Enters a run of arena that is mapped and registered.
+    pub fn add_extent(&mut self, address: u64, bytes: u64) {
+        if !self.arena.insert(address, bytes) {
+            tracing::error!("arena at {address:#x} was granted twice");
+        }
+    }
+
+    /// Takes a run of arena out of what may be named; it is released when no job reads it any more.
+    pub fn remove_extent(&mut self, address: u64, release: Task, registrar: &Registrar) {
+        if self.arena.remove(address).is_none() {
+            tracing::error!("arena at {address:#x} is to be given back and was not granted");
+            return;
+        }
+        self.leaving.push(release);
+        self.release_leaving(registrar);
+    }
+
+    /// Releases runs of arena that have left, once no job reads any.
+    pub fn release_leaving(&mut self, registrar: &Registrar) {
+        if Arc::strong_count(&self.readers) == 1 {
+            for release in self.leaving.drain(..) {
+                registrar.run(release);
+            }
+        }
+    }
+
+    /// Forgets what belongs to the context. Pools belong to none, and neither does what was allocated from them, nor
+    /// virtual memory, nor what the host shares.
+    pub fn reset(&mut self) {
+        self.device.clear();
+        self.opened.clear();
+        self.allocations
+            .retain(|_, allocation| allocation.source == Source::Pool);
+        for (&address, allocation) in &self.allocations {
+            let number = allocation.device.number();
+            self.device.insert_of(number, address, allocation.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use wormhole_cpu_device::{CpuDevice, Options};
+    use wormhole_device::Device;
+    use wormhole_link::counters::CountersFile;
+    use wormhole_link::neighbours::{Neighbours, NeighboursFile};
+
+    use super::*;
+    use crate::devices::Devices;
+
+    const PAGE: u64 = 4096;
+    const DEVICE: Result<Place, CuResult> = Ok(Place::Device);
+    const ARENA: Result<Place, CuResult> = Ok(Place::Arena);
+    const REFUSED: Result<Place, CuResult> = Err(CuResult::INVALID_VALUE);
+
+    fn two_devices() -> Devices {
+        let options = Options {
+            memory: Some(16 << 20),
+            ..Options::default()
+        };
+        let devices = CpuDevice::open_several(&options, 2).unwrap().into_iter();
+        Devices::new(
+            devices
+                .map(|device| Arc::new(device) as Arc<dyn Device>)
+                .collect(),
+        )
+    }
+
+    fn addresses() -> (Addresses, CountersFile) {
+        let file = CountersFile::create().unwrap();
+        let page = OwnedFd::from(file.file().try_clone().unwrap());
+        let neighbours = NeighboursFile::create().unwrap();
+        let word = Neighbours::map(&neighbours.descriptor().unwrap()).unwrap();
+        let counters = Counters::map(&page, word).unwrap();
+        (Addresses::new(Arc::new(counters)), file)
+    }
+
+    #[test]
+    fn an_address_may_be_named_while_something_of_the_session_is_there() {
+        let devices = two_devices();
+        let (mut addresses, counts) = addresses();
+        let [context, pool, global, opened, arena] = [1, 2, 3, 4, 5].map(|at| at << 20);
+        assert_eq!(addresses.place(context, 1), REFUSED);
+        let mut enter = |source, number: usize, at| {
+            let device = devices[number].clone();
+            addresses.enter(source, device, at, PAGE)
+        };
+        assert_eq!(enter(Source::Context, 0, context), Ok(()));
+        assert_eq!(enter(Source::Pool, 1, pool), Ok(()));
+        assert_eq!(
+            enter(Source::Context, 1, context + PAGE / 2),
+            Err(CuResult::UNKNOWN)
+        );
+        assert!(addresses.enter_global(&devices[1], global, PAGE));
+        assert!(!addresses.enter_global(&devices[1], global, PAGE));
+        assert!(addresses.open(1, opened, PAGE));
+        addresses.add_extent(arena, PAGE);
+        for at in [context, pool, global, opened] {
+            assert_eq!(addresses.place(at, PAGE), DEVICE);
+            assert_eq!(addresses.place(at + 1, PAGE), REFUSED);
+        }
+        assert_eq!(addresses.place(arena, PAGE), ARENA);
+        assert_eq!(
+            [0, 1].map(|number| addresses.bytes_of(number)),
+            [PAGE, 2 * PAGE]
+        );
+        assert_eq!(addresses.free_of_pool(context).err(), REFUSED.err());
+        assert_eq!(addresses.owner(Source::Context, pool).err(), REFUSED.err());
+        addresses.reset();
+        let left = [context, pool, global, opened, arena].map(|at| addresses.place(at, PAGE));
+        assert_eq!(left, [REFUSED, DEVICE, REFUSED, REFUSED, ARENA]);
+        assert_eq!(addresses.bytes_of(1), PAGE);
+        let owner = addresses.free(pool).map(|device| device.number());
+        assert_eq!(owner, Ok(1));
+        assert_eq!(addresses.place(pool, PAGE), REFUSED);
+        assert_eq!(addresses.free(pool).err(), REFUSED.err());
+        assert_eq!(counts.read().get(Counter::InvalidAddresses), 12);
+    }
+}

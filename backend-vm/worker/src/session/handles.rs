@@ -1,0 +1,265 @@
+//! The objects behind the session's handles.
+
+use std::sync::Arc;
+
+use wormhole_api::handle::{HandleKind, Slab};
+use wormhole_api::{
+    CuResult, Event as EventKind, Function, Handle, Library, Memory, Module, Pool, Stream,
+};
+use wormhole_device::RawStream;
+use wormhole_link::counters::{Counter, Counters};
+
+use super::arrays::Arrays;
+use super::graphs::Graphs;
+use super::green_contexts::{Ending, Greens};
+use super::images::ImageHandle;
+use super::pools::PoolObject;
+use super::virtual_memory::MemoryObject;
+use super::{Call, OBJECTS};
+use crate::devices::Devices;
+use crate::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
+
+/// The objects of one type.
+#[derive(Debug)]
+pub(super) struct Table<K, T> {
+    slab: Slab<K, T>,
+    counters: Arc<Counters>,
+}
+
+impl<K: HandleKind, T> Table<K, T> {
+    pub fn new(counters: &Arc<Counters>) -> Self {
+        Self {
+            slab: Slab::new(OBJECTS),
+            counters: Arc::clone(counters),
+        }
+    }
+
+    /// Counts a handle that names nothing, or that names something already.
+    pub fn refused<R>(&self, error: CuResult) -> Result<R, CuResult> {
+        self.counters.add(Counter::InvalidHandles, 1);
+        Err(error)
+    }
+
+    /// Finds an object.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    #[inline]
+    pub fn get(&self, handle: Handle<K>) -> Result<&T, CuResult> {
+        match self.slab.get(handle) {
+            Some(object) => Ok(object),
+            None => self.refused(CuResult::INVALID_HANDLE),
+        }
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_mut(&mut self, handle: Handle<K>) -> Result<&mut T, CuResult> {
+        match self.slab.get_mut(handle) {
+            Some(object) => Ok(object),
+            None => {
+                self.counters.add(Counter::InvalidHandles, 1);
+                Err(CuResult::INVALID_HANDLE)
+            }
+        }
+    }
+
+    /// Finds an object, if there is one.
+    pub fn find(&self, handle: Handle<K>) -> Option<&T> {
+        self.slab.get(handle)
+    }
+
+    /// The same, to be changed.
+    pub fn find_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
+        self.slab.get_mut(handle)
+    }
+
+    /// Enters a new object.
+    ///
+    /// # Errors
+    /// The handle is out of bounds or in use.
+    pub fn enter(&mut self, handle: Handle<K>, object: T) -> Result<(), CuResult> {
+        match self.slab.insert(handle, object) {
+            Ok(()) => Ok(()),
+            Err(error) => self.refused(error.into()),
+        }
+    }
+
+    /// Takes out an object, which may not be named from here on.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn remove(&mut self, handle: Handle<K>) -> Result<T, CuResult> {
+        match self.slab.remove(handle) {
+            Some(object) => Ok(object),
+            None => self.refused(CuResult::INVALID_HANDLE),
+        }
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.slab.values()
+    }
+
+    /// Takes out everything.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.slab.drain()
+    }
+}
+
+/// Everything that has a handle. Looking a handle up changes nothing, so several threads may.
+#[derive(Debug)]
+pub(super) struct Objects {
+    /// The legacy streams, by device.
+    legacy: Vec<Arc<StreamObject>>,
+    pub streams: Table<Stream, Arc<StreamObject>>,
+    pub events: Table<EventKind, Arc<EventObject>>,
+    modules: Table<Module, ImageObject>,
+    libraries: Table<Library, ImageObject>,
+    pub functions: Table<Function, FunctionObject>,
+    pub arrays: Arrays,
+    pub greens: Greens,
+    pub graphs: Graphs,
+    pub pools: Table<Pool, Arc<PoolObject>>,
+    pub memories: Table<Memory, Arc<MemoryObject>>,
+    pub graveyard: Graveyard,
+    /// Images whose handle is gone while a job still uses them, with the requests to unload them.
+    pub unloading: Vec<(Call, Arc<Loaded>)>,
+}
+
+/// Several executing threads may look handles up.
+const _: () = {
+    const fn is_shared<T: Sync>() {}
+    is_shared::<Objects>();
+};
+
+impl Objects {
+    /// The devices' legacy streams, and nothing else.
+    pub fn new(devices: &Devices, counters: &Arc<Counters>) -> Self {
+        let legacy = devices
+            .iter()
+            .map(|device| Arc::new(StreamObject::new(device.clone(), RawStream::LEGACY)));
+        Self {
+            legacy: legacy.collect(),
+            streams: Table::new(counters),
+            events: Table::new(counters),
+            modules: Table::new(counters),
+            libraries: Table::new(counters),
+            functions: Table::new(counters),
+            arrays: Arrays::new(counters),
+            greens: Greens::default(),
+            graphs: Graphs::new(counters),
+            pools: Table::new(counters),
+            memories: Table::new(counters),
+            graveyard: Graveyard::default(),
+            unloading: Vec::new(),
+        }
+    }
+
+    /// The legacy streams, by device.
+    pub fn legacy(&self) -> &[Arc<StreamObject>] {
+        &self.legacy
+    }
+
+    /// Finds a stream. The legacy stream is that of the device that the message is for.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    #[inline]
+    pub fn stream(
+        &self,
+        call: &Call,
+        handle: Handle<Stream>,
+    ) -> Result<&Arc<StreamObject>, CuResult> {
+        if handle.is_legacy() {
+            return Ok(&self.legacy[call.device]);
+        }
+        self.streams.get(handle)
+    }
+
+    /// Finds what was loaded from an image.
+    ///
+    /// # Errors
+    /// As [`Objects::stream`].
+    pub fn image(&self, handle: ImageHandle) -> Result<&ImageObject, CuResult> {
+        match handle {
+            ImageHandle::Module(module) => self.modules.get(module),
+            ImageHandle::Library(library) => self.libraries.get(library),
+        }
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Errors
+    /// As [`Objects::stream`].
+    pub fn image_mut(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
+        match handle {
+            ImageHandle::Module(module) => self.modules.get_mut(module),
+            ImageHandle::Library(library) => self.libraries.get_mut(library),
+        }
+    }
+
+    /// Enters what was loaded.
+    ///
+    /// # Errors
+    /// As [`Table::enter`].
+    pub fn enter_image(&mut self, new: ImageHandle, image: ImageObject) -> Result<(), CuResult> {
+        match new {
+            ImageHandle::Module(module) => self.modules.enter(module, image),
+            ImageHandle::Library(library) => self.libraries.enter(library, image),
+        }
+    }
+
+    /// Takes out an image with all that was found in it, which may not be named from here on: the image, and where its
+    /// global variables start.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none, or it is a library's module, which goes with the library.
+    pub fn remove_image(
+        &mut self,
+        handle: ImageHandle,
+    ) -> Result<(Arc<Loaded>, Vec<u64>), CuResult> {
+        let image = match handle {
+            ImageHandle::Module(module) => {
+                let known = self.modules.find(module);
+                if known.is_some_and(|image| image.library.is_some()) {
+                    return self.modules.refused(CuResult::INVALID_HANDLE);
+                }
+                self.modules.remove(module)
+            }
+            ImageHandle::Library(library) => self.libraries.remove(library),
+        }?;
+        let mut globals = Vec::new();
+        let aliases = image.aliases.iter();
+        let aliases: Vec<_> = aliases
+            .filter_map(|alias| self.modules.slab.remove(*alias))
+            .collect();
+        for ImageObject {
+            functions,
+            globals: found,
+            ..
+        } in aliases.iter().chain([&image])
+        {
+            for function in functions {
+                self.functions.slab.remove(*function);
+            }
+            globals.extend(found);
+        }
+        Ok((image.loaded, globals))
+    }
+
+    /// Forgets what belongs to the context: what must be destroyed before the context is reset. Pools and mappable
+    /// memory belong to none.
+    pub fn reset(&mut self) -> Ending {
+        let streams = self.streams.drain().chain(self.graveyard.clear());
+        let ending = self.greens.clear(streams.collect());
+        self.events.drain().for_each(drop);
+        self.modules.drain().for_each(drop);
+        self.libraries.drain().for_each(drop);
+        self.functions.drain().for_each(drop);
+        self.arrays.clear();
+        self.graphs.clear();
+        ending
+    }
+}

@@ -1,0 +1,109 @@
+//! Resetting the context, which waits until no job is left.
+
+use wormhole_api::{ContextReset, CuResult, Outcome, Serve, Served};
+
+use super::{Answer, Call, Event, Session};
+use crate::registrar::Task;
+
+/// Jobs that are under way, and the reset that waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Reset {
+    /// A reset is wanted or under way: nothing else may touch the device.
+    begun: bool,
+    /// The reset that waits for jobs to end.
+    wanted: Option<Call>,
+    /// Jobs that have not left anything behind yet.
+    jobs: usize,
+}
+
+impl Reset {
+    /// Whether no record may be taken.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    pub fn job_begun(&mut self) {
+        self.jobs += 1;
+    }
+
+    /// What a job has left behind has been dealt with.
+    fn job_ended(&mut self) {
+        self.jobs -= 1;
+    }
+
+    /// The reset that waited, once no job is left.
+    fn due(&mut self) -> Option<Call> {
+        self.wanted.take_if(|_| self.jobs == 0)
+    }
+
+    /// Lets no other work begin. Whether the reset may be carried out at once; otherwise it waits for jobs.
+    fn begin(&mut self, call: &Call) -> bool {
+        self.begun = true;
+        if self.jobs > 0 {
+            self.wanted = Some(*call);
+        }
+        self.jobs == 0
+    }
+
+    fn end(&mut self) {
+        self.begun = false;
+    }
+}
+
+/// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
+/// before it are done: nobody else may use the device meanwhile.
+impl Serve<ContextReset> for Session {
+    fn serve(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {
+        if self.reset.begin(call) {
+            self.carry_out_reset(call)
+        } else {
+            Ok(Served::Deferred)
+        }
+    }
+}
+
+impl Session {
+    /// A job's leavings have been dealt with, so what waited for it goes on: requests that cannot come back,
+    /// with the error to answer.
+    pub fn job_finished(&mut self) -> Vec<(Call, CuResult)> {
+        self.reset.job_ended();
+        let mut refused = self.unload_unused();
+        if let Some(call) = self.reset.due()
+            && let Err(error) = self.carry_out_reset(&call)
+        {
+            refused.push((call, error));
+        }
+        refused
+    }
+
+    fn carry_out_reset(&mut self, call: &Call) -> Outcome<()> {
+        let Some(slot) = call.slot else {
+            self.reset.end();
+            return Err(CuResult::INVALID_VALUE);
+        };
+        let ending = self.objects.reset();
+        self.addresses.reset();
+        self.shares.unshare_context(&self.registrar);
+        let watcher = self.watcher.pause(self.objects.legacy());
+        let (notifier, sequence) = (self.notifier.clone(), call.sequence);
+        self.registrar.run(Task::new(move |registrations| {
+            ending.end();
+            let result = registrations.reset();
+            drop(watcher);
+            let finish = move |session: &mut Session| {
+                session.reset.end();
+                match result {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            };
+            notifier.send(Event::Finished {
+                slot,
+                sequence,
+                finish: Box::new(finish),
+            });
+        }));
+        self.reset.job_begun();
+        Ok(Served::Deferred)
+    }
+}
