@@ -97,6 +97,7 @@ impl Shape {
     }
 
     /// Checks what the native driver checks at the call, with its codes.
+    #[inline]
     fn check(&self, limits: &Limits) -> Result {
         let within = |sizes: [u32; 3], limits: [u32; 3]| {
             sizes
@@ -140,6 +141,7 @@ impl<const BYTES: usize> Packed<BYTES> {
     ///
     /// # Safety
     /// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
+    #[inline(always)]
     unsafe fn gather(&mut self, parameters: &[Parameter], values: *const *mut c_void) -> Result {
         for (index, parameter) in parameters.iter().enumerate() {
             let (offset, size) = (parameter.offset as usize, parameter.size as usize);
@@ -461,8 +463,9 @@ pub unsafe fn with_launch(
     unsafe { with_parameters(facts, arguments, take) }
 }
 
-/// Checks what the native driver checks at the call, with its codes.
-#[inline]
+/// Checks a launch as the native driver does at the call, with its codes. It is a part of every launch, like
+/// `Packed::gather`, and neither is worth a call.
+#[inline(always)]
 pub fn check(scope: Scope, facts: &Function, shape: &Shape) -> Result {
     shape.check(&Limits::of(scope.session.device(), facts))
 }
