@@ -279,9 +279,7 @@ impl<'a, T: Copy> InOut<'a, T> {
 
     #[inline]
     pub fn get(self) -> Result<T> {
-        checked(self.is_null())?;
-        // SAFETY: not null, so a value by the contract of `new`; of any alignment.
-        Ok(unsafe { self.0.read_unaligned() })
+        In(self.0.cast_const(), PhantomData).get()
     }
 
     #[inline]
