@@ -1,10 +1,10 @@
-//! What a launch of a graph costs the program's thread.
+//! Costs of a launch, of a kernel or a graph, for the program's thread.
 
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 use cuda as _;
@@ -17,6 +17,21 @@ unsafe extern "C" {
     fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> u32;
     fn cuCtxSetCurrent(context: Pointer) -> u32;
     fn cuStreamCreate(stream: *mut Pointer, flags: u32) -> u32;
+    fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
+    fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
+    fn cuLaunchKernel(
+        function: Pointer,
+        wide: u32,
+        high: u32,
+        deep: u32,
+        block_wide: u32,
+        block_high: u32,
+        block_deep: u32,
+        shared: u32,
+        stream: Pointer,
+        parameters: *mut Pointer,
+        extra: *mut Pointer,
+    ) -> u32;
     fn cuEventCreate(event: *mut Pointer, flags: u32) -> u32;
     fn cuGraphCreate(graph: *mut Pointer, flags: u32) -> u32;
     fn cuGraphAddEmptyNode(
@@ -103,5 +118,45 @@ fn a_launch_of_an_unchanged_graph_is_one_message_and_allocates_nothing() {
                 assert!(others.count() <= LAUNCHES / 10, "{sent:?}");
             }
         }
+    });
+}
+
+#[test]
+fn a_launch_of_a_kernel_is_one_message_and_allocates_nothing() {
+    const LAUNCHES: usize = 100;
+    in_process(|| {
+        let backend = Backend::start();
+        let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+        let mut value = 7_u32;
+        let mut parameters = [(&raw mut value).cast()];
+        // SAFETY: every place is writable, every handle is one of the library's, and the kernel has one parameter of
+        // four bytes.
+        unsafe {
+            assert_eq!(cuInit(0), 0);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuCtxSetCurrent(context), 0);
+            assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
+            let image = c".version 8.0".as_ptr().cast();
+            assert_eq!(cuModuleLoadData(&raw mut module, image), 0);
+            let found = cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr());
+            assert_eq!(found, 0);
+            let mut launch = || {
+                let values = parameters.as_mut_ptr();
+                cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, null_mut())
+            };
+            assert_eq!(launch(), 0);
+            backend.shared.take();
+            let before = ALLOCATED.get();
+            for _ in 0..LAUNCHES {
+                assert_eq!(launch(), 0);
+            }
+            assert_eq!(ALLOCATED.get() - before, 0);
+        }
+        let mut sent: Vec<String> = Vec::new();
+        while sent.len() < LAUNCHES {
+            sent.extend(backend.shared.take());
+            std::thread::yield_now();
+        }
+        assert_eq!(sent, vec!["LaunchKernel"; LAUNCHES]);
     });
 }
