@@ -1,7 +1,18 @@
-//! Guests that observe: they have no session, and ask what their tenant may know of its devices.
+//! Guest processes that use NVML: they have no session, and ask for facts about their tenant's devices.
 //!
-//! The devices are described by a worker that had not met a guest yet; the host's NVML adds what it has to say. Of use
-//! and processes a tenant is told its own alone.
+//! A process that uses NVML need not use CUDA, so `libnvidia-ml.so.1` opens a control stream of its own and sends `Observe`
+//! instead of the hello. The supervisor answers, without a worker. `shared-ring/api/nvml.idl` declares every function and
+//! the source of its answer. Answers travel as facts, `name=value`. A missing fact is `NVML_ERROR_NOT_SUPPORTED`.
+//!
+//! - A worker that has not met a guest yet has described the device. The host's NVML adds live values, which a thread reads
+//!   ([`super::sampler`]).
+//! - The memory of the tenant's sessions comes from the pages in which their workers count, plus what the driver keeps for
+//!   each process where the host's NVML knows that. A tenant gets its own memory and processes only, with the process
+//!   numbers that the guest's processes have reported.
+//! - While several tenants are attached, live answers (`live` in the table) and the host's free memory are missing, since
+//!   they depend on neighbours' work. Workers read that there are neighbours from a file that they cannot write, and leave
+//!   the device's free memory out of `cuMemGetInfo`.
+//! - NVLinks to switches and to the tenant's own devices are active, all others inactive. A switch has no PCI place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

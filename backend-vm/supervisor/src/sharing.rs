@@ -1,8 +1,23 @@
-//! What the processes of one tenant share with each other.
+//! Shares memory, events and pools between the processes of one tenant (`cuIpc*`, shareable handles, pools).
 //!
-//! A worker that shares something of its device gets a token for it, which its guest hands to whomever it
-//! likes. A worker whose guest brings the token is given what the other worker said, if both sessions are of
-//! one tenant and the worker that shares still lives. A token is 128 bits that nobody can guess.
+//! A worker registers a shared object with the supervisor: a token of 128 random bits, the device's description of the
+//! object, and a descriptor where there is one. The guest passes the token on as it likes: handles carry it. A worker whose
+//! guest brings the token gets the description, if both sessions belong to one tenant and the worker that shares still
+//! lives. The supervisor forgets the token when the object or its worker ends.
+//!
+//! - A descriptor that a program exports is a socket in which the token waits to be read. Its other end shows when the last
+//!   copy is closed.
+//! - The words of an event lie in a file of its own, in which the supervisor notes the death of a party, so that nothing
+//!   waits for it. On a GPU, streams write and await these words by memory operations: the driver's own events between
+//!   processes need files and a user that workers have in common.
+//! - The driver's own handles of memory need processes with different numbers, and are no secret: a worker that was taken
+//!   over could guess another's. For one tenant, or tenants that trust each other, root gives all workers of GPUs one PID
+//!   namespace (`wormhole-sandbox`, `processes.rs`). Elsewhere each worker has a namespace of its own, and the device offers
+//!   no such handles.
+//! - The CPU device has all its memory in a file.
+//!
+//! Files of shared memory that a process registers do not pass through here: the guest sends them to its worker
+//! (`backend-vm/worker/src/session/files.rs`), so that two processes that register one file have the same pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
