@@ -1,6 +1,6 @@
 //! What the supervisor promises whoever dies, lies or asks for too much.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -413,9 +413,15 @@ fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
         reason: "the window is attached already",
     };
     for _ in 0..unread(&answer) {
-        backend.send(&Message::Attach(Attach::default()), Vec::new());
+        // Without a descriptor each would take the one of a message that follows.
+        let file = File::open("/dev/null").unwrap().into();
+        backend.send(&Message::Attach(Attach::default()), vec![file]);
     }
-    backend.wait_until_read();
+    // A stream that is brought after these is served once they have been executed, which takes several turns.
+    let mut last = backend.connect();
+    last.hello(PROTOCOL_HASH.wrapping_add(1), "");
+    let reply = last.receive();
+    assert!(matches!(reply, Reply::Refused(..)), "{reply:?}");
     drop(guest);
     backend.wait_for_log("cannot be taken from it: the reader has left 256 messages unread");
     assert!(!backend.hears("no message"), "its stream has not ended");
@@ -550,7 +556,8 @@ fn workers_are_killed_before_others_where_memory_is_short() {
             .parse()
             .unwrap()
     };
-    for worker in backend.workers() {
+    // The guest's and the spare: each has executed its program, which one that is being made has not.
+    for worker in [0, 1].map(|others| worker_in_order(&backend, others)) {
         assert_eq!(score(worker), 500);
     }
     let own: i32 = score(std::process::id().try_into().unwrap());
