@@ -20,6 +20,8 @@ mod datagram;
 mod descriptors;
 mod dump;
 mod environment;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod guests;
 mod host_nvml;
 mod listener;
@@ -68,7 +70,7 @@ use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
 pub use self::spawner::SpawnerError;
-use self::spawner::{Setup, Spawner, Tenants};
+use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::starts::Starts;
 use self::tenants::Tenant;
 use self::turns::Turns;
@@ -227,7 +229,7 @@ struct Supervisor {
 ///
 /// # Errors
 /// When workers cannot be confined or found, or the event loop fails.
-pub fn run(options: Options) -> Result<(), SupervisorError> {
+pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     let many_users = options.listener.as_ref();
     let descriptors = Descriptors::claim(many_users.is_some_and(Listener::has_many_users))?;
     let closes: Vec<RawFd> = options.listener.iter().map(AsRawFd::as_raw_fd).collect();
@@ -242,7 +244,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         .map(|listener| listener.place().clone());
     let setup = Setup {
         device: options.device.clone(),
-        workers: options.workers,
+        workers: std::mem::take(&mut options.workers),
         tenants: match (&options.listener, options.trusted_tenants) {
             (None, _) => Tenants::One,
             (Some(_), true) => Tenants::Trusting,
@@ -265,50 +267,16 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let turns = Turns::new().map_err(SupervisorError::Turns)?;
     let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
-    let supervisor = Supervisor {
-        device: abilities.device,
-        hashes: abilities.hashes,
-        ends_with_tenants: options.listener.is_none(),
-        listener: options.listener,
-        listener_token: 0,
-        keeps_tenants_waiting: false,
-        said_so: false,
+    let parts = Parts {
+        spawner,
+        abilities,
         descriptors,
-        stream: options.stream,
         signals,
-        stopping: false,
-        lost: None,
-        sources: HashMap::new(),
-        next_token: 0,
-        next_id: 0,
-        tenants: BTreeMap::new(),
-        has_neighbours: false,
-        neighbours,
-        guests: BTreeMap::new(),
-        sessions: BTreeMap::new(),
-        workers: BTreeMap::new(),
-        shares: Shares::default(),
-        spare_log: LogBudget::of_workers(Instant::now()),
-        scrubber: Scrubber::new(spawner.orders()),
-        starts: Starts::new(spawner),
-        start_limit: options.start_limit,
-        hello_limit: options.hello_limit,
-        reap_limit: options.reap_limit,
-        ends_by: None,
-        quotas: options.quotas,
-        gone: BTreeMap::new(),
-        refusals: LogBudget::of_lines(Instant::now()),
-        next_deadline: None,
         sampler,
-        observers: Observers::default(),
         turns,
-        reader: None,
-        waiting: BTreeMap::new(),
-        last_dump: LastDump::default(),
-        devices: Vec::new(),
-        failures: BTreeMap::new(),
-        device_works: false,
+        neighbours,
     };
+    let supervisor = Supervisor::new(options, parts);
     let mut manager = EventManager::new()?;
     let id = manager.add_subscriber(supervisor);
     while !manager.subscriber_mut(id)?.is_done() {
@@ -333,7 +301,65 @@ fn come_last_when_memory_is_short() {
     }
 }
 
+/// What the system gives a supervisor before it serves anybody.
+struct Parts {
+    spawner: Spawner,
+    abilities: Abilities,
+    descriptors: Descriptors,
+    signals: Signals,
+    sampler: Option<Sampler>,
+    turns: Turns,
+    neighbours: NeighboursFile,
+}
+
 impl Supervisor {
+    fn new(options: Options, parts: Parts) -> Self {
+        Self {
+            device: parts.abilities.device,
+            hashes: parts.abilities.hashes,
+            ends_with_tenants: options.listener.is_none(),
+            listener: options.listener,
+            listener_token: 0,
+            keeps_tenants_waiting: false,
+            said_so: false,
+            descriptors: parts.descriptors,
+            stream: options.stream,
+            signals: parts.signals,
+            stopping: false,
+            lost: None,
+            sources: HashMap::new(),
+            next_token: 0,
+            next_id: 0,
+            tenants: BTreeMap::new(),
+            has_neighbours: false,
+            neighbours: parts.neighbours,
+            guests: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            shares: Shares::default(),
+            spare_log: LogBudget::of_workers(Instant::now()),
+            scrubber: Scrubber::new(parts.spawner.orders()),
+            starts: Starts::new(parts.spawner),
+            start_limit: options.start_limit,
+            hello_limit: options.hello_limit,
+            reap_limit: options.reap_limit,
+            ends_by: None,
+            quotas: options.quotas,
+            gone: BTreeMap::new(),
+            refusals: LogBudget::of_lines(Instant::now()),
+            next_deadline: None,
+            sampler: parts.sampler,
+            observers: Observers::default(),
+            turns: parts.turns,
+            reader: None,
+            waiting: BTreeMap::new(),
+            last_dump: LastDump::default(),
+            devices: Vec::new(),
+            failures: BTreeMap::new(),
+            device_works: false,
+        }
+    }
+
     fn is_ending(&self) -> bool {
         let left = self.ends_with_tenants && self.stream.is_none() && self.tenants.is_empty();
         self.stopping || left

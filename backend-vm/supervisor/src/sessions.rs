@@ -55,7 +55,7 @@ pub(super) struct Session {
     pub environment: Vec<(OsString, OsString)>,
     /// The memory behind its segments.
     pub file: SessionFile,
-    segment: Run,
+    pub segment: Run,
     arena: Option<Run>,
     /// Runs of arena by their first segment.
     pub extents: BTreeMap<u32, Extent>,

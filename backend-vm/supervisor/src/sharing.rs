@@ -131,6 +131,14 @@ impl Shares {
         self.descriptors
     }
 
+    /// Sessions that share something or use an event.
+    #[cfg(any(test, fuzzing))]
+    pub fn sessions(&self) -> impl Iterator<Item = Id> {
+        let sharing = self.entries.values().map(|entry| entry.session);
+        let using = self.of_party.keys().copied();
+        sharing.chain(using)
+    }
+
     fn count(&self, tenant: Id) -> Count {
         self.of_tenant.get(&tenant).copied().unwrap_or_default()
     }

@@ -643,7 +643,7 @@ impl Supervisor {
     }
 
     /// Those of all tenants.
-    fn held_by_all(&self) -> usize {
+    pub(super) fn held_by_all(&self) -> usize {
         self.tenants.values().map(Tenant::held).sum::<usize>()
             + self.scrubber.held()
             + self.shares.held()

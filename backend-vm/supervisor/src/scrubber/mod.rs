@@ -7,7 +7,7 @@
 //! and what it holds counts as the tenant's.
 
 mod message;
-mod process;
+pub(crate) mod process;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

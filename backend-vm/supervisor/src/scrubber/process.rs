@@ -70,7 +70,7 @@ struct Job {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+pub(crate) struct Queue {
     /// The supervisor may still have copies of their descriptors, and is not to have the last.
     held: Vec<Job>,
     released: VecDeque<Job>,
@@ -93,6 +93,32 @@ impl Queue {
                         self.released.push_back(job);
                     }
                 }
+            }
+        }
+    }
+
+    /// Does all that is to be done for the supervisor at the other end of `socket`. False if it has closed that.
+    #[cfg(any(test, fuzzing))]
+    pub fn serve_all(&mut self, socket: &OwnedFd) -> bool {
+        loop {
+            match datagram::receive(socket, false) {
+                Ok(Some((bytes, files))) => match Order::decode(&bytes) {
+                    Some(order) => self.add(order, files),
+                    None => return false,
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.ends() {
+                        return false;
+                    }
+                    if let Some(done) = self.turn() {
+                        if datagram::send(socket, &done.encode(), &[], false).is_err() {
+                            return false;
+                        }
+                    } else if self.released.is_empty() {
+                        return true;
+                    }
+                }
+                _ => return false,
             }
         }
     }

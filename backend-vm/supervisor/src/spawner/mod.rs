@@ -9,7 +9,7 @@
 //!
 //! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
 
-mod message;
+pub(crate) mod message;
 mod process;
 mod setup;
 mod starter;
@@ -106,6 +106,15 @@ impl Spawner {
             Some(Report::Ready { hashes, device }) => Ok((spawner, Abilities { hashes, device })),
             Some(Report::Unfit(reason)) => Err(SpawnerError::Unfit(reason)),
             _ => Err(SpawnerError::Unready),
+        }
+    }
+
+    /// Takes a stand-in for the spawner at the other end of `socket`.
+    #[cfg(any(test, fuzzing))]
+    pub fn played_by(socket: OwnedFd) -> Self {
+        Self {
+            socket: Arc::new(socket),
+            pid: 0,
         }
     }
 

@@ -1,0 +1,692 @@
+//! Serves hostile tenants in one process for the fuzz target: launchers, guests and workers of several tenants, whose
+//! messages and deaths come in any order.
+//!
+//! The input lists steps: a byte for the step, then what the step needs. The spawner and the scrubbers are played here.
+//! After each step the supervisor executes everything that has come, and its books are checked; in the end everybody
+//! leaves, and nothing may be left.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventManager, MutEventSubscriber, SubscriberId, SubscriberOps};
+use wormhole_link::channel::{Incoming, Outgoing};
+use wormhole_link::device::DeviceChoice;
+use wormhole_link::memory;
+use wormhole_link::neighbours::NeighboursFile;
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{
+    ArenaRequest, ArenaRun, Attach, FEATURE_FILES, FEATURE_PROCESS, Fetch, Message, Observe,
+    ProcessNumber, Share, Stream, WindowRun,
+};
+use wormhole_ring::layout::SEGMENT_BYTES;
+use wormhole_ring::session::Owner;
+use wormhole_sandbox::{Ending, MemoryLimits};
+
+use crate::descriptors::Descriptors;
+use crate::scrubber::process::Queue;
+use crate::signals::Signals;
+use crate::spawner::message::{Order, Report};
+use crate::spawner::{Abilities, Spawner};
+use crate::turns::Turns;
+use crate::{Id, Options, Parts, Quotas, Supervisor, alarm, datagram};
+
+/// The protocol that all workers speak.
+const HASH: u64 = 7;
+/// Launchers, and control streams of all of them, that are there at a time.
+const TENANTS: usize = 4;
+const GUESTS: usize = 12;
+/// Longer than any input takes.
+const LONG: Duration = Duration::from_secs(3600);
+/// Rounds of the event loop after which it has to have nothing left to do.
+const ROUNDS: usize = 10_000;
+
+/// One end of a stream whose other end the supervisor has.
+struct End {
+    socket: OwnedFd,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+impl End {
+    fn pair() -> (Self, OwnedFd) {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        let end = Self {
+            socket: near.into(),
+            incoming: Incoming::new(true),
+            outgoing: Outgoing::default(),
+        };
+        (end, far.into())
+    }
+
+    /// Sends a message, unless the supervisor has closed the stream.
+    fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
+        let _ = self.outgoing.send(&self.socket, message, descriptors);
+    }
+
+    /// Reads a message, and closes the descriptors that came before it.
+    fn read<T>(&mut self, heard: impl FnOnce(Message<'_>) -> T) -> Option<T> {
+        let _ = self.incoming.fill(&self.socket);
+        let heard = self.incoming.take().ok().flatten().map(heard);
+        while self.incoming.descriptor().is_some() {}
+        heard
+    }
+
+    fn write_raw(&self, bytes: &[u8]) {
+        let _ = rustix::net::send(&self.socket, bytes, rustix::net::SendFlags::NOSIGNAL);
+    }
+
+    fn shut_down(&self, how: rustix::net::Shutdown) {
+        let _ = rustix::net::shutdown(&self.socket, how);
+    }
+}
+
+/// A worker as the spawner started it.
+struct Worker {
+    ticket: u64,
+    end: End,
+    /// Kept open as long as the worker lives.
+    _log: io::PipeWriter,
+    was_killed: bool,
+    /// Answers that the worker owes.
+    owed: Vec<Owed>,
+}
+
+enum Owed {
+    Assigned,
+    Added(ArenaRun),
+    Removed(ArenaRun),
+}
+
+/// Everybody around one supervisor, and the supervisor.
+struct Scene {
+    supervisor: Rc<RefCell<Supervisor>>,
+    manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>>,
+    subscriber: SubscriberId,
+    spawner: OwnedFd,
+    scrubbers: Vec<(OwnedFd, Queue)>,
+    tenants: Vec<End>,
+    guests: Vec<End>,
+    workers: Vec<Worker>,
+    /// Tokens that workers got for what they share.
+    tokens: Vec<[u64; 2]>,
+    /// Sessions that workers have taken.
+    granted: usize,
+    /// Runs that launchers were asked to show, with the launcher's place.
+    shown: Vec<(usize, WindowRun)>,
+}
+
+/// Plays an input. Returns the number of sessions that workers took.
+///
+/// # Panics
+/// The supervisor's books are wrong, or it has left something behind.
+pub fn play(input: &[u8]) -> usize {
+    let mut scene = Scene::new();
+    let mut steps = Steps(input);
+    while scene.step(&mut steps).is_some() {
+        scene.settle();
+        scene.check();
+    }
+    scene.end();
+    scene.granted
+}
+
+/// The input, step by step.
+struct Steps<'a>(&'a [u8]);
+
+impl Steps<'_> {
+    fn next<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*bytes)
+    }
+}
+
+/// The element that a byte names.
+fn pick<T>(elements: &mut [T], byte: u8) -> Option<&mut T> {
+    let count = elements.len();
+    elements.get_mut(usize::from(byte).checked_rem(count)?)
+}
+
+/// Removes the element that a byte names.
+fn remove<T>(elements: &mut Vec<T>, byte: u8) -> Option<T> {
+    let index = usize::from(byte).checked_rem(elements.len())?;
+    Some(elements.remove(index))
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (near, far) = datagram::pair().expect("a pair of sockets");
+        alarm::install().expect("a handler of a signal");
+        let options = Options {
+            device: DeviceChoice::Cpu {
+                count: 1,
+                check: false,
+            },
+            workers: Vec::new(),
+            listener: None,
+            stream: None,
+            trusted_tenants: true,
+            without_namespaces: false,
+            memory: MemoryLimits {
+                worker: 0,
+                tenant: 0,
+                all: 0,
+            },
+            start_limit: LONG,
+            hello_limit: LONG,
+            reap_limit: LONG,
+            quotas: Quotas {
+                sessions_per_user: 6,
+                ..Quotas::default()
+            },
+        };
+        let parts = Parts {
+            spawner: Spawner::played_by(near),
+            abilities: Abilities {
+                hashes: vec![HASH],
+                device: Ok("cpu".to_owned()),
+            },
+            descriptors: Descriptors::claim(true).expect("open files"),
+            signals: Signals::new().expect("a descriptor for signals"),
+            sampler: None,
+            turns: Turns::new().expect("an eventfd"),
+            neighbours: NeighboursFile::create().expect("a page"),
+        };
+        let supervisor = Rc::new(RefCell::new(Supervisor::new(options, parts)));
+        let mut manager = EventManager::new().expect("an epoll descriptor");
+        let shared: Rc<RefCell<dyn MutEventSubscriber>> = supervisor.clone();
+        let subscriber = manager.add_subscriber(shared);
+        let mut scene = Self {
+            supervisor,
+            manager,
+            subscriber,
+            spawner: far,
+            scrubbers: Vec::new(),
+            tenants: Vec::new(),
+            guests: Vec::new(),
+            workers: Vec::new(),
+            tokens: Vec::new(),
+            granted: 0,
+            shown: Vec::new(),
+        };
+        scene.settle();
+        scene
+    }
+
+    fn step(&mut self, steps: &mut Steps<'_>) -> Option<()> {
+        let [step] = steps.next()?;
+        match step % 16 {
+            0 => {
+                let [user] = steps.next()?;
+                if self.tenants.len() < TENANTS {
+                    let (end, far) = End::pair();
+                    self.tenants.push(end);
+                    let ops = &mut self.manager.event_ops(self.subscriber).ok()?;
+                    let mut supervisor = self.supervisor.borrow_mut();
+                    let late = Some(Instant::now() + LONG);
+                    supervisor.add_tenant(ops, far, u32::from(user % 2), late);
+                }
+            }
+            1 => {
+                let [tenant, segments, announced, limits] = steps.next()?;
+                let bytes = |segments: u8| u64::from(segments % 32) * SEGMENT_BYTES as u64;
+                let file = File::from(memory::anonymous_file(c"window").ok()?);
+                file.set_len(bytes(segments)).ok()?;
+                if limits & 0x80 == 0 {
+                    memory::seal_size(&file).ok()?;
+                }
+                let attach = Attach {
+                    window_size: bytes(announced),
+                    segment_limit: u32::from(limits & 0x70) >> 4,
+                    session_limit: u32::from(limits & 3),
+                    ..Attach::default()
+                };
+                if let Some(tenant) = pick(&mut self.tenants, tenant) {
+                    tenant.send(&Message::Attach(attach), vec![file.into()]);
+                }
+            }
+            2 => {
+                let [tenant, local] = steps.next()?;
+                if self.guests.len() < GUESTS
+                    && let Some(tenant) = pick(&mut self.tenants, tenant)
+                {
+                    let (end, far) = End::pair();
+                    let stream = Stream {
+                        local: u32::from(local & 1),
+                    };
+                    tenant.send(&Message::Stream(stream), vec![far]);
+                    self.guests.push(end);
+                }
+            }
+            3 => self.guest_says(steps)?,
+            4 => {
+                let [guest] = steps.next()?;
+                remove(&mut self.guests, guest);
+            }
+            // A launcher shows what it was asked to, or something.
+            5 => {
+                let [which, session, first, count] = steps.next()?;
+                let (tenant, run) = remove(&mut self.shown, which).unwrap_or_else(|| {
+                    let run = WindowRun {
+                        session: session.into(),
+                        first: first.into(),
+                        count: count.into(),
+                    };
+                    (which.into(), run)
+                });
+                if let Some(tenant) = self.tenants.get_mut(tenant) {
+                    tenant.send(&Message::WindowMapped(run), Vec::new());
+                }
+            }
+            6 => self.worker_says(steps)?,
+            // A worker answers as it should.
+            7 => {
+                let [worker, which] = steps.next()?;
+                let worker = pick(&mut self.workers, worker);
+                if let Some(worker) = worker
+                    && let Some(owed) = remove(&mut worker.owed, which)
+                {
+                    self.granted += usize::from(matches!(owed, Owed::Assigned));
+                    let message = match owed {
+                        Owed::Assigned => Message::Assigned,
+                        Owed::Added(run) => Message::ArenaAdded(run),
+                        Owed::Removed(run) => Message::ArenaRemoved(run),
+                    };
+                    worker.end.send(&message, Vec::new());
+                }
+            }
+            8 => {
+                let [worker] = steps.next()?;
+                self.reap(worker.into());
+            }
+            9 => self.scrub(),
+            10 => {
+                let [scrubber] = steps.next()?;
+                remove(&mut self.scrubbers, scrubber);
+            }
+            11 => {
+                let [tenant, how] = steps.next()?;
+                match how % 3 {
+                    0 => {
+                        let tenant = usize::from(tenant).checked_rem(self.tenants.len());
+                        tenant.into_iter().for_each(|tenant| self.leave(tenant));
+                    }
+                    how => {
+                        use rustix::net::Shutdown;
+                        let how = [Shutdown::Write, Shutdown::Both][usize::from(how - 1)];
+                        if let Some(tenant) = pick(&mut self.tenants, tenant) {
+                            tenant.shut_down(how);
+                        }
+                    }
+                }
+            }
+            12 => {
+                let [failures] = steps.next()?;
+                self.play_spawner(failures);
+            }
+            13 => {
+                let [whose, end, length] = steps.next()?;
+                let length = usize::from(length).min(steps.0.len());
+                let (bytes, rest) = steps.0.split_at(length);
+                steps.0 = rest;
+                let end = match whose % 3 {
+                    0 => pick(&mut self.tenants, end),
+                    1 => pick(&mut self.guests, end),
+                    _ => pick(&mut self.workers, end).map(|worker| &mut worker.end),
+                };
+                end.into_iter().for_each(|end| end.write_raw(bytes));
+            }
+            14 => {
+                let [worker] = steps.next()?;
+                if let Some(worker) = pick(&mut self.workers, worker) {
+                    worker.end.shut_down(rustix::net::Shutdown::Both);
+                }
+            }
+            _ => {
+                let ops = &mut self.manager.event_ops(self.subscriber).ok()?;
+                self.supervisor.borrow_mut().dump(ops);
+            }
+        }
+        Some(())
+    }
+
+    fn guest_says(&mut self, steps: &mut Steps<'_>) -> Option<()> {
+        let [guest, kind, id, first, count] = steps.next()?;
+        let message = match kind % 10 {
+            0..=2 => Message::Hello {
+                bootstrap_version: bootstrap::VERSION + u32::from(id == 0xff),
+                protocol_hash: HASH + u64::from(first == 0xff),
+                features: u64::from(count) & (FEATURE_FILES | FEATURE_PROCESS),
+                environment: if id & 1 == 0 {
+                    ""
+                } else {
+                    "CUDA_CACHE_MAXSIZE=1\n"
+                },
+            },
+            3 => Message::Observe(Observe {
+                bootstrap_version: bootstrap::VERSION,
+                device: u32::from(first & 3),
+            }),
+            4 | 5 => Message::ArenaRequest(ArenaRequest {
+                id: id.into(),
+                segments: u32::from(count & 15),
+            }),
+            6 => Message::ArenaReturn(ArenaRun {
+                id: id.into(),
+                first: u32::from(first & 31),
+                count: u32::from(count & 15),
+            }),
+            7 => Message::Doorbell,
+            8 => Message::Process(ProcessNumber {
+                pid: id.into(),
+                ..ProcessNumber::default()
+            }),
+            _ if id & 1 == 0 => Message::Mapped,
+            _ => Message::Unmappable,
+        };
+        if let Some(guest) = pick(&mut self.guests, guest) {
+            guest.send(&message, Vec::new());
+        }
+        Some(())
+    }
+
+    fn worker_says(&mut self, steps: &mut Steps<'_>) -> Option<()> {
+        let [worker, kind, id, first, count] = steps.next()?;
+        let run = ArenaRun {
+            id: id.into(),
+            first: u32::from(first & 31),
+            count: u32::from(count & 15),
+        };
+        let token = pick(&mut self.tokens, first).copied();
+        let fetch = Fetch {
+            id: id.into(),
+            what: u32::from(count & 3),
+            token: token.unwrap_or_default(),
+        };
+        let mut descriptors = Vec::new();
+        let message = match kind % 12 {
+            0..=2 => Message::Ready {
+                protocol_hash: HASH,
+                device: "name=stub\n",
+            },
+            3 => Message::Refused {
+                code: 1,
+                reason: "no device",
+            },
+            4 => Message::Assigned,
+            5 => Message::ArenaAdded(run),
+            6 => Message::ArenaRemoved(run),
+            7 => Message::ArenaRefused(run),
+            8 | 9 => {
+                let file = File::from(memory::anonymous_file(c"shared").ok()?);
+                file.set_len(4096).ok()?;
+                if id & 1 == 0 {
+                    memory::seal_size(&file).ok()?;
+                }
+                if count & 8 == 0 {
+                    descriptors.push(file.into());
+                }
+                Message::Share(Share {
+                    id: id.into(),
+                    what: u32::from(count & 3),
+                    descriptor: u32::from(count >> 2 & 1),
+                    words: u32::from(count >> 4 & 1),
+                    ..Share::default()
+                })
+            }
+            10 => Message::Fetch(fetch),
+            _ => Message::Unshare(fetch),
+        };
+        if let Some(worker) = pick(&mut self.workers, worker) {
+            worker.end.send(&message, descriptors);
+        }
+        Some(())
+    }
+
+    /// Executes orders that the spawner has got. The bits say which starts fail.
+    fn play_spawner(&mut self, failures: u8) {
+        let mut fails = failures;
+        while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
+            let order = Order::decode(&bytes).expect("an order");
+            match order {
+                Order::Start { ticket, .. } if fails & 1 == 1 => {
+                    let reason = "no process".to_owned();
+                    self.report(&Report::Failed { ticket, reason }, &[]);
+                }
+                Order::Start { ticket, .. } => {
+                    let (end, far) = End::pair();
+                    let (log, writer) = io::pipe().expect("a pipe");
+                    let pid = i32::try_from(ticket).unwrap_or(0) + 1000;
+                    rustix::io::ioctl_fionbio(&log, true).expect("a pipe that does not wait");
+                    let report = Report::Started { ticket, pid };
+                    self.report(&report, &[far, log.into()]);
+                    self.workers.push(Worker {
+                        ticket,
+                        end,
+                        _log: writer,
+                        was_killed: false,
+                        owed: Vec::new(),
+                    });
+                }
+                Order::Kill { ticket } => {
+                    let mut workers = self.workers.iter_mut();
+                    if let Some(worker) = workers.find(|worker| worker.ticket == ticket) {
+                        worker.was_killed = true;
+                    }
+                }
+                Order::Assign { .. } => {}
+                Order::Scrubber if fails & 1 == 1 => {
+                    self.report(&Report::NoScrubber("no process".to_owned()), &[]);
+                }
+                Order::Scrubber => {
+                    let (near, far) = datagram::pair().expect("a pair of sockets");
+                    self.report(&Report::Scrubber, &[far]);
+                    self.scrubbers.push((near, Queue::default()));
+                }
+            }
+            fails >>= 1;
+        }
+    }
+
+    fn report(&self, report: &Report, descriptors: &[OwnedFd]) {
+        datagram::send(&self.spawner, &report.encode(), descriptors, false)
+            .expect("the supervisor reads reports");
+    }
+
+    /// A worker's process ends.
+    fn reap(&mut self, worker: usize) {
+        let Some(index) = worker.checked_rem(self.workers.len()) else {
+            return;
+        };
+        let worker = self.workers.remove(index);
+        let report = Report::Ended {
+            ticket: worker.ticket,
+            ending: if worker.was_killed {
+                Ending::Signalled(libc::SIGKILL)
+            } else {
+                Ending::Exited(1)
+            },
+            out_of_memory: false,
+        };
+        // Its end of the stream is closed before the end is announced.
+        drop(worker);
+        self.report(&report, &[]);
+    }
+
+    /// A launcher leaves.
+    fn leave(&mut self, tenant: usize) {
+        self.tenants.remove(tenant);
+        self.shown.retain(|(of, _)| *of != tenant);
+        for (of, _) in &mut self.shown {
+            *of -= usize::from(*of > tenant);
+        }
+    }
+
+    /// The scrubbers do all their work.
+    fn scrub(&mut self) {
+        self.scrubbers
+            .retain_mut(|(socket, queue)| queue.serve_all(socket));
+    }
+
+    /// The supervisor executes all that has come, and everybody reads what it says.
+    fn settle(&mut self) {
+        let mut rounds = 0;
+        while self.manager.run_with_timeout(0).expect("the event loop") > 0 {
+            rounds += 1;
+            assert!(rounds < ROUNDS, "the event loop never rests");
+        }
+        for worker in &mut self.workers {
+            while let Some(owed) = worker.end.read(|message| match message {
+                Message::Assign(_) => Some(Owed::Assigned),
+                Message::ArenaAdd(run) => Some(Owed::Added(run)),
+                Message::ArenaRemove(run) => Some(Owed::Removed(run)),
+                Message::Shared(shared) if shared.result == 0 => {
+                    self.tokens.push(shared.token);
+                    None
+                }
+                _ => None,
+            }) {
+                worker.owed.extend(owed);
+            }
+        }
+        for (index, tenant) in self.tenants.iter_mut().enumerate() {
+            while let Some(run) = tenant.read(|message| match message {
+                Message::WindowMap(run) => Some(run),
+                _ => None,
+            }) {
+                self.shown.extend(run.map(|run| (index, run)));
+            }
+        }
+        for guest in &mut self.guests {
+            while guest.read(|_| ()).is_some() {}
+        }
+    }
+
+    /// Compares what the supervisor notes in several places.
+    fn check(&self) {
+        let supervisor = self.supervisor.borrow();
+        let mut owned: BTreeMap<Id, u32> = BTreeMap::new();
+        let mut numbers = BTreeSet::new();
+        for session in supervisor.sessions.values() {
+            assert!(numbers.insert((session.tenant, session.id.index)));
+            let tenant = supervisor.tenants.get(&session.tenant);
+            let tenant = tenant.expect("the tenant of a session");
+            let window = tenant.window.as_ref().expect("the window of a session");
+            let extents = session.extents.iter();
+            let arena = extents.map(|(first, extent)| (*first, extent.count));
+            let own = (session.segment.first, session.segment.count);
+            for (first, count) in arena.chain([own]) {
+                *owned.entry(session.tenant).or_default() += count;
+                for segment in first..first + count {
+                    let owner = window.segments.owner(segment);
+                    assert_eq!(owner, Some(Owner::Granted(session.id)), "{segment}");
+                }
+            }
+        }
+        for (id, tenant) in &supervisor.tenants {
+            let of = |other: Id| usize::from(other == *id);
+            let guests = supervisor.guests.values().map(|guest| of(guest.tenant));
+            assert_eq!(tenant.guests, guests.sum::<usize>());
+            let sessions = supervisor.sessions.values().map(|one| of(one.tenant));
+            assert_eq!(tenant.sessions, sessions.sum::<usize>());
+            // The window of a launcher that has left is granted to nobody again.
+            if let Some(window) = tenant.window.as_ref().filter(|_| tenant.is_attached()) {
+                let owned = owned.get(id).copied().unwrap_or(0);
+                assert_eq!(window.segments.held(), owned);
+            }
+        }
+        for (id, guest) in &supervisor.guests {
+            if let Some(session) = guest.session {
+                let session = supervisor.sessions.get(&session);
+                assert_eq!(session.and_then(|session| session.guest), Some(*id));
+            }
+        }
+        for session in supervisor.shares.sessions() {
+            assert!(supervisor.sessions.contains_key(&session));
+        }
+    }
+
+    /// Everybody leaves.
+    fn end(&mut self) {
+        self.tenants.clear();
+        self.guests.clear();
+        // Each may wait for another: a worker for its start, a session for its memory.
+        for _ in 0..64 {
+            self.settle();
+            self.play_spawner(0);
+            while let Some(killed) = self.workers.iter().position(|worker| worker.was_killed) {
+                self.reap(killed);
+            }
+            self.settle();
+            self.scrub();
+            self.supervisor
+                .borrow_mut()
+                .scrubber
+                .try_again(Instant::now() + LONG);
+            self.check();
+        }
+        let supervisor = self.supervisor.borrow();
+        assert!(supervisor.tenants.is_empty(), "tenants are left");
+        assert!(supervisor.guests.is_empty(), "control streams are left");
+        let sessions: Vec<String> = supervisor
+            .sessions
+            .values()
+            .map(ToString::to_string)
+            .collect();
+        assert!(sessions.is_empty(), "{sessions:#?} are left");
+        assert_eq!(supervisor.held_by_all(), 0, "descriptors are left");
+        assert_eq!(supervisor.scrubber.held(), 0);
+        assert_eq!(supervisor.shares.sessions().count(), 0);
+        assert!(supervisor.waiting.is_empty(), "streams wait to be read");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    /// The fuzz target's inputs that have names.
+    fn seeds() -> Vec<Vec<u8>> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/supervisor");
+        let files = std::fs::read_dir(folder).unwrap();
+        let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        paths.sort();
+        let seeds = paths.iter().map(|path| std::fs::read(path).unwrap());
+        seeds.collect()
+    }
+
+    /// Seeds one after the other, with some bytes changed, and random bytes between them.
+    fn inputs() -> impl Strategy<Value = Vec<u8>> {
+        let change = (any::<prop::sample::Index>(), any::<u8>());
+        let changes = prop::collection::vec(change, 0..4);
+        let seed = (prop::sample::select(seeds()), changes).prop_map(|(mut seed, changes)| {
+            for (index, byte) in changes {
+                let at = index.index(seed.len());
+                seed[at] = byte;
+            }
+            seed
+        });
+        let piece = prop_oneof![3 => seed, 1 => prop::collection::vec(any::<u8>(), 0..40)];
+        prop::collection::vec(piece, 1..8).prop_map(|pieces| pieces.concat())
+    }
+
+    #[test]
+    fn the_seeds_reach_a_session() {
+        assert!(seeds().iter().any(|seed| super::play(seed) > 0));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_tenants_and_workers_do_the_books_are_right_and_nothing_is_left(
+            input in inputs(),
+        ) {
+            super::play(&input);
+        }
+    }
+}
