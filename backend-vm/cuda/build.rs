@@ -1,17 +1,32 @@
-//! Generates the driver's entry points from the API table: those of `entry_points.txt`.
+//! Generates the driver's entry points from the API table: those that the sources call.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::{env, fs, io};
 
 const TABLE: &str = "../../shared-ring/api";
-const NAMES: &str = "entry_points.txt";
+const SOURCES: &str = "src";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed={TABLE}/driver.idl");
-    println!("cargo::rerun-if-changed={NAMES}");
+    println!("cargo::rerun-if-changed={TABLE}");
+    println!("cargo::rerun-if-changed={SOURCES}");
     let table = wormhole_idl::load(Path::new(TABLE))?;
-    let entry_points = wormhole_idl::entry_points(&table, &fs::read_to_string(NAMES)?)?;
+    let mut sources = Vec::new();
+    read(Path::new(SOURCES), &mut sources)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    let entry_points = wormhole_idl::entry_points(&table, &sources)?;
     fs::write(out.join("entry_points.rs"), entry_points)?;
+    Ok(())
+}
+
+/// Adds the text of each source in a folder.
+fn read(folder: &Path, sources: &mut Vec<String>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            read(&path, sources)?;
+        } else {
+            sources.push(fs::read_to_string(path)?);
+        }
+    }
     Ok(())
 }

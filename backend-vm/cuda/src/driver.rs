@@ -1,8 +1,8 @@
 //! The driver's entry points.
 //!
-//! Their signatures are the table's (`driver.idl`), by `entry_points.txt`, and their types those of the guest's exports:
-//! enumerations are the integers that they are, since a guest's number may be one that no header knows. The entry
-//! points are resolved here, all at once.
+//! They are the functions that this crate's sources call (`build.rs`), with the table's signatures (`driver.idl`). Their
+//! types are those of the guest's exports: enumerations are the integers that they are, since a guest's number may be
+//! one that no header knows. The entry points are resolved here, all at once.
 
 use libloading::Library;
 use wormhole_api::ctypes::*;
@@ -11,16 +11,25 @@ use wormhole_device::{CuError, Result};
 /// The library that every NVIDIA driver installs.
 const LIBRARY: &str = "libcuda.so.1";
 
+/// The oldest driver that is served, as `cuDriverGetVersion` says it.
+const OLDEST: i32 = 12_040;
+
 /// Why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     #[error("no CUDA driver: {LIBRARY} cannot be loaded; is the NVIDIA driver installed?")]
     Absent(#[source] libloading::Error),
     #[error(
-        "the CUDA driver has no {}; Wormhole needs a driver for CUDA 12.4 (550) or later",
-        missing.join(", ")
+        "the CUDA driver is one for CUDA {}; Wormhole needs one for CUDA {} (550) or later",
+        version_text(*version),
+        version_text(OLDEST)
     )]
-    TooOld { missing: Vec<&'static str> },
+    TooOld { version: i32 },
+}
+
+/// 12040 is CUDA 12.4.
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
 /// `Ok` for `CUDA_SUCCESS`.
@@ -33,19 +42,16 @@ fn check(result: CUresult) -> Result<()> {
 }
 
 macro_rules! entry_points {
-    (
-        $(fn $name:ident($($argument:ident: $kind:ty),*);)*
-        $(optional fn $optional:ident($($given:ident: $taken:ty),*);)*
-    ) => {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The driver. Each method is the function of that name of the CUDA driver API; enumerations
-        /// are passed as the integers that they are.
+        /// are passed as the integers that they are. One that the driver lacks is `CUDA_ERROR_NOT_SUPPORTED`: some are
+        /// younger than the oldest driver that is served, others have gone from headers.
         ///
         /// # Safety
         /// All methods: pointers and handles are valid as the driver API demands.
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub struct Driver {
             $($name: unsafe extern "C" fn($($kind),*) -> CUresult,)*
-            $($optional: Option<unsafe extern "C" fn($($taken),*) -> CUresult>,)*
             /// Keeps the functions mapped.
             _library: Library,
         }
@@ -61,36 +67,22 @@ macro_rules! entry_points {
             pub fn load() -> std::result::Result<Self, DriverError> {
                 // SAFETY: loading the driver's library runs its constructors, which it is made for.
                 let library = unsafe { Library::new(LIBRARY) }.map_err(DriverError::Absent)?;
-                let mut missing = Vec::new();
-                $(
-                    // SAFETY: the signature is that of the CUDA driver API.
-                    let $name = unsafe {
-                        library.get::<unsafe extern "C" fn($($kind),*) -> CUresult>(
-                            concat!(stringify!($name), "\0").as_bytes(),
-                        )
-                    };
-                    let $name = $name.map(|symbol| *symbol).ok();
-                    if $name.is_none() {
-                        missing.push(stringify!($name));
-                    }
-                )*
-                $(
-                    // SAFETY: as above.
-                    let $optional = unsafe {
-                        library.get::<unsafe extern "C" fn($($taken),*) -> CUresult>(
-                            concat!(stringify!($optional), "\0").as_bytes(),
-                        )
-                    };
-                    let $optional = $optional.map(|symbol| *symbol).ok();
-                )*
-                match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self {
-                        $($name,)*
-                        $($optional,)*
-                        _library: library,
-                    }),
-                    _ => Err(DriverError::TooOld { missing }),
-                }
+                let driver = Self {
+                    $($name: {
+                        unsafe extern "C" fn missing($(_: $kind),*) -> CUresult {
+                            CuError::NOT_SUPPORTED.0
+                        }
+                        // SAFETY: the signature is that of the CUDA driver API.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($kind),*) -> CUresult>(
+                                concat!(stringify!($name), "\0").as_bytes(),
+                            )
+                        };
+                        found.map_or(missing, |symbol| *symbol)
+                    },)*
+                    _library: library,
+                };
+                driver.check_version().map(|()| driver)
             }
 
             $(
@@ -100,18 +92,24 @@ macro_rules! entry_points {
                     check(unsafe { (self.$name)($($argument),*) })
                 }
             )*
-            $(
-                pub unsafe fn $optional(&self, $($given: $taken),*) -> Result<()> {
-                    let function = self.$optional.ok_or(CuError::NOT_SUPPORTED)?;
-                    // SAFETY: passed on to the caller.
-                    check(unsafe { function($($given),*) })
-                }
-            )*
         }
     };
 }
 
 include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
+
+impl Driver {
+    /// Whether the driver has what every one since [`OLDEST`] has.
+    fn check_version(&self) -> std::result::Result<(), DriverError> {
+        let mut version = 0;
+        // SAFETY: the pointer is good. A driver that does not even have this function leaves the 0.
+        let _ = unsafe { self.cuDriverGetVersion(&raw mut version) };
+        if version < OLDEST {
+            return Err(DriverError::TooOld { version });
+        }
+        Ok(())
+    }
+}
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

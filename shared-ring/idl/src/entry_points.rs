@@ -1,49 +1,73 @@
 //! The driver's entry points, for a device that calls the driver.
 
+use std::collections::BTreeSet;
+
+use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
 
 use crate::code::{file, ident};
 use crate::exports::rust_type;
 use crate::table::Table;
 
-/// Why an entry point cannot be called by a list of names.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the table declares no parameters of {0}")]
-pub struct NoSuchFunction(String);
+/// Why the entry points cannot be found.
+#[derive(Debug, thiserror::Error)]
+pub enum EntryPointError {
+    #[error("a source is no Rust: {0}")]
+    Source(#[from] proc_macro2::LexError),
+    #[error("{0} is called, of which the table declares no parameters")]
+    NoSuchFunction(String),
+}
 
-/// A call of the macro `entry_points` with the signatures of `names`, which has a name on each line, those of functions
-/// that a driver may lack behind `optional`. Lines that begin with `#` are comments.
+/// A call of the macro `entry_points` with the signatures of the functions that Rust sources call as methods:
+/// `driver.cuInit(0)`.
 ///
 /// # Errors
-/// The first name that is no function of the table, or one that is not served.
-pub fn entry_points(table: &Table, names: &str) -> Result<String, NoSuchFunction> {
-    let mut needed = Vec::new();
-    let mut optional = Vec::new();
-    for line in names.lines().filter(|line| !line.starts_with('#')) {
-        let (name, list, word) = match line.strip_prefix("optional ") {
-            Some(name) => (name, &mut optional, Some(ident("optional"))),
-            None => (line, &mut needed, None),
-        };
+/// A source that is no Rust, or the first name that is no function of the table, or one that is not served.
+pub fn entry_points(table: &Table, sources: &[String]) -> Result<String, EntryPointError> {
+    let mut names = BTreeSet::new();
+    for source in sources {
+        add_calls(source.parse()?, &mut names);
+    }
+    let mut signatures = Vec::new();
+    for name in names {
         let function = table.functions.iter().find(|known| known.name == name);
-        let (_, forwarded) = function
-            .and_then(|function| table.forwarded(function))
-            .ok_or_else(|| NoSuchFunction(name.to_owned()))?;
+        let Some((_, forwarded)) = function.and_then(|function| table.forwarded(function)) else {
+            return Err(EntryPointError::NoSuchFunction(name));
+        };
         let parameters = forwarded.parameters.iter().map(|parameter| {
             let (name, kind) = (ident(&parameter.name), rust_type(parameter));
             quote!(#name: #kind)
         });
-        let name = ident(name);
-        list.push(quote!(#word fn #name(#(#parameters),*);));
+        let name = ident(&name);
+        signatures.push(quote!(fn #name(#(#parameters),*);));
     }
-    Ok(file(quote!(entry_points! { #(#needed)* #(#optional)* })))
+    Ok(file(quote!(entry_points! { #(#signatures)* })))
+}
+
+/// Adds the names behind a dot that are named as the driver's functions are.
+fn add_calls(code: TokenStream, names: &mut BTreeSet<String>) {
+    let mut behind_dot = false;
+    for token in code {
+        match &token {
+            TokenTree::Group(group) => add_calls(group.stream(), names),
+            TokenTree::Ident(name) if behind_dot => {
+                let name = name.to_string();
+                let rest = name.strip_prefix("cu");
+                if rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_uppercase())) {
+                    names.insert(name);
+                }
+            }
+            _ => {}
+        }
+        behind_dot = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '.');
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_list_of_names_becomes_signatures() {
+    fn found(source: &str) -> Result<String, String> {
         let table = crate::parse(
             "function 1 cuInit local\n    in flags u32\n\
              function 2 cuOld same cuInit\n\
@@ -51,13 +75,29 @@ mod tests {
              function 4 cuNever unsupported no\n",
         )
         .expect("a table");
-        let names = "# Names.\ncuOld\noptional cuNew\n";
-        let code = entry_points(&table, names).map(|code| code.replace(char::is_whitespace, ""));
-        let expected = "entry_points!{fncuOld(flags:u32);optionalfncuNew(pointer:*mutCUdeviceptr,name:*constc_char);}";
-        assert_eq!(code.as_deref(), Ok(expected));
+        entry_points(&table, &[source.to_owned()])
+            .map(|code| code.replace(char::is_whitespace, ""))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_functions_that_are_called_have_their_signatures() {
+        let source = "// driver.cuNever()\nfn f() { { self.driver().cuOld(1); self.curve } driver\n.cuNew(p, n)?; }";
+        assert_eq!(
+            found(source).as_deref(),
+            Ok(
+                "entry_points!{fncuNew(pointer:*mutCUdeviceptr,name:*constc_char);fncuOld(flags:u32);}"
+            )
+        );
+    }
+
+    #[test]
+    fn a_function_that_the_table_does_not_serve_is_named() {
         for missing in ["cuNever", "cuNone"] {
-            let error = entry_points(&table, missing).expect_err("no such function");
-            assert!(error.to_string().contains(missing), "{error}");
+            let error = found(&format!("driver.{missing}()")).expect_err("no such function");
+            assert!(error.contains(missing), "{error}");
         }
+        let error = found("fn f( {").expect_err("brackets are open");
+        assert!(error.contains("no Rust"), "{error}");
     }
 }

@@ -25,7 +25,7 @@ mod tested;
 pub use calls::calls;
 pub use constants::{constants, results};
 pub use coverage::coverage;
-pub use entry_points::{NoSuchFunction, entry_points};
+pub use entry_points::{EntryPointError, entry_points};
 pub use exports::exports;
 pub use functions::functions;
 pub use load::{LoadError, load};
