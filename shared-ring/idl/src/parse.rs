@@ -14,6 +14,7 @@
 //!   reply
 //!     NAME TYPE [= CONSTANT]
 //!     tail NAME ELEMENT max N
+//!   driver FUNCTION(ARGUMENT, ...) [checked]
 //! function ID NAME BODY          BODY: CLASS MESSAGE... [stream] [unified] | local returns CODE
 //!                                   | same NAME | per-thread NAME | unsupported REASON...
 //!     DIRECTION NAME CTYPE       DIRECTION: in | out | inout
@@ -29,12 +30,18 @@
 //! module library function graph pool memory array mipmap`, where a stream may be the legacy one; `minted stream` may not; `new event`
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
 //!
+//! `driver`: one call of this function of the driver answers the message, so that the device's operation, the CUDA
+//! device's implementation of it and the worker's service are generated. An ARGUMENT is a field, a field of the reply or
+//! `device`, each once, in the order of the function's parameters. `checked`: the worker's service is written by hand,
+//! since it looks at the message first.
+//!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
 //! a `per-thread` variant. `unified`: a `CUdeviceptr` of the function may be memory of the program's own. CTYPE is
 //! a C type passed by value (`in`) or pointed at (`out`, `inout`); with `[LENGTH]` it is pointed at in any
 //! direction. LENGTH is a number, the name of a parameter, or nothing where only the function knows. `string` is
 //! NUL-terminated. `returns`: always this code, and its results, the only parameters that it has, are zero.
 
+mod driver;
 mod functions;
 
 use crate::code::check_name;
@@ -78,10 +85,13 @@ pub fn parse(text: &str) -> Result<Table, ParseError> {
         })?;
     }
     parser.table.messages.sort_by_key(|message| message.id);
-    functions::check(&parser.table).map_err(|reason| ParseError {
-        line: text.lines().count(),
-        reason,
-    })?;
+    let mut messages = parser.table.messages.iter();
+    functions::check(&parser.table)
+        .and_then(|()| messages.try_for_each(driver::check))
+        .map_err(|reason| ParseError {
+            line: text.lines().count(),
+            reason,
+        })?;
     Ok(parser.table)
 }
 
@@ -166,6 +176,7 @@ impl Parser {
                     next,
                     body: Body::default(),
                     reply: Body::default(),
+                    driver: None,
                 });
                 self.open = Open::Body;
             }
@@ -289,6 +300,13 @@ impl Parser {
     fn message_member(&mut self, words: &[&str], doc: Vec<String>) -> Result<(), String> {
         if words == ["reply"] {
             self.open = Open::Reply;
+            return Ok(());
+        }
+        if let ["driver", call @ ..] = words {
+            let message = self.table.messages.last_mut().ok_or("no message is open")?;
+            if message.driver.replace(driver::call(call)?).is_some() {
+                return Err(format!("message {} calls the driver twice", message.name));
+            }
             return Ok(());
         }
         if let ["tail", name, element, "max", max] = words {

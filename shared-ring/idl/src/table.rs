@@ -164,6 +164,17 @@ pub struct Message {
     pub next: bool,
     pub body: Body,
     pub reply: Body,
+    pub driver: Option<DriverCall>,
+}
+
+/// The one call of the driver that answers a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverCall {
+    pub function: String,
+    /// Fields of the message and of its reply, and `device`.
+    pub arguments: Vec<String>,
+    /// The worker looks at the message first.
+    pub checked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -118,3 +118,45 @@ fn the_protocol_depends_on_no_constant_and_on_no_alignment_in_memory() {
     let changed = more.replace("max 2", "max 3");
     assert_ne!(hash(&changed), pair);
 }
+
+#[test]
+fn a_driver_line_names_each_field_once() {
+    let message = |fields: &str, driver: &str| {
+        refused(&format!(
+            "message 1 Ask request blocking\n{fields}  driver {driver}"
+        ))
+    };
+    let number = "    block u32\n";
+    for (fields, driver, reason) in [
+        (number, "cuAsk block", "cuAsk block is no call"),
+        (number, "cuAsk(1)", "1 cannot be a name"),
+        (number, "cuAsk()", "does not give block to cuAsk once"),
+        (
+            number,
+            "cuAsk(block, block)",
+            "does not give block to cuAsk once",
+        ),
+        (number, "cuAsk(block, grid)", "has no grid for cuAsk"),
+        (
+            number,
+            "cuAsk(block)\n  driver cuAsk(block)",
+            "calls the driver twice",
+        ),
+        ("    tail name bytes max 8\n", "cuAsk()", "has a tail"),
+        (
+            "    event event\n",
+            "cuAsk(event)",
+            "event of message Ask is neither",
+        ),
+        (
+            "    one function\n    other pool\n",
+            "cuAsk(one, other)",
+            "name one object at most, or be checked",
+        ),
+    ] {
+        let error = message(fields, driver);
+        assert!(error.contains(reason), "{error}");
+    }
+    let record = "message 1 Ask record\n    block u32\n  driver cuAsk(block)";
+    assert!(refused(record).contains("must be blocking"));
+}

@@ -1,0 +1,278 @@
+//! Messages that one call of the driver answers: the device's operation, the CUDA device's implementation of it, and the
+//! worker's service.
+//!
+//! The operation has the message's name, takes its fields in their order and returns the fields of its reply.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::Ident;
+
+use crate::code::{docs, file, ident};
+use crate::messages::{is_empty, scalar_type, snake_case};
+use crate::table::{Body, Direction, DriverCall, FieldType, Message, Table};
+
+/// Why the driver's function does not fit the message that names it.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("message {message} calls {function}, {reason}")]
+pub struct DriverCallError {
+    message: String,
+    function: String,
+    reason: String,
+}
+
+fn calls(table: &Table) -> impl Iterator<Item = (&Message, &DriverCall)> {
+    let messages = table.protocol(false);
+    messages.filter_map(|message| Some((message, message.driver.as_ref()?)))
+}
+
+/// The trait `DriverCalls` for `wormhole-device`.
+#[must_use]
+pub fn driver_calls(table: &Table) -> String {
+    let methods = calls(table).map(|(message, call)| {
+        let mut lines = message.doc.clone();
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.push(format!("Calls `{}`.", call.function));
+        let (doc, signature) = (docs(&lines), signature(message));
+        quote!(#doc #signature;)
+    });
+    file(quote! {
+        /// Operations that are one call of the driver each: the messages with a `driver` line.
+        pub trait DriverCalls { #(#methods)* }
+    })
+}
+
+/// `DriverCalls` for the CUDA device. The code calls the device's `driver()` and `ordinal()`, `pointer(u64)` for handles
+/// and `number(n)`, which converts between types of numbers.
+///
+/// Its unsafe blocks are sound: who calls the operation passes live handles, and each result has a place.
+///
+/// # Errors
+/// The first message whose `driver` line does not fit the function.
+pub fn cuda_driver_calls(table: &Table) -> Result<String, DriverCallError> {
+    let methods: Vec<TokenStream> = calls(table)
+        .map(|(message, call)| {
+            cuda_method(table, message, call).map_err(|reason| DriverCallError {
+                message: message.name.clone(),
+                function: call.function.clone(),
+                reason,
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(file(quote! {
+        impl DriverCalls for CudaDevice { #(#methods)* }
+    }))
+}
+
+/// The worker's service of each message that needs no check, for `Session`. The code calls `ask_KIND` where the message
+/// names an object of that kind, and `ask` of the device that the message is for where it names none.
+#[must_use]
+pub fn served_driver_calls(table: &Table) -> String {
+    let unchecked = calls(table).filter(|(_, call)| !call.checked);
+    let services = unchecked.map(|(message, _)| service(message));
+    file(quote!(#(#services)*))
+}
+
+fn names(body: &Body) -> Vec<Ident> {
+    body.fields.iter().map(|field| ident(&field.name)).collect()
+}
+
+/// One value as it is, others as a tuple.
+fn tuple(values: &[TokenStream]) -> TokenStream {
+    match values {
+        [only] => only.clone(),
+        values => quote!((#(#values),*)),
+    }
+}
+
+fn operation(message: &Message) -> Ident {
+    ident(&snake_case(&message.name))
+}
+
+/// The device's type of a field; the parser has refused those without one.
+fn device_type(kind: &FieldType) -> Option<TokenStream> {
+    match kind {
+        FieldType::Scalar(scalar) => Some(scalar_type(*scalar)),
+        FieldType::Handle(handle) => {
+            let raw = format_ident!("Raw{}", handle.name());
+            Some(quote!(#raw))
+        }
+        _ => None,
+    }
+}
+
+fn signature(message: &Message) -> TokenStream {
+    let (operation, names) = (operation(message), names(&message.body));
+    let types = |body: &Body| -> Vec<TokenStream> {
+        let fields = body.fields.iter();
+        fields
+            .filter_map(|field| device_type(&field.kind))
+            .collect()
+    };
+    let (kinds, results) = (types(&message.body), tuple(&types(&message.reply)));
+    quote!(fn #operation(&self #(, #names: #kinds)*) -> Result<#results>)
+}
+
+fn cuda_method(table: &Table, message: &Message, call: &DriverCall) -> Result<TokenStream, String> {
+    let function = table
+        .functions
+        .iter()
+        .find(|known| known.name == call.function);
+    let (_, forwarded) = function
+        .and_then(|function| table.forwarded(function))
+        .ok_or("of which the table declares no parameters")?;
+    let (given, taken) = (&call.arguments, &forwarded.parameters);
+    if given.len() != taken.len() {
+        let (given, taken) = (given.len(), taken.len());
+        return Err(format!("which takes {taken} arguments, with {given}"));
+    }
+    let mut arguments = Vec::new();
+    for (argument, parameter) in given.iter().zip(taken) {
+        let result = message
+            .reply
+            .fields
+            .iter()
+            .any(|field| field.name == *argument);
+        if result != (parameter.direction == Direction::Out) {
+            return Err(format!("whose {} cannot be {argument}", parameter.name));
+        }
+        let field = message
+            .body
+            .fields
+            .iter()
+            .find(|field| field.name == *argument);
+        let name = ident(argument);
+        arguments.push(match field.map(|field| &field.kind) {
+            _ if result => quote!(&raw mut #name),
+            Some(FieldType::Handle(_)) => quote!(pointer(#name.0)),
+            Some(_) => quote!(number(#name)?),
+            None => quote!(self.ordinal()),
+        });
+    }
+    let (signature, function) = (signature(message), ident(&call.function));
+    let results = names(&message.reply);
+    let called = quote!(unsafe { self.driver().#function(#(#arguments),*) });
+    let body = match results.as_slice() {
+        [] => called,
+        [only] => quote! {
+            let mut #only = Default::default();
+            #called?;
+            number(#only)
+        },
+        several => quote! {
+            #(let mut #several = Default::default();)*
+            #called?;
+            Ok((#(number(#several)?),*))
+        },
+    };
+    Ok(quote!(#signature { #body }))
+}
+
+fn service(message: &Message) -> TokenStream {
+    let (name, operation, fields) = (
+        ident(&message.name),
+        operation(message),
+        names(&message.body),
+    );
+    let mut handles = message
+        .body
+        .fields
+        .iter()
+        .filter_map(|field| match field.kind {
+            FieldType::Handle(handle) => Some((ident(&field.name), handle)),
+            _ => None,
+        });
+    let (ask, on, device) = match handles.next() {
+        Some((field, handle)) => (
+            format_ident!("ask_{}", snake_case(handle.name())),
+            quote!(#field),
+            quote!(device, #field),
+        ),
+        None => (ident("ask"), quote!(self.here(call)), quote!(device)),
+    };
+    let results = names(&message.reply);
+    let found: Vec<TokenStream> = results.iter().map(|name| quote!(#name)).collect();
+    let found = tuple(&found);
+    let (reply, answer) = match is_empty(&message.reply) {
+        true => (quote!(()), quote!(Answer::done())),
+        false => {
+            let reply = format_ident!("{name}Reply");
+            let answer = quote!(Answer::reply(&wormhole_api::#reply { #(#results),* }));
+            (quote!(wormhole_api::#reply), answer)
+        }
+    };
+    quote! {
+        impl Serve<wormhole_api::#name> for Session {
+            fn serve(&mut self, call: &Call, message: &wormhole_api::#name) -> Outcome<#reply> {
+                let &wormhole_api::#name { #(#fields),* } = message;
+                self.#ask(
+                    call,
+                    #on,
+                    move |#device| device.#operation(#(#fields),*),
+                    |_, #found| #answer,
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FUNCTIONS: &str = "function 1 cuAsk request Ask\n    out bytes usize\n    in func CUfunction\n    in block i32\n    in dev CUdevice\n";
+
+    fn table(driver: &str) -> Table {
+        let text = format!(
+            "message 1 Ask request blocking\n    block u32\n    function function\n  reply\n    bytes u64\n  driver {driver}\n{FUNCTIONS}"
+        );
+        crate::parse(&text).expect("a table")
+    }
+
+    fn squeezed(code: &str) -> String {
+        code.replace(char::is_whitespace, "")
+    }
+
+    #[test]
+    fn a_driver_line_makes_operation_implementation_and_service() {
+        let table = table("cuAsk(bytes, function, block, device)");
+        let signature = "fnask(&self,block:u32,function:RawFunction)->Result<u64>";
+        assert!(squeezed(&driver_calls(&table)).contains(&format!("{signature};")));
+        let cuda = squeezed(&cuda_driver_calls(&table).expect("it fits"));
+        assert!(cuda.contains(signature), "{cuda}");
+        assert!(
+            cuda.contains("cuAsk(&rawmutbytes,pointer(function.0),number(block)?,self.ordinal()"),
+            "{cuda}"
+        );
+        let served = squeezed(&served_driver_calls(&table));
+        assert!(
+            served.contains("self.ask_function(call,function,move|device,function|device.ask(block,function),|_,bytes|Answer::reply(&wormhole_api::AskReply{bytes}),)"),
+            "{served}"
+        );
+    }
+
+    #[test]
+    fn the_worker_serves_by_hand_what_it_checks() {
+        let table = table("cuAsk(bytes, function, block, device) checked");
+        assert!(driver_calls(&table).contains("fn ask"));
+        assert_eq!(served_driver_calls(&table), "");
+    }
+
+    #[test]
+    fn a_driver_line_must_fit_the_function() {
+        for (driver, reason) in [
+            ("cuNone(bytes, function, block)", "calls cuNone, of which"),
+            ("cuAsk(bytes, function, block)", "takes 4 arguments, with 3"),
+            (
+                "cuAsk(function, bytes, block, device)",
+                "whose bytes cannot be function",
+            ),
+        ] {
+            let error = cuda_driver_calls(&table(driver))
+                .expect_err(driver)
+                .to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}
