@@ -1,4 +1,5 @@
-//! Generates the driver's entry points from the API table: those that the sources call.
+//! Generates from the API table the operations that are one call of the driver each, and the driver's entry points:
+//! those that the sources and these operations call.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -12,7 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let table = wormhole_idl::load(Path::new(TABLE))?;
     let mut sources = Vec::new();
     read(Path::new(SOURCES), &mut sources)?;
+    let driver_calls = wormhole_idl::cuda_driver_calls(&table)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("driver_calls.rs"), &driver_calls)?;
+    sources.push(driver_calls);
     let entry_points = wormhole_idl::entry_points(&table, &sources)?;
     fs::write(out.join("entry_points.rs"), entry_points)?;
     Ok(())

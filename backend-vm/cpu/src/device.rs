@@ -1,5 +1,6 @@
 //! Implements the `Device` trait for [`CpuDevice`].
 
+mod driver_calls;
 mod kernels;
 
 use std::fs;
@@ -12,8 +13,8 @@ use wormhole_device::constants::event_use_flags::EXTERNAL;
 use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
     ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
-    LinkInput, LoadedFunction, Loading, ManagedPlace, RawArray, RawEvent, RawFunction, RawMipmap,
-    RawModule, RawStream, Resource, Result, Sampling, View,
+    LinkInput, LoadedFunction, Loading, ManagedPlace, RawArray, RawEvent, RawMipmap, RawModule,
+    RawStream, Resource, Result, Sampling, View,
 };
 
 use wormhole_ptx::LoadError;
@@ -612,47 +613,6 @@ impl Device for CpuDevice {
 
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
         self.context()?.modules.global(module, name)
-    }
-
-    fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32> {
-        self.context()?
-            .modules
-            .kernel(function)?
-            .attribute(attribute)
-    }
-
-    fn set_function_attribute(
-        &self,
-        function: RawFunction,
-        attribute: i32,
-        value: i32,
-    ) -> Result<()> {
-        self.context()?
-            .modules
-            .kernel(function)?
-            .set_attribute(attribute, value)
-    }
-
-    fn set_cache_config(&self, function: RawFunction, config: u32) -> Result<()> {
-        // CU_FUNC_CACHE_PREFER_EQUAL is the last; there is no cache to divide.
-        const PREFER_EQUAL: u32 = 3;
-        self.context()?.modules.kernel(function)?;
-        if config > PREFER_EQUAL {
-            Err(CuError::INVALID_VALUE)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn occupancy(&self, function: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32> {
-        // CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE.
-        const KNOWN_FLAGS: u32 = 1;
-        let kernel = self.context()?.modules.kernel(function)?;
-        if block == 0 || flags & !KNOWN_FLAGS != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let blocks = crate::launch::occupancy(&kernel.needs(), block, shared);
-        i32::try_from(blocks).map_err(|_| CuError::UNKNOWN)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {

@@ -2,8 +2,8 @@
 
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::{
-    CuError, Device, Fill, ImageKind, Jit, Launch, LaunchEvents, RawEvent, RawFunction, RawModule,
-    RawStream,
+    CuError, Device, DriverCalls as _, Fill, ImageKind, Jit, Launch, LaunchEvents, RawEvent,
+    RawFunction, RawModule, RawStream,
 };
 
 const LEGACY: RawStream = RawStream::LEGACY;
@@ -163,7 +163,7 @@ fn unknown_handles_are_refused() {
         );
         assert_eq!(device.unload(RawModule(number)), Err(refused));
         assert_eq!(
-            device.function_attribute(RawFunction(number), 0),
+            device.function_get_attribute(RawFunction(number), 0),
             Err(refused)
         );
     }

@@ -14,11 +14,7 @@ use wormhole_device::{
     Sampling, Texels, View,
 };
 
-use crate::device::{CudaDevice, handle, size, stream};
-
-fn pointer(raw: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(size(raw))
-}
+use crate::device::{CudaDevice, handle, pointer, size, stream};
 
 fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
     let [width, height, depth] = shape.extent().map(size);

@@ -1,5 +1,6 @@
 //! [`CudaDevice`].
 
+mod driver_calls;
 mod kernels;
 
 use std::borrow::Cow;
@@ -17,9 +18,9 @@ use wormhole_api::constants::jit_input;
 use wormhole_api::constants::{host_register_flags, launch_param};
 use wormhole_api::ctypes::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
-    LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent, RawFunction,
-    RawModule, RawStream, Result,
+    CuError, Description, Device, DeviceOutput, DriverCalls as _, Fill, ImageKind, Jit, Launch,
+    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent,
+    RawFunction, RawModule, RawStream, Result,
 };
 
 use wormhole_fatbin::host::{self, Content, HostError};
@@ -64,17 +65,21 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A handle of the driver.
+pub(crate) fn pointer<T>(raw: u64) -> *mut T {
+    ptr::with_exposed_provenance_mut(size(raw))
+}
+
 pub(crate) fn stream(stream: RawStream) -> CUstream {
-    ptr::with_exposed_provenance_mut(size(stream.0))
+    pointer(stream.0)
 }
 
 pub(crate) fn event(event: RawEvent) -> CUevent {
-    let place = shared_events::place_of(event);
-    ptr::with_exposed_provenance_mut(size(place.0))
+    pointer(shared_events::place_of(event).0)
 }
 
 pub(crate) fn function(function: RawFunction) -> CUfunction {
-    ptr::with_exposed_provenance_mut(size(function.0))
+    pointer(function.0)
 }
 
 pub(crate) fn handle<T>(pointer: *mut T) -> u64 {
@@ -421,7 +426,7 @@ impl CudaDevice {
 
     fn attributes(&self, raw: RawFunction) -> Vec<(i32, i32)> {
         (0..FUNCTION_ATTRIBUTES_END)
-            .filter_map(|id| Some((id, self.function_attribute(raw, id).ok()?)))
+            .filter_map(|id| Some((id, self.function_get_attribute(raw, id).ok()?)))
             .collect()
     }
 }
@@ -778,48 +783,6 @@ impl Device for CudaDevice {
         Ok((address, bytes as u64))
     }
 
-    fn function_attribute(&self, raw: RawFunction, attribute: i32) -> Result<i32> {
-        check_attribute(attribute)?;
-        let mut value = 0;
-        // SAFETY: the caller passes a live function; the pointer is good.
-        unsafe {
-            self.driver()
-                .cuFuncGetAttribute(&raw mut value, attribute, function(raw))
-        }?;
-        Ok(value)
-    }
-
-    fn set_function_attribute(&self, raw: RawFunction, attribute: i32, value: i32) -> Result<()> {
-        check_attribute(attribute)?;
-        // SAFETY: the caller passes a live function.
-        unsafe {
-            self.driver()
-                .cuFuncSetAttribute(function(raw), attribute, value)
-        }
-    }
-
-    fn set_cache_config(&self, raw: RawFunction, config: u32) -> Result<()> {
-        // SAFETY: the caller passes a live function.
-        unsafe { self.driver().cuFuncSetCacheConfig(function(raw), config) }
-    }
-
-    fn occupancy(&self, raw: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32> {
-        let block = i32::try_from(block).map_err(|_| CuError::INVALID_VALUE)?;
-        let mut blocks = 0;
-        // SAFETY: the caller passes a live function; the pointer is good.
-        unsafe {
-            self.driver()
-                .cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-                    &raw mut blocks,
-                    function(raw),
-                    block,
-                    size(shared),
-                    flags,
-                )
-        }?;
-        Ok(blocks)
-    }
-
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let with_events;
         let attributes = if launch.events.is_empty() {
@@ -894,14 +857,6 @@ impl Device for CudaDevice {
         }
         shared_events::end(shared);
         Ok(())
-    }
-}
-
-/// Refuses numbers that are no attributes of functions: of some the driver (580) dies.
-fn check_attribute(attribute: i32) -> Result<()> {
-    match attribute {
-        0..FUNCTION_ATTRIBUTES_END => Ok(()),
-        _ => Err(CuError::INVALID_VALUE),
     }
 }
 

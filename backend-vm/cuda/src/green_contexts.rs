@@ -1,6 +1,5 @@
 //! Green contexts of the driver. They are younger than the oldest driver that is served.
 
-use std::ffi::c_void;
 use std::ptr;
 
 use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
@@ -11,7 +10,7 @@ use wormhole_device::{
 };
 
 use crate::current;
-use crate::device::{CudaDevice, handle, size};
+use crate::device::{CudaDevice, handle, pointer};
 
 /// `CUdevResource`, whose words the driver alone reads but for its type and what is said of multiprocessors.
 type Resource = [u64; 18];
@@ -21,10 +20,6 @@ const _: () = assert!(size_of::<Resource>() == size_of::<CUdevResource>());
 /// The words with the count and the least part, and with the alignment.
 const COUNT: usize = 12;
 const ALIGNMENT: usize = 13;
-
-fn pointer(raw: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(size(raw))
-}
 
 /// The lower and the upper half of a word.
 fn halves(word: u64) -> [u32; 2] {

@@ -1,17 +1,15 @@
 //! What the devices of one process have to do with each other.
 
-use std::ptr;
-
 use wormhole_api::constants::memory_location;
 use wormhole_api::ctypes::{CUcontext, CUmemAccessDesc, CUmemLocation};
 use wormhole_device::{Access, BoxCopy, Peer, Peers, RawPool, RawStream, Result};
 
 use crate::arrays::described;
-use crate::device::{CudaDevice, handle, size, stream};
+use crate::device::{CudaDevice, handle, pointer, stream};
 use crate::pools::pool;
 
 fn context(peer: Peer) -> CUcontext {
-    ptr::with_exposed_provenance_mut(size(peer.context))
+    pointer(peer.context)
 }
 
 /// What a device may do, in the driver's terms.

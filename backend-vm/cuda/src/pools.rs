@@ -6,10 +6,10 @@ use wormhole_api::constants::{memory_allocation_type, memory_location};
 use wormhole_api::ctypes::{CUmemLocation, CUmemPoolProps, CUmemoryPool};
 use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result, pool_attribute};
 
-use crate::device::{CudaDevice, handle, size, stream};
+use crate::device::{CudaDevice, handle, pointer, size, stream};
 
 pub fn pool(pool: RawPool) -> CUmemoryPool {
-    ptr::with_exposed_provenance_mut(size(pool.0))
+    pointer(pool.0)
 }
 
 /// Whether the driver keeps an attribute in a 32-bit word.

@@ -9,16 +9,12 @@ use wormhole_device::{
     CuError, RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling, Texels,
 };
 
-use crate::device::{CudaDevice, size};
+use crate::device::{CudaDevice, pointer, size};
 use crate::driver::Driver;
 use crate::images::Loaded;
 
 /// `CUtexref` or `CUsurfref`.
 type Reference = *mut c_void;
-
-fn pointer(raw: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(size(raw))
-}
 
 impl Driver {
     /// A reference of an image that lives.

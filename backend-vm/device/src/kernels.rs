@@ -63,9 +63,6 @@ pub struct EncodedTensorMap(pub [u8; 128]);
 pub trait Kernels {
     /// The names of a module's kernels.
     fn kernel_names(&self, module: RawModule) -> Result<Vec<String>>;
-    /// Dynamic shared memory that is left to each of `blocks` blocks of `block` threads on a multiprocessor
-    /// (`cuOccupancyAvailableDynamicSMemPerBlock`).
-    fn available_shared(&self, function: RawFunction, blocks: i32, block: i32) -> Result<u64>;
     /// Blocks of the greatest cluster (`cuOccupancyMaxPotentialClusterSize`).
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32>;
     /// Clusters that fit the device at a time (`cuOccupancyMaxActiveClusters`).
@@ -78,6 +75,4 @@ pub trait Kernels {
         map: EncodedTensorMap,
         address: u64,
     ) -> Result<EncodedTensorMap>;
-    /// Lines of the second-level cache that persist become normal ones (`cuCtxResetPersistingL2Cache`).
-    fn reset_persisting_l2(&self) -> Result<()>;
 }

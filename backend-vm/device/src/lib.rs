@@ -23,6 +23,7 @@ macro_rules! raw_handle {
 mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod driver_calls;
 pub mod file;
 mod graphs;
 mod green_contexts;
@@ -35,6 +36,7 @@ mod shared_words;
 mod sharing;
 mod virtual_memory;
 
+pub use driver_calls::DriverCalls;
 pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
 pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool};
@@ -220,6 +222,7 @@ pub struct DeviceOutput {
 /// An accelerator with one context.
 pub trait Device:
     Arrays
+    + DriverCalls
     + Graphs
     + GreenContexts
     + Kernels
@@ -314,16 +317,6 @@ pub trait Device:
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
     /// Address and size of a global variable.
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)>;
-    fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32>;
-    fn set_function_attribute(
-        &self,
-        function: RawFunction,
-        attribute: i32,
-        value: i32,
-    ) -> Result<()>;
-    fn set_cache_config(&self, function: RawFunction, config: u32) -> Result<()>;
-    /// Blocks per multiprocessor (`cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`).
-    fn occupancy(&self, function: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32>;
     /// Asynchronous.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 

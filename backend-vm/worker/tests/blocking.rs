@@ -138,9 +138,9 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
         "function" => ready.look_up(handle(2));
         "global" => ModuleGetGlobal { module: ready.module, name: b"table" };
         "launch" => ready.launch(1, &[0; 8]);
-        "function_attribute" => FunctionGetAttribute { function, attribute: 0 };
-        "set_function_attribute" => FunctionSetAttribute { function, attribute: 8, value: 1 };
-        "set_cache_config" => FunctionSetCacheConfig { function, config: 1 };
+        "function_get_attribute" => FunctionGetAttribute { function, attribute: 0 };
+        "function_set_attribute" => FunctionSetAttribute { function, attribute: 8, value: 1 };
+        "function_set_cache_config" => FunctionSetCacheConfig { function, config: 1 };
         "occupancy" => Occupancy { function, block: 32, flags: 0, shared: 0 };
         "limit" => ContextGetLimit { limit: 0 };
         "set_limit" => ContextSetLimit { limit: 0, value: 1024 };

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
 use support::served::{Served, handle};
+use wormhole_api::constants::function_attribute::END;
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function, Handle, Items,
-    LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
-    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind,
-    StreamCreate, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
-    TensorMapReplaceReply,
+    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function,
+    FunctionGetAttribute, FunctionSetAttribute, Handle, Items, LaunchAttribute, LaunchKernel,
+    LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply,
+    ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate, TensorMapEncode,
+    TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
@@ -195,6 +196,34 @@ fn tensor_maps_are_encoded_by_the_device_within_the_rank() {
     };
     let moved = TensorMapReplaceReply::decode(&ready.ask(5, &moved)).unwrap();
     assert_eq!(moved.map[..8], 0x9876_u64.to_le_bytes());
+}
+
+#[test]
+fn only_numbers_of_attributes_reach_the_device() {
+    let ready = ready();
+    let function = handle(1);
+    let mut sequence = 3;
+    for (attribute, result, arrivals) in [(0, 0, 1), (END - 1, 0, 2), (END, 1, 2), (-1, 1, 2)] {
+        let get = FunctionGetAttribute {
+            function,
+            attribute,
+        };
+        let set = FunctionSetAttribute {
+            function,
+            attribute,
+            value: 1,
+        };
+        assert_eq!(ready.try_ask(sequence, &get).0, result, "{attribute}");
+        assert_eq!(ready.try_ask(sequence + 1, &set).0, result, "{attribute}");
+        sequence += 2;
+        for call in ["function_get_attribute", "function_set_attribute"] {
+            assert_eq!(
+                ready.device.arrivals(call),
+                arrivals,
+                "{call} of {attribute}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -5,8 +5,7 @@ use std::ptr;
 
 use wormhole_api::ctypes::{CUlaunchConfig, CUtensorMap};
 use wormhole_device::{
-    ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
-    TensorMapMode,
+    ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawModule, Result, TensorMap, TensorMapMode,
 };
 
 use super::{CudaDevice, function};
@@ -99,20 +98,6 @@ impl Kernels for CudaDevice {
                 })
             }
         }
-    }
-
-    fn available_shared(&self, raw: RawFunction, blocks: i32, block: i32) -> Result<u64> {
-        let mut bytes = 0;
-        // SAFETY: the caller passes a live function; the pointer is good.
-        unsafe {
-            self.driver().cuOccupancyAvailableDynamicSMemPerBlock(
-                &raw mut bytes,
-                function(raw),
-                blocks,
-                block,
-            )
-        }?;
-        Ok(bytes as u64)
     }
 
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
@@ -229,10 +214,5 @@ impl Kernels for CudaDevice {
         // SAFETY: the place is as long and as aligned as a tensor map; the driver does not follow the address.
         unsafe { self.driver().cuTensorMapReplaceAddress(place, address) }?;
         Ok(map)
-    }
-
-    fn reset_persisting_l2(&self) -> Result<()> {
-        // SAFETY: no arguments.
-        unsafe { self.driver().cuCtxResetPersistingL2Cache() }
     }
 }

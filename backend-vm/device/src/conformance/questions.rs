@@ -72,10 +72,10 @@ fn available_shared(device: &dyn Device) -> Outcome {
     for blocks in [6, 8, 12] {
         let bytes = worked("available shared memory", available(blocks))?;
         holds("some is available", bytes > 0)?;
-        let fitting = worked("occupancy", device.occupancy(rotate, 128, bytes, 0))?;
+        let fitting = worked("occupancy", device.occupancy(rotate, 128, 0, bytes))?;
         // An H200 has room for one less than it says.
         holds("as many blocks fit, or one less", fitting >= blocks - 1)?;
-        let fewer = worked("occupancy", device.occupancy(rotate, 128, bytes + 4096, 0))?;
+        let fewer = worked("occupancy", device.occupancy(rotate, 128, 0, bytes + 4096))?;
         holds("with more they do not", fewer < blocks)?;
     }
     same("no blocks", available(0), Err(CuError::INVALID_VALUE))

@@ -539,7 +539,7 @@ impl Session {
         call: &Call,
         handle: Handle<Function>,
         ask: impl FnOnce(&dyn Device, RawFunction) -> wormhole_device::Result<T> + Send + 'static,
-        answer: impl FnOnce(T) -> Answer + Send + 'static,
+        answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
         let function = self.objects.functions.get(handle)?;
         let (raw, image) = (function.raw, Arc::clone(&function.image));
@@ -550,7 +550,7 @@ impl Session {
                 let _used = image;
                 ask(device, raw)
             },
-            |_, found| answer(found),
+            answer,
         )
     }
 }

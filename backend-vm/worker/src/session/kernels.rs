@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use wormhole_api::constants::function_attribute;
 use wormhole_api::{
-    AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, CuResult, FunctionGetAttribute, FunctionGetAttributeReply,
-    FunctionSetAttribute, FunctionSetCacheConfig, LibraryKernels, LibraryKernelsReply,
-    ModuleKernels, ModuleKernelsReply, Occupancy, OccupancyReply, Outcome, Serve, TensorMapEncode,
-    TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
+    ClusterOccupancy, ClusterOccupancyReply, ClusterQuestion, CuResult, FunctionGetAttribute,
+    FunctionGetAttributeReply, FunctionSetAttribute, LibraryKernels, LibraryKernelsReply,
+    ModuleKernels, ModuleKernelsReply, Outcome, Serve, TensorMapEncode, TensorMapEncodeReply,
+    TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{ClusterLaunch, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 
@@ -19,6 +19,14 @@ use wormhole_link::memory;
 /// Most dimensions of a tensor.
 const RANKS: u32 = 5;
 
+/// Refuses numbers that are no attributes of functions: of some the driver (580) dies.
+fn check_attribute(attribute: i32) -> Result<(), CuResult> {
+    match attribute {
+        0..function_attribute::END => Ok(()),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
 impl Serve<FunctionGetAttribute> for Session {
     fn serve(
         &mut self,
@@ -26,11 +34,12 @@ impl Serve<FunctionGetAttribute> for Session {
         message: &FunctionGetAttribute,
     ) -> Outcome<FunctionGetAttributeReply> {
         let attribute = message.attribute;
+        check_attribute(attribute)?;
         self.ask_function(
             call,
             message.function,
-            move |device, function| device.function_attribute(function, attribute),
-            |value| Answer::reply(&FunctionGetAttributeReply { value }),
+            move |device, function| device.function_get_attribute(function, attribute),
+            |_, value| Answer::reply(&FunctionGetAttributeReply { value }),
         )
     }
 }
@@ -38,35 +47,12 @@ impl Serve<FunctionGetAttribute> for Session {
 impl Serve<FunctionSetAttribute> for Session {
     fn serve(&mut self, call: &Call, message: &FunctionSetAttribute) -> Outcome<()> {
         let (attribute, value) = (message.attribute, message.value);
+        check_attribute(attribute)?;
         self.ask_function(
             call,
             message.function,
-            move |device, function| device.set_function_attribute(function, attribute, value),
-            |()| Answer::done(),
-        )
-    }
-}
-
-impl Serve<Occupancy> for Session {
-    fn serve(&mut self, call: &Call, message: &Occupancy) -> Outcome<OccupancyReply> {
-        let (block, shared, flags) = (message.block, message.shared, message.flags);
-        self.ask_function(
-            call,
-            message.function,
-            move |device, function| device.occupancy(function, block, shared, flags),
-            |blocks| Answer::reply(&OccupancyReply { blocks }),
-        )
-    }
-}
-
-impl Serve<FunctionSetCacheConfig> for Session {
-    fn serve(&mut self, call: &Call, message: &FunctionSetCacheConfig) -> Outcome<()> {
-        let config = message.config;
-        self.ask_function(
-            call,
-            message.function,
-            move |device, function| device.set_cache_config(function, config),
-            |()| Answer::done(),
+            move |device, function| device.function_set_attribute(function, attribute, value),
+            |_, ()| Answer::done(),
         )
     }
 }
@@ -150,19 +136,7 @@ impl Serve<ClusterOccupancy<'_>> for Session {
                     ClusterQuestion::ActiveClusters => device.active_clusters(&launch),
                 }
             },
-            |count| Answer::reply(&ClusterOccupancyReply { count }),
-        )
-    }
-}
-
-impl Serve<AvailableShared> for Session {
-    fn serve(&mut self, call: &Call, message: &AvailableShared) -> Outcome<AvailableSharedReply> {
-        let (blocks, block) = (message.blocks, message.block);
-        self.ask_function(
-            call,
-            message.function,
-            move |device, function| device.available_shared(function, blocks, block),
-            |bytes| Answer::reply(&AvailableSharedReply { bytes }),
+            |_, count| Answer::reply(&ClusterOccupancyReply { count }),
         )
     }
 }

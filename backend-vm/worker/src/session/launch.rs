@@ -87,6 +87,6 @@ impl Session {
                 parameters: &parameters,
             })
         };
-        self.ask_function(call, message.function, launch, |()| Answer::done())
+        self.ask_function(call, message.function, launch, |_, ()| Answer::done())
     }
 }

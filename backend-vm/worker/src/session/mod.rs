@@ -24,6 +24,7 @@ mod arrays;
 mod attributes;
 mod conditional_graphs;
 mod describe;
+mod driver_calls;
 mod files;
 mod graphs;
 mod green_contexts;

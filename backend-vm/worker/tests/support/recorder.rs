@@ -4,6 +4,7 @@
 //! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
 //! of a name up, as a device does that is busy.
 
+mod driver_calls;
 pub mod kernels;
 pub mod sharing;
 
@@ -445,22 +446,6 @@ impl Device for Recorder {
         self.arrive("global");
         self.check(module.0)?;
         Ok((self.make(), 64))
-    }
-    fn function_attribute(&self, _: RawFunction, _: i32) -> Result<i32> {
-        self.arrive("function_attribute");
-        Ok(0)
-    }
-    fn set_function_attribute(&self, _: RawFunction, _: i32, _: i32) -> Result<()> {
-        self.arrive("set_function_attribute");
-        Ok(())
-    }
-    fn set_cache_config(&self, _: RawFunction, _: u32) -> Result<()> {
-        self.arrive("set_cache_config");
-        Ok(())
-    }
-    fn occupancy(&self, _: RawFunction, _: u32, _: u64, _: u32) -> Result<i32> {
-        self.arrive("occupancy");
-        Ok(1)
     }
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.arrive("launch");

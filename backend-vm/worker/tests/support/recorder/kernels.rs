@@ -1,8 +1,6 @@
 //! Questions about kernels.
 
-use wormhole_device::{
-    ClusterLaunch, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
-};
+use wormhole_device::{ClusterLaunch, EncodedTensorMap, Kernels, RawModule, Result, TensorMap};
 
 use super::Recorder;
 
@@ -14,10 +12,6 @@ impl Kernels for Recorder {
         self.arrive("kernel_names");
         self.check(module.0)?;
         Ok(NAMES.map(str::to_owned).to_vec())
-    }
-    fn available_shared(&self, _: RawFunction, blocks: i32, block: i32) -> Result<u64> {
-        self.arrive("available_shared");
-        Ok(u64::from(blocks.unsigned_abs()) << 32 | u64::from(block.unsigned_abs()))
     }
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
         self.arrive("greatest_cluster");
@@ -38,10 +32,6 @@ impl Kernels for Recorder {
     ) -> Result<EncodedTensorMap> {
         self.arrive("replace_tensor_address");
         Ok(encoded(address))
-    }
-    fn reset_persisting_l2(&self) -> Result<()> {
-        self.arrive("reset_persisting_l2");
-        Ok(())
     }
 }
 

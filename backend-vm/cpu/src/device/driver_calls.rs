@@ -1,0 +1,66 @@
+//! Implements the `DriverCalls` trait: questions that a GPU's driver answers by one call.
+
+use wormhole_device::{CuError, DriverCalls, RawFunction, Result};
+
+use super::CpuDevice;
+
+impl DriverCalls for CpuDevice {
+    fn function_get_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32> {
+        self.context()?
+            .modules
+            .kernel(function)?
+            .attribute(attribute)
+    }
+
+    fn function_set_attribute(
+        &self,
+        function: RawFunction,
+        attribute: i32,
+        value: i32,
+    ) -> Result<()> {
+        self.context()?
+            .modules
+            .kernel(function)?
+            .set_attribute(attribute, value)
+    }
+
+    fn function_set_cache_config(&self, function: RawFunction, config: u32) -> Result<()> {
+        // CU_FUNC_CACHE_PREFER_EQUAL is the last; there is no cache to divide.
+        const PREFER_EQUAL: u32 = 3;
+        self.context()?.modules.kernel(function)?;
+        if config > PREFER_EQUAL {
+            Err(CuError::INVALID_VALUE)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn occupancy(&self, function: RawFunction, block: u32, flags: u32, shared: u64) -> Result<i32> {
+        // CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE.
+        const KNOWN_FLAGS: u32 = 1;
+        let kernel = self.context()?.modules.kernel(function)?;
+        if block == 0 || flags & !KNOWN_FLAGS != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let blocks = crate::launch::occupancy(&kernel.needs(), block, shared);
+        i32::try_from(blocks).map_err(|_| CuError::UNKNOWN)
+    }
+
+    fn available_shared(&self, function: RawFunction, blocks: i32, block: i32) -> Result<u64> {
+        let kernel = self.context()?.modules.kernel(function)?;
+        let (Ok(blocks @ 1..), Ok(block @ 1..)) = (u32::try_from(blocks), u32::try_from(block))
+        else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        let needs = kernel.needs();
+        if block > needs.max_threads {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(crate::launch::available_shared(&needs, blocks, block))
+    }
+
+    /// Checks that the context lives. The CPU device has no persisting L2 lines to reset.
+    fn reset_persisting_l2(&self) -> Result<()> {
+        self.context().map(drop)
+    }
+}

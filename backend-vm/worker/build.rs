@@ -1,0 +1,17 @@
+//! Generates the services of messages that one call of the driver answers.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+const TABLE: &str = "../../shared-ring/api";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed={TABLE}");
+    let table = wormhole_idl::load(Path::new(TABLE))?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(
+        out.join("driver_calls.rs"),
+        wormhole_idl::served_driver_calls(&table),
+    )?;
+    Ok(())
+}
