@@ -58,6 +58,9 @@ pub fn check_mipmap(shape: &ArrayShape) -> Result<()> {
 /// Most texels of a texture of linear memory.
 pub const LINEAR_TEXELS: u64 = 1 << 30;
 
+/// The most bytes of linear memory that a texture reads, as the driver says of devices of compute capability 9.0.
+pub const LINEAR_BYTES: u64 = 1 << 32;
+
 /// Checks the address of a texture of linear memory.
 pub fn check_linear(address: u64) -> Result<()> {
     check(address.is_multiple_of(TEXTURE_ALIGNMENT.into()))

@@ -15,7 +15,7 @@ use wormhole_api::{
     PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim, ResetPersistingL2, Stream,
     StreamCreate, StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent,
     SurfaceCreate, SurfaceDestroy, Synchronize, TakeOutput, TensorMapEncode, TensorMapMode,
-    TensorMapReplace, TextureCreate, TextureDestroy, TextureSource,
+    TensorMapReplace, TextureCreate, TextureDestroy, TextureLinearWidth, TextureSource,
 };
 
 use crate::attack::Entry;
@@ -453,6 +453,7 @@ fn arrays(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             view_parts: [0; 4],
         }),
         entry(&TextureDestroy { texture: 1 }),
+        entry(&TextureLinearWidth { format, channels }),
         entry(&SurfaceCreate { array }),
         entry(&SurfaceDestroy { surface: 1 }),
         entry(&BoxCopy {

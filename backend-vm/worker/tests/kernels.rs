@@ -16,6 +16,7 @@ use wormhole_api::{
     LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply,
     ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate, TensorMapEncode,
     TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
+    TextureLinearWidth, TextureLinearWidthReply,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
@@ -224,6 +225,16 @@ fn only_numbers_of_attributes_reach_the_device() {
             );
         }
     }
+}
+
+#[test]
+fn the_longest_linear_texture_is_the_devices_answer() {
+    let ready = ready();
+    let (format, channels) = (0x20, 4);
+    let reply = ready.ask(3, &TextureLinearWidth { format, channels });
+    let texels = TextureLinearWidthReply::decode(&reply).unwrap().texels;
+    assert_eq!(texels, 0x20 << 32 | 4);
+    assert_eq!(ready.device.arrivals("texture_linear_width"), 1);
 }
 
 #[test]

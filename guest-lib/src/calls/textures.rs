@@ -1,19 +1,16 @@
 //! Texture and surface objects.
 
-use wormhole_api::array::Texels;
+use wormhole_api::TextureLinearWidth;
 
-use super::devices::device;
+use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::object::{context, texture};
 use crate::parameter::{In, Out};
+use crate::session::session;
 use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUdevice, CUsurfObject,
     CUtexObject,
 };
-
-/// The most of a texture of linear memory, as the driver says of devices of compute capability 9.0.
-const MOST_TEXELS: u64 = 1 << 30;
-const MOST_BYTES: u64 = 1 << 32;
 
 pub fn cuTexObjectCreate(
     pTexObject: Out<'_, CUtexObject>,
@@ -95,8 +92,15 @@ pub fn cuDeviceGetTexture1DLinearMaxWidth(
     numChannels: u32,
     dev: CUdevice,
 ) -> Result {
-    device(dev)?;
-    let texel = Texels::new(format, numChannels)?.bytes();
-    let most = MOST_TEXELS.min(MOST_BYTES / texel);
-    maxWidthInElements.put(usize::try_from(most).unwrap_or(0))
+    let session = session()?;
+    if maxWidthInElements.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let device = session.on(ordinal(dev)?);
+    let message = TextureLinearWidth {
+        format,
+        channels: numChannels,
+    };
+    let texels = device.request(&message, |reply| reply.texels)?;
+    maxWidthInElements.put(usize::try_from(texels).unwrap_or(usize::MAX))
 }

@@ -1,8 +1,9 @@
 //! Implements the `DriverCalls` trait: questions that a GPU's driver answers by one call.
 
-use wormhole_device::{CuError, DriverCalls, RawFunction, Result};
+use wormhole_device::{CuError, DriverCalls, RawFunction, Result, Texels};
 
 use super::CpuDevice;
+use crate::image_limits::{LINEAR_BYTES, LINEAR_TEXELS};
 
 impl DriverCalls for CpuDevice {
     fn function_get_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32> {
@@ -62,5 +63,10 @@ impl DriverCalls for CpuDevice {
     /// Checks that the context lives. The CPU device has no persisting L2 lines to reset.
     fn reset_persisting_l2(&self) -> Result<()> {
         self.context().map(drop)
+    }
+
+    fn texture_linear_width(&self, format: u32, channels: u32) -> Result<u64> {
+        let texels = Texels::new(format, channels)?;
+        Ok(LINEAR_TEXELS.min(LINEAR_BYTES / texels.bytes()))
     }
 }

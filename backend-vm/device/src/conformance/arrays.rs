@@ -32,6 +32,10 @@ pub const CHECKS: &[Check] = &[
         run: linear_memory,
     },
     Check {
+        name: "a texture of linear memory has a longest width by its texels",
+        run: longest,
+    },
+    Check {
         name: "coordinates outside a texture are brought inside",
         run: addressing,
     },
@@ -644,6 +648,19 @@ fn levels(device: &dyn Device) -> Outcome {
     same("between levels", found, vec![6.0, 13.5])?;
     worked("destroy", device.destroy_texture(texture))?;
     worked("destroy", device.destroy_mipmap(mipmap))
+}
+
+fn longest(device: &dyn Device) -> Outcome {
+    let width = |format, channels| device.texture_linear_width(format, channels);
+    let (one, four) = (
+        worked("one channel", width(SINGLE, 1))?,
+        worked("four channels", width(SINGLE, 4))?,
+    );
+    holds("texels of 16 bytes are fewer", (1..one).contains(&four))?;
+    let invalid = Err(CuError::INVALID_VALUE);
+    same("three channels", width(SINGLE, 3), invalid)?;
+    same("a format of no number", width(0, 1), invalid)?;
+    same("any other number", width(u32::MAX, 1), invalid)
 }
 
 fn refusals(device: &dyn Device) -> Outcome {

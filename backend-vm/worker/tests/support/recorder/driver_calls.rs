@@ -25,6 +25,10 @@ impl DriverCalls for Recorder {
         self.arrive("available_shared");
         Ok(u64::from(blocks.unsigned_abs()) << 32 | u64::from(block.unsigned_abs()))
     }
+    fn texture_linear_width(&self, format: u32, channels: u32) -> Result<u64> {
+        self.arrive("texture_linear_width");
+        Ok(u64::from(format) << 32 | u64::from(channels))
+    }
     fn reset_persisting_l2(&self) -> Result<()> {
         self.arrive("reset_persisting_l2");
         Ok(())
