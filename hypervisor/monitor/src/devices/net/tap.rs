@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
     VIRTIO_NET_F_GUEST_TSO6,
@@ -28,10 +29,18 @@ pub enum TapError {
     /// The host has no tap driver, or the user may not use it.
     #[error("cannot open /dev/net/tun")]
     Driver(#[source] io::Error),
-    /// The host has no interface of this name, and it cannot be created here.
+    /// The host has no interface of this name. The kernel would create one, without address and until the guest's end.
     #[error(
-        "cannot attach to the tap interface {name}: create it with `ip tuntap add dev {name} mode tap user USER`, and \
-         attach one guest to it at a time"
+        "there is no tap interface {name}: create it with `ip tuntap add dev {name} mode tap user USER` and bring it up"
+    )]
+    Missing {
+        /// Name of the interface.
+        name: String,
+    },
+    /// The interface is another user's, has a guest already, or is no tap interface.
+    #[error(
+        "cannot attach to the tap interface {name}: it must belong to this user, be free, and have been created as a \
+         tap"
     )]
     Attach {
         /// Name of the interface.
@@ -58,7 +67,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to the host's tap interface `name`. The caller needs CAP_NET_ADMIN, or the interface must belong to its
+    /// Attaches to the host's tap interface `name`, which must exist. The caller needs CAP_NET_ADMIN, or the interface must belong to its
     /// user.
     pub fn open(name: &str) -> Result<Self, TapError> {
         let bad_name = || TapError::Name {
@@ -77,6 +86,11 @@ impl Tap {
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         // The flags use bit 14 of the 16 bits at most.
         request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or_default();
+        if !exists(name) {
+            return Err(TapError::Missing {
+                name: name.to_owned(),
+            });
+        }
         let open = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open("/dev/net/tun", open, Mode::empty())
             .map_err(|error| TapError::Driver(error.into()))?;
@@ -141,6 +155,13 @@ impl Tap {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Returns whether the host has a network interface of this name.
+fn exists(name: &str) -> bool {
+    let kind = SocketType::DGRAM;
+    let socket = rustix::net::socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None);
+    socket.is_ok_and(|socket| rustix::net::netdevice::name_to_index(socket, name).is_ok())
 }
 
 #[cfg(test)]
