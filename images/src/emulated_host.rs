@@ -47,6 +47,9 @@ const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resour
 /// The guest or the emulated host then ends with a triple fault at a random place.
 const FIRST_PROCESSOR: &str = "isolcpus=0";
 
+/// Kernel parameter that keeps the machine itself from sending frames to the networks of its guests.
+const SILENT: &str = "ipv6.disable=1";
+
 /// Maximum bytes of the console's end in an error.
 const CONSOLE_TAIL: usize = 4096;
 
@@ -78,6 +81,14 @@ pub struct DiskFile<'a> {
     pub writable: bool,
 }
 
+/// A tap interface behind a network interface of the machine.
+#[derive(Clone, Debug)]
+pub struct TapFile<'a> {
+    pub file: BorrowedFd<'a>,
+    /// Hardware address of the machine's own interface, which differs from the guest's.
+    pub mac: String,
+}
+
 /// Configuration of one run of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct EmulatedHost<'a> {
@@ -90,6 +101,8 @@ pub struct EmulatedHost<'a> {
     pub processors: u32,
     /// Disks: `/dev/vda`, `/dev/vdb` and so on in the machine.
     pub disks: &'a [DiskFile<'a>],
+    /// Network interfaces: `eth0`, `eth1` and so on in the machine.
+    pub taps: &'a [TapFile<'a>],
     /// Time after which the machine is considered hung.
     pub timeout: Duration,
     /// Socket of the program's standard input. Its peer receives `!` when the program is about to start, and then sends
@@ -261,10 +274,12 @@ impl EmulatedHost<'_> {
             .chain([signals.as_raw_fd()])
             .chain(self.stdin.map(|stdin| stdin.as_raw_fd()))
             .chain(self.disks.iter().map(|disk| disk.file.as_raw_fd()))
+            .chain(self.taps.iter().map(|tap| tap.file.as_raw_fd()))
             .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
-        let (others, disks) = numbers.split_at(numbers.len() - self.disks.len());
+        let (others, taps) = numbers.split_at(numbers.len() - self.taps.len());
+        let (others, disks) = others.split_at(others.len() - self.disks.len());
         let (others, stdin) = others.split_at(others.len() - usize::from(self.stdin.is_some()));
         let [console, outputs @ .., initrd_number, signals_number] = others else {
             unreachable!("there are a console, an initrd and signals");
@@ -293,7 +308,10 @@ impl EmulatedHost<'_> {
             .arg(&self.image.kernel)
             .arg("-initrd")
             .arg(format!("/dev/fd/{initrd_number}"));
-        command.args(["-append", &format!("{COMMAND_LINE} {FIRST_PROCESSOR}")]);
+        command.args([
+            "-append",
+            &format!("{COMMAND_LINE} {FIRST_PROCESSOR} {SILENT}"),
+        ]);
         command.args([
             "-chardev",
             &format!("file,id=console,path=/dev/fd/{console}"),
@@ -331,6 +349,15 @@ impl EmulatedHost<'_> {
             command
                 .arg("-device")
                 .arg(format!("virtio-blk-pci,drive=disk{index}"));
+        }
+        for (index, (tap, number)) in self.taps.iter().zip(taps).enumerate() {
+            command
+                .arg("-netdev")
+                .arg(format!("tap,id=network{index},fd={number},vhost=off"));
+            command.arg("-device").arg(format!(
+                "virtio-net-pci,netdev=network{index},mac={},romfile=",
+                tap.mac
+            ));
         }
         command
             .stdin(Stdio::null())

@@ -29,10 +29,11 @@ const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
 /// Name and parameters of a module to load.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// Drivers of a guest's virtio devices: disks, vsock and entropy.
-pub(crate) const VIRTIO: [Wanted; 4] = [
+/// Drivers of a guest's virtio devices: disks, networks, vsock and entropy.
+pub(crate) const VIRTIO: [Wanted; 5] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
+    ("virtio_net", ""),
     ("vmw_vsock_virtio_transport", ""),
     ("virtio_rng", ""),
 ];
@@ -43,10 +44,13 @@ const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 /// Drivers of the window on Linux 6.12, where its region must stay idle until it is bound.
 const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
 
-/// Drivers of the emulated host: disks and virtio ports, then KVM.
-const HOST_MODULES: [Wanted; 5] = [
+/// Drivers of the emulated host: disks, networks and the taps that it bridges with them, virtio ports, then KVM.
+const HOST_MODULES: [Wanted; 8] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
+    ("virtio_net", ""),
+    ("tun", ""),
+    ("bridge", ""),
     ("virtio_console", ""),
     ("irqbypass", ""),
     ("kvm_amd", ""),

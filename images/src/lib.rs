@@ -21,7 +21,7 @@ mod sums;
 mod taken;
 
 pub use debian::fetch_package;
-pub use emulated_host::{DiskFile, EmulatedHost};
+pub use emulated_host::{DiskFile, EmulatedHost, TapFile};
 pub use error::ImageError;
 pub use image::{
     BuildOptions, COMMAND_LINE, Image, build_emulated_host, build_guest, default_folder,
@@ -30,4 +30,4 @@ pub use kernel::{Kernel, UnknownKernel};
 pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
 pub use sums::Damage;
 pub use taken::{TAKEN, build_guest_that_takes_its_window};
-pub use wormhole_init::{Ending, Execution, NotExecuted, Report, status};
+pub use wormhole_init::{Ending, Execution, Network, NotExecuted, Report, status};

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use wormhole_init::{RUN_FILE, RunFile, Sink};
+use wormhole_init::{Network, RUN_FILE, RunFile, Sink};
 
 use crate::cpio::Archive;
 use crate::error::{ImageError, io};
@@ -76,6 +76,8 @@ pub struct GuestRun {
     pub take: Vec<PathBuf>,
     /// Size of the window in bytes; 0 for a guest without a window.
     pub window: u64,
+    /// Networks of the guest's interfaces.
+    pub networks: Vec<Network>,
 }
 
 /// A run of `wormhole` in the emulated host.
@@ -99,6 +101,8 @@ pub struct HostRun {
     /// Files and folders to copy to the same paths in the machine, for the guest's overlay; programs with their
     /// libraries.
     pub programs: Vec<PathBuf>,
+    /// Number of tap interfaces for guests, each bridged with the machine's interface of its number.
+    pub taps: usize,
     /// Files to return with the report.
     pub collect: Vec<PathBuf>,
 }
@@ -144,6 +148,8 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
         report: vsock(ports::REPORT),
         signals: Some(vsock(ports::SIGNALS)),
         window: Some(run.window).filter(|&size| size > 0),
+        networks: run.networks.clone(),
+        taps: 0,
         exit_port: Some(EXIT_PORT),
         collect: Vec::new(),
     })
@@ -187,6 +193,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
         stderr: Sink::Device("/dev/vport0p2".into()),
         report: Sink::Device("/dev/vport0p3".into()),
         signals: Some(Sink::Device("/dev/vport0p4".into())),
+        taps: run.taps,
         collect: run.collect.clone(),
         ..RunFile::new(command)
     })
@@ -410,6 +417,7 @@ mod tests {
             directory: "/work".into(),
             take: Vec::new(),
             window: 0,
+            networks: Vec::new(),
         }
     }
 

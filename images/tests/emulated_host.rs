@@ -35,6 +35,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         stdin: false,
         variables: vec![("GREETING".into(), "good\nmorning".into())],
         programs: vec!["/bin/cat".into()],
+        taps: 0,
         collect: vec!["/run/summary.json".into(), "/run/nothing".into()],
     })
     .expect("every part is there");
@@ -45,6 +46,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         memory: 768 << 20,
         processors: 2,
         disks: &[],
+        taps: &[],
         timeout,
         stdin: None,
         signals: None,

@@ -55,6 +55,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         stdin: false,
         variables: Vec::new(),
         programs: vec![env!("CARGO_BIN_EXE_supervisor").into()],
+        taps: 0,
         collect: Vec::new(),
     })
     .unwrap();
@@ -64,6 +65,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         memory: 1 << 30,
         processors: 2,
         disks: &[],
+        taps: &[],
         timeout: Duration::from_secs(240),
         stdin: None,
         signals: None,

@@ -45,4 +45,7 @@ pub use exit_reason::{ExitReason, Registers, Report};
 pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
-pub use vm::{DisabledExits, MAX_DISKS, MAX_VCPUS, NetConfig, Vm, VmConfig, VmError, VsockConfig};
+pub use vm::{
+    DisabledExits, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm, VmConfig, VmError,
+    VsockConfig,
+};

@@ -38,6 +38,9 @@ pub const MAX_VCPUS: u8 = 64;
 /// Maximum number of disks, so that each has one letter in the guest: `/dev/vda` to `/dev/vdz`.
 pub const MAX_DISKS: usize = 26;
 
+/// Maximum number of network interfaces. The PCI bus has room for so many beside all disks, vsock and entropy.
+pub const MAX_NETWORKS: usize = 3;
+
 /// Error from creating or running a VM.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {

@@ -9,15 +9,16 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wormhole_images::{DiskFile, EmulatedHost, Ending, HostRun, Image, host_overlay};
+use wormhole_images::{DiskFile, EmulatedHost, Ending, HostRun, Image, TapFile, host_overlay};
 use wormhole_link::tasks;
-use wormhole_monitor::DiskAccess;
+use wormhole_monitor::{DiskAccess, MacAddress};
 
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Signals, to_machine};
 
 use super::guest::GuestError;
+use super::network::{self, NetworkError};
 use super::summary::Summary;
 use super::{Options, RunError, images, not_executed};
 
@@ -80,6 +81,7 @@ pub fn run(
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
+    let networks = network::open(&options.network)?;
     let folder = images(installation)?;
     let kernel = options.kernel().into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
@@ -127,6 +129,11 @@ pub fn run(
         let name = format!("/dev/vd{}{read_only}", char::from(letter));
         arguments.extend(["--disk".into(), name.into()]);
     }
+    // The machine bridges its taps with those of this one.
+    for (number, (option, network)) in options.network.iter().zip(&networks).enumerate() {
+        let value = format!("tap=tap{number},mac={},{}", network.mac, option.guest);
+        arguments.extend(["--network".into(), value.into()]);
+    }
     arguments.extend(["--".into(), program.into()]);
     arguments.extend(options.command[1..].iter().cloned());
 
@@ -149,6 +156,7 @@ pub fn run(
         variables: super::forwarded_variables(),
         stdin: options.interactive,
         programs,
+        taps: networks.len(),
         collect: vec![SUMMARY.into()],
     })
     .map_err(|error| not_executed(program, error))?;
@@ -168,6 +176,17 @@ pub fn run(
         .interactive
         .then(super::standard_input)
         .transpose()?;
+    let taps = networks
+        .iter()
+        .map(|network| {
+            Ok(TapFile {
+                file: network.tap.file().as_fd(),
+                mac: MacAddress::random()
+                    .map_err(NetworkError::Random)?
+                    .to_string(),
+            })
+        })
+        .collect::<Result<Vec<_>, NetworkError>>()?;
     let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
@@ -183,6 +202,7 @@ pub fn run(
                 writable: disk.access() == DiskAccess::ReadWrite,
             })
             .collect::<Vec<_>>(),
+        taps: &taps,
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(theirs.as_fd()),

@@ -24,7 +24,7 @@ use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement::{self, ConfinementError};
 use super::summary::Summary;
-use super::{Options, RunError, images, not_executed};
+use super::{Options, RunError, images, network, not_executed};
 
 /// The guest's vsock address. Every guest has a monitor of its own, so that one number serves all.
 const GUEST_CID: u32 = 3;
@@ -67,6 +67,7 @@ pub fn run(
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
+    let networks = network::open(&options.network)?;
     let folder = images(installation)?;
     let image = Image::guest(&folder, options.kernel().into())?;
     let mut variables = super::forwarded_variables();
@@ -85,6 +86,7 @@ pub fn run(
         directory: "/".into(),
         take: options.take.clone(),
         window: options.window.0,
+        networks: options.network.iter().map(|one| one.guest).collect(),
     })
     .map_err(|error| not_executed(program, error))?;
     let mut backend = Backend::start(installation, &options.device, options.window.0)?;
@@ -113,7 +115,7 @@ pub fn run(
             acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
         }),
         disks,
-        networks: Vec::new(),
+        networks,
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),

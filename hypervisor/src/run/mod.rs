@@ -3,6 +3,7 @@
 mod confinement;
 mod emulated;
 mod guest;
+mod network;
 mod process;
 pub mod reaper;
 pub mod record;
@@ -27,6 +28,7 @@ use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
 
 use self::guest::GuestError;
+use self::network::{NetworkError, NetworkOption};
 use self::record::Record;
 use crate::backend::BackendError;
 use crate::installation::{Installation, InstallationError};
@@ -179,6 +181,13 @@ pub struct Options {
     /// behind it the guest can only read it, and several guests can have it at once.
     #[arg(long, value_name = "FILE[:ro]")]
     disk: Vec<Disk>,
+    /// A network of the guest (`eth0`, then `eth1` and so on): a tap interface of this machine, and the guest's IPv4
+    /// address; with a default route through the gateway, and a name server, where they are given.
+    #[arg(
+        long,
+        value_name = "tap=NAME,address=IP/PREFIX[,gateway=IP][,dns=IP][,mac=MAC]"
+    )]
+    network: Vec<NetworkOption>,
     /// Seconds after which the guest counts as hung; 600 if not given.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
@@ -230,6 +239,7 @@ impl Options {
                 ("--cpus", self.cpus.is_some()),
                 ("--take", !self.take.is_empty()),
                 ("--disk", !self.disk.is_empty()),
+                ("--network", !self.network.is_empty()),
                 ("--interactive", self.interactive),
                 ("--timeout", self.timeout.is_some()),
             ]
@@ -254,6 +264,7 @@ impl Options {
         if self.disk.len() > MAX_DISKS {
             return Err(RunError::Disks(self.disk.len()));
         }
+        network::check(&self.network)?;
         let memory = self.memory().0;
         if !memory.is_multiple_of(1 << 20) || !(LEAST_MEMORY..=MOST_MEMORY).contains(&memory) {
             return Err(RunError::Memory { size: memory });
@@ -330,6 +341,8 @@ pub enum RunError {
     Disks(usize),
     #[error(transparent)]
     Disk(#[from] DiskError),
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     #[error("--json would overwrite {}, which the run needs", .0.display())]
     Overwritten(PathBuf),
     #[error("image")]

@@ -98,6 +98,7 @@ fn kill(party: &str) -> String {
             ("PROGRAM".into(), spin.into()),
         ],
         programs,
+        taps: 0,
         collect: Vec::new(),
     })
     .expect("every part is there");
@@ -108,6 +109,7 @@ fn kill(party: &str) -> String {
         memory: 1536 << 20,
         processors: 2,
         disks: &[],
+        taps: &[],
         timeout: Duration::from_secs(300),
         stdin: None,
         signals: None,

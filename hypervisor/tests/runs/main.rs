@@ -7,6 +7,7 @@ mod execution;
 mod gpu;
 mod guest;
 mod guest_kill;
+mod guest_network;
 mod harness;
 mod hung_mounts;
 mod kill;

@@ -226,6 +226,7 @@ fn options_of_guests_are_refused_where_there_is_none() {
         ("--host", "auto"),
         ("--take", "/bin/sh"),
         ("--disk", "/dev/zero"),
+        ("--network", "tap=tap0,address=10.0.0.2/24"),
         ("--interactive", "--grace=1"),
     ] {
         refuses(
@@ -319,6 +320,86 @@ fn disks_that_cannot_be_are_refused_before_anything_starts() {
         wormhole(&["run"]).args(many),
         "a guest cannot have 27 disks",
     );
+}
+
+#[test]
+fn networks_that_cannot_be_are_refused_before_anything_starts() {
+    let nowhere = tempfile::tempdir().expect("a folder");
+    for (networks, words) in [
+        (&["address=10.0.0.2/24"][..], "add tap=NAME"),
+        (&["tap=none0"], "address is missing"),
+        (&["tap=none0,address=10.0.0.2"], "10.0.0.2"),
+        (&["tap=none0,address=10.0.0.300/24"], "10.0.0.300/24"),
+        (&["tap=none0,address=10.0.0.2/40"], "1 to 30"),
+        (&["tap=none0,address=10.0.0.0/24"], "of a whole network"),
+        (
+            &["tap=none0,address=10.0.0.2/24,gateway=10.0.1.1"],
+            "the gateway 10.0.1.1 is no other host",
+        ),
+        (
+            &["tap=none0,address=10.0.0.2/24,dns=localhost"],
+            "no IPv4 address for dns",
+        ),
+        (
+            &["tap=none0,address=10.0.0.2/24,mac=03:00:00:00:00:01"],
+            "a hardware address has six bytes",
+        ),
+        (
+            &["tap=none0,tap=none1,address=10.0.0.2/24"],
+            "tap= and mac= can be there once",
+        ),
+        (&["tap=none0,address=10.0.0.2/24,mtu=9000"], "mtu=9000"),
+        (
+            &[
+                "tap=none0,address=10.0.0.2/24",
+                "tap=none0,address=10.0.1.2/24",
+            ],
+            "names the tap interface none0 twice",
+        ),
+        (
+            &["tap=none0,address=10.0.0.2/24"; 4],
+            "a guest cannot have 4 networks",
+        ),
+        (
+            &["tap=none0,address=10.0.0.2/24"],
+            "there is no tap interface none0: create it",
+        ),
+        (
+            &["tap=a-name-of-sixteen,address=10.0.0.2/24"],
+            "cannot be the name of a network interface",
+        ),
+        (&["tap=,address=10.0.0.2/24"], "1 to 15 bytes"),
+    ] {
+        let mut command = wormhole(&["run"]);
+        for network in networks {
+            command.args(["--network", network]);
+        }
+        refused(command.env("WORMHOLE_IMAGES", nowhere.path()), words);
+    }
+}
+
+#[test]
+fn an_interface_that_is_no_tap_or_may_not_be_used_is_refused() {
+    let Ok(driver) = fs::metadata("/dev/net/tun") else {
+        println!("skipped: this machine has no /dev/net/tun");
+        return;
+    };
+    let nowhere = tempfile::tempdir().expect("a folder");
+    let options = ["--network", "tap=lo,address=10.0.0.2/24"];
+    refused(
+        wormhole(&["run"])
+            .args(options)
+            .env("WORMHOLE_IMAGES", nowhere.path()),
+        "cannot attach to the tap interface lo",
+    );
+    let Some((_installed, mut command)) = as_nobody(&options) else {
+        return;
+    };
+    let words = match driver.permissions().mode() & 0o006 {
+        0o006 => "cannot attach to the tap interface lo",
+        _ => "cannot open /dev/net/tun: Permission denied",
+    };
+    refused(command.env("WORMHOLE_IMAGES", nowhere.path()), words);
 }
 
 #[test]

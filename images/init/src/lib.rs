@@ -5,10 +5,12 @@
 //! cross a machine's boundary, so both parsers accept any bytes and never panic.
 
 pub mod exec;
+pub mod network;
 pub mod report;
 pub mod run_file;
 
 pub use exec::{Execution, NotExecuted};
+pub use network::Network;
 pub use report::{Ending, MAX_FILES, Report};
 pub use run_file::{RunFile, Sink};
 

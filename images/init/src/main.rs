@@ -4,6 +4,7 @@
 //! its output on the given sinks, reports how it ended, and restarts the machine. The process is statically
 //! linked and has no parent: every failure goes to the report, or at least to the console.
 
+mod interfaces;
 mod modules;
 mod output;
 mod power;
@@ -26,6 +27,8 @@ enum InitError {
     System(#[from] system::SystemError),
     #[error(transparent)]
     Modules(#[from] modules::ModuleError),
+    #[error(transparent)]
+    Interfaces(#[from] interfaces::InterfaceError),
     #[error(transparent)]
     Output(#[from] output::OutputError),
     #[error(transparent)]
@@ -83,8 +86,10 @@ struct Streams {
 fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     system::mount()?;
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
-    system::loopback();
+    interfaces::loopback();
     modules::load(MODULE_LIST.as_ref())?;
+    interfaces::bridge_taps(run.taps)?;
+    interfaces::configure(&run.networks)?;
     if let Some(size) = run.window {
         let device = window::prepare(size)?;
         run.variables

@@ -7,6 +7,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use crate::Network;
+
 const VERSION: &[u8] = b"wormhole-run 1";
 
 /// Destination or source of one of the program's streams.
@@ -38,6 +40,10 @@ pub struct RunFile {
     pub signals: Option<Sink>,
     /// Required size of the window in bytes.
     pub window: Option<u64>,
+    /// Networks of the interfaces `eth0`, `eth1` and so on.
+    pub networks: Vec<Network>,
+    /// Number of tap interfaces to make, each bridged with the `eth` interface of its number.
+    pub taps: usize,
     /// I/O port to which the exit status is written as one byte.
     pub exit_port: Option<u16>,
     /// Files to include in the report if they exist when the program has ended.
@@ -74,6 +80,8 @@ impl RunFile {
             report: Sink::Console,
             signals: None,
             window: None,
+            networks: Vec::new(),
+            taps: 0,
             exit_port: None,
             collect: Vec::new(),
         }
@@ -103,6 +111,12 @@ impl RunFile {
         }
         if let Some(size) = self.window {
             line(&mut text, "window", OsStr::new(&size.to_string()));
+        }
+        for network in &self.networks {
+            line(&mut text, "network", OsStr::new(&network.to_string()));
+        }
+        if self.taps > 0 {
+            line(&mut text, "taps", OsStr::new(&self.taps.to_string()));
         }
         if let Some(port) = self.exit_port {
             line(&mut text, "exit-port", OsStr::new(&port.to_string()));
@@ -147,8 +161,12 @@ impl RunFile {
                 b"stderr" => run.stderr = sink()?,
                 b"report" => run.report = sink()?,
                 b"signals" => run.signals = Some(sink()?),
-                b"window" => run.window = Some(number(&value).ok_or_else(|| bad("size"))?),
-                b"exit-port" => run.exit_port = Some(number(&value).ok_or_else(|| bad("port"))?),
+                b"window" => run.window = Some(parsed(&value).ok_or_else(|| bad("size"))?),
+                b"network" => run
+                    .networks
+                    .push(parsed(&value).ok_or_else(|| bad("network"))?),
+                b"taps" => run.taps = parsed(&value).ok_or_else(|| bad("number"))?,
+                b"exit-port" => run.exit_port = Some(parsed(&value).ok_or_else(|| bad("port"))?),
                 b"collect" => run.collect.push(value.into()),
                 _ => {
                     return Err(RunFileError::Key {
@@ -242,7 +260,7 @@ fn pair(value: &OsStr) -> Option<(OsString, OsString)> {
     ))
 }
 
-fn number<N: std::str::FromStr>(value: &OsStr) -> Option<N> {
+fn parsed<T: std::str::FromStr>(value: &OsStr) -> Option<T> {
     value.to_str()?.parse().ok()
 }
 
@@ -266,6 +284,12 @@ mod tests {
             report: Sink::Console,
             signals: Some(Sink::Device("/dev/vport0p4".into())),
             window: Some(256 << 20),
+            networks: vec![
+                "address=10.0.0.2/24,gateway=10.0.0.1,dns=9.9.9.9"
+                    .parse()
+                    .expect("a network"),
+            ],
+            taps: 2,
             exit_port: Some(0x501),
             collect: vec!["/run/summary.json".into()],
         }
@@ -297,6 +321,8 @@ mod tests {
             ("window -1", "size"),
             ("window 18446744073709551616", "size"),
             ("exit-port 65536", "port"),
+            ("network address=10.0.0.2", "network"),
+            ("taps -1", "number"),
             ("stdout vsock 2", "sink"),
             ("stdout device relative", "sink"),
             ("stdout", "sink"),

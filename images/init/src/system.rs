@@ -1,9 +1,8 @@
-//! Mounts the file systems and brings up the loopback interface that programs expect.
+//! Mounts the file systems that programs expect.
 
-use std::ffi::{CString, c_char, c_short};
+use std::ffi::CString;
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
 /// World-writable folders. They stay on the root file system, which is in memory too: a mount would hide the
@@ -65,24 +64,4 @@ fn mount_one(kind: &str, path: &str, options: &str) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
-}
-
-/// Brings the loopback interface up. Ignores failures, since few programs need it.
-pub fn loopback() {
-    // SAFETY: socket takes no pointers.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return;
-    }
-    // SAFETY: the descriptor was just created and has no other owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: all zeroes is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
-        *to = c_char::from_ne_bytes([*from]);
-    }
-    let flags = libc::IFF_UP | libc::IFF_RUNNING;
-    request.ifr_ifru.ifru_flags = c_short::try_from(flags).unwrap_or_default();
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which `request` is.
-    unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
 }

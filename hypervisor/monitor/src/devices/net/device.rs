@@ -1,6 +1,7 @@
 //! Implements the network device's registers: features and configuration.
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -43,6 +44,13 @@ impl MacAddress {
     pub fn local(number: u32) -> Self {
         let [a, b, c, d] = number.to_be_bytes();
         Self([0x02, 0x77, a, b, c, d])
+    }
+
+    /// Returns a locally administered unicast address that most probably no other interface has.
+    pub fn random() -> io::Result<Self> {
+        let mut number = [0; 4];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+        Ok(Self::local(u32::from_ne_bytes(number)))
     }
 }
 

@@ -1,0 +1,158 @@
+//! Connects a guest to its host through a tap interface.
+//!
+//! The interface is in a network namespace of the test's thread and of the processes that it starts, and goes with it.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use crate::harness::{alone, finish, program, wormhole};
+
+const HOST: &str = "10.77.0.1";
+const GUEST: &str = "10.77.0.2";
+const PORT: u16 = 7001;
+/// Bytes that the host sends and the guest returns.
+const BYTES: u32 = 12 << 20;
+const PINGS: u32 = 20;
+/// Length of the largest frame that is not segmented later.
+const FULL_FRAME: u64 = 1514;
+
+/// Leaves the network namespace for a new one with the tap interface `wh0`. Returns the reason if that is impossible.
+fn enter_network() -> Result<(), String> {
+    if !Path::new("/dev/net/tun").exists() {
+        return Err("this machine has no /dev/net/tun".to_owned());
+    }
+    // SAFETY: unshare takes no pointers. It moves this thread and the processes that it starts.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(format!("no network namespace can be made here: {error}"));
+    }
+    for arguments in [
+        "tuntap add dev wh0 mode tap",
+        &format!("address add {HOST}/24 dev wh0"),
+        "link set wh0 up",
+    ] {
+        let run = Command::new("ip").args(arguments.split(' ')).output();
+        let run = run.map_err(|error| format!("ip of iproute2 does not start: {error}"))?;
+        if !run.status.success() {
+            let said = String::from_utf8_lossy(&run.stderr);
+            return Err(format!("ip {arguments}: {}", said.trim()));
+        }
+    }
+    Ok(())
+}
+
+/// Sends the pattern to each client, and what each returns to `returned`.
+fn serve_streams(listener: &TcpListener, pattern: &[u8], returned: &Sender<Vec<u8>>) {
+    // An attempt on an emulated host that failed leaves a broken connection.
+    for mut client in listener.incoming().flatten() {
+        let mut back = Vec::new();
+        let served = client
+            .write_all(pattern)
+            .and_then(|()| client.shutdown(Shutdown::Write))
+            .and_then(|()| client.read_to_end(&mut back));
+        if served.is_ok() {
+            let _ = returned.send(back);
+        }
+    }
+}
+
+/// Returns each datagram. After the first it sends one to a port of the guest that is closed, which the guest refuses.
+/// Linux limits the rate of such refusals.
+fn serve_datagrams(socket: &UdpSocket, refused: &Sender<ErrorKind>) {
+    let mut room = [0; 64];
+    while let Ok((length, client)) = socket.recv_from(&mut room) {
+        let datagram = &room[..length];
+        if datagram == b"ping 1\n" {
+            let probe = UdpSocket::bind((HOST, 0)).expect("a socket");
+            probe.connect((GUEST, 9)).expect("a route");
+            let patience = Some(Duration::from_secs(60));
+            probe.set_read_timeout(patience).expect("a time");
+            let refusal = probe.send(b"?").and_then(|_| probe.recv(&mut [0; 1]));
+            let _ = refused.send(refusal.expect_err("nothing answers").kind());
+        }
+        let _ = socket.send_to(datagram, client);
+    }
+}
+
+/// Returns the script of the guest, a bash script.
+fn script(vector_add: &Path) -> String {
+    format!(
+        r#"[ -d /sys/class/net/eth0 ] || exit 7
+        while [ ! -e /tmp/done ]; do {} || echo FAILED; done &
+        count() {{ read -r $1 < /sys/class/net/eth0/statistics/$1; }}
+        exec 3<>/dev/tcp/{HOST}/{PORT} || exit 8
+        cat <&3 >/tmp/received
+        count rx_bytes; count rx_packets; echo "received $rx_bytes $rx_packets"
+        cat /tmp/received >&3
+        exec 3>&-
+        count tx_bytes; count tx_packets; echo "sent $tx_bytes $tx_packets"
+        exec 4<>/dev/udp/{HOST}/{PORT} || exit 9
+        i=0
+        while [ $((i += 1)) -le {PINGS} ]; do
+            echo "ping $i" >&4
+            [ "$(dd bs=64 count=1 <&4 2>/dev/null)" = "ping $i" ] || exit 10
+        done
+        : >/tmp/done
+        wait"#,
+        vector_add.display()
+    )
+}
+
+#[test]
+fn a_guest_and_its_host_reach_each_other_through_a_tap() {
+    let _alone = alone();
+    if let Err(reason) = enter_network() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let pattern: Vec<u8> = (0..BYTES / 4).flat_map(u32::to_le_bytes).collect();
+    let listener = TcpListener::bind((HOST, PORT)).expect("the port is free");
+    let socket = UdpSocket::bind((HOST, PORT)).expect("the port is free");
+    let ((returned, streams), (refused, refusals)) = (channel(), channel());
+    std::thread::spawn({
+        let pattern = pattern.clone();
+        move || serve_streams(&listener, &pattern, &returned)
+    });
+    std::thread::spawn(move || serve_datagrams(&socket, &refused));
+
+    let vector_add = program("static", "vector_add");
+    let mut command = wormhole(&["run", "--placement", "host"]);
+    command.args(["--network", &format!("tap=wh0,address={GUEST}/24")]);
+    for taken in ["/usr/bin/cat", "/usr/bin/dd"].map(Path::new) {
+        command.arg("--take").arg(taken);
+    }
+    command.arg("--take").arg(&vector_add);
+    let run = finish(command.args(["--", "/bin/bash", "-c", &script(&vector_add)]));
+    if run.stderr.contains("to an older image") {
+        println!("skipped: an image is older than the drivers in it: build it anew");
+        return;
+    }
+    assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
+    assert!(run.stdout.contains("PASS vector_add"), "{}", run.stdout);
+    assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
+    let back = streams.try_iter().last().expect("a whole connection");
+    assert!(back == pattern, "{} other bytes came back", back.len());
+    let refusal = refusals.try_iter().last();
+    assert_eq!(refusal, Some(ErrorKind::ConnectionRefused));
+    for way in ["received", "sent"] {
+        let line = run.stdout.lines().find_map(|line| line.strip_prefix(way));
+        let numbers = line.unwrap_or_else(|| panic!("{way}: {}", run.stdout));
+        let numbers: Vec<u64> = numbers
+            .split_whitespace()
+            .map(|number| number.parse().expect("a number"))
+            .collect();
+        let [bytes, packets] = numbers[..] else {
+            panic!("{way}: {numbers:?}");
+        };
+        assert!(bytes > u64::from(BYTES), "{way} {bytes} bytes");
+        // Segmentation is the host's work: the guest's frames are longer than the network's.
+        assert!(
+            bytes > FULL_FRAME * packets,
+            "{way} {bytes} bytes in {packets} frames"
+        );
+    }
+}
