@@ -1,4 +1,4 @@
-//! The order of streams among each other where the work itself asks for it.
+//! Order between streams: of copies between devices, and of launches on several devices.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::object::event::{self, Record, Wait};
 use crate::object::stream::{Target, legacy};
 use crate::types::EVENT_DISABLE_TIMING;
 
-/// Hands a copy to a stream. One of the legacy stream that names memory of other devices comes after what was handed
+/// Hands a copy to a stream. A copy of the legacy stream that names memory of other devices comes after what was handed
 /// to these before, and before what is handed to them later (CUDA C++ programming guide, "Peer-to-peer memory copy").
 pub fn in_order(
     scope: Scope,
@@ -38,7 +38,7 @@ pub fn in_order(
     Ok(())
 }
 
-/// What is handed to any of these streams from now on comes after what all of them have.
+/// Makes later work of each of these streams wait for the present work of all of them.
 pub fn meet(streams: &[(Scope, Target)]) -> Result {
     for (index, stream) in streams.iter().enumerate() {
         let others = streams.iter().enumerate();
@@ -49,7 +49,7 @@ pub fn meet(streams: &[(Scope, Target)]) -> Result {
     Ok(())
 }
 
-/// Work that is handed to a stream from now on comes after what another one has.
+/// Makes later work of a stream wait for the present work of another stream.
 fn follow((scope, target): (Scope, Target), (before, other): (Scope, Target)) -> Result {
     let event = event::create(before, EVENT_DISABLE_TIMING)?;
     let ordered = Record::new(before, other, event, 0)
@@ -59,7 +59,7 @@ fn follow((scope, target): (Scope, Target), (before, other): (Scope, Target)) ->
     ordered.and(event::destroy(before, event))
 }
 
-/// The number of the device whose memory lies at an address.
+/// Returns the number of the device whose memory lies at an address.
 fn device_of(address: u64) -> Option<usize> {
     let allocation = memory_map().find(address)?;
     if allocation.for_device(address).is_some() {

@@ -15,8 +15,8 @@ use crate::work::host_function::{self, Function};
 use crate::work::launch::Launch;
 use crate::work::stream_memory;
 
-/// An operation on a stream. What native CUDA refuses at the call of streams and captures alike was refused when it
-/// was made. It borrows what it can, so that a launch allocates nothing; a capture clones.
+/// An operation on a stream. Making one performs the checks that streams and captures share. An operation borrows its
+/// parts, so that a launch allocates nothing; a capture clones them.
 #[derive(Debug)]
 pub enum Operation<'a> {
     Kernel(Launch<'a>),
@@ -33,7 +33,8 @@ pub enum Operation<'a> {
 }
 
 impl Operation<'_> {
-    /// Whether it is of a capture, whatever its stream is: a stream that waits for an event of a capture joins it.
+    /// Returns whether the operation is of a capture, whatever its stream is: a stream that waits for an event of a
+    /// capture joins that capture.
     fn is_of_capture(&self) -> bool {
         matches!(self, Self::Wait(wait) if wait.is_of_capture())
     }

@@ -50,7 +50,7 @@ unsafe impl Send for Work {}
 unsafe impl Sync for Work {}
 
 impl Work {
-    /// Frees memory that a graph allocates, by its start.
+    /// Returns the work that frees memory of a graph, named by its start.
     pub fn free(address: u64) -> Result<Self> {
         match memory_map().find(address) {
             Some(found) if found.origin == Origin::Graph && found.base == address => {
@@ -246,7 +246,7 @@ impl Operations {
     }
 }
 
-/// The ends of a copy that a description means; nothing if it moves nothing.
+/// Returns the ends of a described copy; nothing if it moves nothing.
 pub fn copied(wanted: &CUDA_MEMCPY3D) -> Result<Option<Ends>> {
     let (places, extent) = places(wanted)?;
     match extent.contains(&0) {

@@ -46,7 +46,7 @@ struct Facts {
 pub struct UnderWay(Arc<Facts>);
 
 impl UnderWay {
-    /// A capture of this thread's.
+    /// Begins a capture by this thread.
     pub fn begin(mode: CUstreamCaptureMode) -> Self {
         let facts = Arc::new(Facts {
             thread: this_thread(),
@@ -66,7 +66,7 @@ impl UnderWay {
         self.0.valid.store(false, Ordering::Release);
     }
 
-    /// Whether this thread may end the capture.
+    /// Returns whether this thread may end the capture.
     pub fn may_end_here(&self) -> bool {
         self.0.mode == RELAXED || self.0.thread == this_thread()
     }
@@ -79,7 +79,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// `cuThreadExchangeStreamCaptureMode`, which natively takes and gives back any number.
+/// Exchanges the thread's mode (`cuThreadExchangeStreamCaptureMode`). Native CUDA takes and returns any number.
 pub fn exchange_mode(mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
     MODE.replace(mode)
 }

@@ -207,7 +207,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The event is to be of the stream's device.
+    /// Refuses an event of another device than the stream's.
     pub fn new(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result<Self> {
         let (event, facts) = find(event)?;
         if facts.device.load(Ordering::Relaxed) != target.device(scope) {
@@ -313,7 +313,7 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     }
 }
 
-/// Whether an event was last recorded in a capture.
+/// Returns whether an event was last recorded in a capture.
 pub fn is_captured(event: Handle<EventKind>) -> bool {
     let facts = EVENTS.get(event);
     facts.is_some_and(|facts| facts.captured.load(Ordering::Acquire))
@@ -355,13 +355,13 @@ impl Wait {
         })
     }
 
-    /// Whether the event was last recorded in a capture.
+    /// Returns whether the event was last recorded in a capture.
     #[inline]
     pub fn is_of_capture(&self) -> bool {
         self.facts.captured.load(Ordering::Acquire)
     }
 
-    /// Whether there can be work to wait for.
+    /// Returns whether there can be work to wait for.
     pub fn is_recorded(&self) -> bool {
         self.facts.state.load(Ordering::Acquire) != NEVER || self.facts.is_shared()
     }

@@ -240,7 +240,7 @@ impl Copy3d {
         self.ends.extent
     }
 
-    /// The same copy of one range, if both ends are memory without gaps.
+    /// Returns the same copy of one range, if both ends are memory without gaps.
     pub fn range(&self) -> Option<Result<copy::Copy>> {
         let extent = self.ends.extent;
         let (to, from) = self.given;

@@ -101,7 +101,7 @@ impl Copy {
         })
     }
 
-    /// The addresses of the destination and of the source.
+    /// Returns the addresses of the destination and of the source.
     pub fn places(&self) -> [u64; 2] {
         [self.places.0, self.places.1]
     }
@@ -413,7 +413,7 @@ impl Fill {
 }
 
 impl CheckedFill {
-    /// What kind of memory it fills, and where it is for the side that reaches it.
+    /// Returns the kind of memory, and its address for the side that reaches it.
     pub fn end(&self) -> Result<(End, u64)> {
         match End::of(self.fill.destination, self.bytes)? {
             (End::Pageable, _) => Err(CuError::INVALID_VALUE),

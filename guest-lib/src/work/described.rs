@@ -68,7 +68,7 @@ impl Described {
 }
 
 impl Described {
-    /// An end that is bytes from an address on.
+    /// Returns an end that is bytes from an address on.
     pub const fn memory(kind: u32, address: u64) -> Self {
         let (host, device) = match kind {
             HOST => (address, 0),
@@ -85,7 +85,7 @@ impl Described {
         }
     }
 
-    /// An end that is a box in a place.
+    /// Returns an end that is a box in a place.
     fn of(place: Place) -> Result<Self> {
         Ok(match place {
             Place::Memory {
@@ -140,7 +140,7 @@ pub fn described(wanted: &CUDA_MEMCPY3D) -> ((Described, Described), [usize; 3])
     ((to, from), extent)
 }
 
-/// A copy as a program would describe it.
+/// Returns a copy as a program would describe it.
 pub fn description(
     (to, from): (Described, Described),
     extent: [usize; 3],
@@ -174,7 +174,7 @@ pub fn description(
     })
 }
 
-/// A copy of a box as a program would describe it.
+/// Returns a copy of a box as a program would describe it.
 pub fn description_of(
     (to, from): (Place, Place),
     [width, height, depth]: [u64; 3],

@@ -88,7 +88,7 @@ fn kernel(target: Target, launch: &Launch<'_>) -> Result {
     })
 }
 
-/// How work depends on a captured launch that waits for an event of it (CUDA programming guide, "Programmatic
+/// Returns how work that waits for an event of a captured launch depends on the launch (CUDA programming guide, "Programmatic
 /// Dependent Launch", "Use in CUDA Graphs").
 fn dependency(when: Milestone) -> CUgraphEdgeData {
     let (from_port, kind) = match when {
@@ -147,7 +147,7 @@ fn operations(given: &[MemoryOperation]) -> Result<Operations> {
     Operations::new(given, context::current())
 }
 
-/// The memory is there from now on.
+/// Allocates the memory at once: the program is shown its address.
 fn allocate(scope: Scope, target: Target, alloc: Alloc<'_>) -> Result {
     // Looked at first: memory takes a request.
     with(|model| model.capture_of(target).map(drop))?;
@@ -159,7 +159,7 @@ fn allocate(scope: Scope, target: Target, alloc: Alloc<'_>) -> Result {
     Ok(())
 }
 
-/// An external record is a node; another one marks a place in the capture.
+/// Adds a node for an external record; any other record marks a place in the capture.
 fn record_event(target: Target, record: Record) -> Result {
     if record.external {
         return add(target, Work::RecordEvent(record.event));

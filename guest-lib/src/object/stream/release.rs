@@ -8,7 +8,7 @@ use wormhole_api::handle::Stream;
 /// The stream on which memory was freed that a pool may have to give back when the stream is synchronized, as on
 /// the wire; 0 for none.
 static DUE: AtomicU64 = AtomicU64::new(0);
-/// In its place where that are several: what only a wait for everything settles.
+/// Stands for several streams: only a wait for everything settles them.
 const SEVERAL: u64 = u64::MAX;
 
 /// Notes that memory was freed which a pool may have to give back, on a stream or on all.
@@ -24,12 +24,12 @@ pub fn note(stream: Option<Handle<Stream>>) {
     let _ = DUE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, several);
 }
 
-/// Whether the device must see the next synchronization.
+/// Returns whether the device must see the next synchronization.
 pub fn is_due() -> bool {
     DUE.load(Ordering::Relaxed) != 0
 }
 
-/// As [`is_due`], for a synchronization of one stream or of everything, which is about to settle it.
+/// Returns the same as [`is_due`], for a synchronization of one stream or of everything that is about to settle it.
 pub fn take_due(stream: Option<Handle<Stream>>) -> bool {
     let due = DUE.load(Ordering::Relaxed);
     if due != 0 && stream.is_none_or(|stream| stream.to_wire() == due) {
