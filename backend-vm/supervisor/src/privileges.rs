@@ -65,8 +65,9 @@ const CALLS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    // What interrupts a read that waits.
+    // What interrupts a read that waits, and tells it from one that had no processor.
     libc::SYS_setitimer,
+    libc::SYS_getrusage,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,

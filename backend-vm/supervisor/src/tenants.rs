@@ -484,7 +484,7 @@ impl Supervisor {
         }
     }
 
-    /// A read of a tenant's control stream waited. That can be for want of a processor, now and then.
+    /// A read of a tenant's control stream slept for longer than it may. An honest one sleeps for memory, now and then.
     pub(super) fn lose_patience(&mut self, id: Id) {
         let tenant = self.tenants.get_mut(&id);
         let verdict = tenant.map(|tenant| tenant.patience.spend(Instant::now()));
