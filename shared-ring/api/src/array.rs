@@ -1,5 +1,4 @@
-//! The shape of arrays: what a descriptor may say, and how much lies where (CUDA driver API,
-//! `cuArray3DCreate`).
+//! Array shapes: checks descriptors and computes sizes, levels and copy extents (CUDA driver API, `cuArray3DCreate`).
 
 use crate::result::CuResult;
 
@@ -12,7 +11,7 @@ const SPARSE: u32 = 0x40;
 const DEFERRED_MAPPING: u32 = 0x80;
 const VIDEO_ENCODE_DECODE: u32 = 0x100;
 
-/// Bytes of an array are below this, so that sums of them do not overflow.
+/// Upper bound of an array's bytes, exclusive; sums of several arrays' bytes do not overflow.
 const MOST_BYTES: u64 = 1 << 48;
 const FACES: u64 = 6;
 
@@ -31,11 +30,10 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format with a number. Formats of blocks, planes and packed channels are `NOT_SUPPORTED`, other
-    /// numbers invalid.
+    /// Converts a `CUarray_format`.
     ///
     /// # Errors
-    /// As said.
+    /// `NOT_SUPPORTED` for formats of blocks, planes and packed channels, `INVALID_VALUE` for other numbers.
     pub const fn new(number: u32) -> Result<Self, CuResult> {
         Ok(match number {
             0x01 => Self::Unsigned8,
@@ -63,7 +61,7 @@ impl Format {
     }
 }
 
-/// What a texel is made of.
+/// Format and number of channels of a texel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Texels {
     pub format: Format,
@@ -95,7 +93,7 @@ impl Texels {
     }
 }
 
-/// The shape of an array, or of the finest level of a mipmapped one: always one that makes sense.
+/// Shape of an array, or of the finest level of a mipmapped one. Always valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrayShape {
     extent: [u64; 3],
@@ -104,11 +102,11 @@ pub struct ArrayShape {
 }
 
 impl ArrayShape {
-    /// `extent` is texels of a row, rows, slices or layers; 0 in dimensions that the array lacks.
+    /// Checks a shape. `extent` is texels of a row, rows, slices or layers; 0 in dimensions that the array lacks.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a shape that no array has, `NOT_SUPPORTED` for formats as [`Format::new`] says and
-    /// for arrays without memory of their own.
+    /// `INVALID_VALUE` for a shape that no array can have, `NOT_SUPPORTED` for sparse, deferred-mapping and video
+    /// arrays and for the formats of [`Format::new`], `OUT_OF_MEMORY` for one too large.
     pub fn new(extent: [u64; 3], format: u32, channels: u32, flags: u32) -> Result<Self, CuResult> {
         const KNOWN: u32 = LAYERED
             | SURFACE_LDST
@@ -133,7 +131,7 @@ impl ArrayShape {
             } else {
                 height > 0 || depth == 0
             };
-        // Gathers are from planes.
+        // Gathers need a two-dimensional array.
         if !makes_sense || (flags & TEXTURE_GATHER != 0 && (height == 0 || depth != 0)) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -155,7 +153,7 @@ impl ArrayShape {
         })
     }
 
-    /// Texels of a row, rows, slices or layers; 0 in dimensions that it lacks.
+    /// Texels of a row, rows, slices or layers; 0 in dimensions that the array lacks.
     #[must_use]
     pub const fn extent(&self) -> [u64; 3] {
         self.extent
@@ -171,20 +169,20 @@ impl ArrayShape {
         self.flags
     }
 
-    /// Whether its slices are layers or faces.
+    /// Returns whether the slices are layers or faces.
     #[must_use]
     pub const fn has_layers(&self) -> bool {
         self.flags & (LAYERED | CUBEMAP) != 0
     }
 
-    /// The box that copies see: bytes of a row, rows, slices.
+    /// Extent as copies address it: bytes of a row, rows, slices.
     #[must_use]
     pub fn copied(&self) -> [u64; 3] {
         let [width, height, depth] = self.extent;
         [width * self.texels.bytes(), height.max(1), depth.max(1)]
     }
 
-    /// Whether a box that begins at `origin` lies inside it. It may cut texels.
+    /// Returns whether a box that begins at `origin` lies inside the array. The box may cut texels.
     #[must_use]
     pub fn holds(&self, origin: [u64; 3], extent: [u64; 3]) -> bool {
         let whole = self.copied();
@@ -196,7 +194,7 @@ impl ArrayShape {
         (0..3).all(inside)
     }
 
-    /// The most levels of a mipmapped array of this shape.
+    /// Returns the greatest number of levels of a mipmapped array of this shape.
     #[must_use]
     pub fn most_levels(&self) -> u32 {
         let [width, height, depth] = self.extent;
@@ -205,7 +203,7 @@ impl ArrayShape {
         u64::BITS - longest.leading_zeros()
     }
 
-    /// The shape of a level of a mipmapped array; layers are those of the array.
+    /// Returns the shape of a level of a mipmapped array. Every level has the array's layers.
     #[must_use]
     pub fn level(&self, level: u32) -> Self {
         let shrunk = |extent: u64| match extent {
@@ -225,8 +223,8 @@ impl ArrayShape {
     }
 }
 
-/// Bytes from the first to the last of a box in memory: rows `pitch` bytes apart, slices `rows` rows apart.
-/// `None` where rows or slices overlap, or where it does not fit an address space.
+/// Bytes from the first to the last byte of a box in memory: rows `pitch` bytes apart, slices `rows` rows apart.
+/// `None` if rows or slices overlap, or if the result overflows.
 #[must_use]
 pub fn span([width, height, depth]: [u64; 3], pitch: u64, rows: u64) -> Option<u64> {
     let (rows_before, slices_before) = (height.checked_sub(1)?, depth.checked_sub(1)?);

@@ -76,7 +76,7 @@ pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut
 /// `CUoccupancyB2DSize`: dynamic shared memory of a block of the given size.
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(i32) -> usize>;
 
-/// What stream 0 means: it depends on how the program was compiled.
+/// Meaning of stream 0, fixed when the program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultStream {
     Legacy,
@@ -169,7 +169,7 @@ pub struct CUexecAffinityParam {
     pub smCount: u32,
 }
 
-/// `CUtensorMap`, which programs align to more than their compilers may.
+/// `CUtensorMap`. No alignment here: `cuda.h` declares 64 bytes only where the language has `alignas`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct CUtensorMap {
@@ -248,12 +248,12 @@ pub struct CUmemcpyAttributes {
     pub flags: u32,
 }
 
-/// `CUmemcpy3DOperand`: what the place is follows its type.
+/// `CUmemcpy3DOperand`: the type selects the meaning of `place`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CUmemcpy3DOperand {
     pub kind: u32,
-    /// An address, row length, layer height and location hint; or an array and where in it.
+    /// Address, row length, layer height and location hint; or an array and the offset in it.
     pub place: [u64; 4],
 }
 
@@ -269,7 +269,7 @@ pub struct CUDA_MEMCPY3D_BATCH_OP {
     pub flags: u32,
 }
 
-/// `CUdevResource`: multiprocessors, and words that only the driver reads.
+/// `CUdevResource` for multiprocessors; `padding` and `rest` are opaque.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CUdevResource {
@@ -281,7 +281,7 @@ pub struct CUdevResource {
     pub rest: [u32; 9],
 }
 
-/// `CUipcMemHandle`: what it holds is its maker's.
+/// `CUipcMemHandle`: opaque bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct CUipcMemHandle {
@@ -321,7 +321,7 @@ mod tests {
 
     use super::*;
 
-    /// Sizes and offsets that a C compiler gives for `cuda.h` of CUDA 13.0 on x86-64.
+    /// Sizes and offsets that a C compiler computes for `cuda.h` of CUDA 13.0 on x86-64.
     #[test]
     fn structs_are_laid_out_as_in_c() {
         assert_eq!(size_of::<CUuuid>(), 16);

@@ -1,4 +1,4 @@
-//! The functions of the driver API: what they are, which one `cuGetProcAddress` means; device attributes.
+//! Tables of the driver API: functions, entry points of `cuGetProcAddress`, device attributes.
 
 use crate::message::*;
 use crate::wire::Message;
@@ -6,36 +6,36 @@ use crate::wire::Message;
 /// An exported function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
-    /// Stable, never reused.
+    /// Stable id, never reused.
     pub id: u16,
     pub name: &'static str,
     pub class: Class,
-    /// Ids of the messages it may send.
+    /// Ids of the messages that the function may send.
     pub messages: &'static [u16],
 }
 
-/// How a function is served.
+/// Way in which a function is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Answered in the guest.
     Local,
-    /// Written and forgotten.
+    /// Written to the ring without an answer.
     Record,
     /// Answered by the worker.
     Request,
-    /// Waits on a word.
+    /// Waits for a fence word.
     Fence,
-    /// Returns `CUDA_ERROR_NOT_SUPPORTED`, for this reason.
+    /// Returns `CUDA_ERROR_NOT_SUPPORTED`, for the given reason.
     Unsupported(&'static str),
 }
 
-/// One row of what `cuGetProcAddress` answers.
+/// Entry point that `cuGetProcAddress` can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPoint {
     pub symbol: &'static str,
-    /// For programs compiled for per-thread default streams.
+    /// True for programs compiled for per-thread default streams.
     pub per_thread: bool,
-    /// The first CUDA version it answers for, as `cuGetProcAddress` takes it (12080 is 12.8).
+    /// First CUDA version of this entry point, encoded as for `cuGetProcAddress` (12080 is 12.8).
     pub since: u32,
     /// Index in [`FUNCTIONS`].
     pub function: usize,
@@ -45,13 +45,13 @@ pub struct EntryPoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeInfo {
     pub id: i32,
-    /// Without `CU_DEVICE_ATTRIBUTE_`.
+    /// Name without `CU_DEVICE_ATTRIBUTE_`.
     pub name: &'static str,
-    /// What a guest is told whatever the device says: attributes are promises, and a guest lacks things.
+    /// Value that guests get instead of the device's: an attribute promises features, and guests lack some.
     pub answer: Option<i32>,
 }
 
-/// Why there is no entry point.
+/// Reason why there is no entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEntryPoint {
     /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`.
@@ -60,12 +60,11 @@ pub enum NoEntryPoint {
     Version,
 }
 
-/// The function that a program compiled for CUDA `version` means by `symbol`, as an index in [`FUNCTIONS`]:
-/// the youngest that is not younger than that version. Symbols without a per-thread variant are the same for
-/// both.
+/// Finds the function that a program compiled for CUDA `version` means by `symbol`: the newest one not newer than
+/// `version`, as an index in [`FUNCTIONS`]. Symbols without a per-thread variant are the same for both.
 ///
 /// # Errors
-/// There is none.
+/// There is no such entry point.
 pub fn entry_point(symbol: &[u8], version: u32, per_thread: bool) -> Result<usize, NoEntryPoint> {
     let start = ENTRY_POINTS.partition_point(|row| row.symbol.as_bytes() < symbol);
     let end = ENTRY_POINTS.partition_point(|row| row.symbol.as_bytes() <= symbol);

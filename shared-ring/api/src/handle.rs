@@ -1,8 +1,8 @@
 //! Handles: streams, events, modules, libraries, functions, memory pools, mappable memory, arrays.
 //!
-//! The guest mints them. A handle is `type << 38 | index << 18 | generation << 6`; what the program holds is
-//! that plus the base of the reserved handle band, so that it looks like an aligned pointer nothing else can
-//! have. On the wire the base is left out: the worker needs no address to check a handle.
+//! The guest mints them. A handle is `type << 38 | index << 18 | generation << 6`. The program gets that value plus
+//! the base of the reserved handle band: it looks like an aligned pointer and equals no other pointer. The wire
+//! carries the handle without the base, so the worker checks it without an address.
 
 #[cfg(feature = "std")]
 mod slab;
@@ -14,17 +14,17 @@ use core::marker::PhantomData;
 #[cfg(feature = "std")]
 pub use slab::{Slab, SlabError};
 
-/// Bytes of the handle band: types take its upper four bits.
+/// Size of the handle band. The type is in the upper four bits.
 pub const BAND_SIZE: u64 = 1 << 42;
 
 const TYPE_SHIFT: u32 = 38;
 const INDEX_SHIFT: u32 = 18;
 const GENERATION_SHIFT: u32 = 6;
-/// Handles are multiples of this.
+/// Alignment of handles.
 pub const ALIGNMENT: u64 = 1 << GENERATION_SHIFT;
-/// Indices are below this.
+/// Upper bound of indices, exclusive.
 pub const INDICES: u32 = 1 << (TYPE_SHIFT - INDEX_SHIFT);
-/// Generations are below this and wrap.
+/// Upper bound of generations, exclusive. Generations wrap.
 pub const GENERATIONS: u16 = 1 << (INDEX_SHIFT - GENERATION_SHIFT);
 
 /// A type of handle.
@@ -32,7 +32,7 @@ pub trait HandleKind: Copy + fmt::Debug + PartialEq {
     /// The upper four bits; not zero.
     const TYPE: u64;
     const NAME: &'static str;
-    /// 1 means the legacy default stream.
+    /// True if the value 1 is the legacy default stream.
     const HAS_LEGACY: bool = false;
 }
 
@@ -59,13 +59,13 @@ kinds! {
     Module = 3;
     /// `CUlibrary`.
     Library = 4;
-    /// `CUfunction` and `CUkernel`: CUDA takes either for the other.
+    /// `CUfunction` and `CUkernel`: CUDA accepts either in place of the other.
     Function = 5;
     /// `CUcontext`; contexts never cross the ring as handles.
     Context = 6;
     /// `CUgraphExec`.
     Graph = 7;
-    /// `CUgraph`; what describes a graph never crosses the ring as handles.
+    /// `CUgraph`. Never crosses the ring: the guest sends nodes and edges instead.
     GraphTemplate = 8;
     /// `CUgraphNode`.
     GraphNode = 9;
@@ -81,13 +81,13 @@ kinds! {
     UserObject = 14;
 }
 
-/// A handle of one type: minted, or the legacy stream.
+/// Handle of one type: minted by the guest, or the legacy stream.
 pub struct Handle<K> {
     bits: u64,
     kind: PhantomData<fn() -> K>,
 }
 
-/// Which entry of a slab a handle names.
+/// Entry of a slab that a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Below [`INDICES`].
@@ -110,7 +110,7 @@ impl Handle<Stream> {
 }
 
 impl<K: HandleKind> Handle<K> {
-    /// The handle of an entry, unless the index or the generation is out of range.
+    /// Makes the handle of an entry; `None` if the index or the generation is out of range.
     #[must_use]
     pub const fn new(key: Key) -> Option<Self> {
         if key.index >= INDICES || key.generation >= GENERATIONS {
@@ -125,7 +125,7 @@ impl<K: HandleKind> Handle<K> {
         })
     }
 
-    /// The entry it names; `None` for the legacy stream.
+    /// Entry that the handle names; `None` for the legacy stream.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -141,13 +141,13 @@ impl<K: HandleKind> Handle<K> {
         })
     }
 
-    /// The value on the wire.
+    /// Returns the value on the wire.
     #[must_use]
     pub const fn to_wire(self) -> u64 {
         self.bits
     }
 
-    /// The handle that a value on the wire is, if it is one of this type.
+    /// Converts a value on the wire; `None` if it is not a handle of this type.
     #[must_use]
     pub const fn from_wire(bits: u64) -> Option<Self> {
         let minted = bits >> TYPE_SHIFT == K::TYPE && bits & ((1 << GENERATION_SHIFT) - 1) == 0;
@@ -161,7 +161,7 @@ impl<K: HandleKind> Handle<K> {
         }
     }
 
-    /// What the program holds, given the base of the handle band.
+    /// Returns the program's value of the handle. `band` is the base of the handle band.
     #[must_use]
     pub const fn to_pointer(self, band: u64) -> u64 {
         if self.key().is_some() {
@@ -171,8 +171,8 @@ impl<K: HandleKind> Handle<K> {
         }
     }
 
-    /// The handle behind what the program holds. Only minted ones: a null stream, 1 and 2 mean what the
-    /// called function says they mean.
+    /// Converts a program's value of a minted handle. Rejects null and streams 1 and 2, whose meaning depends on the
+    /// called function.
     #[must_use]
     pub const fn from_pointer(band: u64, pointer: u64) -> Option<Self> {
         match pointer.checked_sub(band) {

@@ -1,13 +1,12 @@
-//! The CUDA driver API as it crosses the window.
+//! The CUDA driver API and its messages on the ring.
 //!
-//! `driver.idl` is the one table; the messages, their encoders, the decoder and the dispatch are generated
-//! from it. What is written by hand here: handles, result codes, and the few functions that generated code
-//! calls.
+//! `driver.idl` declares the functions. The messages, their encoders, the decoder and the dispatch are generated from
+//! the tables beside it. Handles, result codes and the few functions that generated code calls are written by hand.
 //!
 //! Invariants:
-//! - Decoding is total, allocates nothing and has no unsafe: any bytes give a checked message or an error.
+//! - Decoding is total, allocates nothing and has no unsafe code: any bytes decode to a checked message or an error.
 //! - A decoded message holds no value that its declaration excludes.
-//! - Encoding allocates nothing: a message becomes a few byte slices, handed to a closure.
+//! - Encoding allocates nothing: it passes the byte slices of a message to a closure.
 #![no_std]
 #![deny(unsafe_code)]
 

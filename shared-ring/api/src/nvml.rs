@@ -1,4 +1,4 @@
-//! The functions of NVML, and what the backend asks the host's NVML for them.
+//! Functions of NVML, and the calls of the host's NVML that serve them.
 
 /// An exported function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,20 +7,20 @@ pub struct FunctionInfo {
     pub class: Class,
 }
 
-/// How a function is served.
+/// Way in which a function is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Answered by the guest's library.
     Answered,
-    /// Answered with what the host's NVML says.
+    /// Answered with the result of the host's NVML.
     Host,
-    /// Returns `NVML_ERROR_NOT_SUPPORTED`, for this reason.
+    /// Returns `NVML_ERROR_NOT_SUPPORTED`, for the given reason.
     Unsupported(&'static str),
-    /// Returns `NVML_ERROR_NO_PERMISSION`, for this reason.
+    /// Returns `NVML_ERROR_NO_PERMISSION`, for the given reason.
     Refused(&'static str),
 }
 
-/// An integer that a function fills.
+/// Type of an integer that a function returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     U32,
@@ -41,22 +41,22 @@ impl Word {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFunction {
     pub name: &'static str,
-    /// What it says changes.
+    /// True if the result changes with time.
     pub live: bool,
-    /// How many values each selector has, beginning with 0.
+    /// Number of values of each selector; they begin with 0.
     pub selectors: &'static [u32],
-    /// What each output is made of.
+    /// Integers of each output.
     pub outputs: &'static [&'static [Word]],
 }
 
 impl HostFunction {
-    /// How many calls there are, one for each choice of selectors.
+    /// Number of calls: one for each combination of selectors.
     #[must_use]
     pub fn calls(&self) -> u32 {
         self.selectors.iter().product()
     }
 
-    /// The number of the call with these selectors; none if one of them is too large.
+    /// Index of the call with these selectors; `None` if one of them is too large.
     #[must_use]
     pub fn call(&self, selectors: &[u32]) -> Option<u32> {
         let mut number = 0;
@@ -69,7 +69,7 @@ impl HostFunction {
         Some(number)
     }
 
-    /// The selector at `place` of the call with this number.
+    /// Selector at `place` of the call with index `call`.
     #[must_use]
     pub fn selector(&self, call: u32, place: usize) -> u32 {
         let after: u32 = self.selectors.iter().skip(place + 1).product();
@@ -77,7 +77,7 @@ impl HostFunction {
         call / after % count
     }
 
-    /// How many integers one call gives; one that gives none says only whether it succeeded.
+    /// Number of integers that a call returns; 0 if it returns only a status.
     #[must_use]
     pub fn words(&self) -> usize {
         self.outputs.iter().map(|words| words.len()).sum()
@@ -89,15 +89,15 @@ impl HostFunction {
 pub struct Field {
     pub id: u32,
     pub name: &'static str,
-    /// What it says changes.
+    /// True if the value changes with time.
     pub live: bool,
-    /// How many links it is told of, beginning with 0, by which its scopes number them; none if it is the device's,
-    /// whatever the scope.
+    /// Number of links that have the field; a scope is the index of a link. `None` for a field of the device, which
+    /// ignores the scope.
     pub scopes: Option<u32>,
 }
 
 impl Field {
-    /// The number of the answer for a scope; none if the field does not have it.
+    /// Index of the answer for a scope; `None` if the field has no such scope.
     #[must_use]
     pub fn call(&self, scope: u32) -> Option<u32> {
         match self.scopes {
@@ -106,7 +106,7 @@ impl Field {
         }
     }
 
-    /// How many answers there are.
+    /// Number of answers.
     #[must_use]
     pub fn calls(&self) -> u32 {
         self.scopes.unwrap_or(1)

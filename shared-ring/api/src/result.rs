@@ -16,7 +16,7 @@ macro_rules! results {
             /// Every code of CUDA 13.0.
             pub const ALL: &'static [Self] = &[$(Self::$constant),*];
 
-            /// What `cuGetErrorName` says; `None` where it returns `CUDA_ERROR_INVALID_VALUE`.
+            /// Name that `cuGetErrorName` returns; `None` where it returns `CUDA_ERROR_INVALID_VALUE`.
             #[must_use]
             pub const fn name(self) -> Option<&'static CStr> {
                 match self.0 {
@@ -25,7 +25,7 @@ macro_rules! results {
                 }
             }
 
-            /// What `cuGetErrorString` says, word for word as the native driver.
+            /// Text that `cuGetErrorString` returns, word for word as the native driver.
             #[must_use]
             pub const fn text(self) -> Option<&'static CStr> {
                 match self.0 {

@@ -1,9 +1,9 @@
-//! What follows from the values of messages, for both ends of a ring and for devices.
+//! Properties that follow from the values of messages, for both ends of a ring and for devices.
 
 use crate::message::{GraphBranch, LaunchAttribute};
 
 impl GraphBranch {
-    /// Whether a node of this kind may have that many bodies.
+    /// Returns whether a node of this kind may have that many bodies.
     #[must_use]
     pub const fn allows(self, bodies: u32) -> bool {
         match self {
@@ -25,5 +25,5 @@ impl LaunchAttribute {
     }
 }
 
-// Devices hand it to the driver as a `CUlaunchAttribute`.
+// Devices pass it to the driver as a `CUlaunchAttribute`.
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && align_of::<LaunchAttribute>() == 8);

@@ -1,4 +1,4 @@
-//! What messages are made of, and the checks that generated decoders call.
+//! Types of the messages' fields, and the checks that generated decoders call.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -10,16 +10,16 @@ use crate::result::CuResult;
 
 /// Bytes of a record's body: `MAX_RECORD` of the ring less its header.
 pub const MESSAGE_LIMIT: usize = 36864 - 32;
-/// Bytes of an answer slot's payload.
+/// Bytes of the payload of an answer slot.
 pub const REPLY_LIMIT: usize = 4096;
 /// Fence words of a session.
 pub const FENCES: u32 = 49152;
 
-/// An address as the device sees it: device memory, or arena memory, which has the same address everywhere.
+/// Address in the device's address space: device memory, or arena memory, which has one address everywhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
-/// The index of a fence word: below [`FENCES`].
+/// Index of a fence word, below [`FENCES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence(u32);
 
@@ -43,18 +43,18 @@ impl Fence {
     }
 }
 
-/// How a message is executed.
+/// Way in which a message is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Written and forgotten, unless it is sent with an answer slot.
+    /// Executed without an answer, unless it is sent with an answer slot.
     Record,
-    /// Executed and answered in its turn.
+    /// Executed and answered in order.
     Request,
-    /// Handed to the thread that serves the guest thread, which answers.
+    /// Passed to the thread that serves the guest thread, which answers.
     Blocking,
 }
 
-/// Which message something is.
+/// Id, name and kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageInfo {
     pub id: u16,
@@ -62,21 +62,21 @@ pub struct MessageInfo {
     pub kind: Kind,
 }
 
-/// What becomes bytes: a message or an answer.
+/// Value that can be encoded: a message or an answer.
 pub trait Encode {
-    /// Calls `send` with the slices that, one after another, are the body.
+    /// Calls `send` with slices whose concatenation is the body.
     ///
     /// # Errors
-    /// A tail, or the whole, is longer than its declaration allows; `send` is not called then.
+    /// A tail or the whole body is longer than declared; `send` is not called.
     fn encode<R>(&self, send: impl FnOnce(&[&[u8]]) -> R) -> Result<R, EncodeError>;
 }
 
-/// What can be read from bytes.
+/// Value that can be decoded from bytes.
 pub trait Decode<'a>: Sized {
-    /// Reads and checks a body.
+    /// Decodes and checks a body.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first fault of the body.
     fn decode(body: &'a [u8]) -> Result<Self, DecodeError>;
 }
 
@@ -85,7 +85,7 @@ pub trait Message: Encode {
     const ID: u16;
     const NAME: &'static str;
     const KIND: Kind;
-    /// `()` where the answer is a status only.
+    /// Type of the answer; `()` for a status only.
     type Reply<'r>: Encode + Decode<'r>;
 }
 
@@ -101,7 +101,7 @@ impl<'a> Decode<'a> for () {
     }
 }
 
-/// A message that does not fit.
+/// Reason why a message does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeError {
     /// A tail has more elements than declared.
@@ -111,7 +111,7 @@ pub enum EncodeError {
         count: usize,
         limit: u32,
     },
-    /// All parts together are too long for a record or an answer.
+    /// All parts together exceed the limit of a record or an answer.
     Total {
         message: &'static str,
         bytes: usize,
@@ -146,7 +146,7 @@ impl fmt::Display for EncodeError {
 
 impl core::error::Error for EncodeError {}
 
-/// A body that is no message.
+/// Reason why a body is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     UnknownMessage {
@@ -158,26 +158,26 @@ pub enum DecodeError {
         needed: usize,
         found: usize,
     },
-    /// Bytes behind the last part.
+    /// Bytes follow the last part.
     Long {
         message: &'static str,
         extra: usize,
     },
-    /// A count above its limit.
+    /// A count exceeds its limit.
     Limit {
         message: &'static str,
         tail: &'static str,
         count: u32,
         limit: u32,
     },
-    /// A count that the body does not hold.
+    /// A count exceeds the elements in the body.
     Cut {
         message: &'static str,
         tail: &'static str,
         count: u32,
         found: usize,
     },
-    /// Not a handle of the field's type.
+    /// A value is not a handle of the field's type.
     Handle {
         message: &'static str,
         field: &'static str,
@@ -192,7 +192,8 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// The error that the program gets; `None`: no well-behaved frontend sends this, the session is hostile.
+    /// Error that the program gets. `None` if only a hostile session sends such a body: the guest's library never
+    /// does.
     #[must_use]
     pub const fn result(&self) -> Option<CuResult> {
         match self {
@@ -264,35 +265,34 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-/// How a message was served, or the error that it is refused or has failed with.
+/// Result of serving a message. An error means that the message was refused or has failed.
 pub type Outcome<R> = Result<Served<R>, CuResult>;
 
-/// A message that was not refused.
+/// State of a message that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Served<R> {
     /// Executed, with this answer.
     Done(R),
-    /// Handed to another thread, which will answer.
+    /// Passed to another thread, which will answer.
     Deferred,
 }
 
 /// Executes messages.
 pub trait Server {
-    /// What it is given beside each message: slot, sequence.
+    /// Context of each message: slot, sequence.
     type Call;
 }
 
-/// Executes one kind of message. [`dispatch`](crate::dispatch) takes a server that executes all kinds.
+/// Executes one kind of message. [`dispatch`](crate::dispatch) needs a server of all kinds.
 pub trait Serve<M: Message>: Server {
-    /// Executes the message, or hands it to another thread.
+    /// Executes the message, or passes it to another thread.
     ///
     /// # Errors
-    /// What the guest is answered with.
+    /// Status of the answer.
     fn serve<'s>(&'s mut self, call: &Self::Call, message: &M) -> Outcome<M::Reply<'s>>;
 }
 
-/// Hands the answer over, if there is one yet. An answer too long for its slot is
-/// `CUDA_ERROR_NOT_SUPPORTED`.
+/// Sends the answer, if there is one yet. An answer too long for its slot becomes `CUDA_ERROR_NOT_SUPPORTED`.
 pub fn deliver<R: Encode>(
     outcome: Outcome<R>,
     answer: &mut impl FnMut(CuResult, &[&[u8]]),
@@ -319,7 +319,7 @@ pub enum Dispatched {
     Deferred,
 }
 
-/// An array in a message: elements of `T`, at any alignment, copied out one by one.
+/// Array in a message: elements of `T`, at any alignment, copied out one by one.
 pub struct Items<'a, T> {
     bytes: &'a [u8],
     element: PhantomData<T>,
@@ -345,7 +345,7 @@ impl<'a, T: FromBytes + IntoBytes + Immutable> Items<'a, T> {
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + use<'a, T> {
-        // Every chunk has the size of T, so no element is passed over.
+        // Every chunk has the size of `T`, so no element is skipped.
         self.bytes
             .chunks_exact(size_of::<T>())
             .map(|chunk| T::read_from_bytes(chunk).unwrap_or_else(|_| T::new_zeroed()))

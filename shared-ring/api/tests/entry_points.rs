@@ -1,4 +1,4 @@
-//! `cuGetProcAddress` finds what the native driver finds.
+//! Tests that `cuGetProcAddress` finds the functions that the native driver finds.
 
 use wormhole_api::{ENTRY_POINTS, FUNCTIONS, NoEntryPoint, entry_point};
 

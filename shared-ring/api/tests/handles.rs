@@ -1,4 +1,4 @@
-//! Handles are arithmetic: no value is taken for a handle that was not minted as one.
+//! Tests that no value is taken for a handle that was not minted as one.
 
 use proptest::prelude::*;
 use wormhole_api::handle::{BAND_SIZE, Context, GENERATIONS, HandleKind, INDICES, Key};

@@ -1,4 +1,4 @@
-//! Messages and answers fit the window that carries them.
+//! Tests that messages and answers fit the window that carries them.
 
 use wormhole_api::{FENCES, MESSAGE_LIMIT, REPLY_LIMIT};
 use wormhole_ring::layout;

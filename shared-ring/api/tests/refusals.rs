@@ -1,4 +1,4 @@
-//! Each reason for which a body is no message, and what the program is told.
+//! Tests every decoding error, and the result that the program gets.
 
 use wormhole_api::handle::Key;
 use wormhole_api::*;

@@ -1,4 +1,4 @@
-//! What is encoded is decoded again, and what was not encoded is never taken for a message.
+//! Tests that encoding and decoding are inverse, and that other bodies are refused.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -18,7 +18,7 @@ fn encoded(value: &impl Encode) -> Vec<u8> {
     value.encode(|parts| parts.concat()).expect("it fits")
 }
 
-/// Checks one message, and that no prefix of it and nothing longer is a message.
+/// Checks that a message decodes, and that its prefixes and longer bodies are refused.
 fn message(id: u16, value: &impl Encode, expected: Request<'_>) -> Result<(), TestCaseError> {
     let body = encoded(value);
     prop_assert!(body.len() <= MESSAGE_LIMIT);

@@ -1,8 +1,8 @@
-//! Of arrays, textures and copies of boxes.
+//! C structures of arrays, textures and copies of boxes.
 
 use super::{CUarray, CUdeviceptr, c_void};
 
-/// `CUDA_MEMCPY3D` (version 2). In `CUDA_MEMCPY3D_PEER` what is reserved here is the ends' contexts.
+/// `CUDA_MEMCPY3D` (version 2). `CUDA_MEMCPY3D_PEER` has the contexts of the two ends in the reserved fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CUDA_MEMCPY3D {

@@ -1,4 +1,4 @@
-//! Of graphs.
+//! C structures of graphs.
 
 use super::{
     CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphNode, CUhostFn,
@@ -47,7 +47,7 @@ pub struct CUDA_MEMCPY_NODE_PARAMS {
     pub copyParams: CUDA_MEMCPY3D,
 }
 
-/// `CUDA_MEMSET_NODE_PARAMS` (version 1; version 2 has a context behind it).
+/// `CUDA_MEMSET_NODE_PARAMS` (version 1; version 2 appends a context).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct CUDA_MEMSET_NODE_PARAMS {

@@ -1,4 +1,4 @@
-//! The worker's table of what handles stand for.
+//! Table of the worker's objects, by handle.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -7,17 +7,17 @@ use std::vec::Vec;
 use super::{Handle, HandleKind, Key};
 use crate::result::CuResult;
 
-/// Values by handle. The guest chooses the index, so the table is bounded.
+/// Objects by handle. The guest chooses the index, so the table is bounded.
 #[derive(Debug)]
 pub struct Slab<K, T> {
-    /// Generation and value, by index.
+    /// Generation and object, by index.
     entries: Vec<Option<(u16, T)>>,
     limit: u32,
     live: usize,
     kind: PhantomData<fn() -> K>,
 }
 
-/// Why a value could not be entered.
+/// Reason why an object could not be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlabError {
     /// The legacy stream has no entry.
@@ -54,7 +54,7 @@ impl From<SlabError> for CuResult {
 }
 
 impl<K: HandleKind, T> Slab<K, T> {
-    /// An empty table for indices below `limit`.
+    /// Makes an empty table for indices below `limit`.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl<K: HandleKind, T> Slab<K, T> {
         }
     }
 
-    /// Enters a value.
+    /// Inserts an object.
     ///
     /// # Errors
     /// The index is out of bounds or in use.
@@ -89,7 +89,7 @@ impl<K: HandleKind, T> Slab<K, T> {
         Ok(())
     }
 
-    /// The value of a live handle.
+    /// Returns the object of a live handle.
     #[must_use]
     pub fn get(&self, handle: Handle<K>) -> Option<&T> {
         let key = handle.key()?;
@@ -100,7 +100,7 @@ impl<K: HandleKind, T> Slab<K, T> {
         (*generation == key.generation).then_some(value)
     }
 
-    /// The value of a live handle.
+    /// Returns the object of a live handle.
     #[must_use]
     pub fn get_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
         let key = handle.key()?;
@@ -111,7 +111,7 @@ impl<K: HandleKind, T> Slab<K, T> {
         (*generation == key.generation).then_some(value)
     }
 
-    /// Takes out the value of a live handle.
+    /// Removes and returns the object of a live handle.
     pub fn remove(&mut self, handle: Handle<K>) -> Option<T> {
         let key = handle.key()?;
         let entry = self.entries.get_mut(usize::try_from(key.index).ok()?)?;
@@ -120,7 +120,7 @@ impl<K: HandleKind, T> Slab<K, T> {
         Some(value)
     }
 
-    /// Takes out everything.
+    /// Removes and returns all objects.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.live = 0;
         std::mem::take(&mut self.entries)
@@ -129,7 +129,7 @@ impl<K: HandleKind, T> Slab<K, T> {
             .map(|(_, value)| value)
     }
 
-    /// The values of live handles.
+    /// Returns the objects of live handles.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().flatten().map(|(_, value)| value)
     }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// A guest mints as it likes: the table agrees with a map of what is live.
+        /// The guest chooses any handle: the table agrees with a map of the live entries.
         #[test]
         fn it_holds_what_was_entered_and_not_removed(
             steps in prop::collection::vec((any::<bool>(), 0_u32..12, 0_u16..3), 0..200),
