@@ -1,4 +1,4 @@
-//! How many calls of each class this process has made. Threads count on different cache lines.
+//! Counters of this process's calls, by class. Threads count on different cache lines.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ fn sum(place: usize) -> u64 {
         .sum()
 }
 
-/// Calls that never left the guest.
+/// Returns the number of calls that never left the guest.
 pub fn local() -> u64 {
     sum(LOCAL) + sum(UNSUPPORTED)
 }

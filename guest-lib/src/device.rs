@@ -1,7 +1,6 @@
-//! What the guest says of its devices: fetched once, then answered from here.
+//! Descriptions of the devices, fetched once from the backend.
 //!
-//! Attributes are promises: what this driver does not offer is reported as absent, whatever the device
-//! itself could do.
+//! Attributes are promises: a feature that this driver does not offer is reported as absent, even if the device has it.
 
 use std::ffi::CString;
 use std::sync::atomic::AtomicBool;
@@ -14,7 +13,7 @@ use crate::parameter::Out;
 
 pub use wormhole_api::constants::device_attribute as attribute;
 
-/// One more than the greatest attribute that is answered.
+/// Number of attribute values: one more than the greatest attribute's number.
 const PLACES: usize = {
     let mut greatest = 0;
     let mut index = 0;
@@ -27,13 +26,13 @@ const PLACES: usize = {
     greatest.cast_unsigned() as usize + 1
 };
 
-/// The most devices that a process has.
+/// Greatest number of devices of a process.
 pub const MOST: usize = MOST_DEVICES;
 
 /// A device of this process.
 #[derive(Debug)]
 pub struct Device {
-    /// Its number for the backend.
+    /// The device's number at the backend.
     pub number: u16,
     pub driver_version: i32,
     pub total_memory: u64,
@@ -42,8 +41,8 @@ pub struct Device {
     pub priorities: (i32, i32),
     pub name: CString,
     attributes: [i32; PLACES],
-    /// A stream was destroyed with work under way. The next synchronization of the whole device must wait for that
-    /// work too, and no fence covers it.
+    /// Set when a stream is destroyed with work under way. The next synchronization of the whole device must wait for
+    /// that work too, and no fence covers it.
     pub has_orphaned_work: AtomicBool,
 }
 
@@ -83,7 +82,7 @@ impl Device {
         }
     }
 
-    /// The value of an attribute; a number that is none is an invalid value.
+    /// Returns the value of an attribute, or `INVALID_VALUE` for an unknown number.
     #[inline]
     pub fn attribute(&self, id: i32) -> Result<i32> {
         usize::try_from(id)
@@ -104,12 +103,12 @@ impl Device {
         }
     }
 
-    /// An attribute that is known to exist.
+    /// Returns the value of an attribute that is known to exist.
     pub fn value(&self, id: i32) -> i32 {
         self.attribute(id).unwrap_or(0)
     }
 
-    /// `domain:bus:device.function`, as `cuDeviceGetPCIBusId` writes it.
+    /// Returns `domain:bus:device.function`, as `cuDeviceGetPCIBusId` writes it.
     pub fn pci_bus_id(&self) -> String {
         format!(
             "{:04X}:{:02X}:{:02X}.0",
@@ -120,11 +119,10 @@ impl Device {
     }
 }
 
-/// The devices that `CUDA_VISIBLE_DEVICES` lets a program see, in its order, by where they are among those there
-/// are: named by their numbers, or all by the starts of their UUIDs (CUDA C++ programming guide, "CUDA environment
-/// variables"). The list ends at the first entry that names no device; one that names a device twice names none. How
-/// numbers are read, and what becomes of a repetition, is as PyTorch found it (`torch/cuda/__init__.py`,
-/// `_parse_visible_devices`).
+/// Returns the devices that `CUDA_VISIBLE_DEVICES` lists, in its order, as indices into `uuids`. The entries are either
+/// numbers or prefixes of UUIDs (CUDA C++ programming guide, "CUDA environment variables"). The list ends at the first
+/// entry that names no device; a list that names a device twice selects no device. The parsing of numbers and the
+/// treatment of repetitions follow PyTorch (`torch/cuda/__init__.py`, `_parse_visible_devices`).
 pub fn visible(list: &str, uuids: &[[u8; 16]]) -> Vec<usize> {
     let by_name = list.starts_with(NAME_START);
     let mut seen = Vec::new();
@@ -145,7 +143,7 @@ pub fn visible(list: &str, uuids: &[[u8; 16]]) -> Vec<usize> {
 
 const NAME_START: &str = "GPU-";
 
-/// The one device whose UUID begins so.
+/// Returns the index of the device whose UUID has this prefix, if it is the only one.
 fn by_uuid(start: &str, uuids: &[[u8; 16]]) -> Option<usize> {
     let start = start.trim();
     let fits = |uuid: &[u8; 16]| start.len() > NAME_START.len() && name(uuid).starts_with(start);
@@ -163,7 +161,7 @@ fn name(uuid: &[u8; 16]) -> String {
     format!("{NAME_START}{a}-{b}-{c}-{d}-{e}")
 }
 
-/// The number that a text begins with, as C's `strtoul` reads it.
+/// Parses the number at the start of a text, as C's `strtoul` does.
 fn leading_number(text: &str) -> Option<usize> {
     let text = text.trim();
     let digits = text.strip_prefix('+').unwrap_or(text);

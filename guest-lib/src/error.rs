@@ -3,5 +3,5 @@
 /// A code other than `CUDA_SUCCESS`.
 pub use wormhole_api::CuResult as CuError;
 
-/// What a driver function returns before it becomes a `CUresult`.
+/// Result of a driver function before its conversion to a `CUresult`.
 pub type Result<T = ()> = std::result::Result<T, CuError>;

@@ -1,8 +1,8 @@
-//! What the guest knows behind each handle it minted.
+//! Tables of the guest's handles and the facts behind each.
 //!
-//! A handle is a number inside a reserved band of addresses, so that validity is arithmetic and a forged
-//! one is an error, never a dereference. Entries are never given back to the allocator: a reader that
-//! races with a destroy sees an old entry, not freed memory. Reading takes no lock.
+//! A handle is a number inside a reserved band of addresses. Its validity is arithmetic, so a forged handle is an error
+//! and is never dereferenced. Entries are never freed: a reader that races with a destroy sees an old entry, not freed
+//! memory. Reading takes no lock.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -19,19 +19,19 @@ const SEGMENTS: usize = INDICES as usize / SEGMENT;
 /// Set in an entry's generation word while it is live.
 const LIVE: u32 = 1 << 31;
 
-/// What a program holds for a handle.
+/// Returns the pointer that a program has for a handle.
 pub fn to_pointer<K: HandleKind>(handle: Handle<K>) -> *mut std::ffi::c_void {
     std::ptr::without_provenance_mut(usize::try_from(handle.to_pointer(HANDLE_BASE)).unwrap_or(0))
 }
 
-/// The minted handle behind what a program passed.
+/// Returns the handle of a pointer that a program passed, if the pointer can be one.
 #[inline]
 pub fn from_pointer<K: HandleKind>(pointer: *mut std::ffi::c_void) -> Option<Handle<K>> {
     Handle::from_pointer(HANDLE_BASE, pointer.addr() as u64)
 }
 
-/// What is wrong with what should be a stream, an event or an array. Natively each knows its context, and what
-/// stands in another object at that place is no context that is alive.
+/// Returns the error for a pointer that is no live stream, event or array where one is due. Natively each of these
+/// objects stores its context; another kind of object has no live context at that place.
 #[cold]
 pub fn refusal(pointer: *mut std::ffi::c_void) -> CuError {
     let offset = (pointer.addr() as u64).wrapping_sub(HANDLE_BASE);
@@ -42,7 +42,7 @@ pub fn refusal(pointer: *mut std::ffi::c_void) -> CuError {
     }
 }
 
-/// One entry: its generation, with [`LIVE`], and the facts of whoever lives there.
+/// One entry: its generation, with [`LIVE`], and the facts of its handle.
 #[derive(Debug, Default)]
 struct Entry<T> {
     generation: AtomicU32,
@@ -76,8 +76,8 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
         }
     }
 
-    /// Mints a handle. `prepare` sets the entry's facts before anyone can find it; they may be those of
-    /// an entry that was destroyed.
+    /// Mints a handle. `prepare` sets the entry's facts before anyone can find it; they may still hold the values of a
+    /// destroyed handle.
     pub fn mint(&'static self, prepare: impl FnOnce(&'static T)) -> Result<Handle<K>> {
         let index = self.take_index()?;
         let entry = self.entry(index).ok_or(CuError::UNKNOWN)?;
@@ -120,7 +120,7 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
         Some((key, self.entry(key.index as usize)?))
     }
 
-    /// The facts behind a live handle.
+    /// Returns the facts behind a live handle.
     #[inline]
     pub fn get(&'static self, handle: Handle<K>) -> Option<&'static T> {
         let (key, entry) = self.find(handle)?;
@@ -128,8 +128,7 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
         (entry.generation.load(Ordering::Acquire) == wanted).then_some(&entry.facts)
     }
 
-    /// Takes a live handle out of use; exactly one of several callers succeeds. The entry is used again
-    /// after [`Table::recycle`].
+    /// Ends a live handle; exactly one of several callers succeeds. The entry is used again after [`Table::recycle`].
     pub fn retire(&'static self, handle: Handle<K>) -> Option<&'static T> {
         let (key, entry) = self.find(handle)?;
         let generation = u32::from(key.generation);
@@ -153,7 +152,7 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
         }
     }
 
-    /// Every live handle, with its facts.
+    /// Returns every live handle with its facts.
     pub fn live(&'static self) -> impl Iterator<Item = (Handle<K>, &'static T)> {
         let used = self
             .growth

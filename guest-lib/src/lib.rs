@@ -1,23 +1,24 @@
 //! The CUDA driver library of guests: `libcuda.so.1` where there is no GPU and no driver.
 //!
-//! Programs and CUDA's own libraries load it unmodified. A call is answered here where the guest can know
-//! the answer ([`object`], [`device`], [`memory`]), written to the session's ring where CUDA's
-//! contract does not ask for more, and waited for where it does ([`session`]).
+//! Programs and CUDA's own libraries load it unmodified. A call is answered here where the guest has the answer
+//! ([`object`], [`device`], [`memory`]). Other calls are written to the session's ring, and waited for only where
+//! CUDA's contract requires it ([`session`]).
 //!
 //! The C functions are generated from the API table; each calls its namesake in [`calls`].
 //!
 //! The modules lie in layers, from the top: exports ([`calls`], [`export_tables`], [`exports`], [`logs`], [`runtime`]);
-//! [`graph`], with capture; [`work`] of streams; [`object`]s and [`memory`]; the [`session`] and its [`device`]s; and the
-//! ground, which all of them use. A module uses its own layer and those below it, which `cargo xtask structure` checks.
+//! [`graph`], with capture; [`work`] of streams; [`object`]s and [`memory`]; the [`session`] and its [`device`]s; and
+//! the remaining modules, which all of them use. A module uses its own layer and those below it, which `cargo xtask
+//! structure` checks.
 //!
-//! Without a session `cuInit` returns, after one line in the log that says why and what to do:
+//! Without a session `cuInit` logs one line with the cause and the remedy, and returns:
 //! - `CUDA_ERROR_NO_DEVICE` where no backend is known (neither `WORMHOLE_CONTROL` nor `/dev/vsock`) or the
 //!   backend has no device;
 //! - `CUDA_ERROR_SYSTEM_NOT_READY` where the backend cannot be reached, refuses, or speaks another protocol.
 //!
-//! A session that ends without a fault of the program's own returns one code from every call on:
-//! `CUDA_ERROR_CONTEXT_IS_DESTROYED` where the worker died, `CUDA_ERROR_SYSTEM_NOT_READY` where the
-//! supervisor or the control stream is gone.
+//! After a session has ended without a fault of the program, every call returns one code:
+//! `CUDA_ERROR_CONTEXT_IS_DESTROYED` where the worker died, `CUDA_ERROR_SYSTEM_NOT_READY` where the supervisor or the
+//! control stream is gone.
 //!
 //! Environment: `WORMHOLE_CONTROL` (`unix:PATH`, `unix:@NAME`, `vsock:CID:PORT`), `WORMHOLE_WINDOW` (the
 //! window's device in a VM), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`, `debug`, `trace`),

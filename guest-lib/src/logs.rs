@@ -1,4 +1,4 @@
-//! What this library said on standard error, for programs that ask for the driver's log (`cuLogs*`).
+//! Log lines of this library, for programs that read the driver's log (`cuLogs*`).
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -8,12 +8,12 @@ use crate::error::{CuError, Result};
 use crate::log;
 use crate::types::{CUlogIterator, CUlogsCallback};
 
-/// Lines that are kept (CUDA driver API, "Error Log Management Functions").
+/// Number of lines kept (CUDA driver API, "Error Log Management Functions").
 const LINES: usize = 100;
 /// `CU_LOG_LEVEL_ERROR`.
 const ERROR: u32 = 0;
 
-/// A program's function, and what it wants back.
+/// A program's callback with its user data.
 #[derive(Clone, Copy, Debug)]
 struct Callback {
     id: usize,
@@ -23,9 +23,9 @@ struct Callback {
 
 #[derive(Debug)]
 struct Logs {
-    /// Lines so far.
+    /// Number of lines so far, modulo 2³².
     said: u32,
-    /// The last of them.
+    /// The last [`LINES`] lines.
     lines: VecDeque<String>,
     callbacks: Vec<Callback>,
     next: usize,
@@ -42,7 +42,7 @@ fn logs() -> MutexGuard<'static, Logs> {
     LOGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps lines from now on. Called with each function that can ask for them, and when the library starts work.
+/// Starts keeping lines. Called by every function that reads the log, and when the library starts work.
 pub fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| log::to(said));
@@ -69,7 +69,7 @@ fn said(line: &str) {
     }
 }
 
-/// `cuLogsRegisterCallback`: gives the number of the registration.
+/// Implements `cuLogsRegisterCallback`; returns the number of the registration.
 pub fn register(function: CUlogsCallback, data: *mut c_void) -> Result<usize> {
     if function.is_none() {
         return Err(CuError::INVALID_VALUE);
@@ -85,7 +85,7 @@ pub fn register(function: CUlogsCallback, data: *mut c_void) -> Result<usize> {
     Ok(id)
 }
 
-/// `cuLogsUnregisterCallback`.
+/// Implements `cuLogsUnregisterCallback`.
 pub fn unregister(id: usize) -> Result {
     let mut logs = logs();
     let before = logs.callbacks.len();
@@ -97,12 +97,12 @@ pub fn unregister(id: usize) -> Result {
     }
 }
 
-/// `cuLogsCurrent`: the place behind the last line.
+/// Implements `cuLogsCurrent`: returns the iterator behind the last line.
 pub fn current() -> CUlogIterator {
     logs().said
 }
 
-/// The lines from a place on, each with its end, and the place behind them.
+/// Returns the lines from an iterator on, each with a newline, and the iterator behind them.
 pub fn since(place: Option<CUlogIterator>) -> (Vec<String>, CUlogIterator) {
     let logs = logs();
     let kept = u32::try_from(logs.lines.len()).unwrap_or(0);
@@ -126,7 +126,7 @@ mod tests {
             length: usize,
         ) {
             assert_eq!(level, ERROR);
-            // SAFETY: a string, says the caller.
+            // SAFETY: the caller passes a string.
             let text = unsafe { std::ffi::CStr::from_ptr(text) };
             assert_eq!(text.to_bytes().len(), length);
             let text = text.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Functions that return success and do nothing, so that it shows which test notices: `cargo xtask mutants`.
+//! Makes a function return success without doing anything, so that `cargo xtask mutants` finds the tests that notice.
 //!
 //! `WORMHOLE_MUTANT` names the function that does nothing. `WORMHOLE_CALLED` names a file of a byte for each
 //! function, by its index in the table; the bytes of functions that are called become 1.
@@ -40,7 +40,7 @@ static CALLED: LazyLock<Option<&'static [AtomicU8]>> = LazyLock::new(|| {
     Some(unsafe { std::slice::from_raw_parts(base.cast(), FUNCTIONS.len()) })
 });
 
-/// Notes a call of the function with this index in the table; tells whether it is to do nothing.
+/// Notes a call of the function with this index in the table; returns true if the function is to do nothing.
 pub fn returns_at_once(index: usize) -> bool {
     if let Some(byte) = CALLED.and_then(|bytes| bytes.get(index)) {
         byte.store(1, Ordering::Relaxed);

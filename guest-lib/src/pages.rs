@@ -1,8 +1,8 @@
-//! Putting other pages where a program's pages are, while its threads run.
+//! Replaces pages of a program while its threads run.
 //!
-//! Writers are held off with userfaultfd write protection (ioctl_userfaultfd(2)) while the contents are
-//! copied, and go on when the new pages are in place. Nothing is written to the pages meanwhile, not even by
-//! who moves them: they may hold anything, this library's own data too.
+//! Userfaultfd write protection (ioctl_userfaultfd(2)) blocks writers while the contents are copied, until the new
+//! pages are in place. The copying code itself writes nothing to the pages meanwhile: they may hold anything, this
+//! library's own data too.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,7 +24,7 @@ const UFFDIO_UNREGISTER: libc::c_ulong = request(2, 0x01, size_of::<RangeArgumen
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(3, 0x06, size_of::<ProtectArgument>());
 const USERFAULTFD_IOC_NEW: libc::c_ulong = request(0, 0x00, 0);
 
-/// The number of an ioctl of userfaultfd.
+/// Returns the number of an ioctl of userfaultfd.
 const fn request(direction: libc::c_ulong, number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
     direction << 30 | (bytes as libc::c_ulong) << 16 | 0xAA << 8 | number
 }
@@ -56,8 +56,7 @@ struct ProtectArgument {
     mode: u64,
 }
 
-/// A descriptor that holds writers off wherever they write from: a system call that writes to the pages must
-/// wait too, which needs a privilege.
+/// Opens a userfaultfd that also blocks writes by system calls, which needs a privilege.
 fn descriptor() -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: plain system call.
@@ -98,7 +97,7 @@ fn control<T>(descriptor: &OwnedFd, request: libc::c_ulong, argument: &mut T) ->
     }
 }
 
-/// Whether this system lets a process hold off its own writers.
+/// Returns true if this process may open such a userfaultfd.
 pub fn can_hold_writers() -> bool {
     descriptor().is_ok()
 }
@@ -111,7 +110,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The pages that a range lies in.
+    /// Returns the pages that contain a range.
     pub fn around(address: u64, bytes: u64) -> Option<Self> {
         let end = address.checked_add(bytes)?.checked_next_multiple_of(PAGE)?;
         Some(Self {
@@ -128,7 +127,7 @@ impl Pages {
         self.end - self.start
     }
 
-    /// Makes all of them present, where the kernel can do that on request.
+    /// Faults all pages in (`MADV_POPULATE_WRITE`), if the kernel supports that.
     pub fn populate(self) {
         let _ = populate(self.pointer(), self.length());
     }
@@ -142,7 +141,7 @@ impl Pages {
     }
 }
 
-/// Writers are held off a range, and signals off this thread, whose handlers might be writers.
+/// Blocks writers of a range, and signals to this thread, because their handlers might write, until dropped.
 struct Hold {
     descriptor: OwnedFd,
     range: RangeArgument,
@@ -185,8 +184,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Lifts the protection where the pages are still the old ones. Who waits is woken by this and by the
-        // end of the descriptor, and finds what is mapped then.
+        // Lifts the protection where the pages are still the old ones. This and closing the descriptor wake the blocked
+        // writers, which continue with the pages mapped then.
         let _ = control(&self.descriptor, UFFDIO_UNREGISTER, &mut { self.range });
         // SAFETY: the set is the one that was in force.
         unsafe {
@@ -195,7 +194,7 @@ impl Drop for Hold {
     }
 }
 
-/// New memory that has not taken its place yet.
+/// New memory that has not replaced any pages yet.
 #[derive(Debug)]
 pub struct Spare {
     address: *mut u8,
@@ -206,7 +205,7 @@ pub struct Spare {
 unsafe impl Send for Spare {}
 
 impl Spare {
-    /// A part of a file, which forked children do not get.
+    /// Maps a part of a file, which forked children do not inherit.
     pub fn shared(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let spare = Self::map(bytes, libc::MAP_SHARED, file.as_raw_fd(), offset)?;
@@ -217,7 +216,7 @@ impl Spare {
         Ok(spare)
     }
 
-    /// Memory of this process alone.
+    /// Maps anonymous private memory.
     pub fn private(bytes: u64) -> io::Result<Self> {
         Self::map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
@@ -236,25 +235,26 @@ impl Spare {
         })
     }
 
-    /// Makes all of it present, so that copying does not have to.
+    /// Faults all of it in, so that copying does not have to.
     fn populate(&self) -> io::Result<()> {
         populate(self.address, self.length)
     }
 
-    /// Copies the pages into it, as they are.
+    /// Copies the pages into the spare memory.
     ///
     /// # Safety
-    /// The pages are readable, and as many.
+    /// The pages are readable, and as long as the spare memory.
     pub unsafe fn copy_from(&self, pages: Pages) {
-        // SAFETY: the caller's promise; the spare memory is nobody else's. The C library's function is used
+        // SAFETY: the caller's promise; only this object uses the spare memory. The C library's function is used
         // because other threads may write to the pages.
         unsafe { libc::memcpy(self.address.cast(), pages.pointer().cast(), self.length) };
     }
 
-    /// Takes the place of the pages, at once: what was there is gone.
+    /// Replaces the pages in one step (`mremap`); the old pages are unmapped.
     ///
     /// # Safety
-    /// The pages are the program's, are as many, and hold what the spare memory holds or nothing of worth.
+    /// The pages belong to the program and are as long as the spare memory. Their contents equal the spare memory's, or
+    /// may be lost.
     pub unsafe fn take_place_of(self, pages: Pages) -> io::Result<()> {
         // SAFETY: the caller's promise.
         let moved = unsafe {
@@ -269,7 +269,7 @@ impl Spare {
         if moved == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // It is not where it was any more.
+        // The mapping has moved, so its old address must not be unmapped.
         std::mem::forget(self);
         Ok(())
     }
@@ -277,18 +277,18 @@ impl Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        // SAFETY: this object's own mapping, which nobody else knows.
+        // SAFETY: this object's own mapping, to which no other pointer exists.
         unsafe { libc::munmap(self.address.cast(), self.length) };
     }
 }
 
-/// Room for the frames of what replaces pages, on either side of where it starts.
+/// Bytes reserved for stack frames of the replacing code, on either side of its first frame.
 const FRAMES: u64 = 32 << 10;
-/// Room for what the C library and the kernel keep of a thread where `pthread_self` points.
+/// Bytes of the C library's and the kernel's thread data behind `pthread_self`.
 const THREAD: u64 = PAGE;
 
-/// Whether the calling thread, or the kernel for it, may write to the pages while it replaces them: they are
-/// of its stack, or of what its C library keeps of it (the main thread's lies elsewhere than its stack).
+/// Returns true if the calling thread, or the kernel for it, may write to the pages while it replaces them: they
+/// overlap its stack or its C library's thread data (the main thread's data lie outside its stack).
 pub fn are_own(pages: Pages) -> io::Result<bool> {
     // A program may have put the thread on a stack of its own making.
     let frame = (&raw const pages).addr() as u64;
@@ -297,8 +297,8 @@ pub fn are_own(pages: Pages) -> io::Result<bool> {
     Ok(own.into_iter().flatten().any(|own| own.overlap(pages)))
 }
 
-/// What the C library keeps of the calling thread and writes without being asked: its descriptor, `errno`, and the
-/// area that the kernel writes whenever it moves the thread (rseq(2)).
+/// Returns the pages of the calling thread's data that the C library and the kernel write at any time: its descriptor,
+/// `errno`, and the area that the kernel writes when it migrates the thread (rseq(2)).
 fn kept_of_thread() -> io::Result<Pages> {
     // SAFETY: plain calls; the C library's variable is an integer of this kind, and is never written again.
     let (thread, errno, restartable) = unsafe {
@@ -316,7 +316,7 @@ fn kept_of_thread() -> io::Result<Pages> {
     Pages::around(first, last - first + THREAD).ok_or_else(|| io::Error::other("no thread"))
 }
 
-/// The stack of the calling thread, with its thread-local memory unless it is the main one.
+/// Returns the stack of the calling thread; for a thread other than the main one it contains the thread-local memory.
 fn stack() -> io::Result<Pages> {
     let (mut address, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: the attributes are filled in before they are read, and destroyed once.
@@ -344,17 +344,17 @@ fn populate(address: *mut u8, length: usize) -> io::Result<()> {
     }
 }
 
-/// Copies the pages to spare memory and puts that in their place. No write through this process's page tables is
-/// lost, be it a thread's or a system call's: it happens before the copy, or waits and happens after. Who has pinned
-/// the old pages before (a direct read that is under way, buffers registered with io_uring or RDMA) goes on writing
-/// to them, out of sight. On failure everything is as before.
+/// Copies the pages to spare memory and maps that in their place. No write through this process's page tables is lost,
+/// by a thread or by a system call: it happens before the copy, or waits and happens after. A user that has pinned the
+/// old pages before (a direct read under way, buffers registered with io_uring or RDMA) goes on writing to them, which
+/// the program does not see. On failure nothing changes.
 ///
 /// # Safety
 /// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare
 /// memory is as large.
 pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
     spare.populate()?;
-    // Pages that are not there could not be protected.
+    // Only present pages can be write-protected.
     populate(pages.pointer(), pages.length())?;
     let hold = Hold::new(pages)?;
     // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
@@ -376,7 +376,7 @@ mod tests {
 
     const COUNT: usize = 16;
 
-    /// Says that a test is skipped, where this process may not use userfaultfd.
+    /// Returns true if this process may use userfaultfd; prints that the test is skipped otherwise.
     fn holds_writers() -> bool {
         // SAFETY: plain call.
         let is_root = unsafe { libc::geteuid() } == 0;
@@ -398,7 +398,7 @@ mod tests {
         file
     }
 
-    /// Pages of the test's own, which stay mapped.
+    /// Maps pages for a test, which stay mapped.
     fn pages() -> Pages {
         let spare = Spare::private(COUNT as u64 * PAGE).unwrap();
         let start = spare.address.expose_provenance() as u64;
@@ -406,7 +406,7 @@ mod tests {
         Pages::around(start, COUNT as u64 * PAGE).unwrap()
     }
 
-    /// The first word of each page.
+    /// Returns the first word of each page.
     fn words(pages: Pages) -> Vec<&'static AtomicU64> {
         (0..COUNT)
             .map(|page| {

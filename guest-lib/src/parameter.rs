@@ -1,12 +1,12 @@
 //! The parameters of the C exports, typed.
 //!
 //! A program passes addresses, and keeps the contract of the C function: memory that is not null has the documented
-//! length, is not written by others while the call reads it, and may be written where results go. The generated exports
-//! make these types out of the addresses, by what the table says of each parameter. Everything else is safe: a null
-//! place is `CUDA_ERROR_INVALID_VALUE` at the moment when a function uses it, and an index is compared with the length.
+//! length, is not written by others while the call reads it, and is writable where results go. The generated exports
+//! make these types out of the addresses, as the API table describes each parameter. Everything else is safe: the use
+//! of a null place is `CUDA_ERROR_INVALID_VALUE`, and an index is compared with the length.
 //!
-//! None of them is ever a reference. A program may pass one place for two results, a place of any alignment, and memory
-//! that its other threads or a device write next.
+//! None of these types is ever a reference. A program may pass one place for two results, a place of any alignment, and
+//! memory that its other threads or a device write next.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -14,16 +14,16 @@ use std::marker::PhantomData;
 
 use crate::error::{CuError, Result};
 
-/// What a function reads: one `T`, or a list of them.
+/// An input: one `T`, or a list of them.
 pub struct In<'a, T: ?Sized>(*const T, PhantomData<&'a T>);
 
-/// Where a function writes a result, or a list of them.
+/// Place of a result, or of a list of them.
 pub struct Out<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 
-/// What a function reads, and then writes.
+/// Place of a value that a function reads and then writes.
 pub struct InOut<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 
-/// A list of results for as many as a number says that the program keeps in its memory.
+/// Place of a list of results whose capacity is a number in the program's memory.
 pub struct Room<'a, T, N> {
     place: *mut T,
     count: InOut<'a, N>,
@@ -32,7 +32,7 @@ pub struct Room<'a, T, N> {
 /// A string.
 pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 
-/// Memory of which only the function knows how long it is, and what is in it.
+/// Memory whose length and type only the function knows.
 pub struct Pointer<'a, T>(*mut T, PhantomData<&'a T>);
 
 /// An address that may be the program's own memory.
@@ -85,7 +85,7 @@ impl Length for u32 {
     }
 }
 
-/// A length below zero is none.
+/// A negative length counts as 0.
 impl Length for i32 {
     #[inline]
     fn length(self) -> usize {
@@ -122,7 +122,7 @@ impl<'a, T: Copy> In<'a, T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The value, where there may be none.
+    /// Returns the value, or nothing for a null place.
     #[inline]
     pub fn given(self) -> Option<T> {
         self.get().ok()
@@ -137,7 +137,7 @@ impl<'a, T: Copy> In<'a, [T]> {
         Self(std::ptr::slice_from_raw_parts(place, count), PhantomData)
     }
 
-    /// No list.
+    /// Returns a null list.
     pub const fn none() -> Self {
         Self(
             std::ptr::slice_from_raw_parts(std::ptr::null(), 0),
@@ -150,7 +150,7 @@ impl<'a, T: Copy> In<'a, [T]> {
         self.0.is_null()
     }
 
-    /// An element; one that is not there is an invalid value.
+    /// Returns an element, or `INVALID_VALUE` for an index behind the end.
     #[inline]
     pub fn get(self, index: usize) -> Result<T> {
         checked(self.is_null() || index >= self.0.len())?;
@@ -158,7 +158,7 @@ impl<'a, T: Copy> In<'a, [T]> {
         Ok(unsafe { self.0.cast::<T>().add(index).read_unaligned() })
     }
 
-    /// All elements, each read when it is its turn. A list that is null may only be empty.
+    /// Returns all elements, each read when the iterator comes to it. A null list must be empty.
     #[inline]
     pub fn values(self) -> Result<impl ExactSizeIterator<Item = T> + Clone + 'a>
     where
@@ -193,7 +193,7 @@ impl<'a, T: Copy> Out<'a, T> {
         Self(place, PhantomData)
     }
 
-    /// No place.
+    /// Returns a null place.
     pub const fn none() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
     }
@@ -203,7 +203,7 @@ impl<'a, T: Copy> Out<'a, T> {
         self.0.is_null()
     }
 
-    /// Writes a result that must have a place.
+    /// Writes a result; a null place is `INVALID_VALUE`.
     #[inline]
     pub fn put(self, value: T) -> Result {
         checked(self.is_null())?;
@@ -211,7 +211,7 @@ impl<'a, T: Copy> Out<'a, T> {
         Ok(())
     }
 
-    /// Writes a result that the program may not want.
+    /// Writes a result, unless the place is null.
     #[inline]
     pub fn put_if_wanted(self, value: T) {
         if !self.is_null() {
@@ -237,12 +237,12 @@ impl<'a, T: Copy> Out<'a, [T]> {
         self.0.is_null()
     }
 
-    /// Elements that there is room for.
+    /// Returns the number of elements that fit.
     pub fn len(self) -> usize {
         self.0.len()
     }
 
-    /// Writes an element; one that there is no room for is an invalid value.
+    /// Writes an element; `INVALID_VALUE` if it does not fit.
     pub fn put(self, index: usize, value: T) -> Result {
         checked(self.is_null() || index >= self.len())?;
         // SAFETY: below the length; of any alignment.
@@ -309,12 +309,12 @@ impl<'a, T: Copy> InOut<'a, [T]> {
         self.0.is_null()
     }
 
-    /// An element; one that is not there is an invalid value.
+    /// Returns an element, or `INVALID_VALUE` for an index behind the end.
     pub fn get(self, index: usize) -> Result<T> {
         In(self.0.cast_const(), PhantomData).get(index)
     }
 
-    /// The place of an element.
+    /// Returns the address of an element.
     pub fn place(self, index: usize) -> Result<*mut T> {
         checked(self.is_null() || index >= self.0.len())?;
         Ok(self.0.cast::<T>().wrapping_add(index))
@@ -329,7 +329,7 @@ impl<'a, T: Copy, N: Length> Room<'a, T, N> {
         Self { place, count }
     }
 
-    /// No list.
+    /// Returns a null list.
     pub const fn none(count: InOut<'a, N>) -> Self {
         let place = std::ptr::null_mut();
         Self { place, count }
@@ -340,7 +340,7 @@ impl<'a, T: Copy, N: Length> Room<'a, T, N> {
         self.place.is_null()
     }
 
-    /// The list as long as the program says now.
+    /// Returns the list with its present capacity.
     pub fn list(self) -> Result<Out<'a, [T]>> {
         let count = self.count.get()?.length();
         // SAFETY: by the contract of `new` there is room for as many.
@@ -386,7 +386,7 @@ impl<'a, T> Pointer<'a, T> {
         self.0
     }
 
-    /// What is read there.
+    /// Returns the elements there, for reading.
     ///
     /// # Safety
     /// The C function documents that many elements.
@@ -398,7 +398,7 @@ impl<'a, T> Pointer<'a, T> {
         unsafe { In::list(self.0, count) }
     }
 
-    /// Bytes that are read there.
+    /// Returns the bytes there, for reading.
     ///
     /// # Safety
     /// The C function documents that many.
@@ -407,7 +407,7 @@ impl<'a, T> Pointer<'a, T> {
         unsafe { In::list(self.0.cast(), count) }
     }
 
-    /// What is read and written there.
+    /// Returns the value there, for reading and writing.
     ///
     /// # Safety
     /// The C function documents one `U`, initialised where it is read.
@@ -416,7 +416,7 @@ impl<'a, T> Pointer<'a, T> {
         unsafe { InOut::new(self.0.cast()) }
     }
 
-    /// Bytes that are written there.
+    /// Returns the bytes there, for writing.
     ///
     /// # Safety
     /// The C function documents room for that many.
@@ -514,7 +514,7 @@ mod tests {
         let count = &raw mut count;
         // SAFETY: the place has four elements, and the number says no more.
         let room = unsafe { Room::new(place.as_mut_ptr(), InOut::new(count)) };
-        // SAFETY: nobody else uses the number.
+        // SAFETY: no other code uses the number meanwhile.
         unsafe { count.write(2) };
         assert_eq!(room.list().map(Out::len), Ok(2));
         let without: Room<'_, u8, u32> = Room::none(InOut(std::ptr::null_mut(), PhantomData));

@@ -1,8 +1,8 @@
-//! How much of what a pointer leads to can be read.
+//! Finds how many bytes behind a pointer can be read.
 //!
-//! Images come without a length, so their own headers say how long they are. A damaged header must not lead to
-//! memory that is not there: the system is asked before anything is followed. Pages of a file behind its end
-//! count as not there.
+//! Images come without a length, so their own headers state it. A damaged header must not lead to a read of unmapped
+//! memory, so `process_vm_readv` probes the range first. Pages of a mapped file behind the file's end count as
+//! unmapped.
 
 use std::io;
 use std::iter::successors;
@@ -17,8 +17,8 @@ static PAGE: LazyLock<usize> = LazyLock::new(|| {
     usize::try_from(page).unwrap_or(4096)
 });
 
-/// How many bytes from `start` on can be read, `wanted` at most. Where the system refuses to tell, as filters of
-/// system calls may have it, all of them are taken to be readable.
+/// Returns the number of bytes from `start` on that can be read, at most `wanted`. If `process_vm_readv` is refused, as
+/// by a system-call filter, all of them count as readable.
 pub fn readable(start: *const u8, wanted: usize) -> usize {
     let page = *PAGE;
     let first = start.addr();
@@ -52,7 +52,7 @@ pub fn readable(start: *const u8, wanted: usize) -> usize {
     wanted
 }
 
-/// How many of these single bytes can be read, up to the first that cannot.
+/// Returns the number of these one-byte ranges before the first that cannot be read.
 fn count_readable(ranges: &[libc::iovec]) -> io::Result<usize> {
     let mut bytes = [0_u8; MOST_RANGES];
     let local = libc::iovec {
@@ -73,12 +73,12 @@ fn count_readable(ranges: &[libc::iovec]) -> io::Result<usize> {
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// Pages that can be read, and behind them one that cannot.
+/// Readable pages, followed by one that is not.
 #[cfg(test)]
 pub mod tests {
     use super::*;
 
-    /// Memory that ends where nothing can be read.
+    /// Memory that ends at an unreadable page.
     pub struct Edge {
         start: *mut u8,
         bytes: usize,
@@ -105,7 +105,7 @@ pub mod tests {
             Self { start, bytes }
         }
 
-        /// Where this many bytes before the end begin.
+        /// Address this many bytes before the end.
         pub fn before_end(&self, bytes: usize) -> *mut u8 {
             assert!(bytes <= self.bytes);
             // SAFETY: the place lies inside the mapping.

@@ -1,4 +1,4 @@
-//! What every export does besides its call: counting, tracing, saying what is not supported.
+//! Bookkeeping of every export: counts calls, traces them, and logs functions that are not supported.
 
 use std::fmt::Arguments;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ pub fn enter(index: usize) {
     counts::count(FUNCTIONS[index].class);
 }
 
-/// Whether calls are printed.
+/// Returns true if calls are printed.
 #[inline]
 pub fn tracing() -> bool {
     log::enabled(Level::Trace)
@@ -32,7 +32,7 @@ pub fn trace(index: usize, arguments: Arguments<'_>, result: CUresult) {
     );
 }
 
-/// A function that is not forwarded: an error, and one line per function in the log.
+/// Returns the error of a function that is not forwarded, and logs one line per function.
 #[cold]
 pub fn unsupported(index: usize) -> CUresult {
     static SAID: [AtomicBool; FUNCTIONS_LIMIT] =
@@ -50,7 +50,7 @@ pub fn unsupported(index: usize) -> CUresult {
     CuError::NOT_SUPPORTED.0
 }
 
-/// No result.
+/// Zeroes a result, if it has a place.
 ///
 /// # Safety
 /// `place` is null or writable.
@@ -61,7 +61,7 @@ pub unsafe fn clear<T>(place: *mut T) {
     }
 }
 
-/// A function that fails in the same way whatever it is asked, as natively.
+/// Returns the error of a function that always fails with `code`, as natively.
 #[cold]
 pub fn refuse(index: usize, code: CUresult) -> CUresult {
     enter(index);
@@ -71,7 +71,7 @@ pub fn refuse(index: usize, code: CUresult) -> CUresult {
     }
 }
 
-/// At least as many as there are functions; checked by a test.
+/// Upper bound of the number of functions; checked by a test.
 const FUNCTIONS_LIMIT: usize = 1024;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ pub use wormhole_api::ctypes::*;
 
 /// `CU_CTX_FLAGS_MASK`.
 pub const CTX_FLAGS_MASK: u32 = 0xFF;
-/// `CU_CTX_SCHED_MASK`, `CU_CTX_LMEM_RESIZE_TO_MAX` and `CU_CTX_SYNC_MEMOPS`: what a context says of itself.
+/// `CU_CTX_SCHED_MASK`, `CU_CTX_LMEM_RESIZE_TO_MAX` and `CU_CTX_SYNC_MEMOPS`: the flags that a context reports.
 pub const CTX_FLAGS_KEPT: u32 = 0x97;
 /// `CU_CTX_SCHED_MASK`.
 pub const CTX_SCHED_MASK: u32 = 7;

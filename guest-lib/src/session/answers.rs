@@ -1,5 +1,5 @@
-//! Which answer slot a request uses. A thread keeps to one slot while nobody else needs it; more threads
-//! than slots take turns.
+//! Allocation of answer slots to requests. A thread reuses its last slot while that is free; more threads than slots
+//! take turns.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
-/// The slots in use.
+/// Answer slots, each free or in use.
 #[derive(Debug)]
 pub struct Slots {
     busy: [AtomicBool; SLOTS],
     next: AtomicUsize,
 }
 
-/// A slot that is this thread's until dropped.
+/// A slot allocated to this thread until dropped.
 #[derive(Debug)]
 pub struct Held<'a> {
     busy: &'a AtomicBool,
@@ -40,7 +40,7 @@ impl Slots {
         }
     }
 
-    /// A free slot, if there is one now.
+    /// Allocates a slot, if one is free now.
     #[inline]
     pub fn take(&self) -> Option<Held<'_>> {
         let preferred = match PREFERRED.get() {

@@ -1,4 +1,4 @@
-//! From nothing to a session: connect, be granted, map, ask for the device.
+//! Attaches a session: connects, receives the grant, maps its memory, and requests the descriptions of the devices.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -34,7 +34,7 @@ use crate::error::CuError;
 use crate::log;
 use crate::pages::can_hold_writers;
 
-/// Why there is no session.
+/// Failure to attach.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     #[error(transparent)]
@@ -70,7 +70,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// What the program gets: there is no device, or there is one that is not ready.
+    /// Returns the error for the program: no device, or a device that is not ready.
     pub fn code(&self) -> CuError {
         match self {
             Self::Channel(ChannelError::Connect(
@@ -114,7 +114,7 @@ pub fn attach() -> Result<Session, AttachError> {
             own: PROTOCOL_HASH,
         });
     }
-    // A guest process of the backend's system is sent its session's file, which has no bootstrap.
+    // A process on the backend's own system receives its session's file, which has no bootstrap.
     let (file, shared) = match descriptors.next() {
         Some(file) => (File::from(file), false),
         None => (open_window()?, true),
@@ -152,7 +152,7 @@ pub fn attach() -> Result<Session, AttachError> {
     describe(session)
 }
 
-/// Sees to it that the window is the one that the backend grants parts of.
+/// Checks that the window is the one whose segments the backend grants.
 fn check_bootstrap(window: &Window, grant: &Grant) -> Result<(), AttachError> {
     let base = window.map(0, 1, true).map_err(|source| AttachError::Map {
         what: "bootstrap",
@@ -200,7 +200,8 @@ fn map(
         waits: Waits::new(memory.clone()),
         // SAFETY: this is the process's only producer value, and no consumer lives in this process.
         producer: unsafe { Producer::new(memory.clone()) },
-        // SAFETY: a slot is polled by the thread that took it from `free_slots`, nobody publishes here.
+        // SAFETY: a slot is polled only by the thread that took it from `free_slots`; this process never publishes
+        // answers.
         slots: unsafe { AnswerSlots::new(memory.clone()) },
         fences: Fences::new(memory),
         free_slots: Slots::new(),
@@ -227,7 +228,7 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
         });
         let (mut device, count) = described.map_err(AttachError::Describe)?;
         if !session.has_pages() || !can_hold_writers() {
-            // Registered memory is copied from and to, and the device cannot reach it.
+            // Copies from and to registered memory still work, but the device cannot reach it.
             device.lacks(attribute::HOST_REGISTER_SUPPORTED);
         }
         devices.push(Some(device));
@@ -254,8 +255,8 @@ fn open_window() -> Result<File, AttachError> {
         .map_err(|source| AttachError::Window { path, source })
 }
 
-/// Reserves what the grant names, so that neither the program nor its libraries are mapped there: the ranges
-/// that are kept for device memory.
+/// Reserves the ranges of the grant, so that neither the program nor its libraries are mapped there. Returns the ranges
+/// for device memory.
 fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
     if grant.handle_base != HANDLE_BASE {
         return Err(AttachError::HandleBand {
@@ -275,7 +276,7 @@ fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
     for (index, &(what, base, bytes)) in bands.iter().enumerate() {
         if let Err(source) = band::reserve(base, bytes) {
             for &(_, base, bytes) in bands.iter().take(index) {
-                // SAFETY: reserved a moment ago, and nothing in it has been handed out.
+                // SAFETY: reserved above, and no address in it has been used.
                 unsafe { band::release(base, bytes) };
             }
             return Err(AttachError::Band {
@@ -291,11 +292,11 @@ fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
     Ok(kept)
 }
 
-/// Bytes of the pieces in which the low band is kept where something lies in it.
+/// Size of the pieces in which the low band is reserved if it is not free as a whole.
 const PIECE: u64 = 8 << 30;
 
-/// Reserves the low band, in which the driver places pools and reserved virtual memory, as far as it is free:
-/// some language runtimes keep their heap in it. Memory that would lie elsewhere is given back.
+/// Reserves the low band, in which the driver places pools and reserved virtual memory, as far as it is free: some
+/// language runtimes keep their heap in it. Memory that the driver places in an unreserved part is freed again.
 fn reserve_pieces(band: Band) -> Vec<(u64, u64)> {
     let Err(error) = band::reserve(band.base, band.size) else {
         return vec![(band.base, band.size)];
@@ -319,8 +320,8 @@ fn reserve_pieces(band: Band) -> Vec<(u64, u64)> {
     pieces
 }
 
-/// The variables that the driver reads at start, one per line. Those that select devices and launch mode
-/// are this library's own.
+/// The variables that the driver reads at start, one per line. This library handles those that select devices and the
+/// launch mode.
 fn environment() -> String {
     const OWN: [&str; 3] = [
         "CUDA_VISIBLE_DEVICES",

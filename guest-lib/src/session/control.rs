@@ -1,4 +1,4 @@
-//! The control stream: hello and grant, more arena, the doorbell, and the news that the backend is gone.
+//! The control stream: hello and grant, more arena, the doorbell, and the end of the backend.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,12 +13,12 @@ use wormhole_ring::control::{
     Header, MAX_FRAME, Message,
 };
 
-/// Descriptors that come with one message at most.
+/// Greatest number of descriptors with one message.
 const DESCRIPTORS: usize = 2;
-/// How often who waits for an answer looks whether there will be one.
+/// Interval at which a waiter for an answer checks whether the session is over.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why the control stream could not be used.
+/// Failure of the control stream.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     #[error(transparent)]
@@ -49,7 +49,7 @@ pub struct Control {
     stream: UnixStream,
     /// Held while a message is written.
     writing: Mutex<()>,
-    /// Held while a question is asked and its answer read.
+    /// Lock held during a request and its answer. Its value is the last request's number.
     asking: Mutex<u32>,
 }
 
@@ -67,7 +67,7 @@ impl Control {
         }
     }
 
-    /// The descriptor, for the handler that closes it in a forked child.
+    /// Returns the descriptor, for the handler that closes it in a forked child.
     pub fn descriptor(&self) -> i32 {
         self.stream.as_raw_fd()
     }
@@ -80,7 +80,7 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for a message; `read` gets it with the descriptors that came along.
+    /// Waits for a message, and passes it to `read` with its descriptors.
     fn receive<R>(
         &self,
         read: impl FnOnce(Message<'_>, Vec<OwnedFd>) -> Result<R, ChannelError>,
@@ -98,8 +98,8 @@ impl Control {
         })?;
         let descriptors = numbers.into_iter().take(came);
         let descriptors = descriptors.map(|number| {
-            // SAFETY: the kernel has made these descriptors for this call, and nobody else knows them. Programs that
-            // this one starts are not to have them.
+            // SAFETY: the kernel has made these descriptors for this call, and no other code has them. FD_CLOEXEC keeps
+            // them from programs that this one executes.
             unsafe {
                 libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
                 OwnedFd::from_raw_fd(number)
@@ -116,8 +116,8 @@ impl Control {
         read(Message::decode(header.kind, &body)?, descriptors)
     }
 
-    /// Says hello and waits for the session. On a local stream the descriptors of its file, and of the socket for
-    /// files, come along.
+    /// Sends the hello and waits for the grant. On a local stream the descriptors of the session's file and of the
+    /// socket for files come with it.
     pub fn hello(
         &self,
         protocol_hash: u64,
@@ -142,7 +142,7 @@ impl Control {
         })
     }
 
-    /// Asks for a run of arena segments and waits for it, at most until the session is `over`.
+    /// Requests a run of arena segments and waits for it, until the session is `over`.
     pub fn request_arena(
         &self,
         segments: u32,
@@ -170,13 +170,13 @@ impl Control {
         })
     }
 
-    /// Sleeps at most this long; false as soon as the stream has ended.
+    /// Sleeps at most this long; returns false as soon as the stream has ended.
     pub fn sleep(&self, duration: Duration) -> bool {
         let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
         self.poll(libc::POLLRDHUP, duration) & ended == 0
     }
 
-    /// Waits at most this long for one of `events`: those that came, and errors. A signal ends the wait.
+    /// Waits at most this long for one of `events`; returns the events and errors that came. A signal ends the wait.
     fn poll(&self, events: libc::c_short, duration: Duration) -> libc::c_short {
         let mut poll = libc::pollfd {
             fd: self.stream.as_raw_fd(),
@@ -250,7 +250,7 @@ mod tests {
         SIGNALS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Interrupts a thread again and again, in calls that are not begun anew.
+    /// Interrupts a thread repeatedly by a signal that does not restart its system calls.
     fn interrupt<T>(thread: &JoinHandle<T>) {
         const SIGNAL: libc::c_int = libc::SIGUSR1;
         // SAFETY: all zeroes is an action without flags; the handler only counts.

@@ -1,11 +1,11 @@
-//! The guest's side of the arena: runs of segments that the supervisor granted, mapped, and divided.
+//! The guest's side of the arena: maps the runs of segments that the supervisor grants, and allocates memory in them.
 //!
 //! The first run of one segment is the session's reserve. It holds staging buffers and images on their way to the
 //! device, and never memory of the program, so that copies and loads work when page-locked memory has filled the
 //! window. The supervisor holds one segment back for each session that has no arena yet.
 //!
-//! An extent in which nothing is allocated any more goes back to the supervisor, but for the largest, so that a
-//! program that allocates and frees in a loop does not have it registered again and again.
+//! An extent without allocations is returned to the supervisor. The largest one is kept, so that a program that
+//! allocates and frees in a loop does not have it registered again and again.
 
 use std::fs::File;
 use std::io;
@@ -22,19 +22,19 @@ use super::mapping::Window;
 use crate::error::{CuError, Result};
 use crate::log;
 
-/// The arena grows by as much as it has, and by at most so many segments more than an allocation needs: small ones do
-/// not each cross the control stream, and a small program leaves the window to others.
+/// Greatest number of segments requested beyond an allocation's need. The arena grows by its own size up to this limit:
+/// small allocations do not each cross the control stream, and a small program leaves the window to others.
 const MOST_GROWTH: u64 = 8;
 /// Bytes of a staging buffer.
 pub const STAGING_BYTES: usize = 512 << 10;
 /// Staging buffers in the reserve. The rest of it is for images.
 pub const RESERVED_BUFFERS: usize = 2;
-/// How long arena that was given back may be on its way: so long a refusal is not final.
+/// Time that returned arena may take to become free again: during it a denial is not final.
 const SETTLING: Duration = Duration::from_secs(2);
-/// Between two questions meanwhile.
+/// Pause between two requests during that time.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Whether a call fails for want of arena, which the log then explains, or goes on with what there is.
+/// Whether a call fails without the arena it requests, which is logged, or goes on with the arena it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Required,
@@ -51,17 +51,17 @@ pub struct Extents {
 #[derive(Debug, Default)]
 struct Divided {
     arena: Arena,
-    /// Where the reserve lies, and the part of it that is for images.
+    /// Address of the reserve; `images` allocates its second part.
     reserve: Option<u64>,
     images: Arena,
-    /// The extent that was kept when it became empty; it may be in use again.
+    /// Extent that was empty when it was kept; it may be in use again.
     spare: Option<Block>,
-    /// When an extent was given back last.
+    /// Time when an extent was last returned.
     returned: Option<Instant>,
 }
 
 impl Divided {
-    /// The extent to give back, when `empty` is without allocations. It is taken out of the arena.
+    /// Chooses the extent to return when `empty` has no allocations any more, and removes it from the arena.
     fn surplus(&mut self, empty: Block) -> Option<Block> {
         let spare = self
             .spare
@@ -114,13 +114,13 @@ impl Extents {
         Ok(self.window.address(first))
     }
 
-    /// Segments that are asked for to add at least `needed`.
+    /// Returns the number of segments to request if at least `needed` must be added.
     fn growth(&self, needed: u64) -> u64 {
         let held = self.divided().arena.capacity() / SEGMENT_BYTES as u64;
         needed.max(held.clamp(1, MOST_GROWTH))
     }
 
-    /// Whether arena that was given back may not be free yet.
+    /// Returns true if arena that was returned may not be free yet.
     fn is_settling(&self) -> bool {
         let returned = self.divided().returned;
         returned.is_some_and(|moment| moment.elapsed() < SETTLING)
@@ -128,7 +128,7 @@ impl Extents {
 }
 
 impl Session {
-    /// Memory that the device reaches too, at the same address. Asks for more where none is free.
+    /// Allocates memory that the device reaches at the same address. Requests more arena if none is free.
     pub fn allocate_arena(&self, bytes: u64, align: u64) -> Result<u64> {
         self.allocate(bytes, align, Need::Required)
     }
@@ -143,7 +143,7 @@ impl Session {
         }
     }
 
-    /// The same for an image on its way to the device, for which the reserve has room.
+    /// Allocates memory for an image on its way to the device, in the reserve if it fits there.
     pub fn allocate_for_image(&self, bytes: u64, align: u64) -> Result<u64> {
         self.reserve()?;
         let allocated = self.extents.divided().images.allocate(bytes, align);
@@ -153,8 +153,8 @@ impl Session {
         }
     }
 
-    /// Staging buffer `number`, of [`STAGING_BYTES`] bytes. The reserve has the first ones; a copy goes on without
-    /// the others where the window is full.
+    /// Returns the address of staging buffer `number`, of [`STAGING_BYTES`] bytes. The first ones lie in the reserve; a
+    /// copy goes on without the others if the window is full.
     pub fn staging_buffer(&self, number: usize) -> Result<u64> {
         match number {
             0..RESERVED_BUFFERS => Ok(self.reserve()? + (number * STAGING_BYTES) as u64),
@@ -162,13 +162,13 @@ impl Session {
         }
     }
 
-    /// Where the reserve lies. Asks for it first, if the session began without.
+    /// Returns the address of the reserve. Requests it first, if the session began without one.
     fn reserve(&self) -> Result<u64> {
         if let Some(address) = self.extents.divided().reserve {
             return Ok(address);
         }
         let run = self.ask_for_arena(1, 1, Need::Required)?;
-        // Another thread may have been faster: what it has is no worse.
+        // Another thread may have added the reserve meanwhile: then this segment joins the arena.
         let reserve = self.extents.divided().reserve;
         let added = match reserve {
             Some(_) => self.extents.add(run.first, run.count),
@@ -193,7 +193,7 @@ impl Session {
         added.map_err(|error| unusable(&error))
     }
 
-    /// Asks for `wanted` segments, or at least for the `needed` ones.
+    /// Requests `wanted` segments, or the `needed` ones if those are denied.
     fn ask_for_arena(&self, needed: u64, wanted: u64, need: Need) -> Result<ArenaRun> {
         loop {
             self.alive()?;
@@ -210,7 +210,7 @@ impl Session {
                     return Err(CuError::OUT_OF_MEMORY);
                 }
                 Err(error) => {
-                    // An end of the session is said elsewhere.
+                    // The end of the session is logged elsewhere.
                     self.alive()?;
                     log::error_once!("{error}");
                     return Err(CuError::OUT_OF_MEMORY);
@@ -239,12 +239,12 @@ impl Session {
         request(needed)
     }
 
-    /// The file behind an address of the arena, and the place in it, where it can be mapped once more.
+    /// Returns the file and the offset behind an address of the arena, if the file can be mapped in pages.
     pub fn arena_file(&self, address: u64) -> Option<(&File, u64)> {
         self.extents.window.file_range(address)
     }
 
-    /// Whether single pages of the arena can be mapped elsewhere too.
+    /// Returns true if single pages of the arena can be mapped a second time.
     pub fn has_pages(&self) -> bool {
         self.extents
             .window
@@ -252,7 +252,7 @@ impl Session {
             .is_some()
     }
 
-    /// Gives arena memory back. The device has finished with it.
+    /// Frees arena memory that the device has finished with.
     pub fn free_arena(&self, address: u64) {
         let mut divided = self.extents.divided();
         if divided.images.free(address).is_ok() {
@@ -270,13 +270,13 @@ impl Session {
         }
     }
 
-    /// Gives an extent back to the supervisor, which hands it out again, to whomever it likes.
+    /// Unmaps an extent and returns it to the supervisor, which may grant it to another session.
     fn return_extent(&self, extent: Block) {
         let window = &self.extents.window;
         let Some((first, count)) = window.run(extent.address, extent.bytes) else {
             return;
         };
-        // SAFETY: an extent, so mapped, and nothing in it is allocated; it is in the arena no more.
+        // SAFETY: an extent is mapped; this one has no allocations and was removed from the arena.
         if let Err(error) = unsafe { window.unmap(extent.address, extent.bytes) } {
             log::error_once!("arena that is not needed cannot be unmapped: {error}");
             return;
@@ -293,7 +293,7 @@ impl Session {
     }
 }
 
-/// Address of an allocation, or none where an extent more would help.
+/// Returns the address of an allocation, or nothing if another extent would help.
 fn room(allocated: std::result::Result<Block, ArenaError>) -> Result<Option<u64>> {
     match allocated {
         Ok(block) => Ok(Some(block.address)),
@@ -329,7 +329,7 @@ mod tests {
         divided
     }
 
-    /// Fills an extent: its first address.
+    /// Fills an extent; returns its first address.
     fn fill(divided: &mut Divided, segments: u64) -> u64 {
         let block = divided.arena.allocate(segments * SEGMENT, 1).unwrap();
         block.address

@@ -1,4 +1,4 @@
-//! Fence words, and who has them.
+//! Allocation of fence words, and their state.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -11,16 +11,16 @@ use wormhole_ring::waits::Wait;
 use super::Session;
 use crate::error::{CuError, Result};
 
-/// Fences that nobody has.
+/// Fences without an owner.
 #[derive(Debug, Default)]
 pub struct Stock {
-    /// The lowest fence that was never handed out.
+    /// Lowest fence that was never allocated.
     fresh: u32,
-    /// Fences that were given back, with the last value that was asked of each: a write may be under way.
+    /// Freed fences, with the last value requested for each: its write may be under way.
     returned: VecDeque<FenceLine>,
 }
 
-/// A fence with its owner, and the last value that the device was asked to write to it.
+/// A fence and the last value that the device was asked to write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceLine {
     pub fence: Fence,
@@ -28,7 +28,7 @@ pub struct FenceLine {
 }
 
 impl Session {
-    /// A fence that nobody else uses and no write to which is under way.
+    /// Allocates a fence that has no other owner and no write under way.
     pub fn take_fence(&self) -> Result<FenceLine> {
         let mut stock = self
             .fence_stock
@@ -61,18 +61,18 @@ impl Session {
             .push_back(line);
     }
 
-    /// Whether the device has written at least `value`. That says nothing of the work before: of a context that is
-    /// dead, fences may be written still. Programs are answered by [`Session::fence_reached`].
+    /// Returns true if the device has written at least `value`. This does not prove that the work before succeeded: a
+    /// dead context may still write fences. Answers to programs use [`Session::fence_reached`].
     #[inline]
     pub fn fence_passed(&self, fence: Fence, value: u64) -> bool {
         FenceIndex::new(fence.index()).is_some_and(|index| self.fences.load(index) >= value)
     }
 
-    /// Whether all work before the fence is complete and has succeeded.
+    /// Returns true if all work before the fence is complete and has succeeded.
     ///
     /// # Errors
-    /// That of the session, if it has ended. The fence is read first: a failure before it is in the status word by
-    /// the time that it is written.
+    /// Returns the session's error, if it has ended. The fence is read first: a failure before it is in the status word
+    /// by the time the fence is written.
     #[inline]
     pub fn fence_reached(&self, fence: Fence, value: u64) -> Result<bool> {
         let passed = self.fence_passed(fence, value);

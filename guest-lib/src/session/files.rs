@@ -1,4 +1,4 @@
-//! Files that the program shares with other processes, and that the worker maps for the device.
+//! Sends the worker files that the program shares with other processes, to be mapped for the device.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
@@ -12,7 +12,7 @@ use wormhole_ring::layout::FILES;
 use super::OnDevice;
 use crate::error::{CuError, Result};
 
-/// The way to the worker for descriptors, and the addresses that their files get.
+/// Socket for descriptors to the worker (`SCM_RIGHTS`), and the addresses at which it maps their files.
 #[derive(Debug)]
 pub struct Files {
     socket: UnixDatagram,
@@ -20,7 +20,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// The band for files is reserved. A file is sent without waiting for the worker.
+    /// The band for files must be reserved. The socket becomes nonblocking: sending a file does not wait for the
+    /// worker.
     pub fn new(socket: UnixDatagram) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         let mut band = Arena::default();
@@ -42,13 +43,13 @@ impl Files {
 }
 
 impl OnDevice {
-    /// Whether the worker can be sent files.
+    /// Returns true if the worker accepts files.
     pub fn maps_files(self) -> bool {
         self.files.is_some()
     }
 
-    /// Lets the device reach a part of a file, in whole pages: where. The descriptor may be anybody's, who closes it
-    /// meanwhile: `is_still` tells whether it was the file all along.
+    /// Maps whole pages of a file for the device; returns the device's address. Another thread may close and reuse the
+    /// descriptor meanwhile: `is_still` checks that it still is the file.
     pub fn map_file(
         self,
         file: RawFd,
@@ -76,12 +77,12 @@ impl OnDevice {
         mapped.map(|()| address)
     }
 
-    /// Ends what [`OnDevice::map_file`] began. The device has finished with it.
+    /// Unmaps a file that [`OnDevice::map_file`] mapped. The device must have finished with it.
     pub fn unmap_file(self, address: u64) {
         let message = FileUnmap {
             address: DevicePtr(address),
         };
-        // The address is used again only if the worker has let go of it.
+        // The address is used again only if the worker has unmapped it.
         if self.request(&message, |()| ()).is_ok() {
             self.forget_file(address);
         }
@@ -89,7 +90,7 @@ impl OnDevice {
 
     fn forget_file(self, address: u64) {
         if let Some(files) = &self.files {
-            // It was allocated.
+            // The address was allocated, so this cannot fail.
             let _ = files.band().free(address);
         }
     }

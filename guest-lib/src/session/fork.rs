@@ -1,7 +1,7 @@
-//! The one word that says whether this process has a session: gone in a forked child.
+//! Pointer to this process's session, which is null in a forked child.
 //!
-//! It lies in a page that the kernel clears at fork (`MADV_WIPEONFORK`), so that the child of an
-//! initialised process finds no session, whatever its parent was doing.
+//! The pointer lies in a page that the kernel clears at fork (`MADV_WIPEONFORK`), so the child of an initialised
+//! process finds no session, whatever its parent was doing.
 
 use std::io;
 use std::ptr;
@@ -13,7 +13,7 @@ use super::mapping;
 #[derive(Debug)]
 pub struct WipedPointer<T: 'static> {
     page: AtomicPtr<AtomicPtr<T>>,
-    /// Survives the fork: the pointer was set once.
+    /// True once the pointer was set, also in forked children.
     was_set: AtomicBool,
 }
 
@@ -25,7 +25,7 @@ impl<T> WipedPointer<T> {
         }
     }
 
-    /// What was set in this process.
+    /// Returns the value that was set in this process.
     #[inline]
     pub fn get(&self) -> Option<&'static T> {
         let page = self.page.load(Ordering::Acquire);
@@ -34,11 +34,11 @@ impl<T> WipedPointer<T> {
         }
         // SAFETY: the page was mapped by `set`, is never unmapped, and all zeroes is a null pointer.
         let value = unsafe { (*page).load(Ordering::Acquire) };
-        // SAFETY: what `set` stored is leaked.
+        // SAFETY: `set` leaked the value that it stored.
         unsafe { value.as_ref() }
     }
 
-    /// Whether a parent of this process had set it.
+    /// Returns true if a parent of this process had set it.
     pub fn was_lost_in_fork(&self) -> bool {
         self.was_set.load(Ordering::Acquire) && self.get().is_none()
     }
@@ -47,7 +47,7 @@ impl<T> WipedPointer<T> {
     pub fn set(&self, value: T) -> io::Result<&'static T> {
         let page: *mut AtomicPtr<T> = mapping::wiped_page()?.cast();
         let value: &'static T = Box::leak(Box::new(value));
-        // SAFETY: the page is zeroed, large enough, and known to nobody else yet.
+        // SAFETY: the page is zeroed, large enough, and no other code has its address yet.
         unsafe { (*page).store(ptr::from_ref(value).cast_mut(), Ordering::Relaxed) };
         self.was_set.store(true, Ordering::Release);
         self.page.store(page, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Address space: the granted parts of the window, and a page that forked children find empty.
+//! Maps granted parts of the window, and a page that is zeroed in forked children.
 
 use std::fs::File;
 use std::io;
@@ -7,19 +7,19 @@ use std::ptr;
 use wormhole_ring::band;
 use wormhole_ring::layout::SEGMENT_BYTES;
 
-/// A band of the grant, reserved and ready to be filled.
+/// Address band of the window, reserved, into which granted segments are mapped.
 #[derive(Debug)]
 pub struct Window {
     base: u64,
     file: File,
     segments: u64,
-    /// Other sessions get their segments from the same file.
+    /// True if the file also holds the segments of other sessions.
     shared: bool,
 }
 
 impl Window {
-    /// The window whose band `base..base + bytes` has been reserved. The file is this session's alone, or
-    /// `shared` by the processes of a VM.
+    /// Describes the window whose band `base..base + bytes` has been reserved. The file belongs to this session alone,
+    /// or is `shared` by the processes of a VM.
     pub fn new(base: u64, bytes: u64, file: File, shared: bool) -> Self {
         Self {
             base,
@@ -33,13 +33,13 @@ impl Window {
         self.segments
     }
 
-    /// Where a segment lies.
+    /// Returns the address of a segment.
     pub fn address(&self, segment: u32) -> u64 {
         self.base + u64::from(segment) * SEGMENT_BYTES as u64
     }
 
-    /// Maps a granted run of segments. A forked child does not get them with `private`, nor from a file that
-    /// is shared: what this process gives back becomes another's while the child would still have it.
+    /// Maps a granted run of segments. Forked children do not inherit them if `private` is set or the file is shared: a
+    /// segment that this process returns goes to another session while the child would still map it.
     pub fn map(&self, first: u32, count: u32, private: bool) -> io::Result<*mut u8> {
         if u64::from(first) + u64::from(count) > self.segments {
             return Err(io::Error::new(
@@ -64,29 +64,30 @@ impl Window {
         Ok(address)
     }
 
-    /// Where a mapped address lies in the file, if the file can be mapped in pages: that of a VM's window cannot.
+    /// Returns the file and the offset of a mapped address, if the file can be mapped in pages. The file of a VM's
+    /// window cannot.
     pub fn file_range(&self, address: u64) -> Option<(&File, u64)> {
         let offset = address.checked_sub(self.base)?;
         (!self.shared).then_some((&self.file, offset))
     }
 
-    /// Where a run of segments lies that was mapped at an address: its first segment and their number.
+    /// Returns the first segment and the number of segments of a run that is mapped at an address.
     pub fn run(&self, address: u64, bytes: u64) -> Option<(u32, u32)> {
         let segment = |bytes: u64| u32::try_from(bytes / SEGMENT_BYTES as u64).ok();
         Some((segment(address.checked_sub(self.base)?)?, segment(bytes)?))
     }
 
-    /// Takes a mapped range out again; nothing else may be mapped there.
+    /// Replaces a mapped range by the reservation again.
     ///
     /// # Safety
-    /// The range was mapped by [`Window::map`], and nobody uses memory in it any more.
+    /// The range was mapped by [`Window::map`], and memory in it is no longer used.
     pub unsafe fn unmap(&self, address: u64, bytes: u64) -> io::Result<()> {
-        // SAFETY: the caller's promise: the mapping that is replaced is in use no more.
+        // SAFETY: as the caller promises, the mapping that is replaced is no longer used.
         unsafe { band::unmap(address, bytes) }
     }
 }
 
-/// A zeroed page that is zeroed again in every forked child.
+/// Maps a zeroed page that is zeroed again in every forked child.
 pub fn wiped_page() -> io::Result<*mut u8> {
     const PAGE: usize = 4096;
     // SAFETY: an anonymous mapping wherever the kernel likes.

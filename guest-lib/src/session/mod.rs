@@ -1,7 +1,7 @@
-//! This process's session with a backend: attached at `cuInit`, kept until the process ends.
+//! This process's session with a backend: attached at `cuInit`, and alive until the process ends.
 //!
-//! Every byte offset and memory ordering of the shared memory lives in the ring crate; what is here is
-//! the guest's use of it: records, requests, waits, fences, the arena.
+//! Every byte offset and memory ordering of the shared memory lives in the ring crate. This module uses it on the
+//! guest's side: records, requests, waits, fences, the arena.
 
 mod answers;
 mod attach;
@@ -36,12 +36,12 @@ use crate::device::Device;
 use crate::error::{CuError, Result};
 use crate::{counts, log};
 
-/// What a process holds of its backend.
+/// State of a process's session with its backend.
 #[derive(Debug)]
 pub struct Session {
     control: Control,
     status: Status,
-    /// Where sleeping threads note their waits.
+    /// Waits of sleeping threads, for the supervisor's dump.
     waits: Waits,
     producer: Producer,
     slots: AnswerSlots,
@@ -50,18 +50,18 @@ pub struct Session {
     sequence: AtomicU64,
     fence_stock: Mutex<fences::Stock>,
     extents: Extents,
-    /// Where the worker takes descriptors of files.
+    /// Socket for descriptors of files, if the worker accepts them.
     files: Option<Files>,
-    /// Addresses that are kept for device memory: start and bytes.
+    /// Address ranges reserved for device memory: start and bytes.
     kept: Vec<(u64, u64)>,
     end_logged: Once,
-    /// A loaded image prints or asserts: synchronizations are requests from then on.
+    /// True once an image that prints or asserts is loaded: from then on synchronizations are requests.
     device_output: AtomicBool,
-    /// Those that the program sees, by their numbers for it.
+    /// Devices that the program sees, indexed by ordinal.
     devices: Vec<Device>,
 }
 
-/// The session, for what is about one of its devices.
+/// The session together with one of its devices.
 #[derive(Clone, Copy, Debug)]
 pub struct OnDevice {
     session: &'static Session,
@@ -79,7 +79,7 @@ impl std::ops::Deref for OnDevice {
 }
 
 impl OnDevice {
-    /// The device's number for the program.
+    /// Returns the device's ordinal in the program.
     pub fn ordinal(self) -> usize {
         self.ordinal.into()
     }
@@ -99,14 +99,15 @@ impl OnDevice {
 }
 
 static SESSION: WipedPointer<Session> = WipedPointer::new();
-/// The process is at its end: its exit handlers have run.
+/// True once the process's exit handlers have run.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// The control stream and the socket for files, to be closed in a forked child: the session's life is its parent's.
+/// Descriptors of the control stream and of the socket for files. A forked child closes them, because the session lives
+/// as long as its parent.
 static DESCRIPTORS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
-/// Held while the process attaches; why it could not the last time, which is said once.
+/// Lock held while the process attaches. Its value is the cause of the last failure, which is logged once.
 static ATTACHING: Mutex<String> = Mutex::new(String::new());
 
-/// The session, once `cuInit` has succeeded in this very process.
+/// Returns the session, once `cuInit` has succeeded in this very process.
 #[inline]
 pub fn session() -> Result<&'static Session> {
     match SESSION.get() {
@@ -115,7 +116,7 @@ pub fn session() -> Result<&'static Session> {
     }
 }
 
-/// Fails once the exit handlers have run: for calls that need no session.
+/// Fails once the exit handlers have run. For calls that need no session.
 pub fn not_ended() -> Result {
     if ENDING.load(Ordering::Relaxed) {
         Err(CuError::DEINITIALIZED)
@@ -182,7 +183,7 @@ extern "C" fn close_in_child() {
     for kept in &DESCRIPTORS {
         let descriptor = kept.swap(-1, Ordering::Relaxed);
         if descriptor >= 0 {
-            // SAFETY: the descriptor is this library's, and the child never uses it.
+            // SAFETY: this library owns the descriptor, and the child never uses it.
             unsafe { libc::close(descriptor) };
         }
     }
@@ -196,12 +197,12 @@ extern "C" fn at_exit() {
 }
 
 impl Session {
-    /// The devices that the program sees.
+    /// Returns the devices that the program sees.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// The session for one of its devices, which exists.
+    /// Returns the session with one of its devices, which must exist.
     #[inline]
     pub fn on(&'static self, ordinal: usize) -> OnDevice {
         let number = self.devices.get(ordinal).map_or(0, |device| device.number);
@@ -212,14 +213,14 @@ impl Session {
         }
     }
 
-    /// Whether a range is kept for device memory, so that nothing of the program lies there.
+    /// Returns true if a range is reserved for device memory, so that no mapping of the program lies there.
     pub fn keeps(&self, address: u64, bytes: u64) -> bool {
         self.kept
             .iter()
             .any(|&(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
     }
 
-    /// Tells the backend how many calls this process has answered by itself.
+    /// Publishes the number of calls that this process has answered by itself.
     pub fn publish_counts(&self) {
         self.status.set_local_calls(counts::local());
     }

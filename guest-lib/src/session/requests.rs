@@ -1,4 +1,4 @@
-//! Records, which are written and forgotten, and requests, which are waited for.
+//! Sends records, which have no answer, and requests, whose answer is waited for.
 
 use wormhole_api::{Decode, EncodeError, Message};
 use wormhole_ring::control;
@@ -16,18 +16,18 @@ use crate::log;
 const SMALL: usize = 256;
 
 impl OnDevice {
-    /// Writes a message that nobody waits for.
+    /// Writes a message that has no answer.
     #[inline]
     pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
         self.send(RecordHead::record(M::ID).on(self.number), message)
     }
 
-    /// Sends a message and waits until it has been executed; `read` gets the answer.
+    /// Sends a message and waits until it has been executed; `read` decodes the answer.
     ///
     /// # Errors
-    /// That of the session, if it has ended by the time of the answer, whatever the answer says: a record before
-    /// the message may have failed. Else that of the answer.
+    /// Returns the session's error if the session has ended by the time of the answer, because a record before the
+    /// message may have failed; else the answer's error.
     pub fn request<M: Message, R>(
         self,
         message: &M,
@@ -39,7 +39,7 @@ impl OnDevice {
         answered
     }
 
-    /// A request that is sent even though the context is dead: the worker still answers.
+    /// Sends a request even if the context is dead: the worker still answers.
     pub fn request_after_end<M: Message, R>(
         self,
         message: &M,
@@ -50,7 +50,7 @@ impl OnDevice {
 }
 
 impl Session {
-    /// A request about the device with this number for the backend.
+    /// Sends a request to the device with this number at the backend.
     pub(super) fn ask<M: Message, R>(
         &self,
         device: u16,
@@ -70,7 +70,7 @@ impl Session {
         let polled = match polled {
             Ok(polled) => polled,
             Err(error) => {
-                // The answer may still come, so the slot is nobody's from here on.
+                // The answer may still come, so the slot is never freed.
                 std::mem::forget(slot);
                 return Err(error);
             }
@@ -151,7 +151,7 @@ impl Session {
     }
 }
 
-/// The error of an answer. One that the program's own limits do not explain is explained in the log.
+/// Returns the error of an answer. Logs the cause if it is a limit of the backend's system.
 #[cold]
 fn refused(error: CuError) -> CuError {
     if error == CuError::OPERATING_SYSTEM {

@@ -1,4 +1,4 @@
-//! Waiting for a word to change, while the session lives.
+//! Waits for a word to change, while the session lives.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use super::Session;
 use crate::error::{CuError, Result};
 use crate::log;
 
-/// What every call returns once the backend is gone without having said why.
+/// Error of every call after the backend is gone without a cause in the status word.
 pub const BACKEND_LOST: CuError = CuError::SYSTEM_NOT_READY;
 
-/// How long an answer may take after the context has died.
+/// Time allowed for an answer after the context has died.
 const ANSWER_GRACE: Duration = Duration::from_secs(10);
 
 impl Session {
-    /// The error that ended the session, if one did.
+    /// Fails with the error that ended the session, if it has ended.
     #[inline]
     pub fn alive(&self) -> Result {
         match self.status.load() {
@@ -26,7 +26,7 @@ impl Session {
         }
     }
 
-    /// The error of a context that died of what the program did.
+    /// Returns the error of a context that died of a fault of the program.
     pub fn fault(&self) -> Option<CuError> {
         let cause = self.status.load()?;
         (EndCause::from_code(cause.cause) == Some(EndCause::ContextDead))
@@ -50,8 +50,8 @@ impl Session {
         error
     }
 
-    /// Waits for an answer. The worker of a dead context still answers, with the error, so an answer is
-    /// given some time to come after the end.
+    /// Waits for an answer. The worker of a dead context still answers, with the error, so this waits up to
+    /// [`ANSWER_GRACE`] after the end.
     pub fn wait_for_answer<T>(&self, wait: Wait, mut done: impl FnMut() -> Option<T>) -> Result<T> {
         let answered = self.wait(wait, &mut done);
         let Err(error) = answered else {
@@ -74,7 +74,8 @@ impl Session {
         Err(error)
     }
 
-    /// One step of a wait, which is noted before its first sleep; false when the control stream has ended.
+    /// Performs one step of a wait, which is noted before its first sleep; returns false if the control stream has
+    /// ended.
     #[inline]
     fn step<'a>(&'a self, backoff: &mut Backoff, wait: Wait, note: &mut Option<Note<'a>>) -> bool {
         match backoff.step() {
@@ -92,13 +93,13 @@ impl Session {
 
     #[cold]
     fn note(&self, wait: Wait) -> Option<Note<'_>> {
-        // SAFETY: it reads the calling thread's number.
+        // SAFETY: the call reads the calling thread's number.
         let thread = unsafe { libc::gettid() };
         self.waits.note(thread.cast_unsigned(), wait)
     }
 
-    /// Waits until `done` gives something: spins, then yields, then sleeps on the control stream, whose
-    /// end ends the wait as the session's status does. The supervisor's dump shows `wait` while this sleeps.
+    /// Waits until `done` returns a value: spins, then yields, then sleeps on the control stream. The end of the
+    /// control stream or of the session ends the wait. The supervisor's dump shows `wait` while this sleeps.
     #[inline]
     pub fn wait<T>(&self, wait: Wait, mut done: impl FnMut() -> Option<T>) -> Result<T> {
         let (mut backoff, mut note) = (Backoff::new(), None);
@@ -107,7 +108,7 @@ impl Session {
                 return Ok(value);
             }
             if let Err(error) = self.alive() {
-                // What was waited for may have come just before the end.
+                // The value may have come just before the end.
                 return done().ok_or(error);
             }
             if !self.step(&mut backoff, wait, &mut note) {

@@ -1,8 +1,8 @@
-//! Noticing that the backend is gone while no call waits for it.
+//! Notices that the backend is gone while no call waits for it.
 //!
-//! Records and launches look at the session's status word alone, and a backend that was killed writes
-//! nothing there. So one thread sleeps on the control stream and writes the word when the stream ends.
-//! It never reads from the stream, so it takes nothing from whoever waits for a message.
+//! Records and launches read only the session's status word, and a killed backend writes nothing there. So one thread
+//! sleeps on the control stream and writes the word when the stream ends. It never reads from the stream, so other
+//! threads receive every message.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use wormhole_ring::status::EndCause;
 use super::Session;
 use super::wait::BACKEND_LOST;
 
-/// Enough for one system call; the thread-local storage of the program's libraries comes on top.
+/// Stack bytes, enough for one system call; the thread-local storage of the program's libraries is added to them.
 const STACK: usize = 64 << 10;
 
 /// Starts the thread.
@@ -21,7 +21,7 @@ pub fn start(session: &'static Session) -> io::Result<()> {
     spawn_quiet("wormhole-watch", STACK, || watch(session))
 }
 
-/// Starts a thread that lives as long as the process and takes no signal of the program's.
+/// Starts a thread with all signals blocked, so that the program's handlers never run on it.
 pub fn spawn_quiet(
     name: &str,
     stack: usize,
@@ -50,7 +50,7 @@ fn watch(session: &Session) {
 }
 
 impl Session {
-    /// The control stream has ended. What the backend said before about the end stands.
+    /// Records that the control stream has ended. A cause that the backend has already written stays.
     #[cold]
     pub fn end_of_stream(&self) {
         self.status
