@@ -18,7 +18,7 @@ mod libraries;
 mod modules;
 mod overlay;
 mod sums;
-mod taken;
+mod window_as_ram;
 
 pub use debian::fetch_package;
 pub use emulated_host::{DiskFile, EmulatedHost, TapFile};
@@ -29,5 +29,5 @@ pub use image::{
 pub use kernel::{Kernel, UnknownKernel};
 pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
 pub use sums::Damage;
-pub use taken::{TAKEN, build_guest_that_takes_its_window};
+pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};
 pub use wormhole_init::{Ending, Execution, Network, NotExecuted, Report, status};

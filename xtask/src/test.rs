@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::tally::Tally;
-use crate::{checks, earlier, setup, stage, structure};
+use crate::{checks, older_cuda, setup, stage, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
@@ -63,7 +63,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
         cargo(root)
             .args(["test", "--package", "wormhole-ptx", "--no-fail-fast"])
             .args(KERNEL_TESTS.map(|name| format!("--test={name}")))
-            .env("WORMHOLE_KERNELS", earlier::build_kernels(root)?),
+            .env("WORMHOLE_KERNELS", older_cuda::build_kernels(root)?),
     )?;
     total += suite(
         "ring models under loom",

@@ -12,9 +12,9 @@ use std::thread;
 use wormhole_device::constants::event_use_flags::EXTERNAL;
 use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
-    ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
-    LinkInput, LoadedFunction, Loading, ManagedPlace, RawArray, RawEvent, RawMipmap, RawModule,
-    RawStream, Resource, Result, Sampling, View,
+    ArrayShape, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
+    LinkInput, LoadedFunction, Loading, ManagedPlace, MemCopy3d, RawArray, RawEvent, RawMipmap,
+    RawModule, RawStream, Resource, Result, Sampling, View,
 };
 
 use wormhole_ptx::LoadError;
@@ -23,7 +23,6 @@ use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
 use crate::description::describe;
 use crate::event::{Events, Last, Reached};
-use crate::family::Family;
 use crate::graph::Executables;
 use crate::green_contexts::Greens;
 use crate::kernel::{Kernel, Surroundings};
@@ -33,6 +32,7 @@ use crate::linker;
 use crate::memory::{Memory, Owner, Use, pointer};
 use crate::module::Modules;
 use crate::output::Output;
+use crate::peer_set::PeerSet;
 use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler, Work};
 
@@ -145,7 +145,7 @@ impl CpuDevice {
             .map(|number| Self::with_memory(bytes, number, options.check))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         let memories: Vec<_> = devices.iter().map(|one| Arc::clone(&one.memory)).collect();
-        Family::join(&memories);
+        PeerSet::join(&memories);
         for (number, device) in devices.iter().enumerate() {
             let others = devices.iter().enumerate();
             let others = others.filter(|(other, _)| *other != number);
@@ -709,7 +709,7 @@ impl wormhole_device::Arrays for CpuDevice {
         self.context()?.arrays.destroy_object(surface)
     }
 
-    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
+    fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         let found = self.find_move(&context, copy)?;
         let work = Work::new(move || {

@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use wormhole_device::{
-    BoxCopy, Condition, Conditional, CuError, Fill, GraphBranch, GraphDescription, GraphEdge,
-    GraphKernel, GraphNode, Graphs, Launch, LaunchEvents, MemoryOperation, RawEvent, RawGraph,
+    Condition, Conditional, CuError, Fill, GraphBranch, GraphDescription, GraphEdge, GraphKernel,
+    GraphNode, Graphs, Launch, LaunchEvents, MemCopy3d, MemoryOperation, RawEvent, RawGraph,
     RawStream, Result,
 };
 
-use crate::boxes::Move;
+use crate::copy3d::Move;
 use crate::device::{Context, CpuDevice, extent, run_fill};
 use crate::event::Events;
 use crate::kernel::{Kernel, Surroundings};
+use crate::mem_ops;
 use crate::memory::Use;
 use crate::scheduler::{Milestone, Outcome, Point, Scheduler, Turn, Work};
-use crate::stream_memory;
 
 /// Most lanes of a body, and so branches that run at the same time. Further branches share lanes.
 const LANES: usize = 32;
@@ -30,7 +30,7 @@ enum Step {
         cooperative: bool,
         launch: GraphKernel,
     },
-    Copy(BoxCopy),
+    Copy(MemCopy3d),
     Fill(Fill),
     Memory(Vec<MemoryOperation>),
     RecordEvent(RawEvent),
@@ -286,9 +286,9 @@ impl Lane {
             }
             Step::Fill(fill) => run_fill(fill),
             Step::Memory(operations) => {
-                if let Some(wait) = stream_memory::advance(operations, &mut self.operation) {
+                if let Some(wait) = mem_ops::advance(operations, &mut self.operation) {
                     let memory = Arc::clone(&run.around.memory);
-                    return Ok(stream_memory::awaited(wait, memory));
+                    return Ok(mem_ops::awaited(wait, memory));
                 }
             }
             Step::RecordEvent(_) => {
@@ -411,7 +411,7 @@ impl CpuDevice {
                     .map_err(gone)?,
                 Step::Memory(operations) => operations
                     .iter()
-                    .try_for_each(|operation| stream_memory::check(&self.memory, operation))
+                    .try_for_each(|operation| mem_ops::check(&self.memory, operation))
                     .map_err(gone)?,
                 _ => {}
             }
@@ -442,7 +442,7 @@ impl CpuDevice {
             GraphNode::Memory(operations) => {
                 operations
                     .iter()
-                    .try_for_each(|operation| stream_memory::check(&self.memory, operation))?;
+                    .try_for_each(|operation| mem_ops::check(&self.memory, operation))?;
                 Step::Memory(operations.clone())
             }
             GraphNode::RecordEvent(event) => {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use wormhole_device::{
-    CuError, Device, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split,
+    CuError, Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
 };
 
 use crate::device::CpuDevice;
@@ -22,7 +22,7 @@ const BOTH: u32 = 3;
 pub struct Greens(Mutex<(u64, HashMap<u64, u32>)>);
 
 impl Greens {
-    fn count(&self, green: RawGreen) -> Result<u32> {
+    fn count(&self, green: RawGreenContext) -> Result<u32> {
         let greens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = greens.1.get(&green.0).copied();
         found.ok_or(CuError::INVALID_CONTEXT)
@@ -50,7 +50,7 @@ fn part(count: u32) -> Multiprocessors {
 }
 
 impl GreenContexts for CpuDevice {
-    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors> {
+    fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors> {
         let context = self.context()?;
         let count = match green {
             Some(green) => context.greens.count(green)?,
@@ -83,7 +83,7 @@ impl GreenContexts for CpuDevice {
         })
     }
 
-    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen> {
+    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreenContext> {
         let context = self.context()?;
         let count = match parts {
             [] => self.multiprocessor_count(),
@@ -97,10 +97,10 @@ impl GreenContexts for CpuDevice {
         greens.0 += 1;
         let number = greens.0;
         greens.1.insert(number, count);
-        Ok(RawGreen(number))
+        Ok(RawGreenContext(number))
     }
 
-    fn destroy_green(&self, green: RawGreen) -> Result<()> {
+    fn destroy_green(&self, green: RawGreenContext) -> Result<()> {
         let context = self.context()?;
         let mut greens = context
             .greens
@@ -111,7 +111,7 @@ impl GreenContexts for CpuDevice {
         gone.map(drop).ok_or(CuError::INVALID_CONTEXT)
     }
 
-    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+    fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream> {
         self.context()?.greens.count(green)?;
         self.create_stream(flags, priority)
     }

@@ -11,11 +11,10 @@
 
 mod aperture;
 mod arrays;
-mod boxes;
+mod copy3d;
 mod description;
 mod device;
 mod event;
-mod family;
 mod graph;
 mod green_contexts;
 mod holes;
@@ -25,15 +24,16 @@ mod launch;
 mod launch_events;
 mod limits;
 mod linker;
+mod mem_ops;
 mod memory;
 mod module;
 mod output;
+mod peer_set;
 mod peers;
 mod pools;
-mod references;
 mod scheduler;
 mod sharing;
-mod stream_memory;
+mod texture_references;
 mod virtual_memory;
 
 pub use aperture::ApertureError;

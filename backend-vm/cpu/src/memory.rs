@@ -12,8 +12,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use wormhole_device::{CuError, Result, file};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
-use crate::family::{Accesses, Family};
 use crate::holes::Holes;
+use crate::peer_set::{Accesses, PeerSet};
 use crate::virtual_memory::VirtualBooks;
 
 /// Alignment and unit of allocations in bytes.
@@ -136,7 +136,7 @@ pub struct Memory {
     aperture: Aperture,
     limit: u64,
     books: RwLock<Books>,
-    family: Family,
+    family: PeerSet,
 }
 
 impl Memory {
@@ -162,11 +162,11 @@ impl Memory {
             aperture,
             limit,
             books,
-            family: Family::default(),
+            family: PeerSet::default(),
         })
     }
 
-    pub(crate) fn family(&self) -> &Family {
+    pub(crate) fn family(&self) -> &PeerSet {
         &self.family
     }
 

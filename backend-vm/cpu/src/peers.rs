@@ -1,11 +1,11 @@
 //! Implements the `Peers` trait: peer access, and waits and copies between devices of one process.
 
 use wormhole_device::{
-    Access, BoxCopy, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result,
+    Access, CuError, MemCopy3d, Peer, Peers, RawEvent, RawPool, RawStream, Result,
 };
 
 use crate::CpuDevice;
-use crate::boxes::Move;
+use crate::copy3d::Move;
 use crate::device::{Context, Sibling};
 use crate::event::Last;
 use crate::scheduler::Work;
@@ -41,7 +41,7 @@ impl CpuDevice {
     }
 
     /// Locates both ends of a box copy, in memory and arrays of all devices.
-    pub(crate) fn find_move(&self, context: &Context, copy: &BoxCopy) -> Result<Move> {
+    pub(crate) fn find_move(&self, context: &Context, copy: &MemCopy3d) -> Result<Move> {
         let siblings = || self.siblings.get().map_or(&[][..], Vec::as_slice).iter();
         let find = |array| {
             let own = context.arrays.find(array);
@@ -106,9 +106,9 @@ impl Peers for CpuDevice {
         Ok(())
     }
 
-    /// Copies like `copy_box`, which finds arrays of all devices.
-    fn copy_between(&self, copy: &BoxCopy, _: Peer, _: Peer, stream: RawStream) -> Result<()> {
-        wormhole_device::Arrays::copy_box(self, copy, stream)
+    /// Copies like `copy_3d`, which finds arrays of all devices.
+    fn copy_between(&self, copy: &MemCopy3d, _: Peer, _: Peer, stream: RawStream) -> Result<()> {
+        wormhole_device::Arrays::copy_3d(self, copy, stream)
     }
 
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()> {

@@ -13,9 +13,9 @@ use wormhole_device::{
     Access, CuError, PoolProperties, RawPool, RawStream, Result, pool_attribute,
 };
 
-use crate::family::Accesses;
 use crate::holes::Holes;
 use crate::memory::{ALIGNMENT, Memory, Owner};
+use crate::peer_set::Accesses;
 use crate::scheduler::{Point, Scheduler, Work};
 
 /// Unit of the sizes of chunks.

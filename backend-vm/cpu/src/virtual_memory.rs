@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared, file};
 
 use crate::aperture::Aperture;
-use crate::family::Accesses;
 use crate::memory::{Books, Memory, Range, Use};
+use crate::peer_set::Accesses;
 
 /// Granularity of sizes and addresses, as on existing GPUs.
 const GRANULARITY: u64 = 2 << 20;

@@ -10,7 +10,7 @@ use wormhole_api::ctypes::{
     CUDA_TEXTURE_DESC,
 };
 use wormhole_device::{
-    ArrayShape, Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, RawStream, Resource, Result,
+    ArrayShape, Arrays, Copy3dEnd, MemCopy3d, RawArray, RawMipmap, RawStream, Resource, Result,
     Sampling, Texels, View,
 };
 
@@ -111,9 +111,9 @@ struct End {
 }
 
 impl End {
-    fn new(end: &BoxEnd) -> Self {
+    fn new(end: &Copy3dEnd) -> Self {
         match *end {
-            BoxEnd::Memory {
+            Copy3dEnd::Memory {
                 address,
                 pitch,
                 rows,
@@ -125,7 +125,7 @@ impl End {
                 pitch: size(pitch),
                 rows: size(rows),
             },
-            BoxEnd::Array { array, origin } => Self {
+            Copy3dEnd::Array { array, origin } => Self {
                 kind: ARRAY,
                 address: 0,
                 array: pointer(array.0),
@@ -138,7 +138,7 @@ impl End {
 }
 
 /// A copy as the driver is told of it.
-pub(crate) fn described(copy: &BoxCopy) -> CUDA_MEMCPY3D {
+pub(crate) fn described(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
     let (from, to) = (End::new(&copy.from), End::new(&copy.to));
     let [width, height, depth] = copy.extent.map(size);
     CUDA_MEMCPY3D {
@@ -255,7 +255,7 @@ impl Arrays for CudaDevice {
         unsafe { self.driver().cuSurfObjectDestroy(surface) }
     }
 
-    fn copy_box(&self, copy: &BoxCopy, on: RawStream) -> Result<()> {
+    fn copy_3d(&self, copy: &MemCopy3d, on: RawStream) -> Result<()> {
         let description = described(copy);
         // SAFETY: both ends live and hold the box, which the caller checked.
         unsafe {

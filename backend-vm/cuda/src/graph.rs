@@ -17,14 +17,14 @@ use wormhole_api::ctypes::{
     CUgraphExecUpdateResultInfo, CUgraphNode,
 };
 use wormhole_device::{
-    BoxCopy, Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode,
-    Graphs, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
+    MemCopy3d, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
 use crate::device::{CudaDevice, function, locked, size, stream};
+use crate::mem_ops::parameters;
 use crate::shared_events;
-use crate::stream_memory::parameters;
 
 /// An executable graph, with the template that its nodes are named by.
 #[derive(Debug)]
@@ -365,7 +365,7 @@ fn conditionals(graph: &GraphDescription) -> Vec<Conditional> {
 const SHAPE_CHANGED: [u32; 2] = [ERROR_TOPOLOGY_CHANGED, ERROR_NODE_TYPE_CHANGED];
 
 /// A copy of one row as graphs have it that were captured: without a pitch, which would limit its length.
-fn line_or_box(copy: &BoxCopy) -> CUDA_MEMCPY3D {
+fn line_or_box(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
     let mut description = described(copy);
     if copy.extent[1..] == [1, 1] {
         (description.srcPitch, description.srcHeight) = (0, 0);

@@ -6,7 +6,7 @@ use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
 use wormhole_api::constants::resource_kind::SM;
 use wormhole_api::ctypes::{CUcontext, CUdevResource, CUstream};
 use wormhole_device::{
-    CuError, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split,
+    CuError, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
 };
 
 use crate::current;
@@ -38,7 +38,7 @@ fn multiprocessors(resource: Resource) -> Multiprocessors {
 }
 
 impl GreenContexts for CudaDevice {
-    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors> {
+    fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors> {
         let mut found = [0; 18];
         let place = (&raw mut found).cast::<CUdevResource>();
         let driver = self.driver();
@@ -95,7 +95,7 @@ impl GreenContexts for CudaDevice {
         })
     }
 
-    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen> {
+    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreenContext> {
         let resources: Vec<Resource> = parts.iter().map(|part| part.described).collect();
         let (mut description, mut green) = (ptr::null_mut(), ptr::null_mut());
         let count = u32::try_from(resources.len()).map_err(|_| CuError::INVALID_VALUE)?;
@@ -108,15 +108,15 @@ impl GreenContexts for CudaDevice {
             }
             driver.cuGreenCtxCreate(&raw mut green, description, self.ordinal(), DEFAULT_STREAM)?;
         }
-        Ok(RawGreen(handle(green)))
+        Ok(RawGreenContext(handle(green)))
     }
 
-    fn destroy_green(&self, green: RawGreen) -> Result<()> {
+    fn destroy_green(&self, green: RawGreenContext) -> Result<()> {
         // SAFETY: the caller passes a green context that lives.
         unsafe { self.driver().cuGreenCtxDestroy(pointer(green.0)) }
     }
 
-    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+    fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream> {
         let (mut context, mut stream): (CUcontext, CUstream) = (ptr::null_mut(), ptr::null_mut());
         let driver = self.driver();
         current::forget();

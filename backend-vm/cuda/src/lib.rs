@@ -28,13 +28,13 @@ mod images;
 mod jit;
 mod launch_events;
 mod managed;
+mod mem_ops;
 mod open;
 mod peers;
 mod pools;
-mod references;
 mod shared_events;
 mod sharing;
-mod stream_memory;
+mod texture_references;
 mod virtual_memory;
 
 pub use bands::{BandError, reserve_bands};

@@ -2,7 +2,7 @@
 
 use wormhole_api::constants::memory_location;
 use wormhole_api::ctypes::{CUcontext, CUmemAccessDesc, CUmemLocation};
-use wormhole_device::{Access, BoxCopy, Peer, Peers, RawPool, RawStream, Result};
+use wormhole_device::{Access, MemCopy3d, Peer, Peers, RawPool, RawStream, Result};
 
 use crate::arrays::described;
 use crate::device::{CudaDevice, handle, pointer, stream};
@@ -55,7 +55,7 @@ impl Peers for CudaDevice {
         unsafe { self.driver().cuCtxDisablePeerAccess(context(peer)) }
     }
 
-    fn copy_between(&self, copy: &BoxCopy, to: Peer, from: Peer, on: RawStream) -> Result<()> {
+    fn copy_between(&self, copy: &MemCopy3d, to: Peer, from: Peer, on: RawStream) -> Result<()> {
         let mut description = described(copy);
         // As `CUDA_MEMCPY3D_PEER` has it, the contexts stand where the other description has nothing.
         description.reserved0 = context(from);

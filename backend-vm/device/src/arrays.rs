@@ -63,7 +63,7 @@ pub struct View {
 
 /// One end of a copy of a box.
 #[derive(Clone, Copy, Debug)]
-pub enum BoxEnd {
+pub enum Copy3dEnd {
     /// Device memory or registered host memory, from the box's first byte.
     Memory {
         address: u64,
@@ -81,9 +81,9 @@ pub enum BoxEnd {
 
 /// A copy of a box, of which no dimension is 0.
 #[derive(Clone, Copy, Debug)]
-pub struct BoxCopy {
-    pub to: BoxEnd,
-    pub from: BoxEnd,
+pub struct MemCopy3d {
+    pub to: Copy3dEnd,
+    pub from: Copy3dEnd,
     /// Bytes of a row, rows, slices.
     pub extent: [u64; 3],
 }
@@ -111,5 +111,5 @@ pub trait Arrays {
     fn create_surface(&self, array: RawArray) -> Result<u64>;
     fn destroy_surface(&self, surface: u64) -> Result<()>;
     /// Asynchronous.
-    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()>;
+    fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()>;
 }

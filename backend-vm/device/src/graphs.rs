@@ -1,8 +1,8 @@
 //! Executable graphs.
 
 use crate::{
-    BoxCopy, Fill, GraphBranch, LaunchAttribute, MemoryOperation, RawEvent, RawFunction, RawStream,
-    Result,
+    Fill, GraphBranch, LaunchAttribute, MemCopy3d, MemoryOperation, RawEvent, RawFunction,
+    RawStream, Result,
 };
 
 /// An executable graph of a device.
@@ -26,7 +26,7 @@ pub struct GraphKernel {
 #[derive(Clone, Debug)]
 pub enum GraphNode {
     Kernel(GraphKernel),
-    Copy(BoxCopy),
+    Copy(MemCopy3d),
     Fill(Fill),
     Memory(Vec<MemoryOperation>),
     RecordEvent(RawEvent),

@@ -4,7 +4,7 @@ use crate::{RawStream, Result};
 
 raw_handle! {
     /// A green context.
-    RawGreen
+    RawGreenContext
 }
 
 /// Multiprocessors of a device, all or some of them (`CUdevResource`).
@@ -32,12 +32,12 @@ pub struct Split {
 /// yet. All may wait.
 pub trait GreenContexts {
     /// Those of a green context, or all.
-    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors>;
+    fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors>;
     /// Makes at most `groups` groups of at least `least`; with 0 it only counts those that there would be.
     fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split>;
     /// Of all multiprocessors of the parts; of the device if there is none.
-    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen>;
+    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreenContext>;
     /// No stream of it is left: whatever is asked of one would be answered as if the device were lost.
-    fn destroy_green(&self, green: RawGreen) -> Result<()>;
-    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream>;
+    fn destroy_green(&self, green: RawGreenContext) -> Result<()>;
+    fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream>;
 }

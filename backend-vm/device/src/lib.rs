@@ -31,31 +31,31 @@ mod kernels;
 mod managed;
 mod peers;
 mod pools;
-mod references;
 mod shared_words;
 mod sharing;
+mod texture_references;
 mod virtual_memory;
 
 pub use driver_calls::DriverCalls;
-pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
+pub use green_contexts::{GreenContexts, Multiprocessors, RawGreenContext, Split};
 pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool};
-pub use references::References;
 pub use shared_words::{EventRecord, EventWords, PARTIES, SharedWords, WORDS_FILE};
 pub use sharing::{Found, Shared, Sharing};
+pub use texture_references::References;
 pub use virtual_memory::{Granularity, RawMemory, VirtualMemory};
 
-mod stream_memory;
+mod mem_ops;
 
 use std::fmt;
 
-pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
+pub use arrays::{Arrays, Copy3dEnd, MemCopy3d, RawArray, RawMipmap, Resource, Sampling, View};
 pub use graphs::{
     Condition, Conditional, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph,
 };
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use managed::{Layout, ManagedPlace};
-pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory};
+pub use mem_ops::{MemoryOperation, MemoryOperationKind, StreamMemory};
 /// A `CUresult` other than `CUDA_SUCCESS`.
 pub use wormhole_api::CuResult as CuError;
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};

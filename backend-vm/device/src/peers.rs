@@ -1,6 +1,6 @@
 //! Several devices in one process, and what they have to do with each other.
 
-use crate::{Access, BoxCopy, RawPool, RawStream, Result};
+use crate::{Access, MemCopy3d, RawPool, RawStream, Result};
 
 /// What a device is to the others of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ pub trait Peers {
     /// Ends that; waits for nothing.
     fn disable_peer(&self, peer: Peer) -> Result<()>;
     /// Asynchronous: a copy of which an end may be an array of another device. Of each end, the device that it is of.
-    fn copy_between(&self, copy: &BoxCopy, to: Peer, from: Peer, stream: RawStream) -> Result<()>;
+    fn copy_between(&self, copy: &MemCopy3d, to: Peer, from: Peer, stream: RawStream)
+    -> Result<()>;
     /// What kernels of the peer may do with memory of a pool of this device (`cuMemPoolSetAccess`).
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()>;
 }

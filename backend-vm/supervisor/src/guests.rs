@@ -8,8 +8,8 @@ use wormhole_ring::bootstrap;
 use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal};
 use wormhole_ring::status::EndCause;
 
+use super::connection::{self, Peer};
 use super::observers::Observer;
-use super::peer::{self, Peer};
 use super::turns::TURN;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
 use wormhole_link::channel::ChannelError;
@@ -98,7 +98,7 @@ impl Supervisor {
             }
             return self.scrubber.close(tenant, [socket]);
         }
-        if !peer::is_stream(&socket) {
+        if !connection::is_stream(&socket) {
             if self.may_log(tenant) {
                 tracing::warn!(
                     "tenant {tenant} sent a descriptor as a control stream that is no stream socket"
@@ -415,7 +415,7 @@ impl Supervisor {
         match ending {
             Some(ending) => ending.stream = Some(stream),
             None => {
-                peer::shut_down(&stream);
+                connection::shut_down(&stream);
                 others.push(stream);
             }
         }

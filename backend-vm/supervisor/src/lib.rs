@@ -16,6 +16,7 @@
 mod alarm;
 mod arena;
 mod command;
+mod connection;
 mod datagram;
 mod descriptors;
 mod dump;
@@ -28,8 +29,6 @@ mod listener;
 mod log;
 mod log_budget;
 mod observers;
-mod peer;
-mod pool;
 mod privileges;
 mod quotas;
 mod sampler;
@@ -38,11 +37,12 @@ mod session_file;
 mod sessions;
 mod sharing;
 mod signals;
+mod spawn_queue;
 mod spawner;
-mod starts;
 mod tenants;
 mod turns;
 mod window;
+mod worker_pool;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -53,6 +53,7 @@ use std::time::{Duration, Instant};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
 pub use self::command::main;
+use self::connection::Peer;
 use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
 use self::dump::LastDump;
@@ -60,8 +61,6 @@ use self::guests::Guest;
 pub use self::listener::{ListenError, Listener};
 use self::log_budget::LogBudget;
 use self::observers::Observers;
-use self::peer::Peer;
-use self::pool::Worker;
 pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
@@ -69,12 +68,13 @@ use self::scrubber::{REFUSED, Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
+use self::spawn_queue::Starts;
 pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
-use self::starts::Starts;
 use self::tenants::Tenant;
 use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
+use self::worker_pool::Worker;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
@@ -518,7 +518,7 @@ impl Supervisor {
     fn remove_scrubber(&mut self, ops: &mut EventOps<'_>, token: u32) {
         self.sources.remove(&token);
         if let Some(socket) = self.scrubber.remove(token) {
-            peer::forget(ops, &socket);
+            connection::forget(ops, &socket);
         }
     }
 

@@ -23,9 +23,9 @@ use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
 use wormhole_ring::status::{Cause, EndCause};
 
 use super::arena::{Extent, ExtentState};
+use super::connection;
 use super::descriptors::SESSION;
 use super::guests::GuestError;
-use super::peer;
 use super::session_file::{self, SessionFile, SessionHeader};
 use super::tenants::window_of;
 use super::window::Window;
@@ -513,7 +513,7 @@ impl Supervisor {
         let (tenant, guest) = (session.tenant, session.guest);
         let ending = session.ending.take().unwrap_or_default();
         if let Some(stream) = ending.stream {
-            peer::shut_down(&stream);
+            connection::shut_down(&stream);
             self.scrubber.close(tenant, [stream]);
         }
         match (result, guest) {

@@ -9,11 +9,11 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
+use super::connection::Peer;
 use super::descriptors::{self, Held, SESSION, STREAM, TENANT};
 use super::guests::Guest;
 use super::listener::{self, Accepted};
 use super::log_budget::{LogBudget, Verdict};
-use super::peer::Peer;
 use super::scrubber::REFUSED;
 use super::turns::TURN;
 use super::window::Window;

@@ -2,12 +2,12 @@
 
 use wormhole_api::{
     Access, AddressFree, AddressReserve, Array, ArrayCreate, ArrayDestroy, AvailableShared,
-    BoxCopy, ClusterOccupancy, ClusterQuestion, ContextGetLimit, ContextReset, ContextSetLimit,
+    ClusterOccupancy, ClusterQuestion, ContextGetLimit, ContextReset, ContextSetLimit,
     DeviceDescribe, DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery,
     EventRecord, EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute,
     FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items, JitOption, Kind, LaunchAttribute,
     LaunchKernel, Library, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryKernels,
-    LibraryUnload, Link, LinkInput, MemAlloc, MemCopy, MemCreate, MemFree, MemGetInfo,
+    LibraryUnload, Link, LinkInput, MemAlloc, MemCopy, MemCopy3d, MemCreate, MemFree, MemGetInfo,
     MemGranularity, MemMap, MemRelease, MemSet, MemSetAccess, MemUnmap, MemWrite, Memory,
     MemoryOperation, Message, Mipmap, MipmapCreate, MipmapDestroy, MipmapGetLevel, Module,
     ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleUnload, Occupancy, PeerAttribute,
@@ -456,7 +456,7 @@ fn arrays(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         entry(&TextureLinearWidth { format, channels }),
         entry(&SurfaceCreate { array }),
         entry(&SurfaceDestroy { surface: 1 }),
-        entry(&BoxCopy {
+        entry(&MemCopy3d {
             extent: [width / 2, height / 2, 1],
             to_array: Some(array),
             to_origin: [3, 2, 0],

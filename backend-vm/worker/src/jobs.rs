@@ -13,7 +13,7 @@ use wormhole_device::Device;
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
-use super::critical::Critical;
+use super::abort_on_panic::AbortOnPanic;
 use super::devices::SessionDevice;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
@@ -99,7 +99,7 @@ fn start(
     let (sender, receiver) = channel::<Task>();
     let (notifier, progress) = (notifier.clone(), progress.clone());
     let body = move || {
-        let _critical = Critical;
+        let _critical = AbortOnPanic;
         while let Some(task) = next(&receiver, linger) {
             progress.job(task.slot, Stage::Running);
             let finish = (task.job)(&*task.device);

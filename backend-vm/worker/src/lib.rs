@@ -11,8 +11,8 @@
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
 //! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
 
+mod abort_on_panic;
 mod command;
-mod critical;
 mod description;
 pub mod devices;
 pub mod exchange;
@@ -44,7 +44,7 @@ use wormhole_ring::ring::Consumer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
-use self::critical::Critical;
+use self::abort_on_panic::AbortOnPanic;
 use self::devices::Devices;
 use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
@@ -321,7 +321,7 @@ fn serve(
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
-            let _critical = Critical;
+            let _critical = AbortOnPanic;
             let broken = executor.run();
             tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
             std::process::exit(BROKEN);

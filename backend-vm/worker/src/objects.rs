@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
-    ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreen, RawMipmap, RawModule,
-    RawStream, ReferenceTo,
+    ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreenContext, RawMipmap,
+    RawModule, RawStream, ReferenceTo,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 
@@ -21,15 +21,15 @@ const NO_FENCE: u32 = u32::MAX;
 /// A green context. Jobs hold it while they use it, and its streams as long as they live: a stream must not outlive
 /// it. It is destroyed when nobody does.
 #[derive(Debug)]
-pub struct GreenObject {
+pub struct GreenContextObject {
     pub device: SessionDevice,
-    pub raw: RawGreen,
+    pub raw: RawGreenContext,
     registrar: Registrar,
     ended: AtomicBool,
 }
 
-impl GreenObject {
-    pub fn new(device: SessionDevice, raw: RawGreen, registrar: Registrar) -> Self {
+impl GreenContextObject {
+    pub fn new(device: SessionDevice, raw: RawGreenContext, registrar: Registrar) -> Self {
         Self {
             device,
             raw,
@@ -47,7 +47,7 @@ impl GreenObject {
     }
 }
 
-impl Drop for GreenObject {
+impl Drop for GreenContextObject {
     /// The last holder may be the executor, which must not wait.
     fn drop(&mut self) {
         if *self.ended.get_mut() {
@@ -68,7 +68,7 @@ pub struct StreamObject {
     pub device: SessionDevice,
     pub raw: RawStream,
     /// The green context that it belongs to.
-    pub green: Option<Arc<GreenObject>>,
+    pub green: Option<Arc<GreenContextObject>>,
     /// The fence that was asked for last, and the value it will reach: it covers those before it.
     fence: AtomicU32,
     value: AtomicU64,
@@ -86,7 +86,7 @@ impl StreamObject {
     }
 
     /// One of a green context.
-    pub fn of(green: Arc<GreenObject>, raw: RawStream) -> Self {
+    pub fn of(green: Arc<GreenContextObject>, raw: RawStream) -> Self {
         let stream = Self::new(green.device.clone(), raw);
         Self {
             green: Some(green),
@@ -261,7 +261,7 @@ impl Used {
 
 /// Streams and events whose handle is gone while somebody still uses them.
 #[derive(Debug, Default)]
-pub struct Graveyard {
+pub struct Reclaim {
     streams: VecDeque<Arc<StreamObject>>,
     events: VecDeque<Arc<EventObject>>,
 }
@@ -270,7 +270,7 @@ pub struct Graveyard {
 /// while the executor has no quiet moment.
 const LOOKS: usize = 2;
 
-impl Graveyard {
+impl Reclaim {
     /// Destroys the stream now, or when its last fence has come and its last user is done.
     pub fn bury_stream(
         &mut self,

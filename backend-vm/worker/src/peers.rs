@@ -5,7 +5,7 @@
 
 use wormhole_api::constants::event_flags::DISABLE_TIMING;
 use wormhole_api::constants::stream_flags::NON_BLOCKING;
-use wormhole_device::{BoxCopy, RawEvent, RawGraph, RawPool, RawStream, Result};
+use wormhole_device::{MemCopy3d, RawEvent, RawGraph, RawPool, RawStream, Result};
 
 use super::devices::{Devices, SessionDevice};
 use super::objects::StreamObject;
@@ -46,15 +46,15 @@ impl Devices {
 }
 
 /// Copies between ends of which each is memory or an array of the device beside it.
-pub fn copy_box(
-    copy: &BoxCopy,
+pub fn copy_3d(
+    copy: &MemCopy3d,
     [to, from]: [Option<&SessionDevice>; 2],
     stream: &StreamObject,
 ) -> Result<()> {
     let here = &stream.device;
     let (to, from) = (to.unwrap_or(here), from.unwrap_or(here));
     if to == here && from == here {
-        return here.copy_box(copy, stream.raw);
+        return here.copy_3d(copy, stream.raw);
     }
     here.copy_between(copy, to.as_peer(), from.as_peer(), stream.raw)
 }

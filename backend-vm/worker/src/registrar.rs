@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use wormhole_api::CuResult;
 use wormhole_device::Result;
 
-use super::critical::Critical;
+use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
 use wormhole_link::progress::Progress;
 
@@ -115,7 +115,7 @@ impl Registrar {
         std::thread::Builder::new()
             .name("registrar".to_owned())
             .spawn(move || {
-                let _critical = Critical;
+                let _critical = AbortOnPanic;
                 while let Ok(task) = receiver.recv() {
                     (task.0)(&mut registrations);
                     theirs.end_task();

@@ -15,7 +15,7 @@ use wormhole_device::RawStream;
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
-use super::critical::Critical;
+use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
 use super::objects::StreamObject;
 use wormhole_link::progress::Progress;
@@ -95,7 +95,7 @@ impl Watcher {
         let handle = std::thread::Builder::new()
             .name("watcher".to_owned())
             .spawn(move || {
-                let _critical = Critical;
+                let _critical = AbortOnPanic;
                 watch(&watched, &devices, &words, &status, &progress);
             })?;
         Ok(Self {

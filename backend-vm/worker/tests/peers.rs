@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use support::served::{Served, handle};
 use wormhole_api::{
-    Access, Array, ArrayCreate, BoxCopy, CuResult, Decode, DevicePtr, Element, Event as EventKind,
+    Access, Array, ArrayCreate, CuResult, Decode, DevicePtr, Element, Event as EventKind,
     EventCreate, EventElapsed, EventRecord, Function, Graph, GraphBegin, GraphCopy, GraphFill,
     GraphInstantiate, GraphLaunch, Handle, Items, LaunchKernel, MemAlloc, MemAllocReply, MemCopy,
-    MemSet, Message, Module, ModuleGetFunction, Pool, PoolAlloc, PoolAllocReply, PoolDefault,
-    PoolFree, PoolSetAccess, Stream, StreamCreate, SurfaceCreate, Synchronize,
+    MemCopy3d, MemSet, Message, Module, ModuleGetFunction, Pool, PoolAlloc, PoolAllocReply,
+    PoolDefault, PoolFree, PoolSetAccess, Stream, StreamCreate, SurfaceCreate, Synchronize,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_cpu_device::{CpuDevice, Options};
@@ -328,7 +328,7 @@ fn arrays_of_two_devices_are_copied_to_each_other() {
         (None, Some(arrays[1])),
     ];
     for (to_array, from_array) in steps {
-        let copy = BoxCopy {
+        let copy = MemCopy3d {
             extent: [64, 8, 1],
             to_array,
             to_origin: [0; 3],

@@ -6,8 +6,8 @@ use wormhole_api::Handle;
 use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
-use super::boxes::copy_box;
 use super::copies::copy;
+use super::copy3d::copy_3d;
 use super::devices::device;
 use crate::error::{CuError, Result};
 use crate::object::array;
@@ -18,8 +18,8 @@ use crate::types::{
     CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
     CUmemcpyAttributes, CUstream, DefaultStream, LOCATION_DEVICE,
 };
-use crate::work::boxes::Place;
 use crate::work::copy::{Direction, Mode, check};
+use crate::work::copy3d::Place;
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
@@ -276,7 +276,7 @@ fn boxes(
     for copy in copies {
         let (ends, extent) = described(&copy)?;
         // SAFETY: what a description leads to is valid for the copy, by the contract of `In`.
-        unsafe { copy_box(scope, target, ends, extent, Mode::Asynchronous) }?;
+        unsafe { copy_3d(scope, target, ends, extent, Mode::Asynchronous) }?;
         during_call |= copy.srcAccessOrder == DURING_CALL;
     }
     if during_call {

@@ -11,7 +11,7 @@ use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::object::context::{self, Scope, primary_scope};
-use crate::object::{array, capture_mode, event, green, module, stream, texture};
+use crate::object::{array, capture_mode, event, green_context, module, stream, texture};
 use crate::parameter::{Out, Pointer};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
@@ -120,7 +120,7 @@ pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
     }
     let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
     let scope = context::scope_in(session, found.0, found.1);
-    if green::of(scope.context).is_some() {
+    if green_context::of(scope.context).is_some() {
         return Err(CuError::INVALID_CONTEXT);
     }
     // Native waits for the context's work; its memory and modules go with it.

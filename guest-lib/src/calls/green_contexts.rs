@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
-use crate::object::{array, context, context_events, event, green, module, stream, texture};
+use crate::object::{
+    array, context, context_events, event, green_context, module, stream, texture,
+};
 use crate::parameter::{In, InOut, Out, Room};
 use crate::session::session;
 use crate::types::{
@@ -33,7 +35,7 @@ fn scope_of(ctx: CUcontext) -> Result<Scope> {
 /// The scope of a green context.
 fn scope_of_green(ctx: CUgreenCtx) -> Result<Scope> {
     let scope = scope_of(ctx)?;
-    green::of(scope.context).ok_or(CuError::INVALID_CONTEXT)?;
+    green_context::of(scope.context).ok_or(CuError::INVALID_CONTEXT)?;
     Ok(scope)
 }
 
@@ -41,10 +43,10 @@ fn tell(scope: Scope, resource: Out<'_, CUdevResource>, kind: u32) -> Result {
     if resource.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    if kind != green::MULTIPROCESSORS {
+    if kind != green_context::MULTIPROCESSORS {
         return Err(CuError::INVALID_RESOURCE_TYPE);
     }
-    resource.put(green::describe(scope)?)
+    resource.put(green_context::describe(scope)?)
 }
 
 pub fn cuDeviceGetDevResource(
@@ -86,13 +88,13 @@ pub fn cuDevSmResourceSplitByCount(
     }
     let (wanted, input) = (nbGroups.get()?, input.get()?);
     if result.is_null() {
-        let (_, possible, _) = green::split(scope, &input, (useFlags, minCount), 0)?;
+        let (_, possible, _) = green_context::split(scope, &input, (useFlags, minCount), 0)?;
         return nbGroups.put(possible);
     }
     if wanted == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let (groups, _, rest) = green::split(scope, &input, (useFlags, minCount), wanted)?;
+    let (groups, _, rest) = green_context::split(scope, &input, (useFlags, minCount), wanted)?;
     let made = u32::try_from(groups.len()).unwrap_or(0);
     result.list()?.put_all(groups)?;
     remaining.put_if_wanted(rest);
@@ -108,7 +110,7 @@ pub fn cuDevResourceGenerateDesc(
     if phDesc.is_null() || resources.is_null() || nbResources == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let description = green::generate(resources.values()?)?;
+    let description = green_context::generate(resources.values()?)?;
     phDesc.put(std::ptr::without_provenance_mut(description))
 }
 
@@ -123,7 +125,7 @@ pub fn cuGreenCtxCreate(
         return Err(CuError::INVALID_VALUE);
     }
     let made = context::create_aside(ordinal, FLAGS)?;
-    match scope_of(made).and_then(|scope| green::create(scope, desc.addr())) {
+    match scope_of(made).and_then(|scope| green_context::create(scope, desc.addr())) {
         Ok(()) => phCtx.put(made),
         Err(error) => context::destroy(made).and(Err(error)),
     }
@@ -140,7 +142,7 @@ pub fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> Result {
     array::destroy_of(scope);
     module::unload_of(scope);
     memory::free_of(scope);
-    green::destroy(scope)?;
+    green_context::destroy(scope)?;
     waited
 }
 
@@ -196,7 +198,7 @@ pub fn cuStreamGetGreenCtx(hStream: CUstream, phCtx: Out<'_, CUgreenCtx>) -> Res
         return Err(CuError::INVALID_VALUE);
     }
     let number = target.stream.context.load(Ordering::Relaxed);
-    let is_green = !target.handle.is_legacy() && green::of(number).is_some();
+    let is_green = !target.handle.is_legacy() && green_context::of(number).is_some();
     let found = if is_green {
         context::by_number(number)?
     } else {

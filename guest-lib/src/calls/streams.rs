@@ -10,7 +10,7 @@ use crate::graph::submit::{Operation, submit};
 use crate::handle;
 use crate::object::event::Wait;
 use crate::object::stream::{self, Target, target};
-use crate::object::{context, green};
+use crate::object::{context, green_context};
 use crate::parameter::Out;
 use crate::types::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream};
 
@@ -128,7 +128,7 @@ pub fn cuStreamGetCtx_v2(
     let (scope, target) = target(default, hStream)?;
     let number = target.stream.context.load(Ordering::Relaxed);
     let green = (!target.handle.is_legacy())
-        .then(|| green::of(number))
+        .then(|| green_context::of(number))
         .flatten();
     if green.is_none() {
         pGreenCtx.put_if_wanted(ptr::null_mut());

@@ -21,9 +21,9 @@ use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function;
 use crate::types::CUgraphEdgeData;
-use crate::work::boxes::{Ends, Place, staged};
+use crate::work::copy3d::{Ends, Place, staged};
 use crate::work::host_function::{Function, NodeWords};
-use crate::work::stream_memory;
+use crate::work::mem_ops;
 
 /// Edges of one message.
 const EDGES: usize = 1024;
@@ -359,7 +359,7 @@ impl Description<'_> {
             Work::WaitEvent(event) => self.event(*event, GraphEventKind::Wait),
             Work::RecordEvent(event) => self.event(*event, GraphEventKind::Record),
             Work::Memory(operations) => {
-                let given = operations.given.iter().map(stream_memory::read);
+                let given = operations.given.iter().map(mem_ops::read);
                 let operations = given.collect::<Result<Vec<_>>>()?;
                 self.node(&GraphMemoryOperations {
                     graph,
@@ -420,7 +420,7 @@ impl Description<'_> {
         match (to_end, from_end) {
             (End::Pageable, End::Device) => {
                 let buffer = staged(self.stage(extent)?, extent);
-                let copied = self.box_copy(&buffer, &from, extent)?;
+                let copied = self.mem_copy_3d(&buffer, &from, extent)?;
                 let from = buffer;
                 let host = self.host(step, Function::Rows { to, from, extent })?;
                 self.edge(copied, host, then);
@@ -434,7 +434,7 @@ impl Description<'_> {
                     extent,
                 };
                 let host = self.host(step, function)?;
-                let copied = self.box_copy(&to, &buffer, extent)?;
+                let copied = self.mem_copy_3d(&to, &buffer, extent)?;
                 self.edge(host, copied, then);
                 Ok(copied)
             }
@@ -442,7 +442,7 @@ impl Description<'_> {
                 self.host(step, Function::Rows { to, from, extent })?;
                 Ok(Described::DONE_HERE)
             }
-            _ => self.box_copy(&to, &from, extent),
+            _ => self.mem_copy_3d(&to, &from, extent),
         }
     }
 
@@ -456,7 +456,7 @@ impl Description<'_> {
         Ok(address)
     }
 
-    fn box_copy(&mut self, to: &Place, from: &Place, extent: [u64; 3]) -> Result<u32> {
+    fn mem_copy_3d(&mut self, to: &Place, from: &Place, extent: [u64; 3]) -> Result<u32> {
         let (to_array, to_origin, to_memory, to_pitch, to_rows) = to.fields();
         let (from_array, from_origin, from_memory, from_pitch, from_rows) = from.fields();
         self.node(&GraphCopy {

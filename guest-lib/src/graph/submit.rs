@@ -9,11 +9,11 @@ use crate::memory::pool::{self, Alloc};
 use crate::object::context::Scope;
 use crate::object::event::{Record, Wait};
 use crate::object::stream::Target;
-use crate::work::boxes::Copy3d;
 use crate::work::copy::{CheckedFill, Copy};
+use crate::work::copy3d::Copy3d;
 use crate::work::host_function::{self, Function};
 use crate::work::launch::Launch;
-use crate::work::stream_memory;
+use crate::work::mem_ops;
 
 /// An operation on a stream. Making one performs the checks that streams and captures share. An operation borrows its
 /// parts, so that a launch allocates nothing; a capture clones them.
@@ -54,7 +54,7 @@ pub fn submit(scope: Scope, target: Target, operation: Operation<'_>) -> Result 
             None => copy.send(scope, target),
         },
         Operation::Fill(fill) => fill.send(scope, target),
-        Operation::Memory(operations) => stream_memory::send(scope, target, operations),
+        Operation::Memory(operations) => mem_ops::send(scope, target, operations),
         Operation::Host(function) => host_function::send(scope, target, function),
         Operation::Record(record) => record.send(scope, target),
         Operation::Wait(wait) => wait.send(scope, target),

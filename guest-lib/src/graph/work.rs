@@ -19,11 +19,11 @@ use crate::types::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
     CUhostFn, CUstreamBatchMemOpParams,
 };
-use crate::work::boxes::Ends;
 use crate::work::copy::{Fill, Mode};
+use crate::work::copy3d::Ends;
 use crate::work::described::places;
 use crate::work::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
-use crate::work::stream_memory;
+use crate::work::mem_ops;
 
 pub use wormhole_api::constants::graph_node_type as kind;
 
@@ -235,12 +235,12 @@ impl Operations {
         given: impl ExactSizeIterator<Item = CUstreamBatchMemOpParams>,
         context: *mut c_void,
     ) -> Result<Self> {
-        if !(1..=stream_memory::MOST).contains(&given.len()) {
+        if !(1..=mem_ops::MOST).contains(&given.len()) {
             return Err(CuError::INVALID_VALUE);
         }
         let given: Box<[_]> = given.collect();
         for operation in &given {
-            stream_memory::read(operation)?;
+            mem_ops::read(operation)?;
         }
         Ok(Self { given, context })
     }

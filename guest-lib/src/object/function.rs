@@ -16,7 +16,7 @@ use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::object::context::{self, Scope, primary_scope};
-use crate::object::{legacy, module};
+use crate::object::{launch_v3, module};
 
 pub use wormhole_api::constants::function_attribute as attribute;
 
@@ -121,7 +121,7 @@ pub struct Function {
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
     /// What is set for launches as before CUDA 4.
-    pub legacy: legacy::Shared,
+    pub legacy: launch_v3::Shared,
     configurations: Agreed,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
 }
@@ -224,7 +224,7 @@ impl Function {
             launched: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
-            legacy: legacy::Shared::default(),
+            legacy: launch_v3::Shared::default(),
             configurations: Agreed::default(),
             occupancy: Mutex::default(),
         };

@@ -23,7 +23,7 @@ use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::object::context::{self, Scope};
-use crate::object::{context_events, green};
+use crate::object::{context_events, green_context};
 use crate::session::FenceLine;
 use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
@@ -181,7 +181,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         drop(timeline);
         *stream.attributes() = StreamAttributes::NEW;
     })?;
-    let made = match green::of(scope.context) {
+    let made = match green_context::of(scope.context) {
         Some(green) => scope.session.request(
             &GreenStream {
                 new: handle,

@@ -6,7 +6,7 @@ use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::object::array;
 use crate::types::{CUDA_MEMCPY3D, CUarray};
-use crate::work::boxes::Place;
+use crate::work::copy3d::Place;
 
 pub use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
 

@@ -23,8 +23,8 @@ use crate::object::context::{self, Scope};
 use crate::object::stream::Target;
 use crate::session::{self, Session};
 use crate::types::{CUhostFn, CUstream, CUstreamCallback};
-use crate::work::boxes::{self, Place};
-use crate::work::stream_memory::{self, Word};
+use crate::work::copy3d::{self, Place};
+use crate::work::mem_ops::{self, Word};
 
 /// What is called.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ impl Function {
             }
             Self::Rows { to, from, extent } if result == CuResult::SUCCESS => {
                 // SAFETY: the graph keeps the arena, and the program vouches for its own memory.
-                unsafe { boxes::copy_rows(&to, &from, extent) };
+                unsafe { copy3d::copy_rows(&to, &from, extent) };
             }
             _ => {}
         }
@@ -133,14 +133,14 @@ impl NodeWords {
     pub fn operations(self) -> [MemoryOperation; 3] {
         let operation = |kind, word: Word, value| MemoryOperation {
             kind,
-            flags: stream_memory::GEQ,
+            flags: mem_ops::GEQ,
             address: word.address(),
             value,
         };
         [
-            operation(stream_memory::WRITE_64, self.ready, 1),
-            operation(stream_memory::WAIT_64, self.done, 1),
-            operation(stream_memory::WRITE_64, self.done, 0),
+            operation(mem_ops::WRITE_64, self.ready, 1),
+            operation(mem_ops::WAIT_64, self.done, 1),
+            operation(mem_ops::WRITE_64, self.done, 0),
         ]
     }
 }
@@ -226,12 +226,12 @@ pub fn send(scope: Scope, target: Target, function: Function) -> Result {
         function,
     });
     ARRIVED.notify_one();
-    stream_memory::send(
+    mem_ops::send(
         scope,
         target,
         &[MemoryOperation {
-            kind: stream_memory::WAIT_64,
-            flags: stream_memory::GEQ,
+            kind: mem_ops::WAIT_64,
+            flags: mem_ops::GEQ,
             address: done.word.address(),
             value: done.value,
         }],

@@ -7,7 +7,7 @@
 mod interfaces;
 mod modules;
 mod output;
-mod power;
+mod poweroff;
 mod program;
 mod system;
 mod window;
@@ -69,9 +69,9 @@ fn main() {
         send(&run, ending.clone(), stream);
     }
     if let Some(port) = run.exit_port {
-        power::tell_monitor(port, ending.status());
+        poweroff::tell_monitor(port, ending.status());
     }
-    power::restart();
+    poweroff::restart();
 }
 
 /// Streams of a run, in the order in which they are opened. The last one signals the other side that the program

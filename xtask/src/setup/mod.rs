@@ -13,7 +13,7 @@ use wormhole_images::{
 };
 
 use crate::command::{Failure, Run, megabytes, step};
-use crate::{earlier, linker, programs, toolchain};
+use crate::{linker, older_cuda, programs, toolchain};
 use host::Facts;
 
 /// Package of the runner of fuzz targets.
@@ -51,7 +51,7 @@ pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
     )?;
     if tests {
         nightly()?;
-        earlier::build_programs(root)?;
+        older_cuda::build_programs(root)?;
         build_images(
             root,
             &[

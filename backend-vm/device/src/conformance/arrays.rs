@@ -6,7 +6,8 @@ use super::{
 };
 use crate::array::{LAYERED, SURFACE_LDST};
 use crate::{
-    ArrayShape, BoxCopy, BoxEnd, CuError, Device, RawArray, RawStream, Resource, Sampling, Texels,
+    ArrayShape, Copy3dEnd, CuError, Device, MemCopy3d, RawArray, RawStream, Resource, Sampling,
+    Texels,
 };
 use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
 
@@ -180,21 +181,26 @@ pub(super) fn shape(
         .map_err(|error| format!("{extent:?} is no shape: {error:?}"))
 }
 
-pub(super) fn memory(address: u64, pitch: u64, rows: u64) -> BoxEnd {
-    BoxEnd::Memory {
+pub(super) fn memory(address: u64, pitch: u64, rows: u64) -> Copy3dEnd {
+    Copy3dEnd::Memory {
         address,
         pitch,
         rows,
     }
 }
 
-pub(super) fn of(array: RawArray, origin: [u64; 3]) -> BoxEnd {
-    BoxEnd::Array { array, origin }
+pub(super) fn of(array: RawArray, origin: [u64; 3]) -> Copy3dEnd {
+    Copy3dEnd::Array { array, origin }
 }
 
-pub(super) fn copy(device: &dyn Device, to: BoxEnd, from: BoxEnd, extent: [u64; 3]) -> Outcome {
-    let copy = BoxCopy { to, from, extent };
-    worked("copy of a box", device.copy_box(&copy, LEGACY))
+pub(super) fn copy(
+    device: &dyn Device,
+    to: Copy3dEnd,
+    from: Copy3dEnd,
+    extent: [u64; 3],
+) -> Outcome {
+    let copy = MemCopy3d { to, from, extent };
+    worked("copy of a box", device.copy_3d(&copy, LEGACY))
 }
 
 /// Device memory that holds these bytes.
@@ -311,14 +317,14 @@ fn order(device: &dyn Device) -> Outcome {
         };
         worked("fill", device.fill(fill, stream))?;
         let (to, from) = (of(array, [0; 3]), memory(address, 1024, 64));
-        let written = device.copy_box(&BoxCopy { to, from, extent }, stream);
+        let written = device.copy_3d(&MemCopy3d { to, from, extent }, stream);
         worked("copy", written)?;
         worked(
             "fill",
             device.fill(crate::Fill { value: 0, ..fill }, stream),
         )?;
         let (to, from) = (memory(address, 1024, 64), of(array, [0; 3]));
-        let read = device.copy_box(&BoxCopy { to, from, extent }, stream);
+        let read = device.copy_3d(&MemCopy3d { to, from, extent }, stream);
         worked("copy", read)?;
         let last = device.copy(host.address(0), address + bytes - 4, 4, stream);
         worked("copy", last)?;

@@ -6,8 +6,9 @@ use super::{
     Check, HostMemory, NON_BLOCKING, Outcome, eventually, holds, kernel, pack, same, worked,
 };
 use crate::{
-    BoxCopy, BoxEnd, CuError, Device, Fill, GraphDescription, GraphEdge, GraphKernel, GraphNode,
-    LoadedFunction, MemoryOperation, MemoryOperationKind, RawGraph, RawStream, condition,
+    Copy3dEnd, CuError, Device, Fill, GraphDescription, GraphEdge, GraphKernel, GraphNode,
+    LoadedFunction, MemCopy3d, MemoryOperation, MemoryOperationKind, RawGraph, RawStream,
+    condition,
 };
 
 pub const CHECKS: &[Check] = &[
@@ -81,12 +82,12 @@ pub(super) fn fill(address: u64, value: u32) -> GraphNode {
 }
 
 pub(super) fn copy(to: u64, from: u64) -> GraphNode {
-    let end = |address| BoxEnd::Memory {
+    let end = |address| Copy3dEnd::Memory {
         address,
         pitch: 4,
         rows: 1,
     };
-    GraphNode::Copy(BoxCopy {
+    GraphNode::Copy(MemCopy3d {
         to: end(to),
         from: end(from),
         extent: [4, 1, 1],
@@ -278,12 +279,12 @@ fn update_rows(device: &dyn Device) -> Outcome {
     let add_one = kernel(device, "add_one")?;
     // Two rows of a word, of which the second is looked at.
     let described = |value: u64, to: u64| {
-        let end = |address, pitch| BoxEnd::Memory {
+        let end = |address, pitch| Copy3dEnd::Memory {
             address,
             pitch,
             rows: 2,
         };
-        let rows = BoxCopy {
+        let rows = MemCopy3d {
             to: end(to, 64),
             from: end(memory, 64),
             extent: [4, 2, 1],

@@ -13,15 +13,15 @@ mod kernels;
 mod launch_events;
 mod launches;
 mod linking;
+mod mem_ops;
 mod memory;
 mod modules;
 mod peers;
 mod pools;
 mod questions;
-mod references;
 mod sharing;
-mod stream_memory;
 mod streams;
+mod texture_references;
 mod virtual_memory;
 
 pub use peers::{Pair, PeerCheck, peer_checks};
@@ -55,13 +55,13 @@ pub fn checks() -> Vec<Check> {
         memory::CHECKS,
         arrays::CHECKS,
         streams::CHECKS,
-        stream_memory::CHECKS,
+        mem_ops::CHECKS,
         launches::CHECKS,
         launch_events::CHECKS,
         linking::CHECKS,
         modules::CHECKS,
         questions::CHECKS,
-        references::CHECKS,
+        texture_references::CHECKS,
         sharing::CHECKS,
         faults::CHECKS,
         graphs::CHECKS,

@@ -5,8 +5,8 @@ use super::{
     launch, same, worked,
 };
 use crate::{
-    Access, ArrayShape, BoxCopy, BoxEnd, CuError, Device, Fill, LoadedFunction, MemoryOperation,
-    MemoryOperationKind, RawStream, condition,
+    Access, ArrayShape, Copy3dEnd, CuError, Device, Fill, LoadedFunction, MemCopy3d,
+    MemoryOperation, MemoryOperationKind, RawStream, condition,
 };
 
 const LEGACY: RawStream = RawStream::LEGACY;
@@ -273,11 +273,11 @@ fn arrays(pair: Pair<'_>) -> Outcome {
     let shape = shape.map_err(|error| format!("a shape: {error:?}"))?;
     let make = |device: &dyn Device| worked("array", device.create_array(&shape));
     let arrays = [make(pair[0])?, make(pair[1])?];
-    let in_array = |array| BoxEnd::Array {
+    let in_array = |array| Copy3dEnd::Array {
         array,
         origin: [0; 3],
     };
-    let in_host = |address| BoxEnd::Memory {
+    let in_host = |address| Copy3dEnd::Memory {
         address,
         pitch: ROW,
         rows: ROWS,
@@ -296,14 +296,14 @@ fn arrays(pair: Pair<'_>) -> Outcome {
         (in_host(host.address(half)), in_array(arrays[1]), [0, 1]),
     ];
     for (to, from, owners) in steps {
-        let copy = BoxCopy {
+        let copy = MemCopy3d {
             to,
             from,
             extent: [ROW, ROWS, 1],
         };
         let [to, from] = owners.map(|owner: usize| pair[owner].as_peer());
         let copied = match owners {
-            [0, 0] => pair[0].copy_box(&copy, LEGACY),
+            [0, 0] => pair[0].copy_3d(&copy, LEGACY),
             _ => pair[0].copy_between(&copy, to, from, LEGACY),
         };
         worked("copy", copied)?;

@@ -1,8 +1,8 @@
 //! Creates images on a device.
 
 use wormhole_device::{
-    ArrayShape, BoxCopy, BoxEnd, CuError, Device, RawArray, RawMipmap, RawStream, Resource, Result,
-    Texels,
+    ArrayShape, Copy3dEnd, CuError, Device, MemCopy3d, RawArray, RawMipmap, RawStream, Resource,
+    Result, Texels,
 };
 
 use crate::object::{Object, Picture, Source};
@@ -63,8 +63,8 @@ impl Placed {
             return Err(CuError::INVALID_VALUE);
         };
         let (memory, extent) = ends(picture, 0, to);
-        device.copy_box(
-            &BoxCopy {
+        device.copy_3d(
+            &MemCopy3d {
                 to: memory,
                 from: whole(array),
                 extent,
@@ -75,18 +75,18 @@ impl Placed {
     }
 }
 
-fn whole(array: RawArray) -> BoxEnd {
-    BoxEnd::Array {
+fn whole(array: RawArray) -> Copy3dEnd {
+    Copy3dEnd::Array {
         array,
         origin: [0; 3],
     }
 }
 
 /// Returns a level's bytes in memory as one end of a copy, and the extent of the copy.
-fn ends(picture: &Picture, level: u32, address: u64) -> (BoxEnd, [u64; 3]) {
+fn ends(picture: &Picture, level: u32, address: u64) -> (Copy3dEnd, [u64; 3]) {
     let [_, rows, slices] = picture.extent_of(level);
     let pitch = picture.pitch(level);
-    let memory = BoxEnd::Memory {
+    let memory = Copy3dEnd::Memory {
         address,
         pitch,
         rows,
@@ -105,8 +105,8 @@ fn upload(device: &dyn Device, picture: &Picture, level: u32) -> Result<u64> {
 fn fill(device: &dyn Device, picture: &Picture, level: u32, array: RawArray) -> Result<()> {
     let address = upload(device, picture, level)?;
     let (memory, extent) = ends(picture, level, address);
-    device.copy_box(
-        &BoxCopy {
+    device.copy_3d(
+        &MemCopy3d {
             to: whole(array),
             from: memory,
             extent,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use wormhole_api::array::{ArrayShape, Texels, span};
 use wormhole_api::{
-    Array, ArrayCreate, ArrayDestroy, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate,
+    Array, ArrayCreate, ArrayDestroy, CuResult, DevicePtr, Handle, MemCopy3d, Mipmap, MipmapCreate,
     MipmapDestroy, MipmapGetLevel, Outcome, ReferenceBindTexture, Serve, Served, SurfaceCreate,
     SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply, TextureDestroy,
     TextureSource,
 };
-use wormhole_device::{BoxEnd, Resource, Sampling, View};
+use wormhole_device::{Copy3dEnd, Resource, Sampling, View};
 
 use super::addresses::Place;
 use super::handles::Table;
@@ -386,19 +386,19 @@ impl Serve<SurfaceDestroy> for Session {
 
 impl Session {
     /// One end of a copy, if it holds the box and is the session's, and the array that it is.
-    pub(super) fn box_end(
+    pub(super) fn copy3d_end(
         &self,
         extent: [u64; 3],
         array: Option<Handle<Array>>,
         origin: [u64; 3],
         (address, pitch, rows): (DevicePtr, u64, u64),
-    ) -> Result<(BoxEnd, Place, Option<&Arc<ArrayObject>>), CuResult> {
+    ) -> Result<(Copy3dEnd, Place, Option<&Arc<ArrayObject>>), CuResult> {
         if let Some(handle) = array {
             let array = self.objects.arrays.arrays.get(handle)?;
             if !array.shape.holds(origin, extent) {
                 return Err(self.addresses.refused());
             }
-            let end = BoxEnd::Array {
+            let end = Copy3dEnd::Array {
                 array: array.raw,
                 origin,
             };
@@ -408,7 +408,7 @@ impl Session {
             return Err(self.addresses.refused());
         };
         let place = self.addresses.place(address.0, bytes)?;
-        let end = BoxEnd::Memory {
+        let end = Copy3dEnd::Memory {
             address: address.0,
             pitch,
             rows,
@@ -417,20 +417,20 @@ impl Session {
     }
 }
 
-impl Serve<BoxCopy> for Session {
-    fn serve(&mut self, call: &Call, message: &BoxCopy) -> Outcome<()> {
+impl Serve<MemCopy3d> for Session {
+    fn serve(&mut self, call: &Call, message: &MemCopy3d) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
         let extent = message.extent;
         if extent.contains(&0) {
             return Ok(Served::Done(()));
         }
-        let (to, to_place, to_array) = self.box_end(
+        let (to, to_place, to_array) = self.copy3d_end(
             extent,
             message.to_array,
             message.to_origin,
             (message.to_memory, message.to_pitch, message.to_rows),
         )?;
-        let (from, from_place, from_array) = self.box_end(
+        let (from, from_place, from_array) = self.copy3d_end(
             extent,
             message.from_array,
             message.from_origin,
@@ -439,9 +439,9 @@ impl Serve<BoxCopy> for Session {
         // Both ends hold it, so it fits.
         let bytes = extent.iter().product();
         self.count_copy(from_place, to_place, bytes)?;
-        let copy = wormhole_device::BoxCopy { to, from, extent };
+        let copy = wormhole_device::MemCopy3d { to, from, extent };
         let owners = [to_array, from_array].map(|array| Some(&array?.device));
-        self.done(peers::copy_box(&copy, owners, stream))
+        self.done(peers::copy_3d(&copy, owners, stream))
             .map(Served::Done)
     }
 }

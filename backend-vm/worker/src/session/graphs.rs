@@ -9,7 +9,7 @@ use wormhole_api::{
     GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
-    BoxCopy, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
+    Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
     MemoryOperation, RawGraph,
 };
 
@@ -279,20 +279,20 @@ impl Serve<GraphCopy> for Session {
             if extent.contains(&0) {
                 return Err(CuResult::INVALID_VALUE);
             }
-            let (to, _, to_array) = session.box_end(
+            let (to, _, to_array) = session.copy3d_end(
                 extent,
                 message.to_array,
                 message.to_origin,
                 (message.to_memory, message.to_pitch, message.to_rows),
             )?;
-            let (from, _, from_array) = session.box_end(
+            let (from, _, from_array) = session.copy3d_end(
                 extent,
                 message.from_array,
                 message.from_origin,
                 (message.from_memory, message.from_pitch, message.from_rows),
             )?;
             let arrays = [to_array, from_array].map(|array| array.cloned());
-            let node = GraphNode::Copy(BoxCopy { to, from, extent });
+            let node = GraphNode::Copy(MemCopy3d { to, from, extent });
             let uses = session.objects.graphs.add_node(message.graph, node, 0)?;
             for array in arrays.into_iter().flatten() {
                 uses.name(&array.device);

@@ -10,7 +10,7 @@ use wormhole_api::{
 use wormhole_device::{Multiprocessors, Split};
 
 use super::{Answer, Call, OBJECTS, Session};
-use crate::objects::{GreenObject, StreamObject};
+use crate::objects::{GreenContextObject, StreamObject};
 
 /// Groups of one split: with what is left over, as many parts as an answer holds.
 const MOST_GROUPS: u32 = 254;
@@ -31,7 +31,7 @@ pub(super) struct Greens {
     numbers: HashMap<Part, u32>,
     /// A device may describe equal parts differently each time, so the same split is done once.
     splits: HashMap<SplitKey, Arc<Split>>,
-    contexts: Vec<Option<(usize, Arc<GreenObject>)>>,
+    contexts: Vec<Option<(usize, Arc<GreenContextObject>)>>,
     /// Places of `contexts` that are empty.
     free: Vec<usize>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Greens {
 #[derive(Debug)]
 pub(super) struct Ending {
     streams: Vec<Arc<StreamObject>>,
-    contexts: Vec<Arc<GreenObject>>,
+    contexts: Vec<Arc<GreenContextObject>>,
 }
 
 impl Ending {
@@ -73,7 +73,7 @@ impl Greens {
     }
 
     /// A green context of the device `on`.
-    fn context(&self, number: u32, on: usize) -> Result<Arc<GreenObject>, CuResult> {
+    fn context(&self, number: u32, on: usize) -> Result<Arc<GreenContextObject>, CuResult> {
         let index = (number as usize).checked_sub(1);
         match index.and_then(|index| self.contexts.get(index)?.as_ref()) {
             Some((device, green)) if *device == on => Ok(Arc::clone(green)),
@@ -108,7 +108,7 @@ impl Greens {
     }
 
     /// Keeps a green context of the device `on`.
-    fn enter_context(&mut self, on: usize, green: GreenObject) -> Result<u32, CuResult> {
+    fn enter_context(&mut self, on: usize, green: GreenContextObject) -> Result<u32, CuResult> {
         if !self.has_room() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
@@ -121,7 +121,11 @@ impl Greens {
     }
 
     /// It may not be named from here on.
-    fn remove_context(&mut self, number: u32, on: usize) -> Result<Arc<GreenObject>, CuResult> {
+    fn remove_context(
+        &mut self,
+        number: u32,
+        on: usize,
+    ) -> Result<Arc<GreenContextObject>, CuResult> {
         let green = self.context(number, on)?;
         let index = number as usize - 1;
         self.contexts[index] = None;
@@ -226,7 +230,7 @@ impl Serve<GreenCreate<'_>> for Session {
             device.clone(),
             move |device| device.create_green(&parts),
             move |session, raw| {
-                let green = GreenObject::new(device, raw, session.registrar.clone());
+                let green = GreenContextObject::new(device, raw, session.registrar.clone());
                 match session.objects.greens.enter_context(on, green) {
                     Ok(green) => Answer::reply(&GreenCreateReply { green }),
                     Err(error) => Answer::failed(error),

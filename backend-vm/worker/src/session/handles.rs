@@ -17,7 +17,7 @@ use super::pools::PoolObject;
 use super::virtual_memory::MemoryObject;
 use super::{Call, OBJECTS};
 use crate::devices::Devices;
-use crate::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
+use crate::objects::{EventObject, FunctionObject, ImageObject, Loaded, Reclaim, StreamObject};
 
 /// The objects of one type.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ pub(super) struct Objects {
     pub graphs: Graphs,
     pub pools: Table<Pool, Arc<PoolObject>>,
     pub memories: Table<Memory, Arc<MemoryObject>>,
-    pub graveyard: Graveyard,
+    pub graveyard: Reclaim,
     /// Images whose handle is gone while a job still uses them, with the requests to unload them.
     pub unloading: Vec<(Call, Arc<Loaded>)>,
 }
@@ -152,7 +152,7 @@ impl Objects {
             graphs: Graphs::new(counters),
             pools: Table::new(counters),
             memories: Table::new(counters),
-            graveyard: Graveyard::default(),
+            graveyard: Reclaim::default(),
             unloading: Vec::new(),
         }
     }

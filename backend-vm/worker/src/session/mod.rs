@@ -33,15 +33,15 @@ mod images;
 mod kernels;
 mod launch;
 mod limits;
+mod mem_ops;
 mod memory;
 mod output;
 mod peers;
 mod pools;
-mod references;
 mod reset;
 mod sharing;
-mod stream_memory;
 mod streams;
+mod texture_references;
 mod virtual_memory;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Arrays of the device that remembers: they exist, and copies of boxes are entered by the bytes of a row.
 
 use wormhole_device::{
-    ArrayShape, Arrays, BoxCopy, CuError, RawArray, RawMipmap, RawStream, Resource, Result,
+    ArrayShape, Arrays, CuError, MemCopy3d, RawArray, RawMipmap, RawStream, Resource, Result,
     Sampling, View,
 };
 
@@ -47,7 +47,7 @@ impl Arrays for Recorder {
     fn destroy_surface(&self, surface: u64) -> Result<()> {
         self.end(surface)
     }
-    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
+    fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()> {
         self.check(stream.0)?;
         self.enter(u32::try_from(copy.extent[0]).map_err(|_| CuError::INVALID_VALUE)?);
         Ok(())

@@ -1,6 +1,8 @@
 //! Green contexts of the device that remembers: it has 16 multiprocessors.
 
-use wormhole_device::{Device, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split};
+use wormhole_device::{
+    Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
+};
 
 use super::recorder::Recorder;
 
@@ -12,7 +14,7 @@ const ALL: Multiprocessors = Multiprocessors {
 };
 
 impl GreenContexts for Recorder {
-    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors> {
+    fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors> {
         self.arrive("multiprocessors");
         match green {
             Some(green) => self.check(green.0).map(|()| ALL),
@@ -27,15 +29,15 @@ impl GreenContexts for Recorder {
             rest: None,
         })
     }
-    fn create_green(&self, _: &[Multiprocessors]) -> Result<RawGreen> {
+    fn create_green(&self, _: &[Multiprocessors]) -> Result<RawGreenContext> {
         self.arrive("create_green");
-        Ok(RawGreen(self.make()))
+        Ok(RawGreenContext(self.make()))
     }
-    fn destroy_green(&self, green: RawGreen) -> Result<()> {
+    fn destroy_green(&self, green: RawGreenContext) -> Result<()> {
         self.arrive("destroy_green");
         self.end(green.0)
     }
-    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+    fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream> {
         self.arrive("green_stream");
         self.check(green.0)?;
         self.create_stream(flags, priority)

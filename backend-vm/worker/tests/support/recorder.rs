@@ -14,11 +14,11 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    Access, BoxCopy, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
+    Access, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute,
-    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter,
-    Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule,
-    RawPool, RawStream, Result, StreamMemory, VirtualMemory,
+    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d, MemoryOperation,
+    Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory,
+    RawModule, RawPool, RawStream, Result, StreamMemory, VirtualMemory,
 };
 
 use wormhole_backend_tests::backend::PATIENCE;
@@ -196,7 +196,7 @@ impl Recorder {
                 GraphNode::Kernel(kernel) => self.check(kernel.function.0)?,
                 GraphNode::Copy(copy) => {
                     for end in [copy.to, copy.from] {
-                        if let BoxEnd::Array { array, .. } = end {
+                        if let Copy3dEnd::Array { array, .. } = end {
                             self.check(array.0)?;
                         }
                     }
@@ -284,7 +284,7 @@ impl Peers for Recorder {
     fn disable_peer(&self, _: Peer) -> Result<()> {
         Err(CuError::INVALID_DEVICE)
     }
-    fn copy_between(&self, _: &BoxCopy, _: Peer, _: Peer, _: RawStream) -> Result<()> {
+    fn copy_between(&self, _: &MemCopy3d, _: Peer, _: Peer, _: RawStream) -> Result<()> {
         Err(CuError::INVALID_DEVICE)
     }
     fn set_pool_access(&self, pool: RawPool, _: Peer, _: Access) -> Result<()> {

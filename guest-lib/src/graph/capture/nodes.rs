@@ -19,8 +19,8 @@ use crate::object::stream::Target;
 use crate::types::{
     CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUstreamBatchMemOpParams,
 };
-use crate::work::boxes::Copy3d;
 use crate::work::copy::{CheckedFill, Copy, Direction, Mode};
+use crate::work::copy3d::Copy3d;
 use crate::work::described::{DEVICE, Described, HOST, UNIFIED, description, description_of};
 use crate::work::host_function::Function;
 use crate::work::launch::{Launch, Milestone};

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
 
+use super::connection::{self, Peer};
 use super::observers;
-use super::peer::{self, Peer};
+use super::spawn_queue::Start;
 use super::spawner::{Heard, Process, Report as Spawned};
-use super::starts::Start;
 use super::turns::TURN;
 use super::workers::{Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
@@ -277,7 +277,7 @@ impl Supervisor {
 
     /// The spawner has ended, and the kernel has killed all workers with it. Without it nobody is served.
     fn spawner_lost(&mut self, ops: &mut EventOps<'_>, error: SpawnerError) {
-        peer::forget(ops, self.starts.spawner());
+        connection::forget(ops, self.starts.spawner());
         let reason = error.to_string();
         self.lost = Some(error);
         for start in self.starts.abandon() {
@@ -661,7 +661,7 @@ impl Supervisor {
             worker.peer.forget(ops);
         }
         if let Some(log) = &worker.log {
-            peer::forget(ops, log.pipe());
+            connection::forget(ops, log.pipe());
         }
         for token in worker.tokens {
             self.sources.remove(&token);
@@ -695,7 +695,7 @@ impl Supervisor {
             return;
         };
         if let Some(log) = worker.log.take() {
-            peer::forget(ops, log.pipe());
+            connection::forget(ops, log.pipe());
             let token = std::mem::take(&mut worker.tokens[1]);
             self.sources.remove(&token);
         }

@@ -10,8 +10,8 @@ use crate::parameter::{In, Out};
 use crate::types::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUstream, DefaultStream,
 };
-use crate::work::boxes::{Copy3d, Place};
 use crate::work::copy::Mode;
+use crate::work::copy3d::{Copy3d, Place};
 use crate::work::described::{ARRAY, DEVICE, Described, HOST, address, described};
 
 /// A description. Without one, what is wrong with the stream is said first.
@@ -38,14 +38,14 @@ fn run(
     let extent = extent.map(|extent| extent as u64);
     let ends = (to.place(extent)?, from.place(extent)?);
     // SAFETY: these, and what descriptions lead to, are valid for the copy.
-    unsafe { copy_box(scope, target, ends, extent, mode) }
+    unsafe { copy_3d(scope, target, ends, extent, mode) }
 }
 
 /// Hands a copy of a box to a stream.
 ///
 /// # Safety
 /// An end that is host memory is valid for the copy.
-pub(super) unsafe fn copy_box(
+pub(super) unsafe fn copy_3d(
     scope: Scope,
     target: Target,
     ends: (Place, Place),

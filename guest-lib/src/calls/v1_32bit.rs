@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use super::devices::device;
 use crate::error::{CuError, Result};
-use crate::object::{array, context, reference};
+use crate::object::{array, context, texture_reference};
 use crate::parameter::{Out, Pointer};
 use crate::types::{CUarray, CUdevice};
 
@@ -31,7 +31,7 @@ pub fn cuMemGetAddressRange(pbase: Out<'_, u32>, psize: Out<'_, u32>, _dptr: u32
 pub fn cuTexRefSetAddress(ByteOffset: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
     context::scope()?;
     ByteOffset.put_if_wanted(0);
-    reference::find(hTexRef.addr())?;
+    texture_reference::find(hTexRef.addr())?;
     Err(CuError::INVALID_CONTEXT)
 }
 

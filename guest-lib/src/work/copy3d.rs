@@ -166,7 +166,7 @@ fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Ex
 fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent) -> Result {
     let (to_array, to_origin, to_memory, to_pitch, to_rows) = to.fields();
     let (from_array, from_origin, from_memory, from_pitch, from_rows) = from.fields();
-    scope.session.record(&wormhole_api::BoxCopy {
+    scope.session.record(&wormhole_api::MemCopy3d {
         extent,
         to_array,
         to_origin,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use wormhole_device::{BoxCopy, BoxEnd, CuError, RawArray, Result, array};
+use wormhole_device::{Copy3dEnd, CuError, MemCopy3d, RawArray, Result, array};
 
 use crate::aperture::to_usize;
 use crate::arrays::Placed;
@@ -19,14 +19,14 @@ struct Laid {
 impl Laid {
     /// Locates one end of a copy. Fails if a part of the box is not accessible memory.
     fn new(
-        end: &BoxEnd,
+        end: &Copy3dEnd,
         intent: Use,
         extent: [u64; 3],
         memory: &Memory,
         find: &dyn Fn(RawArray) -> Result<Placed>,
     ) -> Result<Self> {
         match *end {
-            BoxEnd::Memory {
+            Copy3dEnd::Memory {
                 address,
                 pitch,
                 rows,
@@ -39,7 +39,7 @@ impl Laid {
                     slice: pitch.saturating_mul(rows),
                 })
             }
-            BoxEnd::Array { array, origin } => {
+            Copy3dEnd::Array { array, origin } => {
                 let placed = find(array)?;
                 if !placed.shape.holds(origin, extent) {
                     return Err(CuError::INVALID_VALUE);
@@ -74,7 +74,7 @@ pub struct Move {
 impl Move {
     /// Locates both ends of a copy. `find` looks up arrays.
     pub fn new(
-        copy: &BoxCopy,
+        copy: &MemCopy3d,
         memory: &Arc<Memory>,
         find: &dyn Fn(RawArray) -> Result<Placed>,
     ) -> Result<Self> {

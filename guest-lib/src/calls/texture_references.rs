@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
-use crate::object::reference::{self, Bound, Texture};
+use crate::object::texture_reference::{self, Bound, Texture};
 use crate::object::{array, context, function};
 use crate::parameter::{In, Out, Text};
 use crate::types::{
@@ -27,7 +27,7 @@ fn to_pointer(number: usize) -> *mut c_void {
 
 /// Changes a reference.
 fn change<R>(reference: *mut c_void, change: impl FnOnce(&mut Texture) -> Result<R>) -> Result<R> {
-    reference::change(context::scope()?, reference.addr(), change)
+    texture_reference::change(context::scope()?, reference.addr(), change)
 }
 
 /// Tells of a reference.
@@ -37,7 +37,7 @@ fn tell<T: Copy>(
     value: impl FnOnce(&Texture) -> Result<T>,
 ) -> Result {
     context::scope()?;
-    let found = reference::find(reference.addr())?;
+    let found = texture_reference::find(reference.addr())?;
     place.put(value(&found)?)
 }
 
@@ -46,7 +46,11 @@ pub fn cuModuleGetTexRef(pTexRef: Out<'_, *mut c_void>, hmod: CUmodule, name: Te
     if pTexRef.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    pTexRef.put(to_pointer(reference::texture(scope, hmod, name.get()?)?))
+    pTexRef.put(to_pointer(texture_reference::texture(
+        scope,
+        hmod,
+        name.get()?,
+    )?))
 }
 
 pub fn cuModuleGetSurfRef(
@@ -58,7 +62,11 @@ pub fn cuModuleGetSurfRef(
     if pSurfRef.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    pSurfRef.put(to_pointer(reference::surface(scope, hmod, name.get()?)?))
+    pSurfRef.put(to_pointer(texture_reference::surface(
+        scope,
+        hmod,
+        name.get()?,
+    )?))
 }
 
 pub fn cuTexRefCreate(pTexRef: Out<'_, *mut c_void>) -> Result {
@@ -66,19 +74,19 @@ pub fn cuTexRefCreate(pTexRef: Out<'_, *mut c_void>) -> Result {
     if pTexRef.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    pTexRef.put(to_pointer(reference::create()))
+    pTexRef.put(to_pointer(texture_reference::create()))
 }
 
 pub fn cuTexRefDestroy(hTexRef: *mut c_void) -> Result {
     context::scope()?;
-    reference::destroy(hTexRef.addr())
+    texture_reference::destroy(hTexRef.addr())
 }
 
 /// Kernels read the references that they name, whatever is said here.
 pub fn cuParamSetTexRef(hfunc: CUfunction, _texunit: i32, hTexRef: *mut c_void) -> Result {
     context::scope()?;
     function::find(hfunc)?;
-    reference::find(hTexRef.addr()).map(drop)
+    texture_reference::find(hTexRef.addr()).map(drop)
 }
 
 pub fn cuTexRefSetArray(hTexRef: *mut c_void, hArray: CUarray, Flags: u32) -> Result {
@@ -122,7 +130,7 @@ pub fn cuTexRefSetAddress_v2(
     bytes: usize,
 ) -> Result {
     let scope = context::scope()?;
-    let offset = reference::change(scope, hTexRef.addr(), |texture| {
+    let offset = texture_reference::change(scope, hTexRef.addr(), |texture| {
         let offset = texture.bind_memory(scope, dptr, bytes as u64)?;
         // Who cannot be told of an offset must not have one.
         if offset != 0 && ByteOffset.is_null() {
@@ -141,7 +149,7 @@ pub fn cuTexRefSetAddress2D_v3(
     Pitch: usize,
 ) -> Result {
     let scope = context::scope()?;
-    reference::change(scope, hTexRef.addr(), |texture| {
+    texture_reference::change(scope, hTexRef.addr(), |texture| {
         let wanted = desc.get()?;
         texture.format = wanted.Format;
         texture.channels = wanted.NumChannels;
@@ -248,7 +256,7 @@ pub fn cuTexRefGetFormat(
     hTexRef: *mut c_void,
 ) -> Result {
     context::scope()?;
-    let texture = reference::find(hTexRef.addr())?;
+    let texture = texture_reference::find(hTexRef.addr())?;
     pFormat.put(texture.format)?;
     pNumChannels.put_if_wanted(texture.channels.cast_signed());
     Ok(())
@@ -321,11 +329,11 @@ pub fn cuSurfRefSetArray(hSurfRef: *mut c_void, hArray: CUarray, Flags: u32) -> 
     if Flags != 0 || shape.flags() & wormhole_api::array::SURFACE_LDST == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    reference::bind_surface(scope, hSurfRef.addr(), (hArray, handle))
+    texture_reference::bind_surface(scope, hSurfRef.addr(), (hArray, handle))
 }
 
 pub fn cuSurfRefGetArray(phArray: Out<'_, CUarray>, hSurfRef: *mut c_void) -> Result {
     context::scope()?;
-    let array = reference::surface_array(hSurfRef.addr())?;
+    let array = texture_reference::surface_array(hSurfRef.addr())?;
     phArray.put(array)
 }

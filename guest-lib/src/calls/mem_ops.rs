@@ -11,7 +11,7 @@ use crate::types::{
     CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
 };
-use crate::work::stream_memory::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
+use crate::work::mem_ops::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
 
 /// One operation on a word.
 fn operate(

@@ -39,7 +39,7 @@ impl Accesses {
 
 /// Position of a device among the devices of its process. A device opened alone has no others.
 #[derive(Debug, Default)]
-pub struct Family {
+pub struct PeerSet {
     place: OnceLock<Place>,
     /// Bit mask of the devices whose allocations kernels of this device may access.
     reached: AtomicU64,
@@ -52,7 +52,7 @@ struct Place {
     memories: Box<[Weak<Memory>]>,
 }
 
-impl Family {
+impl PeerSet {
     /// Joins devices to a family.
     pub fn join(memories: &[Arc<Memory>]) {
         for (number, memory) in memories.iter().enumerate() {
