@@ -1,4 +1,4 @@
-//! Prints the calls that `programs/input/bad_input.cu` is told, for a run by hand beside a native driver.
+//! Prints the list of calls for `programs/input/bad_input.cu`, to run that program on a native driver by hand.
 
 use std::path::Path;
 

@@ -1,11 +1,11 @@
-//! The functions that programs call, for tests that call them: `shared-ring/api/called.txt`.
+//! Lists the functions that programs call, for tests that call them: `shared-ring/api/called.txt`.
 
 use std::fmt::Write as _;
 
 use crate::table::{Direction, Table};
 
-/// A line for each function of `called`, which names one a line: the name, and each parameter as
-/// `name:direction:type`, with `:length` behind an array. What is not served has no parameters to tell, and no line.
+/// Returns a line for each function of `called` (one name a line): the name, then each parameter as
+/// `name:direction:type`, with `:length` after an array. Functions that are not served have no line.
 #[must_use]
 pub fn calls(table: &Table, called: &str) -> String {
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! Pieces of Rust, and how they become a file.
+//! Conversion of the table's words to Rust, and of tokens to a file.
 
 use std::ffi::CString;
 
@@ -6,7 +6,7 @@ use proc_macro2::{Literal, TokenStream};
 use quote::quote;
 use syn::{Ident, Type};
 
-/// Why a word of a table cannot be in Rust.
+/// Fails if a word of a table is not a Rust identifier.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     match syn::parse_str::<Ident>(name) {
         Ok(_) => Ok(()),
@@ -14,7 +14,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Why the text of a table is no type in Rust.
+/// Fails if a text of a table is not a Rust type.
 pub(crate) fn check_type(text: &str) -> Result<(), String> {
     match syn::parse_str::<Type>(text) {
         Ok(_) => Ok(()),
@@ -22,31 +22,31 @@ pub(crate) fn check_type(text: &str) -> Result<(), String> {
     }
 }
 
-/// A type, which the table's parser has checked.
+/// Tokens of a type. The table's parser has checked it.
 pub(crate) fn rust(text: &str) -> TokenStream {
     text.parse().unwrap_or_default()
 }
 
-/// A string of C, for which the text has no zero.
+/// C string literal of a text without zero bytes.
 pub(crate) fn c_string(text: &str) -> Literal {
     Literal::c_string(&CString::new(text).unwrap_or_default())
 }
 
-/// A name, which the table's parser has checked.
+/// Identifier of a name. The table's parser has checked it.
 pub(crate) fn ident(name: &str) -> Ident {
     quote::format_ident!("{name}")
 }
 
-/// Documentation, line by line.
+/// Doc attributes, one for each line.
 pub(crate) fn docs(lines: &[String]) -> TokenStream {
     let lines = lines.iter().map(|line| format!(" {line}"));
     quote!(#(#[doc = #lines])*)
 }
 
-/// The text of a file.
+/// Formats generated code as the text of a file.
 ///
 /// # Panics
-/// The generator has written something that is no Rust.
+/// The generated code does not parse as Rust.
 pub(crate) fn file(code: TokenStream) -> String {
     match syn::parse2(code) {
         Ok(file) => prettyplease::unparse(&file),

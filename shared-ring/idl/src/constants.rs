@@ -6,7 +6,7 @@ use quote::quote;
 use crate::code::{c_string, docs, file, ident};
 use crate::table::Table;
 
-/// The module of constants for `wormhole-api`: a module for each set, and `device_attribute`.
+/// Generates the module of constants for `wormhole-api`: a module for each set, and `device_attribute`.
 #[must_use]
 pub fn constants(table: &Table) -> String {
     let sets = table.constants.iter().map(|set| {
@@ -30,7 +30,7 @@ pub fn constants(table: &Table) -> String {
     })
 }
 
-/// The list of result codes for `wormhole-api`, as its macro `results` takes it.
+/// Generates the list of result codes, as arguments of the macro `results` of `wormhole-api`.
 #[must_use]
 pub fn results(table: &Table) -> String {
     let results = table.results.iter().map(|result| {

@@ -1,4 +1,4 @@
-//! The page that says what of the driver API is served.
+//! Generates the page that lists the served functions of the driver API.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::table::{Class, Forwarded, Function, FunctionBody, Table};
 use crate::tested::Tested;
 
-/// The coverage page, in Markdown.
+/// Generates the coverage page, in Markdown.
 #[must_use]
 pub fn coverage(table: &Table, tested: &Tested) -> String {
     let mut out = String::from(
@@ -101,7 +101,7 @@ fn served(out: &mut String, table: &Table, tested: &Tested) {
     out.push('\n');
 }
 
-/// 12080 is CUDA 12.8.
+/// Formats a CUDA version: 12080 is CUDA 12.8.
 fn version(number: u32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }

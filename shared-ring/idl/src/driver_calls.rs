@@ -1,5 +1,5 @@
-//! Messages that one call of the driver answers: the device's operation, the CUDA device's implementation of it, and the
-//! worker's service.
+//! Generates code for messages that one driver call answers: the device's operation, the CUDA device's implementation
+//! of it, and the worker's service.
 //!
 //! The operation has the message's name, takes its fields in their order and returns the fields of its reply.
 
@@ -11,7 +11,7 @@ use crate::code::{docs, file, ident};
 use crate::messages::{is_empty, scalar_type, snake_case};
 use crate::table::{Body, Direction, DriverCall, FieldType, Message, Table};
 
-/// Why the driver's function does not fit the message that names it.
+/// Reason why the driver's function does not fit the message that names it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("message {message} calls {function}, {reason}")]
 pub struct DriverCallError {
@@ -25,7 +25,7 @@ fn calls(table: &Table) -> impl Iterator<Item = (&Message, &DriverCall)> {
     messages.filter_map(|message| Some((message, message.driver.as_ref()?)))
 }
 
-/// The trait `DriverCalls` for `wormhole-device`.
+/// Generates the trait `DriverCalls` for `wormhole-device`.
 #[must_use]
 pub fn driver_calls(table: &Table) -> String {
     let methods = calls(table).map(|(message, call)| {
@@ -38,15 +38,16 @@ pub fn driver_calls(table: &Table) -> String {
         quote!(#doc #signature;)
     });
     file(quote! {
-        /// Operations that are one call of the driver each: the messages with a `driver` line.
+        /// Operations that are one driver call each: the messages with a `driver` line.
         pub trait DriverCalls { #(#methods)* }
     })
 }
 
-/// `DriverCalls` for the CUDA device. The code calls the device's `driver()` and `ordinal()`, `pointer(u64)` for handles
-/// and `number(n)`, which converts between types of numbers.
+/// Generates `DriverCalls` for the CUDA device. The code calls the device's `driver()` and `ordinal()`, `pointer(u64)`
+/// for handles and `number(n)`, which converts between integer types.
 ///
-/// Its unsafe blocks are sound: who calls the operation passes live handles, and each result has a place.
+/// Its unsafe blocks are sound: callers of the operation pass live handles, and each output points to a local
+/// variable.
 ///
 /// # Errors
 /// The first message whose `driver` line does not fit the function.
@@ -65,8 +66,8 @@ pub fn cuda_driver_calls(table: &Table) -> Result<String, DriverCallError> {
     }))
 }
 
-/// The worker's service of each message that needs no check, for `Session`. The code calls `ask_KIND` where the message
-/// names an object of that kind, and `ask` of the device that the message is for where it names none.
+/// Generates the worker's service of each message that needs no check, for `Session`. The code calls `ask_KIND` if the
+/// message names an object of that kind, else `ask` on the message's device.
 #[must_use]
 pub fn served_driver_calls(table: &Table) -> String {
     let unchecked = calls(table).filter(|(_, call)| !call.checked);
@@ -78,7 +79,7 @@ fn names(body: &Body) -> Vec<Ident> {
     body.fields.iter().map(|field| ident(&field.name)).collect()
 }
 
-/// One value as it is, others as a tuple.
+/// One value alone, several as a tuple.
 fn tuple(values: &[TokenStream]) -> TokenStream {
     match values {
         [only] => only.clone(),
@@ -90,7 +91,7 @@ fn operation(message: &Message) -> Ident {
     ident(&snake_case(&message.name))
 }
 
-/// The device's type of a field; the parser has refused those without one.
+/// Device's type of a field; the parser has refused fields without one.
 fn device_type(kind: &FieldType) -> Option<TokenStream> {
     match kind {
         FieldType::Scalar(scalar) => Some(scalar_type(*scalar)),

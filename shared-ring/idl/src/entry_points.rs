@@ -1,4 +1,4 @@
-//! The driver's entry points, for a device that calls the driver.
+//! Generates the driver's entry points, for a device that calls the driver.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::code::{file, ident};
 use crate::exports::rust_type;
 use crate::table::Table;
 
-/// Why the entry points cannot be found.
+/// Reason why the entry points cannot be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum EntryPointError {
     #[error("a source is no Rust: {0}")]
@@ -18,11 +18,11 @@ pub enum EntryPointError {
     NoSuchFunction(String),
 }
 
-/// A call of the macro `entry_points` with the signatures of the functions that Rust sources call as methods:
-/// `driver.cuInit(0)`.
+/// Generates a call of the macro `entry_points` with the signatures of the functions that Rust sources call as methods
+/// (`driver.cuInit(0)`).
 ///
 /// # Errors
-/// A source that is no Rust, or the first name that is no function of the table, or one that is not served.
+/// A source does not parse as Rust, or a called name is not in the table, or is not served.
 pub fn entry_points(table: &Table, sources: &[String]) -> Result<String, EntryPointError> {
     let mut names = BTreeSet::new();
     for source in sources {
@@ -44,7 +44,7 @@ pub fn entry_points(table: &Table, sources: &[String]) -> Result<String, EntryPo
     Ok(file(quote!(entry_points! { #(#signatures)* })))
 }
 
-/// Adds the names behind a dot that are named as the driver's functions are.
+/// Adds the names that follow a dot and look like functions of the driver.
 fn add_calls(code: TokenStream, names: &mut BTreeSet<String>) {
     let mut behind_dot = false;
     for token in code {

@@ -1,4 +1,4 @@
-//! The C exports of the guest's driver library.
+//! Generates the C exports of the guest's driver library.
 
 use proc_macro2::{Literal, TokenStream};
 use quote::quote;
@@ -7,7 +7,8 @@ use syn::Ident;
 use crate::code::{file, ident};
 use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter, Table};
 
-/// The module of exports for the guest's library: one C function per name of the table, and their addresses.
+/// Generates the module of exports for the guest's library: one C function for each name of the table, and their
+/// addresses.
 ///
 /// The code calls, in the crate that includes it:
 /// - `crate::calls::NAME(parameters) -> Result`, for every function that is neither unsupported nor a plain
@@ -21,8 +22,8 @@ use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter
 ///   `crate::runtime::refuse(usize, CUresult) -> CUresult`;
 /// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
 ///
-/// Its unsafe blocks are sound: the caller keeps the contract of the C function, the table says how long the place
-/// behind each pointer is, and the names of functions and variables belong to this library alone.
+/// Its unsafe blocks are sound: the caller fulfils the contract of the C function, the table declares the size behind
+/// each pointer, and the names of functions and variables belong to this library alone.
 #[must_use]
 pub fn exports(table: &Table) -> String {
     let functions = table.functions.iter().enumerate();
@@ -32,7 +33,7 @@ pub fn exports(table: &Table) -> String {
     file(quote! {
         #(#functions)*
 
-        /// The address of each function, by its index in `FUNCTIONS`.
+        /// Address of each function, by its index in `FUNCTIONS`.
         pub static ADDRESSES: &[fn() -> *const c_void] = &[#(|| #names as *const c_void),*];
 
         #(#variables)*
@@ -57,7 +58,7 @@ fn variable(data: &Data) -> TokenStream {
         ),
     };
     quote! {
-        /// Looked up by debuggers; always zero.
+        /// Variable that debuggers look up; always zero.
         #[unsafe(no_mangle)]
         pub static #name: #kind = #value;
     }
@@ -78,10 +79,10 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
     let (docs, body) = match forwarded.returns {
         Some(code) => (
             quote! {
-                /// CUDA driver API: always this code, and no results.
+                /// CUDA driver API: always returns this code, without results.
                 ///
                 /// # Safety
-                /// Results have a place, or none.
+                /// Pointers to results are valid or null.
             },
             refused(&index, forwarded, code),
         ),
@@ -107,7 +108,7 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
         #docs
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn #name(#(#parameters),*) -> CUresult {
-            // The function can be made to do nothing, to see which test notices.
+            // With this feature a function can return at once, to find the tests that notice.
             #[cfg(feature = "mutants")]
             if crate::mutants::returns_at_once(#index) {
                 return 0;
@@ -172,7 +173,7 @@ fn names(forwarded: &Forwarded) -> Vec<Ident> {
     parameters.map(|parameter| ident(&parameter.name)).collect()
 }
 
-/// What makes a type of `crate::parameter` out of what C passes; nothing for a number, a handle or a function.
+/// Code that converts a C parameter to a type of `crate::parameter`; `None` for numbers, handles and functions.
 fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
     let (kind, name) = (parameter.kind.as_str(), ident(&parameter.name));
     let direction = ident(&format!("{:?}", parameter.direction));
@@ -198,7 +199,7 @@ fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
                 let mut others = forwarded.parameters.iter();
                 let count = others.find(|other| other.name == length)?;
                 let length = ident(length);
-                // The list of where results go is read itself.
+                // The array of result pointers is read, not written.
                 let direction = match (kind, parameter.direction) {
                     ("void*", Direction::Out) => ident("In"),
                     _ => direction,
@@ -212,7 +213,7 @@ fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
     })
 }
 
-/// The type behind a pointer.
+/// Type that a pointer points to.
 fn pointed(kind: &str) -> TokenStream {
     match kind {
         "void" => quote!(c_void),
@@ -232,7 +233,7 @@ fn pointed(kind: &str) -> TokenStream {
     }
 }
 
-/// The type in C.
+/// Rust type of a C parameter.
 pub(crate) fn rust_type(parameter: &Parameter) -> TokenStream {
     let pointed = pointed(&parameter.kind);
     match (parameter.direction, &parameter.length) {

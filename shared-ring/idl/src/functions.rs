@@ -1,4 +1,4 @@
-//! The tables of functions, of what `cuGetProcAddress` answers, and of device attributes.
+//! Generates the tables of functions, entry points of `cuGetProcAddress`, and device attributes.
 
 use proc_macro2::{Literal, TokenStream};
 use quote::quote;
@@ -6,7 +6,7 @@ use quote::quote;
 use crate::code::{file, ident};
 use crate::table::{Function, FunctionBody, Table};
 
-/// The module of functions for `wormhole-api`.
+/// Generates the module of functions for `wormhole-api`.
 #[must_use]
 pub fn functions(table: &Table) -> String {
     let functions = table.functions.iter().filter_map(|one| info(table, one));
@@ -42,10 +42,10 @@ pub fn functions(table: &Table) -> String {
         /// Every exported function, in the table's order.
         pub static FUNCTIONS: &[FunctionInfo] = &[#(#functions),*];
 
-        /// What `cuGetProcAddress` answers, sorted by symbol, stream variant and version.
+        /// Entry points of `cuGetProcAddress`, sorted by symbol, stream variant and version.
         pub static ENTRY_POINTS: &[EntryPoint] = &[#(#entry_points),*];
 
-        /// Every `CUdevice_attribute`, by rising id.
+        /// Every `CUdevice_attribute`, by ascending id.
         pub static ATTRIBUTES: &[AttributeInfo] = &[#(#attributes),*];
     })
 }
@@ -57,7 +57,7 @@ fn info(table: &Table, function: &Function) -> Option<TokenStream> {
             let class = ident(forwarded.class.name());
             (quote!(#class), &forwarded.messages)
         }
-        // The parser refuses a reference to nothing.
+        // The parser refuses references to missing functions.
         (_, None) => return None,
     };
     let (id, name) = (Literal::u16_unsuffixed(function.id), &function.name);

@@ -1,8 +1,8 @@
-//! The one table of the CUDA driver API, and what is generated from it.
+//! Parser of the table of the CUDA driver API, and generators of code from it.
 //!
-//! `shared-ring/api/driver.idl` declares the functions and the files of `messages/` beside it the messages;
-//! `results.idl` and `constants.idl` declare result codes, flags and enumerations;
-//! [`load`] reads them all. Build scripts turn the result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
+//! `shared-ring/api/driver.idl` declares the functions, the files of `messages/` beside it the messages, and
+//! `results.idl` and `constants.idl` the result codes, flags and enumerations; [`load`] reads them all. Build scripts
+//! generate Rust from them: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
 //! library. `nvml.idl` declares the functions of NVML ([`Nvml`]). Generated code goes to `OUT_DIR`.
 
 #![forbid(unsafe_code)]

@@ -1,11 +1,11 @@
-//! Finds the files of the table.
+//! Loads the files of the table.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use crate::{ParseError, Table, parse};
 
-/// Why the table could not be loaded.
+/// Reason why the table could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("cannot read {path}: {error}")]
@@ -22,7 +22,7 @@ pub enum LoadError {
 /// `constants.idl`, `results.idl`.
 ///
 /// # Errors
-/// A file that cannot be read, or the first line that is not in the language.
+/// A file cannot be read, or a line does not parse (the first one is reported).
 pub fn load(folder: &Path) -> Result<Table, LoadError> {
     let messages = folder.join("messages");
     let unreadable = |path: &Path| {

@@ -1,4 +1,4 @@
-//! Messages, their encoders, the decoder and the dispatch.
+//! Generates the messages, their encoders, the decoder and the dispatch.
 
 use std::fmt::Write as _;
 
@@ -9,8 +9,8 @@ use syn::Ident;
 use crate::code::{docs, file, ident};
 use crate::table::{Body, Enum, Field, FieldType, Message, Scalar, Struct, Table, Tail};
 
-/// A hash of all that the two ends of a ring must agree on: ids, names, fields, types, bounds, values, in the
-/// words of the language (so that it depends on the table alone).
+/// Hashes the properties that both ends of a ring must agree on: ids, names, fields, types, bounds, values, in the
+/// words of the language (so that the hash depends on the table alone).
 #[must_use]
 pub fn protocol_hash(table: &Table, next: bool) -> u64 {
     let mut canonical = String::new();
@@ -58,7 +58,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// The module of messages for `wormhole-api`.
+/// Generates the module of messages for `wormhole-api`.
 #[must_use]
 pub fn messages(table: &Table, next: bool) -> String {
     let messages: Vec<&Message> = table.protocol(next).collect();
@@ -70,7 +70,7 @@ pub fn messages(table: &Table, next: bool) -> String {
     let requests = requests(&messages);
     let dispatch = dispatch(&messages);
     file(quote! {
-        /// What both ends of a ring must agree on, as one number.
+        /// Hash of the protocol, which both ends of a ring must agree on.
         pub const PROTOCOL_HASH: u64 = #hash;
         #(#enums)*
         #(#structs)*
@@ -97,13 +97,13 @@ fn enumeration(item: &Enum) -> TokenStream {
             /// Every value.
             pub const ALL: &'static [Self] = &[#(Self::#names),*];
 
-            /// The value on the wire.
+            /// Returns the value on the wire.
             #[must_use]
             pub const fn to_wire(self) -> u32 {
                 match self { #(Self::#names => #values,)* }
             }
 
-            /// What a value on the wire means.
+            /// Converts a value on the wire; `None` if it is not declared.
             #[must_use]
             pub const fn from_wire(value: u32) -> Option<Self> {
                 match value {
@@ -115,7 +115,7 @@ fn enumeration(item: &Enum) -> TokenStream {
     }
 }
 
-/// What lies on the wire as it lies in memory.
+/// Derives of types whose layout on the wire is that in memory.
 fn wire_derives() -> TokenStream {
     quote! {
         Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout
@@ -233,16 +233,16 @@ fn tail_type(tail: &Tail) -> TokenStream {
     }
 }
 
-/// One side of a message.
+/// Message or reply.
 struct Side<'t> {
-    /// Of the struct.
+    /// Name of the struct.
     name: &'t Ident,
     message: &'t str,
     body: &'t Body,
 }
 
 impl Side<'_> {
-    /// The struct with typed fields, its layout on the wire, and the way between them.
+    /// Generates the struct with typed fields, its layout on the wire, and the conversions between them.
     fn all(&self, doc: &[String], limit: &Ident) -> TokenStream {
         let (name, body) = (self.name, self.body);
         let lifetime = borrows(body).then(|| quote!(<'a>));
@@ -294,7 +294,7 @@ impl Side<'_> {
             let count = count_name(tail);
             Some(quote!(#count: u32,))
         });
-        // The last padding is behind the last member.
+        // The last padding follows the last member.
         let members = fields.chain(tails).chain([None]);
         let members = pads.zip(members).map(|(pad, member)| quote!(#pad #member));
         Some(quote! {
@@ -425,19 +425,19 @@ fn count_name(tail: &Tail) -> Ident {
     format_ident!("{}_count", tail.name)
 }
 
-/// A tail as the bytes that are sent.
+/// Expression for the bytes of a tail.
 fn tail_bytes(tail: &Tail) -> TokenStream {
     let name = ident(&tail.name);
     let bytes = tail.element.as_ref().map(|_| quote!(.as_bytes()));
     quote!(self.#name #bytes)
 }
 
-/// The length of a padding; none if there is no padding.
+/// Literal of a padding's length; `None` for no padding.
 fn written(bytes: usize) -> Option<Literal> {
     (bytes != 0).then(|| Literal::usize_unsuffixed(bytes))
 }
 
-/// The padding before each field of the fixed part and behind the last, then its size.
+/// Computes the padding before each field of the fixed part and at its end, and the total size.
 fn padding(body: &Body) -> (Vec<usize>, usize) {
     let mut offset = 0_usize;
     let mut greatest = 1;
@@ -513,22 +513,22 @@ fn requests(messages: &[&Message]) -> TokenStream {
         /// Every message: id, name, kind, in the order of the ids.
         pub const MESSAGES: &[MessageInfo] = &[#(#infos),*];
 
-        /// A message that has been checked.
+        /// Decoded and checked message.
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub enum Request<'a> { #(#variants),* }
 
         impl Request<'_> {
-            /// Which message it is.
+            /// Id, name and kind of the message.
             #[must_use]
             pub const fn info(&self) -> MessageInfo {
                 match self { #(#arms)* }
             }
         }
 
-        /// Reads and checks a record's body. Total: every input is a message or an error.
+        /// Decodes and checks a record's body. Total: every input is a message or an error.
         ///
         /// # Errors
-        /// What is wrong with it, with the message's and the field's name.
+        /// The first fault, with the names of the message and the field.
         pub fn decode(message: u16, body: &[u8]) -> Result<Request<'_>, DecodeError> {
             match message {
                 #(#names::ID => Ok(Request::#names(#names::decode(body)?)),)*
@@ -538,7 +538,7 @@ fn requests(messages: &[&Message]) -> TokenStream {
     }
 }
 
-/// The name of a test for a message.
+/// Converts the name of a message to that of a test.
 pub(crate) fn snake_case(name: &str) -> String {
     let mut out = String::new();
     for letter in name.chars() {
@@ -550,7 +550,7 @@ pub(crate) fn snake_case(name: &str) -> String {
     out
 }
 
-/// What serves a message whose answer is constant.
+/// Generates `Serve` for a message whose answer is constant.
 fn constant(message: &Message) -> Option<TokenStream> {
     let fields = message.reply.fields.iter().map(|field| {
         let (name, value) = (ident(&field.name), ident(field.constant.as_ref()?));
@@ -568,7 +568,7 @@ fn constant(message: &Message) -> Option<TokenStream> {
     })
 }
 
-/// The dispatch to a server of every message, and what serves the messages whose answer is constant.
+/// Generates the dispatch to a server of every message, and the services with constant answers.
 fn dispatch(messages: &[&Message]) -> TokenStream {
     let constants = messages.iter().filter_map(|message| constant(message));
     let bounds = messages.iter().map(|message| {
@@ -582,7 +582,7 @@ fn dispatch(messages: &[&Message]) -> TokenStream {
     quote! {
         #(#constants)*
 
-        /// Executes a message and hands its answer to `answer`, unless the server has put it off.
+        /// Executes a message and passes its answer to `answer`, unless the server has deferred it.
         pub fn dispatch<S>(
             server: &mut S,
             call: &S::Call,

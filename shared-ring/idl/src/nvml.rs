@@ -1,15 +1,15 @@
-//! The table of NVML's functions, and what is generated from it.
+//! Parser of the table of NVML's functions, and generators of code from it.
 //!
-//! One declaration a line; `#` begins a comment.
+//! One declaration a line; `#` starts a comment.
 //!
 //! | line | what the guest's library does |
 //! |---|---|
 //! | `answered NAME(PARAMETER: TYPE, …) [-> TYPE]` | answers by itself: `crate::calls::NAME` |
-//! | `same NAME OTHER` | what it does for `OTHER`, which comes before |
+//! | `same NAME OTHER` | answers as `OTHER`, declared earlier |
 //! | `fixed NAME(OUTPUTS) = VALUES` | answers with these numbers for any device |
-//! | `host NAME(SELECTORS, OUTPUTS) [else VALUES]` | passes on what the host's NVML said once; without one, the values or `NVML_ERROR_NOT_SUPPORTED` |
-//! | `live NAME(SELECTORS, OUTPUTS)` | the same, asked anew each time |
-//! | `field ID NAME`, `live-field ID NAME` | the same for a field of `nvmlDeviceGetFieldValues`; `NAME(SCOPES)` if it is told of each link |
+//! | `host NAME(SELECTORS, OUTPUTS) [else VALUES]` | answers with the host's NVML result, read once; without one, with the values or `NVML_ERROR_NOT_SUPPORTED` |
+//! | `live NAME(SELECTORS, OUTPUTS)` | the same, read at each call |
+//! | `field ID NAME`, `live-field ID NAME` | the same for a field of `nvmlDeviceGetFieldValues`; `NAME(SCOPES)` if each link has the field |
 //! | `because REASON` | the reason for the refusals that follow |
 //! | `unsupported NAME`, `refused NAME` | `NVML_ERROR_NOT_SUPPORTED`, `NVML_ERROR_NO_PERMISSION` |
 //!
@@ -25,7 +25,7 @@ use syn::Ident;
 
 use crate::code::{check_name, check_type, file, ident, rust};
 
-/// An integer that a function fills.
+/// Type of an integer that a function returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     U32,
@@ -49,7 +49,7 @@ impl Word {
     }
 }
 
-/// What a function of a device takes and fills.
+/// Selectors and outputs of a function of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     pub selectors: Vec<u32>,
@@ -62,7 +62,7 @@ impl Shape {
     }
 }
 
-/// What the library does.
+/// Way in which the library serves a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     Answered {
@@ -90,13 +90,13 @@ pub struct Function {
     pub body: Body,
 }
 
-/// A field of `nvmlDeviceGetFieldValues`.
+/// Field of `nvmlDeviceGetFieldValues`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     pub id: u32,
     pub name: String,
     pub live: bool,
-    /// How many scopes it has, beginning with 0; none if it is the device's and scopes mean nothing to it.
+    /// Number of scopes, beginning with 0; `None` for a field of the device, which ignores the scope.
     pub scopes: Option<u32>,
 }
 
@@ -107,7 +107,7 @@ pub struct Nvml {
     pub fields: Vec<Field>,
 }
 
-/// Why there is no table.
+/// Reason why there is no table.
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlError {
     #[error("the table of NVML cannot be read")]
@@ -117,18 +117,18 @@ pub enum NvmlError {
 }
 
 impl Nvml {
-    /// Reads `nvml.idl` in `folder`.
+    /// Loads `nvml.idl` from `folder`.
     ///
     /// # Errors
-    /// The file cannot be read or is no table.
+    /// The file cannot be read or does not parse.
     pub fn load(folder: &Path) -> Result<Self, NvmlError> {
         Self::parse(&std::fs::read_to_string(folder.join("nvml.idl"))?)
     }
 
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// It is none: see the module.
+    /// A line is not in the language (see the module).
     pub fn parse(text: &str) -> Result<Self, NvmlError> {
         let mut table = Self::default();
         let mut reason = None;
@@ -238,13 +238,13 @@ impl Nvml {
         Ok(())
     }
 
-    /// The function of this name.
+    /// Finds a function by name.
     #[must_use]
     pub fn function(&self, name: &str) -> Option<&Function> {
         self.functions.iter().find(|function| function.name == name)
     }
 
-    /// What it does, by way of the function that it is the same as.
+    /// Body of a function, or of the function that it is the same as, with that function's name.
     fn body<'t>(&'t self, function: &'t Function) -> (&'t str, &'t Body) {
         match &function.body {
             Body::Same(other) => self
@@ -295,7 +295,7 @@ fn answered(text: &str) -> Result<(String, Body), String> {
     ))
 }
 
-/// A name, and what is between its brackets.
+/// Splits a call into its name and the parts between its brackets.
 fn parts(call: &str) -> Result<(String, Vec<&str>), String> {
     let (name, inside) = call
         .strip_suffix(')')
@@ -331,7 +331,7 @@ fn numbers(text: &str, shape: &Shape) -> Result<Vec<u64>, String> {
         .ok_or_else(|| format!("{text} are not the values of {} outputs", shape.words()))
 }
 
-/// The tables for `wormhole_api::nvml`.
+/// Generates the tables for `wormhole_api::nvml`.
 #[must_use]
 pub fn nvml_tables(table: &Nvml) -> String {
     let functions = table.functions.iter().map(|function| {
@@ -363,10 +363,10 @@ pub fn nvml_tables(table: &Nvml) -> String {
         /// Every exported function, in the table's order.
         pub static FUNCTIONS: &[FunctionInfo] = &[#(#functions),*];
 
-        /// What the host's NVML is asked.
+        /// Functions of the host's NVML that the backend calls.
         pub static HOST: &[HostFunction] = &[#(#hosts),*];
 
-        /// The fields that it is asked for.
+        /// Fields that the backend reads from the host's NVML.
         pub static FIELDS: &[Field] = &[#(#fields),*];
     })
 }
@@ -379,7 +379,7 @@ fn outputs(shape: &Shape) -> TokenStream {
     quote!(&[#(#outputs),*])
 }
 
-/// The C exports of the guest's library.
+/// Generates the C exports of the guest's library.
 ///
 /// The code calls, in the crate that includes it:
 /// - `crate::calls::NAME(arguments)`, unsafe, for answered functions;
@@ -436,7 +436,7 @@ struct Served<'t> {
     returns: Option<&'t str>,
 }
 
-/// The function that answers in its place.
+/// Function of `crate::runtime` that answers instead.
 struct NotServed(Ident);
 
 fn served<'t>(table: &'t Nvml, function: &'t Function) -> Result<Served<'t>, NotServed> {
@@ -521,7 +521,7 @@ fn output_names(shape: &Shape) -> Vec<Ident> {
     places.map(|at| format_ident!("output{at}")).collect()
 }
 
-/// The page that says what of NVML is served, in Markdown.
+/// Generates the page that lists the served functions of NVML, in Markdown.
 #[must_use]
 pub fn nvml_coverage(table: &Nvml) -> String {
     let mut out = String::from(

@@ -1,7 +1,7 @@
-//! The language of the table.
+//! Parser of the table's language.
 //!
-//! One declaration per line; what belongs to it follows indented. `#` starts a comment line, `///` a line
-//! of documentation for what comes next.
+//! One declaration per line; its members follow, indented. `#` starts a comment line, `///` a line of documentation
+//! for the next declaration.
 //!
 //! ```text
 //! enum NAME                      values of a 32-bit field
@@ -30,10 +30,10 @@
 //! module library function graph pool memory array mipmap`, where a stream may be the legacy one; `minted stream` may not; `new event`
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
 //!
-//! `driver`: one call of this function of the driver answers the message, so that the device's operation, the CUDA
-//! device's implementation of it and the worker's service are generated. An ARGUMENT is a field, a field of the reply or
+//! `driver`: one call of this driver function answers the message, so that the device's operation, the CUDA device's
+//! implementation of it and the worker's service are generated. An ARGUMENT is a field, a field of the reply or
 //! `device`, each once, in the order of the function's parameters. `checked`: the worker's service is written by hand,
-//! since it looks at the message first.
+//! since it checks the message first.
 //!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
 //! a `per-thread` variant. `unified`: a `CUdeviceptr` of the function may be memory of the program's own. CTYPE is
@@ -50,7 +50,7 @@ use crate::table::{
     ResultCode, Scalar, Struct, Table, Tail,
 };
 
-/// Why a table could not be read.
+/// Reason why a table could not be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("line {line}: {reason}")]
 pub struct ParseError {
@@ -68,7 +68,7 @@ enum Open {
     Function,
 }
 
-/// Reads a table.
+/// Parses a table.
 ///
 /// # Errors
 /// The first line that is not in the language, or that contradicts an earlier one.
@@ -399,7 +399,7 @@ fn array(word: &str) -> Option<(Scalar, usize)> {
     Some((Scalar::parse(scalar)?, count.parse().ok()?))
 }
 
-/// A word that generated code uses as a name.
+/// Checks a word that generated code uses as an identifier.
 fn rust_name(word: &str) -> Result<String, String> {
     check_name(word).map(|()| word.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Property tests of the generated messages: what is encoded is decoded again.
+//! Generates property tests of the messages: decoding inverts encoding.
 
 use proc_macro2::{Literal, TokenStream};
 use quote::{format_ident, quote};
@@ -8,7 +8,7 @@ use crate::code::{file, ident};
 use crate::messages::{is_empty, scalar_type, snake_case};
 use crate::table::{Body, Field, FieldType, Handle, Scalar, Struct, Table};
 
-/// One property for each message and each reply. The code that includes it provides `message(id, &m)` and
+/// Generates a property test for each message and each reply. The including code provides `message(id, &m)` and
 /// `reply(&r)`, which encode, decode and compare, and `handle()`, a strategy of minted handles.
 #[must_use]
 pub fn round_trips(table: &Table, next: bool) -> String {
@@ -46,7 +46,7 @@ fn structure(item: &Struct) -> TokenStream {
     }
 }
 
-/// A message or a reply out of variables with its members' names.
+/// Expression of a message or reply, from variables with its members' names.
 fn value(name: &Ident, body: &Body) -> TokenStream {
     let fields = body.fields.iter().map(|field| {
         let name = ident(&field.name);
@@ -77,7 +77,7 @@ fn property(test: &Ident, body: &Body, check: &TokenStream) -> TokenStream {
                 quote!(#function())
             }
         };
-        // Long tails are as good as short ones, and slow.
+        // Longer tails find no more errors and are slow.
         let max = Literal::u32_unsuffixed(tail.max.min(300));
         quote!(#name in prop::collection::vec(#element, 0..=#max))
     });

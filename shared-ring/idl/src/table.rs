@@ -1,8 +1,8 @@
-//! The parsed table.
+//! Parsed table.
 
 use std::fmt;
 
-/// Everything the table declares: messages in the order of their ids, the rest in the files'.
+/// Declarations of the table: messages in the order of their ids, the rest in the order of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     pub enums: Vec<Enum>,
@@ -15,12 +15,12 @@ pub struct Table {
     pub results: Vec<ResultCode>,
 }
 
-/// Flags, or the values of an enumeration, of the driver API. They are no part of the protocol.
+/// Flags, or the values of an enumeration, of the driver API. Not part of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constants {
     pub doc: Vec<String>,
     pub name: String,
-    /// The Rust type.
+    /// Name of the Rust type.
     pub kind: String,
     pub values: Vec<Constant>,
 }
@@ -36,9 +36,9 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultCode {
     pub code: u32,
-    /// Without `CUDA_` and `ERROR_`.
+    /// Name without `CUDA_` and `ERROR_`.
     pub name: String,
-    /// What `cuGetErrorString` says.
+    /// Text of `cuGetErrorString`.
     pub text: String,
 }
 
@@ -46,13 +46,13 @@ pub struct ResultCode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attribute {
     pub id: i32,
-    /// Without `CU_DEVICE_ATTRIBUTE_`.
+    /// Name without `CU_DEVICE_ATTRIBUTE_`.
     pub name: String,
-    /// What guests are told whatever the device says, and why.
+    /// Value that guests get instead of the device's, and the reason.
     pub answers: Option<(i32, String)>,
 }
 
-/// An exported function of the driver API.
+/// Exported function of the driver API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     pub doc: Vec<String>,
@@ -62,29 +62,29 @@ pub struct Function {
     pub answers: Option<Answers>,
 }
 
-/// What a function does.
+/// Way in which a function is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FunctionBody {
     Forwarded(Forwarded),
-    /// Another name of a function with the same parameters.
+    /// Alias of a function with the same parameters.
     Same(String),
-    /// A function whose default stream is the per-thread one.
+    /// Variant of a function for per-thread default streams.
     PerThread(String),
-    /// Returns `CUDA_ERROR_NOT_SUPPORTED`, for this reason.
+    /// Returns `CUDA_ERROR_NOT_SUPPORTED`, for the given reason.
     Unsupported(String),
 }
 
-/// A function that does something.
+/// Function that is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forwarded {
     pub class: Class,
-    /// The messages it may send, by name.
+    /// Names of the messages that the function may send.
     pub messages: Vec<String>,
-    /// It depends on the default stream, so it exists for the legacy and for the per-thread one.
+    /// True if the function depends on the default stream: it has a legacy and a per-thread variant.
     pub stream: bool,
-    /// Its addresses may be memory of the program's own.
+    /// True if device addresses may be memory of the program's own.
     pub unified: bool,
-    /// All it does is to return this code.
+    /// Code that the function always returns, if it does nothing else.
     pub returns: Option<u32>,
     pub parameters: Vec<Parameter>,
 }
@@ -93,21 +93,21 @@ pub struct Forwarded {
 pub enum Class {
     /// Answered in the guest.
     Local,
-    /// Written and forgotten.
+    /// Written to the ring without an answer.
     Record,
     /// Answered by the worker.
     Request,
-    /// Waits on a word.
+    /// Waits for a fence word.
     Fence,
 }
 
-/// A C parameter.
+/// Parameter in C.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     pub name: String,
     pub direction: Direction,
     pub kind: String,
-    /// The length of an array: a number, a parameter's name, or nothing where the content says it.
+    /// Length of an array: a number, a parameter's name, or empty if only the function knows it.
     pub length: Option<String>,
 }
 
@@ -118,24 +118,24 @@ pub enum Direction {
     InOut,
 }
 
-/// What a function answers to when `cuGetProcAddress` is asked.
+/// Request of `cuGetProcAddress` that a function answers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Answers {
     pub symbol: String,
-    /// Asked with flag 2 (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`).
+    /// True for flag 2 (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`).
     pub per_thread: bool,
-    /// The first CUDA version that this function answers for.
+    /// First CUDA version of this entry point.
     pub since: u32,
 }
 
-/// An exported variable: zeroed memory that debuggers look at.
+/// Exported variable: zeroed memory that debuggers read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
     pub name: String,
     pub bytes: usize,
 }
 
-/// A set of values that a 32-bit field may have.
+/// Set of the valid values of a 32-bit field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enum {
     pub doc: Vec<String>,
@@ -143,51 +143,51 @@ pub struct Enum {
     pub values: Vec<(u32, String)>,
 }
 
-/// The element of an array in a tail.
+/// Element of an array in a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Struct {
     pub doc: Vec<String>,
     pub name: String,
-    /// Its alignment in memory, where that is greater than its fields need.
+    /// Alignment in memory, if greater than the fields need.
     pub align: Option<usize>,
     pub fields: Vec<Field>,
 }
 
-/// What crosses the ring.
+/// Message on the ring, and its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub doc: Vec<String>,
     pub id: u16,
     pub name: String,
     pub kind: Kind,
-    /// Part of the next protocol version only.
+    /// True if the message exists in the next protocol version only.
     pub next: bool,
     pub body: Body,
     pub reply: Body,
     pub driver: Option<DriverCall>,
 }
 
-/// The one call of the driver that answers a message.
+/// Driver call that answers a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverCall {
     pub function: String,
     /// Fields of the message and of its reply, and `device`.
     pub arguments: Vec<String>,
-    /// The worker looks at the message first.
+    /// True if the worker checks the message before the call.
     pub checked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Written and forgotten.
+    /// Written to the ring without an answer.
     Record,
-    /// Answered in its turn.
+    /// Answered in order.
     Request,
     /// Answered by the thread that serves the guest thread.
     Blocking,
 }
 
-/// The fields of a message or of a reply: a fixed part, then tails.
+/// Fields of a message or of a reply: a fixed part, then tails.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Body {
     pub fields: Vec<Field>,
@@ -199,9 +199,9 @@ pub struct Field {
     pub doc: Vec<String>,
     pub name: String,
     pub kind: FieldType,
-    /// No element may be zero.
+    /// True if no element may be zero.
     pub nonzero: bool,
-    /// A Rust constant that the field of a reply always has.
+    /// Rust constant that a field of a reply always holds.
     pub constant: Option<String>,
 }
 
@@ -209,16 +209,16 @@ pub struct Field {
 pub enum FieldType {
     Scalar(Scalar),
     Array(Scalar, usize),
-    /// An address as the device sees it.
+    /// Address in the device's address space.
     Address,
-    /// A handle; a stream may be the legacy one.
+    /// Handle; a stream may be the legacy one.
     Handle(Handle),
-    /// A handle that was minted: never the legacy stream.
+    /// Minted handle: never the legacy stream.
     Minted(Handle),
-    /// A stream, or zero for none.
+    /// Handle, or zero for none.
     OptionalHandle(Handle),
     Fence,
-    /// A fence, or all ones for none.
+    /// Fence, or all ones for none.
     OptionalFence,
     Enum(String),
 }
@@ -246,19 +246,19 @@ pub enum Handle {
     Graph,
 }
 
-/// A variable-length part behind the fixed one; its element count is in the fixed part.
+/// Variable-length part after the fixed one; its element count is in the fixed part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
     pub doc: Vec<String>,
     pub name: String,
-    /// `None`: bytes.
+    /// Struct of the elements; `None` for bytes.
     pub element: Option<String>,
     /// Greatest number of elements.
     pub max: u32,
 }
 
 impl Class {
-    /// The Rust variant.
+    /// Name of the Rust variant.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -271,7 +271,7 @@ impl Class {
 }
 
 impl Scalar {
-    /// The Rust type, which is also the word of the language.
+    /// Name of the Rust type, which is also the word of the language.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -300,7 +300,7 @@ impl Scalar {
 }
 
 impl Handle {
-    /// The Rust marker type.
+    /// Name of the Rust marker type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -335,7 +335,7 @@ impl Handle {
 }
 
 impl FieldType {
-    /// Bytes and alignment on the wire.
+    /// Size and alignment in bytes on the wire.
     #[must_use]
     pub fn layout(&self) -> (usize, usize) {
         match self {
@@ -353,7 +353,7 @@ impl Handle {
     }
 }
 
-/// The type in the words of the language.
+/// Formats the type in the words of the language.
 impl fmt::Display for FieldType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -371,7 +371,7 @@ impl fmt::Display for FieldType {
 }
 
 impl Kind {
-    /// The words of the language.
+    /// Words of the language.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -383,14 +383,14 @@ impl Kind {
 }
 
 impl Table {
-    /// The messages of the current protocol, or of the next one.
+    /// Returns the messages of the current protocol, or of the next one.
     pub fn protocol(&self, next: bool) -> impl Iterator<Item = &Message> {
         self.messages
             .iter()
             .filter(move |message| next || !message.next)
     }
 
-    /// The function behind another name or stream variant; `None` if it is unsupported.
+    /// Resolves aliases and stream variants to their function; `None` if it is unsupported.
     #[must_use]
     pub fn forwarded<'t>(
         &'t self,

@@ -1,4 +1,4 @@
-//! Which test notices when a function does nothing: `shared-ring/api/tested.txt`.
+//! Table of the tests that notice when a function does nothing: `shared-ring/api/tested.txt`.
 //!
 //! A line is a function, a tab, and the test; or `none: ` and the reason why no test can notice.
 
@@ -11,10 +11,10 @@ use crate::table::Table;
 
 const HEAD: &str = "# Functions, and for each the test that fails when it returns success and does nothing: `cargo xtask mutants`.\n";
 
-/// What stands before a reason.
+/// Prefix of a reason.
 const NONE: &str = "none: ";
 
-/// The tests of functions.
+/// Tests of functions, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tested(BTreeMap<String, String>);
 
@@ -34,7 +34,7 @@ impl Tested {
         ))
     }
 
-    /// The test of a function, or why it has none.
+    /// Returns the test of a function, or the reason why it has none.
     #[must_use]
     pub fn by(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
@@ -44,7 +44,7 @@ impl Tested {
         self.0.insert(name.to_owned(), test.to_owned());
     }
 
-    /// The functions that are served and have no reason, and no test that is one of these.
+    /// Returns the served functions that have neither a reason nor a test in `tests`.
     pub fn missing<'t>(
         &self,
         table: &'t Table,
@@ -61,7 +61,7 @@ impl Tested {
         })
     }
 
-    /// The file's text, in the order of the table.
+    /// Formats the file, in the order of the table.
     #[must_use]
     pub fn text(&self, table: &Table) -> String {
         let mut out = String::from(HEAD);

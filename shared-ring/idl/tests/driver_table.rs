@@ -1,4 +1,4 @@
-//! What must hold of the table.
+//! Tests of the driver API's table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -69,7 +69,7 @@ fn stream_functions_have_both_variants() {
             .parameters
             .iter()
             .any(|parameter| parameter.name == "hStream");
-        // One takes no default stream, the other is older than the default streams of threads.
+        // `cuStreamDestroy` accepts no default stream; `cuLaunchGridAsync` predates per-thread default streams.
         let without = ["cuStreamDestroy_v2", "cuLaunchGridAsync"];
         assert!(
             forwarded.stream || !has_stream || without.contains(&function.name.as_str()),
@@ -82,7 +82,7 @@ fn stream_functions_have_both_variants() {
 #[test]
 fn every_message_is_sent_by_some_function() {
     let table = table();
-    // The frontend asks for the description when it attaches, and the hash is for tests.
+    // The frontend requests the description when it attaches; the hash is for tests.
     let unsent = ["DeviceDescribe", "ProtocolHash"];
     for message in &table.messages {
         let sent = table.functions.iter().any(|function| match &function.body {

@@ -1,4 +1,4 @@
-//! What the language refuses, and where it says so.
+//! Tests of the errors that the parser reports, with their lines.
 
 use wormhole_idl::{parse, protocol_hash};
 

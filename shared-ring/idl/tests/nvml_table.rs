@@ -1,4 +1,4 @@
-//! What must hold of the table of NVML.
+//! Tests of NVML's table.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,12 +1,12 @@
-//! Messages that one call of the driver answers.
+//! Parser of `driver` lines, for messages that one driver call answers.
 
 use super::rust_name;
 use crate::table::{DriverCall, FieldType, Handle, Kind, Message};
 
-/// Stands for the device that the message is for.
+/// Argument that stands for the message's device.
 const DEVICE: &str = "device";
 
-/// What follows the word `driver`.
+/// Parses the words after `driver`.
 pub(super) fn call(words: &[&str]) -> Result<DriverCall, String> {
     let (words, checked) = match words {
         [words @ .., "checked"] => (words, true),
@@ -26,7 +26,7 @@ pub(super) fn call(words: &[&str]) -> Result<DriverCall, String> {
     })
 }
 
-/// Whether a message is as its call needs it.
+/// Checks that the fields of a message fit its call.
 pub(super) fn check(message: &Message) -> Result<(), String> {
     let (name, Some(call)) = (&message.name, &message.driver) else {
         return Ok(());

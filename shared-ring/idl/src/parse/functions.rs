@@ -1,4 +1,4 @@
-//! Functions of the driver API.
+//! Parser of the driver API's functions.
 
 use std::collections::HashSet;
 
@@ -111,7 +111,7 @@ pub(super) fn member(function: &mut Function, words: &[&str]) -> Result<(), Stri
     }
 }
 
-/// What can only be said of the whole table.
+/// Checks the properties that depend on the whole table.
 pub(super) fn check(table: &Table) -> Result<(), String> {
     let mut ids = HashSet::new();
     let mut names = HashSet::new();
