@@ -1,8 +1,8 @@
-//! What a push and a round trip cost on this machine.
+//! Measures the cost of a push and of a round trip on this machine.
 //!
 //! `cargo run --release -p wormhole-ring --example hop`
 //!
-//! The bare ping-pong is two threads that hand one word to each other: the floor of any round trip.
+//! The bare ping-pong is two threads that pass one word back and forth: the lower bound of any round trip.
 
 use std::{hint::black_box, time::Instant};
 
@@ -63,7 +63,7 @@ fn sides(region: &OwnedMemory) -> (Producer, Consumer) {
     }
 }
 
-/// Fills the ring, over and over; only the pushes are timed.
+/// Fills the ring repeatedly and times only the pushes.
 fn push_alone(body: usize) -> f64 {
     let region = OwnedMemory::segments(1);
     let (producer, mut consumer) = sides(&region);
