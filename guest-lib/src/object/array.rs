@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays: their shapes are known here, their memory is the device's.
+//! CUDA arrays and mipmapped arrays. Their shapes are recorded here; their memory is on the device.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,21 +13,21 @@ use crate::handle::{self, Table};
 use crate::object::context::{self, Scope};
 use crate::types::{CUarray, CUmipmappedArray};
 
-/// What is known of an array.
+/// Record of an array.
 #[derive(Clone, Copy, Debug)]
 struct Array {
     shape: ArrayShape,
     context: u32,
-    /// It is a level of another one.
+    /// True if the array is a level of a mipmapped array.
     level: bool,
 }
 
-/// What is known of a mipmapped array.
+/// Record of a mipmapped array.
 #[derive(Clone, Debug)]
 struct Mipmap {
     shape: ArrayShape,
     context: u32,
-    /// By level; made when first asked for.
+    /// Arrays by level, created at the first `cuMipmappedArrayGetLevel`.
     levels: Vec<Option<Handle<ArrayKind>>>,
 }
 
@@ -44,7 +44,7 @@ fn known(array: CUarray) -> Result<(Handle<ArrayKind>, Array)> {
     Ok((handle, facts.ok_or(CuError::INVALID_HANDLE)?))
 }
 
-/// An array by what a program passed, and its shape.
+/// Looks up an array by its `CUarray`. Returns its handle and shape.
 pub fn find(array: CUarray) -> Result<(Handle<ArrayKind>, ArrayShape)> {
     known(array).map(|(handle, facts)| (handle, facts.shape))
 }
@@ -56,19 +56,19 @@ fn known_mipmap(
     Ok((handle, MIPMAPS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
 }
 
-/// A mipmapped array by what a program passed.
+/// Looks up a mipmapped array by its `CUmipmappedArray`.
 pub fn find_mipmap(mipmap: CUmipmappedArray) -> Result<Handle<MipmapKind>> {
     known_mipmap(mipmap).map(|(handle, _)| handle)
 }
 
-/// The same, and its shape.
+/// Looks up a mipmapped array by its `CUmipmappedArray`. Returns its handle and shape.
 pub fn find_mipmap_shape(mipmap: CUmipmappedArray) -> Result<(Handle<MipmapKind>, ArrayShape)> {
     let (handle, facts) = known_mipmap(mipmap)?;
     let shape = locked(facts).as_ref().map(|facts| facts.shape);
     Ok((handle, shape.ok_or(CuError::INVALID_HANDLE)?))
 }
 
-/// The scope of the calling thread, or else of the array.
+/// Returns the calling thread's scope, or the scope of the array's context if the thread has no current context.
 pub fn scope(array: CUarray) -> Result<Scope> {
     if array.is_null() {
         return Err(CuError::INVALID_HANDLE);
@@ -80,14 +80,14 @@ fn mint(array: Array) -> Result<Handle<ArrayKind>> {
     ARRAYS.mint(|facts| *locked(facts) = Some(array))
 }
 
-/// Takes a handle out of use for good.
+/// Retires a handle and recycles its table entry.
 fn forget(array: Handle<ArrayKind>) {
     if ARRAYS.retire(array).is_some() {
         ARRAYS.recycle(array);
     }
 }
 
-/// `cuArrayCreate` and `cuArray3DCreate`.
+/// Creates an array (`cuArrayCreate`, `cuArray3DCreate`).
 pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
     let new = mint(Array {
         shape,
@@ -108,11 +108,11 @@ pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
     Ok(handle::to_pointer(new))
 }
 
-/// `cuArrayDestroy`.
+/// Destroys an array (`cuArrayDestroy`).
 pub fn destroy(scope: Scope, array: CUarray) -> Result {
     let (handle, facts) = known(array)?;
     if facts.level {
-        // It goes with what it is a level of; native says success.
+        // A level is destroyed with its mipmapped array. The native driver returns success too.
         return scope.session.alive();
     }
     ARRAYS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
@@ -123,7 +123,7 @@ pub fn destroy(scope: Scope, array: CUarray) -> Result {
     done
 }
 
-/// `cuMipmappedArrayCreate`.
+/// Creates a mipmapped array (`cuMipmappedArrayCreate`).
 pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUmipmappedArray> {
     let levels = levels.clamp(1, shape.most_levels());
     let new = MIPMAPS.mint(|facts| {
@@ -148,7 +148,7 @@ pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUm
     Ok(handle::to_pointer(new))
 }
 
-/// `cuMipmappedArrayGetLevel`: the same array each time.
+/// Returns the array of a level (`cuMipmappedArrayGetLevel`), the same one at each call.
 pub fn level(scope: Scope, mipmap: CUmipmappedArray, level: u32) -> Result<CUarray> {
     let (handle, facts) = known_mipmap(mipmap)?;
     let mut facts = locked(facts);
@@ -179,7 +179,7 @@ pub fn level(scope: Scope, mipmap: CUmipmappedArray, level: u32) -> Result<CUarr
     Ok(handle::to_pointer(new))
 }
 
-/// `cuMipmappedArrayDestroy`.
+/// Destroys a mipmapped array and its levels (`cuMipmappedArrayDestroy`).
 pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
     let handle = find_mipmap(mipmap)?;
     let facts = MIPMAPS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
@@ -193,12 +193,12 @@ pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
     done
 }
 
-/// Destroys the arrays of a context.
+/// Destroys the arrays and mipmapped arrays of a context.
 pub fn destroy_of(scope: Scope) {
     for (handle, facts) in MIPMAPS.live() {
         let context = locked(facts).as_ref().map(|facts| facts.context);
         if context == Some(scope.context) {
-            // The context goes; what somebody else destroys at the same time is gone too.
+            // An error is ignored: the context is destroyed, and another thread may have destroyed the object first.
             let _ = destroy_mipmap(scope, handle::to_pointer(handle));
         }
     }
@@ -210,7 +210,7 @@ pub fn destroy_of(scope: Scope) {
     }
 }
 
-/// Forgets every array, after the worker has destroyed them all.
+/// Drops the records of all arrays, after the worker has destroyed the arrays.
 pub fn forget_all() {
     for (handle, facts) in MIPMAPS.live() {
         if MIPMAPS.retire(handle).is_some() {

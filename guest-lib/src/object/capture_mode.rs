@@ -1,8 +1,8 @@
-//! Calls that captures forbid.
+//! Calls that stream captures forbid.
 //!
 //! "Potentially unsafe" calls (CUDA driver API, `cuThreadExchangeStreamCaptureMode`) fail while a capture forbids them,
-//! and end it. A capture forbids by its mode, by the mode of the calling thread, and by which thread began it. The
-//! graph layer holds the captures themselves.
+//! and invalidate it. Whether it does depends on its mode, on the calling thread's mode, and on the thread that began
+//! it. The graph layer holds the captures themselves.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{CuError, Result};
 use crate::types::CUstreamCaptureMode;
 
-/// `CUstreamCaptureMode`; between them is the thread-local one.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL` and `_RELAXED`; `_THREAD_LOCAL` is 1.
 const GLOBAL: CUstreamCaptureMode = 0;
 pub const RELAXED: CUstreamCaptureMode = 2;
 
-/// Captures under way, and how many.
+/// Captures under way, and their number.
 static UNDER_WAY: Mutex<Vec<Arc<Facts>>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Every thread starts in the global mode.
+    /// Capture mode of the thread, initially global.
     static MODE: Cell<CUstreamCaptureMode> = const { Cell::new(GLOBAL) };
-    /// Its address tells threads apart.
+    /// Thread identity: its address differs between threads.
     static MARK: u8 = const { 0 };
 }
 
@@ -41,12 +41,12 @@ struct Facts {
     valid: AtomicBool,
 }
 
-/// A capture under way. It forbids calls until it is dropped.
+/// Capture under way. It forbids calls until it is dropped.
 #[derive(Debug)]
 pub struct UnderWay(Arc<Facts>);
 
 impl UnderWay {
-    /// Begins a capture by this thread.
+    /// Begins a capture on the calling thread.
     pub fn begin(mode: CUstreamCaptureMode) -> Self {
         let facts = Arc::new(Facts {
             thread: this_thread(),
@@ -84,7 +84,7 @@ pub fn exchange_mode(mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
     MODE.replace(mode)
 }
 
-/// Refuses a potentially unsafe call while a capture forbids it, which the call ends.
+/// Fails a potentially unsafe call while a capture forbids it, and invalidates that capture.
 #[inline]
 pub fn check_call() -> Result {
     if COUNT.load(Ordering::Relaxed) == 0 {
@@ -108,7 +108,7 @@ fn check_call_with_captures() -> Result {
     })
 }
 
-/// Refuses a call that is about all streams while anything is being captured, which the call ends.
+/// Fails a call that concerns all streams while any capture is under way, and invalidates all captures.
 #[inline]
 pub fn check_context() -> Result {
     if COUNT.load(Ordering::Relaxed) == 0 {

@@ -1,9 +1,9 @@
-//! Compiled code that is kept for the next time.
+//! Cache of compiled code.
 //!
-//! NVRTC asks the driver before it compiles, with all that the result depends on, and hands in what it has
-//! compiled then. Natively results are kept in files, which the environment steers (CUDA programming guide, "CUDA
-//! environment variables": `CUDA_CACHE_DISABLE`, `CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`). So they are here: a file
-//! for each, named by the hash of the question.
+//! NVRTC looks a compilation up before it compiles, by everything that the result depends on, and stores the result
+//! afterwards. The native driver stores results in files, controlled by the environment (CUDA programming guide,
+//! "CUDA environment variables": `CUDA_CACHE_DISABLE`, `CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`). This cache obeys the
+//! same variables: one file for each result, named by the hash of its inputs.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -14,20 +14,20 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-/// What a file begins with, before the hash of what it holds.
+/// First bytes of a file; the hash of the result follows.
 const MAGIC: [u8; 8] = *b"WHCOMP01";
 const HEADER: usize = MAGIC.len() + size_of::<Hash>();
-/// Native's default for desktops and servers.
+/// Default size limit, the native driver's for desktops and servers.
 const DEFAULT_LIMIT: u64 = 1 << 30;
 
 type Hash = [u8; 32];
 
-/// What was asked: a hash of everything that a result depends on.
+/// Cache key: the hash of everything that a result depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question(Hash);
 
 impl Question {
-    /// Whoever puts the same parts in the same order asks the same.
+    /// Hashes the parts in order. Equal parts in equal order produce equal keys.
     pub fn new(numbers: &[u32], source: &[u8], words: &[&CStr]) -> Self {
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -49,16 +49,17 @@ impl Question {
     }
 }
 
-/// The folder of results.
+/// Folder of cached results.
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
-    /// Bytes of all results.
+    /// Maximum total size of all results, in bytes.
     limit: u64,
 }
 
 impl Store {
-    /// The store that the environment names, if it does not forbid one.
+    /// Opens the cache that the environment selects, or returns `None` if `CUDA_CACHE_DISABLE` is set or no path is
+    /// known.
     pub fn of_the_environment() -> Option<Self> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if variable("CUDA_CACHE_DISABLE").is_some_and(|value| value != "0") {
@@ -77,7 +78,7 @@ impl Store {
         })
     }
 
-    /// What was kept under a question. A damaged file is none.
+    /// Returns the cached result of a key. Removes a damaged file and returns `None`.
     pub fn find(&self, question: &Question) -> Option<Vec<u8>> {
         let path = self.folder.join(question.file_name());
         let mut file = fs::read(&path).ok()?;
@@ -85,7 +86,7 @@ impl Store {
             let _ = fs::remove_file(&path);
             return None;
         }
-        // The results that are used last are the last to go.
+        // The modification time makes eviction least recently used.
         if let Ok(opened) = File::options().append(true).open(&path) {
             let _ = opened.set_modified(SystemTime::now());
         }
@@ -93,7 +94,7 @@ impl Store {
         Some(file)
     }
 
-    /// Keeps a result, if the folder can be written to and the limit allows it.
+    /// Stores a result, unless it exceeds the limit alone.
     pub fn keep(&self, question: &Question, result: &[u8]) -> std::io::Result<()> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         if (HEADER + result.len()) as u64 > self.limit {
@@ -108,7 +109,7 @@ impl Store {
             file.write_all(&Sha256::digest(result))?;
             file.write_all(result)
         });
-        // Readers see a whole file or none.
+        // The rename is atomic: a reader finds a whole file or none.
         let placed =
             written.and_then(|()| fs::rename(&fresh, self.folder.join(question.file_name())));
         if placed.is_err() {
@@ -118,7 +119,7 @@ impl Store {
         self.make_room()
     }
 
-    /// Removes what was not used for longest, until the limit holds.
+    /// Removes the least recently used files until the total is within the limit.
     fn make_room(&self) -> std::io::Result<()> {
         let mut files: Vec<(SystemTime, u64, PathBuf)> = fs::read_dir(&self.folder)?
             .flatten()
@@ -140,7 +141,7 @@ impl Store {
     }
 }
 
-/// Another process may have been first.
+/// Removes a file. Another process may have removed it first.
 fn remove(path: &Path) -> std::io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -159,7 +160,7 @@ fn is_whole(file: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A folder of this test's own, which goes with it.
+    /// Temporary folder of one test, removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -243,12 +244,12 @@ mod tests {
             store.keep(asked, &result).unwrap();
             age(asked, number as u64);
         }
-        // The oldest is used, so the next goes.
+        // The lookup refreshes the oldest result, so the next oldest is evicted.
         assert!(store.find(&asked[0]).is_some());
         store.keep(&asked[3], &result).unwrap();
         assert!(store.find(&asked[0]).is_some() && store.find(&asked[3]).is_some());
         assert!(store.find(&asked[1]).is_none() && store.find(&asked[2]).is_some());
-        // More than there is room for is not kept, and costs nobody else.
+        // A result above the limit is not stored and evicts nothing.
         store.keep(&asked[4], &[7; 1000]).unwrap();
         assert!(store.find(&asked[4]).is_none() && store.find(&asked[3]).is_some());
     }

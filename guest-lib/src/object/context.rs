@@ -1,7 +1,7 @@
-//! Contexts: primary ones, those that programs create, and each thread's stack of them.
+//! Contexts: primary contexts, created contexts, and each thread's context stack.
 //!
-//! The worker has one CUDA context of each device; contexts of a program are kept apart here. Every answer about
-//! them is local.
+//! The worker has one CUDA context for each device; the contexts of a program are separate objects here. Queries
+//! about them cause no request.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -19,53 +19,54 @@ use crate::object::storage::Storage;
 use crate::session::{self, OnDevice, Session};
 use crate::types::CUcontext;
 
-/// What is known of a context.
+/// Record of a context.
 #[derive(Debug, Default)]
 pub struct Context {
-    /// The device's number for the program.
+    /// Device ordinal as the program sees it.
     device: AtomicUsize,
     /// `CU_CTX_*` flags.
     pub flags: AtomicU32,
     pub cache_config: AtomicU32,
-    /// A primary context that nobody retains is not active; others are active until destroyed.
+    /// True while the context is usable: a primary context while it is retained, a created context until it is
+    /// destroyed.
     active: AtomicBool,
     retained: AtomicU32,
-    /// `cuCtxAttach` without `cuCtxDetach`.
+    /// Number of `cuCtxAttach` calls without a `cuCtxDetach`.
     attached: AtomicU32,
     storage: AtomicPtr<Storage>,
 }
 
 static CONTEXTS: Table<ContextKind, Context> = Table::new();
-/// The primary contexts by device, minted before all others: each has its device's number.
+/// Primary contexts by device. They are minted before all others, so the index of each is its device's ordinal.
 static PRIMARY: OnceLock<Result<Vec<Handle<ContextKind>>>> = OnceLock::new();
 
 thread_local! {
-    /// The context on top of this thread's stack; null for none.
+    /// Context on top of the thread's stack, or null.
     static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
-    /// The contexts below it.
+    /// Contexts below the top.
     static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// The thread runs host functions, which may not call the driver. It never has a context.
+    /// True on a thread that runs host functions, which may not call the driver. Such a thread never has a context.
     static FORBIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The session and the context that a call is made in.
+/// Session and context of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     pub session: OnDevice,
-    /// Which context, by its number: what is made in it goes with it.
+    /// Table index of the context, which owns all objects created in this scope.
     pub context: u32,
 }
 
 impl Context {
-    /// The device's number for the program.
+    /// Returns the device ordinal as the program sees it.
     pub fn device(&self) -> usize {
         self.device.load(Ordering::Relaxed)
     }
 
-    /// Context-local storage; made when first used.
+    /// Returns the context-local storage, allocated at the first call.
     pub fn storage(&self) -> &Storage {
         let storage = self.storage.load(Ordering::Acquire);
-        // SAFETY: what is stored is leaked, and an entry's storage serves whatever context lives there.
+        // SAFETY: a stored pointer is leaked, and an entry's storage serves every context that uses the entry.
         match unsafe { storage.as_ref() } {
             Some(storage) => storage,
             None => self.make_storage(),
@@ -85,7 +86,7 @@ impl Context {
             // SAFETY: just made, and leaked from here on.
             Ok(_) => unsafe { &*made },
             Err(other) => {
-                // SAFETY: another thread was faster; this one is nobody else's.
+                // SAFETY: another thread stored its own first, so only this thread has the pointer.
                 drop(unsafe { Box::from_raw(made) });
                 // SAFETY: as in `storage`.
                 unsafe { &*other }
@@ -97,12 +98,12 @@ impl Context {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Makes one more user of the context.
+    /// Increments the attach count.
     pub fn attach(&self) {
         self.attached.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One user less; false if there is none but who created it.
+    /// Decrements the attach count. Returns false if it was zero: the creator is then the only user.
     pub fn detach(&self) -> bool {
         let less = |count: u32| count.checked_sub(1);
         self.attached
@@ -110,20 +111,20 @@ impl Context {
             .is_ok()
     }
 
-    /// Ends what is kept with the context; its values' destructors run.
+    /// Empties the context-local storage and calls the destructors of its values.
     pub fn clear(&self, handle: CUcontext) {
         for (key, value, destructor) in self.storage().drain() {
             if let Some(destructor) = destructor {
                 let [key, value] =
                     [key, value].map(std::ptr::with_exposed_provenance_mut::<c_void>);
-                // SAFETY: the runtime that stored the value wants to be called with it.
+                // SAFETY: the runtime that stored the value registered this destructor for it.
                 unsafe { destructor(handle, key, value) };
             }
         }
     }
 }
 
-/// The handle of a device's primary context, whether it is active or not.
+/// Returns the handle of a device's primary context, active or not.
 pub fn primary(device: usize) -> Result<Handle<ContextKind>> {
     let minted = PRIMARY.get_or_init(|| {
         let mint =
@@ -136,21 +137,21 @@ pub fn primary(device: usize) -> Result<Handle<ContextKind>> {
     }
 }
 
-/// A device's primary context and what a program holds for it.
+/// Returns a device's primary context and its `CUcontext`.
 pub fn primary_context(device: usize) -> Result<(&'static Context, CUcontext)> {
     let handle = primary(device)?;
     let context = CONTEXTS.get(handle).ok_or(CuError::UNKNOWN)?;
     Ok((context, handle::to_pointer(handle)))
 }
 
-/// A context by what a program passed.
+/// Looks up a context by its `CUcontext`.
 #[inline]
 pub fn find(context: CUcontext) -> Option<(&'static Context, Handle<ContextKind>)> {
     let handle = handle::from_pointer(context)?;
     Some((CONTEXTS.get(handle)?, handle))
 }
 
-/// A context by what a program passed, while it may be used.
+/// Looks up an active context by its `CUcontext`.
 pub fn find_active(context: CUcontext) -> Result<(&'static Context, Handle<ContextKind>)> {
     let (context, handle) = find(context).ok_or(CuError::INVALID_CONTEXT)?;
     if context.is_active() {
@@ -160,25 +161,26 @@ pub fn find_active(context: CUcontext) -> Result<(&'static Context, Handle<Conte
     }
 }
 
-/// A context that is named beside the current one, while it may be used. One that is gone is told from what is none.
+/// Looks up an active context that a call names beside the current one. Fails with `CONTEXT_IS_DESTROYED` for a
+/// destroyed context and with `INVALID_CONTEXT` for a value that is no handle.
 pub fn find_peer(context: CUcontext) -> Result<(&'static Context, Handle<ContextKind>)> {
     let handle = handle::from_pointer(context).ok_or(CuError::INVALID_CONTEXT)?;
     let found = CONTEXTS.get(handle).filter(|context| context.is_active());
     Ok((found.ok_or(CuError::CONTEXT_IS_DESTROYED)?, handle))
 }
 
-/// What the calling thread holds as its current context; null for none.
+/// Returns the `CUcontext` of the calling thread's current context, or null.
 #[inline]
 pub fn current() -> CUcontext {
     let current = CURRENT.get();
     if current.is_null() && FORBIDDEN.get() {
-        // Calls that set a context first then fail at the call itself, with its own code.
+        // A non-null result makes a call that first sets a context fail in that call, with that call's own code.
         return primary_context(0).map_or(current, |(_, handle)| handle);
     }
     current
 }
 
-/// The session and context of the calling thread; error 201 without one.
+/// Returns the session and context of the calling thread, or error 201 if it has no context.
 #[inline]
 pub fn scope() -> Result<Scope> {
     let session = session::session()?;
@@ -190,7 +192,7 @@ pub fn scope() -> Result<Scope> {
     Ok(scope_in(session, context, handle))
 }
 
-/// The session and a context.
+/// Combines the session and a context.
 #[inline]
 pub fn scope_in(
     session: &'static Session,
@@ -203,9 +205,9 @@ pub fn scope_in(
     }
 }
 
-/// The number of the device that the context with a number is of.
+/// Returns the device ordinal of the context with this index.
 pub fn device_of(number: u32) -> Option<usize> {
-    // A primary context has its device's.
+    // The index of a primary context is its device's ordinal.
     if let Some(device) = usize::try_from(number).ok().filter(|number| *number < MOST) {
         return Some(device);
     }
@@ -214,7 +216,7 @@ pub fn device_of(number: u32) -> Option<usize> {
     found.map(|(_, context)| context.device())
 }
 
-/// The session and the context with a number, whether it lives or not.
+/// Combines the session and the context with this index, which need not exist any more.
 pub fn scope_numbered(session: &'static Session, number: u32) -> Scope {
     Scope {
         session: session.on(device_of(number).unwrap_or(0)),
@@ -227,7 +229,7 @@ fn no_context() -> CuError {
     permitted().err().unwrap_or(CuError::INVALID_CONTEXT)
 }
 
-/// Calls of this thread that need a context are not permitted from now on.
+/// Forbids calls that need a context on this thread from now on.
 pub fn forbid_calls() {
     FORBIDDEN.set(true);
 }
@@ -240,8 +242,8 @@ fn permitted() -> Result {
     }
 }
 
-/// The session with the current context, or with the primary one where there is none: for calls that
-/// need no context.
+/// Returns the scope of the current context, or of device 0's primary context if there is none, for calls that need
+/// no context.
 pub fn scope_or_primary() -> Result<Scope> {
     match scope() {
         Err(CuError::INVALID_CONTEXT) => Ok(primary_scope(session::session()?, 0)),
@@ -249,8 +251,8 @@ pub fn scope_or_primary() -> Result<Scope> {
     }
 }
 
-/// The calling thread's scope, or that of the context with a number where the thread has none: for calls that name
-/// something which belongs to a context.
+/// Returns the calling thread's scope, or the scope of the context with this index if the thread has no context, for
+/// calls that name an object of a context.
 #[inline]
 pub fn scope_or(number: impl FnOnce() -> Result<u32>) -> Result<Scope> {
     match scope() {
@@ -259,7 +261,7 @@ pub fn scope_or(number: impl FnOnce() -> Result<u32>) -> Result<Scope> {
     }
 }
 
-/// As [`scope_or_primary`], for what is about a device whatever the context.
+/// Returns the scope of [`scope_or_primary`] with another device, for calls that concern a device in any context.
 pub fn on_device(device: usize) -> Result<Scope> {
     let scope = scope_or_primary()?;
     Ok(Scope {
@@ -268,7 +270,7 @@ pub fn on_device(device: usize) -> Result<Scope> {
     })
 }
 
-/// The session and a device's primary context.
+/// Combines the session and a device's primary context.
 pub fn primary_scope(session: &'static Session, device: usize) -> Scope {
     Scope {
         session: session.on(device),
@@ -276,7 +278,7 @@ pub fn primary_scope(session: &'static Session, device: usize) -> Scope {
     }
 }
 
-/// What a program holds for the context with a number.
+/// Returns the `CUcontext` of the context with this index.
 pub fn by_number(number: u32) -> Result<CUcontext> {
     if let Some(device) = usize::try_from(number).ok().filter(|number| *number < MOST) {
         return primary(device).map(handle::to_pointer);
@@ -288,20 +290,20 @@ pub fn by_number(number: u32) -> Result<CUcontext> {
         .ok_or(CuError::INVALID_CONTEXT)
 }
 
-/// `cuCtxGetId`: different for every context of the process.
+/// Returns the identity of a context (`cuCtxGetId`), unique in the process.
 pub fn identity(context: CUcontext) -> Option<u64> {
     let key = find(context)?.1.key()?;
     Some(u64::from(key.generation) << 32 | u64::from(key.index))
 }
 
-/// Whether any other context is active than a device's primary one.
+/// Returns whether any context of a device is active beside its primary one.
 pub fn others_active(device: usize) -> bool {
     CONTEXTS
         .live()
         .any(|(handle, context)| Ok(handle) != primary(device) && context.is_active())
 }
 
-/// Replaces the top of the calling thread's stack; null takes it off.
+/// Replaces the top of the calling thread's stack; null removes the top.
 pub fn set_current(context: CUcontext) -> Result {
     if FORBIDDEN.get() {
         return Ok(());
@@ -311,13 +313,13 @@ pub fn set_current(context: CUcontext) -> Result {
         CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
         return Ok(());
     }
-    // A primary context may be made current before anybody retains it; runtimes do so.
+    // A primary context may be made current before it is retained; runtimes do so.
     find(context).ok_or(CuError::INVALID_CONTEXT)?;
     CURRENT.set(context);
     Ok(())
 }
 
-/// Puts a context on top of the calling thread's stack.
+/// Pushes a context on the calling thread's stack.
 pub fn push(context: CUcontext) -> Result {
     permitted()?;
     find(context).ok_or(CuError::INVALID_CONTEXT)?;
@@ -328,7 +330,7 @@ pub fn push(context: CUcontext) -> Result {
     Ok(())
 }
 
-/// Takes the top off the calling thread's stack.
+/// Pops the top of the calling thread's stack.
 pub fn pop() -> Result<CUcontext> {
     let top = CURRENT.get();
     if top.is_null() {
@@ -339,7 +341,7 @@ pub fn pop() -> Result<CUcontext> {
     Ok(top)
 }
 
-/// Makes one more user of a primary context.
+/// Increments the retain count of a primary context and activates it.
 pub fn retain_primary(device: usize) -> Result<CUcontext> {
     permitted()?;
     let (context, handle) = primary_context(device)?;
@@ -352,7 +354,8 @@ pub fn retain_primary(device: usize) -> Result<CUcontext> {
     Ok(handle)
 }
 
-/// One user less; true when it was the last, and the context is to be torn down.
+/// Decrements the retain count of a primary context. Returns true if it is now zero: the caller then resets the
+/// context.
 pub fn release_primary(device: usize) -> Result<bool> {
     let (context, _) = primary_context(device)?;
     let before = context
@@ -364,7 +367,7 @@ pub fn release_primary(device: usize) -> Result<bool> {
     Ok(before == 1)
 }
 
-/// Makes a primary context inactive, with nobody retaining it.
+/// Deactivates a primary context and sets its retain count to zero.
 pub fn deactivate_primary(device: usize) -> Result {
     let (context, _) = primary_context(device)?;
     context.retained.store(0, Ordering::Release);
@@ -372,16 +375,16 @@ pub fn deactivate_primary(device: usize) -> Result {
     Ok(())
 }
 
-/// A context of the program's own; it becomes the calling thread's current one.
+/// Creates a context and makes it current in the calling thread.
 pub fn create(device: usize, flags: u32) -> Result<CUcontext> {
     let pointer = create_aside(device, flags)?;
     push(pointer)?;
     Ok(pointer)
 }
 
-/// The same, current in no thread.
+/// Creates a context that is current in no thread.
 pub fn create_aside(device: usize, flags: u32) -> Result<CUcontext> {
-    // The primary contexts' numbers are taken before any other.
+    // Minted first, so that the primary contexts take the lowest indices.
     primary(device)?;
     let handle = CONTEXTS.mint(|context| {
         context.device.store(device, Ordering::Relaxed);
@@ -397,7 +400,7 @@ pub fn create_aside(device: usize, flags: u32) -> Result<CUcontext> {
     Ok(pointer)
 }
 
-/// Ends a context that stays known, as one that is destroyed.
+/// Deactivates a context. Its handle stays valid, so that calls answer `CONTEXT_IS_DESTROYED`.
 pub fn deactivate(context: CUcontext) -> Result {
     let (facts, _) = find_active(context)?;
     facts.active.store(false, Ordering::Release);
@@ -405,7 +408,7 @@ pub fn deactivate(context: CUcontext) -> Result {
     Ok(())
 }
 
-/// Ends a context that [`create`] made.
+/// Destroys a context that [`create`] made.
 pub fn destroy(context: CUcontext) -> Result {
     let (facts, handle) = find_active(context)?;
     if handle == primary(facts.device())? {

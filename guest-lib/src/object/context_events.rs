@@ -1,4 +1,4 @@
-//! Events of a whole context: recorded behind the work of all its streams, or waited for by all of them.
+//! Events of a whole context: recorded after the work of all its streams, or waited for by all of them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +10,12 @@ use crate::object::stream::{self, Target};
 use crate::object::{capture_mode, event};
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING};
 
-/// What new streams of a context wait for, by the context's number.
+/// Events that new streams of a context wait for, by the context's index.
 static GATES: LazyLock<Mutex<HashMap<u32, usize>>> = LazyLock::new(Mutex::default);
-/// A context has such an event.
+/// True once any context has a gate.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// `cuCtxRecordEvent`: the event is behind all work so far of the context.
+/// Records an event after all work submitted to the context so far (`cuCtxRecordEvent`).
 pub fn record(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
     capture_mode::check_context()?;
@@ -33,18 +33,18 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
     recorded.and(stream::destroy(scope, join))
 }
 
-/// `cuCtxWaitEvent`: all work of the context from now on waits for the event.
+/// Makes all later work of the context wait for an event (`cuCtxWaitEvent`).
 pub fn wait(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
     capture_mode::check_context()?;
     for target in stream::all_of(scope) {
         event::wait(scope, target, event)?;
     }
-    // The program may record or destroy its event; streams to come wait for one of our own behind it.
+    // The program may record or destroy its event. New streams wait for an internal event behind it.
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let gate = stream::existing(join).and_then(|join| {
         event::wait(scope, join, event)?;
-        // What earlier events held back is held back still: the join waited for their gate.
+        // Earlier gates still hold: the stream waited for the previous gate when it was created.
         let gate = event::create(scope, EVENT_DISABLE_TIMING)?;
         event::record(scope, gate, join)?;
         Ok(gate)
@@ -55,13 +55,13 @@ pub fn wait(scope: Scope, event: CUevent) -> Result {
     ANY.store(true, Ordering::Release);
     drop(gates);
     if let Some(before) = before {
-        // It may have gone with a context that had this number before.
+        // The event may have been destroyed with an earlier context of the same index.
         let _ = event::destroy(scope, std::ptr::without_provenance_mut(before));
     }
     Ok(())
 }
 
-/// Makes a new stream wait as its context does.
+/// Makes a new stream wait for the gate of its context.
 #[inline]
 pub fn hold(scope: Scope, target: Target) -> Result {
     if ANY.load(Ordering::Acquire) {

@@ -1,5 +1,5 @@
-//! What programs say about core dumps of the device: kept, and told again. A dump would be made where the device's
-//! driver is, so none can be asked for.
+//! GPU core dump settings (`cuCoredumpSetAttribute`). They are stored and reported. A dump would be written on the
+//! host of the device's driver, so enabling one fails.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,18 +19,18 @@ const GENERATION_FLAGS: u32 = 7;
 const LIGHTWEIGHT_FLAGS: u32 = 0x2F;
 const SKIP_ABORT: u32 = 0x10;
 
-/// Bytes of a name, with its end.
+/// Maximum bytes of a name, with its zero byte.
 const NAME_BYTES: usize = 1024;
 
-/// Whose setting it is.
+/// Scope of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     Process,
-    /// A context, by its identity.
+    /// Context, by its identity.
     Context(u64),
 }
 
-/// A setting as it is told: a boolean, a number, or a name.
+/// Value of a setting: a boolean, a number, or a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Bool(bool),
@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Bytes of a place for it.
+    /// Returns the size of the value in bytes.
     pub const fn bytes(&self) -> usize {
         match self {
             Self::Bool(_) => 1,
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// What is written to a place of `bytes` bytes: names are cut or filled, others fit exactly.
+    /// Encodes the value for a buffer of `bytes` bytes. Names are cut or padded; other values must fit exactly.
     pub fn place(&self, bytes: usize) -> Result<Vec<u8>> {
         let own = match self {
             Self::Bool(value) => vec![u8::from(*value)],
@@ -66,7 +66,7 @@ impl Value {
         }
     }
 
-    /// The same kind of value out of what a program has set it to.
+    /// Decodes a value of the same kind from a program's buffer.
     pub fn read(&self, place: &[u8]) -> Result<Self> {
         match self {
             Self::Bool(_) => match place {
@@ -130,7 +130,7 @@ impl Settings {
     }
 }
 
-/// Settings of the process, and of contexts whose settings are not those of a fresh process.
+/// Settings of the process, and of the contexts that do not have the defaults.
 #[derive(Debug, Default)]
 struct All {
     process: Settings,
@@ -152,7 +152,7 @@ fn all() -> MutexGuard<'static, All> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A context begins with what the process has set.
+/// Copies the settings of the process to a new context.
 pub fn begin(identity: u64) {
     let mut all = all();
     if all.process != Settings::default() {
@@ -165,7 +165,7 @@ pub fn get(of: Of, setting: u32) -> Result<Value> {
     all().of(of).get(setting, of)
 }
 
-/// Sets what is not null; the other calls find out whether there is such a setting.
+/// Stores a setting. The caller has checked by [`get`] that the setting exists.
 pub fn set(of: Of, setting: u32, value: Value) -> Result {
     let mut all = all();
     let mut settings = all.of(of);

@@ -1,5 +1,5 @@
-//! Events. One that has once been queried or waited for gets a fence at each record from then on, so
-//! that asking again costs no round trip; the others cost the device nothing.
+//! Events. Once an event has been queried or waited for, each later record writes a fence, so that the next query
+//! needs no round trip. Other events cost the device nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,25 +19,25 @@ use crate::object::stream::{Target, release};
 use crate::session::FenceLine;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
-/// Flags that `cuEventCreate` knows.
+/// Flags that `cuEventCreate` accepts.
 const FLAGS: u32 = 7;
-/// One more among them: another process has made the event.
+/// Internal flag: another process created the event.
 const OPENED: u32 = 1 << 31;
-/// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
-/// one more than the fence's value.
+/// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Greater values are the
+/// fence's value plus one.
 const NEVER: u64 = 0;
 const UNFENCED: u64 = 1;
 
-/// What is known of an event.
+/// Record of an event.
 #[derive(Debug, Default)]
 pub struct Event {
     flags: AtomicU32,
-    /// The context it belongs to, and its device's number for the program.
+    /// Index of the context that owns the event, and its device's ordinal.
     context: AtomicU32,
     device: AtomicUsize,
-    /// It was queried or waited for once.
+    /// True once the event was queried or waited for.
     asked: AtomicBool,
-    /// It was last recorded in a capture.
+    /// True if the last record was in a capture.
     captured: AtomicBool,
     state: AtomicU64,
     fence: Mutex<Option<EventFence>>,
@@ -46,7 +46,7 @@ pub struct Event {
 #[derive(Clone, Copy, Debug)]
 struct EventFence {
     line: FenceLine,
-    /// The stream that the last value was asked for in.
+    /// Stream of the last record that wrote the fence.
     stream: Handle<StreamKind>,
 }
 
@@ -57,7 +57,7 @@ fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
     Ok((handle, EVENTS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
 }
 
-/// The scope of the calling thread, or else of the event.
+/// Returns the calling thread's scope, or the scope of the event's context if the thread has no current context.
 pub fn scope(event: CUevent) -> Result<Scope> {
     if event.is_null() {
         return Err(CuError::INVALID_HANDLE);
@@ -65,19 +65,19 @@ pub fn scope(event: CUevent) -> Result<Scope> {
     context::scope_or(|| Ok(find(event)?.1.context.load(Ordering::Relaxed)))
 }
 
-/// Whether there is such an event.
+/// Looks up an event by its `CUevent`.
 pub fn exists(event: CUevent) -> Result<Handle<EventKind>> {
     find(event).map(|(handle, _)| handle)
 }
 
-/// A launch of a graph records the event.
+/// Notes that a launch of a graph records the event.
 pub fn recorded_by_graph(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {
         facts.state.store(UNFENCED, Ordering::Release);
     }
 }
 
-/// An event that launches may record: it keeps no time, and no other process knows it (CUDA driver API,
+/// Looks up an event that launches may record: without timing and not interprocess (CUDA driver API,
 /// `CUlaunchAttributeID`).
 pub fn of_launches(event: CUevent) -> Result<Handle<EventKind>> {
     let (handle, facts) = find(event)?;
@@ -88,13 +88,13 @@ pub fn of_launches(event: CUevent) -> Result<Handle<EventKind>> {
     Ok(handle)
 }
 
-/// Whether an event is there and of that device.
+/// Returns whether the event exists and belongs to the device.
 pub fn is_on(event: Handle<EventKind>, device: usize) -> bool {
     let facts = EVENTS.get(event);
     facts.is_some_and(|facts| facts.device.load(Ordering::Relaxed) == device)
 }
 
-/// A launch records the event. It may be complete before the launch is, so there is no fence.
+/// Notes that a launch records the event. The event may be complete before the launch is, so it has no fence.
 pub fn recorded_by_launch(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {
         facts.captured.store(false, Ordering::Release);
@@ -102,7 +102,7 @@ pub fn recorded_by_launch(event: Handle<EventKind>) {
     }
 }
 
-/// The event was recorded in a capture.
+/// Notes that the event was recorded in a capture.
 pub fn recorded_in_capture(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {
         facts.captured.store(true, Ordering::Release);
@@ -121,7 +121,7 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     })
 }
 
-/// Mints an event that the worker then makes.
+/// Mints an event and has the worker create it by `made`.
 fn make(
     scope: Scope,
     flags: u32,
@@ -145,7 +145,7 @@ fn make(
     Ok(handle::to_pointer(handle))
 }
 
-/// `cuIpcGetEventHandle`: the token of an event that was made to be shared.
+/// Returns the token of an interprocess event (`cuIpcGetEventHandle`).
 pub fn share(scope: Scope, event: CUevent) -> Result<Token> {
     let (handle, facts) = find(event)?;
     if !facts.is_shared() || facts.flags.load(Ordering::Relaxed) & OPENED != 0 {
@@ -156,12 +156,12 @@ pub fn share(scope: Scope, event: CUevent) -> Result<Token> {
     scope.session.request(&message, |reply| reply.token)
 }
 
-/// `cuIpcOpenEventHandle`.
+/// Opens an event of another process (`cuIpcOpenEventHandle`).
 pub fn open(scope: Scope, token: Token) -> Result<CUevent> {
     let flags = EVENT_INTERPROCESS | EVENT_DISABLE_TIMING | OPENED;
     make(scope, flags, |new| {
         let opened = scope.session.request(&OpenEvent { new, token }, |()| ());
-        // Natively the handle of an event that is not there gives that.
+        // The native driver returns this code for the handle of an event that does not exist.
         opened.map_err(|error| match error {
             CuError::INVALID_VALUE => CuError::MAP_FAILED,
             error => error,
@@ -182,13 +182,13 @@ pub fn destroy(scope: Scope, event: CUevent) -> Result {
 pub fn destroy_of(scope: Scope) {
     for (handle, event) in EVENTS.live() {
         if event.context.load(Ordering::Relaxed) == scope.context {
-            // The context goes; an event that somebody else destroys at the same time is gone too.
+            // An error is ignored: the context is destroyed, and another thread may have destroyed the event first.
             let _ = destroy(scope, handle::to_pointer(handle));
         }
     }
 }
 
-/// Forgets every event, after the worker has destroyed them all.
+/// Drops the records of all events, after the worker has destroyed the events.
 pub fn forget_all(scope: Scope) {
     for (handle, _) in EVENTS.live() {
         if let Some(event) = EVENTS.retire(handle) {
@@ -198,7 +198,7 @@ pub fn forget_all(scope: Scope) {
     }
 }
 
-/// `cuEventRecordWithFlags`.
+/// Event record (`cuEventRecordWithFlags`).
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub event: Handle<EventKind>,
@@ -207,7 +207,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Refuses an event of another device than the stream's.
+    /// Checks an event record. Fails if the event belongs to another device than the stream.
     pub fn new(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result<Self> {
         let (event, facts) = find(event)?;
         if facts.device.load(Ordering::Relaxed) != target.device(scope) {
@@ -223,7 +223,7 @@ impl Record {
 
     /// Records the event behind the work of a stream.
     pub fn send(self, scope: Scope, target: Target) -> Result {
-        // Outside of captures there is nothing that it would be external to.
+        // The external flag is valid in captures only.
         if self.external {
             return Err(CuError::ILLEGAL_STATE);
         }
@@ -236,8 +236,8 @@ impl Record {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             let mut line = match *place {
-                // Values of two streams may be written in either order, so one fence serves one stream
-                // until it is quiet.
+                // The values of two streams may be written in either order, so a fence changes streams only after its
+                // last value was written.
                 Some(fence)
                     if fence.stream == stream
                         || scope
@@ -278,12 +278,12 @@ impl Record {
     }
 }
 
-/// Records an event behind the work of a stream of this library's own, or one that is known not to be captured.
+/// Records an event in a stream that is not captured, such as an internal one.
 pub fn record(scope: Scope, event: CUevent, target: Target) -> Result {
     Record::new(scope, target, event, 0)?.send(scope, target)
 }
 
-/// `cuEventQuery`: an error of 600 while the event is under way.
+/// Returns error 600 while the event is not complete (`cuEventQuery`).
 pub fn query(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
     match facts.fence() {
@@ -298,7 +298,7 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
     }
 }
 
-/// `cuEventSynchronize`.
+/// Waits for an event (`cuEventSynchronize`).
 pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
     scope.session.publish_counts();
@@ -319,7 +319,7 @@ pub fn is_captured(event: Handle<EventKind>) -> bool {
     facts.is_some_and(|facts| facts.captured.load(Ordering::Acquire))
 }
 
-/// Refuses an event without a time.
+/// Fails for an event without timing and for one that was never recorded.
 pub fn check_timed(event: Handle<EventKind>) -> Result {
     let facts = EVENTS.get(event).ok_or(CuError::INVALID_HANDLE)?;
     let untimed = facts.flags.load(Ordering::Relaxed) & EVENT_DISABLE_TIMING != 0;
@@ -329,14 +329,14 @@ pub fn check_timed(event: Handle<EventKind>) -> Result {
     Ok(())
 }
 
-/// Milliseconds between two events with times.
+/// Returns the milliseconds between two events.
 pub fn elapsed(scope: Scope, start: Handle<EventKind>, end: Handle<EventKind>) -> Result<f32> {
     scope
         .session
         .request(&EventElapsed { start, end }, |reply| reply.milliseconds)
 }
 
-/// `cuStreamWaitEvent`.
+/// Stream wait (`cuStreamWaitEvent`).
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
     pub event: Handle<EventKind>,
@@ -366,9 +366,9 @@ impl Wait {
         self.facts.state.load(Ordering::Acquire) != NEVER || self.facts.is_shared()
     }
 
-    /// Has a stream wait for the event.
+    /// Makes a stream wait for the event.
     pub fn send(self, scope: Scope, target: Target) -> Result {
-        // The capture of such an event has ended.
+        // The capture that recorded the event has ended.
         if self.is_of_capture() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -388,12 +388,12 @@ impl Wait {
     }
 }
 
-/// Has a stream wait for an event, as [`record`] records one.
+/// Makes a stream that is not captured wait for an event.
 pub fn wait(scope: Scope, target: Target, event: CUevent) -> Result {
     Wait::new(event, 0)?.send(scope, target)
 }
 
-/// How an event was recorded last.
+/// State of an event's last record.
 enum Recorded {
     Never,
     Unfenced,
@@ -401,13 +401,13 @@ enum Recorded {
 }
 
 impl Event {
-    /// Other processes may record it as well, so that only the worker knows its state.
+    /// Returns whether other processes may record the event, so that only the worker knows its state.
     fn is_shared(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & EVENT_INTERPROCESS != 0
     }
 
-    /// Sends a message about the event. What is said of one that is shared holds for the other processes as soon
-    /// as the call returns, so it is waited for.
+    /// Sends a message about the event. For an interprocess event the call waits for the answer, because the effect
+    /// must be visible to other processes when the call returns.
     fn tell<M>(&self, scope: Scope, message: &M) -> Result
     where
         M: for<'a> Message<Reply<'a> = ()>,
@@ -419,7 +419,7 @@ impl Event {
         }
     }
 
-    /// How the event was recorded last; records from now on get a fence.
+    /// Returns the state of the last record. Makes later records write a fence.
     fn fence(&self) -> Recorded {
         if self.is_shared() {
             return Recorded::Unfenced;

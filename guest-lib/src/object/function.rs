@@ -1,5 +1,5 @@
-//! Kernels: parameter layouts and attributes, as they came with the answer to the look-up. A `CUkernel`
-//! is the same thing here: CUDA takes either for the other.
+//! Kernels: their parameter layouts and attributes, from the answer to the look-up. A `CUkernel` is the same object
+//! as a `CUfunction`, because CUDA accepts either for the other.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -20,19 +20,19 @@ use crate::object::{launch_v3, module};
 
 pub use wormhole_api::constants::function_attribute as attribute;
 
-/// One more than the greatest attribute that is kept.
+/// Size of the attribute cache: attributes below this are cached.
 const ATTRIBUTES: usize = 32;
-/// An attribute that has not been asked for.
+/// Value of an attribute that is not cached.
 const UNKNOWN: i32 = i32::MIN;
 
-/// Where a function comes from.
+/// Image that a function belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Module(*mut c_void),
     Library(*mut c_void),
 }
 
-/// A launch configuration that the device has to agree to once: cooperative, or in clusters.
+/// Launch configuration that the device must accept once: cooperative, or with clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Configuration {
     pub grid: [u32; 3],
@@ -42,10 +42,10 @@ pub struct Configuration {
     pub cooperative: bool,
 }
 
-/// Configurations that are remembered of one function; a launch in another stays a request.
+/// Maximum number of cached configurations for each function. A launch with any other stays a request.
 const CONFIGURATIONS: usize = 64;
 
-/// Configurations that the device has agreed to. The list only grows, so it is read without a lock.
+/// Configurations that the device has accepted. The list only grows, so it is read without a lock.
 #[derive(Debug, Default)]
 struct Agreed {
     first: AtomicPtr<AgreedEntry>,
@@ -86,7 +86,7 @@ impl Agreed {
                 .compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire)
         {
             next = other;
-            // SAFETY: not published yet, so nobody else's.
+            // SAFETY: the entry is not published yet, so no other thread reads it.
             unsafe { (*entry).next = next };
         }
     }
@@ -102,25 +102,24 @@ impl Drop for Agreed {
     }
 }
 
-/// What is known of a function.
+/// Record of a function.
 #[derive(Debug)]
 pub struct Function {
     pub owner: Owner,
-    /// The device that it is on: its number for the program.
+    /// Ordinal of the device that it is loaded on.
     pub device: usize,
-    /// The same kernel of the same library on other devices, by their numbers and as on the wire; 0 for what was not
-    /// looked up.
+    /// Wire handles of the same library's kernel on other devices, by ordinal; 0 if not looked up yet.
     elsewhere: OnceLock<Box<[AtomicU64; MOST]>>,
     pub name: CString,
     pub parameters: Box<[Parameter]>,
-    /// Where the last of them ends in the packed buffer.
+    /// End of the last parameter in the packed buffer.
     pub parameter_bytes: usize,
-    /// It has run once: what a first launch can find wrong has not been found.
+    /// True once the kernel has run. Until then its first launch may fail for reasons that later launches cannot.
     pub launched: AtomicBool,
-    /// The worker has forgotten it in a reset, and is to be told again before it is used.
+    /// True after a reset, until the function is looked up again at its next use.
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
-    /// What is set for launches as before CUDA 4.
+    /// Settings of the launch functions before CUDA 4.
     pub legacy: launch_v3::Shared,
     configurations: Agreed,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
@@ -131,19 +130,19 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// An entry: facts that were published once. Facts of unloaded functions are kept, because a launch may
-/// be reading them.
+/// Table entry: a pointer to a record that was published once. Records of unloaded functions are not freed, because a
+/// launch may be reading them.
 #[derive(Debug, Default)]
 pub struct Entry(AtomicPtr<Function>);
 
 static FUNCTIONS: Table<FunctionKind, Entry> = Table::new();
 
-/// A handle for a function that is about to be looked up; [`publish`] or [`forget`] follows.
+/// Mints a handle for a function that is about to be looked up; [`publish`] or [`forget`] follows.
 pub fn reserve() -> Result<Handle<FunctionKind>> {
     FUNCTIONS.mint(|entry| entry.0.store(std::ptr::null_mut(), Ordering::Relaxed))
 }
 
-/// Makes the facts of a function known.
+/// Publishes the record of a function.
 pub fn publish(handle: Handle<FunctionKind>, function: Function) {
     if let Some(entry) = FUNCTIONS.get(handle) {
         entry
@@ -152,14 +151,14 @@ pub fn publish(handle: Handle<FunctionKind>, function: Function) {
     }
 }
 
-/// Ends a function with its module.
+/// Retires a function when its module is unloaded.
 pub fn forget(handle: Handle<FunctionKind>) {
     if FUNCTIONS.retire(handle).is_some() {
         FUNCTIONS.recycle(handle);
     }
 }
 
-/// The function that a program names.
+/// Looks up a function by its `CUfunction` or `CUkernel`.
 #[inline]
 pub fn find(function: *mut c_void) -> Result<(Handle<FunctionKind>, &'static Function)> {
     let handle = handle::from_pointer(function).ok_or(CuError::INVALID_HANDLE)?;
@@ -170,12 +169,12 @@ pub fn find(function: *mut c_void) -> Result<(Handle<FunctionKind>, &'static Fun
     Ok((handle, function))
 }
 
-/// What is known of a function, stale or not.
+/// Returns the record of a function, stale or not.
 #[inline]
 pub fn facts(handle: Handle<FunctionKind>) -> Result<&'static Function> {
     let entry = FUNCTIONS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
     let function = entry.0.load(Ordering::Acquire);
-    // SAFETY: what `publish` stored is never freed.
+    // SAFETY: a record that `publish` stored is never freed.
     unsafe { function.as_ref() }.ok_or(CuError::INVALID_HANDLE)
 }
 
@@ -189,8 +188,8 @@ fn refresh(
     Ok((handle, facts(handle)?))
 }
 
-/// The function that a program names, on the device of a scope: a library's kernel is on all devices. What is on its
-/// own alone is found there.
+/// Looks up a function on the device of a scope. A kernel of a library exists on all devices; any other function is
+/// found on its own device.
 #[inline]
 pub fn find_on(
     scope: Scope,
@@ -246,7 +245,7 @@ impl Function {
             .elsewhere
             .get_or_init(|| Box::new([const { AtomicU64::new(0) }; MOST]));
         let place = &places[scope.session.ordinal()];
-        // One that is not there any more is looked up again.
+        // A handle that is no longer valid is looked up again.
         if let Some(known) = Handle::<FunctionKind>::from_wire(place.load(Ordering::Acquire))
             && let Ok(found) = find(handle::to_pointer(known))
         {
@@ -271,21 +270,21 @@ impl Function {
         }
     }
 
-    /// An attribute, if it is known here.
+    /// Returns an attribute if it is cached.
     #[inline]
     pub fn known(&self, attribute: i32) -> Option<i32> {
         let place = self.attributes.get(usize::try_from(attribute).ok()?)?;
         Some(place.load(Ordering::Relaxed)).filter(|value| *value != UNKNOWN)
     }
 
-    /// Whether it is launched in clusters without being told to, so that not every grid is possible.
+    /// Returns whether the kernel has a required cluster size, which limits the possible grids.
     #[inline]
     pub fn demands_cluster(&self) -> bool {
         self.known(attribute::REQUIRED_CLUSTER_WIDTH)
             .is_some_and(|width| width != 0)
     }
 
-    /// `cuFuncGetAttribute`.
+    /// Returns an attribute (`cuFuncGetAttribute`).
     pub fn attribute(
         &self,
         scope: Scope,
@@ -304,7 +303,7 @@ impl Function {
         Ok(value)
     }
 
-    /// `cuFuncSetAttribute`.
+    /// Sets an attribute (`cuFuncSetAttribute`).
     pub fn set_attribute(
         &self,
         scope: Scope,
@@ -312,7 +311,7 @@ impl Function {
         attribute: i32,
         value: i32,
     ) -> Result {
-        // Libraries set the same value before each launch.
+        // Libraries set the same value before each launch, so an unchanged one is not sent.
         if self.known(attribute) == Some(value) {
             return scope.session.alive();
         }
@@ -327,7 +326,7 @@ impl Function {
         Ok(())
     }
 
-    /// `cuFuncSetCacheConfig`.
+    /// Sets the preferred cache configuration (`cuFuncSetCacheConfig`).
     pub fn set_cache_config(
         &self,
         scope: Scope,
@@ -345,7 +344,7 @@ impl Function {
         scope.session.request(&message, |()| ())
     }
 
-    /// Resident blocks per multiprocessor.
+    /// Returns the number of resident blocks per multiprocessor.
     pub fn blocks(
         &self,
         scope: Scope,
@@ -375,7 +374,7 @@ impl Function {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the device has agreed to a configuration before.
+    /// Returns whether the device has accepted a configuration before.
     pub fn agreed(&self, configuration: &Configuration) -> bool {
         self.configurations.contains(configuration)
     }

@@ -1,4 +1,4 @@
-//! Green contexts: contexts of the program whose streams run on some of the multiprocessors of their device.
+//! Green contexts: contexts whose streams run on a subset of their device's multiprocessors.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +15,14 @@ use crate::types::CUdevResource;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 pub const MULTIPROCESSORS: u32 = 1;
 
-/// What a program was told of.
+/// Multiprocessor resource that a program received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Part {
     device: usize,
     known: Known,
 }
 
-/// As the worker knows it.
+/// Resource in the worker's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Known {
     number: u32,
@@ -45,18 +45,18 @@ impl From<GreenPart> for Known {
 #[derive(Debug, Default)]
 struct Greens {
     parts: Vec<Part>,
-    /// Where each part is among them.
+    /// Indices into `parts`.
     places: HashMap<Part, usize>,
-    /// Of devices and of green contexts, by device and the worker's number of the green context.
+    /// Resource of a whole device or green context, by device and the worker's number of the green context.
     whole: HashMap<(usize, u32), usize>,
-    /// What green contexts are made of.
+    /// Resource descriptors: indices into `parts`.
     descriptions: Vec<Vec<usize>>,
-    /// The worker's numbers of the green contexts, by the contexts' numbers.
+    /// Worker's numbers of the green contexts, by context index.
     contexts: HashMap<u32, u32>,
 }
 
 static GREENS: LazyLock<Mutex<Greens>> = LazyLock::new(Mutex::default);
-/// There is one, so that streams may be theirs.
+/// True once a green context was created; until then [`of`] takes no lock.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn greens() -> MutexGuard<'static, Greens> {
@@ -64,7 +64,7 @@ fn greens() -> MutexGuard<'static, Greens> {
 }
 
 impl Greens {
-    /// A part that is told of again keeps its place.
+    /// Returns the index of a part, and adds the part if it is new.
     fn enter(&mut self, part: Part) -> usize {
         let next = self.parts.len();
         let place = *self.places.entry(part).or_insert(next);
@@ -74,7 +74,7 @@ impl Greens {
         place
     }
 
-    /// Tells a program of a part; its place is in words that only the driver reads.
+    /// Describes a part as a `CUdevResource`. Stores its index in words that only the driver reads.
     fn told(&self, index: usize) -> CUdevResource {
         let mut told = CUdevResource {
             r#type: 0,
@@ -94,7 +94,7 @@ impl Greens {
         told
     }
 
-    /// The part that a program names.
+    /// Finds the part of a `CUdevResource`.
     fn find(&self, named: &CUdevResource) -> Result<(usize, Part)> {
         if named.r#type != MULTIPROCESSORS {
             return Err(CuError::INVALID_RESOURCE_TYPE);
@@ -107,7 +107,7 @@ impl Greens {
     }
 }
 
-/// The worker's number of a context that is a green one.
+/// Returns the worker's number of a context if it is a green context.
 #[inline]
 pub fn of(context: u32) -> Option<u32> {
     if ANY.load(Ordering::Acquire) {
@@ -117,7 +117,7 @@ pub fn of(context: u32) -> Option<u32> {
     }
 }
 
-/// All multiprocessors of the scope's device, or of its context if that is a green one.
+/// Describes all multiprocessors of the scope's device, or of its context if that is a green context.
 pub fn describe(scope: Scope) -> Result<CUdevResource> {
     let device = scope.session.ordinal();
     let green = of(scope.context).unwrap_or(0);
@@ -139,7 +139,8 @@ pub fn describe(scope: Scope) -> Result<CUdevResource> {
     Ok(greens.told(index))
 }
 
-/// Groups of at least `least` multiprocessors, at most `groups` of them; how many there would be; and the rest.
+/// Splits a resource into at most `groups` groups of at least `least` multiprocessors each. Returns the groups, the
+/// number of groups possible, and the remainder.
 pub fn split(
     scope: Scope,
     input: &CUdevResource,
@@ -165,12 +166,12 @@ pub fn split(
         .collect();
     let (groups, left) = indices.split_at(indices.len() - usize::from(rest && !indices.is_empty()));
     let groups = groups.iter().map(|index| greens.told(*index)).collect();
-    // Nothing left is a resource of no type.
+    // An empty remainder is a resource of type 0.
     let left = greens.told(left.first().copied().unwrap_or(usize::MAX));
     Ok((groups, possible, left))
 }
 
-/// `cuDevResourceGenerateDesc`: what a program holds for a description.
+/// Generates a resource descriptor (`cuDevResourceGenerateDesc`). Returns the value of the `CUdevResourceDesc`.
 pub fn generate(resources: impl Iterator<Item = CUdevResource>) -> Result<usize> {
     let mut greens = greens();
     let parts = resources
@@ -184,7 +185,8 @@ pub fn generate(resources: impl Iterator<Item = CUdevResource>) -> Result<usize>
     Ok((index + 1) * 16)
 }
 
-/// Makes a context of the program a green one, of what is described, or of the whole device.
+/// Creates the green context behind a context, with the resources of a descriptor, or with the whole device if the
+/// descriptor is 0.
 pub fn create(scope: Scope, description: usize) -> Result {
     let numbers: Vec<GreenPartNumber> = if description == 0 {
         Vec::new()
@@ -207,12 +209,12 @@ pub fn create(scope: Scope, description: usize) -> Result {
     Ok(())
 }
 
-/// Destroys what is behind a green context.
+/// Destroys the green context behind a context.
 pub fn destroy(scope: Scope) -> Result {
     let mut greens = greens();
     let green = greens.contexts.remove(&scope.context);
     let green = green.ok_or(CuError::INVALID_CONTEXT)?;
-    // The worker may give the number to another.
+    // The worker may reuse the number.
     greens.whole.remove(&(scope.session.ordinal(), green));
     drop(greens);
     scope.session.request(&GreenDestroy { green }, |()| ())

@@ -1,7 +1,7 @@
-//! Where an image ends. Programs pass a pointer; its bytes travel as they are.
+//! Length of an image. Programs pass only a pointer; the image is sent unchanged.
 //!
-//! An image says of itself how long it is. A damaged one may say anything, so that nothing is believed that leads
-//! to memory which cannot be read.
+//! The length comes from the image's own headers. These may be damaged, so all memory is checked to be readable
+//! before it is read.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -9,27 +9,26 @@ use std::ffi::c_void;
 use crate::error::{CuError, Result};
 use crate::readable::readable;
 
-/// `__fatBinC_Wrapper_t`: magic, version, pointer to the image; in version 2 a pointer to the list, which
-/// ends with null, of the images that it was linked of.
+/// `__fatBinC_Wrapper_t`: magic, version, pointer to the image. Version 2 has a pointer to the null-terminated list
+/// of the images that it was linked from.
 const WRAPPER_MAGIC: u32 = 0x466243B1;
 const WRAPPER_OF_LINKED: u32 = 2;
-/// Most images of one link.
+/// Maximum number of images in one link.
 const MOST_LINKED: usize = 4096;
-/// The header of a fat binary: magic, version (2 bytes), header size (2 bytes), size behind it (8 bytes).
+/// Header of a fat binary: magic, version (2 bytes), header size (2 bytes), size of the rest (8 bytes).
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 const ELF_MAGIC: [u8; 4] = *b"\x7FELF";
-/// Bytes in which the end of a text is looked for at a time.
+/// Bytes searched at a time for the end of a text.
 const TEXT_STEP: usize = 64 << 10;
 
-/// The bytes of the image that a program passed: behind its wrapper if it has one, to its own end. What was
-/// linked of several images is followed by these, since a device may not run what was linked.
+/// Returns the bytes of an image, from behind its wrapper, if it has one, to its end. A linked image is followed by
+/// the images that it was linked from, since a device may be unable to run the linked one.
 ///
 /// # Errors
-/// `INVALID_IMAGE`, also for what claims to reach into memory that cannot be read.
+/// `INVALID_IMAGE`, also if the image extends into memory that cannot be read.
 ///
 /// # Safety
-/// What can be read behind `image`, and behind the pointers of a wrapper, stays as it is while the result is in
-/// use.
+/// The readable bytes behind `image`, and behind the pointers of a wrapper, do not change while the result is in use.
 pub unsafe fn bytes<'a>(image: *const c_void) -> Result<Cow<'a, [u8]>> {
     if image.is_null() {
         return Err(CuError::INVALID_VALUE);
@@ -50,7 +49,7 @@ pub unsafe fn bytes<'a>(image: *const c_void) -> Result<Cow<'a, [u8]>> {
     }
 }
 
-/// A linked fat binary and those in the list, which ends with null.
+/// Concatenates a linked fat binary and the images of its null-terminated list.
 ///
 /// # Safety
 /// As for [`bytes`].
@@ -78,7 +77,7 @@ unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const u8) -> Result<Cow<'a, [
     Err(CuError::INVALID_IMAGE)
 }
 
-/// The first bytes of something, if they can be read.
+/// Reads the first bytes at a pointer, if they are readable.
 ///
 /// # Safety
 /// As for [`bytes`].
@@ -106,7 +105,7 @@ unsafe fn bytes_behind<'a>(start: *const u8) -> Result<&'a [u8]> {
                 (16, fatbin_length(&head(start)?)?)
             }
             Ok(ELF_MAGIC) => (64, elf_length(&head(start)?)?),
-            // Anything else is text that ends with a zero byte, which travels with it.
+            // Any other image is text; its zero byte is sent too.
             _ => (0, text_length(start)?),
         }
     };
@@ -117,7 +116,7 @@ unsafe fn bytes_behind<'a>(start: *const u8) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(start, length) })
 }
 
-/// The bytes of a text with its zero byte.
+/// Returns the length of a text with its zero byte.
 ///
 /// # Safety
 /// As for [`bytes`].
@@ -153,7 +152,7 @@ fn fatbin_length(header: &[u8; 16]) -> Result<usize> {
         .ok_or(CuError::INVALID_IMAGE)
 }
 
-/// An ELF image ends with one of its two header tables.
+/// Returns the length of an ELF image, which ends with one of its two header tables.
 fn elf_length(header: &[u8; 64]) -> Result<usize> {
     let end = |offset: usize, entry: usize, count: usize| -> Result<u64> {
         let start = u64::from_le_bytes(word(header, offset)?);
@@ -254,14 +253,14 @@ mod tests {
     const CUBIN: &[u8] = include_bytes!("../../../backend-vm/ptx/tests/data/cubin.fatbin");
     const PTX: &[u8] = include_bytes!("../../../backend-vm/ptx/tests/data/plain.fatbin");
 
-    /// The ELF image that a fat binary holds uncompressed.
+    /// Returns the ELF image that a fat binary contains uncompressed.
     fn elf() -> &'static [u8] {
         let start = CUBIN.windows(4).position(|bytes| *bytes == ELF_MAGIC);
         let elf = &CUBIN[start.unwrap()..];
         &elf[..elf_length(&elf[..64].try_into().unwrap()).unwrap()]
     }
 
-    /// Looks at an image that ends where nothing can be read.
+    /// Measures an image that ends at unreadable memory.
     fn measured(edge: &Edge, image: &[u8]) -> Result<usize> {
         let start = edge.put(image);
         // SAFETY: the image stays as it is.

@@ -1,4 +1,4 @@
-//! Compiler options: what a program tells the compiler and the linker, and where it hears from them.
+//! JIT options of the compiler and the linker, and the program's log buffers.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -14,42 +14,42 @@ const INFO_LOG: CUjit_option = 3;
 const INFO_LOG_BYTES: CUjit_option = 4;
 const ERROR_LOG: CUjit_option = 5;
 const ERROR_LOG_BYTES: CUjit_option = 6;
-/// `CU_JIT_GLOBAL_SYMBOL_NAMES` and the two that belong to it: symbols that are host memory.
+/// `CU_JIT_GLOBAL_SYMBOL_NAMES`, `_GLOBAL_SYMBOL_ADDRESSES` and `_GLOBAL_SYMBOL_COUNT`: symbols in host memory.
 const GLOBAL_SYMBOLS: std::ops::RangeInclusive<CUjit_option> = 17..=19;
 /// One past the last option of CUDA 13.0.
 const OPTIONS_END: CUjit_option = 35;
 
-/// Most bytes of a text that travel; a program's buffer may be larger.
+/// Maximum bytes of a log that are sent; the program's buffer may be larger.
 const MOST_LOG: usize = 64 << 10;
-/// Most options that travel.
+/// Maximum number of options that are sent.
 const MOST_OPTIONS: usize = 64;
 
-/// The options of a call. What the program gives is read once: the size of a buffer becomes the length of its
-/// text, and numbers need not outlive the call that brings them.
+/// JIT options of a call. They are read once: the length of a log later overwrites the size of its buffer, and
+/// numbers need not outlive the call that passes them.
 #[derive(Debug)]
 pub struct Jit {
-    /// Those that are plain numbers.
+    /// Options with a plain number as value.
     numbers: Vec<JitOption>,
     info: Option<Text>,
     errors: Option<Text>,
-    /// Where the time that it took goes.
+    /// Destination of the compile time.
     time: Option<*mut *mut c_void>,
 }
 
-/// A buffer of the program's for a text.
+/// Log buffer of the program.
 #[derive(Debug)]
 struct Text {
     buffer: *mut u8,
     room: usize,
-    /// Where the length of the text goes.
+    /// Destination of the log's length.
     length: *mut *mut c_void,
 }
 
-// SAFETY: the places are the program's, which lends them to the driver for the call, or until the link is
+// SAFETY: the pointers are the program's, which lends them to the driver for the call, or until the link is
 // destroyed.
 unsafe impl Send for Jit {}
 
-/// A call without options.
+/// No options.
 pub const NONE: Jit = Jit {
     numbers: Vec::new(),
     info: None,
@@ -57,7 +57,7 @@ pub const NONE: Jit = Jit {
     time: None,
 };
 
-/// What the compiler told.
+/// Logs of the compiler or linker.
 #[derive(Debug, Default)]
 pub struct Logs {
     pub info: Vec<u8>,
@@ -65,7 +65,7 @@ pub struct Logs {
 }
 
 impl Jit {
-    /// The options of one call, whose lists are equally long and stay until the last use of the result.
+    /// Reads the options of a call. Both lists have the same length and stay valid until the last use of the result.
     pub fn read(keys: In<'_, [CUjit_option]>, values: InOut<'_, [*mut c_void]>) -> Result<Self> {
         let keys = keys.values()?;
         if keys.len() == 0 {
@@ -79,7 +79,7 @@ impl Jit {
         }
         let index = |key: CUjit_option| keys.clone().position(|found| found == key);
         let place = |key| values.place(index(key)?).ok();
-        // A size is passed as the pointer itself.
+        // The pointer itself is the size.
         let text = |buffer, bytes| {
             let buffer = values.get(index(buffer)?).ok()?.cast::<u8>();
             let room = values.get(index(bytes)?).ok()?.addr();
@@ -98,7 +98,7 @@ impl Jit {
                 Ok(JitOption {
                     option: key,
                     reserved: 0,
-                    // A number is the pointer itself.
+                    // The pointer itself is the number.
                     value: values.get(index)?.addr() as u64,
                 })
             });
@@ -110,18 +110,18 @@ impl Jit {
         })
     }
 
-    /// The options that are plain numbers.
+    /// Returns the options with a plain number as value.
     pub fn options(&self) -> &[JitOption] {
         &self.numbers
     }
 
-    /// Bytes of the longer of the program's buffers for texts.
+    /// Returns the size of the larger log buffer in bytes.
     pub fn log_bytes(&self) -> usize {
         let room = |text: &Option<Text>| text.as_ref().map_or(0, |text| text.room);
         room(&self.info).max(room(&self.errors)).min(MOST_LOG)
     }
 
-    /// Gives the program what the compiler told, and how long it took.
+    /// Writes the logs and the compile time to the program's buffers.
     pub fn tell(&self, logs: &Logs, time: Duration) {
         for (place, text) in [(&self.info, &logs.info), (&self.errors, &logs.errors)] {
             if let Some(place) = place {
@@ -148,10 +148,10 @@ impl Text {
 }
 
 impl Logs {
-    /// Reads both texts where a worker wrote them.
+    /// Reads both logs from the memory that the worker wrote.
     ///
     /// # Safety
-    /// `bytes` are readable there, and as many behind them.
+    /// `2 * bytes` bytes are readable at `address`.
     pub unsafe fn at(address: *const u8, bytes: usize) -> Self {
         let read = |start: *const u8| {
             let mut text = vec![0; bytes];
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// The options of two arrays, of which the second may be missing.
+    /// Reads the options of two arrays; the second may be missing.
     fn read(keys: &[CUjit_option], values: *mut *mut c_void) -> Result<Jit> {
         // SAFETY: both arrays are as long and outlive the options.
         let lists = unsafe {
@@ -223,7 +223,7 @@ mod tests {
         let time = u32::try_from(values[5].addr()).unwrap();
         assert_eq!(f32::from_bits(time), 1500.0);
 
-        // What comes later has the whole buffers too.
+        // Later logs can use the whole buffers again.
         assert_eq!(jit.log_bytes(), 16);
         let logs = Logs {
             info: b"told once more".to_vec(),

@@ -1,20 +1,20 @@
-//! Launches as before CUDA 4: a function keeps its block shape, its shared memory and its parameters.
+//! Launch functions before CUDA 4: block shape, shared memory and parameters are set on the function.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{CuError, Result};
 
-/// Bytes of parameters that may be set.
+/// Maximum bytes of parameters.
 const PARAMETERS: usize = 4096;
 
-/// What has been set for a function's next launches.
+/// Settings for a function's next launches.
 #[derive(Debug)]
 pub struct Settings {
     pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
     parameters: Vec<u8>,
-    /// What `cuParamSetSize` said, if it was called.
+    /// Size from `cuParamSetSize`, if it was called.
     size: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets bytes of the parameters.
+    /// Writes bytes of the parameters.
     pub fn set(&mut self, offset: i32, bytes: impl ExactSizeIterator<Item = u8>) -> Result {
         let start = usize::try_from(offset).map_err(|_| CuError::INVALID_VALUE)?;
         let end = start
@@ -46,7 +46,7 @@ impl Settings {
         Ok(())
     }
 
-    /// `cuParamSetSize`.
+    /// Sets the size of the parameters (`cuParamSetSize`).
     pub fn set_size(&mut self, bytes: u32) -> Result {
         let size = bytes as usize;
         if size > PARAMETERS {
@@ -56,7 +56,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The parameters as a launch takes them.
+    /// Returns the parameters for a launch.
     pub fn parameters(&self) -> Vec<u8> {
         let mut parameters = self.parameters.clone();
         parameters.resize(self.size.unwrap_or(parameters.len()), 0);
@@ -64,7 +64,7 @@ impl Settings {
     }
 }
 
-/// The settings of one function, shared by its process's threads.
+/// Settings of one function, shared by all threads of the process.
 #[derive(Debug, Default)]
 pub struct Shared(Mutex<Settings>);
 

@@ -1,4 +1,4 @@
-//! Links on their way to the worker.
+//! Links (`cuLinkComplete`), executed by the worker.
 
 use wormhole_api::{DevicePtr, Items, Link, LinkInput};
 
@@ -6,30 +6,30 @@ use crate::error::{CuError, Result};
 use crate::object::context::Scope;
 use crate::object::jit::{Jit, Logs};
 
-/// What a program added to a link.
+/// Input that a program added to a link.
 #[derive(Debug)]
 pub struct Input {
-    /// Its `CUjitInputType`.
+    /// `CUjitInputType`.
     pub kind: u32,
-    /// What messages call it.
+    /// Name in the linker's messages.
     pub name: Vec<u8>,
     pub data: Vec<u8>,
 }
 
-/// Most inputs of one link.
+/// Maximum number of inputs of one link.
 const MOST_INPUTS: usize = 128;
-/// Room for what an image has beside its code.
+/// Room for the parts of an image beside its code, in bytes.
 const LEAST_ROOM: u64 = 64 << 10;
 
-/// What is asked of the linker.
+/// Task of the linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Whether it can take the inputs; the image is empty.
+    /// Check whether the inputs are acceptable; the image is empty.
     Inputs,
     Image,
 }
 
-/// Links the inputs into one image; gives what the linker told in any case.
+/// Links the inputs into one image. Reads the linker's logs even if linking fails.
 pub fn link(
     scope: Scope,
     inputs: &[Input],
@@ -70,7 +70,7 @@ pub fn link(
     }
 }
 
-/// Where in the arena a link finds its inputs and leaves its results.
+/// Arena addresses of a link's inputs and results.
 struct Places {
     inputs: u64,
     log: u64,
@@ -81,11 +81,11 @@ struct Places {
 
 enum Linked {
     Image(Vec<u8>),
-    /// The image has this many bytes.
+    /// Bytes that the image needs.
     TooLarge(u64),
 }
 
-/// The inputs go to their place, and the image comes back at its own, if there is room.
+/// Copies the inputs to the arena, requests the link, and copies the image back if it fits.
 fn send(scope: Scope, inputs: &[Input], goal: Goal, jit: &Jit, places: &Places) -> Result<Linked> {
     let mut place = pointer(places.inputs);
     let mut parts = Vec::with_capacity(inputs.len());

@@ -1,4 +1,4 @@
-//! Objects that programs hold by handles, and the contexts that they belong to.
+//! Objects behind the handles that programs receive, and the contexts that own them.
 
 pub mod array;
 pub mod capture_mode;

@@ -1,4 +1,4 @@
-//! Modules and libraries: images that were loaded, and what has been looked up in them.
+//! Modules and libraries: loaded images, and the functions and variables looked up in them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_void};
@@ -23,7 +23,7 @@ use crate::object::context::Scope;
 use crate::object::function::{self, Function, Owner};
 use crate::object::jit::{self, Jit, Logs};
 
-/// What is known of a module or library.
+/// Record of a module or library.
 #[derive(Debug, Default)]
 pub struct Image {
     contents: Mutex<Contents>,
@@ -31,32 +31,31 @@ pub struct Image {
 
 #[derive(Debug, Default)]
 struct Contents {
-    /// The context it was loaded in, and its device's number for the program.
+    /// Index of the context that it was loaded in, and its device's ordinal.
     context: u32,
     device: usize,
     functions: HashMap<CString, Handle<FunctionKind>>,
     globals: HashMap<CString, (u64, u64)>,
-    /// The module of a library (`cuLibraryGetModule`).
+    /// Module of a library (`cuLibraryGetModule`).
     module: Option<Handle<ModuleKind>>,
-    /// The library of such a module.
+    /// Library that this module belongs to.
     library: Option<Handle<LibraryKind>>,
-    /// Where a library's image is: libraries outlive a reset of the context, so the worker may have to
-    /// load them again.
+    /// Image of a library. Libraries outlive a reset of the context, so the worker may have to load it again.
     source: Option<Source>,
-    /// Its managed variables, which the copies of a library share with it.
+    /// Managed variables, shared by a library and its copies.
     managed: Option<Variables>,
-    /// The worker has forgotten it in a reset.
+    /// True after a reset, until the worker has loaded the image again.
     stale: bool,
-    /// Libraries are for all devices: the same one on others, by their numbers.
+    /// Copies of a library on other devices, by ordinal.
     elsewhere: BTreeMap<usize, usize>,
-    /// Of such a one: what it is a copy of.
+    /// Library that this one is a copy of.
     original: Option<usize>,
 }
 
-/// An image that can be sent again.
+/// Image that can be sent again.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// The program keeps it where it is (`CU_LIBRARY_BINARY_IS_PRESERVED`).
+    /// Memory of the program (`CU_LIBRARY_BINARY_IS_PRESERVED`).
     Preserved {
         address: usize,
         bytes: usize,
@@ -83,12 +82,13 @@ impl Image {
     }
 }
 
-/// Modules and libraries differ in the messages about them.
+/// Kind of image: modules and libraries use different messages.
 pub trait Loadable: HandleKind + 'static {
     fn table() -> &'static Table<Self, Image>
     where
         Self: Sized;
-    /// Flags, and the bytes of the place that managed variables need; the image is loaded if they need none.
+    /// Requests the load. Returns flags, and the size of the memory that managed variables need. If that is not 0, the
+    /// image is not loaded yet.
     fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<(u32, u64)>;
     fn unload(scope: Scope, handle: Handle<Self>) -> Result;
     fn function(
@@ -98,11 +98,11 @@ pub trait Loadable: HandleKind + 'static {
         name: &CStr,
     ) -> Result<Function>;
     fn global(scope: Scope, image: Handle<Self>, name: &CStr) -> Result<(u64, u64)>;
-    /// Has the names of all kernels written to `names`, if `room` bytes hold them; gives their bytes.
+    /// Has the worker write the names of all kernels to `names`, if they fit in `room` bytes. Returns their length.
     fn kernels(scope: Scope, image: Handle<Self>, names: u64, room: u64) -> Result<u64>;
 }
 
-/// Implements [`Loadable`] with the messages about a kind, which call the image by one name.
+/// Implements [`Loadable`] for a kind with its messages, which all name the image by one field.
 macro_rules! loadable {
     ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident, $kernels:ident) => {
         impl Loadable for $kind {
@@ -179,7 +179,7 @@ loadable!(ModuleKind as module: Owner::Module,
 loadable!(LibraryKind as library: Owner::Library,
     LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal, LibraryKernels);
 
-/// What a program passed, as the handle of a live module or library.
+/// Looks up a live module or library by its handle.
 pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
     let handle = handle::from_pointer(pointer).ok_or(CuError::INVALID_HANDLE)?;
     Ok((
@@ -188,18 +188,18 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
     ))
 }
 
-/// The number of the context that a module belongs to.
+/// Returns the index of the context that a module belongs to.
 pub fn context_of(module: *mut c_void) -> Result<u32> {
     Ok(find::<ModuleKind>(module)?.1.contents().context)
 }
 
-/// A live module or library that the worker knows.
+/// Looks up a module or library, and has the worker load it again if it is stale.
 fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
     let (_, image) = find::<K>(pointer)?;
     let contents = image.contents();
     let original = contents.original.filter(|_| contents.stale);
     drop(contents);
-    // A copy has the managed variables of its original, which comes first.
+    // A copy shares the managed variables of its original, so the original is loaded first.
     let shared = match original {
         Some(original) => {
             let (handle, image) = find::<K>(std::ptr::with_exposed_provenance_mut(original))?;
@@ -212,7 +212,7 @@ fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, 
     fresh_with(scope, pointer, shared)
 }
 
-/// The same, of a copy that is to share managed variables.
+/// Does the same as [`fresh`] with the managed variables that a copy shares.
 fn fresh_with<K: Loadable>(
     scope: Scope,
     pointer: *mut c_void,
@@ -230,7 +230,7 @@ fn fresh_with<K: Loadable>(
     Ok((handle, image))
 }
 
-/// A library on another device than the one that it was loaded on, where it is loaded when it is first used.
+/// Returns a library's copy on the scope's device, loaded at its first use.
 fn there<K: Loadable>(
     scope: Scope,
     original: *mut c_void,
@@ -250,37 +250,37 @@ fn there<K: Loadable>(
     Ok((handle, image))
 }
 
-/// The library that a program loaded, of one that may be its copy on a further device.
+/// Returns the library that the program loaded, given that library or one of its copies.
 pub fn original(library: *mut c_void) -> Result<*mut c_void> {
     let original = find::<LibraryKind>(library)?.1.contents().original;
     Ok(original.map_or(library, std::ptr::with_exposed_provenance_mut))
 }
 
-/// An image in the arena; behind it there is room for the compiler's texts.
+/// Image in the arena. Room for the compiler's logs follows it.
 #[derive(Debug)]
 pub struct Sent<'a> {
     address: u64,
     bytes: u64,
     log_bytes: u64,
-    /// Where its managed variables go: address and bytes.
+    /// Address and size of the managed variables.
     place: (u64, u64),
-    /// They have values already.
+    /// True if the managed variables are initialized already.
     keep: bool,
     options: &'a [JitOption],
 }
 
-/// The managed variables of an image.
+/// Memory of an image's managed variables.
 #[derive(Clone, Copy, Debug)]
 struct Variables {
-    /// Where their memory starts.
+    /// Address of the allocation.
     memory: u64,
-    /// Where they do.
+    /// Address of the variables in it.
     place: u64,
     bytes: u64,
 }
 
-/// Sends an image to the worker through the arena; gives what the compiler told in any case, and the managed variables:
-/// those of the library that it is a copy of, or new ones.
+/// Sends an image to the worker through the arena. Reads the compiler's logs even if loading fails. Returns the
+/// managed variables: those of the original, or new ones.
 fn send<K: Loadable>(
     scope: Scope,
     handle: Handle<K>,
@@ -349,7 +349,7 @@ fn variables(scope: Scope, bytes: u64, shared: Option<Variables>) -> Result<Vari
     })
 }
 
-/// Loads an image; gives its handle. A library's image can be sent again.
+/// Loads an image and returns its handle. With a `source`, the image can be sent again.
 pub fn load<K: Loadable>(
     scope: Scope,
     image: &[u8],
@@ -392,7 +392,7 @@ fn load_with<K: Loadable>(
     }
 }
 
-/// Unloads an image; its functions and variables go with it.
+/// Unloads an image with its functions and variables.
 pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     let (handle, _) = find::<K>(pointer)?;
     let image = K::table().retire(handle).ok_or(CuError::INVALID_HANDLE)?;
@@ -420,20 +420,20 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     sent
 }
 
-/// Unloads the modules of a context. Libraries belong to none.
+/// Unloads the modules of a context. Libraries belong to no context.
 pub fn unload_of(scope: Scope) {
     for (handle, image) in ModuleKind::table().live() {
         let contents = image.contents();
         let is_own = contents.context == scope.context && contents.library.is_none();
         drop(contents);
         if is_own {
-            // The context goes; a module that somebody else unloads at the same time is gone too.
+            // An error is ignored: the context is destroyed, and another thread may have unloaded the module first.
             let _ = unload::<ModuleKind>(scope, handle::to_pointer(handle));
         }
     }
 }
 
-/// After the worker has reset its context: modules are gone, libraries are loaded again when they are used.
+/// Drops all modules after a reset of the worker's context, and marks libraries to be loaded again at their next use.
 pub fn forget_all(scope: Scope) {
     for (handle, image) in ModuleKind::table().live() {
         if ModuleKind::table().retire(handle).is_some() {
@@ -458,13 +458,13 @@ pub fn forget_all(scope: Scope) {
     }
 }
 
-/// Looks a library's function up again after a reset, under the handle it has.
+/// Looks up a library's function again after a reset, under the same handle.
 pub fn refresh_function(scope: Scope, handle: Handle<FunctionKind>, facts: &Function) -> Result {
     let Owner::Library(library) = facts.owner else {
         return Err(CuError::INVALID_HANDLE);
     };
     let (library, image) = fresh::<LibraryKind>(scope, library)?;
-    // Held during the request, so that two threads do not look the same function up twice.
+    // The lock is held during the request, so that two threads do not look the same function up twice.
     let contents = image.contents();
     if function::facts(handle)?.stale.load(Ordering::Acquire) {
         function::publish(
@@ -477,7 +477,7 @@ pub fn refresh_function(scope: Scope, handle: Handle<FunctionKind>, facts: &Func
 }
 
 impl Contents {
-    /// Sends an image again that the worker has forgotten in a reset.
+    /// Sends an image to the worker again after a reset.
     fn refresh<K: Loadable>(
         &mut self,
         scope: Scope,
@@ -495,7 +495,7 @@ impl Contents {
         Ok(())
     }
 
-    /// The scope, for the image's own device.
+    /// Returns the scope with the image's own device.
     fn own(&self, scope: Scope) -> Scope {
         if self.device == scope.session.ordinal() {
             return scope;
@@ -506,7 +506,7 @@ impl Contents {
         }
     }
 
-    /// A copy's are its original's.
+    /// Frees the managed variables, unless this is a copy: those belong to the original.
     fn free_variables(&self, scope: Scope) {
         if let Some(variables) = self.managed
             && self.original.is_none()
@@ -526,25 +526,25 @@ impl Contents {
     }
 }
 
-/// A function by its name; the same one each time.
+/// Looks up a function by name. Returns the same handle at each call.
 pub fn function<K: Loadable>(
     scope: Scope,
     pointer: *mut c_void,
     name: &CStr,
 ) -> Result<*mut c_void> {
-    // A library's kernels go by those of the device that it was loaded on.
+    // The program's handles of a library's kernels belong to the device that it was loaded on.
     let scope = find::<K>(pointer)?.1.contents().own(scope);
     function_there::<K>(scope, pointer, name)
 }
 
-/// A function by its name, of the device that the scope is about.
+/// Looks up a function by name on the scope's device.
 pub fn function_there<K: Loadable>(
     scope: Scope,
     pointer: *mut c_void,
     name: &CStr,
 ) -> Result<*mut c_void> {
     let (handle, image) = fresh::<K>(scope, pointer)?;
-    // Held during the request, so that two threads do not look the same name up twice.
+    // The lock is held during the request, so that two threads do not look the same name up twice.
     let mut contents = image.contents();
     let scope = contents.own(scope);
     if let Some(function) = contents.functions.get(name) {
@@ -562,10 +562,10 @@ pub fn function_there<K: Loadable>(
     Ok(handle::to_pointer(new))
 }
 
-/// Room for the names of the kernels of an ordinary image, bytes.
+/// Room for the names of a typical image's kernels, in bytes.
 const NAMES: u64 = 64 << 10;
 
-/// The names of all kernels of an image.
+/// Returns the names of all kernels of an image.
 pub fn kernels<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<Vec<CString>> {
     let (handle, _) = fresh::<K>(scope, pointer)?;
     let mut room = NAMES;
@@ -593,7 +593,7 @@ pub fn kernels<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<Vec<CS
     }
 }
 
-/// Address and size of a variable.
+/// Returns the address and size of a variable.
 pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> Result<(u64, u64)> {
     let (handle, image) = fresh::<K>(scope, pointer)?;
     let mut contents = image.contents();
@@ -609,13 +609,13 @@ pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> R
     Ok((address, bytes))
 }
 
-/// Whether there is managed memory at an address.
+/// Returns whether an address is in managed memory.
 pub fn is_managed(address: u64) -> bool {
     let found = memory_map().find(address);
     found.is_some_and(|allocation| allocation.is_managed())
 }
 
-/// The module of a library.
+/// Returns the module of a library (`cuLibraryGetModule`).
 pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     let (library, image) = fresh::<LibraryKind>(scope, pointer)?;
     let mut contents = image.contents();
@@ -640,12 +640,12 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     Ok(handle::to_pointer(new))
 }
 
-/// Whether a module is a library's, which the program must not unload.
+/// Returns whether a module belongs to a library; the program must not unload such a module.
 pub fn is_of_library(pointer: *mut c_void) -> bool {
     find::<ModuleKind>(pointer).is_ok_and(|(_, image)| image.contents().library.is_some())
 }
 
-/// The kernels of an image, as many as `most`.
+/// Returns the kernels of an image, at most `most`.
 pub fn functions<K: Loadable>(
     scope: Scope,
     image: *mut c_void,

@@ -1,8 +1,9 @@
-//! What processes of one guest share, and how they name it to each other.
+//! Sharing of memory, events and pools between the processes of one guest.
 //!
-//! A shared thing has a token, by which the backend finds it. It travels in the 64 bytes of a handle; or as a
-//! descriptor of a socket in which it waits to be read, again and again. The other end of that socket stays here,
-//! where it shows when the last copy of the descriptor is gone, in whatever process.
+//! The backend finds a shared object by its token. The token travels in the 64 bytes of an IPC handle, or as a
+//! message in a socket whose descriptor the program passes on; receivers read it with `MSG_PEEK`, so it stays
+//! readable. This process keeps the other end of the socket, where `POLLHUP` shows that the last copy of the
+//! descriptor was closed, in any process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -22,11 +23,11 @@ use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::session::OnDevice;
 
-/// What stands before the token in a handle; behind it stands nothing.
+/// First bytes of an IPC handle, before the token. All bytes after the token are zero.
 const MAGIC: [u8; 8] = *b"wormhole";
 const NAME_BYTES: usize = 24;
 
-/// What the backend knows a shared thing by.
+/// Backend's identifier of a shared object.
 pub type Token = [u8; 16];
 
 fn name(token: Token) -> [u8; NAME_BYTES] {
@@ -41,24 +42,24 @@ fn token(name: &[u8]) -> Option<Token> {
     (magic == MAGIC).then(|| token.try_into().ok()).flatten()
 }
 
-/// A handle as programs pass it on.
+/// Encodes a token as an IPC handle.
 pub fn to_handle(token: Token) -> [u8; 64] {
     let mut handle = [0; 64];
     handle[..NAME_BYTES].copy_from_slice(&name(token));
     handle
 }
 
-/// The token in a handle; `None` for what is no handle of this library's.
+/// Decodes the token of an IPC handle. Returns `None` for a handle that this library did not make.
 pub fn from_handle(handle: &[u8; 64]) -> Option<Token> {
     let (name, rest) = handle.split_at(NAME_BYTES);
     rest.iter().all(|byte| *byte == 0).then(|| token(name))?
 }
 
-/// A descriptor that names something, and the end that is kept while it does.
+/// Creates a socket pair with the token as a message. Returns the end to keep and the end for the program.
 fn descriptor(token: Token) -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: two descriptors fit; then they are nobody else's.
+    // SAFETY: the array has room for two descriptors, which have no other owner.
     let (kept, given) = unsafe {
         if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) != 0 {
             log::error_once!("a descriptor for what is shared cannot be made");
@@ -78,10 +79,10 @@ fn descriptor(token: Token) -> Result<(OwnedFd, OwnedFd)> {
     Ok((kept, given))
 }
 
-/// The token that a descriptor names; natively any other descriptor is an unknown error.
+/// Reads the token of a descriptor. Fails with `UNKNOWN` for any other descriptor, as the native driver does.
 pub fn from_descriptor(descriptor: RawFd) -> Result<Token> {
     let mut name = [0; NAME_BYTES + 1];
-    // It stays there, for others to read.
+    // The message stays in the socket for other readers.
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: that many bytes fit. The program's number may be any; other kinds of files are refused.
     let read = unsafe { libc::recv(descriptor, name.as_mut_ptr().cast(), name.len(), flags) };
@@ -91,38 +92,38 @@ pub fn from_descriptor(descriptor: RawFd) -> Result<Token> {
         .ok_or(CuError::UNKNOWN)
 }
 
-/// The ends that are kept of descriptors that name memory.
+/// Kept socket ends of exported memory.
 static EXPORTED: Mutex<Vec<(Handle<Memory>, OwnedFd)>> = Mutex::new(Vec::new());
 
 fn exported() -> MutexGuard<'static, Vec<(Handle<Memory>, OwnedFd)>> {
     EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A new descriptor of memory: the program's to close.
+/// Creates a descriptor of memory. The program closes it.
 pub fn export_memory(memory: Handle<Memory>, token: Token) -> Result<RawFd> {
     let (kept, given) = descriptor(token)?;
     exported().push((memory, kept));
     Ok(given.into_raw_fd())
 }
 
-/// A new descriptor of something that lives as long as it does.
+/// Creates a descriptor whose kept end is closed at once, for objects whose export is not tracked.
 pub fn export(token: Token) -> Result<RawFd> {
     Ok(descriptor(token)?.1.into_raw_fd())
 }
 
-/// Whether a process has a descriptor of that memory.
+/// Returns whether any process has a descriptor of the memory.
 pub fn is_exported(memory: Handle<Memory>) -> bool {
     let mut exported = exported();
     exported.retain(|(other, kept)| *other != memory || is_held(kept));
     exported.iter().any(|(other, _)| *other == memory)
 }
 
-/// Memory that may be named by descriptors.
+/// Returns the memory that may have open descriptors.
 pub fn exports() -> Vec<Handle<Memory>> {
     exported().iter().map(|(memory, _)| *memory).collect()
 }
 
-/// Whether the other end is still somebody's.
+/// Returns whether any process still has the other end open.
 fn is_held(kept: &OwnedFd) -> bool {
     let mut entry = libc::pollfd {
         fd: kept.as_raw_fd(),
@@ -134,14 +135,15 @@ fn is_held(kept: &OwnedFd) -> bool {
     ready == 0 || entry.revents & libc::POLLHUP == 0
 }
 
-/// Allocations of other processes that are open: by token, where each is and how often it was opened.
+/// Open allocations of other processes by token: address and number of openings.
 static OPENED: Mutex<Option<HashMap<Token, (u64, usize)>>> = Mutex::new(None);
 
 fn opened() -> MutexGuard<'static, Option<HashMap<Token, (u64, usize)>>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether what a device has can be shared by handles: its attribute says so of events, and of memory as well.
+/// Returns whether the device supports IPC handles. The attribute is defined for events; it applies to memory as
+/// well.
 pub fn has_handles(session: OnDevice) -> bool {
     session.device().value(attribute::IPC_EVENT_SUPPORTED) != 0
 }
@@ -154,7 +156,7 @@ pub fn check_handles(session: OnDevice) -> Result {
     }
 }
 
-/// `cuIpcGetMemHandle`: the handle of the allocation that an address lies in.
+/// Returns the IPC handle of the allocation that contains an address (`cuIpcGetMemHandle`).
 pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
     let allocation = memory_map()
         .find(address)
@@ -169,7 +171,8 @@ pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
     Ok(to_handle(token))
 }
 
-/// `cuIpcOpenMemHandle`: as natively, an allocation that is open already is where it is.
+/// Opens an allocation (`cuIpcOpenMemHandle`). An allocation that is already open keeps its address, as in the native
+/// driver.
 pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u64> {
     let token = from_handle(handle).ok_or(CuError::INVALID_VALUE)?;
     if flags != LAZY_ENABLE_PEER_ACCESS {
@@ -198,7 +201,7 @@ pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u6
     Ok(address)
 }
 
-/// `cuIpcCloseMemHandle`: each opening is closed, and the last time the memory goes.
+/// Closes one opening of an allocation (`cuIpcCloseMemHandle`). The last close unmaps the memory.
 pub fn close_allocation(scope: Scope, address: u64) -> Result {
     scope.session.alive()?;
     let mut opened = opened();
@@ -217,7 +220,7 @@ pub fn close_allocation(scope: Scope, address: u64) -> Result {
     close(scope, address)
 }
 
-/// An allocation that is out of the map: its context goes.
+/// Drops an opened allocation after the end of its context has removed it from the memory map.
 pub fn forget_allocation(address: u64) {
     if let Some(opened) = opened().as_mut() {
         opened.retain(|_, (at, _)| *at != address);

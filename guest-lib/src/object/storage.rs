@@ -1,8 +1,8 @@
-//! Context-local storage: what runtimes keep with a context, a value under a key.
+//! Context-local storage: values that runtimes store with a context, by key.
 //!
-//! Read several hundred times per training step, so a look-up takes no lock: a place in the array belongs
-//! to its key for ever once it was taken, and only its value changes. Keys are addresses of variables of
-//! the runtimes, a handful per process.
+//! Values are read several hundred times per training step, so a look-up takes no lock: once a key has an entry in the
+//! array, the entry belongs to the key for ever, and only its value changes. Keys are addresses of variables of the
+//! runtimes, a handful per process.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -11,13 +11,13 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::types::CUcontext;
 
-/// Called with context, key and value when the context goes.
+/// Destructor of a value, called with context, key and value when the context is destroyed.
 pub type Destructor = unsafe extern "C" fn(CUcontext, *mut c_void, *mut c_void);
 
 const PLACES: usize = 128;
-/// A key that is no address.
+/// Key of a free entry; no address has this value.
 const FREE: usize = 0;
-/// A value that means "none": runtimes store aligned pointers, or null.
+/// Value of an entry without a value. Runtimes store aligned pointers or null, never this.
 const ABSENT: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -38,11 +38,11 @@ impl Default for Place {
 #[derive(Debug, Default)]
 struct Rest {
     destructors: HashMap<usize, Destructor>,
-    /// Values whose keys found no place.
+    /// Values whose keys found no free entry.
     overflow: HashMap<usize, usize>,
 }
 
-/// The storage of one context.
+/// Storage of one context.
 #[derive(Debug)]
 pub struct Storage {
     places: [Place; PLACES],
@@ -67,7 +67,7 @@ impl Storage {
         (0..PLACES).map(move |step| &self.places[start(key).wrapping_add(step) % PLACES])
     }
 
-    /// The value under a key.
+    /// Returns the value of a key.
     #[inline]
     pub fn get(&self, key: usize) -> Option<usize> {
         for place in self.probe(key) {
@@ -88,7 +88,7 @@ impl Storage {
             .copied()
     }
 
-    /// Stores a value, with what to call when the context goes.
+    /// Stores a value and its destructor, which is called when the context is destroyed.
     pub fn put(&self, key: usize, value: usize, destructor: Option<Destructor>) {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         match destructor {
@@ -98,7 +98,7 @@ impl Storage {
         for place in self.probe(key) {
             let found = place.key.load(Ordering::Relaxed);
             if found == key || found == FREE {
-                // The lock is held: nobody else takes the place.
+                // The lock is held, so no other thread takes the entry.
                 place.value.store(value, Ordering::Release);
                 place.key.store(key, Ordering::Release);
                 return;
@@ -107,7 +107,7 @@ impl Storage {
         rest.overflow.insert(key, value);
     }
 
-    /// Forgets a value without calling its destructor; whether there was one.
+    /// Removes a value without calling its destructor. Returns whether there was one.
     pub fn delete(&self, key: usize) -> bool {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         rest.destructors.remove(&key);
@@ -123,7 +123,7 @@ impl Storage {
         rest.overflow.remove(&key).is_some()
     }
 
-    /// Takes everything out, for the end of the context: key, value and destructor.
+    /// Removes and returns all entries, for the end of the context: key, value and destructor.
     pub fn drain(&self) -> Vec<(usize, usize, Option<Destructor>)> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         let mut values: Vec<_> = rest.overflow.drain().collect();

@@ -1,7 +1,7 @@
-//! Streams: what the guest knows of each, and waiting for their work.
+//! Streams: the guest's record of each, and waiting for their work.
 //!
-//! One fence per stream covers its work so far: a synchronize or a first query asks the device to write
-//! the next number when everything before is complete. Streams without new work are not asked again.
+//! Each stream has one fence, which covers its work so far: a synchronize or a first query asks the device to write
+//! the next value when all earlier work is complete. Streams without new work send no request.
 
 pub mod attributes;
 mod hold_back;
@@ -30,49 +30,49 @@ use crate::types::{
     STREAM_PER_THREAD,
 };
 
-/// What is known of a stream.
+/// Record of a stream.
 #[derive(Debug, Default)]
 pub struct Stream {
     pub flags: AtomicU32,
     pub priority: AtomicI32,
-    /// `cuStreamGetId`.
+    /// Identity (`cuStreamGetId`).
     pub id: AtomicU64,
-    /// The context it belongs to, and its device's number for the program.
+    /// Index of the context that owns the stream, and its device's ordinal.
     pub context: AtomicU32,
     device: AtomicUsize,
-    /// Pieces of work handed over so far. Counted after each was written to the ring.
+    /// Number of operations submitted so far, incremented after each was written to the ring.
     work: AtomicU64,
-    /// Kernels among them: work that can fault.
+    /// Number of kernels among the operations: only kernels can fault.
     launches: AtomicU64,
-    /// How many of the pieces are known to be complete.
+    /// Number of operations known to be complete.
     complete: AtomicU64,
-    /// How many of the kernels are known to be complete.
+    /// Number of kernels known to be complete.
     launches_complete: AtomicU64,
-    /// It is being captured; of the legacy stream, how many blocking streams are.
+    /// 1 while the stream is captured. For a legacy stream, the number of captured blocking streams.
     captured: AtomicU32,
     timeline: Mutex<Timeline>,
     attributes: Mutex<StreamAttributes>,
 }
 
-/// The fence of a stream.
+/// Fence of a stream.
 #[derive(Debug, Default)]
 struct Timeline {
     line: Option<FenceLine>,
-    /// How many pieces of work the last issued value covers, and how many kernels.
+    /// Numbers of operations and kernels that the last issued value covers.
     covered: u64,
     launches_covered: u64,
-    /// The fences at the ends of the last batches, oldest first.
+    /// Fences at the ends of the last batches, oldest first.
     batches: [Option<Cover>; BATCHES],
 }
 
-/// A stream as a call names it.
+/// Stream that a call names.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub handle: Handle<StreamKind>,
     pub stream: &'static Stream,
 }
 
-/// A fence value that says when the work counted so far is complete.
+/// Fence value that is written when the operations counted here are complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Cover {
     pub fence: Fence,
@@ -81,7 +81,7 @@ pub struct Cover {
     launches: u64,
 }
 
-/// Work of a stream that another stream's fence covers too.
+/// Operations of a stream that are covered by another stream's fence.
 struct Covered {
     handle: Handle<StreamKind>,
     work: u64,
@@ -89,7 +89,7 @@ struct Covered {
 }
 
 static STREAMS: Table<StreamKind, Stream> = Table::new();
-/// The legacy streams, by device.
+/// Legacy streams, by device.
 static LEGACY: [Stream; MOST] = [const { Stream::legacy() }; MOST];
 
 impl Stream {
@@ -115,15 +115,14 @@ impl Stream {
         }
     }
 }
-/// Takes a stream that goes out of its capture: a function of the graph layer, which is there once a stream was
-/// captured.
+/// Removes a destroyed stream from its capture. The graph layer sets this function at the first capture.
 static LEAVE: OnceLock<fn(Handle<StreamKind>)> = OnceLock::new();
-/// Identities of streams; 1 is the legacy one's.
+/// Next stream identity; 1 is the legacy stream's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
 
-/// The streams behind handle 2 in one thread, one for each context, destroyed with it.
+/// Per-thread default streams of one thread (handle 2), one for each context. They are destroyed with the thread.
 struct PerThread {
-    /// The one that was used last, and its context.
+    /// Stream that was used last, and its context.
     last: Cell<Option<(u32, Handle<StreamKind>)>>,
     all: RefCell<Vec<(u32, Handle<StreamKind>)>>,
 }
@@ -134,7 +133,7 @@ impl Drop for PerThread {
             return;
         };
         for (context, handle) in self.all.take() {
-            // The thread ends: there is nobody left to tell of a failure.
+            // The thread ends, so an error cannot be returned.
             let _ = destroy(context::scope_numbered(session, context), handle);
         }
     }
@@ -149,7 +148,7 @@ thread_local! {
     };
 }
 
-/// Makes a stream.
+/// Creates a stream.
 pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKind>> {
     if flags & !STREAM_NON_BLOCKING != 0 {
         return Err(CuError::INVALID_VALUE);
@@ -167,7 +166,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             .device
             .store(scope.session.ordinal(), Ordering::Relaxed);
         stream.captured.store(0, Ordering::Relaxed);
-        // Held until all is forgotten: see `Covered::complete`.
+        // The lock is held until all counts are reset: see `Covered::complete`.
         let mut timeline = stream.timeline();
         for count in [
             &stream.work,
@@ -208,20 +207,20 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
     Ok(handle)
 }
 
-/// A stream that exists.
+/// Looks up a stream by its handle.
 pub fn existing(handle: Handle<StreamKind>) -> Result<Target> {
     let stream = STREAMS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
     Ok(Target { handle, stream })
 }
 
-/// A stream is no longer captured.
+/// Marks a stream as no longer captured.
 pub fn release_captured(handle: Handle<StreamKind>) {
     if let Ok(target) = existing(handle) {
         target.set_captured(false);
     }
 }
 
-/// All streams of a context, and the legacy one.
+/// Returns all streams of a context, and the legacy stream.
 pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
     let minted = STREAMS
         .live()
@@ -230,7 +229,7 @@ pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
     minted.chain([legacy(scope)])
 }
 
-/// The legacy stream of the scope's device.
+/// Returns the legacy stream of the scope's device.
 #[inline]
 pub fn legacy(scope: Scope) -> Target {
     Target {
@@ -239,12 +238,12 @@ pub fn legacy(scope: Scope) -> Target {
     }
 }
 
-/// Those of them whose work is not known to be complete.
+/// Returns the streams of [`all_of`] whose work is not known to be complete.
 pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
     all_of(scope).filter(|target| target.stream.is_dirty())
 }
 
-/// Destroys a stream; its work goes on.
+/// Destroys a stream. Its work continues.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
     let target = Target { handle, stream };
@@ -255,7 +254,7 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
         }
     }
     if stream.is_dirty() {
-        // Release: who takes the mark finds the work in the ring before its request.
+        // Release: a thread that clears the flag finds the work in the ring before its own request.
         let device = scope
             .session
             .session()
@@ -275,13 +274,13 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
 pub fn destroy_of(scope: Scope) {
     for (handle, stream) in STREAMS.live() {
         if stream.context.load(Ordering::Relaxed) == scope.context {
-            // The context goes; a stream that somebody else destroys at the same time is gone too.
+            // An error is ignored: the context is destroyed, and another thread may have destroyed the stream first.
             let _ = destroy(scope, handle);
         }
     }
 }
 
-/// Forgets every stream, after the worker has destroyed them all.
+/// Drops the records of all streams, after the worker has destroyed the streams.
 pub fn forget_all(scope: Scope) {
     for (handle, _) in STREAMS.live() {
         if let Some(stream) = STREAMS.retire(handle) {
@@ -305,7 +304,7 @@ pub fn forget_all(scope: Scope) {
     }
 }
 
-/// The stream that a call names.
+/// Resolves the `CUstream` of a call.
 #[inline]
 pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result<Target> {
     match (stream.addr() as u64, default) {
@@ -319,7 +318,7 @@ pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result
     }
 }
 
-/// The handle of a stream that a program may destroy.
+/// Returns the handle of a `CUstream` that a program may destroy.
 pub fn minted(stream: CUstream) -> Result<Handle<StreamKind>> {
     handle::from_pointer(stream).ok_or_else(|| handle::refusal(stream))
 }
@@ -334,7 +333,7 @@ fn per_thread(scope: Scope) -> Result<Target> {
                 return Ok(Target { handle, stream });
             }
             let mut all = streams.all.borrow_mut();
-            // Those of contexts that are gone went with them.
+            // The streams of destroyed contexts were destroyed with them.
             all.retain(|(_, handle)| STREAMS.get(*handle).is_some());
             let known = all.iter().find(|(context, _)| *context == scope.context);
             let found = match known {
@@ -364,7 +363,7 @@ impl Stream {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `cuStreamGetAttribute`.
+    /// Returns an attribute (`cuStreamGetAttribute`).
     pub fn attribute(&self, id: u32) -> Result<CUstreamAttrValue> {
         if id == PRIORITY {
             let priority = self.priority.load(Ordering::Relaxed).cast_unsigned();
@@ -373,7 +372,7 @@ impl Stream {
         self.attributes().place(id).copied()
     }
 
-    /// Keeps what the stream was told.
+    /// Records an attribute that was set.
     pub fn note_attribute(&self, id: u32, value: &CUstreamAttrValue) -> Result {
         if id == PRIORITY {
             let [a, b, c, d, ..] = value[0].to_le_bytes();
@@ -412,8 +411,8 @@ impl Stream {
 }
 
 impl Covered {
-    /// Notes that the work is complete, unless the stream is gone. The lock is held so that the entry
-    /// cannot become another stream's meanwhile, to which the counts would mean nothing.
+    /// Marks the work as complete, unless the stream was destroyed. The lock prevents that the table entry is reused
+    /// for another stream meanwhile, for which the counts would be wrong.
     fn complete(&self) {
         if let Some(stream) = STREAMS.get(self.handle) {
             let _timeline = stream.timeline();
@@ -425,7 +424,7 @@ impl Covered {
 }
 
 impl Target {
-    /// The number of its device for the program, for a call of this scope.
+    /// Returns the ordinal of the stream's device, for a call in this scope.
     #[inline]
     pub fn device(self, scope: Scope) -> usize {
         if self.handle.is_legacy() {
@@ -435,20 +434,20 @@ impl Target {
         }
     }
 
-    /// Whether its work becomes nodes of a graph. Of the legacy stream: whether using it would be a dependency
-    /// on a stream of which that is so.
+    /// Returns whether work on the stream becomes nodes of a graph. For a legacy stream: whether its use would depend
+    /// on a captured blocking stream.
     #[inline]
     pub fn is_captured(self) -> bool {
         self.stream.captured.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins the stream's capture, which `leave` ends for the stream when it goes.
+    /// Begins the stream's capture. `leave` removes the stream from it if the stream is destroyed.
     pub fn begin_capture(self, leave: fn(Handle<StreamKind>)) {
         LEAVE.get_or_init(|| leave);
         self.set_captured(true);
     }
 
-    /// Begins or ends the stream's capture. One thread at a time does, for all streams.
+    /// Sets or clears the captured flag. Only one thread at a time calls this, for any stream.
     fn set_captured(self, captured: bool) {
         let before = self
             .stream
@@ -465,7 +464,7 @@ impl Target {
 
     /// Asks the device to write the stream's next fence value.
     fn issue(self, scope: Scope, timeline: &mut Timeline) -> Result<Cover> {
-        // Counted after the work was written, so whatever is counted here lies before the fence.
+        // The work was counted after it was written, so all work counted here precedes the fence in the ring.
         let work = self.stream.work.load(Ordering::Acquire);
         let launches = self.stream.launches.load(Ordering::Acquire);
         let mut line = match timeline.line {
@@ -490,13 +489,13 @@ impl Target {
         })
     }
 
-    /// A fence value that covers the work so far, whether or not it is complete.
+    /// Issues a fence value that covers the work so far, even if all of it is complete.
     pub fn fence_now(self, scope: Scope) -> Result<Cover> {
         let mut timeline = self.stream.timeline();
         self.issue(scope, &mut timeline)
     }
 
-    /// A fence value that covers the work so far, or `None` if all of it is known to be complete.
+    /// Returns a fence value that covers the work so far, or `None` if all of it is known to be complete.
     fn cover(self, scope: Scope) -> Result<Option<Cover>> {
         if !self.stream.is_dirty() {
             return Ok(None);
@@ -507,14 +506,14 @@ impl Target {
         }
     }
 
-    /// Waits until a fence value has been written, and remembers what that means.
+    /// Waits for a fence value, and records the work that it covers as complete.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
         scope.session.wait_fence(cover.fence, cover.value)?;
         self.stream.completed(cover.work, cover.launches);
         Ok(())
     }
 
-    /// `cuStreamSynchronize`.
+    /// Waits for the stream (`cuStreamSynchronize`).
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
         if scope.session.has_device_output() || release::take_due(Some(self.handle)) {
@@ -522,7 +521,7 @@ impl Target {
         }
         scope.session.alive()?;
         if self.handle.is_legacy() {
-            // A fence in the legacy stream comes after the work of all blocking streams.
+            // A fence in the legacy stream is written after the work of all blocking streams.
             let others = blocking_work(scope);
             if !others.is_empty() {
                 let cover = self.fence_now(scope)?;
@@ -537,7 +536,7 @@ impl Target {
         }
     }
 
-    /// Shows what kernels have printed, at a copy that waits.
+    /// Waits for the stream and writes the kernels' output, if any kernel can print. Called by copies that wait.
     pub fn show_output(self, scope: Scope) -> Result {
         if scope.session.has_device_output() {
             output::synchronize(scope, Some(self.handle))
@@ -546,12 +545,12 @@ impl Target {
         }
     }
 
-    /// `cuStreamQuery`: an error of 600 while work is under way. The first question after new work goes to
-    /// the worker; while the answer is no, a fence answers the next ones.
+    /// Returns error 600 while work is not complete (`cuStreamQuery`). The first query after new work is a request to
+    /// the worker; if the answer is no, a fence answers the next queries.
     pub fn query(self, scope: Scope) -> Result {
         scope.session.alive()?;
         if self.handle.is_legacy() {
-            // A fence in the legacy stream would hold up all blocking streams.
+            // A fence in the legacy stream would delay all blocking streams.
             return self.ask(scope);
         }
         if !self.stream.is_dirty() {
@@ -566,7 +565,7 @@ impl Target {
             Some(_) => Err(CuError::NOT_READY),
             None => self.ask(scope).inspect_err(|error| {
                 if *error == CuError::NOT_READY {
-                    // Without the fence the next question would be asked again.
+                    // Without a fence the next query would be a request again.
                     let _ = self.fence_now(scope);
                 }
             }),
@@ -584,7 +583,7 @@ impl Target {
         Ok(())
     }
 
-    /// The last fence value, if it covers all work so far.
+    /// Returns the last fence value if it covers all work so far.
     fn covered(self) -> Option<Cover> {
         let timeline = self.stream.timeline();
         let line = timeline.line?;
@@ -596,7 +595,8 @@ impl Target {
         })
     }
 
-    /// Waits for kernels whose faults the next call must report. Work that cannot fault is left alone.
+    /// Synchronizes if kernels may be running, because the next call must report their faults. Does not wait for work
+    /// that cannot fault.
     pub fn settle_launches(self, scope: Scope) -> Result {
         let others = self.handle.is_legacy()
             && STREAMS
@@ -610,7 +610,7 @@ impl Target {
     }
 }
 
-/// The work of the device's blocking streams that is not known to be complete.
+/// Returns the work of the device's blocking streams that is not known to be complete.
 fn blocking_work(scope: Scope) -> Vec<Covered> {
     STREAMS
         .live()
@@ -623,7 +623,7 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
         .collect()
 }
 
-/// Waits for all work of the scope's device (`cuCtxSynchronize`): streams without new work are not visited.
+/// Waits for all work of the scope's device (`cuCtxSynchronize`). Streams without new work are skipped.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
     let orphaned = &scope.session.device().has_orphaned_work;
@@ -651,14 +651,14 @@ pub fn synchronize_all(scope: Scope) -> Result {
         .try_for_each(|(target, cover)| target.wait(scope, cover))
 }
 
-/// The scope of a stream that a program made, without a current context.
+/// Returns the scope of a stream that a program created. Needs no current context.
 pub fn scope_of(stream: CUstream) -> Result<Scope> {
     let stream = minted(stream).map_err(|_| CuError::INVALID_CONTEXT)?;
     let context = existing(stream)?.stream.context.load(Ordering::Relaxed);
     Ok(context::scope_numbered(crate::session::session()?, context))
 }
 
-/// Waits for all work of all devices: for what their streams may name without belonging to one of them.
+/// Waits for all work of all devices, for objects that streams of any device may use.
 pub fn synchronize_devices(scope: Scope) -> Result {
     let session = scope.session.session();
     let others = (0..session.devices().len()).filter(|device| *device != scope.session.ordinal());
@@ -668,7 +668,8 @@ pub fn synchronize_devices(scope: Scope) -> Result {
     })
 }
 
-/// The number of the context that a stream belongs to, which needs no current one; the default streams do.
+/// Returns the index of the context that owns a stream, without a current context. Fails for the default streams,
+/// which need one.
 pub fn owner(stream: CUstream) -> Result<u32> {
     if stream.addr() as u64 <= STREAM_PER_THREAD {
         return Err(CuError::INVALID_CONTEXT);
@@ -677,7 +678,8 @@ pub fn owner(stream: CUstream) -> Result<u32> {
     Ok(target.stream.context.load(Ordering::Relaxed))
 }
 
-/// The scope of the calling thread, or else of the stream, and the stream that a call names.
+/// Resolves the `CUstream` of a call. Returns it with the calling thread's scope, or with the scope of the stream's
+/// context if the thread has no current context.
 #[inline]
 pub fn target(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
     let scope = context::scope_or(|| owner(stream))?;

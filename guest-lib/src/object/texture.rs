@@ -1,5 +1,5 @@
-//! Texture and surface objects: what a program described is known here, what kernels are given is the
-//! device's own value.
+//! Texture and surface objects. The program's descriptions are recorded here; the handles are the device's own
+//! values, because kernels receive them.
 
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUsurfObject, CUtexObject,
 };
 
-/// A texture as it was described.
+/// Description of a texture object.
 #[derive(Clone, Copy, Debug)]
 pub struct Texture {
     context: u32,
@@ -33,7 +33,7 @@ struct Surface {
 
 #[derive(Debug, Default)]
 struct Objects {
-    /// By the devices' own values, of which two devices may have the same, and the device's number.
+    /// Objects by the device's value and the device's ordinal, because two devices may use the same value.
     textures: BTreeMap<(CUtexObject, usize), Texture>,
     surfaces: BTreeMap<(CUsurfObject, usize), Surface>,
 }
@@ -44,7 +44,7 @@ fn objects() -> MutexGuard<'static, Objects> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where an object is that a program names: with the current device, or with another that has it.
+/// Finds the key of an object: on the current device, or else on any other device that has it.
 fn place<T>(objects: &BTreeMap<(u64, usize), T>, object: u64) -> Option<(u64, usize)> {
     let own = context::scope_or_primary().map_or(0, |scope| scope.session.ordinal());
     let mut all = objects.range((object, 0)..=(object, usize::MAX));
@@ -54,17 +54,17 @@ fn place<T>(objects: &BTreeMap<(u64, usize), T>, object: u64) -> Option<(u64, us
     }
 }
 
-/// The handle in the first word of a resource.
+/// Returns the handle in the first word of a resource description.
 fn pointer(resource: &CUDA_RESOURCE_DESC) -> *mut std::ffi::c_void {
     std::ptr::without_provenance_mut(usize::try_from(resource.res[0]).unwrap_or(0))
 }
 
-/// The two 32-bit fields of a word.
+/// Splits a word into its two 32-bit fields.
 fn halves(word: u64) -> [u32; 2] {
     [word, word >> u32::BITS].map(|half| u32::try_from(half & u64::from(u32::MAX)).unwrap_or(0))
 }
 
-/// `cuTexObjectCreate`.
+/// Creates a texture object (`cuTexObjectCreate`).
 pub fn create(
     scope: Scope,
     resource: &CUDA_RESOURCE_DESC,
@@ -92,7 +92,7 @@ pub fn create(
         _ => return Err(CuError::INVALID_VALUE),
     };
     let of_memory = array.is_none() && mipmap.is_none();
-    // Memory is seen as it is.
+    // Linear and pitched memory ignore the resource view.
     let seen = view.filter(|_| !of_memory);
     let only_memory = |value: u32| if of_memory { value } else { 0 };
     let message = TextureCreate {
@@ -136,7 +136,7 @@ pub fn create(
     Ok(texture)
 }
 
-/// `cuTexObjectDestroy`. What is no texture is none afterwards either: native says success.
+/// Destroys a texture object (`cuTexObjectDestroy`). Succeeds for an unknown value, as the native driver does.
 pub fn destroy(scope: Scope, texture: CUtexObject) -> Result {
     let place = place(&objects().textures, texture);
     match place {
@@ -154,14 +154,14 @@ fn destroy_at(scope: Scope, place: (CUtexObject, usize)) -> Result {
     there.record(&TextureDestroy { texture })
 }
 
-/// What a texture was described as.
+/// Returns the description of a texture object.
 pub fn find(texture: CUtexObject) -> Result<Texture> {
     let objects = objects();
     let found = place(&objects.textures, texture).and_then(|place| objects.textures.get(&place));
     found.copied().ok_or(CuError::INVALID_VALUE)
 }
 
-/// `cuSurfObjectCreate`.
+/// Creates a surface object (`cuSurfObjectCreate`).
 pub fn create_surface(scope: Scope, resource: &CUDA_RESOURCE_DESC) -> Result<CUsurfObject> {
     if resource.resType != ARRAY || resource.flags != 0 {
         return Err(CuError::INVALID_VALUE);
@@ -179,7 +179,7 @@ pub fn create_surface(scope: Scope, resource: &CUDA_RESOURCE_DESC) -> Result<CUs
     Ok(surface)
 }
 
-/// `cuSurfObjectDestroy`; as of textures.
+/// Destroys a surface object (`cuSurfObjectDestroy`). Succeeds for an unknown value, as for textures.
 pub fn destroy_surface(scope: Scope, surface: CUsurfObject) -> Result {
     let place = place(&objects().surfaces, surface);
     match place {
@@ -197,14 +197,14 @@ fn destroy_surface_at(scope: Scope, place: (CUsurfObject, usize)) -> Result {
     there.record(&SurfaceDestroy { surface })
 }
 
-/// What a surface was described as.
+/// Returns the description of a surface object.
 pub fn find_surface(surface: CUsurfObject) -> Result<CUDA_RESOURCE_DESC> {
     let objects = objects();
     let found = place(&objects.surfaces, surface).and_then(|place| objects.surfaces.get(&place));
     Ok(found.ok_or(CuError::INVALID_VALUE)?.resource)
 }
 
-/// Destroys the textures and surfaces of a context.
+/// Destroys the texture and surface objects of a context.
 pub fn destroy_of(scope: Scope) {
     let (textures, surfaces) = {
         let objects = objects();
@@ -222,7 +222,7 @@ pub fn destroy_of(scope: Scope) {
             surfaces.map(|(handle, _)| *handle).collect::<Vec<_>>(),
         )
     };
-    // The context goes; what somebody else destroys at the same time is gone too.
+    // Errors are ignored: the context is destroyed, and another thread may have destroyed the objects first.
     for texture in textures {
         let _ = destroy_at(scope, texture);
     }
@@ -231,7 +231,7 @@ pub fn destroy_of(scope: Scope) {
     }
 }
 
-/// Forgets every texture and surface, after the worker has destroyed them all.
+/// Drops the records of all texture and surface objects, after the worker has destroyed the objects.
 pub fn forget_all() {
     *objects() = Objects::default();
 }

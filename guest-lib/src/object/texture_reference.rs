@@ -1,5 +1,5 @@
-//! Texture and surface references: their state is known here, and the device is told all of it whenever something
-//! is bound or what is bound is to be read in another way.
+//! Texture and surface references. Their state is recorded here. The device receives the whole state when something
+//! is bound, and when the sampling of a bound reference changes.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -28,7 +28,7 @@ const ALIGNMENT: i32 = 14;
 const PITCH_ALIGNMENT: i32 = 51;
 const LINEAR_WIDTH: i32 = 69;
 
-/// Which variable of which module.
+/// Variable of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Variable {
     module: Handle<ModuleKind>,
@@ -36,13 +36,13 @@ struct Variable {
 }
 
 impl Variable {
-    /// Whether the module is still there.
+    /// Returns whether the module is still loaded.
     fn lives(&self) -> bool {
         module::find::<ModuleKind>(crate::handle::to_pointer(self.module)).is_ok()
     }
 }
 
-/// What a texture reference reads.
+/// Memory that a texture reference is bound to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     Nothing,
@@ -60,10 +60,10 @@ pub enum Bound {
     },
 }
 
-/// The state of a texture reference.
+/// State of a texture reference.
 #[derive(Clone, Debug)]
 pub struct Texture {
-    /// None of `cuTexRefCreate`, which no kernel reads.
+    /// Variable that kernels read. `None` for a reference from `cuTexRefCreate`, which no kernel reads.
     variable: Option<Variable>,
     pub bound: Bound,
     pub format: u32,
@@ -96,8 +96,8 @@ impl Texture {
         }
     }
 
-    /// Reads memory from an address on, or nothing from 0 on. The device reads from a multiple of its alignment
-    /// before it; gives the bytes between.
+    /// Binds linear memory; address 0 unbinds. The device's address is rounded down to its texture alignment. Returns
+    /// the offset in bytes.
     pub fn bind_memory(&mut self, scope: Scope, address: u64, bytes: u64) -> Result<u64> {
         if address == 0 {
             self.bound = Bound::Linear { address, bytes: 0 };
@@ -111,7 +111,7 @@ impl Texture {
         }
         let (address, held) = reached(address)?;
         let offset = address % limit(ALIGNMENT).max(1);
-        // What lies behind the allocation is not read by a program that is right.
+        // Bytes beyond the allocation are not bound: a correct program does not read them.
         self.bound = Bound::Linear {
             address: address - offset,
             bytes: bytes.min(held) + offset,
@@ -119,7 +119,7 @@ impl Texture {
         Ok(offset)
     }
 
-    /// Reads rows of memory.
+    /// Binds pitched memory.
     pub fn bind_rows(&mut self, scope: Scope, address: u64, size: [u64; 3]) -> Result {
         let [width, height, pitch] = size;
         let device = scope.session.device();
@@ -144,7 +144,7 @@ impl Texture {
         Ok(())
     }
 
-    /// Whether it reads anything: memory may be none.
+    /// Returns whether the reference is bound. Linear memory at address 0 is unbound.
     fn reads(&self) -> bool {
         !matches!(
             self.bound,
@@ -152,7 +152,7 @@ impl Texture {
         )
     }
 
-    /// Tells the device.
+    /// Sends the state to the device.
     fn send(&self, scope: Scope) -> Result {
         let Some(variable) = &self.variable else {
             return Ok(());
@@ -199,7 +199,7 @@ impl Texture {
     }
 }
 
-/// Where the device reaches memory of a program, and the bytes that the allocation holds from there on.
+/// Returns the device address of a program's memory, and the bytes from there to the end of the allocation.
 fn reached(address: u64) -> Result<(u64, u64)> {
     let (end, place) = End::of(address, 1)?;
     match memory_map().find(address) {
@@ -210,7 +210,7 @@ fn reached(address: u64) -> Result<(u64, u64)> {
     }
 }
 
-/// The state of a surface reference.
+/// State of a surface reference.
 #[derive(Clone, Debug)]
 struct Surface {
     variable: Variable,
@@ -219,17 +219,17 @@ struct Surface {
 
 #[derive(Debug, Default)]
 struct References {
-    /// The handle that was given out last.
+    /// Last handle that was returned.
     last: usize,
     textures: HashMap<usize, Texture>,
     surfaces: HashMap<usize, Surface>,
 }
 
-// SAFETY: arrays are told apart by their addresses only, which nobody follows.
+// SAFETY: arrays are compared by address only; the pointers are never dereferenced.
 unsafe impl Send for References {}
 
 impl References {
-    /// Programs take handles for addresses.
+    /// Returns a new handle. Handles are multiples of 16, because programs take them for addresses.
     fn number(&mut self) -> usize {
         self.last += 16;
         self.last
@@ -242,7 +242,7 @@ fn references() -> MutexGuard<'static, References> {
     REFERENCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The variable of a module, if there is one of that kind.
+/// Finds a variable of a module. Fails if the module has none of that kind and name.
 fn variable(scope: Scope, module: CUmodule, name: &CStr, to: ReferenceTo) -> Result<Variable> {
     let (module, _) = module::find::<ModuleKind>(module)?;
     let message = ReferenceFind {
@@ -257,7 +257,7 @@ fn variable(scope: Scope, module: CUmodule, name: &CStr, to: ReferenceTo) -> Res
     })
 }
 
-/// `cuModuleGetTexRef`: asked again, the same.
+/// Returns a module's texture reference (`cuModuleGetTexRef`), the same one at each call.
 pub fn texture(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
     let variable = variable(scope, module, name, ReferenceTo::Texture)?;
     let mut references = references();
@@ -276,7 +276,7 @@ pub fn texture(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
     Ok(number)
 }
 
-/// `cuTexRefCreate`.
+/// Creates a texture reference (`cuTexRefCreate`).
 pub fn create() -> usize {
     let mut references = references();
     let number = references.number();
@@ -284,19 +284,19 @@ pub fn create() -> usize {
     number
 }
 
-/// `cuTexRefDestroy`.
+/// Destroys a texture reference (`cuTexRefDestroy`).
 pub fn destroy(number: usize) -> Result {
     let gone = references().textures.remove(&number);
     gone.map(drop).ok_or(CuError::INVALID_HANDLE)
 }
 
-/// The state of a texture reference.
+/// Returns the state of a texture reference.
 pub fn find(number: usize) -> Result<Texture> {
     let found = references().textures.get(&number).cloned();
     found.ok_or(CuError::INVALID_HANDLE)
 }
 
-/// Changes the state of a texture reference, all or nothing.
+/// Changes the state of a texture reference and sends it. After an error the state is unchanged.
 pub fn change<R>(
     scope: Scope,
     number: usize,
@@ -314,7 +314,7 @@ pub fn change<R>(
     Ok(result)
 }
 
-/// `cuModuleGetSurfRef`: asked again, the same.
+/// Returns a module's surface reference (`cuModuleGetSurfRef`), the same one at each call.
 pub fn surface(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
     let variable = variable(scope, module, name, ReferenceTo::Surface)?;
     let mut references = references();
@@ -333,7 +333,7 @@ pub fn surface(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
     Ok(number)
 }
 
-/// `cuSurfRefSetArray`.
+/// Binds an array to a surface reference (`cuSurfRefSetArray`).
 pub fn bind_surface(
     scope: Scope,
     number: usize,
@@ -352,7 +352,7 @@ pub fn bind_surface(
     Ok(())
 }
 
-/// `cuSurfRefGetArray`.
+/// Returns the array of a surface reference (`cuSurfRefGetArray`).
 pub fn surface_array(number: usize) -> Result<CUarray> {
     let references = references();
     let found = references.surfaces.get(&number);

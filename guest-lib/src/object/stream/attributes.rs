@@ -1,4 +1,4 @@
-//! What streams are told beside work.
+//! Stream attributes (`cuStreamSetAttribute`).
 
 use wormhole_api::StreamSetAttribute;
 pub use wormhole_api::constants::launch_attribute::{
@@ -11,10 +11,10 @@ use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::types::CUstreamAttrValue;
 
-/// What a stream answers that was told no synchronization policy.
+/// Synchronization policy of a stream on which none was set.
 const NO_POLICY: u64 = 0xFFFF_FFFF;
 
-/// What streams were told, by attribute.
+/// Attribute values of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamAttributes {
     policy_window: CUstreamAttrValue,
@@ -24,8 +24,8 @@ pub struct StreamAttributes {
 }
 
 impl StreamAttributes {
-    /// Those of a new stream: no policy yet (the native driver says -1, which it refuses to be told), no
-    /// window, the default domain and its map of 0 and 1.
+    /// Attributes of a new stream: no synchronization policy (the native driver reports -1, which it refuses in a set),
+    /// no access policy window, the default domain, and its map of 0 and 1.
     pub const NEW: Self = Self {
         policy_window: [0; 8],
         synchronization_policy: [NO_POLICY, 0, 0, 0, 0, 0, 0, 0],
@@ -33,7 +33,7 @@ impl StreamAttributes {
         domain: [0; 8],
     };
 
-    /// All but the priority, which is the stream's own.
+    /// Stored attributes: all but the priority, which the stream stores itself.
     pub const KEPT: [u32; 4] = [
         ACCESS_POLICY_WINDOW,
         SYNCHRONIZATION_POLICY,
@@ -41,7 +41,7 @@ impl StreamAttributes {
         MEM_SYNC_DOMAIN,
     ];
 
-    /// Whether a stream was told this value; one that was told none has nothing to copy.
+    /// Returns whether a value can have been set. The default synchronization policy cannot, so it is not copied.
     pub const fn is_told(id: u32, value: &CUstreamAttrValue) -> bool {
         id != SYNCHRONIZATION_POLICY || value[0] != NO_POLICY
     }
@@ -68,10 +68,10 @@ fn low(word: u64) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// Access policy window (`CUaccessPolicyWindow`) with the address by which the device reaches it.
+/// Returns an access policy window (`CUaccessPolicyWindow`) with its device address.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for a ratio or property that there is not, and for memory that the device does not reach.
+/// `CUDA_ERROR_INVALID_VALUE` for an invalid ratio or property, and for memory that the device cannot access.
 pub fn window_for_device(value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
     let [first, bytes, third, fourth, ..] = *value;
     let ratio = f32::from_bits(low(third));
@@ -90,7 +90,7 @@ pub fn window_for_device(value: &CUstreamAttrValue) -> Result<CUstreamAttrValue>
     Ok(reached)
 }
 
-/// Value of a stream's attribute as the device takes it.
+/// Returns an attribute's value in the device's form.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` for a value that the attribute cannot have.
@@ -107,7 +107,7 @@ fn for_device(id: u32, value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
     valid.then_some(*value).ok_or(CuError::INVALID_VALUE)
 }
 
-/// `cuStreamSetAttribute`.
+/// Sets an attribute of a stream (`cuStreamSetAttribute`).
 pub fn set_attribute(scope: Scope, target: Target, id: u32, value: &CUstreamAttrValue) -> Result {
     scope.session.alive()?;
     let told = for_device(id, value)?;

@@ -1,6 +1,6 @@
-//! Holding callers back before the driver's own launch call would block on the worker's side.
+//! Backpressure: callers wait before the driver's own launch call would block on the worker's side.
 //!
-//! Each batch of work ends with a fence. A thread that finds three batches before it waits for the oldest.
+//! Each batch of operations ends with a fence. A thread that finds three incomplete batches waits for the oldest.
 
 use std::sync::atomic::Ordering;
 
@@ -8,16 +8,16 @@ use super::Target;
 use crate::error::Result;
 use crate::object::context::Scope;
 
-/// Pieces of work between two fences that a stream gets without being asked.
+/// Operations between two automatic fences of a stream.
 const BATCH: u64 = 256;
-/// Batches that a stream may have before it that are not known to be complete. Their pieces, and one more
-/// of each thread, stay below the number of launches (about 1021) at which the driver's own call blocks.
+/// Maximum number of incomplete batches of a stream. Their operations, and one more of each thread, stay below the
+/// number of launches (about 1021) at which the driver's own call blocks.
 pub(super) const BATCHES: usize = 3;
 const LIMIT: u64 = BATCH * BATCHES as u64;
 
 impl Target {
-    /// Counts a piece of work that was written to the ring, and holds the caller back when the stream
-    /// has too much before it.
+    /// Counts an operation that was written to the ring, and makes the caller wait if the stream has too many
+    /// incomplete ones.
     #[inline]
     pub fn worked(self, scope: Scope) -> Result {
         let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
@@ -32,7 +32,7 @@ impl Target {
         }
     }
 
-    /// The same for a kernel.
+    /// Counts a kernel in the same way.
     #[inline]
     pub fn launched(self, scope: Scope) -> Result {
         self.stream.launches.fetch_add(1, Ordering::AcqRel);
@@ -48,7 +48,7 @@ impl Target {
         Ok(())
     }
 
-    /// Waits until more than `work` pieces are complete. Every thread that finds the stream too full does.
+    /// Waits until more than `work` operations are complete. Every thread that finds the stream full waits here.
     #[cold]
     fn hold_back(self, scope: Scope, work: u64) -> Result {
         let ended = {
@@ -56,7 +56,7 @@ impl Target {
             let covers = timeline.batches.iter().flatten();
             covers.copied().find(|cover| cover.work > work)
         };
-        // The thread that ends the batch may not have come so far yet.
+        // The thread that ends the batch may not have issued its fence yet.
         let cover = match ended {
             Some(cover) => cover,
             None => self.fence_now(scope)?,

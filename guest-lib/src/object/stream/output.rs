@@ -1,4 +1,4 @@
-//! What kernels print: it comes with the answer to a synchronization and goes to the program's own
+//! Output of kernels (`printf`): it arrives with the answer to a synchronization and is written to the program's
 //! standard streams before the call returns.
 
 use std::io::Write;
@@ -10,7 +10,7 @@ use wormhole_api::{Handle, Synchronize, TakeOutput};
 use crate::error::Result;
 use crate::object::context::Scope;
 
-/// Waits for a stream or for everything, and shows what kernels have printed by then.
+/// Waits for a stream or for all work, and writes the kernels' output so far.
 pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {
     let waited = scope.session.request(&Synchronize { stream }, |reply| {
         show(reply.stdout, reply.stderr);
@@ -19,7 +19,7 @@ pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {
     let mut remaining = match waited {
         Ok(remaining) => remaining,
         Err(error) => {
-            // A fault: what was printed before it, and the text of an assertion, is still there.
+            // After a fault the earlier output, and an assertion's message, are still available.
             show_the_rest(scope);
             return Err(error);
         }
@@ -44,8 +44,8 @@ fn show_the_rest(scope: Scope) {
     }
 }
 
-/// Writes text where the native driver does. The program's own buffered output comes first: it was
-/// printed before.
+/// Writes output to the same streams as the native driver. Flushes the program's own buffers first, because their
+/// text was printed earlier.
 fn show(stdout: &[u8], stderr: &[u8]) {
     if stdout.is_empty() && stderr.is_empty() {
         return;
@@ -56,7 +56,7 @@ fn show(stdout: &[u8], stderr: &[u8]) {
         // SAFETY: the descriptor is borrowed: `ManuallyDrop` keeps it open.
         let file = unsafe { std::fs::File::from_raw_fd(descriptor) };
         let mut file = std::mem::ManuallyDrop::new(file);
-        // A closed standard stream loses its text natively too.
+        // The native driver loses output to a closed standard stream too.
         let _ = file.write_all(text);
     }
 }

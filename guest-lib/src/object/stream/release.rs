@@ -1,17 +1,17 @@
-//! Synchronizations that the device itself must see: at them memory pools give back what they do not use.
+//! Synchronizations that the device must execute itself, because memory pools then release their unused memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::Handle;
 use wormhole_api::handle::Stream;
 
-/// The stream on which memory was freed that a pool may have to give back when the stream is synchronized, as on
-/// the wire; 0 for none.
+/// Wire handle of the stream on which memory was freed that a pool may release when the stream is synchronized; 0 for
+/// none.
 static DUE: AtomicU64 = AtomicU64::new(0);
-/// Stands for several streams: only a wait for everything settles them.
+/// Value of [`DUE`] for several streams: only a wait for all work clears it.
 const SEVERAL: u64 = u64::MAX;
 
-/// Notes that memory was freed which a pool may have to give back, on a stream or on all.
+/// Notes that memory of a pool was freed on a stream, or on all streams.
 pub fn note(stream: Option<Handle<Stream>>) {
     let stream = stream.map_or(SEVERAL, Handle::to_wire);
     let several = |due| {
@@ -29,11 +29,12 @@ pub fn is_due() -> bool {
     DUE.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the same as [`is_due`], for a synchronization of one stream or of everything that is about to settle it.
+/// Returns the same as [`is_due`], and clears it if the caller's synchronization, of one stream or of all, is
+/// sufficient.
 pub fn take_due(stream: Option<Handle<Stream>>) -> bool {
     let due = DUE.load(Ordering::Relaxed);
     if due != 0 && stream.is_none_or(|stream| stream.to_wire() == due) {
-        // What is freed meanwhile, and so covered or not, stays noted.
+        // The exchange fails if memory was freed on another stream meanwhile, so that note stays set.
         let _ = DUE.compare_exchange(due, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
     due != 0
