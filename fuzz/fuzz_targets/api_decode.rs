@@ -1,4 +1,4 @@
-//! A record's body as the worker sees it: the first two bytes are the message's id.
+//! Decodes a record's body as the worker does: the first two bytes are the message's id.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use std::fmt::Write;
 use libfuzzer_sys::fuzz_target;
 use wormhole_ring::layout::MAX_BODY;
 
-/// Bodies start where records' do: at a multiple of 32 bytes.
+/// Body aligned as in a record, to 32 bytes.
 #[repr(align(32))]
 struct Body([u8; MAX_BODY]);
 
@@ -22,7 +22,7 @@ fuzz_target!(|input: &[u8]| {
     body.0[..length].copy_from_slice(bytes);
     let mut text = String::new();
     match wormhole_api::decode(u16::from_le_bytes(*id), &body.0[..length]) {
-        // Printing reads every field and every element of a tail.
+        // Formatting reads every field and every element of a tail.
         Ok(request) => write!(text, "{request:?}"),
         Err(error) => write!(text, "{error}"),
     }

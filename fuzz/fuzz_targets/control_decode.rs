@@ -1,4 +1,4 @@
-//! A frame of the control channel. What decodes must encode to the same bytes.
+//! Decodes a frame of the control channel. A decoded message must encode to the same bytes.
 
 #![no_main]
 
@@ -12,7 +12,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(header) = Header::decode(header) else {
         return;
     };
-    // The stream may hold less or more than the header announces; a reader takes what is announced.
+    // The stream may hold less or more than the header announces; a reader takes only the announced bytes.
     let body = body.get(..header.body_len).unwrap_or(body);
     match Message::decode(header.kind, body) {
         Err(error) => _ = error.to_string(),

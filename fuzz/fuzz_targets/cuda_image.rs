@@ -1,4 +1,4 @@
-//! A module image as the CUDA device sees it: the driver gets whole ELF files and text, or nothing.
+//! Checks a module image as the CUDA device does: the driver gets whole ELF files and text, or nothing.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A module image as a program hands it to the driver: PTX, ELF or a fat binary.
+//! Parses a module image as a program passes it to the driver: PTX, ELF or a fat binary.
 
 #![no_main]
 

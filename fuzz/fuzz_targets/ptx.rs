@@ -1,4 +1,4 @@
-//! PTX text, parsed and, where that succeeds, decoded kernel by kernel.
+//! Parses PTX text and decodes the kernels of valid modules.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! PTX text whose kernels run: with memory, textures and surfaces, under the checker or not.
+//! Runs the kernels of PTX text with memory, textures and surfaces, with or without the checker.
 
 #![no_main]
 
@@ -12,14 +12,14 @@ use wormhole_ptx::{
     Region, Texture, launch,
 };
 
-/// What a kernel may take before it is cancelled.
+/// Time after which a kernel is cancelled.
 const LIMIT: Duration = Duration::from_millis(10);
-/// Words of memory that kernels reach.
+/// Words of the memory that kernels can access.
 const WORDS: usize = 1 << 10;
-/// Variables may be larger; those are not tried.
+/// Greatest size of a module's variables; modules with more are skipped.
 const MOST_BYTES: u64 = 1 << 12;
 
-/// Memory that lies where the process has it.
+/// Global memory whose addresses are those of the process.
 struct Memory(Box<[u64; WORDS]>);
 
 impl Memory {
@@ -51,7 +51,8 @@ impl Output for Silent {
     fn finding(&self, _: &str) {}
 }
 
-/// Every handle is that of an object whose kind its bits tell, and whose texels do not all lie in memory.
+/// Table of textures and surfaces in which every handle is valid: the handle's bits select the kind, and some texels
+/// lie outside the memory.
 #[derive(Debug)]
 struct Everything {
     address: u64,

@@ -1,4 +1,4 @@
-//! A machine's report and the file that tells a machine what to run: both cross a machine's boundary.
+//! Decodes a machine's report and its run file: both cross the machine's boundary.
 
 #![no_main]
 

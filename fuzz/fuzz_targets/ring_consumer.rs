@@ -1,7 +1,7 @@
-//! A session segment that the other side writes at will, between any two steps of both of ours.
+//! Works on a session segment that the peer overwrites at will, between any two steps of our producer and consumer.
 //!
-//! The input is a list of steps: a byte that names the step, then what the step needs. A run ends at
-//! the first violation. No step may panic or reach outside the segment.
+//! The input is a list of steps: a byte that names the step, then its arguments. A run ends at the first violation. No
+//! step may panic or access memory outside the segment.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ use wormhole_ring::{
     slot::{AnswerSlots, SlotIndex},
 };
 
-/// One region for all runs: two megabytes are costly to allocate.
+/// Region of all runs, since two megabytes are costly to allocate.
 static REGION: LazyLock<OwnedMemory> = LazyLock::new(|| OwnedMemory::segments(1));
 
 fuzz_target!(|input: &[u8]| {
@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
     let mut steps = Steps(input);
     while let Some([step]) = steps.next() {
         match step % 8 {
-            // The other side writes anywhere in the segment.
+            // The peer writes anywhere in the segment.
             0 => {
                 let Some([low, middle, high, length]) = steps.next() else {
                     return;
@@ -46,14 +46,14 @@ fuzz_target!(|input: &[u8]| {
                 let bytes = steps.take(usize::from(length).min(SEGMENT_BYTES - offset));
                 window.write(offset, bytes).unwrap();
             }
-            // The other side writes where the consumer looks next.
+            // The peer writes at the consumer's position.
             1 => {
                 let Some([length]) = steps.next() else { return };
                 let at = (consumer.taken() % RING_BYTES as u64) as usize;
                 let bytes = steps.take(usize::from(length).min(RING_BYTES - at));
                 window.write(session::RING_BASE + at, bytes).unwrap();
             }
-            // The other side publishes an entry of some length, with whatever lies there as content.
+            // The peer publishes an entry of some length over the present bytes.
             2 => {
                 let Some([units, pad]) = steps.next() else {
                     return;
@@ -65,7 +65,7 @@ fuzz_target!(|input: &[u8]| {
                     .write(session::RING_BASE + at, &commit.to_le_bytes())
                     .unwrap();
             }
-            // The consumer takes what it finds.
+            // The consumer takes all entries.
             3 | 4 => loop {
                 let before = consumer.taken();
                 match consumer.take(&mut buf) {
@@ -90,7 +90,7 @@ fuzz_target!(|input: &[u8]| {
                 _ = producer.push(RecordHead::record(u16::from(low)), &[&body[..length]]);
                 _ = producer.consumer_parked();
             }
-            // A guest thread looks for its answer.
+            // A guest thread polls for its answer.
             _ => {
                 let Some([sequence]) = steps.next() else {
                     return;
@@ -112,7 +112,7 @@ impl<'a> Steps<'a> {
         Some(*bytes)
     }
 
-    /// The next `length` bytes, or as many as are left.
+    /// Takes the next `length` bytes, or fewer at the end.
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;

@@ -1,7 +1,7 @@
-//! A supervisor of several tenants: launchers, guests and workers that say anything and end in any order.
+//! Runs a supervisor of several tenants: launchers, guests and workers that send anything and end in any order.
 //!
-//! The books of the supervisor are checked after each step. In the end everybody leaves, and no session, no segment and no
-//! descriptor may be left.
+//! The supervisor's accounts are checked after each step. At the end all of them leave, and no session, segment or
+//! descriptor may remain.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Ports and memory of the PCI bus and its virtio devices, read and written by a hostile guest: configuration, moves of
-//! the BARs, the registers of the transport, the vectors' table, notifications.
+//! Accesses ports and memory of the PCI bus and its virtio devices as a hostile guest: configuration, moves of the
+//! BARs, registers of the transport, the vectors' table, notifications.
 //!
-//! The input is a list of accesses. An address in a BAR is named by the device and an offset, wherever the guest has
-//! moved the BAR last.
+//! The input is a list of accesses. A device and an offset name an address in a BAR, wherever the guest has moved the
+//! BAR.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress};
 use wormhole_monitor::fuzzing::Machine;
 
-/// The ports of configuration mechanism 1: address and data.
+/// Ports of configuration mechanism 1: address and data.
 const ADDRESS: u64 = 0xcf8;
 const DATA: u64 = 0xcfc;
 /// Register of BAR 0 in configuration space.
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Makes one access, and returns what is left of the input.
+/// Makes one access, and returns the rest of the input.
 fn step<'a>(machine: &Machine, input: &'a [u8]) -> Option<&'a [u8]> {
     let ([kind, device, low, high, length], rest) = input.split_first_chunk()?;
     let length = usize::from(length % 17).min(rest.len());
@@ -36,7 +36,7 @@ fn step<'a>(machine: &Machine, input: &'a [u8]) -> Option<&'a [u8]> {
         // Any access to the ports.
         0 => _ = machine.buses.ports.write(ADDRESS + offset % 8, bytes),
         1 => machine.buses.ports.read(ADDRESS + offset % 8, &mut data),
-        // A register of a device's configuration.
+        // Register of a device's configuration.
         2 => {
             select(machine, device, *low);
             _ = machine.buses.ports.write(DATA + u64::from(high % 4), bytes);
@@ -58,7 +58,7 @@ fn step<'a>(machine: &Machine, input: &'a [u8]) -> Option<&'a [u8]> {
             .buses
             .memory
             .read(bar(machine, device) + offset, &mut data),
-        // What the queues hold.
+        // Contents of the queues.
         _ => _ = machine.ram.write_slice(bytes, GuestAddress(offset)),
     }
     Some(rest)

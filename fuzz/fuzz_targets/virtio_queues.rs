@@ -1,8 +1,7 @@
-//! The queues of a virtio device whose driver is hostile, and hosts that read and write as they like.
+//! Works on the queues of a virtio device with a hostile driver, and on its streams as hostile hosts.
 //!
-//! The input names the device and lists steps: a byte for the step, then what it needs. Steps that write what a driver
-//! would (a descriptor, a head, a packet) are there so that an input of few bytes gets far; the first one writes
-//! anything anywhere.
+//! The input names the device and lists steps: a byte for the step, then its arguments. Steps that write a descriptor,
+//! a head or a packet as a driver would let short inputs get far; the first step writes anything anywhere.
 
 #![no_main]
 
@@ -14,9 +13,9 @@ use wormhole_monitor::devices::vsock::{HOST_CID, Header};
 use wormhole_monitor::fuzzing::{GUEST_CID, Served};
 use zerocopy::IntoBytes;
 
-/// Where packets and buffers are.
+/// Address of packets and buffers.
 const BUFFERS: u64 = 0x8000;
-/// Streams of the host's that are kept: the others are closed.
+/// Greatest number of open streams of the host; others are closed.
 const STREAMS: usize = 8;
 
 fuzz_target!(|input: &[u8]| {
@@ -47,12 +46,12 @@ fn step(
             let [low, middle, high, length] = steps.next()?;
             let at = u64::from(u32::from_le_bytes([low, middle, high, 0]));
             let bytes = steps.take(length.into());
-            // Outside of RAM there is nothing to write.
+            // Outside of RAM the write fails.
             _ = served
                 .ram
                 .write_slice(bytes, GuestAddress(at % Served::RAM as u64));
         }
-        // A descriptor: most addresses are in the buffers.
+        // Descriptor: most addresses are in the buffers.
         1 => {
             let [queue, index, a0, a1, a2, l0, l1, l2, flags, next] = steps.next()?;
             let queue = queue_of(queue, served);
@@ -71,7 +70,7 @@ fn step(
             let at = Served::rings(queue)[0] + 16 * index;
             served.ram.write_slice(&bytes, GuestAddress(at)).unwrap();
         }
-        // A head, made available.
+        // Head, made available.
         2 => {
             let [queue, head] = steps.next()?;
             let queue = queue_of(queue, served);
@@ -88,7 +87,7 @@ fn step(
                 .write_obj(index.wrapping_add(1), GuestAddress(ring + 2))
                 .unwrap();
         }
-        // A packet of vsock.
+        // Packet of vsock.
         3 => {
             let [place, op, guest, host, low, high, flags, kind, room, taken] = steps.next()?;
             let header = Header {
@@ -127,7 +126,7 @@ fn step(
             let [features] = steps.next()?;
             served.restart(u64::from(features) << 8);
         }
-        // The header of a request to a disk.
+        // Header of a request to a disk.
         _ => {
             let [place, kind, sector] = steps.next()?;
             let mut header = [0; 16];
@@ -149,7 +148,7 @@ impl<'a> Steps<'a> {
         Some(*bytes)
     }
 
-    /// The next `length` bytes, or as many as are left.
+    /// Takes the next `length` bytes, or fewer at the end.
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;
