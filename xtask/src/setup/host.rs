@@ -4,12 +4,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Required tools and files: the name in PATH, or an absolute path, and its Debian package.
-const PACKAGES: [(&str, &str); 6] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("g++", "g++"),
     ("make", "make"),
     ("python3", "python3"),
     (PIP, "python3-pip"),
     ("dpkg-deb", "dpkg"),
+    ("ip", "iproute2"),
     (
         "/usr/share/keyrings/debian-archive-keyring.gpg",
         "debian-archive-keyring",
