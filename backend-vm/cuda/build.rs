@@ -1,5 +1,5 @@
-//! Generates from the API table the operations that are one call of the driver each, and the driver's entry points:
-//! those that the sources and these operations call.
+//! Generates from the API table the operations that are one driver call each, and the driver's entry points that these
+//! operations and the sources call.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};

@@ -1,11 +1,11 @@
-//! Runs the checks that every device must pass on a device of this machine's driver; with several, on the first of them,
-//! and the checks of two devices on the first two.
+//! Runs the conformance checks on a device of this machine's driver. With several ordinals, the first device runs
+//! them, and the first two run the checks of two devices.
 //!
 //! ```text
 //! selftest [--ordinal N[,N...]] [FILTER]
 //! ```
-//! Each check runs in a process of its own, since a fault ends a context for good. Exits with 0 when all
-//! hold, 1 when one does not, 2 when there is no usable device.
+//! Each check runs in a child process, since a fault ends a context for good. Exits with 0 if all checks pass, 1 if
+//! one fails, 2 if there is no usable device.
 
 use std::error::Error;
 use std::io::Write;
@@ -52,7 +52,7 @@ fn read(text: &str) -> Option<Vec<u32>> {
         .collect()
 }
 
-/// A check of one device, here of the first, or of two.
+/// Check of one device, run on the first, or of two devices.
 enum AnyCheck {
     One(Check),
     Two(PeerCheck),
@@ -75,7 +75,7 @@ impl AnyCheck {
     }
 }
 
-/// The checks for so many devices.
+/// Lists the checks for a number of devices.
 fn checks_for(ordinals: &[u32]) -> Vec<AnyCheck> {
     let mut all: Vec<_> = checks().into_iter().map(AnyCheck::One).collect();
     if ordinals.len() > 1 {
@@ -95,7 +95,7 @@ fn open(ordinals: &[u32]) -> Result<Vec<CudaDevice>, String> {
     ordinals.iter().map(open).collect()
 }
 
-/// Runs all checks whose names contain `filter`, each in a child.
+/// Runs all checks whose names contain `filter`, each in a child process.
 fn all(ordinals: &[u32], filter: &str) -> std::io::Result<ExitCode> {
     let names: Vec<String> = ordinals.iter().map(u32::to_string).collect();
     let names = names.join(",");
@@ -149,7 +149,7 @@ fn describe(ordinals: &[u32]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// An error and its causes.
+/// Formats an error and its causes.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -194,7 +194,7 @@ fn check(ordinals: &[u32], name: &str) -> ExitCode {
             ExitCode::from(FAILED),
         ),
     };
-    // Without a place to say it the exit code remains.
+    // If writing fails, the exit code still reports the result.
     let _ = writeln!(originals.stdout, "{line}");
     code
 }

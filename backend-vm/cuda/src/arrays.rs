@@ -28,7 +28,7 @@ fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
     }
 }
 
-/// The words of the resource union, each field where the C compiler has it.
+/// Packs a resource into the words of `CUDA_RESOURCE_DESC`, with the field offsets of the C compiler.
 fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
     let described = |texels: Texels| {
         u64::from(texels.format as u32) | u64::from(texels.channels()) << u32::BITS
@@ -100,7 +100,7 @@ fn view_desc(view: &View) -> CUDA_RESOURCE_VIEW_DESC {
     }
 }
 
-/// One end as the driver wants it: kind, address, array, origin, pitch, rows.
+/// One end of a copy in the fields of `CUDA_MEMCPY3D`: kind, address, array, origin, pitch, rows.
 struct End {
     kind: u32,
     address: u64,
@@ -137,7 +137,7 @@ impl End {
     }
 }
 
-/// A copy as the driver is told of it.
+/// Converts a copy to the driver's description.
 pub(crate) fn described(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
     let (from, to) = (End::new(&copy.from), End::new(&copy.to));
     let [width, height, depth] = copy.extent.map(size);

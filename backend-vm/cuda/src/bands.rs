@@ -1,10 +1,9 @@
-//! Address bands.
+//! Reservation of address space, so that device memory has the same addresses in every worker.
 //!
-//! The driver takes the address space for its allocations where the kernel's own search ends, which is
-//! random and may hit what the guest process has mapped. With everything above one address reserved
-//! before `cuInit`, device memory lands right below that address, the same in every worker (measured on
-//! driver 580: device and host allocations descend from it; memory pools and virtual memory keep a low
-//! region of their own).
+//! By default the driver allocates where the kernel's search for free addresses ends. That address is random and may
+//! collide with mappings of the guest process. With all address space above one address reserved before `cuInit`,
+//! device memory lies directly below that address, the same in every worker (measured on driver 580: device and host
+//! allocations descend from it; memory pools and virtual memory use a low region of their own).
 
 use std::fs;
 use std::hint::black_box;
@@ -15,10 +14,10 @@ use wormhole_ring::layout::RESERVED_ABOVE;
 
 /// End of the address space of a 64-bit process with four-level page tables.
 const USER_END: u64 = 0x7fff_ffff_f000;
-/// Other threads may map while the gaps are filled; then the map is read again.
+/// Greatest number of readings of the map, since other threads may map while the gaps are filled.
 const PASSES: usize = 32;
 
-/// Why the bands could not be reserved.
+/// Reason why the bands could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum BandError {
     #[error("/proc/self/maps cannot be read: {0}")]
@@ -35,11 +34,11 @@ pub enum BandError {
     Unstable,
 }
 
-/// Reserves all address space above [`RESERVED_ABOVE`] that is not in use, with mappings that permit
-/// nothing and cost nothing. To be called once, before `cuInit`, and before the process starts threads:
-/// what is mapped afterwards (stacks of threads, libraries) comes to lie among the device's memory.
+/// Reserves all unused address space above [`RESERVED_ABOVE`], with `PROT_NONE` mappings that use no memory. Must be
+/// called once, before `cuInit`, and before the process starts threads: later mappings (stacks of threads, libraries)
+/// lie among the device's memory.
 ///
-/// The main thread's stack cannot grow afterwards; half a megabyte of it is made present first.
+/// The main thread's stack cannot grow afterwards; half a megabyte of it is touched first.
 pub fn reserve_bands() -> Result<(), BandError> {
     grow_stack();
     for _ in 0..PASSES {
@@ -60,7 +59,7 @@ fn grow_stack() {
     black_box([0_u8; 512 << 10]);
 }
 
-/// What lies between the mappings, above [`RESERVED_ABOVE`].
+/// Finds the gaps between the mappings, above [`RESERVED_ABOVE`].
 fn gaps(maps: &str) -> Result<Vec<(u64, u64)>, BandError> {
     let mut gaps = Vec::new();
     let mut from = RESERVED_ABOVE;
@@ -94,7 +93,7 @@ fn reserve(start: u64, end: u64) -> Result<(), BandError> {
             end,
             source: error,
         }),
-        // What another thread has mapped there is seen when the map is read again.
+        // Another thread's mapping there is found when the map is read again.
         _ => Ok(()),
     }
 }
@@ -121,7 +120,7 @@ mod tests {
         assert!(gaps("nonsense\n").is_err());
     }
 
-    /// In a process of its own, since the reservation stays.
+    /// Runs in a child process, since the reservation stays.
     #[test]
     fn afterwards_the_kernel_maps_below_the_device_band() {
         const CHILD: &str = "WORMHOLE_TEST_BANDS";

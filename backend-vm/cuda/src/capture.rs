@@ -1,11 +1,10 @@
-//! What kernels print.
+//! Capture of the text that kernels print.
 //!
-//! The driver writes the text of device `printf` to the process's standard output when it synchronizes,
-//! and the text of `assert` to its standard error (measured on driver 580). A worker prints nothing of its own
-//! there, so both descriptors are replaced by memory files, from which the text is taken. A pipe would
-//! block the driver when it is full. A file grows to [`MOST_KEPT`] bytes: a format with a great width makes gigabytes of
-//! a few bytes of a kernel's, and the memory is the host's. Further text is lost, as it is when the device's own buffer
-//! is full.
+//! The driver writes the text of device `printf` to the process's standard output when it synchronizes, and the text
+//! of `assert` to its standard error (measured on driver 580). A worker prints nothing of its own there, so both
+//! descriptors are replaced by `memfd` files, from which the text is read. A full pipe would block the driver. A file
+//! grows to [`MOST_KEPT`] bytes: a kernel's format of a few bytes with a great width expands to gigabytes of host
+//! memory. Further text is lost, as it is when the device's own buffer is full.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,9 +14,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use wormhole_device::DeviceOutput;
 
-/// The most text that is taken at once, of each kind.
+/// Greatest number of bytes of each kind that one call takes.
 const MOST: u64 = 16 << 20;
-/// The most text of each kind that is kept until it is taken.
+/// Greatest number of untaken bytes of each kind.
 const MOST_KEPT: u64 = 128 << 20;
 
 static CAPTURE: OnceLock<Capture> = OnceLock::new();
@@ -28,19 +27,19 @@ struct Capture {
     stderr: Mutex<Source>,
 }
 
-/// The process's own standard output and error, as they were before the capture.
+/// Duplicates of the process's standard output and error from before the capture.
 #[derive(Debug)]
 pub struct Originals {
     pub stdout: File,
     pub stderr: File,
 }
 
-/// Redirects the process's standard output and error, for good. Logs and panic messages belong on the
-/// originals, which are returned; panic messages go there already.
+/// Redirects the process's standard output and error permanently. Logs belong on the originals, which are returned;
+/// panic messages already go there.
 ///
-/// No file of this process grows beyond [`MOST_KEPT`] bytes from here on, by its limit `RLIMIT_FSIZE`.
+/// `RLIMIT_FSIZE` limits all files of this process to [`MOST_KEPT`] bytes from here on.
 ///
-/// Without this call [`take`] finds nothing and the text appears where the process prints.
+/// Without this call [`take`] finds nothing and the text appears on the process's standard output and error.
 pub fn capture_output() -> io::Result<Originals> {
     let originals = Originals {
         stdout: File::from(io::stdout().as_fd().try_clone_to_owned()?),
@@ -56,13 +55,13 @@ pub fn capture_output() -> io::Result<Originals> {
     }
     let panics = Arc::new(originals.stderr.try_clone()?);
     std::panic::set_hook(Box::new(move |info| {
-        // There is nobody left to tell that telling failed.
+        // A failed write has no other place to be reported.
         let _ = writeln!(&*panics, "{info}");
     }));
     Ok(originals)
 }
 
-/// Takes what has been written since the last call.
+/// Takes the text written since the last call.
 pub fn take() -> DeviceOutput {
     let Some(capture) = CAPTURE.get() else {
         return DeviceOutput::default();
@@ -82,7 +81,7 @@ pub fn take() -> DeviceOutput {
     }
 }
 
-/// Has writes beyond [`MOST_KEPT`] fail with `EFBIG`, in place of ending the process.
+/// Makes writes beyond [`MOST_KEPT`] fail with `EFBIG` instead of ending the process.
 fn limit_files() -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: MOST_KEPT,
@@ -99,16 +98,16 @@ fn limit_files() -> io::Result<()> {
     Ok(())
 }
 
-/// A memory file that a descriptor of the process writes to.
+/// Memory file that replaces a descriptor of the process.
 #[derive(Debug)]
 struct Source {
     descriptor: RawFd,
     current: Text,
-    /// The file before it, which a write that had begun may still have ended in.
+    /// Previous file, in which a write that had begun may still end.
     former: Option<Text>,
 }
 
-/// A file, and how much of it has been taken.
+/// File, and number of bytes taken from it.
 #[derive(Debug)]
 struct Text {
     file: File,
@@ -133,7 +132,7 @@ impl Source {
             self.former = None;
         }
         let text = self.current.take()?;
-        // A file keeps its length when it is emptied, and may grow only so far.
+        // An emptied file keeps its length, and its length is limited: replaces it in time.
         if self.current.taken >= MOST {
             let fresh = Text::behind(self.descriptor)?;
             self.former = Some(std::mem::replace(&mut self.current, fresh));
@@ -143,7 +142,7 @@ impl Source {
 }
 
 impl Text {
-    /// A new memory file, which the descriptor writes to from now on.
+    /// Opens a new memory file and duplicates it onto the descriptor.
     fn behind(descriptor: RawFd) -> io::Result<Self> {
         // SAFETY: the name is a C string.
         let memory = unsafe { libc::memfd_create(c"device-output".as_ptr(), libc::MFD_CLOEXEC) };
@@ -170,7 +169,7 @@ impl Text {
         Ok(text)
     }
 
-    /// Frees the memory of the text that was taken. The file keeps its length: a writer may be at its end.
+    /// Frees the memory of the taken text. The file keeps its length, since a writer may be at its end.
     fn free_taken(&self) -> io::Result<()> {
         let length = libc::off_t::try_from(self.taken).unwrap_or(libc::off_t::MAX);
         // SAFETY: the descriptor is this object's own.
@@ -194,7 +193,7 @@ impl Text {
 mod tests {
     use super::*;
 
-    /// Runs a test in a process of its own, since the redirection stays. Whether this is that process.
+    /// Runs a test in a child process, since the redirection stays. Returns true in the child.
     fn in_own_process(test: &str) -> bool {
         const CHILD: &str = "WORMHOLE_TEST_CAPTURE";
         if std::env::var_os(CHILD).is_some() {
@@ -247,7 +246,7 @@ mod tests {
         };
         let originals = capture_output().expect("capture");
         print(c"buffered by the C library");
-        // Not eprint!, which the test harness keeps for itself.
+        // Not eprint!, which the test harness captures.
         io::stderr().write_all(b"an assertion").expect("write");
         let first = take();
         print(c"more");

@@ -1,10 +1,10 @@
-//! Device code: takes it out of a guest's image and checks it before the driver reads it.
+//! Extracts device code from a guest's image and checks it before the driver reads it.
 //!
 //! An image is an ELF file of machine code, a fat binary, several fat binaries (of a relocatable link), or PTX. The
-//! driver believes the lengths in a fat binary's headers, and it follows the pointers of an image that begins like a
-//! `__fatBinC_Wrapper_t` (both measured on driver 580: it dies of addresses that the image names). So it is never
-//! given a container that a guest wrote: the code is taken out here, by the driver's own order of preference, and
-//! passed on as an ELF file that holds all that its headers name, or as text.
+//! driver trusts the lengths in a fat binary's headers, and it follows the pointers of an image that begins like a
+//! `__fatBinC_Wrapper_t` (both measured on driver 580: it crashes on addresses in the image). So it never reads a
+//! container from a guest: this module extracts the code, in the driver's own order of preference, and passes on an
+//! ELF file that contains all that its headers name, or text.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,12 @@ use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
 
 use crate::{elf, managed};
 
-/// Bytes of one image's code when it is decompressed.
+/// Greatest size of an image's decompressed code.
 const MAX_BYTES: u64 = 1 << 30;
-/// Bytes of decompressed code that all loads of a process may hold at the same time.
+/// Greatest size of the decompressed code that all loads of a process hold at a time.
 const MAX_HELD: u64 = 4 << 30;
 
-/// Code in the form in which the driver takes it.
+/// Checked code for the driver.
 #[derive(Debug)]
 pub struct Code<'a> {
     bytes: Cow<'a, [u8]>,
@@ -30,10 +30,10 @@ pub struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    /// Checks code that is in no container.
+    /// Checks code outside a container.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_IMAGE`: it is neither a whole ELF file for a GPU nor text.
+    /// `CUDA_ERROR_INVALID_IMAGE`: the code is neither a whole ELF file for a GPU nor text.
     pub fn new(bytes: Cow<'a, [u8]>) -> Result<Self> {
         let is_machine = elf::is_elf(&bytes);
         let bytes = if is_machine {
@@ -48,7 +48,7 @@ impl<'a> Code<'a> {
         })
     }
 
-    /// An ELF file, or text that ends in a zero byte.
+    /// ELF file, or text that ends in a zero byte.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -57,7 +57,7 @@ impl<'a> Code<'a> {
         self.is_machine
     }
 
-    /// The `CUjitInputType` of this code.
+    /// Returns the `CUjitInputType` of this code.
     pub fn link_kind(&self) -> u32 {
         if self.is_machine {
             jit_input::CUBIN
@@ -66,14 +66,15 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// Whether it imports `vprintf` or `__assertfail`: PTX names what it calls, an ELF file has it in its string table.
+    /// Returns whether the code imports `vprintf` or `__assertfail`: by name in PTX, in the string table of an ELF
+    /// file.
     pub fn uses_output(&self) -> bool {
         [&b"vprintf"[..], b"__assertfail"]
             .iter()
             .any(|name| memmem::find(&self.bytes, name).is_some())
     }
 
-    /// Whether it may have managed variables.
+    /// Returns whether the code may have managed variables.
     pub fn names_managed(&self) -> bool {
         if self.is_machine {
             managed::are_in(&self.bytes)
@@ -83,7 +84,7 @@ impl<'a> Code<'a> {
     }
 }
 
-/// PTX with a zero byte at its end. `None` if there is a control character before it: that is no text.
+/// Terminates PTX by a zero byte. `None` if a control character precedes the end: such bytes are not text.
 fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, [u8]>> {
     let end = memchr::memchr(0, &bytes).unwrap_or(bytes.len());
     let written = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -102,19 +103,19 @@ fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, [u8]>> {
     })
 }
 
-/// How an image can be loaded.
+/// Way to load an image.
 #[derive(Debug)]
 pub enum Alternative<'a> {
-    /// The image is code.
+    /// Image that is code itself.
     Plain(&'a [u8]),
-    /// An entry of a fat binary.
+    /// Entry of a fat binary.
     Entry(Entry<'a>),
     /// Code that must be linked first, one entry of each fat binary.
     Linked(Vec<Entry<'a>>),
 }
 
-/// The ways to load an image on a device of compute capability `arch` (90 for 9.0), best first. Empty if a fat binary
-/// has no code that runs there.
+/// Lists the ways to load an image on a device of compute capability `arch` (90 for 9.0), best first. Empty if a fat
+/// binary has no code for the device.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_IMAGE`: a fat binary's headers are damaged.
@@ -128,7 +129,7 @@ pub fn alternatives(image: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Alte
     };
     let ranked = |fatbin| ranked(fatbin, arch, force_ptx);
     let mut all: Vec<_> = ranked(first)?.into_iter().map(Alternative::Entry).collect();
-    // The first is linked of those that follow.
+    // The first fat binary is the link of the others.
     let inputs = inputs
         .iter()
         .map(|input| Ok(ranked(input)?.into_iter().next()))
@@ -141,7 +142,7 @@ pub fn alternatives(image: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Alte
     Ok(all)
 }
 
-/// The entries of a fat binary that a device runs: machine code before PTX, the best of each first.
+/// Lists the entries of a fat binary that run on a device: machine code before PTX, the best of each first.
 fn ranked(fatbin: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Entry<'_>>> {
     let mut entries = entries(fatbin).map_err(|_| CuError::INVALID_IMAGE)?;
     entries.retain(|entry| entry.runs_on(arch) && (entry.is_ptx() || entry.is_elf() && !force_ptx));
@@ -149,11 +150,11 @@ fn ranked(fatbin: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Entry<'_>>> {
     Ok(entries)
 }
 
-/// Bytes of decompressed code that are held.
+/// Size in bytes of the decompressed code in use.
 #[derive(Debug, Default)]
 pub struct Budget(AtomicU64);
 
-/// Bytes that are given back when this is dropped.
+/// Share of a budget, returned on drop.
 #[derive(Debug)]
 struct Held<'a> {
     budget: &'a Budget,
@@ -178,11 +179,11 @@ impl Budget {
         })
     }
 
-    /// The code of an entry.
+    /// Extracts the code of an entry.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`: it is too large, or too much code is held. `CUDA_ERROR_INVALID_IMAGE`: it does not
-    /// decompress, or is no code.
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: the code is too large, or the budget is spent. `CUDA_ERROR_INVALID_IMAGE`: the
+    /// entry does not decompress, or its content is not code.
     pub fn unpack<'a>(&'a self, entry: &Entry<'a>) -> Result<Code<'a>> {
         let bytes = entry.unpacked_bytes();
         if bytes > MAX_BYTES {
@@ -240,7 +241,7 @@ mod tests {
     const SPECIFIC: u64 = 0x10_0000;
     const FAMILY: u64 = 0x20_0000;
 
-    /// The architectures of the entries that would be tried, in order; PTX is negative.
+    /// Architectures of the entries in the order of attempts; PTX is negative.
     fn order(parts: &[Vec<u8>], arch: u32, force_ptx: bool) -> Vec<i32> {
         let image = fatbin(parts);
         let ways = alternatives(&image, arch, force_ptx).unwrap();
@@ -359,7 +360,7 @@ mod tests {
     fn nothing_with_pointers_in_it_is_code() {
         let code =
             |bytes: &[u8]| Code::new(Cow::Owned(bytes.to_vec())).map(|code| code.bytes().to_vec());
-        // `__fatBinC_Wrapper_t`, and what the driver knows by other first words.
+        // `__fatBinC_Wrapper_t`, and other first words that the driver recognizes.
         let wrapper = [
             &0x4662_43b1_u32.to_le_bytes()[..],
             &[1, 0, 0, 0],

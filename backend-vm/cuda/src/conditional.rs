@@ -20,14 +20,14 @@ const fn kind(branch: GraphBranch) -> u32 {
     }
 }
 
-/// The driver numbers the conditions of a graph, from 1 on, as the guest has: the parameters of kernels hold these
-/// numbers.
+/// Handle of a condition. The driver numbers the conditions of a graph from 1 on, as the guest does: kernel parameters
+/// contain these numbers.
 fn handle(place: usize) -> u64 {
     place as u64 + 1
 }
 
 impl CudaDevice {
-    /// Makes the conditions of a new graph.
+    /// Creates the conditions of a new graph.
     pub(crate) fn add_conditions(&self, graph: CUgraph, conditions: &[Condition]) -> Result<()> {
         for (place, condition) in conditions.iter().enumerate() {
             let flags = if condition.assigned {
@@ -54,7 +54,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Adds a conditional node, and its bodies behind those that there are.
+    /// Adds a conditional node, and appends its bodies to `bodies`.
     pub(crate) fn add_conditional(
         &self,
         graph: CUgraph,
@@ -82,9 +82,9 @@ impl CudaDevice {
             ctx: self.handle(),
         };
         let mut made = ptr::null_mut();
-        // SAFETY: the words have room and alignment for the parameters, which begin them; the graph is live, there
-        // are no dependencies yet, and the driver writes the node and where its own list of the bodies is, which
-        // lives as long as the node and is as long as was asked for.
+        // SAFETY: the words have room and alignment for the parameters, which begin them; the graph is live, there are
+        // no dependencies yet, and the driver writes the node and a pointer to its own list of the bodies, which lives
+        // as long as the node and has the requested length.
         unsafe {
             place.write(wanted);
             self.driver().cuGraphAddNode_v2(

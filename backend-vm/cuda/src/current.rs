@@ -1,8 +1,8 @@
-//! The context that is current in a thread.
+//! Current context of a thread.
 //!
-//! The driver keeps one for each thread, and most of its functions mean that one. [`CudaDevice`] is used by any thread
-//! for any of several devices, so it makes its own context current before it calls the driver, unless the thread's
-//! last call was for the same context.
+//! The driver has one current context for each thread, and most of its functions use it. Any thread uses
+//! [`CudaDevice`] for any of several devices, so the device makes its own context current before it calls the driver,
+//! unless the thread's last call was for the same context.
 //!
 //! [`CudaDevice`]: crate::CudaDevice
 
@@ -19,25 +19,25 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Lets the calling thread make another context current by the driver itself: whatever is current then, the next use of
-/// a device makes the device's own context current.
+/// Allows the calling thread to change the current context through the driver: the next use of a device makes the
+/// device's own context current again.
 pub fn forget() {
     CURRENT.set(0);
 }
 
-/// Identity of a context. The driver may give a context that a reset has made the handle of the one before.
+/// Identity of a context. After a reset the driver may reuse the handle of the previous context.
 #[derive(Debug)]
 pub struct Identity(AtomicU64);
 
 impl Identity {
-    /// Identity of a context that the calling thread has just made current by the driver itself.
+    /// Identity of a context that the calling thread has just made current through the driver.
     pub fn of_current() -> Self {
         let identity = Self(AtomicU64::new(0));
         identity.renew();
         identity
     }
 
-    /// The same for a context that takes the place of this one: every other thread makes it current anew.
+    /// Renews the identity for a context that replaces this one: every other thread makes the new one current.
     pub fn renew(&self) {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -45,8 +45,8 @@ impl Identity {
         CURRENT.set(fresh);
     }
 
-    /// Makes the context current in the calling thread, if it is not. Where that fails no context is current, and the
-    /// driver's next function says so (`CUDA_ERROR_INVALID_CONTEXT`).
+    /// Makes the context current in the calling thread, if it is not. If that fails, no context is current, and the
+    /// driver's next function returns `CUDA_ERROR_INVALID_CONTEXT`.
     #[inline]
     pub fn enter(&self, driver: &Driver, context: impl FnOnce() -> CUcontext) {
         let wanted = self.0.load(Ordering::Acquire);

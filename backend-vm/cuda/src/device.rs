@@ -38,7 +38,7 @@ use crate::{capture, jit, shared_events};
 
 const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags::DEVICEMAP;
 
-/// One device of the real driver.
+/// Device of the real driver.
 #[derive(Debug)]
 pub struct CudaDevice {
     driver: Driver,
@@ -47,16 +47,15 @@ pub struct CudaDevice {
     identity: Identity,
     description: Description,
     images: Mutex<Images>,
-    /// An image that was loaded uses output: what later ones do makes no difference, and finding it out takes as long
-    /// as unpacking them.
+    /// True once a loaded image used device output. Later images then count as using it too.
     uses_output: AtomicBool,
     budget: Budget,
-    /// `CUDA_FORCE_PTX_JIT`: machine code in fat binaries is ignored (CUDA programming guide, "CUDA Environment
+    /// `CUDA_FORCE_PTX_JIT`: ignores machine code in fat binaries (CUDA programming guide, "CUDA Environment
     /// Variables").
     forces_ptx: bool,
-    /// `CUDA_MODULE_LOADING`: libraries are loaded at the call.
+    /// `CUDA_MODULE_LOADING`: loads libraries at the call.
     loads_eagerly: bool,
-    /// By the handles of the driver.
+    /// Executable graphs by number. Numbers are never reused.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
     pub(crate) next_graph: AtomicU64,
 }
@@ -65,7 +64,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A handle of the driver.
+/// Converts a number to a handle of the driver.
 pub(crate) fn pointer<T>(raw: u64) -> *mut T {
     ptr::with_exposed_provenance_mut(size(raw))
 }
@@ -86,32 +85,32 @@ pub(crate) fn handle<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
 }
 
-/// A size or an address of this 64-bit machine.
+/// Converts a size or an address; this machine has 64 bits.
 pub(crate) fn size(value: u64) -> usize {
     const { assert!(usize::BITS == 64) };
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// Whether an error of a query means that the context is dead, and not that the question was wrong
-/// (invalid handles, no context, capture) or early.
+/// Returns whether an error of a query means that the context is dead. Other errors: the query was wrong (invalid
+/// handles, no context, capture) or early.
 fn is_sticky(error: CuError) -> bool {
     !matches!(error.0, 1 | 3 | 201 | 400 | 600 | 900..=909)
 }
 
 impl CudaDevice {
-    /// The driver, with this device's context current in the calling thread.
+    /// Returns the driver, with this device's context current in the calling thread.
     #[inline]
     pub(crate) fn driver(&self) -> &Driver {
         self.identity.enter(&self.driver, || self.handle());
         &self.driver
     }
 
-    /// The device's number, as the driver has it.
+    /// Returns the driver's ordinal of the device.
     pub(crate) fn ordinal(&self) -> i32 {
         self.device
     }
 
-    /// Adds the inputs to a fresh link, and calls `then` with it.
+    /// Adds the inputs to a new link, and calls `then` with it.
     fn with_link<R>(
         &self,
         inputs: &[LinkInput<'_>],
@@ -130,7 +129,7 @@ impl CudaDevice {
         let linked = self
             .add_inputs(state, inputs, &mut refusal)
             .and_then(|()| then(state));
-        // SAFETY: the state is live, and nobody refers to its image any more.
+        // SAFETY: the state is live, and `then` has copied its image.
         let destroyed = unsafe { self.driver().cuLinkDestroy(state) };
         options.finish(jit);
         if !refusal.is_empty() && jit.log_bytes > 0 {
@@ -140,7 +139,7 @@ impl CudaDevice {
         destroyed.map(|()| linked)
     }
 
-    /// Adds the inputs. `refusal` becomes the linker's message where this device answers in the place of the driver.
+    /// Adds the inputs. Sets `refusal` to the linker's message if this device refuses an input itself.
     fn add_inputs(
         &self,
         state: CUlinkState,
@@ -148,7 +147,7 @@ impl CudaDevice {
         refusal: &mut String,
     ) -> Result<()> {
         for input in inputs {
-            // As the driver says (measured on driver 580).
+            // Text of the driver (measured on driver 580).
             let mut unreadable = |_: HostError| {
                 *refusal = format!("fatal   : Could not find fatbin in '{}'", input.name);
                 CuError::UNKNOWN
@@ -219,7 +218,7 @@ impl CudaDevice {
         }
     }
 
-    /// The image of a link that has its inputs.
+    /// Completes a link and copies its image.
     fn complete(&self, state: CUlinkState) -> Result<Vec<u8>> {
         let (mut image, mut bytes) = (ptr::null_mut(), 0);
         // SAFETY: both places are writable.
@@ -231,8 +230,7 @@ impl CudaDevice {
         Ok(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), bytes) }.to_vec())
     }
 
-    /// Initialises the driver and the device's primary context, which becomes current in the calling
-    /// thread.
+    /// Initialises the driver and the device's primary context, which becomes current in the calling thread.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
         let Opened {
             driver,
@@ -256,12 +254,12 @@ impl CudaDevice {
         })
     }
 
-    /// The driver's handle of the context.
+    /// Returns the driver's handle of the context.
     pub(crate) fn handle(&self) -> CUcontext {
         locked(&self.context).context
     }
 
-    /// The compute capability, 90 for 9.0; 0 if the driver does not say.
+    /// Returns the compute capability, 90 for 9.0; 0 if the driver does not report it.
     fn arch(&self) -> u32 {
         let attribute = |id| {
             let found = self
@@ -280,7 +278,7 @@ impl CudaDevice {
         locked(&self.images).get(module)
     }
 
-    /// The code of one way to load an image.
+    /// Extracts the code of one way to load an image.
     fn code<'a>(&'a self, way: &Alternative<'a>, jit: &mut Jit) -> Result<Code<'a>> {
         match way {
             Alternative::Plain(image) => Code::new(Cow::Borrowed(image)),
@@ -303,8 +301,8 @@ impl CudaDevice {
         }
     }
 
-    /// Machine code with managed variables; nothing if it turns out to have none: the word was in a comment of the
-    /// PTX, or the linker has found no use for them.
+    /// Returns machine code with managed variables. `None` if the code has none after all: the word was in a comment
+    /// of the PTX, or the linker has removed unused variables.
     fn managed_code(&self, code: &Code<'_>, jit: &mut Jit) -> Result<Option<managed::Code>> {
         if code.is_machine() {
             return managed::Code::read(code.bytes().to_vec());
@@ -431,12 +429,12 @@ impl CudaDevice {
     }
 }
 
-/// Whether a variable of the environment has a value.
+/// Returns whether an environment variable has a value.
 fn variable_is(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|found| found == value)
 }
 
-/// Checks the containers in a library. The driver itself takes the members that a link needs.
+/// Checks the containers in a library. The driver itself selects the members that a link needs.
 fn check_library(data: &[u8]) -> std::result::Result<(), HostError> {
     for member in host::members(data)? {
         match host::of_object(member.data) {
@@ -445,7 +443,7 @@ fn check_library(data: &[u8]) -> std::result::Result<(), HostError> {
                     wormhole_fatbin::entries(fatbin)?;
                 }
             }
-            // Without device code it is of no use to a link.
+            // A member without device code is of no use to a link.
             Ok(Content::Cubin(_)) | Err(HostError::NoFatbin) => {}
             Err(error) => return Err(error),
         }
@@ -514,7 +512,7 @@ impl Device for CudaDevice {
         if device == address {
             return Ok(());
         }
-        // One address for both sides is what everything above relies on.
+        // All callers rely on one address for both sides.
         tracing::error!(
             "host memory at {address:#x} is at {device:#x} for the device; such a device cannot be used"
         );
@@ -704,12 +702,12 @@ impl Device for CudaDevice {
                 code => code?,
             };
             let loaded = self.load_code(&code, kind, jit, place);
-            // The driver knows better what it runs.
+            // The driver decides which code the device runs: only this error selects the next way.
             if !matches!(loaded, Err(CuError::NO_BINARY_FOR_GPU)) {
                 return loaded;
             }
         }
-        // The driver loads a library at its first use, unless told otherwise, and refuses it then (measured).
+        // By default the driver loads a library at its first use, and refuses it then (measured).
         if kind == ImageKind::Module || self.loads_eagerly {
             return Err(refused);
         }
@@ -800,7 +798,7 @@ impl Device for CudaDevice {
             blockDimZ: launch.block[2],
             sharedMemBytes: launch.shared,
             hStream: stream(launch.stream),
-            // Laid out as the driver's own type, which cannot hold an id that it does not know.
+            // `LaunchAttribute` has the layout of `CUlaunchAttribute`.
             attrs: attributes.as_ptr().cast_mut().cast(),
             numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
         };
@@ -846,8 +844,8 @@ impl Device for CudaDevice {
         locked(&self.images).clear();
         self.forget_graphs();
         let shared = shared_events::take(self.device);
-        // SAFETY: the device exists; what the reset destroys is used by nobody afterwards, says the
-        // caller. The reset keeps the reference that was retained, so one is given back.
+        // SAFETY: the device exists; the caller uses no object that the reset destroys afterwards. The reset keeps the
+        // retained reference and `retain` adds one, so one is released.
         unsafe {
             self.driver.cuDevicePrimaryCtxReset_v2(self.device)?;
             let again = open::retain(&self.driver, self.device)?;
@@ -870,7 +868,7 @@ fn ready(result: Result<()>) -> Result<bool> {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // SAFETY: gives back what `open` retained; a failure leaves it to the process's end.
+        // SAFETY: releases the reference that `open` retained; after a failure the end of the process releases it.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

@@ -1,20 +1,20 @@
-//! The driver's entry points.
+//! Entry points of the driver.
 //!
-//! They are the functions that this crate's sources call (`build.rs`), with the table's signatures (`driver.idl`). Their
-//! types are those of the guest's exports: enumerations are the integers that they are, since a guest's number may be
-//! one that no header knows. The entry points are resolved here, all at once.
+//! `build.rs` finds the functions that this crate's sources call and declares them with the table's signatures
+//! (`driver.idl`). Types are those of the guest's exports: enumerations are plain integers, since a guest may pass a
+//! value that no header knows. All entry points are resolved here at once.
 
 use libloading::Library;
 use wormhole_api::ctypes::*;
 use wormhole_device::{CuError, Result};
 
-/// The library that every NVIDIA driver installs.
+/// Library that every NVIDIA driver installs.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The oldest driver that is served, as `cuDriverGetVersion` says it.
+/// Oldest supported driver, as `cuDriverGetVersion` reports it.
 const OLDEST: i32 = 12_040;
 
-/// Why the driver cannot be used.
+/// Reason why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     #[error("no CUDA driver: {LIBRARY} cannot be loaded; is the NVIDIA driver installed?")]
@@ -27,12 +27,12 @@ pub enum DriverError {
     TooOld { version: i32 },
 }
 
-/// 12040 is CUDA 12.4.
+/// Formats a CUDA version: 12040 is CUDA 12.4.
 fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// `Ok` for `CUDA_SUCCESS`.
+/// Converts a status: `Ok` for `CUDA_SUCCESS`.
 fn check(result: CUresult) -> Result<()> {
     if result == 0 {
         Ok(())
@@ -43,9 +43,9 @@ fn check(result: CUresult) -> Result<()> {
 
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $kind:ty),*);)*) => {
-        /// The driver. Each method is the function of that name of the CUDA driver API; enumerations
-        /// are passed as the integers that they are. One that the driver lacks is `CUDA_ERROR_NOT_SUPPORTED`: some are
-        /// younger than the oldest driver that is served, others have gone from headers.
+        /// CUDA driver. Each method is the function of the CUDA driver API of the same name; enumerations are plain
+        /// integers. A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`: some are newer than the
+        /// oldest supported driver, others have been removed from headers.
         ///
         /// # Safety
         /// All methods: pointers and handles are valid as the driver API demands.
@@ -63,9 +63,9 @@ macro_rules! entry_points {
             reason = "the driver's own signatures; safety is stated on the type"
         )]
         impl Driver {
-            /// Loads the driver and finds every entry point. Initialises nothing.
+            /// Loads the driver and resolves every entry point. Initialises nothing.
             pub fn load() -> std::result::Result<Self, DriverError> {
-                // SAFETY: loading the driver's library runs its constructors, which it is made for.
+                // SAFETY: loading the driver's library runs its constructors, as intended.
                 let library = unsafe { Library::new(LIBRARY) }.map_err(DriverError::Absent)?;
                 let driver = Self {
                     $($name: {
@@ -88,7 +88,7 @@ macro_rules! entry_points {
             $(
                 #[inline]
                 pub unsafe fn $name(&self, $($argument: $kind),*) -> Result<()> {
-                    // SAFETY: passed on to the caller.
+                    // SAFETY: the caller fulfils the contract.
                     check(unsafe { (self.$name)($($argument),*) })
                 }
             )*
@@ -99,10 +99,10 @@ macro_rules! entry_points {
 include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
 impl Driver {
-    /// Whether the driver has what every one since [`OLDEST`] has.
+    /// Checks that the driver is at least [`OLDEST`].
     fn check_version(&self) -> std::result::Result<(), DriverError> {
         let mut version = 0;
-        // SAFETY: the pointer is good. A driver that does not even have this function leaves the 0.
+        // SAFETY: the pointer is good. A driver without this function leaves the 0.
         let _ = unsafe { self.cuDriverGetVersion(&raw mut version) };
         if version < OLDEST {
             return Err(DriverError::TooOld { version });

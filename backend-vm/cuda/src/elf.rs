@@ -1,25 +1,25 @@
 //! Checks ELF files of machine code before the driver reads them.
 //!
-//! The driver believes the offsets and lengths in headers (measured on driver 580: it dies of a section table that the
-//! file does not hold). A file passes when every header, section, segment, name and symbol lies within it (ELF-64
-//! object file format). The driver checks the sections' content.
+//! The driver trusts the offsets and lengths in headers (measured on driver 580: a section table outside the file
+//! crashes it). A file passes if every header, section, segment, name and symbol lies within it (ELF-64 object file
+//! format). The driver checks the sections' content.
 
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 
-/// NVIDIA's types of sections that have no bytes in a relocatable file, as `SHT_NOBITS`: global and shared memory (as
-/// found in what `nvcc` 13 writes).
+/// NVIDIA's section types without bytes in a relocatable file, like `SHT_NOBITS`: global and shared memory (found in
+/// files that `nvcc` 13 writes).
 const WITHOUT_BYTES: [u32; 2] = [0x7000_0007, 0x7000_000a];
 
 type Header = FileHeader64<LittleEndian>;
 
-/// Whether the bytes begin like an ELF file.
+/// Returns whether the bytes begin like an ELF file.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Whether an ELF file is machine code for a GPU and holds all that its headers name.
+/// Returns whether an ELF file is machine code for a GPU and contains all that its headers name.
 pub fn is_whole(image: &[u8]) -> bool {
     check(image).is_some()
 }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use crate::managed::tests;
 
-    /// Sections of symbols, names and code, with all headers filled in.
+    /// Image with sections of symbols, names and code, and with all headers filled in.
     fn image() -> Vec<u8> {
         let mut image = tests::image(2, false);
         image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

@@ -1,4 +1,4 @@
-//! What becomes of a guest's image before the driver gets it, for the fuzz target.
+//! Processing of a guest's image up to the driver, for the fuzz target.
 
 use std::borrow::Cow;
 
@@ -8,12 +8,12 @@ use wormhole_fatbin::Entry;
 use crate::code::{Alternative, Budget, Code, alternatives};
 use crate::{elf, managed};
 
-/// Entries that say that they are longer are not unpacked: time is better spent on others.
+/// Greatest announced size of an entry; larger ones are skipped to save time.
 const MOST_BYTES: u64 = 1 << 20;
-/// Where managed variables are put.
+/// Address of the managed variables.
 const START: u64 = 0x7000_0000_0000;
 
-/// Takes an image apart as a device of compute capability 9.0 does.
+/// Processes an image as a device of compute capability 9.0 does.
 ///
 /// # Panics
 /// The driver would get something else than a whole ELF file, or text with one zero byte, at its end.
@@ -61,7 +61,7 @@ fn check(code: Result<Code<'_>>) {
     let Ok(Some(placed)) = managed.place(place) else {
         return;
     };
-    // The device is still given as much as was checked, and no value goes elsewhere.
+    // The image keeps the checked length, and no value lies outside the place.
     assert_eq!(placed.image.len(), code.bytes().len());
     for (address, values) in placed.initial {
         let end = address.checked_add(values.len() as u64).expect("an end");

@@ -1,4 +1,4 @@
-//! Executable graphs, made of the driver's own nodes.
+//! Executable graphs of the driver's own nodes.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -26,25 +26,25 @@ use crate::device::{CudaDevice, function, locked, size, stream};
 use crate::mem_ops::parameters;
 use crate::shared_events;
 
-/// An executable graph, with the template that its nodes are named by.
+/// Executable graph, with the template whose nodes name those of the executable.
 #[derive(Debug)]
 pub struct Executable {
     executable: CUgraphExec,
     template: Template,
     flags: u64,
     disabled: HashSet<u32>,
-    /// Where it was launched last, while that stream lives.
+    /// Stream of the last launch, while that stream lives.
     last: Option<RawStream>,
-    /// What its next launch waits for: the launches of the graph that it has replaced.
+    /// Event that the next launch waits for: the last launch of the executable that this one replaced.
     after: Option<RawEvent>,
 }
 
-/// A graph of the driver, and its nodes by their places.
+/// Graph of the driver, and its nodes by their indices.
 #[derive(Debug)]
 struct Template {
     graph: CUgraph,
     nodes: Vec<CUgraphNode>,
-    /// What its conditional nodes are, which no update changes.
+    /// Conditional nodes, which no update changes.
     conditionals: Vec<Conditional>,
 }
 
@@ -52,7 +52,7 @@ struct Template {
 unsafe impl Send for Executable {}
 
 impl CudaDevice {
-    /// Builds the driver's graph. What was built is destroyed when a node is refused.
+    /// Builds the driver's graph. Destroys it again when the driver refuses a node.
     fn template(&self, graph: &GraphDescription) -> Result<Template> {
         let mut made = ptr::null_mut();
         // SAFETY: the place is writable.
@@ -73,7 +73,7 @@ impl CudaDevice {
     }
 
     fn destroy_template(&self, template: &Template) {
-        // SAFETY: the graph is live, and nobody names its nodes any more.
+        // SAFETY: the graph is live, and its nodes are not used any more.
         let _ = unsafe { self.driver().cuGraphDestroy(template.graph) };
     }
 
@@ -100,7 +100,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Adds edges between nodes of one graph. Of several in one call the driver (580) gives all the first one's data.
+    /// Adds edges between nodes of one graph. `cuGraphAddDependencies_v2` gives every edge of a call the first edge's
+    /// data (driver 580), so each call adds edges with equal data.
     fn connect(&self, graph: CUgraph, nodes: &[CUgraphNode], edges: &[&GraphEdge]) -> Result<()> {
         for alike in edges.chunk_by(|one, next| one.data == next.data) {
             let mut ends = (Vec::new(), Vec::new(), Vec::new());
@@ -165,7 +166,7 @@ impl CudaDevice {
                     driver.cuGraphAddEventWaitNode(place, graph, none, 0, event)?;
                 }
                 GraphNode::Empty => driver.cuGraphAddEmptyNode(place, graph, none, 0)?,
-                // Made with its bodies, by `add_conditional`.
+                // `add_conditional` creates these with their bodies.
                 GraphNode::Conditional(_) => return Err(CuError::INVALID_VALUE),
             }
         }
@@ -217,7 +218,7 @@ impl CudaDevice {
                 &raw const parameters,
             )?;
             for attribute in &kernel.attributes {
-                // Of streams only: the capture has put the order into the edges.
+                // Valid for streams only: the capture has turned the order into edges.
                 if attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION {
                     continue;
                 }
@@ -251,7 +252,7 @@ impl CudaDevice {
         }
     }
 
-    /// Makes the driver's executable graph.
+    /// Instantiates the driver's executable graph.
     fn made_executable(&self, template: &Template, flags: u64) -> Result<CUgraphExec> {
         let mut executable = ptr::null_mut();
         // SAFETY: the template is live, the place is writable.
@@ -262,7 +263,7 @@ impl CudaDevice {
         Ok(executable)
     }
 
-    /// Puts a new executable graph in the place of one that the driver cannot change.
+    /// Replaces an executable graph that the driver cannot update.
     fn replace(&self, raw: RawGraph, template: Template) -> Result<()> {
         let flags = locked(&self.graphs)
             .get(&raw.0)
@@ -283,14 +284,14 @@ impl CudaDevice {
             after: None,
         };
         let replaced = self.put_in_place(raw, &mut new);
-        // What goes is the old one, or the new one if it could not be put there.
+        // Destroys the old executable, or the new one if it could not replace the old one.
         let gone = self.destroy_executable(&new);
         replaced.and(gone)
     }
 
-    /// Exchanges an executable graph with a new one, which takes over what the program has said of the old one.
+    /// Exchanges an executable graph with a new one, which inherits the disabled nodes and the last launch.
     fn put_in_place(&self, raw: RawGraph, new: &mut Executable) -> Result<()> {
-        // Held throughout: while a stream is known here, it is not destroyed.
+        // Locked throughout: a stream in the table is not destroyed meanwhile.
         let mut graphs = locked(&self.graphs);
         let place = graphs.get_mut(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
         for node in &place.disabled {
@@ -313,7 +314,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Launches of it go on.
+    /// Destroys an executable graph; its launches go on.
     fn destroy_executable(&self, place: &Executable) -> Result<()> {
         // SAFETY: the graph is live and destroyed once.
         let destroyed = unsafe { self.driver().cuGraphExecDestroy(place.executable) };
@@ -324,28 +325,28 @@ impl CudaDevice {
         destroyed
     }
 
-    /// Forgets a stream that is about to be destroyed.
+    /// Removes a stream that is about to be destroyed.
     pub(crate) fn forget_stream(&self, stream: RawStream) {
         for place in locked(&self.graphs).values_mut() {
             place.last = place.last.filter(|last| *last != stream);
         }
     }
 
-    /// Whether an executable graph has these conditional nodes.
+    /// Returns whether an executable graph has the same conditional nodes as `graph`.
     fn chooses_like(&self, raw: RawGraph, graph: &GraphDescription) -> bool {
         let graphs = locked(&self.graphs);
         let place = graphs.get(&raw.0);
         place.is_some_and(|place| place.template.conditionals == conditionals(graph))
     }
 
-    /// What is uploaded or updated; the table is not held during the call.
+    /// Returns the driver's executable graph. The table is not locked during the caller's driver call.
     fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
         let graphs = locked(&self.graphs);
         let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
         Ok(place.executable)
     }
 
-    /// Forgets every graph: the context that they were made in is gone.
+    /// Removes every graph: their context is gone.
     pub(crate) fn forget_graphs(&self) {
         locked(&self.graphs).clear();
     }
@@ -361,10 +362,10 @@ fn conditionals(graph: &GraphDescription) -> Vec<Conditional> {
         .collect()
 }
 
-/// Results of an update that no other values of the same nodes give.
+/// Results of an update that depend on the nodes and edges alone, not on the nodes' parameters.
 const SHAPE_CHANGED: [u32; 2] = [ERROR_TOPOLOGY_CHANGED, ERROR_NODE_TYPE_CHANGED];
 
-/// A copy of one row as graphs have it that were captured: without a pitch, which would limit its length.
+/// Describes a copy of one row without a pitch, as captured graphs do; a pitch would limit its length.
 fn line_or_box(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
     let mut description = described(copy);
     if copy.extent[1..] == [1, 1] {
@@ -384,7 +385,7 @@ impl Graphs for CudaDevice {
                 return Err(error);
             }
         };
-        // A number that is never used again: the driver's own may be, once a graph was replaced.
+        // Unique number: the driver may reuse its own handle once a graph was replaced.
         let raw = RawGraph(self.next_graph.fetch_add(1, Ordering::Relaxed));
         let entry = Executable {
             executable,
@@ -417,10 +418,10 @@ impl Graphs for CudaDevice {
         if updated == Err(CuError::GRAPH_EXEC_UPDATE_FAILURE)
             && !SHAPE_CHANGED.contains(&info.result)
         {
-            // Such as the addresses of a copy of several rows, which the driver does not change.
+            // For example the driver does not change the addresses of a copy of several rows.
             return self.replace(raw, template);
         }
-        // The nodes of the first template go on naming those of the executable graph.
+        // The nodes of the first template still name those of the executable graph.
         self.destroy_template(&template);
         updated
     }

@@ -1,4 +1,4 @@
-//! Green contexts of the driver. They are younger than the oldest driver that is served.
+//! Green contexts of the driver. They are newer than the oldest supported driver.
 
 use std::ptr;
 
@@ -12,16 +12,16 @@ use wormhole_device::{
 use crate::current;
 use crate::device::{CudaDevice, handle, pointer};
 
-/// `CUdevResource`, whose words the driver alone reads but for its type and what is said of multiprocessors.
+/// `CUdevResource` as words. Only its type and the fields of multiprocessors are not opaque.
 type Resource = [u64; 18];
 
 const _: () = assert!(size_of::<Resource>() == size_of::<CUdevResource>());
 
-/// The words with the count and the least part, and with the alignment.
+/// Word with the count and the least part; below, the word with the alignment.
 const COUNT: usize = 12;
 const ALIGNMENT: usize = 13;
 
-/// The lower and the upper half of a word.
+/// Lower and upper half of a word.
 fn halves(word: u64) -> [u32; 2] {
     [word, word >> u32::BITS].map(|half| u32::try_from(half & u64::from(u32::MAX)).unwrap_or(0))
 }
@@ -55,7 +55,7 @@ impl GreenContexts for CudaDevice {
     fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split> {
         let input = (&raw const from.described).cast::<CUdevResource>();
         let mut possible = 0;
-        // SAFETY: the driver described the input; the pointers are good, and without groups it only counts.
+        // SAFETY: the driver described the input; the pointers are good, and without groups the call only counts.
         unsafe {
             self.driver().cuDevSmResourceSplitByCount(
                 ptr::null_mut(),
@@ -75,7 +75,7 @@ impl GreenContexts for CudaDevice {
             });
         }
         let (mut parts, mut rest) = (vec![[0; 18]; made as usize], [0; 18]);
-        // SAFETY: as above; there is room for as many groups as are asked for.
+        // SAFETY: as above; there is room for the requested number of groups.
         unsafe {
             self.driver().cuDevSmResourceSplitByCount(
                 parts.as_mut_ptr().cast(),
@@ -120,8 +120,8 @@ impl GreenContexts for CudaDevice {
         let (mut context, mut stream): (CUcontext, CUstream) = (ptr::null_mut(), ptr::null_mut());
         let driver = self.driver();
         current::forget();
-        // SAFETY: the caller passes a green context that lives. What is made while its context is current belongs to
-        // it.
+        // SAFETY: the caller passes a green context that lives. A stream belongs to the context that is current when
+        // it is created.
         unsafe {
             driver.cuCtxFromGreenCtx(&raw mut context, pointer(green.0))?;
             driver.cuCtxSetCurrent(context)?;

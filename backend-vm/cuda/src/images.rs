@@ -1,4 +1,4 @@
-//! The table of loaded images.
+//! Table of loaded images.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use wormhole_device::{CuError, RawModule, Result};
 
 use crate::managed::Globals;
 
-/// A loaded image.
+/// Loaded image.
 #[derive(Clone, Copy, Debug)]
 pub enum Loaded {
     Module(CUmodule),
@@ -17,30 +17,30 @@ pub enum Loaded {
 // SAFETY: the driver's handles may be used by any thread.
 unsafe impl Send for Loaded {}
 
-/// The images of a context. The numbers given out are never used again.
+/// Images of a context. Their numbers are never reused.
 #[derive(Debug, Default)]
 pub struct Images {
-    /// A library that cannot be loaded has the error of its first use in the place of a handle.
+    /// Loaded images. A library that cannot be loaded has the error of its first use instead of a handle.
     loaded: HashMap<u64, Result<Loaded>>,
-    /// Managed variables.
+    /// Managed variables of the images.
     managed: HashMap<u64, Globals>,
     next: u64,
 }
 
 impl Images {
-    /// Keeps an image.
+    /// Adds an image.
     pub fn insert(&mut self, image: Result<Loaded>) -> RawModule {
         self.next += 1;
         self.loaded.insert(self.next, image);
         RawModule(self.next)
     }
 
-    /// Keeps where the managed variables of an image are.
+    /// Sets the addresses of the managed variables of an image.
     pub fn set_managed(&mut self, module: RawModule, variables: Globals) {
         self.managed.insert(module.0, variables);
     }
 
-    /// Address and size of a managed variable.
+    /// Returns the address and size of a managed variable.
     pub fn managed(&self, module: RawModule, name: &str) -> Option<(u64, u64)> {
         let variables = self.managed.get(&module.0)?;
         let (_, found) = variables.iter().find(|(known, _)| known == name)?;
@@ -50,7 +50,7 @@ impl Images {
     /// Finds an image.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: there is none. Another one: why it cannot be loaded.
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is no such image. Another error: the reason why it cannot be loaded.
     pub fn get(&self, module: RawModule) -> Result<Loaded> {
         self.loaded
             .get(&module.0)
@@ -58,17 +58,17 @@ impl Images {
             .unwrap_or(Err(CuError::INVALID_HANDLE))
     }
 
-    /// Removes an image. Nothing is to be unloaded if it could not be loaded.
+    /// Removes an image. Returns `None` if it could not be loaded, so that there is nothing to unload.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is no such image.
     pub fn remove(&mut self, module: RawModule) -> Result<Option<Loaded>> {
         self.managed.remove(&module.0);
         let removed = self.loaded.remove(&module.0);
         removed.map(Result::ok).ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// Forgets all.
+    /// Removes all images.
     pub fn clear(&mut self) {
         self.managed.clear();
         self.loaded.clear();

@@ -1,4 +1,4 @@
-//! What the driver's compiler and linker are told, and what they tell.
+//! Options and logs of the driver's compiler and linker.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -8,8 +8,8 @@ use wormhole_api::constants::jit_option::{
 };
 use wormhole_device::Jit;
 
-/// Options as the driver takes them, and the buffers that it writes. It may do so until a link that was
-/// created with them is destroyed.
+/// Options in the driver's form, and the buffers that the driver writes. It may do so until a link that was created
+/// with them is destroyed.
 #[derive(Debug)]
 pub struct Options {
     keys: Vec<u32>,
@@ -57,19 +57,19 @@ impl Options {
         self.values.as_mut_ptr()
     }
 
-    /// Gives what was told to `jit`, when the driver writes no more.
+    /// Moves the logs to `jit`. Called when the driver writes no more.
     pub fn finish(self, jit: &mut Jit) {
         jit.info = text(self.info);
         jit.errors = text(self.errors);
     }
 }
 
-/// A number is passed as the pointer itself.
+/// Passes a number as the pointer itself.
 fn plain(value: u64) -> *mut c_void {
     ptr::without_provenance_mut(usize::try_from(value).unwrap_or(usize::MAX))
 }
 
-/// A buffer up to its zero byte.
+/// Cuts a buffer off at its zero byte.
 fn text(mut buffer: Vec<u8>) -> Vec<u8> {
     let end = buffer.iter().position(|byte| *byte == 0);
     buffer.truncate(end.unwrap_or(buffer.len()));

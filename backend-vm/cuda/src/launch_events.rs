@@ -5,10 +5,10 @@ use wormhole_device::{CuError, Launch, LaunchAttribute, RawEvent, Result};
 
 use crate::shared_events;
 
-/// Attributes of one launch at most.
+/// Greatest number of attributes of a launch.
 const MOST: usize = 24;
 
-/// The attributes of a launch that records events, as the driver takes them.
+/// Attributes of a launch that records events, in the driver's form.
 pub(crate) struct WithEvents {
     room: [LaunchAttribute; MOST],
     count: usize,
@@ -17,7 +17,7 @@ pub(crate) struct WithEvents {
 impl WithEvents {
     pub(crate) fn new(launch: &Launch<'_>) -> Result<Self> {
         let (plain, events) = (launch.attributes, &launch.events);
-        // An attribute 0 is none (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
+        // Attribute 0 is ignored (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
         let mut all = Self {
             room: [LaunchAttribute::new(0, [0; 64]); MOST],
             count: 0,
@@ -37,14 +37,14 @@ impl WithEvents {
         Ok(all)
     }
 
-    /// Those of the launch itself, then its events.
+    /// Attributes of the launch itself, then its events.
     pub(crate) fn all(&self) -> &[LaunchAttribute] {
         &self.room[..self.count]
     }
 }
 
-/// The event, no flags, and whether beginning triggers it: `programmaticEvent`, which `launchCompletionEvent` begins
-/// like.
+/// Makes `programmaticEvent`: the event, no flags, and whether the start of blocks triggers it.
+/// `launchCompletionEvent` begins with the same fields.
 fn attribute(id: u32, raw: RawEvent, at_block_start: bool) -> Result<LaunchAttribute> {
     let mut value = [0; 64];
     let handle = shared_events::unshared(raw)?.expose_provenance() as u64;

@@ -1,14 +1,14 @@
-//! The CUDA device: the real driver, loaded at run time.
+//! CUDA device: the real driver, loaded at run time.
 //!
-//! [`CudaDevice`] drives one device through its primary context. It translates [`Device`] calls into
-//! driver calls one to one and holds no state of its own but the loaded images.
+//! [`CudaDevice`] drives one device through its primary context. It translates [`Device`] calls into driver calls. Its
+//! own state is the loaded images and the executable graphs.
 //!
-//! A worker that uses it calls, in this order and before it starts a thread: [`reserve_bands`],
-//! [`capture_output`], [`CudaDevice::open`].
+//! A worker calls, in this order and before it starts a thread: [`reserve_bands`], [`capture_output`],
+//! [`CudaDevice::open`].
 //!
 //! Invariants:
-//! - Streams, events and functions are the driver's own handles; the caller passes back only what it
-//!   was given and has not destroyed. The driver does not check that.
+//! - Streams, events and functions are the driver's own handles; the caller passes back only live handles that it got
+//!   here. The driver does not check them.
 //! - Nothing here panics on a machine without a driver or with another driver.
 
 mod arrays;

@@ -1,10 +1,10 @@
 //! Managed variables of machine code (`__managed__`).
 //!
-//! The driver places such variables where only the host's process reaches them. So an image that has some is loaded
-//! with their addresses in it, which are in memory that the guest and the device share: what refers to them are
-//! entries of a bank of constants, pointers among other variables, or instructions, each with a relocation (ELF-64
-//! object file format; the flag of managed symbols and the kinds of relocations as found in what `nvcc` 13 and the
-//! driver's own compiler write, and that the driver takes such an image was measured on an H200).
+//! The driver allocates such variables where only the host process can access them. An image that has some is
+//! therefore loaded with their addresses in it, in memory that the guest and the device share. References to the
+//! variables are entries of a constant bank, pointers among other variables, or instructions, each with a relocation
+//! (ELF-64 object file format; the flag of managed symbols and the types of relocations as found in files that `nvcc`
+//! 13 and the driver's own compiler write; that the driver loads such an image was measured on an H200).
 //!
 //! The image comes from a guest: every offset is checked, and there is no unsafe code.
 
@@ -18,14 +18,14 @@ const SYMBOLS: u32 = 2;
 const RELOCATIONS: u32 = 4;
 const SHORT_RELOCATIONS: u32 = 9;
 const NO_BITS: u32 = 8;
-/// A data object (`st_info`).
+/// Symbol type of a data object (`st_info`).
 const OBJECT: u8 = 1;
-/// In `st_other`: the variable is managed.
+/// Flag of a managed variable in `st_other`.
 const MANAGED: u8 = 4;
-/// Kinds of relocations: 64 bits of an address of global memory, and of the same as a generic one.
+/// Relocation types: 64 bits of an address in global memory, and of the same as a generic address.
 const ADDRESS: u32 = 2;
 const GENERIC_ADDRESS: u32 = 4;
-/// The low and the high 32 bits of an address, in the upper half of an instruction's first eight bytes.
+/// Relocation types: low and high 32 bits of an address, in the upper half of an instruction's first eight bytes.
 const LOW_HALF: u32 = 0x38;
 const HIGH_HALF: u32 = 0x39;
 
@@ -33,17 +33,17 @@ const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
 const RELOCATION_BYTES: usize = 24;
 
-/// Bytes of a variable's name.
+/// Greatest length of a variable's name.
 const MAX_NAME: usize = 4096;
-/// Managed variables of one image.
+/// Greatest number of managed variables of an image.
 const MAX_VARIABLES: usize = 1 << 16;
-/// Bytes of all variables of one image.
+/// Greatest size of all variables of an image.
 const MAX_BYTES: u64 = 1 << 40;
 
-/// A section header, as far as it matters here.
+/// Fields of a section header that this module uses.
 #[derive(Clone, Copy, Debug)]
 struct Section {
-    /// Where the header itself is.
+    /// Offset of the header itself.
     header: usize,
     kind: u32,
     offset: usize,
@@ -53,14 +53,14 @@ struct Section {
     alignment: u64,
 }
 
-/// A managed variable.
+/// Managed variable.
 #[derive(Debug)]
 struct Variable {
     name: String,
     bytes: u64,
-    /// Its offset in the place.
+    /// Offset in the place.
     offset: u64,
-    /// Where the image has its first values; zeros if nowhere.
+    /// Offset of the initial values in the image; `None` for zeros.
     values: Option<usize>,
 }
 
@@ -69,16 +69,16 @@ struct Variable {
 pub struct Code {
     image: Vec<u8>,
     sections: Vec<Section>,
-    /// The table of symbols.
+    /// Symbol table.
     symbols: Section,
-    /// By their symbols.
+    /// Variables by the indices of their symbols.
     variables: HashMap<usize, Variable>,
-    /// Where the image has first values of theirs, by where they start: where they end.
+    /// Ranges of initial values in the image: ends by starts.
     values: BTreeMap<usize, usize>,
     layout: Layout,
 }
 
-/// Whether machine code has managed variables.
+/// Returns whether machine code has managed variables.
 pub fn are_in(image: &[u8]) -> bool {
     read(image).is_some_and(|found| !found.managed.is_empty())
 }
@@ -105,13 +105,13 @@ fn sections(image: &[u8]) -> Option<Vec<Section>> {
         .collect()
 }
 
-/// What an image is read for.
+/// Sections and managed symbols of an image.
 #[derive(Debug)]
 struct Found {
     sections: Vec<Section>,
-    /// The table of symbols.
+    /// Symbol table.
     symbols: Section,
-    /// The symbols of managed variables, by their numbers.
+    /// Indices of the symbols of managed variables.
     managed: Vec<usize>,
 }
 
@@ -136,10 +136,10 @@ fn read(image: &[u8]) -> Option<Found> {
     })
 }
 
-/// One entry of a table of relocations.
+/// Entry of a relocation table.
 #[derive(Clone, Copy, Debug)]
 struct Relocation {
-    /// In the section that is relocated.
+    /// Offset in the relocated section.
     offset: usize,
     kind: u32,
     symbol: usize,
@@ -159,7 +159,7 @@ impl Relocation {
 }
 
 impl Code {
-    /// Nothing if the image has no managed variables.
+    /// Reads machine code. `None` if the image has no managed variables.
     pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
         let Some(found) = read(&image).filter(|found| !found.managed.is_empty()) else {
             return Ok(None);
@@ -220,18 +220,18 @@ impl Code {
         self.sections.get(usize::try_from(index).ok()?).copied()
     }
 
-    /// Bytes that the variables need.
+    /// Returns the size of the place that the variables need.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// The image with the variables at their addresses, the variables by their names, addresses and sizes, and
-    /// their first values. Nothing if the place does not hold them.
+    /// Places the variables: returns the image with their addresses, the variables by name, address and size, and
+    /// their initial values. `None` if the place is too small.
     pub fn place(mut self, place: ManagedPlace) -> Result<Option<Placed>> {
         let Some(start) = self.layout.start_in(place) else {
             return Ok(None);
         };
-        // Tables that share bytes would be worked on again and again.
+        // Overlapping tables would be processed repeatedly.
         let entries = self
             .sections
             .iter()
@@ -241,7 +241,7 @@ impl Code {
             return Err(CuError::INVALID_IMAGE);
         }
         for section in self.sections.clone() {
-            // The compilers write no others, and whom they name would have to be found elsewhere.
+            // The compilers write no other kinds, and their symbols would be in another table.
             let is_usual = self
                 .section(section.link)
                 .is_some_and(|table| table.kind == SYMBOLS && table.offset == self.symbols.offset);
@@ -274,7 +274,7 @@ impl Code {
         Ok(Some(placed))
     }
 
-    /// Writes addresses where relocations ask for them, and takes those relocations out.
+    /// Writes addresses where relocations demand them, and removes those relocations.
     fn relocate(&mut self, table: Section, start: u64) -> Result<()> {
         let damaged = CuError::INVALID_IMAGE;
         let target = self.section(table.info).ok_or(damaged)?;
@@ -284,7 +284,7 @@ impl Code {
             let relocation = Relocation::read(&self.image, at).ok_or(damaged)?;
             let place = target.offset.checked_add(relocation.offset);
             let place = place.ok_or(damaged)?;
-            // What a variable's first values are must be known now.
+            // The initial values of a variable must be known now.
             if target.kind != NO_BITS && self.values_hold(place) {
                 tracing::warn!("an image is refused: a managed variable begins with an address");
                 return Err(CuError::NOT_SUPPORTED);
@@ -321,7 +321,7 @@ impl Code {
         Ok(())
     }
 
-    /// Whether an offset of the image is among the first values of a managed variable.
+    /// Returns whether an offset of the image is among the initial values of a managed variable.
     fn values_hold(&self, at: usize) -> bool {
         let before = self.values.range(..=at).next_back();
         before.is_some_and(|(_, end)| at < *end)
@@ -331,12 +331,12 @@ impl Code {
 /// Variables by name: address and size.
 pub type Globals = Vec<(String, (u64, u64))>;
 
-/// An image whose managed variables have their addresses.
+/// Image that contains the addresses of its managed variables.
 #[derive(Debug, Default)]
 pub struct Placed {
     pub image: Vec<u8>,
     pub globals: Globals,
-    /// First values, and where they go.
+    /// Addresses and initial values.
     pub initial: Vec<(u64, Vec<u8>)>,
 }
 
@@ -348,8 +348,8 @@ pub(crate) mod tests {
     const STRINGS: u32 = 3;
     const START: u64 = 0x7000_0000_0000;
 
-    /// An image with a managed variable `x` of 8 bytes that begins with 5, one `y` of 16 bytes without values, and a
-    /// variable `z` of the device; a bank of constants holds the addresses of `x + 4`, `z` and `y`.
+    /// Image with a managed variable `x` of 8 bytes with the initial value 5, one `y` of 16 bytes without values, and
+    /// a device variable `z`; a constant bank contains the addresses of `x + 4`, `z` and `y`.
     pub fn image(relocation: u32, at_values: bool) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         let mut headers = vec![vec![0; SECTION_BYTES]];
@@ -447,7 +447,7 @@ pub(crate) mod tests {
         assert_eq!(u64_at(&placed.image, bank), Some(x + 4));
         assert_eq!(u64_at(&placed.image, bank + 8), Some(u64::MAX));
         assert_eq!(u64_at(&placed.image, bank + 16), Some(y));
-        // What refers to the variable of the device is left to the driver.
+        // References to the device variable are left to the driver.
         assert_eq!(sections[6].bytes, RELOCATION_BYTES);
         let left = sections[6].offset;
         assert_eq!(u64_at(&placed.image, left), Some(8));
@@ -486,7 +486,7 @@ pub(crate) mod tests {
         assert!(matches!(Code::read(b"\x7fELF".to_vec()), Ok(None)));
     }
 
-    /// The table of relocations, named by a second header too.
+    /// A second section header names the same relocation table.
     #[test]
     fn overlapping_tables_of_relocations_are_refused() {
         let mut image = image(ADDRESS, false);

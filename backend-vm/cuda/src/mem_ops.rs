@@ -7,10 +7,10 @@ use wormhole_device::{
 
 use crate::device::{CudaDevice, stream};
 
-/// Operations of one call: the driver takes no more.
+/// Greatest number of operations of a call: the driver's limit.
 const MOST: usize = 255;
 
-/// The operation as the driver takes it.
+/// Converts an operation to the driver's form.
 pub fn parameters(operation: &MemoryOperation) -> CUstreamBatchMemOpParams {
     let kind = CUstreamBatchMemOpParams {
         operation: operation.kind.operation(),

@@ -1,4 +1,4 @@
-//! Opening a device: the driver, its checks, the context, the description.
+//! Opening of a device: the driver, its checks, the context, the description.
 
 use std::ffi::c_char;
 use std::ptr;
@@ -12,21 +12,21 @@ use wormhole_device::{CuError, Description, Result};
 
 use crate::driver::{Driver, DriverError};
 
-/// Of the types of handles for pools, the one that is passed on.
+/// The only supported handle type of pools.
 const FILE_DESCRIPTOR: i32 = memory_handle_type::POSIX_FILE_DESCRIPTOR.cast_signed();
-/// Beyond the attributes that any known driver has.
+/// Upper bound of the attributes of any known driver, exclusive.
 const ATTRIBUTES_END: i32 = 256;
 
-/// How to open the device.
+/// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Which device of the host.
+    /// Ordinal of the device on the host.
     pub ordinal: u32,
-    /// Accept a device whose kernels can reach all memory of the worker's process.
+    /// Accepts a device whose kernels can access all memory of the worker's process.
     pub allow_pageable_access: bool,
 }
 
-/// Why the device cannot be used.
+/// Reason why the device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -41,7 +41,7 @@ pub enum OpenError {
     PageableAccess { ordinal: u32, name: String },
 }
 
-/// What there is once a device is open.
+/// Results of opening a device.
 pub struct Opened {
     pub driver: Driver,
     pub device: i32,
@@ -49,11 +49,11 @@ pub struct Opened {
     pub description: Description,
 }
 
-/// The driver's handles that a context needs.
+/// Driver's handles that belong to a context.
 #[derive(Clone, Copy, Debug)]
 pub struct Handles {
     pub context: CUcontext,
-    /// A stream without work, to ask how the context is.
+    /// Stream without work, for queries of the context's health.
     pub sentinel: CUstream,
 }
 
@@ -104,7 +104,7 @@ pub fn retain(driver: &Driver, device: i32) -> Result<Handles> {
 
 fn device_name(driver: &Driver, device: i32) -> Result<String> {
     let mut name = [0_u8; 256];
-    // SAFETY: the buffer is as long as the call is told.
+    // SAFETY: the buffer has the length that the call passes.
     unsafe { driver.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 256, device) }?;
     let end = name
         .iter()
@@ -113,8 +113,8 @@ fn device_name(driver: &Driver, device: i32) -> Result<String> {
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
-/// Whether memory can be shared by handles (`cuIpc*`): the driver takes a process with this one's number for this one,
-/// and where each worker is in a namespace of its own all of them have number 1.
+/// Returns whether `cuIpc*` handles work. The driver compares process ids: in a PID namespace of its own every worker
+/// has the id 1, and the driver would take another worker's handle for its own process's.
 fn has_a_number() -> bool {
     std::process::id() != 1
 }
@@ -125,7 +125,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             let mut value = 0;
             // SAFETY: the pointer is good for one i32; an unknown attribute is an error.
             let known = unsafe { driver.cuDeviceGetAttribute(&raw mut value, id, device) };
-            // Pools are shared by descriptors alone.
+            // Pools can be shared by descriptors only.
             let value = match id {
                 MEMPOOL_SUPPORTED_HANDLE_TYPES => value & FILE_DESCRIPTOR,
                 IPC_EVENT_SUPPORTED if !has_a_number() => 0,
@@ -136,7 +136,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
         .collect()
 }
 
-/// Needs the context to be current.
+/// Describes the device. The context must be current.
 fn describe(
     driver: &Driver,
     device: i32,
@@ -147,7 +147,7 @@ fn describe(
     let mut total = 0;
     let mut driver_version = 0;
     let mut stream_priorities = (0, 0);
-    // SAFETY: the device exists and all pointers are good for what is written.
+    // SAFETY: the device exists and all pointers are good for the results.
     unsafe {
         driver.cuDeviceGetUuid_v2(&raw mut uuid, device)?;
         driver.cuDeviceTotalMem_v2(&raw mut total, device)?;

@@ -1,4 +1,4 @@
-//! What the devices of one process have to do with each other.
+//! Peer access and copies between the devices of one process.
 
 use wormhole_api::constants::memory_location;
 use wormhole_api::ctypes::{CUcontext, CUmemAccessDesc, CUmemLocation};
@@ -12,7 +12,7 @@ fn context(peer: Peer) -> CUcontext {
     pointer(peer.context)
 }
 
-/// What a device may do, in the driver's terms.
+/// Converts an access right of a device to the driver's description.
 pub fn access_of(ordinal: i32, access: Access) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: CUmemLocation {
@@ -57,7 +57,7 @@ impl Peers for CudaDevice {
 
     fn copy_between(&self, copy: &MemCopy3d, to: Peer, from: Peer, on: RawStream) -> Result<()> {
         let mut description = described(copy);
-        // As `CUDA_MEMCPY3D_PEER` has it, the contexts stand where the other description has nothing.
+        // `CUDA_MEMCPY3D_PEER` has the contexts in the reserved fields of `CUDA_MEMCPY3D`.
         description.reserved0 = context(from);
         description.reserved1 = context(to);
         // SAFETY: both ends live in these contexts and hold the box, which the caller checked.

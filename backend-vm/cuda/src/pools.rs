@@ -12,14 +12,14 @@ pub fn pool(pool: RawPool) -> CUmemoryPool {
     pointer(pool.0)
 }
 
-/// Whether the driver keeps an attribute in a 32-bit word.
+/// Returns whether the driver stores an attribute in a 32-bit word.
 fn is_word(attribute: u32) -> bool {
     (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES
         ..=pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES)
         .contains(&attribute)
 }
 
-/// The driver writes eight bytes for these and nothing else that it knows of.
+/// Returns whether the driver stores an attribute in 64 bits. It knows no attributes of other widths.
 fn is_long(attribute: u32) -> bool {
     (pool_attribute::RELEASE_THRESHOLD..=pool_attribute::USED_MEM_HIGH).contains(&attribute)
 }
@@ -58,7 +58,7 @@ impl Pools for CudaDevice {
     }
 
     fn destroy_pool(&self, raw: RawPool) -> Result<()> {
-        // SAFETY: a pool that was created and is named by nobody else.
+        // SAFETY: the pool was created here and is not used elsewhere.
         unsafe { self.driver().cuMemPoolDestroy(pool(raw)) }
     }
 
@@ -72,7 +72,7 @@ impl Pools for CudaDevice {
         if !is_word(attribute) && !is_long(attribute) {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: the pool exists; the value is as wide as the driver writes it, or wider and zero before.
+        // SAFETY: the pool exists; the value is at least as wide as the driver writes, and initialised to zero.
         unsafe {
             self.driver()
                 .cuMemPoolGetAttribute(pool(raw), attribute, (&raw mut value).cast())

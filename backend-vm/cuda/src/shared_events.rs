@@ -1,8 +1,8 @@
-//! Events that processes share, without the driver's own means: those need files and a user that workers have
-//! in common.
+//! Events shared between processes. The driver's own mechanism is not used: it needs files and a user that workers
+//! have in common.
 //!
-//! A record writes its number to a word in memory that all processes map, in the stream's order; who waits for it
-//! waits for the word, on the device.
+//! A record writes its number to a word in memory that all processes map, in the stream's order. A wait for the record
+//! is a wait for the word, on the device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,21 +19,21 @@ use wormhole_device::{
 use crate::device::{CudaDevice, event, locked};
 use crate::driver::Driver;
 
-/// In an event's handle, which is an address of the driver's and so even: that it is shared.
+/// Bit of an event's handle that marks a shared event. The driver's handles are addresses and so even.
 const SHARED: u64 = 1;
-/// How often who waits for another process looks.
+/// Interval at which a thread that waits for another process polls.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// An event whose words the devices reach.
+/// Event whose words are registered with the device.
 #[derive(Debug)]
 pub(crate) struct SharedEvent {
     words: SharedWords,
-    /// What the streams have to do with the words: by stream, an event behind the last of it.
+    /// Event behind the last operation on the words, for each stream.
     uses: Mutex<Vec<(RawStream, RawEvent)>>,
 }
 
-/// Those of this process, by their handles: an event of one device is waited for by others, too. And those that are
-/// destroyed, until no stream uses their words.
+/// Events of this process by handle, since other devices wait for an event, too; and destroyed events whose words a
+/// stream may still use.
 #[derive(Debug, Default)]
 struct Registry {
     live: HashMap<u64, (i32, Arc<SharedEvent>)>,
@@ -47,22 +47,22 @@ fn with<R>(work: impl FnOnce(&mut Registry) -> R) -> R {
     work(registry.get_or_insert_default())
 }
 
-/// The handle of the driver's event that keeps the place of one that is shared.
+/// Handle of the driver's event that reserves the number of a shared event.
 pub(crate) fn place_of(raw: RawEvent) -> RawEvent {
     RawEvent(raw.0 & !SHARED)
 }
 
-/// Whether an event that is to be made with these flags is shared.
+/// Returns whether an event created with these flags is shared.
 pub(crate) fn is_for_sharing(flags: u32) -> bool {
     flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS | DISABLE_TIMING
 }
 
-/// Whether other processes may use an event.
+/// Returns whether other processes may use an event.
 pub(crate) fn is_shared(raw: RawEvent) -> bool {
     raw.0 & SHARED != 0
 }
 
-/// An event for a graph's node or a launch, neither of which writes words.
+/// Converts an event for a graph node or a launch attribute. Neither writes words, so a shared event is not supported.
 pub(crate) fn unshared(raw: RawEvent) -> Result<CUevent> {
     if is_shared(raw) {
         return Err(CuError::NOT_SUPPORTED);
@@ -70,7 +70,7 @@ pub(crate) fn unshared(raw: RawEvent) -> Result<CUevent> {
     Ok(event(raw))
 }
 
-/// The words of an event that is shared; none for others.
+/// Words of a shared event; `None` for other events.
 pub(crate) fn find(raw: RawEvent) -> Result<Option<Arc<SharedEvent>>> {
     if !is_shared(raw) {
         return Ok(None);
@@ -79,7 +79,7 @@ pub(crate) fn find(raw: RawEvent) -> Result<Option<Arc<SharedEvent>>> {
     found.map(Some).ok_or(CuError::INVALID_HANDLE)
 }
 
-/// What a device's context had, to be [let go](end) once the context is gone.
+/// Removes the shared events of a device whose context is about to be reset; [`end`] ends them afterwards.
 pub(crate) fn take(device: i32) -> Vec<Arc<SharedEvent>> {
     with(|registry| {
         let live = registry.live.extract_if(|_, (owner, _)| *owner == device);
@@ -92,7 +92,7 @@ pub(crate) fn take(device: i32) -> Vec<Arc<SharedEvent>> {
     })
 }
 
-/// The context is gone, and with it what it was to complete.
+/// Completes the events of a context that is gone.
 pub(crate) fn end(taken: Vec<Arc<SharedEvent>>) {
     for shared in taken {
         shared.words.bury();
@@ -100,12 +100,12 @@ pub(crate) fn end(taken: Vec<Arc<SharedEvent>>) {
 }
 
 impl SharedEvent {
-    /// Where the words are, for all sides.
+    /// Address of the words, for the host and all devices.
     fn address(&self) -> u64 {
         self.words.base().as_ptr().expose_provenance() as u64
     }
 
-    /// Completes a record.
+    /// Operation that completes a record.
     fn write(&self, record: EventRecord) -> MemoryOperation {
         MemoryOperation {
             kind: MemoryOperationKind::Write64,
@@ -115,7 +115,7 @@ impl SharedEvent {
         }
     }
 
-    /// Waits until a record is complete.
+    /// Operation that waits until a record is complete.
     fn wait(&self, record: EventRecord) -> MemoryOperation {
         MemoryOperation {
             kind: MemoryOperationKind::Wait64,
@@ -126,7 +126,7 @@ impl SharedEvent {
 }
 
 impl CudaDevice {
-    /// Makes an event that is to be shared.
+    /// Creates a shared event.
     pub(crate) fn create_shared(&self, flags: u32) -> Result<RawEvent> {
         let words = SharedWords::new().map_err(|error| {
             tracing::warn!(%error, "no file can be had for an event that is to be shared");
@@ -155,7 +155,8 @@ impl CudaDevice {
         Ok(raw)
     }
 
-    /// What the event had is given back when the next is made: that may wait for the device.
+    /// Destroys a shared event. Its memory is released when the next one is created, since that may wait for the
+    /// device.
     pub(crate) fn destroy_shared(&self, raw: RawEvent) -> Result<()> {
         with(|registry| {
             let gone = registry.live.remove(&raw.0);
@@ -164,7 +165,7 @@ impl CudaDevice {
         self.destroy_event(place_of(raw))
     }
 
-    /// Gives back what destroyed events had that no stream uses any more.
+    /// Releases destroyed events that no stream uses any more.
     fn sweep_shared(&self) {
         let retired = with(|registry| {
             let own = |(owner, shared): &mut (i32, Arc<SharedEvent>)| {
@@ -184,7 +185,7 @@ impl CudaDevice {
         }
     }
 
-    /// Has a stream do something with the words of an event, and notes what is behind that.
+    /// Submits operations on the words of an event to a stream, and records the event that follows them.
     fn use_shared(
         &self,
         shared: &SharedEvent,
@@ -196,7 +197,7 @@ impl CudaDevice {
         let after = match known {
             Some((_, after)) => *after,
             None => {
-                // Of streams that are gone, maybe.
+                // Some of these streams may be destroyed.
                 for (_, after) in uses.extract_if(.., |(_, after)| is_over(self.driver(), *after)) {
                     self.destroy_event(after)?;
                 }
@@ -216,7 +217,7 @@ impl CudaDevice {
             Some(before) => self.use_shared(shared, on, &[shared.wait(before), write]),
             None => self.use_shared(shared, on, &[write]),
         };
-        // What never comes is not made known, and holds no later one up.
+        // A failed record is completed at once and not published, so it blocks no later one.
         written.inspect_err(|_| shared.words.words().complete(record))?;
         shared.words.words().publish(record);
         Ok(())
@@ -230,7 +231,7 @@ impl CudaDevice {
         self.use_shared(shared, on, &[shared.wait(record)])
     }
 
-    /// Waits in the calling thread, as long as the context lives.
+    /// Waits in the calling thread, as long as the context is healthy.
     pub(crate) fn synchronize_shared(&self, shared: &SharedEvent) -> Result<()> {
         let record = shared.words.words().last();
         while !shared.is_complete(record) {
@@ -244,7 +245,7 @@ impl CudaDevice {
 }
 
 impl SharedEvent {
-    /// Whether the work before the last record is complete.
+    /// Returns whether the work before the last record is complete.
     pub(crate) fn is_reached(&self) -> bool {
         self.is_complete(self.words.words().last())
     }
@@ -263,9 +264,9 @@ impl SharedEvent {
     }
 }
 
-/// Whether the work before an event's record is complete, or its context gone.
+/// Returns whether the work before an event's record is complete, or its context gone.
 fn is_over(driver: &Driver, after: RawEvent) -> bool {
-    // SAFETY: an event of the caller's own.
+    // SAFETY: the event belongs to the caller.
     let state = unsafe { driver.cuEventQuery(event(after)) };
     state != Err(CuError::NOT_READY)
 }

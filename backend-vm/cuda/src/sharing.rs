@@ -1,4 +1,4 @@
-//! Sharing with other processes: of memory and pools by the driver's own means.
+//! Sharing of memory and pools with other processes, by the driver's own mechanism.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,7 +13,7 @@ use crate::device::{CudaDevice, handle};
 use crate::pools::pool;
 use crate::shared_events;
 
-/// Sixty-four bytes of the driver's as words.
+/// Converts the driver's 64 bytes to words.
 fn words(bytes: [u8; 64]) -> [u64; 8] {
     let mut words = [0; 8];
     for (word, part) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -30,12 +30,12 @@ fn bytes(words: &[u64; 8]) -> [u8; 64] {
     bytes
 }
 
-/// What the driver has exported as a descriptor.
+/// Wraps a descriptor that the driver has exported.
 fn exported(descriptor: RawFd) -> Result<Shared> {
     if descriptor < 0 {
         return Err(CuError::UNKNOWN);
     }
-    // SAFETY: the driver has made it for this caller.
+    // SAFETY: the driver has created the descriptor for this caller.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     Ok(Shared {
         descriptor: Some(descriptor),
@@ -43,17 +43,17 @@ fn exported(descriptor: RawFd) -> Result<Shared> {
     })
 }
 
-/// The driver takes a descriptor as a pointer.
+/// Passes a descriptor as a pointer, as the driver expects.
 fn as_pointer(descriptor: &OwnedFd) -> Result<*mut c_void> {
     let number = usize::try_from(descriptor.as_raw_fd()).map_err(|_| CuError::INVALID_VALUE)?;
     Ok(ptr::without_provenance_mut(number))
 }
 
 impl CudaDevice {
-    /// The bytes of the allocation that starts at `address`.
+    /// Returns the size of the allocation that starts at `address`.
     fn allocation_bytes(&self, address: u64) -> Result<u64> {
         let mut bytes = 0;
-        // SAFETY: the pointer is good, and null where nothing is asked.
+        // SAFETY: the pointer is good; null for the base address, which is not needed.
         unsafe {
             self.driver()
                 .cuMemGetAddressRange_v2(ptr::null_mut(), &raw mut bytes, address)
@@ -73,7 +73,7 @@ impl Sharing for CudaDevice {
     fn open_allocation(&self, found: Found) -> Result<(u64, u64)> {
         let reserved = bytes(&found.description);
         let mut address = 0;
-        // SAFETY: the pointer is good. The driver checks a handle, whoever made it up.
+        // SAFETY: the pointer is good. The driver checks a handle, even a forged one.
         unsafe {
             self.driver().cuIpcOpenMemHandle_v2(
                 &raw mut address,
@@ -115,7 +115,7 @@ impl Sharing for CudaDevice {
                 0,
             )
         }?;
-        // An importing driver does not tell how large it is.
+        // The importing driver does not report the size.
         Ok(Shared {
             description: [bytes, 0, 0, 0, 0, 0, 0, 0],
             ..exported(descriptor)?
@@ -126,7 +126,7 @@ impl Sharing for CudaDevice {
         let descriptor = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
         let [bytes, ..] = found.description;
         let mut memory = 0;
-        // SAFETY: the pointer is good; the driver checks the descriptor, which it does not keep.
+        // SAFETY: the pointer is good; the driver checks the descriptor and does not close it.
         unsafe {
             self.driver().cuMemImportFromShareableHandle(
                 &raw mut memory,
@@ -154,7 +154,7 @@ impl Sharing for CudaDevice {
     fn open_pool(&self, found: Found) -> Result<RawPool> {
         let descriptor = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
         let mut opened = ptr::null_mut();
-        // SAFETY: the pointer is good; the driver checks the descriptor, which it does not keep.
+        // SAFETY: the pointer is good; the driver checks the descriptor and does not close it.
         unsafe {
             self.driver().cuMemPoolImportFromShareableHandle(
                 &raw mut opened,

@@ -1,4 +1,5 @@
-//! Texture and surface references, by the driver's own functions. Headers have lost them; drivers have them still.
+//! Texture and surface references, by the driver's own functions. Headers no longer declare them; drivers still have
+//! them.
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -17,7 +18,7 @@ use crate::images::Loaded;
 type Reference = *mut c_void;
 
 impl Driver {
-    /// A reference of an image that lives.
+    /// Finds a reference of a live image.
     fn find_reference(&self, image: Loaded, name: &str, kind: ReferenceTo) -> Result<Reference> {
         let Loaded::Module(module) = image else {
             return Err(CuError::NOT_FOUND);
@@ -35,7 +36,7 @@ impl Driver {
         Ok(reference)
     }
 
-    /// How a reference of a live module is read.
+    /// Sets the sampling of a reference of a live module.
     fn set_sampling(&self, reference: Reference, sampling: &Sampling) -> Result<()> {
         let [least, greatest] = sampling.level_clamp;
         let border = sampling.border.map(f32::from_bits);

@@ -1,4 +1,4 @@
-//! Virtual memory management of the driver.
+//! Virtual memory management by the driver.
 
 use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
 use wormhole_api::constants::{memory_allocation_type, memory_location};
@@ -83,7 +83,7 @@ impl VirtualMemory for CudaDevice {
     }
 
     fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        // SAFETY: memory that was created and is named by nobody else.
+        // SAFETY: the memory was created here and is not used elsewhere.
         unsafe { self.driver().cuMemRelease(memory.0) }
     }
 

@@ -1,4 +1,4 @@
-//! Operations that are one call of the driver each, generated from the messages that they answer.
+//! Operations that are one driver call each, generated from their messages.
 #![expect(
     clippy::undocumented_unsafe_blocks,
     reason = "generated code has no comments; `wormhole_idl::cuda_driver_calls` says why each block is sound"
@@ -10,7 +10,7 @@ use super::{CudaDevice, pointer};
 
 include!(concat!(env!("OUT_DIR"), "/driver_calls.rs"));
 
-/// A number in another type; one that has no place there is no valid value.
+/// Converts a number to another type. Fails with `INVALID_VALUE` if it does not fit.
 fn number<T, U: TryFrom<T>>(value: T) -> Result<U> {
     U::try_from(value).map_err(|_| CuError::INVALID_VALUE)
 }

@@ -1,4 +1,4 @@
-//! What is asked of kernels.
+//! Kernel names, cluster occupancy and tensor maps.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -12,7 +12,7 @@ use super::{CudaDevice, function};
 use crate::images::Loaded;
 
 impl CudaDevice {
-    /// The names of things, each found by its handle.
+    /// Reads the names of functions or kernels by their handles.
     fn names<T>(
         &self,
         handles: &[*mut T],
@@ -36,7 +36,7 @@ impl CudaDevice {
     }
 }
 
-/// A configuration without a stream: questions are about none.
+/// Launch configuration without a stream, for queries.
 fn configuration(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
     Ok(CUlaunchConfig {
         gridDimX: launch.grid[0],
@@ -47,7 +47,7 @@ fn configuration(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
         blockDimZ: launch.block[2],
         sharedMemBytes: launch.shared,
         hStream: ptr::null_mut(),
-        // Laid out as the driver's own type, which cannot hold an id that it does not know.
+        // `LaunchAttribute` has the layout of `CUlaunchAttribute`.
         attrs: launch.attributes.as_ptr().cast_mut().cast(),
         numAttrs: u32::try_from(launch.attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
     })
