@@ -13,7 +13,7 @@ use crate::types::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice, CUmipmappedArray,
 };
 
-/// The shape that a program describes.
+/// Converts a descriptor to an array shape.
 fn described(wanted: CUDA_ARRAY3D_DESCRIPTOR) -> Result<ArrayShape> {
     let extent = [wanted.Width, wanted.Height, wanted.Depth].map(|extent| extent as u64);
     ArrayShape::new(extent, wanted.Format, wanted.NumChannels, wanted.Flags)
@@ -98,7 +98,7 @@ pub fn cuArrayDestroy(hArray: CUarray) -> Result {
 pub fn cuArrayGetPlane(_pPlaneArray: Out<'_, CUarray>, hArray: CUarray, _planeIdx: u32) -> Result {
     context::scope()?;
     array::find(hArray)?;
-    // No format that is offered has planes.
+    // No supported format has planes.
     Err(CuError::INVALID_VALUE)
 }
 
@@ -110,7 +110,7 @@ pub fn cuArrayGetMemoryRequirements(
     context::scope()?;
     array::find(array)?;
     device(dev)?;
-    // Only arrays whose memory is mapped later have any.
+    // Only arrays with deferred mapping have memory requirements, and those are not supported.
     Err(CuError::INVALID_VALUE)
 }
 
@@ -120,7 +120,7 @@ pub fn cuArrayGetSparseProperties(
 ) -> Result {
     context::scope()?;
     array::find(array)?;
-    // No array that is offered is sparse.
+    // Sparse arrays are not supported.
     Err(CuError::INVALID_VALUE)
 }
 
@@ -161,7 +161,7 @@ pub fn cuMipmappedArrayGetMemoryRequirements(
     context::scope()?;
     array::find_mipmap(mipmap)?;
     device(dev)?;
-    // As of arrays.
+    // The same holds as for arrays.
     Err(CuError::INVALID_VALUE)
 }
 
@@ -171,6 +171,6 @@ pub fn cuMipmappedArrayGetSparseProperties(
 ) -> Result {
     context::scope()?;
     array::find_mipmap(mipmap)?;
-    // As of arrays.
+    // The same holds as for arrays.
     Err(CuError::INVALID_VALUE)
 }

@@ -1,6 +1,6 @@
-//! Batches of copies.
+//! Batched copies (`cuMemcpyBatchAsync`, `cuMemcpy3DBatchAsync`).
 //!
-//! Copies of a batch may be made in any order, so they are made one after the other.
+//! The copies of a batch may run in any order; they are submitted one after the other.
 
 use wormhole_api::Handle;
 use wormhole_api::array::ArrayShape;
@@ -26,13 +26,13 @@ const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
 const DURING_CALL: u32 = 2;
 /// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, a hint.
 const KNOWN_FLAGS: u32 = 1;
-/// What is said where no copy of the batch is to blame.
+/// Failure index if no single copy of the batch is the cause.
 const NO_COPY: usize = usize::MAX;
 
-/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the greatest.
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the greatest location type.
 const LOCATIONS: u32 = 4;
 
-/// Whether a hint names a place that there is.
+/// Returns whether a location hint names an existing location.
 fn is_place(hint: CUmemLocation) -> bool {
     match hint.r#type {
         LOCATION_DEVICE => device(hint.id).is_ok(),
@@ -40,21 +40,21 @@ fn is_place(hint: CUmemLocation) -> bool {
     }
 }
 
-/// The arrays of a batch.
+/// Arrays of a batch.
 struct Batch<'a> {
     destinations: In<'a, [CUdeviceptr]>,
     sources: In<'a, [CUdeviceptr]>,
     sizes: In<'a, [usize]>,
     count: usize,
     attributes: In<'a, [CUmemcpyAttributes]>,
-    /// The first copy that each of the attributes is for.
+    /// Index of the first copy that each entry of `attributes` applies to.
     firsts: In<'a, [usize]>,
     number: usize,
 }
 
 impl Batch<'_> {
-    /// Whether the arrays are as the driver API documents them, and whether sources may be used again when
-    /// the call returns.
+    /// Checks the arrays against the driver API's rules. Returns true if the sources may be reused when the call
+    /// returns.
     fn read_attributes(&self) -> Result<bool> {
         let missing = self.destinations.is_null()
             || self.sources.is_null()
@@ -86,7 +86,7 @@ impl Batch<'_> {
         Ok(during_call)
     }
 
-    /// Makes the copies, those before one that is not possible.
+    /// Submits the copies in order, up to the first invalid one.
     fn run(&self, scope: Scope, target: Target, failed: &mut usize) -> Result {
         let during_call = self.read_attributes()?;
         for index in 0..self.count {
@@ -117,7 +117,7 @@ impl Batch<'_> {
     }
 }
 
-/// The stream of a batch, which must not be the legacy one.
+/// Resolves the stream of a batch, which must not be the legacy stream.
 fn ordered(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
     let (scope, target) = target(default, stream)?;
     if target.handle.is_legacy() {
@@ -184,7 +184,7 @@ pub fn cuMemcpyBatchAsync(
 const OPERAND_POINTER: u32 = 1;
 const OPERAND_ARRAY: u32 = 2;
 
-/// An array that is an end of a copy.
+/// Looks up the array of an operand, if the operand is an array.
 fn array_of(operand: &CUmemcpy3DOperand) -> Result<Option<(Handle<Array>, ArrayShape)>> {
     match operand.kind {
         OPERAND_POINTER => Ok(None),
@@ -193,12 +193,12 @@ fn array_of(operand: &CUmemcpy3DOperand) -> Result<Option<(Handle<Array>, ArrayS
     }
 }
 
-/// What a program passes for an array.
+/// Converts an operand's word to a `CUarray`.
 fn to_handle(value: u64) -> CUarray {
     std::ptr::with_exposed_provenance_mut(usize::try_from(value).unwrap_or(0))
 }
 
-/// Where one end lies. Sizes of operands count elements, whose bytes are `element`.
+/// Returns one end of a copy. Operands count in elements of `element` bytes.
 fn place(
     operand: &CUmemcpy3DOperand,
     array: Option<(Handle<Array>, ArrayShape)>,
@@ -231,7 +231,7 @@ fn place(
     })
 }
 
-/// The ends of a copy, destination first, and its extent in bytes, rows and layers.
+/// Converts a description. Returns the ends, destination first, and the extent in bytes, rows and layers.
 fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])> {
     let arrays = (array_of(&copy.dst)?, array_of(&copy.src)?);
     let bytes = |array: Option<(_, ArrayShape)>| array.map(|(_, shape)| shape.texels().bytes());
@@ -254,7 +254,7 @@ fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])
     Ok(((to, from), extent))
 }
 
-/// Makes copies of boxes, none if one of them is not possible.
+/// Submits 3-D copies, or none if one of them is invalid.
 fn boxes(
     scope: Scope,
     target: Target,

@@ -14,11 +14,11 @@ use crate::types::{
     DefaultStream,
 };
 
-/// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES`, `_SET_`.
+/// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES` and `CU_STREAM_SET_CAPTURE_DEPENDENCIES`.
 const ADD: u32 = 0;
 const SET: u32 = 1;
 
-/// The version of CUDA 10.0, before there were modes, forbids nothing.
+/// Begins a capture that forbids no calls: this version, of CUDA 10.0, predates the capture modes.
 pub fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> Result {
     cuStreamBeginCapture_v2(default, hStream, RELAXED)
 }
@@ -79,19 +79,19 @@ pub fn cuStreamIsCapturing(
     captureStatus.put(status)
 }
 
-/// Where `cuStreamGetCaptureInfo` puts its answers.
+/// Outputs of `cuStreamGetCaptureInfo`.
 struct Places<'a> {
     status: Out<'a, CUstreamCaptureStatus>,
     id: Out<'a, u64>,
     graph: Out<'a, CUgraph>,
     nodes: Out<'a, *const CUgraphNode>,
-    /// Without a place for it, dependencies that are not plain are an error.
+    /// Edge data. If it is null, edges with data other than the default make the call fail.
     data: Out<'a, *const CUgraphEdgeData>,
     count: Out<'a, usize>,
     wants_nodes: bool,
 }
 
-/// Everything but the status is left as it is while no capture is under way.
+/// Writes the capture's information. Without an active capture, only the status is written.
 fn info(default: DefaultStream, stream: CUstream, places: &Places<'_>) -> Result {
     if places.status.is_null() {
         return Err(CuError::INVALID_VALUE);

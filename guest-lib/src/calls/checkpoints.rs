@@ -1,5 +1,5 @@
-//! Checkpoints of processes. A process shares its memory with a worker that no checkpoint holds, so none is ever
-//! locked for one.
+//! Checkpoints of processes. A process shares its memory with a worker that a checkpoint does not include, so no
+//! process can be locked for one.
 
 use std::ffi::c_void;
 
@@ -9,12 +9,12 @@ use crate::parameter::{Out, Pointer};
 /// `CU_PROCESS_STATE_RUNNING`.
 const RUNNING: u32 = 0;
 
-/// Whether a process is this one. What others do with CUDA is not known here.
+/// Checks that a process is the calling one. The CUDA state of other processes is not known here.
 fn this(pid: i32) -> Result {
     if u32::try_from(pid).is_ok_and(|pid| pid == std::process::id()) {
         return Ok(());
     }
-    // SAFETY: signal 0 is sent to nobody.
+    // SAFETY: signal 0 only checks that the process exists.
     let exists = pid > 0 && unsafe { libc::kill(pid, 0) } == 0;
     Err(if exists {
         CuError::NOT_SUPPORTED
@@ -31,7 +31,7 @@ pub fn cuCheckpointProcessGetState(pid: i32, state: Out<'_, u32>) -> Result {
     state.put(RUNNING)
 }
 
-/// For a process that is locked, which none is.
+/// Fails, because only a locked process can be unlocked, and no process is ever locked.
 pub fn cuCheckpointProcessUnlock(pid: i32, _args: Pointer<'_, c_void>) -> Result {
     this(pid)?;
     Err(CuError::ILLEGAL_STATE)

@@ -36,7 +36,7 @@ pub fn cuGraphConditionalHandleCreate(
     pHandle_out.put(handle)
 }
 
-/// What a new conditional node is to do. The program is told its bodies.
+/// Creates the work of a new conditional node, and writes the address of its body graphs to the parameters.
 pub(super) fn conditional(
     model: &mut Model,
     graph: CUgraph,

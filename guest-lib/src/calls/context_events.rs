@@ -6,7 +6,7 @@ use crate::object::context::Scope;
 use crate::object::context_events;
 use crate::types::{CUcontext, CUevent};
 
-/// Here null does not mean the current context.
+/// Returns the scope of a context. Unlike elsewhere, null does not mean the current context.
 fn scope(ctx: CUcontext) -> Result<Scope> {
     let scope = scope_of(ctx)?;
     if ctx.is_null() {

@@ -1,4 +1,4 @@
-//! Contexts, primary and created.
+//! Primary and created contexts.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -18,15 +18,15 @@ use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
 use crate::work::{host_function, peer};
 use crate::{graph, memory};
 
-/// What `cuCtxGetApiVersion` says of contexts of this interface.
+/// API version that `cuCtxGetApiVersion` reports for contexts of this interface.
 const API_VERSION: u32 = 3020;
-/// The greatest `CUfunc_cache`.
+/// Greatest `CUfunc_cache`.
 const CACHE_CONFIGS: CUfunc_cache = 3;
 
-/// Limits that have been asked for, by device.
+/// Cached limits (`cuCtxGetLimit`, `cuCtxSetLimit`), by device.
 static LIMITS: LazyLock<Mutex<HashMap<(usize, CUlimit), u64>>> = LazyLock::new(Mutex::default);
 
-/// The current context, or error 201.
+/// Returns the current context, or error 201.
 pub(super) fn current() -> Result<&'static context::Context> {
     session()?;
     Ok(context::find_active(context::current())
@@ -34,7 +34,7 @@ pub(super) fn current() -> Result<&'static context::Context> {
         .0)
 }
 
-/// The context that a program names, where null is the current one.
+/// Looks up a context. Null means the current one.
 fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
     session()?;
     let ctx = if ctx.is_null() {
@@ -46,7 +46,7 @@ fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
     Ok((ctx, facts))
 }
 
-/// The session and the context that a program names, where null is the current one.
+/// Returns the scope of a context. Null means the current one.
 pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
     let (ctx, _) = named(ctx)?;
     let (context, handle) = context::find_active(ctx)?;
@@ -86,7 +86,7 @@ pub fn cuCtxCreate_v2(pctx: Out<'_, CUcontext>, flags: u32, dev: CUdevice) -> Re
     pctx.put(context::create(device, flags)?)
 }
 
-/// With execution affinity, which limits a context to some multiprocessors.
+/// Creates a context. Fails if execution affinity is requested, which would limit it to some multiprocessors.
 pub fn cuCtxCreate_v3(
     pctx: Out<'_, CUcontext>,
     paramsArray: Pointer<'_, c_void>,
@@ -100,7 +100,7 @@ pub fn cuCtxCreate_v3(
     cuCtxCreate_v2(pctx, flags, dev)
 }
 
-/// With execution affinity, or shared with a graphics interface.
+/// Creates a context. Fails if execution affinity or sharing with a graphics API is requested.
 pub fn cuCtxCreate_v4(
     pctx: Out<'_, CUcontext>,
     ctxCreateParams: Pointer<'_, c_void>,
@@ -123,7 +123,7 @@ pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
     if green_context::of(scope.context).is_some() {
         return Err(CuError::INVALID_CONTEXT);
     }
-    // Native waits for the context's work; its memory and modules go with it.
+    // The native driver waits for the context's work, and destroys its memory and modules with it.
     let waited = stream::synchronize_devices(scope);
     context::destroy(ctx)?;
     peer::forget(scope);
@@ -277,10 +277,10 @@ pub fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> Result {
     reset_primary(ordinal(dev)?)
 }
 
-/// Ends everything in a device's primary context. After a fault it does not bring the device back, as is documented:
-/// "To continue using CUDA, the process must be terminated and relaunched" (CUDA driver API, `CUresult`, errors
-/// 700 to 719). The reset itself succeeds; then the context is a destroyed one, and a new one cannot be had: so
-/// does driver 580 on an H200.
+/// Destroys all objects of a device's primary context. After a fault the device stays unusable, as documented: "To
+/// continue using CUDA, the process must be terminated and relaunched" (CUDA driver API, `CUresult`, errors 700 to
+/// 719). The reset itself succeeds; afterwards the context counts as destroyed, and retaining it fails, as with
+/// driver 580 on an H200.
 fn reset_primary(device: usize) -> Result {
     let session = session()?;
     let (facts, handle) = context::primary_context(device)?;
@@ -288,13 +288,12 @@ fn reset_primary(device: usize) -> Result {
         return Ok(());
     }
     let scope = primary_scope(session, device);
-    // Fences that are still to be written would be lost with their streams.
+    // Pending fences would be lost with their streams.
     let waited = stream::synchronize_devices(scope);
     facts.clear(handle);
     context::deactivate_primary(device)?;
     if context::others_active(device) {
-        // The worker's context is shared with contexts that the program created and still uses, and its reset is that
-        // of all devices.
+        // The worker's context also serves the program's other active contexts, and a reset of it resets all devices.
         peer::forget(scope);
         graph::executable::destroy_of(scope);
         stream::destroy_of(scope);
@@ -315,7 +314,7 @@ fn reset_primary(device: usize) -> Result {
         .clear();
     peer::forget_all();
     capture::forget_all();
-    // Before the graphs: the words of their nodes, which name what is to be called, go to new graphs.
+    // Host functions first: the words of their nodes, which identify the function to call, are reused by new graphs.
     host_function::forget_all();
     graph::executable::forget_all(scope);
     stream::forget_all(scope);

@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Copies and fills of linear memory.
 
 use wormhole_api::Element;
 
@@ -11,10 +11,10 @@ use crate::parameter::{In, Out, UnifiedPtr};
 use crate::types::{CUdeviceptr, CUstream, DefaultStream};
 use crate::work::copy::{self, Direction, Fill, Mode};
 
-/// The default stream, which copies without a stream parameter use.
+/// Default stream, for copies without a stream parameter.
 pub const NO_STREAM: CUstream = std::ptr::null_mut();
 
-/// Hands a copy to a stream.
+/// Submits a copy to a stream.
 ///
 /// # Safety
 /// An end that is host memory is valid for the copy.
@@ -35,7 +35,7 @@ pub(super) unsafe fn copy(
     submit(scope, target, Operation::Copy(copy))
 }
 
-/// One copy of the driver API.
+/// Copy call of the driver API.
 struct Copy {
     default: DefaultStream,
     stream: CUstream,
@@ -62,11 +62,11 @@ impl Copy {
         }
     }
 
-    /// Memory of the program's own comes here as an [`In`], an [`Out`] or a [`UnifiedPtr`] alone.
+    /// Submits the copy. Host memory of the program comes from an [`In`], an [`Out`] or a [`UnifiedPtr`] only.
     fn run(self, destination: u64, source: u64, bytes: usize) -> Result {
         let (scope, target) = target(self.default, self.stream)?;
-        // SAFETY: these are valid for the copy; where the direction says that an end is the device's, no other end is
-        // taken for one.
+        // SAFETY: host memory of these types is valid for the copy. Pageable memory is refused as an end that the
+        // direction places on the device.
         unsafe {
             copy(
                 scope,
@@ -81,7 +81,7 @@ impl Copy {
     }
 }
 
-/// Waits where the program has said that synchronous operations on an allocation are to (`cuPointerSetAttribute`).
+/// Synchronizes a synchronous copy if `cuPointerSetAttribute` requires it for one of the allocations.
 fn settle(scope: Scope, target: Target, addresses: [u64; 2], mode: Mode) -> Result {
     if mode == Mode::Synchronous && is_synchronous(addresses) {
         target.synchronize(scope)
@@ -174,7 +174,7 @@ pub fn cuMemcpyDtoDAsync_v2(
     copy.run(dstDevice, srcDevice, ByteCount)
 }
 
-/// One fill of the driver API.
+/// Submits a fill.
 fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> Result {
     let (scope, target) = target(default, stream)?;
     scope.session.alive()?;
@@ -185,7 +185,7 @@ fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> Re
     settle(scope, target, [values.destination; 2], mode)
 }
 
-/// A fill of one row.
+/// Returns a fill of one row.
 fn row(destination: u64, value: u32, element: Element, width: usize) -> Fill {
     Fill {
         destination,
@@ -197,7 +197,7 @@ fn row(destination: u64, value: u32, element: Element, width: usize) -> Fill {
     }
 }
 
-/// The fills with elements of one size: of a row and of rows, first synchronous, then asynchronous.
+/// Defines the fills of one element size: of a row and of rows, first synchronous, then asynchronous.
 macro_rules! fills {
     ($element:ident($value:ty): $row:ident, $rows:ident, $row_async:ident, $rows_async:ident) => {
         pub fn $row(

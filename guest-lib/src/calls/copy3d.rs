@@ -14,7 +14,7 @@ use crate::work::copy::Mode;
 use crate::work::copy3d::{Copy3d, Place};
 use crate::work::described::{ARRAY, DEVICE, Described, HOST, address, described};
 
-/// A description. Without one, what is wrong with the stream is said first.
+/// Reads a description. If it is null, an invalid stream is reported first.
 fn given<T: Copy>(default: DefaultStream, stream: CUstream, description: In<'_, T>) -> Result<T> {
     if description.is_null() {
         target(default, stream)?;
@@ -22,7 +22,7 @@ fn given<T: Copy>(default: DefaultStream, stream: CUstream, description: In<'_, 
     description.get()
 }
 
-/// One copy. Memory of the program's own comes here from an [`In`] or an [`Out`] alone.
+/// Submits a copy. Host memory of the program comes from an [`In`] or an [`Out`] only.
 fn run(
     default: DefaultStream,
     stream: CUstream,
@@ -31,17 +31,17 @@ fn run(
     mode: Mode,
 ) -> Result {
     let (scope, target) = target(default, stream)?;
-    // Nothing is copied, whatever its ends.
+    // An empty copy succeeds with any ends.
     if extent.contains(&0) {
         return scope.session.alive();
     }
     let extent = extent.map(|extent| extent as u64);
     let ends = (to.place(extent)?, from.place(extent)?);
-    // SAFETY: these, and what descriptions lead to, are valid for the copy.
+    // SAFETY: host memory of these types, and in descriptions, is valid for the copy.
     unsafe { copy_3d(scope, target, ends, extent, mode) }
 }
 
-/// Hands a copy of a box to a stream.
+/// Submits a 3-D copy to a stream.
 ///
 /// # Safety
 /// An end that is host memory is valid for the copy.
@@ -109,7 +109,7 @@ fn peer_volume(
     mode: Mode,
 ) -> Result {
     let wanted = given(default, stream, description)?;
-    // What is reserved in a copy within one context.
+    // These words are reserved in `CUDA_MEMCPY3D`; here they are the contexts of both ends.
     for end in [wanted.reserved0, wanted.reserved1] {
         context::find_active(end)?;
     }
@@ -156,7 +156,7 @@ pub fn cuMemcpy3DPeerAsync(
     peer_volume(default, hStream, pCopy, Mode::Asynchronous)
 }
 
-/// An end that is the bytes of an array from `offset` on.
+/// Describes the bytes of an array from `offset` on.
 fn of_array(array: CUarray, offset: usize) -> Described {
     Described {
         array,
@@ -165,7 +165,7 @@ fn of_array(array: CUarray, offset: usize) -> Described {
     }
 }
 
-/// A copy of bytes to or from an array.
+/// Copies bytes to or from an array.
 fn line(
     default: DefaultStream,
     stream: CUstream,

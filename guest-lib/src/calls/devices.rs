@@ -1,4 +1,4 @@
-//! Devices: answered from the description that came at `cuInit`.
+//! Device queries, answered from the description received at `cuInit`.
 
 use crate::device::{Device, attribute, copy_string};
 use crate::error::{CuError, Result};
@@ -8,7 +8,7 @@ use crate::types::{
     CUatomicOperation, CUdevice, CUdevice_attribute, CUdevprop, CUexecAffinityType, CUuuid,
 };
 
-/// The device that a program names.
+/// Looks up a device by its `CUdevice`.
 #[inline]
 pub fn device(device: CUdevice) -> Result<&'static Device> {
     let devices = session()?.devices();
@@ -16,7 +16,7 @@ pub fn device(device: CUdevice) -> Result<&'static Device> {
     found.ok_or(CuError::INVALID_DEVICE)
 }
 
-/// The number of the device that a program names.
+/// Returns the ordinal of a `CUdevice`.
 #[inline]
 pub fn ordinal(device: CUdevice) -> Result<usize> {
     let count = session()?.devices().len();
@@ -26,7 +26,7 @@ pub fn ordinal(device: CUdevice) -> Result<usize> {
         .ok_or(CuError::INVALID_DEVICE)
 }
 
-/// What a program calls a device.
+/// Returns the `CUdevice` of an ordinal.
 pub fn named(ordinal: usize) -> CUdevice {
     CUdevice::try_from(ordinal).unwrap_or(-1)
 }
@@ -67,7 +67,7 @@ pub fn cuDeviceGetByPCIBusId(dev: Out<'_, CUdevice>, pciBusId: Text<'_>) -> Resu
     dev.put(named(found))
 }
 
-/// Whether a device's address is the one that was asked for, of which the domain and the function may be left out.
+/// Returns whether a PCI address equals the requested one, which may omit the domain and the function.
 fn is_at(own: &str, asked: &str) -> bool {
     let short = own.split_once(':').map_or("", |(_, rest)| rest);
     let plain = |text: &str| text.trim_end_matches(".0").to_owned();
@@ -80,7 +80,7 @@ pub fn cuDeviceGetUuid_v2(uuid: Out<'_, CUuuid>, dev: CUdevice) -> Result {
     })
 }
 
-/// Locally unique identifiers are Windows' own.
+/// Fails, because locally unique identifiers exist on Windows only.
 pub fn cuDeviceGetLuid(
     _luid: Out<'_, [u8; 8]>,
     _deviceNodeMask: Out<'_, u32>,
@@ -123,7 +123,7 @@ pub fn cuDeviceGetProperties(prop: Out<'_, CUdevprop>, dev: CUdevice) -> Result 
     prop.put(properties)
 }
 
-/// Execution affinity takes the multi-process service, which is the affair of the host.
+/// Reports no support: execution affinity requires the multi-process service, which runs on the host.
 pub fn cuDeviceGetExecAffinitySupport(
     pi: Out<'_, i32>,
     _kind: CUexecAffinityType,
@@ -142,8 +142,8 @@ mod capability {
     pub const SCALAR_64: u32 = 16;
 }
 
-/// What PTX has of each `CUatomicOperation` ("PTX ISA", `atom` and `red`), for a device whose atomic operations
-/// on host memory are native.
+/// Capabilities of each `CUatomicOperation` in PTX ("PTX ISA", `atom` and `red`), for a device with native atomic
+/// operations on host memory.
 const ATOMICS: [u32; 13] = {
     use capability::{REDUCTION, SCALAR_32, SCALAR_64, SIGNED, UNSIGNED};
     const INTEGERS: u32 = SIGNED | UNSIGNED | REDUCTION | SCALAR_32 | SCALAR_64;
@@ -171,7 +171,7 @@ pub fn cuDeviceGetHostAtomicCapabilities(
     tell_atomics(capabilities, operations, native)
 }
 
-/// Says what is atomic where atomic operations are native.
+/// Writes the capabilities of atomic operations, or 0 for each if they are not native.
 pub(super) fn tell_atomics(
     capabilities: Out<'_, [u32]>,
     operations: In<'_, [CUatomicOperation]>,

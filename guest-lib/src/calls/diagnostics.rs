@@ -1,4 +1,4 @@
-//! Core dumps of the device, notifications of the driver, and what concerns other devices than CUDA's.
+//! Core dump settings, driver notifications, and calls for devices other than GPUs.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -12,7 +12,7 @@ use crate::object::stream::target;
 use crate::parameter::{InOut, Out, Pointer};
 use crate::types::{CUdevice, CUstream, DefaultStream};
 
-/// The current context's settings.
+/// Returns the scope of the current context's settings.
 fn mine() -> Result<Of> {
     context::scope()?;
     let identity = context::identity(context::current()).ok_or(CuError::INVALID_CONTEXT)?;
@@ -28,7 +28,7 @@ fn tell(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>
         return size.put(found.bytes());
     }
     let bytes = size.get()?;
-    // SAFETY: `size` says how long the program's place is.
+    // SAFETY: `size` is the length of the program's buffer.
     let place = unsafe { value.room(bytes) };
     place.put_all(found.place(bytes)?)
 }
@@ -45,7 +45,7 @@ fn keep(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>
     if bytes > kept.bytes() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: `size` says how many bytes there are.
+    // SAFETY: `size` is the length of the program's value.
     let value = unsafe { value.bytes(bytes) };
     core_dump::set(of, setting, kept.read(&value.to_vec()?)?)
 }
@@ -82,8 +82,8 @@ pub fn cuCoredumpSetAttributeGlobal(
     keep(Of::Process, attrib, value, size)
 }
 
-/// The registrations that there are, and the last handle. What the driver would notify of, a budget of memory
-/// that is exceeded, is not known of the device's host, so nobody is called.
+/// Registrations of notifications, and the last handle. The driver would notify of an exceeded memory budget. The
+/// guest does not learn of one, so callbacks are never called.
 static NOTIFIED: Mutex<(BTreeSet<usize>, usize)> = Mutex::new((BTreeSet::new(), 0));
 
 pub fn cuDeviceRegisterAsyncNotification(
@@ -113,7 +113,7 @@ pub fn cuDeviceUnregisterAsyncNotification(dev: CUdevice, callback: *mut c_void)
     }
 }
 
-/// Signals and waits of `NvSciSync`, a facility of embedded systems.
+/// Fails, because `NvSciSync` is a facility of embedded systems.
 pub fn cuDeviceGetNvSciSyncAttributes(
     nvSciSyncAttrList: *mut c_void,
     dev: CUdevice,
@@ -135,7 +135,7 @@ const TARGET_CURRENT: u32 = 0;
 /// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER` and `_TO_ALL_DEVICES`.
 const SCOPES: [u32; 2] = [100, 200];
 
-/// No other device of a guest writes to the memory of this one, so that nothing is left to flush.
+/// Succeeds without a flush: no other device writes to GPU memory of a guest.
 pub fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) -> Result {
     context::scope()?;
     if target == TARGET_CURRENT && SCOPES.contains(&scope) {
@@ -145,7 +145,7 @@ pub fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) -> Result {
     }
 }
 
-/// No array is without memory of its own, so there is none to map memory to.
+/// Fails: only arrays without memory of their own can be mapped, and no such array exists.
 pub fn cuMemMapArrayAsync(
     default: DefaultStream,
     _mapInfoList: Pointer<'_, c_void>,

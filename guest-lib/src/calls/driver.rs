@@ -1,4 +1,4 @@
-//! Initialisation, version, error texts, entry points, hidden tables.
+//! Initialization, version, error texts, entry points, and export tables.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -12,7 +12,7 @@ use crate::parameter::{In, Out, Text};
 use crate::types::{CUdriverProcAddressQueryResult, CUresult, CUuuid};
 use crate::{logs, session};
 
-/// The CUDA version whose whole surface this library exports.
+/// CUDA version of the API that this library exports.
 const VERSION: i32 = 13000;
 
 /// `CU_GET_PROC_ADDRESS_SUCCESS`, `_SYMBOL_NOT_FOUND`, `_VERSION_NOT_SUFFICIENT`.
@@ -20,7 +20,7 @@ const FOUND: CUdriverProcAddressQueryResult = 0;
 const NO_SYMBOL: CUdriverProcAddressQueryResult = 1;
 const OLD_VERSION: CUdriverProcAddressQueryResult = 2;
 
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; beside it there is one for the legacy stream.
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. The other flag selects the legacy stream.
 const PER_THREAD: u64 = 2;
 const FLAGS: u64 = 3;
 
@@ -37,7 +37,7 @@ pub fn cuInit(Flags: u32) -> Result {
     }
 }
 
-/// What `cuDriverGetVersion` says: no more than this library and the host's driver both have.
+/// Returns the version for `cuDriverGetVersion`: the lower of this library's and the host driver's.
 pub fn driver_version() -> i32 {
     match session::session() {
         Ok(session) => match session.devices().first() {
@@ -67,7 +67,7 @@ pub fn cuGetErrorString(error: CUresult, pStr: Out<'_, *const c_char>) -> Result
     text.map(|_| ()).ok_or(CuError::INVALID_VALUE)
 }
 
-/// The address that a program means, or why there is none.
+/// Returns the address of an entry point, or the reason why none is found.
 fn address(
     symbol: &[u8],
     version: i32,
@@ -84,7 +84,7 @@ fn address(
     }
 }
 
-/// Of CUDA 11: four arguments, and what is not found is an error.
+/// Looks up an entry point with the signature of CUDA 11: four arguments, and an error if none is found.
 pub fn cuGetProcAddress(
     symbol: Text<'_>,
     pfn: Out<'_, *mut c_void>,

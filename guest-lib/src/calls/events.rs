@@ -40,7 +40,7 @@ pub fn cuEventRecordWithFlags(
     submit(scope, target, Operation::Record(record))
 }
 
-/// The scope of a question about an event, which no capture forbids.
+/// Returns the scope of an event query, or fails if a capture forbids the query.
 fn asked(event: CUevent) -> Result<Scope> {
     let scope = event::scope(event)?;
     let event = event::exists(event)?;

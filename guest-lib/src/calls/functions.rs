@@ -1,4 +1,4 @@
-//! Functions and kernels, which are one thing here.
+//! Functions and kernels (`CUfunction` and `CUkernel`), which are the same objects here.
 
 use std::ffi::{c_char, c_void};
 
@@ -17,12 +17,12 @@ use crate::types::{
 /// `CU_FUNCTION_LOADING_STATE_LOADED`.
 const LOADED: CUfunctionLoadingState = 1;
 
-/// The calling thread's scope, for a device that a program names.
+/// Returns the calling thread's scope with another device.
 fn on_device(dev: CUdevice) -> Result<Scope> {
     context::on_device(ordinal(dev)?)
 }
 
-/// Null is no function, also before there is a session.
+/// Fails for a null function, even before there is a session.
 fn named(function: *mut c_void) -> Result {
     if function.is_null() {
         Err(CuError::INVALID_HANDLE)
@@ -58,7 +58,7 @@ fn set_cache_config(scope: Scope, function: *mut c_void, config: CUfunc_cache) -
 
 fn name(place: Out<'_, *const c_char>, function: *mut c_void) -> Result {
     let (_, facts) = function::find(function)?;
-    // The facts of a function are never freed.
+    // The record of a function is never freed.
     place.put(facts.name.as_ptr())
 }
 

@@ -17,7 +17,7 @@ fn refused(code: CuError) -> Refused {
     code.into()
 }
 
-/// Makes a graph executable.
+/// Instantiates a graph.
 fn instantiate(
     place: Out<'_, CUgraphExec>,
     graph: CUgraph,
@@ -124,7 +124,7 @@ pub fn cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: Out<'_, u64>) -> Resu
     flags.put(told)
 }
 
-/// Updates a graph; the answer says what was wrong beside the code.
+/// Updates an executable graph. Returns the result, and the reason of a failure.
 fn update(executable: CUgraphExec, graph: CUgraph) -> (Result, CUgraphExecUpdateResultInfo) {
     let mut info = CUgraphExecUpdateResultInfo {
         result: 1,

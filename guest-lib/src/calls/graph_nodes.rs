@@ -1,4 +1,4 @@
-//! Nodes of graphs: what each does.
+//! Graph nodes and their parameters.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::work::launch::{Attributes, kernel_attribute};
 const CLONE: u32 = 0;
 const MOVE: u32 = 1;
 
-/// Where a node is to be added.
+/// Place of a new node.
 struct Place<'a> {
     node: Out<'a, CUgraphNode>,
     graph: CUgraph,
@@ -48,7 +48,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Adds the node.
+    /// Adds a node with the work that `work` creates.
     fn add(self, work: impl FnOnce(Scope, &mut Model) -> Result<Work>) -> Result {
         let scope = context::scope()?;
         scope.session.alive()?;
@@ -65,7 +65,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A kernel as a program describes it, by an [`In`] or an [`InOut`].
+/// Creates the work of a kernel node from a description that came by an [`In`] or an [`InOut`].
 fn kernel(
     scope: Scope,
     wanted: &CUDA_KERNEL_NODE_PARAMS,
@@ -117,7 +117,7 @@ fn operations(wanted: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Work> {
     Ok(Work::Memory(Arc::new(operations)))
 }
 
-/// A child graph: a copy of a graph.
+/// Creates the work of a child graph node: a clone of the graph.
 fn child(model: &mut Model, graph: CUgraph) -> Result<Work> {
     let graph = graph_handle(graph)?;
     Ok(Work::Child(model.clone_graph(graph)?))
@@ -127,7 +127,7 @@ fn an_event(event: CUevent) -> Result<Handle<Event>> {
     event::exists(event).map_err(|_| CuError::INVALID_VALUE)
 }
 
-/// Memory for a graph. The address is the program's to use from now on.
+/// Allocates memory for a graph. The program may use the address from now on.
 fn allocation(scope: Scope, wanted: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Arc<GraphMemory>> {
     let pool = &wanted.poolProps;
     let here = pool.location.r#type == LOCATION_DEVICE && pool.location.id == 0;
@@ -137,12 +137,12 @@ fn allocation(scope: Scope, wanted: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Arc<G
     GraphMemory::allocate(scope, wanted.bytesize as u64)
 }
 
-/// The parameters of one kind of node.
+/// Parameters of one kind of node.
 ///
 /// # Safety
-/// They are plain data, valid whatever the bits are.
+/// The type is plain data, valid for any bits.
 pub(super) unsafe trait Member: Copy {
-    /// Out of the union of all kinds.
+    /// Reads the parameters out of the union of all kinds.
     fn of(wanted: &CUgraphNodeParams) -> Self {
         const {
             assert!(size_of::<Self>() <= size_of::<[u64; 29]>());
@@ -155,7 +155,7 @@ pub(super) unsafe trait Member: Copy {
 
 macro_rules! members {
     ($($name:ident)*) => {$(
-        // SAFETY: numbers, pointers, and functions that may be null.
+        // SAFETY: the type consists of numbers, pointers, and nullable function pointers.
         unsafe impl Member for $name {}
     )*};
 }
@@ -166,7 +166,7 @@ members! {
     CUDA_CONDITIONAL_NODE_PARAMS CUdeviceptr
 }
 
-/// What a node of any kind is to do. `old` is what it did before, if it is not new.
+/// Creates the work of a node of any kind. `old` is the node's previous work, if it exists already.
 fn any(
     scope: Scope,
     model: &mut Model,
@@ -197,7 +197,7 @@ fn any(
             let given = CUDA_CHILD_GRAPH_NODE_PARAMS::of(wanted);
             let own = match given.ownership {
                 CLONE => model.clone_graph(graph_handle(given.graph)?)?,
-                // The graph itself, which is the node's from now on.
+                // The child graph node takes ownership of the graph itself.
                 MOVE => graph_handle(given.graph)?,
                 _ => return Err(CuError::INVALID_VALUE),
             };
@@ -218,13 +218,13 @@ fn any(
         }
         kind::MEM_FREE if old.is_none() => Work::free(Member::of(wanted)),
         kind::BATCH_MEM_OP => operations(Member::of(wanted)),
-        // What it does is said once, when it is made.
+        // The work of a conditional node is set once, when the node is created.
         kind::CONDITIONAL => Err(CuError::NOT_SUPPORTED),
         _ => Err(CuError::INVALID_VALUE),
     }
 }
 
-/// The functions that add a node whose parameters are one structure.
+/// Defines the functions that add a node with one parameter structure.
 macro_rules! adders {
     ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
         pub fn $name(
@@ -247,7 +247,7 @@ adders! {
     cuGraphAddBatchMemOpNode(nodeParams: CUDA_BATCH_MEM_OP_NODE_PARAMS): |_, wanted| operations(wanted);
 }
 
-/// The same for parameters that come with the context that they are for.
+/// Defines the functions that add a node with one parameter structure and a context.
 macro_rules! adders_with_context {
     ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
         pub fn $name(
@@ -374,7 +374,7 @@ pub fn cuGraphAddNode_v2(
     nodeParams.put(wanted)
 }
 
-/// Tells something of what a node does.
+/// Writes a value read from a node's work.
 fn told<T: Copy>(
     node: CUgraphNode,
     place: Out<'_, T>,
@@ -386,7 +386,7 @@ fn told<T: Copy>(
     place.put(value)
 }
 
-/// Sets what a node does, which stays the same kind of work.
+/// Replaces a node's work with work of the same kind.
 fn set(node: CUgraphNode, work: impl FnOnce(Scope, &mut Model, &Work) -> Result<Work>) -> Result {
     let scope = context::scope()?;
     let node = node_handle(node)?;
@@ -401,7 +401,7 @@ fn set(node: CUgraphNode, work: impl FnOnce(Scope, &mut Model, &Work) -> Result<
     })
 }
 
-/// The same for a node of an executable graph.
+/// Replaces the work of a node of an executable graph.
 fn set_executed(
     executable: CUgraphExec,
     node: CUgraphNode,
@@ -417,7 +417,7 @@ fn set_executed(
     })
 }
 
-/// A kernel in the place of another, whose attributes it keeps.
+/// Creates a kernel's work with the attributes of the old kernel.
 fn kernel_like(scope: Scope, wanted: &CUDA_KERNEL_NODE_PARAMS, old: &Work) -> Result<Work> {
     let Work::Kernel(old) = old else {
         return Err(CuError::INVALID_VALUE);
@@ -425,7 +425,7 @@ fn kernel_like(scope: Scope, wanted: &CUDA_KERNEL_NODE_PARAMS, old: &Work) -> Re
     kernel(scope, wanted, &old.attributes)
 }
 
-/// The functions that set parameters which are one structure: of a node, and of a node of an executable graph.
+/// Defines the functions that set one parameter structure, of a node and of a node of an executable graph.
 macro_rules! setters {
     ($($set:ident, $set_executed:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
         pub fn $set(hNode: CUgraphNode, $wanted: In<'_, $kind>) -> Result {
@@ -453,7 +453,7 @@ setters! {
         |_, wanted, _: &Work| operations(wanted);
 }
 
-/// The same where the second comes with a context.
+/// Defines the same functions for calls whose second variant passes a context.
 macro_rules! setters_with_context {
     ($($set:ident($wanted:ident), $set_executed:ident($executed:ident): $kind:ty, $work:expr;)*) => {$(
         pub fn $set(hNode: CUgraphNode, $wanted: In<'_, $kind>) -> Result {
@@ -479,7 +479,7 @@ setters_with_context! {
     cuGraphMemsetNodeSetParams(nodeParams), cuGraphExecMemsetNodeSetParams(memsetParams): CUDA_MEMSET_NODE_PARAMS, fill;
 }
 
-/// The functions of event nodes: which event, and another one.
+/// Defines the functions that read and replace the event of a node.
 macro_rules! event_nodes {
     ($($work:ident: $get:ident, $set:ident, $set_executed:ident;)*) => {$(
         pub fn $get(hNode: CUgraphNode, event_out: Out<'_, CUevent>) -> Result {
@@ -544,7 +544,7 @@ pub fn cuGraphExecNodeSetParams(
     })
 }
 
-/// The graph of a child graph node is changed itself.
+/// Fails for a child graph node, whose graph is changed directly.
 fn no_child(wanted: &CUgraphNodeParams) -> Result {
     match wanted.r#type {
         kind::GRAPH => Err(CuError::NOT_SUPPORTED),
@@ -614,7 +614,7 @@ pub fn cuGraphHostNodeGetParams(
     told(hNode, nodeParams, read)
 }
 
-/// The list is the node's own.
+/// Writes the parameters. The list of operations belongs to the node.
 pub fn cuGraphBatchMemOpNodeGetParams(
     hNode: CUgraphNode,
     nodeParams_out: Out<'_, CUDA_BATCH_MEM_OP_NODE_PARAMS>,

@@ -1,4 +1,4 @@
-//! Graphs: their nodes and edges.
+//! Graphs: their nodes, edges and user objects.
 
 use std::ffi::CStr;
 
@@ -16,11 +16,11 @@ use crate::types::{
 };
 use std::sync::atomic::Ordering;
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be given; `CU_GRAPH_USER_OBJECT_MOVE`.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is required, and `CU_GRAPH_USER_OBJECT_MOVE`.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
 const MOVE: u32 = 1;
 
-/// Nodes that a program gives, with the kind of each dependency if it says one.
+/// Reads an array of nodes with their edge data, if given.
 pub fn nodes_with_data(
     nodes: In<'_, [CUgraphNode]>,
     data: In<'_, [CUgraphEdgeData]>,
@@ -37,7 +37,7 @@ pub fn nodes_with_data(
     nodes.values()?.enumerate().map(edge).collect()
 }
 
-/// Dependencies that a program gives.
+/// Reads an array of edges.
 fn edges_of(
     from: In<'_, [CUgraphNode]>,
     to: In<'_, [CUgraphNode]>,
@@ -49,7 +49,7 @@ fn edges_of(
         .collect()
 }
 
-/// Answers with as much of a list as there is room for. Room that is left over is nulled.
+/// Writes as much of a list as fits, and fills the remaining entries with `rest`.
 fn tell<T: Copy>(place: Out<'_, [T]>, list: Vec<T>, rest: T) -> Result {
     if place.is_null() {
         return Ok(());
@@ -58,7 +58,7 @@ fn tell<T: Copy>(place: Out<'_, [T]>, list: Vec<T>, rest: T) -> Result {
     place.put_all(padded.take(place.len()))
 }
 
-/// How long a list is, or how much of it there was room for.
+/// Writes the length of a list, or the number of entries written to the program's array.
 fn tell_count(count: InOut<'_, usize>, has_list: bool, length: usize) -> Result {
     count.put(match has_list {
         true => length.min(count.get()?),
@@ -123,7 +123,7 @@ pub fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: Out<'_, CUgrap
     phGraph.put(to_pointer(child))
 }
 
-/// Tells a list of nodes.
+/// Writes a list of nodes.
 fn tell_nodes(
     place: Room<'_, CUgraphNode, usize>,
     count: InOut<'_, usize>,
@@ -157,7 +157,7 @@ pub fn cuGraphGetRootNodes(
     tell_nodes(rootNodes, numRootNodes, |model| model.roots(graph))
 }
 
-/// Tells one end of dependencies, and their kinds. Who does not ask for kinds must not miss any.
+/// Writes one end of edges, and their data. Fails if the caller passes no array for data that is not the default.
 fn tell_edges(
     place: Room<'_, CUgraphNode, usize>,
     data: Room<'_, CUgraphEdgeData, usize>,
@@ -338,7 +338,7 @@ pub fn cuUserObjectCreate(
     object_out.put(to_pointer(object))
 }
 
-/// A count of references that a call may name.
+/// Checks a count of references.
 fn references(count: u32) -> Result<u64> {
     match i32::try_from(count) {
         Ok(1..) => Ok(count.into()),
@@ -386,8 +386,8 @@ pub fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32
     release(object, count)
 }
 
-/// `CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT`, `_USED_MEM_HIGH`, `_RESERVED_MEM_CURRENT`, `_RESERVED_MEM_HIGH`. What is
-/// used is what is reserved.
+/// `CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT`, `_USED_MEM_HIGH`, `_RESERVED_MEM_CURRENT` and `_RESERVED_MEM_HIGH`. Used and
+/// reserved memory are equal here.
 const CURRENT: [CUgraphMem_attribute; 2] = [0, 2];
 const HIGH: [CUgraphMem_attribute; 2] = [1, 3];
 
@@ -424,7 +424,7 @@ pub fn cuDeviceSetGraphMemAttribute(
     Ok(())
 }
 
-/// Graphs keep no memory that they do not use.
+/// Succeeds without effect: graphs retain no unused memory.
 pub fn cuDeviceGraphMemTrim(device: CUdevice) -> Result {
     super::devices::device(device)?;
     context::scope_or_primary()?.session.alive()

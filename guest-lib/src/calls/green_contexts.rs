@@ -1,4 +1,4 @@
-//! Green contexts. They are contexts, and what programs hold for either is the same.
+//! Green contexts. A `CUgreenCtx` is the `CUcontext` of the same context.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ const DEFAULT_STREAM: u32 = 1;
 /// `CU_CTX_MAP_HOST`, the flags of green contexts.
 const FLAGS: u32 = 8;
 
-/// The scope of a context that a program names.
+/// Returns the scope of a context.
 fn scope_of(ctx: CUcontext) -> Result<Scope> {
     let session = session()?;
     if ctx.is_null() {
@@ -32,7 +32,7 @@ fn scope_of(ctx: CUcontext) -> Result<Scope> {
     Ok(context::scope_in(session, facts, handle))
 }
 
-/// The scope of a green context.
+/// Returns the scope of a green context.
 fn scope_of_green(ctx: CUgreenCtx) -> Result<Scope> {
     let scope = scope_of(ctx)?;
     green_context::of(scope.context).ok_or(CuError::INVALID_CONTEXT)?;
@@ -131,7 +131,7 @@ pub fn cuGreenCtxCreate(
     }
 }
 
-/// It stays known, as one that is destroyed; so does what is current.
+/// Destroys a green context. Its handle stays valid as that of a destroyed context, and stays current in its threads.
 pub fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> Result {
     let scope = scope_of_green(hCtx)?;
     let waited = stream::synchronize_devices(scope);
@@ -154,7 +154,7 @@ pub fn cuCtxFromGreenCtx(pContext: Out<'_, CUcontext>, hCtx: CUgreenCtx) -> Resu
     pContext.put(hCtx)
 }
 
-/// Without one that of the current context, if that is a green one.
+/// Returns the identity of a green context, or of the current context if the handle is null and that one is green.
 pub fn cuGreenCtxGetId(greenCtx: CUgreenCtx, greenCtxId: Out<'_, u64>) -> Result {
     session()?;
     if greenCtxId.is_null() {

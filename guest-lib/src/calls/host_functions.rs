@@ -1,4 +1,4 @@
-//! Functions of the program that streams call.
+//! Host functions and stream callbacks.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! What there is in an image, and how its kernels fit the device.
+//! Kernels of an image, and occupancy queries about them.
 
 use std::ffi::c_void;
 
@@ -58,8 +58,8 @@ pub fn cuLibraryEnumerateKernels(
     enumerate::<LibraryKind>(kernels, library)
 }
 
-/// No device shares functions with the guest's processor (`CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS`), so
-/// no library has any.
+/// Fails: no device shares functions with the guest's CPU (`CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS`), so no
+/// library has unified functions.
 pub fn cuLibraryGetUnifiedFunction(
     _fptr: Out<'_, *mut c_void>,
     library: CUlibrary,

@@ -1,4 +1,4 @@
-//! Launches as before CUDA 4.
+//! Launch functions before CUDA 4.
 
 use std::ffi::c_void;
 

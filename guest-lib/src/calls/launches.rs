@@ -33,7 +33,7 @@ pub(super) unsafe fn launch(
     unsafe { with_launch(scope, target, function, shape, attributes, arguments, take) }
 }
 
-/// Launches a kernel with arguments that a program passes, by a [`Pointer`] or in a structure by an [`In`].
+/// Launches a kernel with the program's arguments, from a [`Pointer`] or from a structure of an [`In`].
 #[inline]
 fn launch_with(
     scope: Scope,
@@ -47,7 +47,7 @@ fn launch_with(
     unsafe { launch(scope, target, function, shape, attributes, arguments) }
 }
 
-/// The attributes of a configuration that a program passes by an [`In`].
+/// Reads the launch attributes of a configuration from an [`In`].
 pub(super) fn attributes_of(config: &CUlaunchConfig) -> Result<Attributes> {
     // SAFETY: there are as many as it says, by the contract of `In`.
     let list = unsafe { In::list(config.attrs.cast_const(), config.numAttrs as usize) };
@@ -109,8 +109,8 @@ pub fn cuLaunchCooperativeKernel(
     launch_with(scope, target, f, shape, &attributes, arguments)
 }
 
-/// One launch for each of several devices, on a stream of each. They begin when the work before all of them is
-/// complete, and the work behind any begins when all are, unless the program says that it sees to that itself.
+/// Launches one kernel on each of several devices, each on its own stream. The launches begin when the earlier work
+/// of all streams is complete, and later work begins when all launches are complete, unless flags disable this.
 pub fn cuLaunchCooperativeKernelMultiDevice(
     launchParamsList: In<'_, [CUDA_LAUNCH_PARAMS]>,
     numDevices: u32,
@@ -154,10 +154,10 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
     Ok(())
 }
 
-/// The stream of one of several launches, which is no default one, with its device's scope.
+/// Returns the stream of one of the launches, which must not be a default stream, with the scope of its device.
 fn stream_of(one: &CUDA_LAUNCH_PARAMS) -> Result<(Scope, Target)> {
     function::find(one.function)?;
-    // A default stream would be that of one device.
+    // A default stream would be the current device's.
     if one.hStream.addr() as u64 <= STREAM_PER_THREAD {
         return Err(CuError::INVALID_VALUE);
     }

@@ -1,4 +1,4 @@
-//! The linker. What a program adds is kept here; completing the link sends it all.
+//! Linker calls. Inputs are collected here; completing the link sends all of them.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -24,21 +24,21 @@ struct Link {
     jit: Jit,
     inputs: Vec<Input>,
     state: State,
-    /// What was wrong with inputs that were not taken.
+    /// Log of the inputs that were rejected.
     errors: Vec<u8>,
-    /// How long the linker has worked for it.
+    /// Time that the linker spent on this link so far.
     time: Duration,
 }
 
 #[derive(Debug)]
 enum State {
     Pending,
-    /// What the link gave; it is the linker's own until it is destroyed.
+    /// Linked image, owned by the link until `cuLinkDestroy`.
     Complete(#[expect(dead_code, reason = "the program has its address")] Vec<u8>),
     Failed(CuError),
 }
 
-/// Links by the address that the program knows them by: that of the box.
+/// Links by their `CUlinkState`, the address of the box.
 static LINKS: Mutex<Option<HashMap<usize, Box<Link>>>> = Mutex::new(None);
 
 fn links() -> MutexGuard<'static, Option<HashMap<usize, Box<Link>>>> {
@@ -55,7 +55,7 @@ fn with_link<R>(state: CUlinkState, use_link: impl FnOnce(&mut Link) -> Result<R
     use_link(link)
 }
 
-/// Whether an error of an input leaves the link as it was before.
+/// Returns whether a rejected input leaves the link usable.
 fn is_input_left_out(error: CuError, kind: CUjitInputType) -> bool {
     match error {
         CuError::INVALID_PTX | CuError::UNSUPPORTED_PTX_VERSION | CuError::UNKNOWN => true,
@@ -65,7 +65,7 @@ fn is_input_left_out(error: CuError, kind: CUjitInputType) -> bool {
 }
 
 impl Link {
-    /// Asks the linker, and tells the program what it said.
+    /// Runs the linker, and writes its logs to the program's buffers.
     fn run(&mut self, goal: Goal) -> Result<Vec<u8>> {
         let scope = context::scope()?;
         let (mut logs, start) = (Logs::default(), Instant::now());
@@ -182,7 +182,7 @@ pub fn cuLinkComplete(
                 return Err(error);
             }
         };
-        // The image stays where it is when the vector moves.
+        // The image's address does not change when the vector is moved.
         cubinOut.put(image.as_mut_ptr().cast())?;
         sizeOut.put_if_wanted(image.len());
         link.state = State::Complete(image);

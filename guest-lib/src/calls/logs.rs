@@ -1,4 +1,4 @@
-//! The log of the library.
+//! Error log (`cuLogsRegisterCallback` and related calls).
 
 use std::ffi::{c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -25,13 +25,13 @@ pub fn cuLogsUnregisterCallback(callback: CUlogsCallbackHandle) -> Result {
     logs::unregister(callback.addr())
 }
 
-/// The driver takes any flags here.
+/// Returns an iterator at the end of the log. The native driver accepts any flags here.
 pub fn cuLogsCurrent(iterator_out: Out<'_, CUlogIterator>, _flags: u32) -> Result {
     logs::keep();
     iterator_out.put(logs::current())
 }
 
-/// The lines from where an iterator is, which then is behind them; all lines without one.
+/// Returns the lines after an iterator, or all lines without one, and moves the iterator behind them.
 fn lines(iterator: InOut<'_, CUlogIterator>, flags: u32) -> Result<Vec<String>> {
     logs::keep();
     if flags != 0 {
@@ -52,7 +52,7 @@ pub fn cuLogsDumpToFile(
     std::fs::write(path, text).map_err(|_| CuError::INVALID_VALUE)
 }
 
-/// The oldest lines are left out where there is no room for all.
+/// Writes lines to a buffer. Omits the oldest lines if not all fit.
 pub fn cuLogsDumpToMemory(
     iterator: InOut<'_, CUlogIterator>,
     buffer: Pointer<'_, c_char>,
@@ -71,7 +71,7 @@ pub fn cuLogsDumpToMemory(
         lines.remove(0);
     }
     let text = lines.concat();
-    // SAFETY: `size` says how much room there is.
+    // SAFETY: `size` is the length of the buffer.
     let buffer = unsafe { buffer.room(room) };
     buffer.put_all(text.bytes().chain([0]))?;
     size.put(text.len())

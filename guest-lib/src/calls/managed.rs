@@ -32,7 +32,7 @@ pub fn cuMemAllocManaged(dptr: Out<'_, CUdeviceptr>, bytesize: usize, flags: u32
     dptr.put(address)
 }
 
-/// The place that a device ordinal names, -1 being the host.
+/// Returns the location of a device ordinal; -1 is the host.
 fn place(ordinal: CUdevice) -> Result<Location> {
     if ordinal == DEVICE_CPU {
         return Ok(Location::Host);
@@ -58,7 +58,7 @@ fn numa_node_exists(node: i32) -> bool {
     node == 0 || node > 0 && Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
 }
 
-/// What is said with `cuMemAdvise`. Only some kinds of advice name a place.
+/// Records advice (`cuMemAdvise`). Only some kinds of advice use a location.
 fn advise(
     address: CUdeviceptr,
     bytes: usize,
@@ -104,7 +104,7 @@ pub fn cuMemAdvise_v2(
     advise(devPtr, count, advice, || self::location(location))
 }
 
-/// Memory does not move, so a prefetch is complete at once.
+/// Records a prefetch. Memory does not migrate, so a prefetch is complete at once.
 fn prefetch(address: CUdeviceptr, bytes: usize, to: Location) -> Result {
     Range::of(address, bytes as u64)?.change(|of| of.prefetched = Some(to));
     Ok(())
@@ -140,14 +140,14 @@ pub fn cuMemPrefetchAsync_v2(
     prefetch(devPtr, count, self::location(location)?)
 }
 
-/// Checked operands of a batch.
+/// Checked operands of a batch call.
 struct Batch {
     ranges: Vec<Range>,
-    /// A place for each range; none where the batch moves nothing.
+    /// Location of each range; empty if the batch call does not prefetch.
     places: Vec<Location>,
 }
 
-/// The ranges of a batch call.
+/// Reads the ranges of a batch call.
 fn ranges(
     addresses: In<'_, [CUdeviceptr]>,
     sizes: In<'_, [usize]>,
@@ -161,7 +161,8 @@ fn ranges(
         .collect()
 }
 
-/// The place of each of `count` ranges: a place holds from the range that its index names on.
+/// Returns the location of each of `count` ranges. A location applies from the range of its index to the next
+/// location's.
 fn places(
     locations: In<'_, [CUmemLocation]>,
     indices: In<'_, [usize]>,
@@ -224,7 +225,8 @@ pub fn cuMemPrefetchBatchAsync(
     Ok(())
 }
 
-/// What was discarded may keep its contents: only a write or a prefetch makes them defined again.
+/// Checks the ranges. Discarded memory keeps its contents, which is permitted: they are undefined until a write or a
+/// prefetch.
 pub fn cuMemDiscardBatchAsync(
     default: DefaultStream,
     dptrs: In<'_, [CUdeviceptr]>,
@@ -266,7 +268,7 @@ pub fn cuMemDiscardAndPrefetchBatchAsync(
     )
 }
 
-/// Host and device reach managed memory at the same time, so it makes no difference what it is attached to.
+/// Checks the arguments. Host and device can access managed memory at the same time, so the attachment has no effect.
 pub fn cuStreamAttachMemAsync(
     default: DefaultStream,
     hStream: CUstream,
@@ -296,7 +298,7 @@ pub fn cuStreamAttachMemAsync(
     }
 }
 
-/// The device ordinal that stands for a place.
+/// Returns the device ordinal of a location.
 fn ordinal(place: Option<Location>) -> i32 {
     match place {
         Some(Location::Device(ordinal)) => ordinal,
@@ -305,7 +307,7 @@ fn ordinal(place: Option<Location>) -> i32 {
     }
 }
 
-/// A place as a `CUmemLocation`: type and id.
+/// Returns the type and id of a location as a `CUmemLocation`.
 fn pair(place: Option<Location>) -> (u32, i32) {
     match place {
         Some(Location::Device(ordinal)) => (LOCATION_DEVICE, ordinal),
@@ -318,7 +320,7 @@ fn pair(place: Option<Location>) -> (u32, i32) {
 
 /// Writes an attribute of a range.
 fn put_attribute(data: Out<'_, [u8]>, attribute: CUmem_range_attribute, range: Range) -> Result {
-    /// `CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY`: a list, all others are one word.
+    /// `CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY`, the only attribute that is a list; all others are one word.
     const ACCESSED_BY: CUmem_range_attribute = 3;
     let bytes = data.len();
     let words = bytes / size_of::<i32>();

@@ -1,4 +1,4 @@
-//! Memory operations of streams, and their attributes.
+//! Stream memory operations, and stream attributes.
 
 use crate::device::attribute;
 use crate::error::{CuError, Result};
@@ -13,7 +13,7 @@ use crate::types::{
 };
 use crate::work::mem_ops::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
 
-/// One operation on a word.
+/// Submits one operation.
 fn operate(
     default: DefaultStream,
     stream: CUstream,
@@ -33,11 +33,12 @@ fn operate(
     submit(scope, target, Operation::Memory(&[read(&parameters)?]))
 }
 
-/// Functions of the first version are for devices that allow it, which no driver does unless its module is told to.
+/// Fails unless the device permits memory operations of the first version. Drivers permit them only if their kernel
+/// module is configured to.
 fn permit(default: DefaultStream, stream: CUstream, permission: i32) -> Result {
     let (scope, target) = target(default, stream)?;
     if scope.session.device().value(permission) == 0 {
-        // Also where the capture is invalid already.
+        // An invalid capture returns the same error.
         capture::check_work(target).map_err(|_| CuError::STREAM_CAPTURE_UNSUPPORTED)?;
         return Err(CuError::NOT_SUPPORTED);
     }
@@ -70,7 +71,7 @@ words! {
     cuStreamWriteValue64_v2(u64): WRITE_64;
 }
 
-/// Several operations.
+/// Submits several operations.
 fn operate_all(
     default: DefaultStream,
     stream: CUstream,
@@ -97,7 +98,7 @@ pub fn cuStreamBatchMemOp(
     flags: u32,
 ) -> Result {
     target(default, stream)?;
-    // The driver sees this before it looks at the device.
+    // The native driver checks the count before the device's permission.
     if count as usize > MOST {
         return Err(CuError::INVALID_VALUE);
     }

@@ -12,7 +12,7 @@ use crate::object::context;
 use crate::parameter::Out;
 use crate::types::CUdeviceptr;
 
-/// Rows of `cuMemAllocPitch` start at multiples of this.
+/// Row alignment of `cuMemAllocPitch` in bytes.
 const PITCH: u64 = 512;
 
 pub fn cuMemAlloc_v2(dptr: Out<'_, CUdeviceptr>, bytesize: usize) -> Result {
@@ -115,7 +115,7 @@ pub fn cuMemHostUnregister(p: *mut c_void) -> Result {
     memory::unregister(context::scope_or_primary()?, address_of(p))
 }
 
-/// All page-locked memory is mapped and portable, so that is what the flags say.
+/// Adds the flags PORTABLE and MAPPED, because all page-locked memory has these properties.
 fn reported_flags(flags: u32) -> u32 {
     const PORTABLE: u32 = 1;
     const MAPPED: u32 = 2;

@@ -1,5 +1,5 @@
-//! The functions of the driver API, one for each that the table forwards. The exports of the same names
-//! call them.
+//! Implementations of the driver API: one function for each forwarded entry of the API table. The exports of the same
+//! names call these.
 #![expect(
     non_snake_case,
     clippy::too_many_arguments,
@@ -91,7 +91,7 @@ pub use virtual_memories::*;
 use crate::error::Result;
 use crate::types::CUresult;
 
-/// What a C function returns.
+/// Returns the `CUresult` of a result.
 #[inline]
 pub fn code(result: Result) -> CUresult {
     match result {

@@ -24,7 +24,7 @@ use crate::types::{
 const EAGER: CUmoduleLoadingMode = 1;
 const LAZY: CUmoduleLoadingMode = 2;
 
-/// Loads an image for `place`.
+/// Loads an image and writes its handle to `place`.
 fn load<K: Loadable>(
     scope: Scope,
     place: Out<'_, *mut c_void>,
@@ -42,7 +42,7 @@ fn load<K: Loadable>(
     place.put(handle)
 }
 
-/// The content of a file, as an image: with the zero byte that text ends with.
+/// Reads an image from a file. Adds the zero byte that ends a text.
 pub(super) fn file(name: Text<'_>) -> Result<Vec<u8>> {
     let name = name.get()?;
     if name.is_empty() {
@@ -54,7 +54,7 @@ pub(super) fn file(name: Text<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bytes of an image that a program passes.
+/// Returns the bytes of an image.
 fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
     // SAFETY: the image stays as it is for the call, by the contract of `Pointer`.
     unsafe { image::bytes(image.as_ptr()) }
@@ -148,12 +148,12 @@ pub fn cuModuleGetGlobal_v2(
     global::<ModuleKind>(context::scope_or_primary()?, dptr, bytes, hmod, name)
 }
 
-/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays where it is until the library is unloaded. The other
-/// option is for host code that is registered with a library, which has no meaning across the window.
+/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays unchanged in memory until the library is unloaded. The other
+/// option registers host code with a library, which has no meaning across the window.
 const BINARY_IS_PRESERVED: CUlibraryOption = 1;
 const HOST_TABLE: CUlibraryOption = 0;
 
-/// Whether a table of the program's own functions is asked for that is not there.
+/// Returns whether a host table is requested without a table.
 fn lacks_table(
     options: In<'_, [CUlibraryOption]>,
     values: InOut<'_, [*mut c_void]>,
@@ -248,7 +248,7 @@ pub fn cuLibraryGetGlobal(
     global::<LibraryKind>(context::scope()?, dptr, bytes, library, name)
 }
 
-/// Needs no current context: the runtime asks before it makes one current.
+/// Returns a managed variable. Needs no current context: the runtime calls this before it makes one current.
 pub fn cuLibraryGetManaged(
     dptr: Out<'_, CUdeviceptr>,
     bytes: Out<'_, usize>,

@@ -1,4 +1,4 @@
-//! How many blocks of a kernel are resident on a multiprocessor.
+//! Occupancy: resident blocks of a kernel per multiprocessor.
 
 use std::ffi::c_void;
 
@@ -70,8 +70,8 @@ pub fn cuOccupancyMaxPotentialBlockSize(
     )
 }
 
-/// The block size with the most resident threads, the greatest among equals: whole warps, from the
-/// greatest block down.
+/// Returns the block size with the most resident threads, the greatest of equals. Tries the greatest size, then whole
+/// warps in descending order.
 pub fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     minGridSize: Out<'_, i32>,
     blockSize: Out<'_, i32>,
@@ -97,7 +97,7 @@ pub fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     let (mut best_size, mut best_blocks) = (0, 0);
     for size in partial.into_iter().chain(sizes) {
         let shared = match blockSizeToDynamicSMemSize {
-            // SAFETY: the program's function takes a block size.
+            // SAFETY: the program's function accepts a block size.
             Some(shared_of) => unsafe { shared_of(size) },
             None => dynamicSMemSize,
         };

@@ -1,4 +1,4 @@
-//! Access between the memories of devices.
+//! Peer access between devices.
 
 use wormhole_api::PeerAttribute;
 
@@ -17,7 +17,7 @@ use crate::work::peer;
 /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
 const ACCESS_SUPPORTED: u32 = 2;
 
-/// What the host's driver says of two different devices.
+/// Requests a peer attribute of two different devices from the host's driver.
 fn attribute(from: usize, to: usize, attribute: u32) -> Result<i32> {
     let session = session()?;
     let message = PeerAttribute {
@@ -36,7 +36,7 @@ pub fn cuDeviceCanAccessPeer(
     if canAccessPeer.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // A device is no peer of its own.
+    // A device is not a peer of itself.
     let can = if from == to {
         0
     } else {
@@ -63,7 +63,7 @@ pub fn cuDeviceGetP2PAttribute(
     value.put(found)
 }
 
-/// None: so says driver 580 of two H200s, whatever the attribute says.
+/// Reports no capability, as driver 580 does for two H200s in spite of the device attribute.
 pub fn cuDeviceGetP2PAtomicCapabilities(
     capabilities: Out<'_, [u32]>,
     operations: In<'_, [CUatomicOperation]>,
@@ -82,7 +82,7 @@ pub fn cuDeviceGetP2PAtomicCapabilities(
     tell_atomics(capabilities, operations, false)
 }
 
-/// Sees to it that the contexts of a copy are there. Null stands for whichever is meant: the addresses say it.
+/// Checks that the contexts of a copy exist. Null is accepted, because the addresses identify the device.
 fn check(contexts: [CUcontext; 2]) -> Result {
     let mut named = contexts.into_iter().filter(|ctx| !ctx.is_null());
     named.try_for_each(|ctx| context::find_peer(ctx).map(drop))
@@ -124,7 +124,7 @@ pub fn cuMemcpyPeerAsync(
     hStream: CUstream,
 ) -> Result {
     check([dstContext, srcContext])?;
-    // The stream says where the copy is made, and needs no current context for that.
+    // The stream determines where the copy runs, so no current context is needed.
     let scope = context::scope().or_else(|_| stream::scope_of(hStream))?;
     let target = stream::resolve(scope, default, hStream)?;
     let (places, mode) = ((dstDevice, srcDevice), Mode::Asynchronous);
@@ -141,7 +141,7 @@ pub fn cuMemcpyPeerAsync(
     }
 }
 
-/// A context of the same device is no peer.
+/// Enables access to another context's device. Fails for a context of the same device.
 pub fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> Result {
     current()?;
     let (facts, _) = context::find_peer(peerContext)?;

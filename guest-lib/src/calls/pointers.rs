@@ -1,4 +1,4 @@
-//! What an address is.
+//! Pointer attributes.
 
 use std::ffi::c_void;
 
@@ -18,10 +18,10 @@ const TYPE_HOST: u32 = 1;
 const TYPE_DEVICE: u32 = 2;
 /// `CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE`.
 const READ_WRITE: u32 = 3;
-/// The ordinal of an address that no device has.
+/// Ordinal for an address that belongs to no device.
 const NO_DEVICE: u32 = (-2_i32).cast_unsigned();
 
-/// An attribute's value, as wide as the driver writes it; booleans are words.
+/// Value of an attribute, with the width that the driver writes. Booleans are words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Word(u32),
@@ -40,7 +40,7 @@ impl Value {
     }
 }
 
-/// The value of an attribute of an address in an allocation. `None`: the attribute does not exist for it.
+/// Returns an attribute of an address in an allocation, or `None` if the attribute does not apply to it.
 fn value(
     attribute: CUpointer_attribute,
     address: u64,
@@ -57,7 +57,7 @@ fn value(
         1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
         // MEMORY_TYPE
         2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
-        // DEVICE_POINTER: but for registered memory there is one address everywhere
+        // DEVICE_POINTER: equal to the address, except for registered memory
         3 => return Ok(device.map(Value::Long)),
         // HOST_POINTER
         4 => return Ok(allocation.for_host(address).map(Value::Long)),
@@ -101,7 +101,8 @@ fn value(
     }))
 }
 
-/// The number of the device that an allocation is of; of what belongs to no context, where the memory is.
+/// Returns the ordinal of an allocation's device. For memory that belongs to no context, this is the device that
+/// holds it.
 fn device_of(allocation: &Allocation) -> u32 {
     let device = allocation.device().map(u32::try_from);
     device
@@ -109,7 +110,7 @@ fn device_of(allocation: &Allocation) -> u32 {
         .unwrap_or(NO_DEVICE)
 }
 
-/// What is said of an address that CUDA knows nothing of.
+/// Returns an attribute's value for an address that CUDA does not know.
 fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
     Ok(match attribute {
         1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Value::Long(0),
@@ -162,7 +163,7 @@ pub fn cuPointerGetAttributes(
     Ok(())
 }
 
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the one attribute that can be set.
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only settable attribute.
 const SYNC_MEMOPS: CUpointer_attribute = 6;
 
 pub fn cuPointerSetAttribute(

@@ -21,11 +21,11 @@ use crate::types::{
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
-/// All there are: file descriptors, two of Windows, fabric.
+/// All `CUmemAllocationHandleType`s: file descriptors, two of Windows, fabric.
 const HANDLE_TYPES: u32 = 0xF;
-/// The attributes that are 32-bit words; the others have 64 bits.
+/// Attributes with 32-bit values; the others have 64 bits.
 const WORDS: std::ops::RangeInclusive<u32> = 1..=3;
-/// All attributes there are, of which the last four are statistics.
+/// All attributes; the last four are statistics.
 const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=8;
 
 fn allocate(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Result<u64> {
@@ -45,7 +45,7 @@ pub fn cuMemAllocAsync(
     if dptr.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // Natively nothing is allocated for nothing.
+    // The native driver allocates nothing for a size of 0.
     let address = match bytesize as u64 {
         0 => 0,
         bytes => allocate(scope, target, pool::current(scope)?, bytes)?,
@@ -77,7 +77,7 @@ pub fn cuMemFreeAsync(default: DefaultStream, dptr: CUdeviceptr, hStream: CUstre
     submit(scope, target, Operation::Free(dptr))
 }
 
-/// Hands out a pool's handle.
+/// Writes the handle of a pool.
 fn give(
     place: Out<'_, CUmemoryPool>,
     device: usize,
@@ -105,7 +105,7 @@ pub fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) -> Result {
     pool::set_current(device, pool::find(pool)?)
 }
 
-/// The device of a location, if there are pools for it and the type of allocation.
+/// Returns the device of a location. Fails if there are no pools for the location or the allocation type.
 fn located(location: CUmemLocation, kind: CUmemAllocationType) -> Result<usize> {
     match (location.r#type, kind) {
         (LOCATION_DEVICE, MEMORY_PINNED) => ordinal(location.id).map_err(|error| match error {
@@ -113,7 +113,7 @@ fn located(location: CUmemLocation, kind: CUmemAllocationType) -> Result<usize> 
             error => error,
         }),
         (LOCATION_DEVICE, _) => Err(CuError::NOT_SUPPORTED),
-        // Pools of host memory: the attributes say that there are none.
+        // The device attributes report no support for pools of host memory.
         (2 | 3, MEMORY_PINNED) => Err(CuError::NOT_SUPPORTED),
         _ => Err(CuError::INVALID_VALUE),
     }
@@ -247,7 +247,7 @@ pub fn cuMemPoolSetAccess(
         if device != pool::device_of(pool) {
             pool::set_access(scope, pool, device, access)?;
         } else if access != Access::ReadWrite {
-            // The device that a pool lies on keeps its access.
+            // The device that owns a pool cannot lose its access.
             return Err(CuError::INVALID_DEVICE);
         }
     }

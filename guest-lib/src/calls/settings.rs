@@ -1,4 +1,4 @@
-//! Settings of contexts and functions that are kept here.
+//! Settings of contexts and functions, most of them stored in the guest.
 
 use std::sync::atomic::Ordering;
 
@@ -14,21 +14,21 @@ use crate::types::{
     CUexecAffinityType, CUfunction, CUsharedconfig,
 };
 
-/// The greatest `CUsharedconfig`.
+/// Greatest `CUsharedconfig`.
 const SHARED_CONFIGS: CUsharedconfig = 2;
-/// `CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE`: all devices since compute capability 5.0 have such banks.
+/// `CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE`, the bank size of all devices since compute capability 5.0.
 const FOUR_BYTE_BANKS: CUsharedconfig = 1;
-/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`, the only one.
+/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`, the only affinity type.
 const SM_COUNT: CUexecAffinityType = 0;
 
 pub fn cuCtxSetFlags(flags: u32) -> Result {
     let context = current()?;
-    // Of the ways to wait, one may be chosen.
+    // At most one scheduling flag may be set.
     let scheduling = flags & CTX_SCHED_MASK;
     if flags & !CTX_FLAGS_MASK != 0 || scheduling.count_ones() > 1 {
         return Err(CuError::INVALID_VALUE);
     }
-    // Host memory is mapped and core dumps are made without being asked for.
+    // The other flags are not stored: host memory is always mapped, and core dumps cannot be enabled.
     context
         .flags
         .store(flags & CTX_FLAGS_KEPT, Ordering::Relaxed);
@@ -59,7 +59,7 @@ pub fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> Re
     }
 }
 
-/// A context without an affinity of its own executes on all multiprocessors.
+/// Returns the number of all multiprocessors, as for a context without execution affinity.
 pub fn cuCtxGetExecAffinity(
     pExecAffinity: Out<'_, CUexecAffinityParam>,
     kind: CUexecAffinityType,
@@ -82,7 +82,7 @@ pub fn cuCtxGetExecAffinity(
     pExecAffinity.put(affinity)
 }
 
-/// Profilers reach the guest through CUPTI, if at all; there is nothing to switch.
+/// Succeeds without effect: profilers use CUPTI, if anything, so there is no profiler to start.
 pub fn cuProfilerStart() -> Result {
     current().map(|_| ())
 }

@@ -63,7 +63,7 @@ pub fn cuIpcOpenEventHandle(phEvent: Out<'_, CUevent>, handle: CUipcEventHandle)
     phEvent.put(event::open(scope, token)?)
 }
 
-/// A descriptor, as programs pass it in place of a pointer.
+/// Returns the descriptor that a program passes as a pointer.
 fn passed_descriptor(handle: *mut c_void, kind: CUmemAllocationHandleType) -> Result<RawFd> {
     match kind {
         FILE_DESCRIPTOR => RawFd::try_from(handle.addr()).map_err(|_| CuError::UNKNOWN),
@@ -83,7 +83,7 @@ pub fn cuMemExportToShareableHandle(
         return Err(CuError::INVALID_VALUE);
     }
     let descriptor = virtual_memory::export(scope, handle)?;
-    // SAFETY: of this type the handle is a descriptor.
+    // SAFETY: a handle of this type is a descriptor.
     unsafe { shareableHandle.of::<RawFd>() }.put(descriptor)
 }
 
@@ -112,7 +112,7 @@ pub fn cuMemPoolExportToShareableHandle(
         return Err(CuError::INVALID_VALUE);
     }
     let descriptor = pool::export(scope, pool)?;
-    // SAFETY: of this type the handle is a descriptor.
+    // SAFETY: a handle of this type is a descriptor.
     unsafe { handle_out.of::<RawFd>() }.put(descriptor)
 }
 

@@ -63,7 +63,7 @@ pub fn cuStreamWaitEvent(
     submit(scope, target, Operation::Wait(Wait::new(hEvent, Flags)?))
 }
 
-/// Answers a question about a stream.
+/// Writes a value read from a stream.
 fn about<T: Copy>(
     default: DefaultStream,
     stream: CUstream,
@@ -134,7 +134,7 @@ pub fn cuStreamGetCtx_v2(
         pGreenCtx.put_if_wanted(ptr::null_mut());
         return cuStreamGetCtx(default, hStream, pctx);
     }
-    // Beside its own context a stream is told to belong to the primary one.
+    // A stream of a green context reports the primary context as its context.
     let (_, primary) = context::primary_context(target.device(scope))?;
     pGreenCtx.put_if_wanted(context::by_number(number)?);
     pctx.put(primary)

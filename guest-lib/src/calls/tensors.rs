@@ -1,4 +1,4 @@
-//! Tensor maps: the driver encodes them, so the worker does.
+//! Tensor maps. The host's driver encodes them, so the worker serves the calls.
 
 use wormhole_api::{TensorMapEncode, TensorMapMode, TensorMapReplace};
 
@@ -7,10 +7,10 @@ use crate::object::context;
 use crate::parameter::{In, InOut, Out, Pointer};
 use crate::types::{CUdeviceptr, CUtensorMap};
 
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 const RANKS: u32 = 5;
 
-/// The entries of a program's array, and zeroes.
+/// Copies a program's array and pads it with zeroes.
 fn entries<T: Copy + Default, const ROOM: usize>(array: In<'_, [T]>) -> Result<[T; ROOM]> {
     let mut copy = [T::default(); ROOM];
     for (entry, given) in copy.iter_mut().zip(array.values()?) {
@@ -19,7 +19,7 @@ fn entries<T: Copy + Default, const ROOM: usize>(array: In<'_, [T]>) -> Result<[
     Ok(copy)
 }
 
-/// What all modes have in common.
+/// Arguments that all modes have in common.
 #[derive(Clone, Copy)]
 struct Tensor<'a> {
     map: Out<'a, CUtensorMap>,
@@ -32,13 +32,13 @@ struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// Has the map encoded with what `complete` adds, and writes it.
+    /// Encodes the map with the fields that `complete` sets, and writes it.
     fn encode(self, complete: impl FnOnce(&mut TensorMapEncode) -> Result) -> Result {
         let scope = context::scope()?;
         if self.map.is_null() || !(1..=RANKS).contains(&self.rank) {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: there is a stride for each dimension but the first.
+        // SAFETY: the array has a stride for each dimension but the first.
         let strides = unsafe { self.strides.read(self.rank as usize - 1) };
         let dimensions = entries(self.dimensions)?;
         let (strides, steps) = (entries(strides)?, entries(self.steps)?);
@@ -127,9 +127,9 @@ pub fn cuTensorMapEncodeIm2col(
     };
     let complete = |message: &mut TensorMapEncode| {
         message.mode = TensorMapMode::Im2col;
-        // The corners have one entry for each dimension that is neither channels nor images.
+        // The corners have an entry for each dimension other than channels and images.
         let corners = (message.rank as usize).saturating_sub(2);
-        // SAFETY: so documented.
+        // SAFETY: both arrays have that many entries, as documented.
         let (lower, upper) = unsafe {
             (
                 pixelBoxLowerCorner.read(corners),

@@ -1,4 +1,4 @@
-//! Texture and surface references, removed from the API in CUDA 12 and served by drivers still.
+//! Texture and surface references, removed from the API in CUDA 12 and still exported by drivers.
 
 use std::ffi::c_void;
 
@@ -14,13 +14,13 @@ use crate::types::{
 const OVERRIDE_FORMAT: u32 = 1;
 /// All `CU_TRSF_*`.
 const FLAGS: u32 = 0x7F;
-/// `CU_TR_ADDRESS_MODE_CLAMP`, which other modes than those up to the greatest one become.
+/// `CU_TR_ADDRESS_MODE_CLAMP`, which replaces modes above the greatest one.
 const CLAMP: u32 = 1;
 const GREATEST_MODE: u32 = 3;
 /// `CU_TR_FILTER_MODE_LINEAR`.
 const LINEAR: u32 = 1;
 
-/// What a program holds for a reference.
+/// Converts a reference's number to its handle.
 fn to_pointer(number: usize) -> *mut c_void {
     std::ptr::without_provenance_mut(number)
 }
@@ -30,7 +30,7 @@ fn change<R>(reference: *mut c_void, change: impl FnOnce(&mut Texture) -> Result
     texture_reference::change(context::scope()?, reference.addr(), change)
 }
 
-/// Tells of a reference.
+/// Writes a value read from a texture reference.
 fn tell<T: Copy>(
     place: Out<'_, T>,
     reference: *mut c_void,
@@ -82,7 +82,7 @@ pub fn cuTexRefDestroy(hTexRef: *mut c_void) -> Result {
     texture_reference::destroy(hTexRef.addr())
 }
 
-/// Kernels read the references that they name, whatever is said here.
+/// Checks its arguments only: kernels read the references that their code names.
 pub fn cuParamSetTexRef(hfunc: CUfunction, _texunit: i32, hTexRef: *mut c_void) -> Result {
     context::scope()?;
     function::find(hfunc)?;
@@ -132,7 +132,7 @@ pub fn cuTexRefSetAddress_v2(
     let scope = context::scope()?;
     let offset = texture_reference::change(scope, hTexRef.addr(), |texture| {
         let offset = texture.bind_memory(scope, dptr, bytes as u64)?;
-        // Who cannot be told of an offset must not have one.
+        // Without an output for the offset, the offset must be 0.
         if offset != 0 && ByteOffset.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -170,7 +170,7 @@ pub fn cuTexRefSetFormat(hTexRef: *mut c_void, fmt: u32, NumPackedComponents: i3
     })
 }
 
-/// The index of a dimension.
+/// Checks a dimension and returns it as an index.
 fn dimension(dim: i32) -> Result<usize> {
     let index = usize::try_from(dim).ok().filter(|index| *index < 3);
     index.ok_or(CuError::INVALID_VALUE)

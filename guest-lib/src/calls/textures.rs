@@ -55,7 +55,7 @@ pub fn cuTexObjectGetResourceViewDesc(
     if pResViewDesc.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // Without a view nothing is written, and that is no error.
+    // Without a view the call succeeds and writes nothing.
     if let Some(view) = texture::find(texObject)?.view {
         pResViewDesc.put(view)?;
     }

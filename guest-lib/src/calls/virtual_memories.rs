@@ -40,7 +40,7 @@ pub fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> Result {
     memory::unreserve(context::scope_or_primary()?, ptr, size as u64)
 }
 
-/// Reads properties, of which the ones that are asked for must be offered.
+/// Reads allocation properties. Fails if a requested property is not supported.
 fn offered(properties: In<'_, CUmemAllocationProp>) -> Result<CUmemAllocationProp> {
     let wanted = properties.get()?;
     let unknown = wanted.requestedHandleTypes & !HANDLE_TYPES != 0
@@ -51,7 +51,7 @@ fn offered(properties: In<'_, CUmemAllocationProp>) -> Result<CUmemAllocationPro
     }
     match wanted.location.r#type {
         LOCATION_DEVICE => ordinal(wanted.location.id)?,
-        // Host memory: the attributes say that there is none.
+        // The device attributes report no support for host memory.
         2..=4 => return Err(CuError::NOT_SUPPORTED),
         _ => return Err(CuError::INVALID_VALUE),
     };
@@ -103,7 +103,7 @@ pub fn cuMemGetAllocationGranularity(
     option: CUmemAllocationGranularity_flags,
 ) -> Result {
     let scope = context::scope_or_primary()?;
-    // What it is asked for is all one.
+    // The granularity does not depend on the properties.
     if prop.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
