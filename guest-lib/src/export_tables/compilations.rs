@@ -1,4 +1,4 @@
-//! Compiled code that is kept for the next time: what NVRTC asks before it compiles, and hands in after.
+//! Cache of compiled code: NVRTC looks a result up before it compiles, and stores the result after.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -9,8 +9,8 @@ use crate::log;
 use crate::object::compiled_code::{Question, Store};
 use crate::types::CUresult;
 
-/// A question about compiled code: what kind of result, of what, and all that the compiler is told. The number after
-/// the architecture is always 1 and may be no argument at all: as a part of the question it does no harm.
+/// Makes a question about compiled code, from the kind of result, the source and all options of the compiler. The
+/// number after the architecture is always 1 and may be no argument at all: as a part of the question it does no harm.
 pub unsafe extern "C" fn ask_compilation(
     place: *mut *mut Question,
     kind: u32,
@@ -43,20 +43,20 @@ pub unsafe extern "C" fn ask_compilation(
 
 pub unsafe extern "C" fn forget_question(question: *mut Question) -> CUresult {
     if !question.is_null() {
-        // SAFETY: one of `ask_compilation`, which the caller gives back once.
+        // SAFETY: a question of `ask_compilation`, which the caller frees once.
         drop(unsafe { Box::from_raw(question) });
     }
     0
 }
 
-/// Gives memory that `free_compilation` takes back.
+/// Returns a result in memory that `free_compilation` frees.
 pub unsafe extern "C" fn find_compilation(
     question: *const Question,
     _: usize,
     place: *mut *mut c_void,
     length: *mut u32,
 ) -> CUresult {
-    // SAFETY: one of `ask_compilation`, or null.
+    // SAFETY: a question of `ask_compilation`, or null.
     let Some(question) = (unsafe { question.as_ref() }) else {
         return CuError::INVALID_VALUE.0;
     };
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn keep_compilation(
     result: *const u8,
     bytes: u32,
 ) -> CUresult {
-    // SAFETY: one of `ask_compilation`, or null.
+    // SAFETY: a question of `ask_compilation`, or null.
     let Some(question) = (unsafe { question.as_ref() }) else {
         return CuError::INVALID_VALUE.0;
     };
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn keep_compilation(
 }
 
 pub unsafe extern "C" fn free_compilation(memory: *mut c_void) -> CUresult {
-    // SAFETY: memory of `find_compilation`, which the caller gives back once.
+    // SAFETY: memory of `find_compilation`, which the caller frees once.
     unsafe { libc::free(memory) };
     0
 }
@@ -122,14 +122,14 @@ mod tests {
     #[test]
     fn a_compiler_finds_what_it_has_handed_in() {
         let folder = std::env::temp_dir().join(format!("compilers-{}", std::process::id()));
-        // SAFETY: no other test of this crate reads these variables, and nobody else writes any.
+        // SAFETY: no other test of this crate reads these variables, and no other code writes any.
         unsafe {
             std::env::set_var("CUDA_CACHE_PATH", &folder);
             std::env::remove_var("CUDA_CACHE_DISABLE");
         }
         let source = *b"source";
         let result = *b"the result";
-        // SAFETY: all places are this test's own, and what is asked for is given back once.
+        // SAFETY: all places belong to this test, and every question and result is freed once.
         unsafe {
             let ask = |options: &CStr| {
                 let mut question = ptr::null_mut();

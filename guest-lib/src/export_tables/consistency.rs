@@ -1,4 +1,4 @@
-//! The runtime's consistency check: the driver shows that it sees the same process, tables and devices.
+//! The runtime's consistency check: the driver proves that it sees the same process, tables and devices.
 //!
 //! Key, constants and the order of the inputs are as ZLUDA (version 5, `dark_api/src/lib.rs`) publishes
 //! them; the digest is HMAC (RFC 2104) over MD2 (RFC 1319).
@@ -10,13 +10,13 @@ const KEY: [u8; 16] = [
     0x14, 0x6A, 0xDD, 0xAE, 0x53, 0xA9, 0xA7, 0x52, 0xAA, 0x08, 0x41, 0x36, 0x0B, 0xF5, 0x5A, 0x9F,
 ];
 
-/// Answers that depend on nothing, for versions that end in 0 and in 1.
+/// Constant answers, for versions that end in 0 and in 1.
 const FIXED: [[u64; 2]; 2] = [
     [0x3341_181C_03CB_675C, 0x8ED3_83AA_1F4C_D1E8],
     [0x1841_181C_03CB_675C, 0x8ED3_83AA_1F4C_D1E8],
 ];
 
-/// What the driver and the runtime must agree on.
+/// Facts of the process on which the driver and the runtime must agree.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     pub driver_version: u32,
@@ -33,7 +33,7 @@ pub struct Process {
     pub unix_seconds: u64,
 }
 
-/// What is told of each device.
+/// Facts of each device in the check.
 #[derive(Clone, Copy, Debug)]
 pub struct Device {
     pub uuid: [u8; 16],
@@ -42,7 +42,7 @@ pub struct Device {
     pub pci_device: i32,
 }
 
-/// The two words that the check answers.
+/// Returns the two words of the check's answer.
 pub fn answer(process: &Process, devices: impl IntoIterator<Item = Device>) -> [u64; 2] {
     if let Some(fixed) = FIXED.get((process.version % 10) as usize) {
         return *fixed;
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(answer(&process(13001), []), FIXED[1]);
     }
 
-    /// Finished by hand from the digest state after the third pass in ZLUDA's tests.
+    /// Computed by hand from the digest state after the third pass in ZLUDA's tests.
     #[test]
     fn the_published_state_leads_to_the_known_answer() {
         assert_eq!(

@@ -1,10 +1,9 @@
-//! The tables behind `cuGetExportTable`: what CUDA's runtime and libraries ask of the driver besides its
-//! documented functions.
+//! The tables of `cuGetExportTable`: functions of the driver that CUDA's runtime and libraries call besides the
+//! documented ones.
 //!
-//! Names, slots and meanings are as ZLUDA (version 5, `dark_api`, `zluda/src/impl/driver.rs`) publishes
-//! them, and as observed on the native driver from outside: which slots are called, with which arguments,
-//! and what callers make of the answers. A table that is not here is refused as the native driver refuses
-//! an unknown one.
+//! Names, slots and meanings are as ZLUDA (version 5, `dark_api`, `zluda/src/impl/driver.rs`) publishes them, and as
+//! observed on the native driver from outside: which slots are called, with which arguments, and how callers use the
+//! results. A table that is not listed here is refused as the native driver refuses an unknown one.
 
 mod compilations;
 mod consistency;
@@ -29,7 +28,7 @@ use crate::object::{image, jit, module};
 use crate::session::session;
 use crate::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream, DefaultStream};
 
-/// A table: function addresses, and in word 0 the table's size in bytes where it has one.
+/// A table: function addresses, and in word 0 its size in bytes, if it has a size word.
 #[repr(transparent)]
 struct Words<const N: usize>([*const c_void; N]);
 
@@ -37,7 +36,7 @@ struct Words<const N: usize>([*const c_void; N]);
 unsafe impl<const N: usize> Sync for Words<N> {}
 
 impl<const N: usize> Words<N> {
-    /// A table whose slots answer "not supported" unless they are listed.
+    /// Makes a table whose slots return `NOT_SUPPORTED` unless they are listed.
     const fn with(slots: &[(usize, *const c_void)]) -> Self {
         let mut words = [unused as *const c_void; N];
         words[0] = ptr::without_provenance(N * size_of::<usize>());
@@ -59,7 +58,8 @@ macro_rules! tables {
         $($(#[$doc])* static $name: Words<$words> =
             Words::with(&[$(($slot, $function as *const c_void),)*]);)*
 
-        /// The slots that are served. Addresses do not tell: a function may have several, and two functions one.
+        /// Slots that are served. Addresses cannot identify them: a function may have several addresses, and two
+        /// functions may share one.
         #[cfg(test)]
         mod served {
             $(pub const $name: &[usize] = &[$($slot),*];)*
@@ -87,7 +87,7 @@ tables! {
     CURRENT_CONTEXT[3] = {
         2 => current_context,
     }
-    /// Has no size word: slot 0 is a function.
+    /// Table without a size word: slot 0 is a function.
     CONTEXT_STORAGE[4] = {
         0 => storage_put,
         1 => storage_delete,
@@ -105,13 +105,13 @@ tables! {
         39 => object_stream_id,
         51 => stream_object,
     }
-    /// Asked for by cuBLASLt, which ends without it and does without its slots.
+    /// Requested by cuBLASLt, which ends the process without the table, but needs none of its slots.
     OPAQUE_OBJECTS[17] = {}
-    /// Asked for by cuFFT.
+    /// Requested by cuFFT.
     MODULE_FUNCTIONS[99] = {
         7 => visit_functions,
     }
-    /// Asked for by NVRTC, which compiles the same again each time without it.
+    /// Requested by NVRTC, which without the table compiles the same source again each time.
     COMPILATIONS[7] = {
         1 => ask_compilation,
         2 => forget_question,
@@ -121,7 +121,7 @@ tables! {
     }
 }
 
-/// The table with an identifier.
+/// Returns the table with an identifier.
 pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
     Some(match u128::from_be_bytes(*id) {
         0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9 => RUNTIME_INTERFACE.start(),
@@ -161,7 +161,7 @@ extern "C" fn succeed() -> CUresult {
     0
 }
 
-/// The handle of the primary context, without making it active.
+/// Returns the handle of the primary context, without making it active.
 unsafe extern "C" fn primary_context(place: *mut CUcontext, device: CUdevice) -> CUresult {
     code(calls::ordinal(device).and_then(|device| {
         // SAFETY: as the caller promises.
@@ -205,7 +205,7 @@ unsafe extern "C" fn load_image_first(
     code(unsafe { load(place, image) })
 }
 
-/// Flags per callback that the runtime reads, and that a profiler would set: zero words.
+/// Flags per callback, all zero, which the runtime reads and a profiler would set.
 #[repr(transparent)]
 struct Flags<const N: usize>(UnsafeCell<[u32; N]>);
 
@@ -216,7 +216,7 @@ impl<const N: usize> Flags<N> {
     /// # Safety
     /// Both places are null or writable.
     unsafe fn give(&'static self, buffer: *mut *mut c_void, length: *mut usize) {
-        // SAFETY: as the caller promises; there is nobody to tell of a null.
+        // SAFETY: as the caller promises. The function has no result that could report a null.
         unsafe {
             let _ = put(buffer, self.0.get().cast());
             let _ = put(length, N);
@@ -242,7 +242,7 @@ unsafe extern "C" fn current_context(place: *mut CUcontext) -> CUresult {
     code(session().and_then(|_| unsafe { put(place, context::current()) }))
 }
 
-/// The context that a call about storage names: null and all ones mean the current one.
+/// Returns the context of a storage call: null and all ones mean the current one.
 #[inline]
 fn storage_context(ctx: CUcontext) -> Result<&'static Context> {
     session()?;
@@ -296,7 +296,7 @@ unsafe extern "C" fn storage_get(
     }))
 }
 
-/// The second result stays as it is: clearing it breaks `cublasCreate`.
+/// Clears the flag. The second result stays unchanged: clearing it breaks `cublasCreate`.
 unsafe extern "C" fn check_context(_: CUcontext, flag: *mut u32, _: *mut *mut c_void) -> CUresult {
     // SAFETY: as the caller promises.
     code(unsafe { put(flag, 0) })
@@ -340,7 +340,7 @@ unsafe extern "C" fn answers_one(_: CUcontext, place: *mut u32) -> CUresult {
     code(unsafe { put(place, 1) })
 }
 
-/// The object of a stream is the stream's identity: callers hand it back and never look into it.
+/// Returns the stream's identity as its object: callers pass it back and never dereference it.
 unsafe extern "C" fn stream_object(
     _: CUcontext,
     stream: CUstream,
@@ -370,8 +370,8 @@ unsafe extern "C" fn object_stream_id(
     code(unsafe { put(place, id) })
 }
 
-/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`. Answers how many there
-/// are.
+/// Calls `visit` with each function of a module, in the order of `cuModuleEnumerateFunctions`. Returns the number of
+/// functions.
 unsafe extern "C" fn visit_functions(
     _: CUcontext,
     module: CUmodule,
@@ -382,7 +382,7 @@ unsafe extern "C" fn visit_functions(
         let visit = visit.ok_or(CuError::INVALID_VALUE)?;
         let functions = module::functions::<ModuleKind>(context::scope()?, module, usize::MAX)?;
         for function in &functions {
-            // SAFETY: the caller's own function, with what the caller wants it to get.
+            // SAFETY: the caller's own function, with the caller's own argument.
             unsafe { visit(user, *function) };
         }
         Ok(functions.len())
@@ -409,7 +409,7 @@ mod tests {
                 assert_eq!(table.0[0].addr(), words * 8);
             }
             for slot in (1..N).filter(|slot| !slots.contains(slot)) {
-                // SAFETY: what is not served is `unused`, and a table has addresses of functions alone.
+                // SAFETY: a slot that is not served is `unused`, and a table holds only addresses of functions.
                 let function: extern "C" fn() -> CUresult =
                     unsafe { std::mem::transmute(table.0[slot]) };
                 assert_eq!(function(), CuError::NOT_SUPPORTED.0, "slot {slot}");

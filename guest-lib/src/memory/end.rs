@@ -1,4 +1,4 @@
-//! What an address is, for whatever reads or writes there.
+//! Kinds of memory by address, for copies and fills.
 
 use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
 
@@ -6,19 +6,19 @@ use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::session::session;
 
-/// What one end of a copy is.
+/// Kind of memory at one end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Device,
-    /// Page-locked, managed or registered: the device reaches it, and so does the program.
+    /// Page-locked, managed or registered memory, which the device and the program reach.
     Pinned,
-    /// The program's own.
+    /// Other memory of the program.
     Pageable,
 }
 
 impl End {
-    /// What a whole range is, and its address for whoever reaches it. A range that leaves its allocation is
-    /// an invalid value, and so is an address that only the device could have.
+    /// Returns the kind of memory of a whole range, and its address for the side that reaches it. `INVALID_VALUE` for a
+    /// range that leaves its allocation, and for an unallocated address in a range reserved for the device.
     pub fn of(address: u64, bytes: u64) -> Result<(Self, u64)> {
         match memory_map().find_range(address, bytes)? {
             Some(allocation) => Ok(match allocation.for_device(address) {
@@ -32,7 +32,7 @@ impl End {
     }
 }
 
-/// Whether nothing of the program can lie there.
+/// Returns true if no mapping of the program can lie at the address.
 fn is_reserved(address: u64) -> bool {
     session().is_ok_and(|session| session.keeps(address, 1))
         || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]

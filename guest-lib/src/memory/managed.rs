@@ -1,7 +1,7 @@
-//! Managed memory: what a program has advised, and where it has prefetched.
+//! Managed memory: advice and prefetches of the program.
 //!
-//! Managed memory lies in the arena and stays there: host and device reach it at the same time, so nothing
-//! migrates. What the program says of a range is kept for the questions about it.
+//! Managed memory lies in the arena and stays there: host and device reach it at the same time, so nothing migrates.
+//! Advice for a range is stored for `cuMemRangeGetAttribute`.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 
-/// Advice is kept by the page.
+/// Granularity of advice.
 const PAGE: u64 = 4096;
 /// `CU_DEVICE_INVALID` and `CU_DEVICE_CPU`.
 pub const DEVICE_INVALID: i32 = -2;
 pub const DEVICE_CPU: i32 = -1;
 
-/// A place for memory, as a `CUmemLocation` names it.
+/// Location of memory, as a `CUmemLocation` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     Device(i32),
@@ -24,20 +24,20 @@ pub enum Location {
     HostNumaCurrent,
 }
 
-/// What the program said of a page.
+/// Advice for a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     pub read_mostly: bool,
     pub preferred: Option<Location>,
-    /// Devices that it is mapped for, a bit each.
+    /// Bit mask of the devices that are advised to access the page.
     devices: u64,
-    /// The same of the host.
+    /// True if the host is advised to access the page.
     host: bool,
     pub prefetched: Option<Location>,
 }
 
 impl Advice {
-    /// Notes who accesses the memory, or no longer does.
+    /// Sets whether a location accesses the memory.
     pub fn set_accessed_by(&mut self, location: Location, accessed: bool) {
         match location {
             Location::Device(ordinal) => {
@@ -56,7 +56,7 @@ impl Advice {
     }
 }
 
-/// The pages of one allocation: runs of equal advice, each with the offset where it ends, without gaps.
+/// Advice for one allocation: runs of pages with equal advice, each with the offset of its end, without gaps.
 #[derive(Debug)]
 struct Runs(Vec<(u64, Advice)>);
 
@@ -65,7 +65,7 @@ impl Runs {
         Self(vec![(bytes.next_multiple_of(PAGE), Advice::default())])
     }
 
-    /// Makes a run end at `offset`.
+    /// Splits the run that contains `offset`, so that a run ends there.
     fn split(&mut self, offset: u64) {
         if offset == 0 {
             return;
@@ -78,7 +78,7 @@ impl Runs {
         }
     }
 
-    /// The runs that reach into `start..end`.
+    /// Returns the runs that overlap `start..end`.
     fn within(&self, start: u64, end: u64) -> &[(u64, Advice)] {
         let first = self.0.partition_point(|(run_end, _)| *run_end <= start);
         let last = self.0.partition_point(|(run_end, _)| *run_end < end);
@@ -105,7 +105,7 @@ impl Runs {
     }
 }
 
-/// By the start of the allocation; one without advice is not there.
+/// Advice by the start of the allocation. Allocations without advice have no entry.
 static ADVICE: Mutex<BTreeMap<u64, Runs>> = Mutex::new(BTreeMap::new());
 
 fn advice() -> MutexGuard<'static, BTreeMap<u64, Runs>> {
@@ -122,7 +122,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// The pages that `bytes` bytes at `address` lie in, which must be of one managed allocation.
+    /// Returns the pages that contain `bytes` bytes at `address`. The bytes must lie in one managed allocation.
     pub fn of(address: u64, bytes: u64) -> Result<Self> {
         let allocation = memory_map()
             .find(address)
@@ -138,7 +138,7 @@ impl Range {
         })
     }
 
-    /// Changes what is said of each page.
+    /// Changes the advice for each page.
     pub fn change(self, change: impl Fn(&mut Advice)) {
         advice()
             .entry(self.base)
@@ -146,7 +146,7 @@ impl Range {
             .change(self.start, self.end, change);
     }
 
-    /// What all pages have in common; `None` where they differ.
+    /// Returns a value that is equal for all pages; `None` if they differ.
     fn common<T: PartialEq>(self, of: impl Fn(&Advice) -> T) -> Option<T> {
         let advice = advice();
         let Some(runs) = advice.get(&self.base) else {
@@ -172,7 +172,7 @@ impl Range {
         self.common(|advice| advice.prefetched).flatten()
     }
 
-    /// Who is said to access every page: the devices by ordinal, then the host.
+    /// Returns the locations that are advised to access every page: the devices by ordinal, then the host.
     pub fn accessed_by(self) -> impl Iterator<Item = i32> {
         let advice = advice();
         let (devices, host) = match advice.get(&self.base) {
@@ -190,7 +190,7 @@ impl Range {
     }
 }
 
-/// The allocation is freed.
+/// Removes the advice for a freed allocation.
 pub fn forget(base: u64) {
     advice().remove(&base);
 }

@@ -1,4 +1,4 @@
-//! Which memory belongs to the device: every allocation, found by any address in it, without a lock.
+//! Map of all allocations: finds an allocation by any address in it, without a lock.
 
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,31 +11,31 @@ use crate::error::{CuError, Result};
 use crate::memory::{pool, virtual_memory};
 use crate::object::context;
 
-/// What a piece of memory is.
+/// Kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// `cuMemAlloc` and its kin.
+    /// Memory of `cuMemAlloc` and similar functions.
     Device,
-    /// A variable of a module: never freed by itself.
+    /// Variable of a module, freed only with the module.
     Global,
     /// Page-locked host memory, with the flags of `cuMemHostAlloc`.
     Host { flags: u32 },
-    /// `cuMemAllocManaged`.
+    /// Memory of `cuMemAllocManaged`.
     Managed,
-    /// The managed variables of an image, which go with it.
+    /// Managed variables of an image, freed with it.
     Variables,
-    /// The program's own memory, with the flags of `cuMemHostRegister`, and where the device reaches it, if it
-    /// does.
+    /// Registered memory of the program, with the flags of `cuMemHostRegister` and the device's address of it, if the
+    /// device reaches it.
     Registered { flags: u32, device: Option<u64> },
-    /// The same memory where the device reaches it: its address for the program.
+    /// Registered memory at the device's address, with the program's address of it.
     RegisteredAlias { host: u64 },
-    /// `cuMemAllocAsync` and its kin. Belongs to no context.
+    /// Memory of `cuMemAllocAsync` and similar functions. Belongs to no context.
     Pool { pool: Handle<Pool> },
-    /// What a graph allocates; freed with it.
+    /// Memory allocated by a graph; freed with it.
     Graph,
-    /// Another process's (`cuIpcOpenMemHandle`).
+    /// Memory of another process (`cuIpcOpenMemHandle`).
     Opened,
-    /// `cuMemMap`. Belongs to no context.
+    /// Memory of `cuMemMap`. Belongs to no context.
     Mapped { memory: Handle<Memory> },
 }
 
@@ -45,9 +45,9 @@ pub struct Allocation {
     pub base: u64,
     pub bytes: u64,
     pub origin: Origin,
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: never used twice.
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`, which is never used twice.
     pub id: u64,
-    /// The context it belongs to.
+    /// Context of the allocation.
     pub context: u32,
     /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies and fills of it that are synchronous always wait.
     pub synchronous: bool,
@@ -62,7 +62,7 @@ impl Allocation {
         matches!(self.origin, Origin::Managed | Origin::Variables)
     }
 
-    /// Whether it stays when its context goes.
+    /// Returns true if the allocation outlives its context.
     pub fn outlives_context(&self) -> bool {
         matches!(
             self.origin,
@@ -74,7 +74,7 @@ impl Allocation {
         matches!(self.origin, Origin::Mapped { .. })
     }
 
-    /// The number of the device that it is of, for the program.
+    /// Returns the ordinal of the allocation's device.
     pub fn device(&self) -> Option<usize> {
         Some(match self.origin {
             Origin::Pool { pool } => pool::device_of(pool),
@@ -91,8 +91,8 @@ impl Allocation {
         matches!(self.origin, Origin::Registered { .. })
     }
 
-    /// Memory of the host at this address of it: where the device reaches it. `None` where it does not, and for
-    /// memory of the device.
+    /// Returns the device's address of host memory at `address`. `None` if the device does not reach it, and for device
+    /// memory.
     pub fn for_device(&self, address: u64) -> Option<u64> {
         match self.origin {
             Origin::Device
@@ -109,7 +109,7 @@ impl Allocation {
         }
     }
 
-    /// The program's address of this address, where it has one.
+    /// Returns the program's address of `address`, if the program reaches it.
     pub fn for_host(&self, address: u64) -> Option<u64> {
         match self.origin {
             Origin::Device
@@ -126,7 +126,7 @@ impl Allocation {
         }
     }
 
-    /// Whether `address..address + bytes` lies in it.
+    /// Returns true if `address..address + bytes` lies in the allocation.
     pub fn holds(&self, address: u64, bytes: u64) -> bool {
         address
             .checked_sub(self.base)
@@ -167,15 +167,15 @@ impl MemoryMap {
         );
     }
 
-    /// The allocation that an address lies in.
+    /// Returns the allocation that contains an address.
     pub fn find(&self, address: u64) -> Option<Allocation> {
         let entry = self.allocations.upper_bound(Bound::Included(&address))?;
         let allocation = *entry.value();
         (address - allocation.base < allocation.bytes).then_some(allocation)
     }
 
-    /// The allocation that a whole range lies in; `None` where no allocation is. Mappings that follow each
-    /// other are one piece of memory: the first is found.
+    /// Returns the allocation that contains a whole range; `None` if its start lies in no allocation. Adjacent mappings
+    /// count as one allocation: the first is returned.
     pub fn find_range(&self, address: u64, bytes: u64) -> Result<Option<Allocation>> {
         match self.find(address) {
             Some(allocation) if allocation.holds(address, bytes) => Ok(Some(allocation)),
@@ -187,7 +187,7 @@ impl MemoryMap {
         }
     }
 
-    /// Whether mappings without a gap hold a range that starts in the first of them.
+    /// Returns true if mappings without a gap contain a range that starts in the first of them.
     fn is_mapped(&self, first: &Allocation, address: u64, bytes: u64) -> bool {
         let Some(end) = address.checked_add(bytes) else {
             return false;
@@ -202,7 +202,7 @@ impl MemoryMap {
         true
     }
 
-    /// Whether any of a range belongs to an allocation.
+    /// Returns true if a range overlaps an allocation.
     pub fn overlaps(&self, address: u64, bytes: u64) -> bool {
         let end = address.saturating_add(bytes);
         self.allocations
@@ -210,12 +210,12 @@ impl MemoryMap {
             .is_some_and(|entry| entry.value().base + entry.value().bytes > address)
     }
 
-    /// Enters an allocation under its own identity, in place of what starts where it does.
+    /// Inserts an allocation with its identity, in place of any that has the same start.
     pub fn put_back(&self, allocation: Allocation) {
         self.allocations.insert(allocation.base, allocation);
     }
 
-    /// Takes out the allocation that starts at `base`, if it is one that `wanted` accepts.
+    /// Removes the allocation that starts at `base`, if `wanted` accepts it.
     pub fn remove(&self, base: u64, wanted: impl Fn(&Allocation) -> bool) -> Result<Allocation> {
         let entry = self.allocations.get(&base).ok_or(CuError::INVALID_VALUE)?;
         let allocation = *entry.value();
@@ -226,7 +226,7 @@ impl MemoryMap {
         }
     }
 
-    /// Takes out all that `wanted` accepts.
+    /// Removes all allocations that `wanted` accepts.
     pub fn remove_all(&self, wanted: impl Fn(&Allocation) -> bool) -> Vec<Allocation> {
         self.allocations
             .iter()

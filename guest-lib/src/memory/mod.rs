@@ -30,12 +30,12 @@ const READ_ONLY: u32 = 8;
 /// Host allocations start at a page.
 const HOST_ALIGN: u64 = 4096;
 
-/// Held while memory is registered: no two registrations overlap.
+/// Lock held while memory is registered, so that no two registrations overlap.
 static REGISTERING: Mutex<()> = Mutex::new(());
 
 static MAP: LazyLock<MemoryMap> = LazyLock::new(MemoryMap::default);
 
-/// The allocations of this process.
+/// Returns the allocations of this process.
 pub fn memory_map() -> &'static MemoryMap {
     &MAP
 }
@@ -50,7 +50,7 @@ pub fn set_synchronous(address: u64, synchronous: bool) -> Result {
     Ok(())
 }
 
-/// Whether synchronous copies and fills that name one of these addresses always wait.
+/// Returns true if synchronous copies and fills that name one of these addresses always wait.
 pub fn is_synchronous(addresses: [u64; 2]) -> bool {
     let synchronous = |address| {
         memory_map()
@@ -60,7 +60,7 @@ pub fn is_synchronous(addresses: [u64; 2]) -> bool {
     addresses.into_iter().any(synchronous)
 }
 
-/// `cuMemAlloc`.
+/// Implements `cuMemAlloc`.
 pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Err(CuError::INVALID_VALUE);
@@ -73,13 +73,14 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     Ok(address)
 }
 
-/// `cuMemFree`, of memory that no graph allocated.
+/// Implements `cuMemFree`, for memory that no graph allocated.
 pub fn free(scope: Scope, address: u64) -> Result {
     if address == 0 {
         return scope.session.alive();
     }
     check_call()?;
-    // Out of the map first: once the worker has freed it, another thread may be given the address.
+    // Removed from the map first: once the worker has freed the memory, another thread's allocation may get its
+    // address.
     let allocation = memory_map().remove(address, |allocation| {
         allocation.origin == Origin::Device
             || allocation.origin == Origin::Managed
@@ -96,14 +97,14 @@ pub fn free(scope: Scope, address: u64) -> Result {
     scope.session.request(&message, |()| ())
 }
 
-/// `cuMemHostAlloc`.
+/// Implements `cuMemHostAlloc`.
 pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if flags & !HOST_FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     scope.session.alive()?;
     check_call()?;
-    // Natively nothing is allocated for nothing.
+    // As natively, 0 bytes succeed without an allocation.
     if bytes == 0 {
         return Ok(0);
     }
@@ -115,7 +116,7 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
-/// `cuMemAllocManaged`: arena, which host and device reach at one address.
+/// Implements `cuMemAllocManaged` with arena memory, which host and device reach at one address.
 pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if bytes == 0 || !ATTACH.contains(&flags) {
         return Err(CuError::INVALID_VALUE);
@@ -127,8 +128,8 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
-/// Memory for the managed variables of an image, and where the variables go. They do not start where the memory
-/// does: nobody but the image frees it.
+/// Allocates memory for the managed variables of an image; returns its address and the address of the variables. They
+/// differ, so that a program cannot free the memory by the address of a variable.
 pub fn allocate_variables(scope: Scope, bytes: u64) -> Result<(u64, u64)> {
     let bytes = bytes
         .checked_add(HOST_ALIGN)
@@ -148,7 +149,7 @@ pub fn free_variables(scope: Scope, address: u64) {
     }
 }
 
-/// `cuMemFreeHost`.
+/// Implements `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
     check_call()?;
     if address == 0 {
@@ -158,8 +159,7 @@ pub fn free_host(scope: Scope, address: u64) -> Result {
     free_in_arena(scope, &allocation)
 }
 
-/// Gives arena back that is out of the map. It is used again only when nothing that was handed to the device
-/// can still reach it.
+/// Frees arena memory that was removed from the map, after waiting for all work that may still reach it.
 fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     let waited = stream::synchronize_devices(scope);
     if waited.is_ok() {
@@ -168,7 +168,7 @@ fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     waited
 }
 
-/// `cuMemHostRegister`.
+/// Implements `cuMemHostRegister`.
 pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     scope.session.alive()?;
     let known = flags & !(PORTABLE | DEVICEMAP | IOMEMORY | READ_ONLY) == 0;
@@ -210,12 +210,12 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     Ok(())
 }
 
-/// `cuMemHostUnregister`.
+/// Implements `cuMemHostUnregister`.
 pub fn unregister(scope: Scope, address: u64) -> Result {
     check_call()?;
     let removed = memory_map().remove(address, Allocation::is_registered);
     let registered = removed.map_err(|_| {
-        // Memory that is the device's in another way is told from memory that is not.
+        // An address of any other allocation is INVALID_VALUE, except an alias's.
         if address == 0
             || memory_map()
                 .find(address)
@@ -241,7 +241,7 @@ pub fn unregister(scope: Scope, address: u64) -> Result {
     Ok(())
 }
 
-/// Page-locked or registered memory of the host.
+/// Returns the page-locked or registered host memory at an address.
 pub fn find_host(address: u64) -> Result<Allocation> {
     memory_map()
         .find(address)
@@ -249,8 +249,8 @@ pub fn find_host(address: u64) -> Result<Allocation> {
         .ok_or(CuError::INVALID_VALUE)
 }
 
-/// Gives memory back that is out of the map and that only the worker or nobody reaches any more: true if the
-/// worker is to be asked.
+/// Frees the guest's resources of an allocation that was removed from the map and is no longer in use. Returns true if
+/// the worker must free its part too.
 fn give_back(scope: Scope, allocation: &Allocation) -> bool {
     match allocation.origin {
         Origin::Device => return true,
@@ -286,7 +286,7 @@ pub fn free_of(scope: Scope) {
     };
     for allocation in memory_map().remove_all(own) {
         if give_back(scope, &allocation) {
-            // The context goes: a failure ends the session and shows at the next call.
+            // The context is destroyed: a failure ends the session and shows at the next call.
             let _ = match allocation.origin {
                 Origin::Opened => sharing::close(scope, allocation.base),
                 _ => {
@@ -298,7 +298,7 @@ pub fn free_of(scope: Scope) {
     }
 }
 
-/// Forgets device memory, after the worker has freed it, and gives arena back.
+/// Removes device memory from the map, after the worker has freed it, and frees arena memory.
 pub fn forget_all(scope: Scope) {
     for allocation in memory_map().remove_all(|allocation| !allocation.outlives_context()) {
         give_back(scope, &allocation);

@@ -26,31 +26,31 @@ use crate::types::CUmemoryPool;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: u32 = 4;
 
-/// What is known of a pool.
+/// Facts of a pool.
 #[derive(Debug, Default)]
 pub struct Pool {
     threshold: AtomicU64,
-    /// The device that it is of: its number for the program.
+    /// Ordinal of the pool's device.
     device: AtomicUsize,
-    /// What other devices may do with its memory.
+    /// Access of other devices to the pool's memory, by ordinal.
     accesses: Mutex<BTreeMap<usize, Access>>,
-    /// `CUmemAllocationHandleType`s that it can be exported as.
+    /// `CUmemAllocationHandleType`s of the pool's exports.
     handle_types: AtomicU32,
-    /// Another process's: nothing is allocated from it.
+    /// True for a pool of another process, from which nothing is allocated here.
     foreign: AtomicBool,
 }
 
 static POOLS: Table<PoolKind, Pool> = Table::new();
-/// The devices' default pools, once somebody asked for them.
+/// Default pools of the devices, once they were requested.
 static DEFAULT: Mutex<[Option<Handle<PoolKind>>; MOST]> = Mutex::new([None; MOST]);
-/// The pools that `cuMemAllocAsync` takes from, by device and as on the wire; 0 for the default one.
+/// Wire handles of the pools that `cuMemAllocAsync` allocates from, by device; 0 for the default pool.
 static CURRENT: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
-/// Notes that memory of a pool was freed, on a stream or on all.
+/// Notes that memory of a pool was freed, in the order of one stream or of all.
 pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     let Origin::Pool { pool } = allocation.origin else {
         return;
     };
-    // A pool that was destroyed gives everything back.
+    // A destroyed pool releases all its memory.
     let threshold = POOLS
         .get(pool)
         .map_or(0, |pool| pool.threshold.load(Ordering::Relaxed));
@@ -77,14 +77,14 @@ impl Pool {
     }
 }
 
-/// The number of a pool's device for the program.
+/// Returns the ordinal of a pool's device.
 pub fn device_of(pool: Handle<PoolKind>) -> usize {
     POOLS
         .get(pool)
         .map_or(0, |pool| pool.device.load(Ordering::Relaxed))
 }
 
-/// What a device may do with a pool's memory.
+/// Returns a device's access to a pool's memory.
 pub fn access(pool: Handle<PoolKind>, device: usize) -> Access {
     if device == device_of(pool) {
         return Access::ReadWrite;
@@ -95,7 +95,7 @@ pub fn access(pool: Handle<PoolKind>, device: usize) -> Access {
     known.unwrap_or(Access::None)
 }
 
-/// `cuMemPoolSetAccess`, for another device than the pool's.
+/// Implements `cuMemPoolSetAccess`, for another device than the pool's.
 pub fn set_access(scope: Scope, pool: Handle<PoolKind>, device: usize, access: Access) -> Result {
     let facts = POOLS.get(pool).ok_or(CuError::INVALID_VALUE)?;
     let message = PoolSetAccess {
@@ -108,13 +108,13 @@ pub fn set_access(scope: Scope, pool: Handle<PoolKind>, device: usize, access: A
     Ok(())
 }
 
-/// `CUmemAllocationHandleType`s that a pool can be exported as.
+/// Returns the `CUmemAllocationHandleType`s of a pool's exports.
 pub fn handle_types(pool: Handle<PoolKind>) -> u32 {
     let known = POOLS.get(pool);
     known.map_or(0, |pool| pool.handle_types.load(Ordering::Relaxed))
 }
 
-/// Another process's pool is that process's to ask about and to change.
+/// Refuses a pool of another process: only that process may query and change it.
 fn check_own(pool: Handle<PoolKind>) -> Result {
     if is_foreign(pool) {
         return Err(CuError::INVALID_VALUE);
@@ -133,7 +133,7 @@ fn forget(pool: Handle<PoolKind>) {
     }
 }
 
-/// The device's default pool.
+/// Returns the device's default pool.
 pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
     let mut default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
     let default = &mut default[scope.session.ordinal()];
@@ -154,7 +154,7 @@ fn is_default(pool: Handle<PoolKind>) -> bool {
     default.contains(&Some(pool))
 }
 
-/// The pool that `cuMemAllocAsync` takes from.
+/// Returns the pool that `cuMemAllocAsync` allocates from.
 pub fn current(scope: Scope) -> Result<Handle<PoolKind>> {
     match Handle::from_wire(CURRENT[scope.session.ordinal()].load(Ordering::Acquire)) {
         Some(pool) => Ok(pool),
@@ -171,7 +171,7 @@ pub fn set_current(device: usize, pool: Handle<PoolKind>) -> Result {
     Ok(())
 }
 
-/// A pool by what a program passed.
+/// Returns the pool of a handle that a program passed.
 pub fn find(pool: CUmemoryPool) -> Result<Handle<PoolKind>> {
     let handle = handle::from_pointer(pool).ok_or(CuError::INVALID_VALUE)?;
     POOLS
@@ -180,7 +180,7 @@ pub fn find(pool: CUmemoryPool) -> Result<Handle<PoolKind>> {
         .ok_or(CuError::INVALID_VALUE)
 }
 
-/// `cuMemPoolCreate`.
+/// Implements `cuMemPoolCreate`.
 pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolKind>> {
     let new = mint(scope, handle_types, false)?;
     let message = PoolCreate {
@@ -197,7 +197,7 @@ pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolK
     }
 }
 
-/// `cuMemPoolExportToShareableHandle`: a new descriptor.
+/// Implements `cuMemPoolExportToShareableHandle`; returns a new descriptor.
 pub fn export(scope: Scope, pool: Handle<PoolKind>) -> Result<RawFd> {
     if handle_types(pool) == 0 {
         return Err(CuError::INVALID_VALUE);
@@ -208,7 +208,7 @@ pub fn export(scope: Scope, pool: Handle<PoolKind>) -> Result<RawFd> {
     sharing::export(token)
 }
 
-/// `cuMemPoolImportFromShareableHandle`.
+/// Implements `cuMemPoolImportFromShareableHandle`.
 pub fn import(scope: Scope, token: Token) -> Result<Handle<PoolKind>> {
     let new = mint(scope, 0, true)?;
     match scope.session.request(&OpenPool { new, token }, |()| ()) {
@@ -220,7 +220,7 @@ pub fn import(scope: Scope, token: Token) -> Result<Handle<PoolKind>> {
     }
 }
 
-/// `cuMemPoolExportPointer`, of where an allocation starts.
+/// Implements `cuMemPoolExportPointer`, for the start of an allocation.
 pub fn export_pointer(scope: Scope, address: u64) -> Result<Token> {
     let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
     match allocation.origin {
@@ -234,7 +234,7 @@ pub fn export_pointer(scope: Scope, address: u64) -> Result<Token> {
     scope.session.request(&message, |reply| reply.token)
 }
 
-/// `cuMemPoolImportPointer`.
+/// Implements `cuMemPoolImportPointer`.
 pub fn import_pointer(scope: Scope, pool: Handle<PoolKind>, token: Token) -> Result<u64> {
     if !is_foreign(pool) {
         return Err(CuError::INVALID_VALUE);
@@ -255,34 +255,34 @@ pub fn import_pointer(scope: Scope, pool: Handle<PoolKind>, token: Token) -> Res
     Ok(address)
 }
 
-/// `cuMemPoolDestroy`. A pool that was the current one makes way for the default one.
+/// Implements `cuMemPoolDestroy`. If the pool was the current one, the default pool becomes current.
 pub fn destroy(scope: Scope, pool: Handle<PoolKind>) -> Result {
     if is_default(pool) {
         return Err(CuError::INVALID_VALUE);
     }
     let current = &CURRENT[device_of(pool)];
     POOLS.retire(pool).ok_or(CuError::INVALID_VALUE)?;
-    // Whoever was faster has set another one.
+    // The exchange fails if another pool is current.
     let _ = current.compare_exchange(pool.to_wire(), 0, Ordering::AcqRel, Ordering::Relaxed);
     let destroyed = scope.session.request(&PoolDestroy { pool }, |()| ());
     POOLS.recycle(pool);
     destroyed
 }
 
-/// `cuMemPoolTrimTo`.
+/// Implements `cuMemPoolTrimTo`.
 pub fn trim(scope: Scope, pool: Handle<PoolKind>, keep: u64) -> Result {
     check_own(pool)?;
     scope.session.request(&PoolTrim { pool, keep }, |()| ())
 }
 
-/// An attribute's value; 32-bit ones widened.
+/// Returns an attribute's value; 32-bit values are widened.
 pub fn attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32) -> Result<u64> {
     check_own(pool)?;
     let message = PoolGetAttribute { pool, attribute };
     scope.session.request(&message, |reply| reply.value)
 }
 
-/// `cuMemPoolSetAttribute`.
+/// Implements `cuMemPoolSetAttribute`.
 pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value: u64) -> Result {
     check_own(pool)?;
     let message = PoolSetAttribute {
@@ -299,12 +299,12 @@ pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value
     Ok(())
 }
 
-/// `cuMemAllocFromPoolAsync`.
+/// Operation of `cuMemAllocFromPoolAsync`.
 #[derive(Debug)]
 pub struct Alloc<'a> {
     pool: Handle<PoolKind>,
     pub bytes: u64,
-    /// Where the memory is, once the operation was handed to a stream.
+    /// Place of the memory's address, written when the operation is handed to a stream.
     pub address: &'a mut u64,
 }
 
@@ -346,9 +346,10 @@ impl<'a> Alloc<'a> {
     }
 }
 
-/// Frees memory of a pool in the order of a stream (`cuMemFreeAsync`); does nothing with other memory.
+/// Frees memory of a pool in the order of a stream (`cuMemFreeAsync`); returns nothing for other memory.
 pub fn free(scope: Scope, target: Target, address: u64) -> Option<Result> {
-    // Out of the map first: once the worker has freed it, another thread may be given the address.
+    // Removed from the map first: once the worker has freed the memory, another thread's allocation may get its
+    // address.
     let from_pool = |allocation: &Allocation| matches!(allocation.origin, Origin::Pool { .. });
     let allocation = memory_map().remove(address, from_pool).ok()?;
     let message = PoolFree {

@@ -1,7 +1,7 @@
-//! Reserved addresses, and memory that is mapped there.
+//! Virtual memory management: address reservations, and memory that is mapped there.
 //!
-//! Who has reserved and mapped what is kept here, under one lock, so that what is wrong with a call is said
-//! at the call; the worker checks it again.
+//! One lock guards the reservations and mappings of this process, so that an invalid call fails at once; the worker
+//! checks it again.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -23,31 +23,31 @@ use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::types::CUmemGenericAllocationHandle;
 
-/// Mappable memory. It lives while a handle or a mapping does.
+/// Mappable memory. It lives as long as any of its handles or mappings.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The device that it is of: its number for the program.
+    /// Ordinal of the memory's device.
     device: AtomicUsize,
     bytes: AtomicU64,
     handle_types: AtomicU32,
-    /// How often it was created or retained and not released.
+    /// Number of handles: created or retained, and not released.
     handles: AtomicU32,
     mappings: AtomicU32,
 }
 
 impl Memory {
-    /// The number of its device for the program.
+    /// Returns the ordinal of the memory's device.
     pub fn device(&self) -> usize {
         self.device.load(Ordering::Relaxed)
     }
 
-    /// `CUmemAllocationHandleType`s that it can be exported as.
+    /// Returns the `CUmemAllocationHandleType`s of the memory's exports.
     pub fn handle_types(&self) -> u32 {
         self.handle_types.load(Ordering::Relaxed)
     }
 }
 
-/// What sizes and addresses are multiples of.
+/// Units of sizes and addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Granularity {
     pub minimum: u64,
@@ -57,13 +57,13 @@ pub struct Granularity {
 /// Reserved ranges: start and bytes.
 type Reserved = BTreeMap<u64, u64>;
 
-/// Where a reservation is wished must be a multiple of this.
+/// Alignment of the requested address of a reservation.
 const PAGE: u64 = 4096;
 
-/// What devices may do with each mapping, by its start and the device's number.
+/// Access of devices to each mapping, by its start and the device's ordinal.
 static ACCESSES: Mutex<BTreeMap<(u64, usize), Access>> = Mutex::new(BTreeMap::new());
 static MEMORIES: Table<MemoryKind, Memory> = Table::new();
-/// Held while anything changes.
+/// Reservations of this process. The lock is held during every change of reservations and mappings.
 static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
 
 fn reserved() -> MutexGuard<'static, Reserved> {
@@ -74,7 +74,7 @@ fn accesses() -> MutexGuard<'static, BTreeMap<(u64, usize), Access>> {
     ACCESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asked of the device once.
+/// Returns the granularity, which is requested from the device once.
 pub fn granularity(scope: Scope) -> Result<Granularity> {
     static GRANULARITY: OnceLock<Granularity> = OnceLock::new();
     if let Some(known) = GRANULARITY.get() {
@@ -89,7 +89,7 @@ pub fn granularity(scope: Scope) -> Result<Granularity> {
     Ok(*GRANULARITY.get_or_init(|| found))
 }
 
-/// A size that is not a multiple of the granularity, or 0, is an invalid value.
+/// Returns `INVALID_VALUE` for a size of 0, or one that is no multiple of the granularity.
 fn granular(scope: Scope, bytes: u64) -> Result {
     let unit = granularity(scope)?.minimum;
     if bytes != 0 && bytes.is_multiple_of(unit) {
@@ -99,7 +99,7 @@ fn granular(scope: Scope, bytes: u64) -> Result {
     }
 }
 
-/// `cuMemAddressReserve`.
+/// Implements `cuMemAddressReserve`.
 pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
     granular(scope, bytes)?;
     if alignment != 0 && !alignment.is_power_of_two() {
@@ -113,7 +113,7 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
     let message = AddressReserve {
         bytes,
         alignment,
-        // Elsewhere the program may have something itself.
+        // The program may have mappings of its own outside the ranges reserved for device memory.
         hint: if scope.session.keeps(hint, bytes) {
             hint
         } else {
@@ -136,7 +136,7 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
     Ok(address)
 }
 
-/// `cuMemAddressFree`.
+/// Implements `cuMemAddressFree`.
 pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
     let mut reserved = reserved();
     let known = reserved.get(&address) == Some(&bytes);
@@ -152,7 +152,7 @@ pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
     Ok(())
 }
 
-/// Mints memory that the worker then makes: its size.
+/// Mints a handle for memory that `made` has the worker create; `made` returns the memory's size.
 fn make(
     scope: Scope,
     bytes: u64,
@@ -180,7 +180,7 @@ fn make(
     made
 }
 
-/// `cuMemCreate`.
+/// Implements `cuMemCreate`.
 pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
     granular(scope, bytes)?;
     release_unnamed(scope);
@@ -194,7 +194,7 @@ pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGeneri
     })
 }
 
-/// `cuMemExportToShareableHandle`: a new descriptor.
+/// Implements `cuMemExportToShareableHandle`; returns a new descriptor.
 pub fn export(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result<RawFd> {
     let _changing = reserved();
     let (handle, facts) = find(memory)?;
@@ -206,12 +206,12 @@ pub fn export(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result<RawF
     sharing::export_memory(handle, token)
 }
 
-/// `cuMemImportFromShareableHandle`: a handle of its own each time.
+/// Implements `cuMemImportFromShareableHandle`; each call returns a new handle.
 pub fn import(scope: Scope, token: Token) -> Result<CUmemGenericAllocationHandle> {
     make(scope, 0, 0, |new| {
         let message = OpenMemory { new, token };
         let opened = scope.session.request(&message, |reply| reply.bytes);
-        // Natively a descriptor of nothing that there is gives that.
+        // Native CUDA returns UNKNOWN for a descriptor of memory that does not exist.
         opened.map_err(|error| match error {
             CuError::INVALID_VALUE => CuError::UNKNOWN,
             error => error,
@@ -219,28 +219,28 @@ pub fn import(scope: Scope, token: Token) -> Result<CUmemGenericAllocationHandle
     })
 }
 
-/// Lets memory go whose last descriptor was closed when nothing else was left of it.
+/// Releases memory whose last descriptor was closed and which has no handle or mapping.
 fn release_unnamed(scope: Scope) {
     let _changing = reserved();
     for handle in sharing::exports() {
         if let Some(memory) = MEMORIES.get(handle) {
-            // Whatever becomes of it shows at the next call.
+            // A failure shows at the next call.
             let _ = sweep(scope, handle, memory);
         }
     }
 }
 
-/// `CUmemAllocationHandleType`s that memory can be exported as.
+/// Returns the `CUmemAllocationHandleType`s of a memory's exports.
 pub fn handle_types(memory: Handle<MemoryKind>) -> u32 {
     MEMORIES.get(memory).map_or(0, Memory::handle_types)
 }
 
-/// What a program holds.
+/// Returns the handle for the program.
 fn value(memory: Handle<MemoryKind>) -> CUmemGenericAllocationHandle {
     handle::to_pointer(memory).addr() as u64
 }
 
-/// Memory by what a program passed. That only mappings keep alive has no handle.
+/// Returns the memory of a handle that a program passed. Memory that only mappings keep alive has no handle.
 pub fn find(memory: CUmemGenericAllocationHandle) -> Result<(Handle<MemoryKind>, &'static Memory)> {
     let pointer = usize::try_from(memory).map_err(|_| CuError::INVALID_VALUE)?;
     let handle = handle::from_pointer(std::ptr::without_provenance_mut(pointer));
@@ -252,7 +252,7 @@ pub fn find(memory: CUmemGenericAllocationHandle) -> Result<(Handle<MemoryKind>,
     Ok((handle, memory))
 }
 
-/// Lets memory go that has neither handles nor mappings, and no descriptor in any process.
+/// Releases memory that has neither handles nor mappings, and no descriptor in any process.
 fn sweep(scope: Scope, handle: Handle<MemoryKind>, memory: &Memory) -> Result {
     let in_use = |count: &AtomicU32| count.load(Ordering::Acquire) != 0;
     if in_use(&memory.handles)
@@ -268,7 +268,7 @@ fn sweep(scope: Scope, handle: Handle<MemoryKind>, memory: &Memory) -> Result {
     released
 }
 
-/// `cuMemRelease`.
+/// Implements `cuMemRelease`.
 pub fn release(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result {
     let _changing = reserved();
     let (handle, memory) = find(memory)?;
@@ -276,7 +276,7 @@ pub fn release(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result {
     sweep(scope, handle, memory)
 }
 
-/// `cuMemRetainAllocationHandle`.
+/// Implements `cuMemRetainAllocationHandle`.
 pub fn retain(address: u64) -> Result<CUmemGenericAllocationHandle> {
     let _changing = reserved();
     let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
@@ -288,7 +288,7 @@ pub fn retain(address: u64) -> Result<CUmemGenericAllocationHandle> {
     Ok(value(handle))
 }
 
-/// `cuMemMap`.
+/// Implements `cuMemMap`.
 pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocationHandle) -> Result {
     let reserved = reserved();
     let (handle, facts) = find(memory)?;
@@ -314,7 +314,7 @@ pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocatio
     Ok(())
 }
 
-/// The mappings that fill a range without a gap.
+/// Returns the mappings that fill a range without a gap.
 fn filled(address: u64, bytes: u64) -> Result<Vec<Allocation>> {
     let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
     let mut at = address;
@@ -334,7 +334,7 @@ fn filled(address: u64, bytes: u64) -> Result<Vec<Allocation>> {
     }
 }
 
-/// `cuMemUnmap`.
+/// Implements `cuMemUnmap`.
 pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
     let _changing = reserved();
     let mappings = filled(address, bytes)?;
@@ -342,7 +342,7 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
         address: DevicePtr(address),
         bytes,
     };
-    // Out of the map first: another thread's copies are refused here rather than by the worker.
+    // Removed from the map first, so that another thread's copies are refused here rather than by the worker.
     for mapping in &mappings {
         memory_map().remove(mapping.base, |_| true)?;
     }
@@ -366,7 +366,7 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
     outcome
 }
 
-/// `cuMemSetAccess`, for the scope's device.
+/// Implements `cuMemSetAccess`, for the scope's device.
 pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Result {
     let _changing = reserved();
     let mappings = filled(address, bytes)?;
@@ -376,7 +376,7 @@ pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Res
         access,
     };
     scope.session.request(&message, |()| ())?;
-    // What is said of a mapping changes elsewhere than in the map, in which copies go on finding it meanwhile.
+    // Accesses are stored outside the map, so that concurrent copies go on finding the mapping.
     let mut accesses = accesses();
     for mapping in mappings {
         accesses.insert((mapping.base, scope.session.ordinal()), access);
@@ -384,7 +384,7 @@ pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Res
     Ok(())
 }
 
-/// What a device may do with a mapping.
+/// Returns a device's access to a mapping.
 pub fn access(address: u64, device: usize) -> Result<Access> {
     let mapping = memory_map().find(address).filter(Allocation::is_mapped);
     let mapping = mapping.ok_or(CuError::INVALID_VALUE)?;
@@ -392,7 +392,7 @@ pub fn access(address: u64, device: usize) -> Result<Access> {
     Ok(known.unwrap_or(Access::None))
 }
 
-/// The number of the device that memory is of.
+/// Returns the ordinal of a memory's device.
 pub fn device_of(memory: Handle<MemoryKind>) -> usize {
     MEMORIES.get(memory).map_or(0, Memory::device)
 }

@@ -16,11 +16,11 @@ use crate::object::stream::{Cover, Target};
 use crate::session::STAGING_BYTES;
 use crate::work::peer;
 
-/// Copies up to this size travel in the record itself.
+/// Greatest number of bytes of a copy whose data travel in the record itself.
 const INLINE: usize = 4096;
 /// Bytes of a staging buffer.
 pub const CHUNK: usize = STAGING_BYTES;
-/// Buffers that one copy to the host keeps busy.
+/// Number of buffers that one copy to the host uses at a time.
 const DEPTH: usize = 4;
 
 /// Whether the call returns when the copy is complete, as the synchronous copies do.
@@ -30,7 +30,7 @@ pub enum Mode {
     Asynchronous,
 }
 
-/// The parts of a range, none longer than `limit`: offset and length.
+/// Splits a range into parts of at most `limit` bytes: offset and length.
 fn chunks(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes.div_ceil(limit)).map(move |index| {
         let offset = index * limit;
@@ -38,17 +38,17 @@ fn chunks(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Which ends a call accepts.
+/// Kinds of ends that a call accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
-    /// Whatever the addresses say.
+    /// Any ends; the addresses determine their kinds.
     Unified,
 }
 
-/// Whether a copy may name a range.
+/// Checks that a copy may name a range.
 pub fn check(address: u64, bytes: usize) -> Result {
     match bytes {
         0 => Ok(()),
@@ -62,7 +62,7 @@ pub struct Copy {
     pub direction: Direction,
     /// The addresses of the destination and of the source as the program gave them.
     pub given: (u64, u64),
-    /// What kind of memory lies there, and its addresses for the side that reaches it.
+    /// Kinds of memory of both ends; `places` has their addresses for the side that reaches them.
     ends: (End, End),
     places: (u64, u64),
     pub bytes: usize,
@@ -70,7 +70,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Looks both ends up. There must be bytes to copy.
+    /// Looks both ends up. `bytes` must not be 0.
     ///
     /// # Safety
     /// An end that is host memory is valid for the copy, when it is handed to its stream.
@@ -108,7 +108,7 @@ impl Copy {
 
     /// Hands the copy to a stream.
     pub fn send(self, scope: Scope, target: Target) -> Result {
-        // SAFETY: as the maker promised.
+        // SAFETY: as the caller of `new` promised.
         unsafe { hand_over(scope, target, self.ends, self.places, self.bytes, self.mode) }
     }
 }
@@ -141,7 +141,7 @@ unsafe fn hand_over(
         }
         (_, End::Pageable) => {
             if mode == Mode::Synchronous {
-                // The native driver waits before such a copy, so this is where a fault shows.
+                // The native driver waits before such a copy, so a fault of earlier launches shows here.
                 target.settle_launches(scope)?;
             }
             // SAFETY: the source is the program's memory, which it vouches for.
@@ -163,7 +163,7 @@ pub fn host_pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
-/// Hands a copy that the device makes to a stream.
+/// Hands a copy by the device to a stream.
 fn submit(scope: Scope, target: Target, destination: u64, source: u64, bytes: u64) -> Result {
     let message = MemCopy {
         destination: DevicePtr(destination),
@@ -175,7 +175,7 @@ fn submit(scope: Scope, target: Target, destination: u64, source: u64, bytes: u6
     target.worked(scope)
 }
 
-/// Copies the program's memory to the device; returns when the source may be used again.
+/// Copies pageable memory to the device; returns when the source may be used again.
 unsafe fn upload(
     scope: Scope,
     target: Target,
@@ -206,7 +206,7 @@ unsafe fn upload(
     stage_up(scope, target, chunks(bytes, CHUNK), fill, hand_over)
 }
 
-/// Copies device memory to the program's; returns when it is there.
+/// Copies device memory to pageable memory; returns when the copy is complete.
 unsafe fn download(
     scope: Scope,
     target: Target,
@@ -228,8 +228,8 @@ unsafe fn download(
     stage_down(scope, target, chunks(bytes, CHUNK), hand_over, empty)
 }
 
-/// Sends parts of the program's memory through staging buffers, none longer than [`CHUNK`]: `fill` writes a
-/// buffer, and `hand_over` has the device read it. Returns when all is in buffers.
+/// Copies parts of pageable memory, none longer than [`CHUNK`], through staging buffers: `fill` writes a buffer, and
+/// `hand_over` submits the device's read of it. Returns when all data are in buffers.
 pub fn stage_up<P>(
     scope: Scope,
     target: Target,
@@ -247,7 +247,8 @@ pub fn stage_up<P>(
     Ok(())
 }
 
-/// The other way: `hand_over` has the device write a buffer, and `empty` reads it. Returns when all is read.
+/// Copies parts to pageable memory through staging buffers: `hand_over` submits the device's write of a buffer, and
+/// `empty` reads it. Returns when all data are read.
 pub fn stage_down<P>(
     scope: Scope,
     target: Target,
@@ -301,11 +302,11 @@ struct Staging(Mutex<Pool>);
 
 #[derive(Debug)]
 struct Pool {
-    /// Oldest first, each with the fence that says when the device has done with it.
+    /// Free buffers, oldest first, each with the fence of the device's last use.
     free: VecDeque<(Buffer, Option<Cover>)>,
-    /// A bit for each buffer that was made.
+    /// Bit mask of the buffers that were allocated.
     made: u8,
-    /// There was no arena for one more.
+    /// True after the arena had no room for another buffer.
     complete: bool,
 }
 
@@ -320,7 +321,7 @@ impl Staging {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer that the device has done with, if there is one now.
+    /// Takes a buffer that the device has finished with, if there is one now.
     fn try_take(&self, scope: Scope) -> Option<Result<Buffer>> {
         let mut pool = self.pool();
         let is_ready = |(_, cover): &(Buffer, Option<Cover>)| {
@@ -349,12 +350,12 @@ impl Staging {
         Some(Err(error))
     }
 
-    /// A buffer, as soon as there is one. A caller that holds one already uses [`Staging::try_take`].
+    /// Waits for a buffer and takes it. A caller that already holds one uses [`Staging::try_take`].
     fn take(&self, scope: Scope) -> Result<Buffer> {
         scope.session.wait(Wait::Staging, || self.try_take(scope))?
     }
 
-    /// Gives a buffer back; `cover` says when the device has done with it.
+    /// Returns a buffer to the pool; `cover` is the fence of the device's last use.
     fn give_back(&self, buffer: Buffer, cover: Option<Cover>) {
         self.pool().free.push_back((buffer, cover));
     }
@@ -372,19 +373,18 @@ pub struct Fill {
     pub height: usize,
 }
 
-/// A fill that has passed the checks of its shape. Only a stream looks at once for the memory; a graph does when it is
-/// made executable.
+/// A fill that has passed the checks of its shape. A stream checks the memory at once, a graph when it is instantiated.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedFill {
     pub fill: Fill,
-    /// Bytes from row to row, and of it all.
+    /// Bytes from row to row.
     pitch: u64,
     pub bytes: u64,
     pub mode: Mode,
 }
 
 impl Fill {
-    /// Checks the shape. There must be elements to fill.
+    /// Checks the shape, which must not be empty.
     pub fn checked(self, mode: Mode) -> Result<CheckedFill> {
         let element = u64::from(self.element.to_wire());
         let row = (self.width as u64).checked_mul(element);
@@ -436,7 +436,7 @@ impl CheckedFill {
         };
         scope.session.record(&message)?;
         target.worked(scope)?;
-        // A fill of device memory does not wait natively either; of memory of the host it does.
+        // Natively a synchronous fill of host memory waits, and one of device memory does not.
         if self.mode == Mode::Synchronous && end == End::Pinned {
             target.synchronize(scope)
         } else {

@@ -1,7 +1,7 @@
 //! Copies of boxes: rows and slices of memory, and parts of arrays.
 //!
-//! The device makes each of them as a whole. The program's own memory goes through staging buffers, as in
-//! [`crate::work::copy`], each of which holds as many whole slices or rows as it has room for.
+//! The device performs each copy as a whole. Pageable memory goes through staging buffers, as in [`crate::work::copy`].
+//! Each buffer holds as many whole slices or rows as fit.
 
 use wormhole_api::array::{ArrayShape, span};
 use wormhole_api::{Array, DevicePtr, Handle};
@@ -12,20 +12,20 @@ use crate::object::context::Scope;
 use crate::object::stream::Target;
 use crate::work::copy::{self, CHUNK, Direction, Mode, host_pointer, stage_down, stage_up};
 
-/// Bytes of a row, rows, slices; or where in an array.
+/// Bytes of a row, rows, slices; or an offset of these in an array.
 type Extent = [u64; 3];
 
-/// Where a box lies.
+/// Location of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Memory {
-        /// Its first byte.
+        /// Address of the first byte.
         start: u64,
         /// Bytes from row to row.
         pitch: u64,
         /// Rows from slice to slice.
         rows: u64,
-        /// Whether the program says that the device holds it.
+        /// True if the program describes it as device memory.
         device: bool,
     },
     Array {
@@ -36,7 +36,8 @@ pub enum Place {
 }
 
 impl Place {
-    /// What kind of memory it is, if all of it is memory, and where it is for whoever reaches it.
+    /// Returns the kind of memory, and the location for the side that reaches it. Checks that the whole box is
+    /// allocated.
     pub fn end(self, extent: Extent) -> Result<(End, Self)> {
         match self {
             Self::Memory {
@@ -65,7 +66,7 @@ impl Place {
         }
     }
 
-    /// Where a part of the box lies that begins at `offset` in it. The whole box was found to fit.
+    /// Returns the location of the part of the box that begins at `offset`. The whole box must have been checked.
     fn part(&self, offset: Extent) -> Self {
         let [x, y, z] = offset;
         match *self {
@@ -92,7 +93,7 @@ impl Place {
         }
     }
 
-    /// As messages have it: an array and where in it, or an address, a pitch and rows.
+    /// Returns the fields of a message: an array and the origin in it, or an address, a pitch and rows.
     pub const fn fields(&self) -> (Option<Handle<Array>>, Extent, DevicePtr, u64, u64) {
         match *self {
             Self::Memory {
@@ -102,7 +103,7 @@ impl Place {
         }
     }
 
-    /// The first byte, if the box is memory without gaps.
+    /// Returns the address of the first byte, if the box is memory without gaps.
     fn contiguous(&self, [width, height, depth]: Extent) -> Option<u64> {
         match *self {
             Self::Memory {
@@ -116,7 +117,7 @@ impl Place {
         }
     }
 
-    /// Where each row of host memory begins, slice by slice.
+    /// Returns the address of each row of host memory, slice by slice.
     fn row_starts(&self, [_, height, depth]: Extent) -> impl Iterator<Item = u64> {
         let place = *self;
         (0..depth).flat_map(move |z| {
@@ -128,7 +129,7 @@ impl Place {
     }
 }
 
-/// A box in a staging buffer.
+/// Returns the location of a box in a staging buffer.
 pub fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
     Place::Memory {
         start: buffer,
@@ -138,8 +139,8 @@ pub fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
     }
 }
 
-/// The parts of a box, none larger than `limit` bytes: offset and extent. Each is whole slices, whole rows of
-/// a slice, or a part of a row.
+/// Splits a box into parts of at most `limit` bytes: offset and extent. Each part is whole slices, whole rows of a
+/// slice, or a part of a row.
 fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Extent, Extent)> {
     let slice = width.saturating_mul(height);
     let step = if slice <= limit {
@@ -162,7 +163,7 @@ fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Ex
     })
 }
 
-/// Hands a copy that the device makes to a stream.
+/// Hands a copy by the device to a stream.
 fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent) -> Result {
     let (to_array, to_origin, to_memory, to_pitch, to_rows) = to.fields();
     let (from_array, from_origin, from_memory, from_pitch, from_rows) = from.fields();
@@ -204,7 +205,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Looks both ends up. There must be bytes to copy.
+    /// Looks both ends up. The extent must not be empty.
     pub fn of((to, from): (Place, Place), extent: Extent) -> Result<Self> {
         Ok(Self {
             to: to.end(extent)?,
@@ -224,7 +225,7 @@ pub struct Copy3d {
 }
 
 impl Copy3d {
-    /// Looks both ends up. There must be bytes to copy.
+    /// Looks both ends up. The extent must not be empty.
     ///
     /// # Safety
     /// An end that is host memory is valid for the copy, when it is handed to its stream.
@@ -247,7 +248,7 @@ impl Copy3d {
         let ends = to.contiguous(extent).zip(from.contiguous(extent))?;
         let bytes = usize::try_from(extent.iter().product::<u64>());
         Some(bytes.map_err(|_| CuError::INVALID_VALUE).and_then(|bytes| {
-            // SAFETY: as the maker promised.
+            // SAFETY: as the caller of `new` promised.
             unsafe { copy::Copy::new(Direction::Unified, ends, bytes, self.mode) }
         }))
     }
@@ -283,7 +284,7 @@ impl Copy3d {
             }
             (_, End::Pageable) => {
                 if mode == Mode::Synchronous {
-                    // The native driver waits before such a copy, so this is where a fault shows.
+                    // The native driver waits before such a copy, so a fault of earlier launches shows here.
                     target.settle_launches(scope)?;
                 }
                 let fill = |&(offset, extent): &(Extent, Extent), buffer| {

@@ -1,4 +1,4 @@
-//! Copies as programs describe them.
+//! Conversion of copies from and to their description (`CUDA_MEMCPY3D`).
 
 use std::ffi::c_void;
 
@@ -24,7 +24,7 @@ pub struct Described {
 }
 
 impl Described {
-    /// Where the box lies. A pitch or a number of rows that is not given is the box's own.
+    /// Returns the location of the box. A pitch or a number of rows of 0 stands for the box's own.
     pub fn place(&self, extent: [u64; 3]) -> Result<Place> {
         let [width, height, _] = extent;
         let origin = self.origin.map(|place| place as u64);
@@ -111,12 +111,12 @@ fn size(value: u64) -> Result<usize> {
     usize::try_from(value).map_err(|_| CuError::INVALID_VALUE)
 }
 
-/// The address of memory of the program's own.
+/// Returns the address of a host pointer, and exposes its provenance.
 pub fn address(pointer: *const c_void) -> u64 {
     pointer.expose_provenance() as u64
 }
 
-/// Both ends of a copy, and how much it moves.
+/// Returns both ends of a copy and its extent.
 pub fn described(wanted: &CUDA_MEMCPY3D) -> ((Described, Described), [usize; 3]) {
     let to = Described {
         kind: wanted.dstMemoryType,
@@ -183,7 +183,7 @@ pub fn description_of(
     description(ends, [size(width)?, size(height)?, size(depth)?])
 }
 
-/// Where both ends of a copy lie, and how much it moves.
+/// Returns the locations of both ends of a copy and its extent.
 pub fn places(wanted: &CUDA_MEMCPY3D) -> Result<((Place, Place), [u64; 3])> {
     let ((to, from), extent) = described(wanted);
     let extent = extent.map(|extent| extent as u64);

@@ -1,13 +1,13 @@
-//! Functions of the program that streams call: on one thread of their own, in stream order.
+//! Host functions: one thread of this library calls them in stream order.
 //!
-//! A fence says when the work before a function is complete. The thread then calls it and writes a word of
-//! the arena, for which the stream has been waiting since, so that the work behind is held back. The program
-//! can hold up its own streams so, and nothing else.
+//! A fence signals that the work before a function is complete. The thread then calls the function and writes a word of
+//! the arena. The stream waits for that word, so the work behind the function starts after it. A function that never
+//! returns holds up only the program's own streams.
 //!
-//! Words only grow: one may serve the next function while a stream has not yet looked at its last value.
+//! The value of a word only grows, so a word may serve the next function before a stream has read its last value.
 //!
-//! A function that is a node of a graph has two words of its own: the graph sets one when it is the node's turn,
-//! and waits for the other, which it then clears.
+//! A function that is a node of a graph has two words of its own: the graph sets `ready` when the node is due, waits
+//! for `done`, and then clears `done`.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -26,31 +26,31 @@ use crate::types::{CUhostFn, CUstream, CUstreamCallback};
 use crate::work::copy3d::{self, Place};
 use crate::work::mem_ops::{self, Word};
 
-/// What is called.
+/// The function to call.
 #[derive(Clone, Copy, Debug)]
 pub enum Function {
-    /// `cuLaunchHostFunc`: not called after a fault.
+    /// Function of `cuLaunchHostFunc`, which is not called after a fault.
     Plain {
         function: CUhostFn,
         data: *mut c_void,
     },
-    /// `cuStreamAddCallback`: told of a fault.
+    /// Function of `cuStreamAddCallback`, which gets the error of a fault.
     Callback {
         function: CUstreamCallback,
         stream: CUstream,
         data: *mut c_void,
     },
-    /// A copy of a graph between the program's memory and arena.
+    /// Copy of a graph between the program's memory and the arena.
     Rows {
         to: Place,
         from: Place,
         extent: [u64; 3],
     },
-    /// What a node does that is disabled.
+    /// Function of a disabled node.
     Nothing,
 }
 
-// SAFETY: the pointers are the program's; it hands them over to be given to its function on another thread.
+// SAFETY: the pointers belong to the program, which passes them for a call of its function on another thread.
 unsafe impl Send for Function {}
 
 impl Function {
@@ -72,7 +72,7 @@ impl Function {
                 unsafe { function(stream, result.0, data) };
             }
             Self::Rows { to, from, extent } if result == CuResult::SUCCESS => {
-                // SAFETY: the graph keeps the arena, and the program vouches for its own memory.
+                // SAFETY: the graph keeps the arena allocated, and the program vouches for its own memory.
                 unsafe { copy3d::copy_rows(&to, &from, extent) };
             }
             _ => {}
@@ -80,19 +80,19 @@ impl Function {
     }
 }
 
-/// When it is a function's turn, and who waits for its end.
+/// Words that signal the start and the end of a function.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Stream {
-        /// Written when the work before it is complete.
+        /// Fence that is written when the work before the function is complete.
         ready: (Fence, u64),
-        /// What its stream waits for.
+        /// Word and value for which the stream waits.
         done: Done,
     },
     Node(NodeWords),
 }
 
-/// A function that was handed over.
+/// A function that waits for its call.
 struct Pending {
     turn: Turn,
     function: Function,
@@ -121,7 +121,7 @@ impl NodeWords {
         queue.free_nodes.pop().ok_or(CuError::UNKNOWN)
     }
 
-    /// Gives the words back: no launch uses them any more.
+    /// Frees the words, which no launch uses any more.
     pub fn give_back(self) {
         for word in [self.ready, self.done] {
             word.get().store(0, Ordering::Relaxed);
@@ -129,7 +129,7 @@ impl NodeWords {
         queue().free_nodes.push(self);
     }
 
-    /// What the node's graph does in its place.
+    /// Returns the memory operations of the graph in place of the node.
     pub fn operations(self) -> [MemoryOperation; 3] {
         let operation = |kind, word: Word, value| MemoryOperation {
             kind,
@@ -145,7 +145,7 @@ impl NodeWords {
     }
 }
 
-/// Has a function called when the turn of its node comes, in the launch that follows.
+/// Queues a function for its node in the launch that follows.
 pub fn expect(words: NodeWords, function: Function) {
     queue().pending.push_back(Pending {
         turn: Turn::Node(words),
@@ -154,7 +154,7 @@ pub fn expect(words: NodeWords, function: Function) {
     ARRIVED.notify_one();
 }
 
-/// Takes back what was expected of a launch that did not come about.
+/// Removes the last `count` functions of nodes, after their launch has failed.
 pub fn expect_no_more(count: usize) {
     let mut queue = queue();
     for _ in 0..count {
@@ -178,7 +178,7 @@ struct Done {
 #[derive(Default)]
 struct Queue {
     pending: VecDeque<Pending>,
-    /// Words that no function has, with the last value of each.
+    /// Words without a function, with the last value of each.
     free: Vec<Done>,
     free_nodes: Vec<NodeWords>,
     started: bool,
@@ -192,7 +192,7 @@ static QUEUE: Mutex<Queue> = Mutex::new(Queue {
 });
 static ARRIVED: Condvar = Condvar::new();
 
-/// Bytes of arena that words are taken from.
+/// Bytes of arena that are allocated at a time for words.
 const PAGE: u64 = 4096;
 const WORD: u64 = 8;
 /// The functions of a program may need as much stack as its threads do.
@@ -202,8 +202,7 @@ fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls a function when the work of a stream so far is complete, and holds the work behind back until it
-/// has returned.
+/// Calls a function when the present work of a stream is complete, and holds later work back until it has returned.
 pub fn send(scope: Scope, target: Target, function: Function) -> Result {
     start(scope.session.session())?;
     let last = take_word(scope)?;
@@ -238,7 +237,7 @@ pub fn send(scope: Scope, target: Target, function: Function) -> Result {
     )
 }
 
-/// Forgets what was not called yet: its streams are gone.
+/// Drops all functions that were not called yet, because their streams are gone.
 pub fn forget_all() {
     let mut queue = queue();
     for entry in std::mem::take(&mut queue.pending) {
@@ -259,17 +258,17 @@ fn take_word(scope: Scope) -> Result<Done> {
     Ok(first)
 }
 
-/// The words of a new page, all 0.
+/// Allocates a page and returns its words, all 0.
 fn take_page(scope: Scope) -> Result<Vec<Word>> {
     let page = scope.session.allocate_arena(PAGE, PAGE)?;
     let words = (0..PAGE / WORD).map(|index| Word::new(page + index * WORD));
-    // The page may have been another's before.
+    // The page may contain old data.
     Ok(words
         .inspect(|word| word.get().store(0, Ordering::Relaxed))
         .collect())
 }
 
-/// Starts the thread, once in a process. It takes no signal of the program's.
+/// Starts the thread, once in a process, with signals blocked.
 fn start(session: &'static Session) -> Result {
     let mut queue = queue();
     if queue.started {
@@ -303,7 +302,7 @@ fn serve(session: &'static Session) {
     }
 }
 
-/// Takes the first function whose turn has come, or an end of the wait when there is none left.
+/// Takes the first function whose fence or word is set.
 fn take_ready(session: &Session) -> Option<Pending> {
     let mut queue = queue();
     let index = queue.pending.iter().position(|entry| match entry.turn {
@@ -313,7 +312,7 @@ fn take_ready(session: &Session) -> Option<Pending> {
     })?;
     let taken = queue.pending.remove(index)?;
     if let Turn::Node(words) = taken.turn {
-        // The next launch sets it again, and comes only after this one's end.
+        // The next launch sets it again, only after the end of this one.
         words.ready.get().store(0, Ordering::Relaxed);
     }
     Some(taken)

@@ -1,4 +1,4 @@
-//! Kernel launches: checked here, packed here, written to the ring.
+//! Kernel launches: checks them, packs their parameters, and writes them to the ring.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -23,11 +23,11 @@ use crate::object::stream::Target;
 use crate::object::stream::attributes::{ACCESS_POLICY_WINDOW, window_for_device};
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
 
-/// Bytes of packed parameters of nearly all kernels.
+/// Bytes of packed parameters that suffice for nearly all kernels.
 const PARAMETERS: usize = 4096;
-/// The most bytes of packed parameters.
+/// Greatest number of bytes of packed parameters.
 const MOST_PARAMETERS: usize = 32764;
-/// Launch attributes of one launch.
+/// Greatest number of attributes of one launch.
 const ATTRIBUTES: usize = 24;
 
 /// Geometry and shared memory of a launch.
@@ -39,18 +39,18 @@ pub struct Shape {
     pub shared: u32,
 }
 
-/// What a device and a function allow.
+/// Limits of a device and a function.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     grid: [u32; 3],
     block: [u32; 3],
-    /// Threads of a block: of any kernel, and of this one.
+    /// Threads of a block: the device's limit, and below it this function's.
     threads: u32,
     function_threads: u32,
-    /// Registers of a block: of any kernel. Registers of each of this one's threads.
+    /// Registers of a block, the device's limit; and below it registers of a thread of this function.
     registers: u32,
     thread_registers: u32,
-    /// Dynamic shared memory of this kernel.
+    /// Dynamic shared memory of this function, bytes.
     shared: u32,
 }
 
@@ -80,7 +80,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// Whether a block of so many threads has its registers. A warp takes them by the 256.
+    /// Returns true if the registers suffice for a block of `threads` threads. They are allocated to a warp in units of
+    /// 256.
     fn have_registers(&self, threads: u64) -> bool {
         let warp = (u64::from(self.thread_registers) * 32).next_multiple_of(256);
         threads.div_ceil(32) * warp <= u64::from(self.registers)
@@ -88,7 +89,7 @@ impl Limits {
 }
 
 impl Shape {
-    /// Whether it asks for more shared memory than the function may have, but no more than there is.
+    /// Returns true if the launch needs more shared memory than the function's limit, but no more than the device has.
     #[cold]
     fn needs_more_shared(&self, device: &Device, function: &Function) -> bool {
         let most = device.value(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
@@ -113,7 +114,7 @@ impl Shape {
             return Err(CuError::INVALID_VALUE);
         }
         if threads > u64::from(limits.function_threads) {
-            // Either its registers bound the kernel's blocks, or its code does (`.maxntid`).
+            // The limit comes from the function's registers, or from its code (`.maxntid`).
             return Err(match limits.have_registers(threads) {
                 true => CuError::INVALID_VALUE,
                 false => CuError::LAUNCH_OUT_OF_RESOURCES,
@@ -171,7 +172,7 @@ impl<const BYTES: usize> Packed<BYTES> {
         Ok(())
     }
 
-    /// Padding between parameters is zero, so that no old bytes of the stack leave the process.
+    /// Zeroes the padding between parameters, so that no old bytes of the stack leave the process.
     fn zero_up_to(&mut self, offset: usize) {
         if self.length < offset
             && let Some(gap) = self.bytes.get_mut(self.length..offset)
@@ -186,7 +187,7 @@ impl<const BYTES: usize> Packed<BYTES> {
     }
 }
 
-/// A buffer that the program has packed itself.
+/// Returns the parameters that the program has packed itself.
 ///
 /// # Safety
 /// `extra` is as `cuLaunchKernel` documents it, and what it points to outlives the result.
@@ -218,7 +219,7 @@ unsafe fn buffer<'a>(mut extra: *const *mut c_void) -> Result<&'a [u8]> {
     }
 }
 
-/// Where a launch finds its parameters.
+/// Pointers to a launch's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
     pub values: *mut *mut c_void,
@@ -229,11 +230,11 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchEvent {
     pub event: Handle<EventKind>,
-    /// When it is complete.
+    /// Progress of the launch that completes the event.
     pub when: Milestone,
 }
 
-/// How far a launch is.
+/// Progress of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Milestone {
     /// All blocks have triggered it or ended.
@@ -245,13 +246,13 @@ pub enum Milestone {
 }
 
 impl LaunchEvent {
-    /// The event of an attribute's value: the event, flags of its record, and for a programmatic one whether the
-    /// beginning of blocks triggers it.
+    /// Reads an attribute's value: the event, flags of its record, and for a programmatic event whether the start of
+    /// blocks triggers it.
     fn read(id: u32, value: &CUstreamAttrValue) -> Result<Self> {
         let event = usize::try_from(value[0]).unwrap_or(usize::MAX);
         let event = event::of_launches(std::ptr::with_exposed_provenance_mut(event))?;
         let [flags, at_block_start] = [value[1] & 0xffff_ffff, value[1] >> 32];
-        // The only flag that there is, of external records, is not for launches.
+        // The only flag, for external records, is not allowed here.
         if flags == u64::from(event::EXTERNAL) {
             return Err(CuError::ILLEGAL_STATE);
         }
@@ -266,7 +267,7 @@ impl LaunchEvent {
         Ok(Self { event, when })
     }
 
-    /// As it goes to the backend, with the handle where the program has the event.
+    /// Returns the attribute for the backend, which has the event's handle in place of its pointer.
     fn attribute(&self) -> LaunchAttribute {
         let mut value = [0; 64];
         value[..8].copy_from_slice(&self.event.to_wire().to_le_bytes());
@@ -286,7 +287,7 @@ impl LaunchEvent {
 /// The attributes of a launch, on the wire.
 #[derive(Debug)]
 pub struct Attributes {
-    /// Those without handles, then those of events.
+    /// Attributes without handles, `plain` of them, followed by those of events.
     list: [LaunchAttribute; ATTRIBUTES],
     plain: usize,
     count: usize,
@@ -296,7 +297,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// A launch without any.
+    /// Attributes of a launch without any.
     pub const NONE: &Self = &Self::new();
 
     const fn new() -> Self {
@@ -319,7 +320,7 @@ impl Attributes {
         Items::new(&self.list[..self.count])
     }
 
-    /// Those that a node keeps, and that questions are about.
+    /// Returns the attributes without handles, which a node stores and reports.
     pub fn plain(&self) -> &[LaunchAttribute] {
         &self.list[..self.plain]
     }
@@ -351,7 +352,7 @@ impl Attributes {
         for given in list.filter(|attribute| attribute.id != IGNORE) {
             match given.id {
                 PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT => {
-                    // What is given last holds.
+                    // The last value of a repeated attribute applies.
                     let place = usize::from(given.id == LAUNCH_COMPLETION_EVENT);
                     let event = LaunchEvent::read(given.id, &given.value)?;
                     attributes.events[place] = Some(event);
@@ -390,8 +391,8 @@ impl Attributes {
     }
 }
 
-/// What a node says of an attribute: as it was set, or as nodes have it from the start. Nothing for those that
-/// nodes do not have.
+/// Returns a node's value of an attribute: as set, or the default of nodes. Returns nothing for attributes that nodes
+/// do not have.
 pub fn kernel_attribute(id: u32, set: &[LaunchAttribute]) -> Option<CUstreamAttrValue> {
     // Access policy window, cooperative, cluster dimension and its scheduling, priority, memory synchronization
     // domain map (the domains 0 and 1) and domain, device-updatable, preferred shared memory carveout.
@@ -416,7 +417,7 @@ pub fn kernel_attribute(id: u32, set: &[LaunchAttribute]) -> Option<CUstreamAttr
     Some(value)
 }
 
-/// `CUDA_LAUNCH_BLOCKING`: every launch waits.
+/// True if `CUDA_LAUNCH_BLOCKING` makes every launch wait.
 static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| !value.is_empty() && value != "0")
 });
@@ -463,8 +464,8 @@ pub unsafe fn with_launch(
     unsafe { with_parameters(facts, arguments, take) }
 }
 
-/// Checks a launch as the native driver does at the call, with its codes. It is a part of every launch, like
-/// `Packed::gather`, and neither is worth a call.
+/// Checks a launch as the native driver does at the call, with its codes. Inlined, like `Packed::gather`, because both
+/// are parts of every launch.
 #[inline(always)]
 pub fn check(scope: Scope, facts: &Function, shape: &Shape) -> Result {
     shape.check(&Limits::of(scope.session.device(), facts))
@@ -507,8 +508,8 @@ pub unsafe fn with_parameters<R>(
     unsafe { with_values::<PARAMETERS, R>(facts, arguments.values, take) }
 }
 
-/// A program's own buffer may be shorter than the parameters: NCCL leaves out what its kernel will not read. The rest
-/// is zero.
+/// Extends a program's own buffer with zeroes. It may be shorter than the parameters: NCCL leaves out those that its
+/// kernel will not read.
 #[cold]
 #[inline(never)]
 fn with_rest<const BYTES: usize, R>(
@@ -536,7 +537,7 @@ unsafe fn with_values<const BYTES: usize, R>(
     take(packed.as_slice())
 }
 
-/// With a large frame, which other launches do not pay for.
+/// Packs parameters in a large stack frame, which other launches do not need.
 ///
 /// # Safety
 /// As [`with_values`].
@@ -558,7 +559,7 @@ pub struct Launch<'a> {
     facts: &'a Function,
     pub shape: &'a Shape,
     pub attributes: &'a Attributes,
-    /// Packed.
+    /// Packed parameters.
     pub parameters: &'a [u8],
 }
 
@@ -587,8 +588,8 @@ impl Launch<'_> {
     }
 }
 
-/// Sends a launch: as a request where the device may refuse it at the call, as a record where it has
-/// accepted its like before.
+/// Sends a launch: as a request if the device may refuse it at the call, as a record if it has accepted such a launch
+/// before.
 #[inline]
 fn send(
     scope: Scope,
@@ -756,7 +757,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every parameter's bytes stand at its offset, and every gap is zero.
+        /// Checks that every parameter's bytes are at its offset, and that every gap is zero.
         #[test]
         fn parameters_are_packed_at_their_offsets(sizes in prop::collection::vec((0..9_u32, 1..40_u32), 0..20)) {
             let mut layout = Vec::new();

@@ -22,17 +22,18 @@ const CONDITIONS: u32 = 3;
 /// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
 const BARRIER_GPU: u32 = 1;
 
-/// Operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver takes one less. And
-/// operations of one message.
+/// Greatest number of operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver accepts
+/// one less.
 pub const MOST: usize = 255;
+/// Greatest number of operations of one message.
 const MESSAGE: usize = 128;
 
-/// A 64-bit word of the arena that the device reads or writes too.
+/// Address of a 64-bit word of the arena that the device also reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Word(u64);
 
 impl Word {
-    /// The word at an address of the arena, which stays allocated.
+    /// Names the word at an address of the arena, which must stay allocated.
     pub const fn new(address: u64) -> Self {
         Self(address)
     }
@@ -49,12 +50,12 @@ impl Word {
     }
 }
 
-/// One operation of a program, with what the native driver refuses refused.
+/// Converts one operation of a program; refuses what the native driver refuses.
 pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
     let (width, known) = match parameters.operation {
         WAIT_32 => (4, CONDITIONS),
         WAIT_64 => (8, CONDITIONS),
-        // The driver takes no flag, not even the one that is documented.
+        // The driver accepts no flag, not even the documented one.
         WRITE_32 => (4, 0),
         WRITE_64 => (8, 0),
         BARRIER if parameters.barrier_flags & !BARRIER_GPU == 0 => {
@@ -65,7 +66,7 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
                 value: 0,
             });
         }
-        // The attribute says that the device cannot.
+        // The device attribute for these flushes is 0.
         FLUSH_REMOTE_WRITES => return Err(CuError::NOT_SUPPORTED),
         _ => return Err(CuError::INVALID_VALUE),
     };

@@ -1,4 +1,4 @@
-//! Operations on streams: what each checks, and the records that it becomes. [`crate::graph::submit`] decides whether it
+//! Operations on streams: the checks of each, and its records. [`crate::graph::submit`] decides whether an operation
 //! becomes records or a node of a graph.
 
 pub mod copy;

@@ -1,4 +1,4 @@
-//! Which contexts reach the memory of which: native keeps that by context, the worker by device.
+//! Peer access between contexts: native CUDA records it by context, the worker by device.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,8 @@ use crate::memory::{pool, virtual_memory};
 use crate::object::context::Scope;
 use crate::object::stream::Target;
 
-/// Refuses work of a stream at memory of another device that the stream's does not reach. Copies reach all memory.
+/// Refuses work of a stream on memory of another device to which the stream's device has no access. Copies reach all
+/// memory.
 pub fn check(scope: Scope, target: Target, address: u64) -> Result {
     if scope.session.devices().len() == 1 {
         return Ok(());
@@ -39,7 +40,7 @@ pub fn check(scope: Scope, target: Target, address: u64) -> Result {
     }
 }
 
-/// A context that reaches another's memory.
+/// A context with access to the memory of another context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     context: u32,
@@ -69,10 +70,10 @@ fn pairs() -> MutexGuard<'static, BTreeSet<Pair>> {
     PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The scope's context reaches the peer's memory from now on.
+/// Gives the scope's context access to the peer's memory.
 pub fn enable(scope: Scope, peer: Scope) -> Result {
     let pair = Pair::new(scope, peer);
-    // Held during the request, so that the worker is told of each pair of devices once.
+    // Held during the request, so that the worker gets one request for each pair of devices.
     let mut pairs = pairs();
     if pairs.contains(&pair) {
         return Err(CuError::PEER_ACCESS_ALREADY_ENABLED);
@@ -85,14 +86,14 @@ pub fn enable(scope: Scope, peer: Scope) -> Result {
     Ok(())
 }
 
-/// It does not any more.
+/// Ends the access of the scope's context to the peer's memory.
 pub fn disable(scope: Scope, peer: Scope) -> Result {
     end(scope, |pair| *pair == Pair::new(scope, peer))?
         .then_some(())
         .ok_or(CuError::PEER_ACCESS_NOT_ENABLED)
 }
 
-/// Ends pairs; whether there were any. All of them end, whatever fails meanwhile.
+/// Ends the pairs that `ends` accepts; returns true if there were any. A failed request does not keep the others.
 fn end(scope: Scope, ends: impl Fn(&Pair) -> bool) -> Result<bool> {
     let mut pairs = pairs();
     let ended: Vec<Pair> = pairs.iter().filter(|pair| ends(pair)).copied().collect();
@@ -109,7 +110,7 @@ fn end(scope: Scope, ends: impl Fn(&Pair) -> bool) -> Result<bool> {
     told.map(|()| !ended.is_empty())
 }
 
-/// A context goes.
+/// Ends all pairs of a context that is being destroyed.
 pub fn forget(scope: Scope) {
     // A failure ends the session and shows at the next call.
     let _ = end(scope, |pair| {
@@ -117,7 +118,7 @@ pub fn forget(scope: Scope) {
     });
 }
 
-/// The worker has reset its contexts.
+/// Forgets all pairs, after the worker has reset its contexts.
 pub fn forget_all() {
     pairs().clear();
 }

@@ -1,5 +1,5 @@
-//! Registered memory that is a file's, shared with other processes: the worker maps the same file, and the device
-//! reaches the same pages. Nothing is moved, so whoever else has the file mapped sees what the device writes.
+//! Registered memory that is a shared mapping of a file: the worker maps the same file, and the device reaches the same
+//! pages. No page is moved, so other processes that map the file see the device's writes.
 
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
@@ -15,9 +15,9 @@ use crate::session::OnDevice;
 /// A registration.
 #[derive(Debug)]
 struct Reached {
-    /// The device's address of what the program registered.
+    /// The device's address of the registered memory.
     device: u64,
-    /// Where the device has its first page.
+    /// The device's address of its first page.
     at: u64,
 }
 
@@ -27,7 +27,7 @@ fn reached() -> MutexGuard<'static, Vec<Reached>> {
     REACHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file, as the kernel names it.
+/// Identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     device: (u32, u32),
@@ -35,7 +35,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The file that all of the parts are shared with, one after the other.
+    /// Returns the file of which all parts are shared mappings at consecutive offsets.
     pub fn of(parts: &[Mapping]) -> Option<Self> {
         let first = parts.first()?;
         let same = |part: &Mapping| {
@@ -50,8 +50,8 @@ impl Identity {
         (first.inode != 0 && parts.iter().all(same)).then_some(found)
     }
 
-    /// Whether a descriptor is of this file, to read and to write, and the file is memory that processes share: no
-    /// other can be mapped for the device.
+    /// Returns true if a descriptor refers to this file, for reading and writing, and the file lies in a tmpfs: the
+    /// device can map no other.
     fn is(self, number: RawFd) -> bool {
         let mut status = MaybeUninit::<libc::stat>::uninit();
         let mut system = MaybeUninit::<libc::statfs>::uninit();
@@ -74,11 +74,12 @@ impl Identity {
             && (libc::major(status.st_dev), libc::minor(status.st_dev)) == self.device
     }
 
-    /// The file that is mapped at an address: by any descriptor that this process has of it, or by the name of its
-    /// mapping, which takes a privilege, or by its own name, if it still has it.
+    /// Returns a descriptor of the file that is mapped at an address: one that this process has open, or one opened by
+    /// the name of the mapping (`/proc/self/map_files`, which needs a privilege) or by the file's own name, if it still
+    /// has it.
     ///
-    /// A descriptor is used as it is: to close a copy of it would release the locks that the program has on the file.
-    /// One that was opened here comes with its owner.
+    /// A descriptor of the program is not duplicated: closing a duplicate would release the program's locks on the
+    /// file. A descriptor opened here comes with its owner.
     fn open(self, address: u64) -> Option<(RawFd, Option<File>)> {
         let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
         let mut numbers =
@@ -88,7 +89,7 @@ impl Identity {
         }
         let names = maps::names(address).ok().flatten().into_iter().flatten();
         let mut files = names.filter_map(|name| {
-            // What has the name now may be anything, which to open might do anything.
+            // Another file may have the name by now; opening a device or a FIFO could have side effects.
             let status = std::fs::metadata(&name).ok()?;
             if !status.is_file() || status.ino() != self.inode {
                 return None;
@@ -102,14 +103,14 @@ impl Identity {
     }
 }
 
-/// Lets the device reach registered memory that is a file's: its address for the device.
+/// Maps registered memory of a file for the device; returns the device's address.
 pub fn place(session: OnDevice, address: u64, pages: Pages, parts: &[Mapping]) -> Result<u64> {
     let (identity, first) = Identity::of(parts)
         .zip(parts.first())
         .filter(|_| session.maps_files())
         .ok_or(CuError::NOT_SUPPORTED)?;
     let (number, _owner) = identity.open(address).ok_or(CuError::NOT_SUPPORTED)?;
-    // What the file does not have yet is this process's, as natively, and not the worker's.
+    // Pages that the file does not have yet are charged to this process, as natively, and not to the worker.
     pages.populate();
     let is_still = || identity.is(number);
     let at = session.map_file(number, is_still, first.offset, pages.bytes())?;
@@ -118,7 +119,7 @@ pub fn place(session: OnDevice, address: u64, pages: Pages, parts: &[Mapping]) -
     Ok(device)
 }
 
-/// Ends the registration that has this address for the device; false if it was not of a file.
+/// Ends the registration with this device address; returns false if it was not of a file.
 pub fn release(session: OnDevice, device: u64) -> bool {
     let mut reached = reached();
     let found = reached.iter().position(|file| file.device == device);

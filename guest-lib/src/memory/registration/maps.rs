@@ -1,4 +1,4 @@
-//! What the kernel says is mapped in this process (`/proc/self/maps`, proc(5)).
+//! Reads the mappings of this process (`/proc/self/maps`, proc(5)).
 
 use std::io;
 
@@ -7,17 +7,17 @@ use std::io;
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
-    /// Readable and writable, not executable, private, of no file, and no growing stack.
+    /// True for a readable, writable, private and anonymous mapping that is neither executable nor a stack.
     pub is_plain: bool,
-    /// Readable, writable and shared.
+    /// True for a readable, writable and shared mapping.
     pub is_shared: bool,
     pub offset: u64,
     pub device: (u32, u32),
-    /// 0 for what no file is behind.
+    /// 0 for a mapping without a file.
     pub inode: u64,
 }
 
-/// All mappings, by address.
+/// Returns all mappings, ordered by address.
 pub fn read() -> io::Result<Vec<Mapping>> {
     let text = std::fs::read_to_string("/proc/self/maps")?;
     Ok(text.lines().filter_map(parse).collect())
@@ -46,8 +46,8 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The names of the file that is mapped at an address: that of the mapping, and its own, which may be another's by
-/// now.
+/// Returns two paths of the file that is mapped at an address: that in `map_files`, and the file's own, which may name
+/// another file by now.
 pub fn names(address: u64) -> io::Result<Option<[String; 2]>> {
     let text = std::fs::read_to_string("/proc/self/maps")?;
     let here = |line: &&str| {
@@ -62,7 +62,7 @@ fn names_of(line: &str) -> Option<[String; 2]> {
     Some([format!("/proc/self/map_files/{range}"), format!("/{name}")])
 }
 
-/// The parts of `start..end` by the mapping that they lie in; `None` if some of it is not mapped.
+/// Returns the parts of `start..end`, one for each mapping; `None` if some of it is not mapped.
 pub fn parts(mappings: &[Mapping], start: u64, end: u64) -> Option<Vec<Mapping>> {
     let mut at = start;
     let mut parts = Vec::new();

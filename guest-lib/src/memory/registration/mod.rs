@@ -1,18 +1,18 @@
-//! Registered memory (`cuMemHostRegister`): a program's own pages, which the device is to reach.
+//! Registered memory (`cuMemHostRegister`): makes pages of the program accessible to the device.
 //!
-//! Where the program's pages are private memory of no file, they become arena in place: the program keeps its
-//! addresses, and the device reaches the same pages at their address in the arena. A page that other processes
-//! share is never moved, since they would stay behind: where it is of a file of shared memory and the worker is a
-//! process of the same system, that maps the file too (`files`). Otherwise copies of it are staged, as of any memory,
-//! and the device cannot reach it. So it is too with pages of a program in a VM, whose window can be mapped in pieces
-//! of 2 MiB only, and where writers cannot be held off (`pages`).
+//! Private anonymous pages are replaced in place by pages of the arena: the program keeps its addresses, and the device
+//! reaches the same pages at their address in the arena. Pages that other processes share are never moved, since those
+//! processes would keep the old ones. If they belong to a tmpfs file and the worker runs in the same system, the worker
+//! maps the file too (`files`). Otherwise the device cannot reach the memory, and copies of it are staged, as of any
+//! memory. The same holds in a VM, whose window can be mapped only in pieces of 2 MiB, and where userfaultfd cannot
+//! block writers (`pages`).
 //!
-//! A forked child has copies of its own of what was registered, as of all private memory. Handlers of `fork` put
-//! them there: a child that is made without them (`_Fork`, the system calls) has nothing at these pages, nor has it
-//! in time if the forking thread's own stack is among them.
+//! A forked child has its own copies of registered memory, as of all private memory. Handlers of `fork` map them: in a
+//! child that is created without the handlers (`_Fork`, the system calls) these pages are unmapped. They are also
+//! unmapped until the handler has run, which fails if the forking thread's own stack is among them.
 //!
-//! Nothing can hold off who has pinned the pages: what is written to them by I/O that began before they were moved,
-//! or for buffers that were registered with io_uring or RDMA, is lost.
+//! Pinned pages cannot be protected: writes by I/O that began before the pages were moved, or to buffers that were
+//! registered with io_uring or RDMA, are lost.
 
 mod files;
 mod maps;
@@ -27,19 +27,19 @@ use crate::log;
 use crate::pages::{self, PAGE, Pages, Spare};
 use crate::session::{OnDevice, Session};
 
-/// Pages that are arena now.
+/// Pages of the program that were replaced by arena.
 #[derive(Debug)]
 struct Run {
     pages: Pages,
-    /// Where they lie in the arena.
+    /// Address of the pages in the arena.
     block: u64,
-    /// What is mapped at their first page: the file by device and inode, and the place in it.
+    /// Mapping at their first page: the file's device and inode, and the offset in the file.
     device: (u32, u32),
     inode: u64,
     offset: u64,
-    /// Registrations of memory in them; none where the pages could not be moved back.
+    /// Number of registrations in the pages; 0 if the pages could not be moved back.
     users: usize,
-    /// What a child that is being forked gets.
+    /// Copies of the pages for a child that is being forked.
     snapshots: Vec<(Pages, Spare)>,
 }
 
@@ -52,7 +52,7 @@ impl Run {
         self.pages.overlap(pages)
     }
 
-    /// Whether a mapping is what was put at its pages: the program may have mapped something else there.
+    /// Returns true if a mapping is the arena at this run's pages: the program may have mapped other memory there.
     fn is_at(&self, mapping: &Mapping) -> bool {
         mapping.inode == self.inode
             && mapping.device == self.device
@@ -60,7 +60,7 @@ impl Run {
                 == self.offset.wrapping_sub(self.pages.start)
     }
 
-    /// Those of its pages that are still where they were put.
+    /// Returns the run's pages that are still mapped to the arena.
     fn pieces(&self) -> io::Result<Vec<Pages>> {
         let here = |mapping: &Mapping| {
             let start = mapping.start.max(self.pages.start);
@@ -77,7 +77,7 @@ fn runs() -> MutexGuard<'static, Vec<Run>> {
     RUNS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why the device cannot reach memory where it is.
+/// Cause why the device cannot reach memory in place.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("this session's arena cannot be mapped in single pages")]
@@ -94,11 +94,12 @@ enum Refusal {
     Move(#[from] io::Error),
 }
 
-/// What is wrong with a range that is to be registered.
+/// Error of a range that is not mapped entirely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotMapped;
 
-/// Lets the device reach a range of the program's memory: its address for the device, `None` where it cannot be.
+/// Makes a range of the program's memory accessible to the device. Returns the device's address, or `None` if that is
+/// impossible.
 pub fn place(session: OnDevice, address: u64, bytes: u64) -> Result<Option<u64>, NotMapped> {
     let pages = Pages::around(address, bytes).ok_or(NotMapped)?;
     let mut runs = runs();
@@ -130,7 +131,7 @@ fn mapped(pages: Pages) -> Result<Vec<Mapping>, NotMapped> {
     maps::parts(&mappings, pages.start, pages.end).ok_or(NotMapped)
 }
 
-/// Tries again to move back what stayed arena when its last use ended: whether any of it is arena no more.
+/// Tries again to move back pages that could not be moved when their last use ended. Returns true if any were moved.
 fn drop_unused(session: &Session, runs: &mut Vec<Run>) -> bool {
     let before = runs.len();
     runs.retain(|run| {
@@ -199,7 +200,7 @@ fn move_in(
     }
 }
 
-/// Ends one use of memory that [`place`] let the device reach, at `device`. The device has finished with it.
+/// Ends one use of memory that [`place`] made accessible at `device`. The device must have finished with it.
 pub fn release(session: OnDevice, address: u64, device: u64) {
     if files::release(session, device) {
         return;
@@ -219,15 +220,15 @@ pub fn release(session: OnDevice, address: u64, device: u64) {
             let run = runs.swap_remove(index);
             session.free_arena(run.block);
         }
-        // They stay arena, which the program does not notice, until the next registration.
+        // The pages stay arena until the next registration, which the program does not notice.
         Err(error) => log::debug!("registered pages cannot be moved back: {error}"),
     }
 }
 
-/// Gives the program memory of its own again, wherever its registered pages are still mapped.
+/// Replaces the arena by private memory wherever the run's pages are still mapped.
 fn move_back(run: &Run) -> io::Result<()> {
     for pages in run.pieces()? {
-        // Another thread may have registered what this one runs on.
+        // Another thread may have registered the stack of this one.
         if pages::are_own(pages)? {
             return Err(io::Error::other("the calling thread runs on them"));
         }
@@ -241,12 +242,12 @@ fn move_back(run: &Run) -> io::Result<()> {
 /// A fork that is under way.
 struct Fork {
     runs: MutexGuard<'static, Vec<Run>>,
-    /// Why the child has not all of them.
+    /// Cause why the child lacks some of the pages.
     failure: Option<io::Error>,
 }
 
 thread_local! {
-    /// Held while this thread forks.
+    /// Fork of this thread that is under way.
     static FORKING: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
@@ -293,7 +294,8 @@ extern "C" fn in_child() {
     };
     for run in fork.runs.drain(..) {
         for (pages, snapshot) in run.snapshots {
-            // SAFETY: the child has nothing at these pages, which are not forked, and has mapped nothing yet.
+            // SAFETY: these pages are not inherited, so nothing is mapped there in the child, which has made no
+            // mappings yet.
             let _ = unsafe { snapshot.take_place_of(pages) };
         }
     }
