@@ -1,10 +1,10 @@
-//! Stream capture: work that is handed to a stream becomes nodes of a graph.
+//! Stream capture: turns work that is handed to a stream into nodes of a graph.
 //!
-//! A stream that is being captured has a mark that every call looks at; the rest is in the model of
-//! [`graph`](crate::graph). The legacy stream has the mark while any blocking stream is being captured: work in
-//! it would have to wait for that stream.
+//! A stream that is being captured has a mark, which every call checks; the other state is in the model of
+//! [`graph`](crate::graph). The legacy stream has the mark while any blocking stream is being captured: its work would
+//! have to wait for that stream.
 //!
-//! Other calls are forbidden, and end captures, as [`capture_mode`] says.
+//! [`capture_mode`] defines which other calls are forbidden and end captures.
 
 mod nodes;
 
@@ -32,35 +32,35 @@ pub const INVALIDATED: CUstreamCaptureStatus = 2;
 #[derive(Debug)]
 struct Capture {
     graph: GraphHandle,
-    /// The graph was made for it.
+    /// True if the graph was created for the capture.
     owns: bool,
     origin: Handle<Stream>,
     under_way: UnderWay,
     streams: Vec<Handle<Stream>>,
-    /// The last work of streams that are destroyed.
+    /// Last nodes of destroyed streams.
     left: Vec<NodeHandle>,
 }
 
-/// Where a stream is in its capture.
+/// State of a stream in its capture.
 #[derive(Debug, Default)]
 struct Tail {
     capture: u64,
     before: Vec<Edge>,
-    /// The node of its last work, unless the program has had it depend on something else since.
+    /// Node of the stream's last work, unless the program has replaced the stream's dependencies since.
     own: Option<NodeHandle>,
-    /// What the program was shown of it.
+    /// Arrays of the stream's last `cuStreamGetCaptureInfo`.
     shown: Shown,
 }
 
-/// Arrays that a program was given pointers to.
+/// Arrays to which a program has pointers.
 #[derive(Debug, Default)]
 struct Shown {
     nodes: Vec<usize>,
     data: Vec<CUgraphEdgeData>,
 }
 
-/// Where an event was recorded in a capture. It outlives the event's next record and the event itself; only the
-/// event says whether it was recorded so last.
+/// Position at which an event was recorded in a capture. It outlives the event's next record and the event itself; the
+/// event stores whether this was its last record.
 #[derive(Clone, Debug)]
 struct Recorded {
     capture: u64,
@@ -76,7 +76,7 @@ pub struct Captures {
     events: HashMap<Handle<Event>, Recorded>,
 }
 
-/// What `cuStreamGetCaptureInfo` tells.
+/// Result of `cuStreamGetCaptureInfo`.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
     pub id: u64,
@@ -84,18 +84,18 @@ pub struct Info {
     pub nodes: *const CUgraphNode,
     pub data: *const CUgraphEdgeData,
     pub count: usize,
-    /// Whether all dependencies are plain ones.
+    /// True if no dependency has a port or a type other than the default.
     pub plain: bool,
 }
 
-/// Refuses a question about a stream, or a wait for it, that is being captured.
+/// Refuses a query of a captured stream, or a wait for it.
 #[inline]
 pub fn check_wait(target: Target) -> Result {
     check_work(target)?;
     capture_mode::check_call()
 }
 
-/// Refuses work that no graph can do.
+/// Refuses work that a graph cannot contain, if the stream is captured.
 #[inline]
 pub fn check_work(target: Target) -> Result {
     if target.is_captured() {
@@ -104,8 +104,8 @@ pub fn check_work(target: Target) -> Result {
     Ok(())
 }
 
-/// Refuses to destroy the stream that a capture began with, whose end would be nobody's. Natively that one is not to be
-/// destroyed either; the others are, as NCCL does.
+/// Refuses to destroy the origin stream of a capture, since only it can end the capture. CUDA forbids that too. The
+/// capture's other streams may be destroyed, as NCCL does.
 pub fn check_destroy(target: Target) -> Result {
     let begins = |model: &mut Model| {
         let capture = model.capture_of(target)?;
@@ -117,7 +117,7 @@ pub fn check_destroy(target: Target) -> Result {
     Ok(())
 }
 
-/// Ends the capture of a stream for a call that it does not allow; the answer is the call's code.
+/// Invalidates the capture of a stream after a call that it does not allow; returns the call's error.
 #[cold]
 fn refuse(target: Target, code: CuError) -> CuError {
     let refused: Result = with(|model| {
@@ -135,7 +135,7 @@ impl Captures {
         }
     }
 
-    /// The legacy stream was used while blocking streams are being captured, which ends these captures.
+    /// Invalidates all captures of blocking streams, because the legacy stream was used.
     fn implicit(&self) -> CuError {
         for capture in self.live.values() {
             let is_blocking = |stream: &Handle<Stream>| {
@@ -148,7 +148,7 @@ impl Captures {
         CuError::STREAM_CAPTURE_IMPLICIT
     }
 
-    /// Takes a stream into a capture.
+    /// Adds a stream to a capture.
     fn join(&mut self, id: u64, target: Target, before: Vec<Edge>) {
         if let Some(capture) = self.live.get_mut(&id) {
             capture.streams.push(target.handle);
@@ -162,7 +162,7 @@ impl Captures {
         }
     }
 
-    /// Takes all streams out of a capture.
+    /// Ends a capture, and removes its streams from it.
     fn end(&mut self, id: u64) -> Option<Capture> {
         let capture = self.live.remove(&id)?;
         self.events.retain(|_, recorded| recorded.capture != id);
@@ -175,7 +175,7 @@ impl Captures {
 }
 
 impl Model {
-    /// The capture that a stream is in, which is to be valid.
+    /// Returns the capture of a stream, which must be valid.
     fn capture_of(&mut self, target: Target) -> Result<u64> {
         if target.handle.is_legacy() {
             return Err(self.captures.implicit());
@@ -195,7 +195,7 @@ impl Model {
         let graph = captures.live[&id].graph;
         let mut before = captures.tails[&target.handle].before.clone();
         if !matches!(work, Work::Kernel(_)) {
-            // Other work cannot begin early.
+            // Only kernels can begin early.
             let early = before
                 .iter_mut()
                 .filter(|edge| edge.data.r#type == PROGRAMMATIC);
@@ -209,7 +209,7 @@ impl Model {
         Ok(node)
     }
 
-    /// `cuStreamBeginCapture`, into a graph of its own or into one that there is.
+    /// Implements `cuStreamBeginCapture`, into a new graph or an existing one.
     pub fn begin_capture(
         &mut self,
         target: Target,
@@ -248,7 +248,7 @@ impl Model {
         Ok(())
     }
 
-    /// `cuStreamEndCapture`; the graph of the capture is destroyed unless somebody wants it.
+    /// Implements `cuStreamEndCapture`; destroys the capture's own graph unless it is `wanted`.
     pub fn end_capture(&mut self, target: Target, wanted: bool) -> Result<GraphHandle> {
         let tail = self.captures.tails.get(&target.handle);
         let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
@@ -278,9 +278,9 @@ impl Model {
         result.map(|()| ended.graph)
     }
 
-    /// Whether the work of all other streams of a capture comes before what its origin has come to. What the program
-    /// itself had them depend on need not, nor what it had them depend on no longer (CUDA driver API,
-    /// `cuStreamUpdateCaptureDependencies`; NCCL leaves nodes of its own so).
+    /// Returns true if the last work of all other streams of a capture precedes the present position of its origin.
+    /// Dependencies that the program itself set or removed (CUDA driver API, `cuStreamUpdateCaptureDependencies`) need
+    /// not; NCCL leaves nodes of its own unjoined so.
     fn is_joined(&self, id: u64, origin: Handle<Stream>) -> bool {
         let capture = &self.captures.live[&id];
         let last = self.captures.tails[&origin].before.iter();
@@ -291,7 +291,7 @@ impl Model {
         self.all_before(&all, &last)
     }
 
-    /// `cuStreamIsCapturing`.
+    /// Implements `cuStreamIsCapturing`.
     pub fn capture_status(&self, target: Target) -> Result<CUstreamCaptureStatus> {
         if target.handle.is_legacy() {
             return match target.is_captured() {
@@ -309,7 +309,7 @@ impl Model {
         )
     }
 
-    /// What `cuStreamGetCaptureInfo` tells of an active capture. The pointers hold until the stream's next call.
+    /// Implements `cuStreamGetCaptureInfo` for an active capture. The pointers are valid until the stream's next call.
     pub fn capture_info(&mut self, target: Target) -> Result<Info> {
         let tail = self.captures.tails.get_mut(&target.handle);
         let tail = tail.ok_or(CuError::ILLEGAL_STATE)?;
@@ -331,7 +331,7 @@ impl Model {
         })
     }
 
-    /// `cuStreamUpdateCaptureDependencies`.
+    /// Implements `cuStreamUpdateCaptureDependencies`.
     pub fn set_capture_dependencies(
         &mut self,
         target: Target,
@@ -350,7 +350,7 @@ impl Model {
         Ok(())
     }
 
-    /// `cuEventRecord` in a stream that is being captured.
+    /// Implements `cuEventRecord` in a stream that is being captured.
     fn record_captured(&mut self, target: Target, event: Handle<Event>) -> Result {
         let capture = self.capture_of(target)?;
         let before = self.captures.tails[&target.handle].before.clone();
@@ -359,11 +359,11 @@ impl Model {
         Ok(())
     }
 
-    /// `cuStreamWaitEvent` with an event that was recorded in a capture: the stream joins it.
+    /// Implements `cuStreamWaitEvent` with an event that was recorded in a capture: the stream joins the capture.
     fn wait_captured(&mut self, target: Target, event: Handle<Event>) -> Result {
         let recorded = self.captures.events.get(&event).cloned();
         let Recorded { capture, before } = recorded.ok_or(CuError::INVALID_VALUE)?;
-        // A capture that has ended leaves nothing to wait for.
+        // An event of an ended capture is `INVALID_VALUE`.
         let live = self.captures.live.get(&capture);
         let is_valid = live.ok_or(CuError::INVALID_VALUE)?.under_way.is_valid();
         if target.handle.is_legacy() {
@@ -397,7 +397,7 @@ fn edge(node: NodeHandle) -> Edge {
     }
 }
 
-/// Adds dependencies. Two different ones on the same node are a plain one, which is as strong as both.
+/// Adds dependencies. Two different dependencies on one node become a plain one, which is as strong as both.
 fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
     let known: HashMap<NodeHandle, usize> = (0..)
         .zip(&*edges)
@@ -414,7 +414,7 @@ fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
     }
 }
 
-/// Refuses a question about an event, or a wait for it, that a capture does not allow; the question ends the capture.
+/// Refuses a query of an event, or a wait for it, that a capture does not allow; the call invalidates the capture.
 pub fn check_event(event: Handle<Event>) -> Result {
     if event::is_captured(event) {
         return Err(ask(event, true));
@@ -422,7 +422,7 @@ pub fn check_event(event: Handle<Event>) -> Result {
     capture_mode::check_call()
 }
 
-/// Refuses the time of an event that was recorded in a capture.
+/// Refuses to return the time of an event that was recorded in a capture.
 pub fn check_time(event: Handle<Event>) -> Result {
     match event::is_captured(event) {
         true => Err(ask(event, false)),
@@ -430,7 +430,7 @@ pub fn check_time(event: Handle<Event>) -> Result {
     }
 }
 
-/// The answer to a question about an event that was recorded in a capture.
+/// Returns the error of a query of an event that was recorded in a capture; invalidates the capture if `ends`.
 #[cold]
 fn ask(event: Handle<Event>, ends: bool) -> CuError {
     let answer: Result = with(|model| {
@@ -449,7 +449,7 @@ fn ask(event: Handle<Event>, ends: bool) -> CuError {
     answer.err().unwrap_or(CuError::INVALID_VALUE)
 }
 
-/// A stream is gone: with its thread, or with its context. A capture that began in it can have no other end.
+/// Removes a stream that is destroyed, by a call or with its thread or context. A capture that began in it ends.
 #[cold]
 fn leave(stream: Handle<Stream>) {
     let left = with(|model| {
@@ -473,7 +473,7 @@ fn leave(stream: Handle<Stream>) {
     debug_assert!(left.is_ok());
 }
 
-/// Ends all captures: their context goes.
+/// Ends all captures, because their context is destroyed.
 pub fn forget_all() {
     let forgotten = with(|model| {
         let live: Vec<u64> = model.captures.live.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! Conditional nodes: their conditions, which kernels of the graph set, and their bodies, which are graphs.
+//! Conditional nodes: their conditions, which kernels of the graph set, and their body graphs.
 
 use wormhole_api::GraphBranch;
 use wormhole_api::constants::graph_conditional_type;
@@ -12,37 +12,37 @@ use crate::handle::to_pointer;
 use crate::memory::end::End;
 use crate::types::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraph};
 
-/// Most bodies of one node.
+/// Greatest number of bodies of one node.
 const MOST_BODIES: u32 = 1 << 16;
 
-/// A condition of a graph and of all bodies in it, which kernels name by its number there, from 1 on.
+/// A condition of a graph and of all bodies in it. Kernels name it by its number in the graph, from 1 on.
 #[derive(Clone, Copy, Debug)]
 pub struct Condition {
     pub default: u32,
-    /// Whether each launch sets it to its default.
+    /// True if each launch sets the condition to its default.
     pub assigned: bool,
-    /// The node that it decides for, which may be gone.
+    /// Node that the condition controls, which may be destroyed.
     node: Option<NodeHandle>,
 }
 
 /// A conditional node.
 #[derive(Debug)]
 pub struct Conditional {
-    /// The number of its condition.
+    /// Number of the node's condition.
     pub condition: u32,
     pub branch: GraphBranch,
     pub bodies: Box<[GraphHandle]>,
-    /// The same, as the program is shown them.
+    /// Handles of the bodies, as the program sees them.
     shown: Box<[CUgraph]>,
 }
 
-// SAFETY: the pointers are handles of the program's.
+// SAFETY: the pointers are handles, which are never dereferenced.
 unsafe impl Send for Conditional {}
-// SAFETY: nothing in it is changed after it was made.
+// SAFETY: the value is never changed after its creation.
 unsafe impl Sync for Conditional {}
 
 impl Conditional {
-    /// The list of its bodies, which lives as long as the node.
+    /// Returns the list of the node's bodies, which lives as long as the node.
     pub fn shown(&self) -> *mut CUgraph {
         self.shown.as_ptr().cast_mut()
     }
@@ -51,13 +51,13 @@ impl Conditional {
         u32::try_from(self.bodies.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether it decides by the same condition in the same way.
+    /// Returns true if both nodes have the same condition, kind and number of bodies.
     pub fn is_like(&self, other: &Self) -> bool {
         (self.condition, self.branch, self.size()) == (other.condition, other.branch, other.size())
     }
 }
 
-/// `CUgraphConditionalNodeType`, with that many bodies.
+/// Converts a `CUgraphConditionalNodeType`; refuses a number of bodies that it does not allow.
 fn branch(kind: u32, bodies: u32) -> Result<GraphBranch> {
     let branch = match kind {
         graph_conditional_type::IF => GraphBranch::If,
@@ -72,7 +72,7 @@ fn branch(kind: u32, bodies: u32) -> Result<GraphBranch> {
     }
 }
 
-/// Whether a node may lie in a body (CUDA driver API, `CUDA_CONDITIONAL_NODE_PARAMS`).
+/// Returns true if a node may lie in a body (CUDA driver API, `CUDA_CONDITIONAL_NODE_PARAMS`).
 fn may_lie_in_body(work: &Work) -> bool {
     match work {
         Work::Kernel(_) | Work::Fill(_) | Work::Empty | Work::Child(_) | Work::Conditional(_) => {
@@ -97,7 +97,7 @@ fn is_conditional(work: &Work) -> bool {
 }
 
 impl Model {
-    /// The graph that is no node's, with which all of a graph is executed.
+    /// Returns the outermost graph that contains a graph.
     fn root(&self, graph: GraphHandle) -> Result<GraphHandle> {
         let mut root = graph;
         while let Some(parent) = self.graph(root)?.parent {
@@ -106,7 +106,7 @@ impl Model {
         Ok(root)
     }
 
-    /// `cuGraphConditionalHandleCreate`.
+    /// Implements `cuGraphConditionalHandleCreate`.
     pub fn create_condition(
         &mut self,
         graph: GraphHandle,
@@ -123,7 +123,7 @@ impl Model {
         Ok(conditions.len() as u64)
     }
 
-    /// The condition that a program names, if no node has it.
+    /// Returns the number of the condition that a program names, if no node uses it.
     fn free_condition(&self, graph: GraphHandle, handle: u64) -> Result<u32> {
         let conditions = &self.graph(self.root(graph)?)?.conditions;
         let number = u32::try_from(handle).map_err(|_| CuError::INVALID_VALUE)?;
@@ -141,7 +141,7 @@ impl Model {
             .is_some_and(|node| self.nodes.contains_key(&node))
     }
 
-    /// What a conditional node of a graph is to do: its bodies are made for it.
+    /// Makes the work of a conditional node, with new empty bodies.
     pub fn conditional(
         &mut self,
         graph: GraphHandle,
@@ -162,7 +162,7 @@ impl Model {
         })
     }
 
-    /// Gives a new node its condition and its bodies.
+    /// Attaches the condition and the bodies to their new node.
     pub(super) fn take_bodies(
         &mut self,
         graph: GraphHandle,
@@ -179,7 +179,7 @@ impl Model {
         Ok(())
     }
 
-    /// Refuses what cannot be done with graphs that have conditions, nor with their bodies.
+    /// Returns `NOT_SUPPORTED` for a graph that has conditions, and for a body.
     pub(super) fn check_has_no_conditions(&self, graph: GraphHandle) -> Result {
         let none = self.graph(graph)?.conditions.is_empty() && !self.has(graph, &is_conditional)?;
         match none && !self.is_body(graph)? {
@@ -194,7 +194,7 @@ impl Model {
         Ok(parent.is_some_and(|node| is_conditional(&node.work)))
     }
 
-    /// Refuses a body where a graph is asked for that could be executable.
+    /// Returns `INVALID_VALUE` for a body.
     pub(super) fn check_is_no_body(&self, graph: GraphHandle) -> Result {
         match self.is_body(graph)? {
             true => Err(CuError::INVALID_VALUE),
@@ -202,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Refuses to make a body executable by itself, or a graph that has conditional nodes once more.
+    /// Returns `NOT_SUPPORTED` for a body, and for a graph with conditional nodes that already has an executable graph.
     pub(super) fn check_can_be_executable(&self, graph: GraphHandle) -> Result {
         let holder = |executable: &Executable| executable.graph == graph;
         let again = self.executables.values().any(holder) && self.has(graph, &is_conditional)?;
@@ -212,7 +212,7 @@ impl Model {
         }
     }
 
-    /// Whether every condition of a graph has a node.
+    /// Returns true if every condition of a graph has a node.
     pub(super) fn all_conditions_used(&self, graph: GraphHandle) -> Result<bool> {
         let conditions = &self.graph(graph)?.conditions;
         Ok(conditions.iter().all(|condition| self.is_used(condition)))
@@ -220,14 +220,14 @@ impl Model {
 }
 
 impl Step {
-    /// Whether work can be where the step is.
+    /// Returns true if work may lie in the step's body.
     pub fn may_hold(&self, work: &Work) -> bool {
         self.body == 0 || may_lie_in_body(work)
     }
 }
 
 impl Plan {
-    /// A step in a body that cannot be there.
+    /// Returns the node of a step that may not lie in its body, if there is one.
     pub fn misplaced(&self) -> Option<NodeHandle> {
         let misplaced = |step: &&Step| !step.may_hold(&step.work);
         self.steps.iter().find(misplaced).map(|step| step.node)

@@ -1,4 +1,4 @@
-//! A graph as text for Graphviz.
+//! Prints a graph as text for Graphviz.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -14,10 +14,10 @@ use wormhole_api::GraphBranch;
 
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`.
 const VERBOSE: u32 = 1;
-/// All flags that there are.
+/// All known flags.
 const FLAGS: u32 = 0xFFFF;
 
-/// `cuGraphDebugDotPrint`: a cluster of nodes for each graph.
+/// Implements `cuGraphDebugDotPrint`: prints a cluster of nodes for each graph.
 pub fn print(model: &Model, graph: GraphHandle, flags: u32) -> Result<String> {
     if flags & !FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
@@ -28,7 +28,7 @@ pub fn print(model: &Model, graph: GraphHandle, flags: u32) -> Result<String> {
     Ok(text)
 }
 
-/// Writes the text to a file of the program's.
+/// Writes the text to a file that the program names.
 pub fn write(path: &CStr, text: &str) -> Result {
     let path = std::path::Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
     std::fs::write(path, text).map_err(|error| {
@@ -82,7 +82,7 @@ fn cluster(model: &Model, handle: GraphHandle, flags: u32, text: &mut String) ->
     Ok(())
 }
 
-/// The shape of a node, and what it says.
+/// Returns the shape and the label of a node.
 fn label(work: &Work) -> (&'static str, String) {
     match work {
         Work::Kernel(kernel) => {

@@ -1,4 +1,4 @@
-//! Executable graphs: what the backend holds of a graph, and what is done here when it is launched.
+//! Executable graphs: their instances at the backend, and the guest's part in their launches.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -35,10 +35,10 @@ const OPERATION_NOT_SUPPORTED: u32 = 3;
 const MULTIPLE_CONTEXTS: u32 = 4;
 const CONDITIONAL_HANDLE_UNUSED: u32 = 5;
 
-/// What a launch must know without the model.
+/// Facts of an executable graph for a launch without the model's lock.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// A launch is more than a message.
+    /// True if a launch needs more than one message.
     special: AtomicBool,
     context: AtomicU32,
 }
@@ -47,23 +47,23 @@ static EXECUTABLES: Table<ExecutableKind, Facts> = Table::new();
 
 #[derive(Debug)]
 pub struct Executable {
-    /// What it was made of, which may be gone.
+    /// Graph that was instantiated, which may be destroyed.
     pub(super) graph: GraphHandle,
     flags: u64,
     plan: Plan,
     served: Served,
     tasks: Vec<Task>,
-    /// Of each step, the backend's number of the node that can be disabled.
+    /// For each step, the number of the backend's node that can be disabled.
     nodes: Vec<u32>,
-    /// What a launch does beside its steps.
+    /// Changes of guest state by a launch.
     effects: Effects,
-    /// The backend has another plan: nodes were set since.
+    /// True if nodes were set since the backend got the plan.
     stale: bool,
-    /// When the last launch that the guest had a part in is complete.
+    /// Fence of the last launch in which the guest had a part.
     last: Option<Cover>,
 }
 
-/// What executable graphs had that are gone, until their last launch is complete.
+/// Resources of destroyed executable graphs, until their last launch is complete.
 static RETIRED: Mutex<Vec<(Option<Cover>, Served)>> = Mutex::new(Vec::new());
 
 fn retire(cover: Option<Cover>, served: Served) {
@@ -71,7 +71,7 @@ fn retire(cover: Option<Cover>, served: Served) {
     retired.push((cover, served));
 }
 
-/// Gives back what nobody uses any more.
+/// Frees retired resources whose last launch is complete.
 fn reap(scope: Scope) {
     let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
     let done = |(cover, _): &mut (Option<Cover>, Served)| {
@@ -88,7 +88,7 @@ fn reap(scope: Scope) {
     }
 }
 
-/// Why a graph was not made executable: the code of the call, a `CUgraphInstantiateResult`, and the node.
+/// Failure to instantiate a graph: the code of the call, a `CUgraphInstantiateResult`, and the node at fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused {
     pub code: CuError,
@@ -106,13 +106,13 @@ impl From<CuError> for Refused {
     }
 }
 
-/// What a launch of a plan changes that the guest keeps account of: found once, since a plan may be long.
+/// Changes of guest state by a launch of a plan. They are computed once, since a plan may be long.
 #[derive(Debug, Default)]
 struct Effects {
     records: Vec<Handle<Event>>,
-    /// Memory that is the program's afterwards.
+    /// Memory that stays allocated after the launch.
     allocates: Vec<Arc<GraphMemory>>,
-    /// Memory of other graphs that it takes from the program.
+    /// Memory of other graphs that the launch frees.
     frees: Vec<u64>,
 }
 
@@ -170,7 +170,7 @@ fn forget(handle: ExecutableHandle) {
     }
 }
 
-/// `cuGraphInstantiate` and its kin.
+/// Implements `cuGraphInstantiate` and its variants.
 pub fn instantiate(
     scope: Scope,
     model: &mut Model,
@@ -185,7 +185,7 @@ pub fn instantiate(
         return Err(CuError::NOT_SUPPORTED.into());
     }
     reap(scope);
-    // Memory is allocated once, so one graph at a time may have it.
+    // The memory is allocated once, so only one executable graph at a time may use it.
     let memory = |work: &Work| matches!(work, Work::Alloc(_) | Work::Free(_));
     let holder = |executable: &Executable| executable.graph == graph;
     if model.has(graph, &memory)? && model.executables.values().any(holder) {
@@ -208,7 +208,7 @@ pub fn instantiate(
         return Err(Refused {
             code: CuError::INVALID_VALUE,
             result: match model.node(node)?.work {
-                // Memory that is no device's.
+                // Pageable memory belongs to no device.
                 Work::Copy(_) => MULTIPLE_CONTEXTS,
                 _ => OPERATION_NOT_SUPPORTED,
             },
@@ -228,7 +228,7 @@ pub fn instantiate(
             scope.session.request(&message, |()| ())
         }
         Err(error) => {
-            // The backend still has what was described so far.
+            // The backend still has the partial description.
             let _ = scope.session.record(&GraphDestroy { graph: handle });
             Err(error)
         }
@@ -259,7 +259,7 @@ pub fn instantiate(
     Ok(handle)
 }
 
-/// `cuGraphLaunch`.
+/// Implements `cuGraphLaunch`.
 pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     let handle = from_pointer(executable).ok_or(CuError::INVALID_VALUE)?;
     let facts = EXECUTABLES.get(handle).ok_or(CuError::INVALID_VALUE)?;
@@ -276,7 +276,7 @@ pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     target.launched(scope)
 }
 
-/// `cuGraphUpload`.
+/// Implements `cuGraphUpload`.
 pub fn upload(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     let graph = handle(executable)?;
     capture::check_work(target)?;
@@ -289,12 +289,12 @@ pub fn upload(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
 }
 
 impl Model {
-    /// The executable graph that a program names.
+    /// Returns the executable graph of a handle.
     pub fn executable(&self, handle: ExecutableHandle) -> Result<&Executable> {
         self.executables.get(&handle).ok_or(CuError::INVALID_VALUE)
     }
 
-    /// A launch that the guest has a part in.
+    /// Launches an executable graph in which the guest has a part.
     fn launch(
         &mut self,
         scope: Scope,
@@ -346,7 +346,7 @@ impl Model {
         Ok(())
     }
 
-    /// `cuGraphExecDestroy`. What was launched goes on.
+    /// Implements `cuGraphExecDestroy`. Launches under way go on.
     pub fn destroy_executable(&mut self, scope: Scope, handle: ExecutableHandle) -> Result {
         let executable = self
             .executables
@@ -373,12 +373,12 @@ impl Model {
         };
         let handles: Vec<_> = self.executables.keys().filter(own).copied().collect();
         for handle in handles {
-            // The context goes: a failure ends the session and shows at the next call.
+            // The context is destroyed: a failure ends the session and shows at the next call.
             let _ = self.destroy_executable(scope, handle);
         }
     }
 
-    /// Has an executable graph execute something else of the same shape.
+    /// Replaces the plan of an executable graph by one of the same shape.
     fn replace(&mut self, scope: Scope, handle: ExecutableHandle, plan: Plan) -> Result {
         reap(scope);
         let executable = self
@@ -424,7 +424,7 @@ impl Model {
         Ok(())
     }
 
-    /// Tells the backend of nodes that were set, all at once.
+    /// Sends the backend all nodes that were set, in one update.
     fn refresh(&mut self, scope: Scope, handle: ExecutableHandle) -> Result {
         scope.session.alive()?;
         let executable = self.executable(handle)?;
@@ -435,7 +435,7 @@ impl Model {
         self.replace(scope, handle, plan)
     }
 
-    /// `cuGraphExecUpdate`: a code, a `CUgraphExecUpdateResult`, and the nodes at fault.
+    /// Implements `cuGraphExecUpdate`; returns a code, a `CUgraphExecUpdateResult`, and the nodes at fault.
     pub fn update(
         &mut self,
         scope: Scope,
@@ -469,7 +469,7 @@ impl Model {
         if let Some((result, node, from)) = old.refuses(&plan) {
             return (Err(CuError::GRAPH_EXEC_UPDATE_FAILURE), result, node, from);
         }
-        // The nodes go on being those that the graph was made of.
+        // The nodes stay those of the graph that was instantiated.
         plan.places.clone_from(&old.places);
         for (new, old) in plan.steps.iter_mut().zip(&old.steps) {
             new.node = old.node;
@@ -487,7 +487,7 @@ impl Model {
         }
     }
 
-    /// What a node of an executable graph does.
+    /// Returns the work of a node of an executable graph.
     pub fn executed(&self, handle: ExecutableHandle, node: NodeHandle) -> Result<&Work> {
         self.node(node)?;
         let plan = &self.executable(handle)?.plan;
@@ -495,7 +495,7 @@ impl Model {
         Ok(&plan.steps[place.start].work)
     }
 
-    /// Sets what a node of an executable graph does, which stays the same kind of work.
+    /// Sets the work of a node of an executable graph. The kind of work must stay the same.
     pub fn set_executed(
         &mut self,
         handle: ExecutableHandle,
@@ -537,7 +537,7 @@ impl Model {
             }
             step.work = work;
         }
-        // The backend hears of it before the next launch, with all others that were set.
+        // The next launch or upload sends it to the backend, with all other nodes that were set.
         executable.stale = true;
         if let Some(facts) = EXECUTABLES.get(handle) {
             facts.special.store(true, Ordering::Release);
@@ -545,12 +545,12 @@ impl Model {
         Ok(())
     }
 
-    /// `cuGraphExecGetFlags`. Natively those that change nothing are not told.
+    /// Implements `cuGraphExecGetFlags`. Native CUDA omits the flags that change nothing.
     pub fn flags(&self, handle: ExecutableHandle) -> Result<u64> {
         Ok(self.executable(handle)?.flags & !(UPLOAD | USE_NODE_PRIORITY))
     }
 
-    /// `cuGraphNodeGetEnabled`.
+    /// Implements `cuGraphNodeGetEnabled`.
     pub fn is_enabled(&self, handle: ExecutableHandle, node: NodeHandle) -> Result<bool> {
         let place = self.can_be_disabled(handle, node)?;
         Ok(self.executable(handle)?.plan.steps[place].enabled)
@@ -565,7 +565,7 @@ impl Model {
         }
     }
 
-    /// `cuGraphNodeSetEnabled`.
+    /// Implements `cuGraphNodeSetEnabled`.
     pub fn enable(
         &mut self,
         scope: Scope,

@@ -1,5 +1,5 @@
-//! Memory that graphs allocate. It is there from the node's creation on, since the program is told its address
-//! then, and until neither graph nor launch needs it.
+//! Memory that graphs allocate. It is allocated when its node is created, since the program gets its address then, and
+//! freed when neither graph nor launch needs it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,14 +19,14 @@ use crate::session::session;
 pub struct GraphMemory {
     pub address: u64,
     pub bytes: u64,
-    /// The device that it is of.
+    /// Ordinal of the memory's device.
     device: usize,
 }
 
 static USED: AtomicU64 = AtomicU64::new(0);
 static HIGH: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that graphs have, now and at most so far.
+/// Returns the bytes that graphs have allocated: now, and at most so far.
 pub fn usage() -> (&'static AtomicU64, &'static AtomicU64) {
     (&USED, &HIGH)
 }
@@ -49,7 +49,7 @@ impl GraphMemory {
         }))
     }
 
-    /// Frees the memory if nobody else has it.
+    /// Frees the memory if this is the last reference.
     pub fn let_go(memory: Arc<Self>) {
         let Some(memory) = Arc::into_inner(memory) else {
             return;
@@ -61,7 +61,7 @@ impl GraphMemory {
             let message = MemFree {
                 address: DevicePtr(memory.address),
             };
-            // There is nobody left to tell: a failure ends the session and shows at the next call.
+            // No call waits for the result: a failure ends the session and shows at the next call.
             let _ = session.on(memory.device).request(&message, |()| ());
         }
     }
@@ -73,7 +73,7 @@ impl Drop for GraphMemory {
     }
 }
 
-/// `cuMemFree`.
+/// Implements `cuMemFree`.
 pub fn free(scope: Scope, address: u64) -> Result {
     let is_graph =
         |allocation: &Allocation| allocation.base == address && allocation.origin == Origin::Graph;
@@ -85,7 +85,7 @@ pub fn free(scope: Scope, address: u64) -> Result {
 }
 
 impl Model {
-    /// `cuMemFree` of memory that a launch has allocated: it is the graph's again.
+    /// Implements `cuMemFree` for memory that a launch has allocated: the graph may allocate it again.
     fn free(&mut self, address: u64) -> Result {
         let memory = self.live.remove(&address).ok_or(CuError::INVALID_VALUE)?;
         self.gone.memory.push(memory);

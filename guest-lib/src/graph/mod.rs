@@ -1,11 +1,10 @@
-//! Graphs as programs build them: nodes, what each does, and what comes before what.
+//! Graphs as programs build them: nodes, their work and their dependencies.
 //!
-//! All of this is known here alone. The backend hears of a graph when it is made executable
-//! ([`executable`]), as the steps that [`plan`] puts it into. [`capture`] adds nodes for the
-//! work of streams.
+//! Only this library has the graphs. When a graph is instantiated ([`executable`]), the backend gets its steps, in the
+//! order that [`plan`] computes. [`capture`] adds nodes for the work of streams.
 //!
-//! One lock holds the whole model. Launching a graph takes it only where a graph needs the guest for more than
-//! the launch itself.
+//! One lock guards the whole model. A launch locks it only if the guest has a part in the graph besides the launch
+//! itself.
 
 pub mod capture;
 pub mod conditional;
@@ -37,11 +36,11 @@ pub type GraphHandle = Handle<GraphTemplate>;
 pub type NodeHandle = Handle<GraphNode>;
 pub type ExecutableHandle = Handle<ExecutableKind>;
 
-/// Nothing is kept beside the handles: the model has what they stand for.
+/// Handles without facts: the model has the graphs and nodes themselves.
 static GRAPHS: Table<GraphTemplate, ()> = Table::new();
 static NODES: Table<GraphNode, ()> = Table::new();
 
-/// One end of a dependency, and what kind of dependency it is.
+/// One end of a dependency, and the kind of the dependency.
 #[derive(Clone, Copy, Debug)]
 pub struct Edge {
     pub node: NodeHandle,
@@ -54,22 +53,22 @@ pub struct Node {
     pub work: Work,
     pub before: Vec<Edge>,
     pub after: Vec<Edge>,
-    /// The node that it is a copy of.
+    /// Node of which this is a clone.
     original: Option<NodeHandle>,
 }
 
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// In the order in which they were added.
+    /// Nodes in the order in which they were added.
     pub nodes: Vec<NodeHandle>,
-    /// The node whose graph it is.
+    /// Node whose child or body the graph is.
     parent: Option<NodeHandle>,
     pub held: Held,
-    /// Of the graph and the bodies in it; a body has none of its own.
+    /// Conditions of the graph and of the bodies in it; a body has none of its own.
     pub conditions: Vec<Condition>,
-    /// How many graphs came before it.
+    /// Number of graphs that were created before.
     pub number: u64,
-    /// Whether it was ever made executable.
+    /// True if the graph was ever instantiated.
     pub instantiated: bool,
 }
 
@@ -80,14 +79,14 @@ pub struct Model {
     nodes: HashMap<NodeHandle, Node>,
     pub executables: HashMap<ExecutableHandle, executable::Executable>,
     pub captures: Captures,
-    /// Memory that launches have allocated and nobody has freed yet.
+    /// Memory that launches have allocated and that is not freed yet, by address.
     pub live: HashMap<u64, Arc<GraphMemory>>,
     gone: Gone,
     made: u64,
 }
 
-/// What graphs that are gone had. It is released when nobody holds the model: that may call the program, or
-/// wait.
+/// Objects and memory of destroyed graphs. They are released without the model's lock, because that may call the
+/// program, or wait.
 #[derive(Debug, Default)]
 struct Gone {
     held: Vec<Held>,
@@ -96,7 +95,7 @@ struct Gone {
 
 static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
 
-/// Works with the model.
+/// Calls `work` with the locked model, and then releases the remains of destroyed graphs.
 pub fn with<R>(work: impl FnOnce(&mut Model) -> Result<R>) -> Result<R> {
     let mut model = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
     let result = work(&mut model);
@@ -107,12 +106,12 @@ pub fn with<R>(work: impl FnOnce(&mut Model) -> Result<R>) -> Result<R> {
     result
 }
 
-/// The graph that a program names.
+/// Returns the handle of the graph that a program names.
 pub fn graph_handle(graph: CUgraph) -> Result<GraphHandle> {
     from_pointer(graph).ok_or(CuError::INVALID_VALUE)
 }
 
-/// The node that a program names.
+/// Returns the handle of the node that a program names.
 pub fn node_handle(node: CUgraphNode) -> Result<NodeHandle> {
     from_pointer(node).ok_or(CuError::INVALID_VALUE)
 }
@@ -149,7 +148,7 @@ impl Model {
         Ok(handle)
     }
 
-    /// `cuGraphDestroy`. What was made executable of it goes on.
+    /// Implements `cuGraphDestroy`. Executable graphs of it stay valid.
     pub fn destroy(&mut self, handle: GraphHandle) -> Result {
         if self.graph(handle)?.parent.is_some() {
             return Err(CuError::INVALID_VALUE);
@@ -190,7 +189,7 @@ impl Model {
         }
     }
 
-    /// Refuses dependencies that are no nodes of the graph, or that come twice.
+    /// Refuses dependencies that are no nodes of the graph, or that are repeated.
     pub fn check_dependencies(&self, graph: GraphHandle, before: &[Edge]) -> Result {
         self.graph(graph)?;
         let mut seen = HashSet::new();
@@ -208,7 +207,7 @@ impl Model {
         self.check_dependencies(graph, before)?;
         if let Work::Free(address) = work {
             let freed = |work: &Work| matches!(work, Work::Free(other) if *other == address);
-            // A graph that was made executable as it allocates is not made one that frees.
+            // A graph that was instantiated with an allocation cannot become one that frees it.
             let own = |work: &Work| matches!(work, Work::Alloc(own) if own.address == address);
             let settled = self.graph(graph)?.instantiated && self.has(graph, &own)?;
             if settled || self.has(graph, &freed)? {
@@ -247,7 +246,7 @@ impl Model {
         Ok(handle)
     }
 
-    /// Refuses what cannot be done with graphs that allocate or free memory.
+    /// Returns `NOT_SUPPORTED` for a graph that allocates or frees memory.
     fn check_has_no_memory(&self, graph: GraphHandle) -> Result {
         match self.has(graph, &|work| {
             matches!(work, Work::Alloc(_) | Work::Free(_))
@@ -257,7 +256,7 @@ impl Model {
         }
     }
 
-    /// Whether a graph is another one, or is a node's in it or in one of its children.
+    /// Returns true if a graph is `outer` itself, or lies in it at any depth.
     fn lies_in(&self, graph: GraphHandle, outer: GraphHandle) -> Result<bool> {
         let mut next = Some(graph);
         while let Some(graph) = next {
@@ -272,7 +271,7 @@ impl Model {
         Ok(false)
     }
 
-    /// `cuGraphDestroyNode`.
+    /// Implements `cuGraphDestroyNode`.
     pub fn destroy_node(&mut self, handle: NodeHandle) -> Result {
         let node = self.node(handle)?;
         let (before, after) = (node.before.clone(), node.after.clone());
@@ -293,7 +292,7 @@ impl Model {
         Ok(())
     }
 
-    /// `cuGraphAddDependencies`: all of them, or none. A cycle is found when the graph is made executable.
+    /// Implements `cuGraphAddDependencies`: adds all edges, or none. A cycle is found when the graph is instantiated.
     pub fn connect(&mut self, graph: GraphHandle, edges: &[(NodeHandle, Edge)]) -> Result {
         self.graph(graph)?;
         let mut seen = HashSet::new();
@@ -317,7 +316,7 @@ impl Model {
         Ok(())
     }
 
-    /// `cuGraphRemoveDependencies`: all of them, or none.
+    /// Implements `cuGraphRemoveDependencies`: removes all edges, or none.
     pub fn disconnect(&mut self, graph: GraphHandle, edges: &[(NodeHandle, Edge)]) -> Result {
         self.graph(graph)?;
         for (from, to) in edges {
@@ -339,7 +338,7 @@ impl Model {
         Ok(())
     }
 
-    /// Every dependency of a graph, from node to node.
+    /// Returns every dependency of a graph, from node to node.
     pub fn edges(&self, graph: GraphHandle) -> Result<Vec<(NodeHandle, Edge)>> {
         let mut edges = Vec::new();
         for node in &self.graph(graph)?.nodes {
@@ -358,7 +357,7 @@ impl Model {
         Ok(nodes.filter(is_root).collect())
     }
 
-    /// Whether work of this kind is in a graph, in one of its children or in a body.
+    /// Returns true if work of this kind is in a graph, in one of its children or in a body.
     pub fn has(&self, graph: GraphHandle, kind: &impl Fn(&Work) -> bool) -> Result<bool> {
         for node in &self.graph(graph)?.nodes {
             let work = &self.node(*node)?.work;
@@ -379,7 +378,7 @@ impl Model {
         Ok(false)
     }
 
-    /// `cuGraphClone`. Memory and conditions belong to one graph, which cannot be cloned.
+    /// Implements `cuGraphClone`. A graph with memory or conditions cannot be cloned, since these belong to one graph.
     pub fn clone_graph(&mut self, graph: GraphHandle) -> Result<GraphHandle> {
         self.check_has_no_memory(graph)?;
         self.check_has_no_conditions(graph)?;
@@ -417,7 +416,7 @@ impl Model {
         Ok(clone)
     }
 
-    /// `cuGraphNodeFindInClone`.
+    /// Implements `cuGraphNodeFindInClone`.
     pub fn find_in_clone(&self, original: NodeHandle, clone: GraphHandle) -> Result<NodeHandle> {
         for node in &self.graph(clone)?.nodes {
             let candidate = self.node(*node)?;
@@ -433,7 +432,7 @@ impl Model {
         Err(CuError::INVALID_VALUE)
     }
 
-    /// Whether every node of `nodes` comes before one of `last`, or is one of them.
+    /// Returns true if every node of `nodes` precedes one of `last`, or is one of them.
     pub fn all_before(&self, nodes: &[NodeHandle], last: &[NodeHandle]) -> bool {
         let mut wanted: HashSet<NodeHandle> = nodes.iter().copied().collect();
         let mut seen = HashSet::new();
@@ -454,17 +453,16 @@ impl Model {
 
 /// Ports of kernels other than their end (`CU_GRAPH_KERNEL_NODE_PORT_*`).
 pub mod port {
-    /// All blocks have let dependents be launched, or have ended.
+    /// Port that is reached when all blocks have triggered the launch of dependents, or have ended.
     pub const PROGRAMMATIC: u8 = 1;
-    /// All blocks have begun.
+    /// Port that is reached when all blocks have begun.
     pub const LAUNCH_ORDER: u8 = 2;
 }
 
 /// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
 pub const PROGRAMMATIC: u8 = 1;
 
-/// Refuses kinds of dependencies that there are not: only kernels have ports, and only they allow what comes
-/// after them to begin early.
+/// Refuses invalid kinds of dependencies: only kernels have ports, and only their dependents may begin early.
 fn check_data(from: &Node, data: CUgraphEdgeData) -> Result {
     let plain = data.from_port == 0 && data.r#type == 0;
     let kernel = matches!(from.work, Work::Kernel(_));

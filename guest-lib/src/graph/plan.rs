@@ -1,4 +1,4 @@
-//! The steps of a graph, in an order in which they can be executed, and how the backend is told of them.
+//! Orders the steps of a graph for execution, and describes them to the backend.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -25,31 +25,31 @@ use crate::work::copy3d::{Ends, Place, staged};
 use crate::work::host_function::{Function, NodeWords};
 use crate::work::mem_ops;
 
-/// Edges of one message.
+/// Greatest number of edges of one message.
 const EDGES: usize = 1024;
-/// Staging of a graph starts at a page.
+/// Alignment of a graph's staging memory.
 const PAGE: u64 = 4096;
 
 pub use wormhole_api::constants::graph_update_result as update;
 
-/// One step. A child graph is two, around its own.
+/// One step. A child graph has two steps, before and after its own.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub node: NodeHandle,
     pub work: Work,
     pub before: Vec<(usize, CUgraphEdgeData)>,
     pub enabled: bool,
-    /// The body that it lies in; the graph itself is body 0.
+    /// Body that contains the step; the graph itself is body 0.
     pub body: u32,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// The steps of each node.
+    /// Steps of each node.
     pub places: HashMap<NodeHandle, Range<usize>>,
     conditions: Vec<Condition>,
-    /// Bodies of conditional steps, in the order of these.
+    /// Number of bodies of conditional steps. Bodies are numbered from 1, in the order of these steps.
     bodies: u32,
 }
 
@@ -57,16 +57,16 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub struct Cycle(pub NodeHandle);
 
-/// What the guest keeps for an executable graph.
+/// Resources of the guest for an executable graph.
 #[derive(Debug, Default)]
 pub struct Served {
-    /// Words of the steps that are done here.
+    /// Words of the steps that the guest performs.
     pub words: HashMap<usize, NodeWords>,
-    /// Arena that the program's memory goes through.
+    /// Arena through which copies of pageable memory go.
     pub staging: Vec<u64>,
 }
 
-/// What is done here when the turn of a step comes.
+/// Function that the guest calls when a step is due.
 #[derive(Clone, Copy, Debug)]
 pub struct Task {
     pub step: usize,
@@ -74,23 +74,23 @@ pub struct Task {
     pub function: Function,
 }
 
-/// How the backend knows a plan.
+/// Result of describing a plan to the backend.
 #[derive(Debug, Default)]
 pub struct Described {
     pub tasks: Vec<Task>,
-    /// Of each step, the node of the description that can be disabled.
+    /// For each step, the number of the backend's node that can be disabled.
     pub nodes: Vec<u32>,
-    /// Arena of this description alone.
+    /// Arena of this description.
     pub staging: Vec<u64>,
 }
 
 impl Described {
-    /// In the place of a node's number: it is done here as a whole.
+    /// Value in place of a node's number for a step that the guest performs alone.
     pub const DONE_HERE: u32 = u32::MAX;
 }
 
 impl Plan {
-    /// The steps of a graph: what was added first comes first, where dependencies leave a choice.
+    /// Orders the steps of a graph by its dependencies; of independent nodes, the one that was added first comes first.
     pub fn of(model: &Model, graph: GraphHandle) -> Result<std::result::Result<Self, Cycle>> {
         let mut plan = Self {
             conditions: model.graph(graph)?.conditions.clone(),
@@ -100,7 +100,7 @@ impl Plan {
         Ok(done.map(|_| plan))
     }
 
-    /// Adds the steps of a graph behind `first`, in a body; the answer is the last ones.
+    /// Adds the steps of a graph behind `first`, in a body; returns the last steps.
     fn lay(
         &mut self,
         model: &Model,
@@ -122,7 +122,7 @@ impl Plan {
                 ready.push(Reverse(number));
             }
         }
-        // The step that stands for the end of each node.
+        // Last step of each node.
         let mut ends: Vec<Option<usize>> = vec![None; nodes.len()];
         let mut last = Vec::new();
         while let Some(Reverse(number)) = ready.pop() {
@@ -189,8 +189,8 @@ impl Plan {
         Ok(left.map_or(Ok(last), |number| Err(Cycle(nodes[number]))))
     }
 
-    /// Why another plan cannot take this one's place: a result of an update, the node at fault, and the other
-    /// end of the dependency at fault.
+    /// Returns why another plan cannot replace this one: the result of the update, the node at fault, and the other end
+    /// of the dependency at fault.
     pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
         if self.steps.len() != other.steps.len() {
             return Some((update::ERROR_TOPOLOGY_CHANGED, None, None));
@@ -225,8 +225,8 @@ impl Plan {
         None
     }
 
-    /// Tells the backend of the plan, under a handle that it does not know yet. What was told when a step fails
-    /// is the caller's to take back.
+    /// Describes the plan to the backend, under a new handle. If a step fails, the caller must destroy the partial
+    /// description.
     pub fn describe(
         &self,
         scope: Scope,
@@ -252,7 +252,7 @@ struct Description<'a> {
     scope: Scope,
     graph: ExecutableHandle,
     count: u32,
-    /// Where nodes are added.
+    /// Body to which nodes are added.
     body: u32,
     edges: Vec<GraphEdge>,
     described: Described,
@@ -290,7 +290,7 @@ impl Description<'_> {
         Ok(())
     }
 
-    /// Has the nodes that follow added to a body.
+    /// Makes the backend add the nodes that follow to a body.
     fn enter(&mut self, body: u32) -> Result {
         if self.body != body {
             self.scope.session.record(&GraphBody {
@@ -307,7 +307,7 @@ impl Description<'_> {
         self.edges.push(GraphEdge { from, to, data });
     }
 
-    /// Sends one node; the answer is its number.
+    /// Sends one node; returns its number.
     fn node<M: Message>(&mut self, message: &M) -> Result<u32> {
         self.scope.session.record(message)?;
         self.count += 1;
@@ -378,7 +378,7 @@ impl Description<'_> {
         }
     }
 
-    /// An event, which may have been destroyed since the node was added.
+    /// Adds an event node. Refuses an event that was destroyed since the node was added.
     fn event(&mut self, event: Handle<Event>, kind: GraphEventKind) -> Result<u32> {
         event::exists(to_pointer(event)).map_err(|_| CuError::INVALID_VALUE)?;
         self.node(&GraphEvent {
@@ -388,7 +388,7 @@ impl Description<'_> {
         })
     }
 
-    /// A node that is done here.
+    /// Adds a node that the guest performs.
     fn host(&mut self, step: usize, function: Function) -> Result<u32> {
         let words = match self.served.words.get(&step) {
             Some(words) => *words,
@@ -409,7 +409,7 @@ impl Description<'_> {
         })
     }
 
-    /// A copy. The program's own memory goes through arena, to or from which it is copied here.
+    /// Adds a copy. Pageable memory goes through the arena, to or from which the guest copies it.
     fn copy(&mut self, step: usize, copy: Ends) -> Result<u32> {
         let Ends {
             to: (to_end, to),
@@ -507,7 +507,7 @@ mod tests {
             let mut model = Model::default();
             let graph = model.create().unwrap();
             let nodes: Vec<_> = (0..count).map(|_| empty(&mut model, graph, &[])).collect();
-            // From a greater number to a smaller one: against the order of adding.
+            // An edge against the order in which the nodes were added.
             for (one, other) in pairs {
                 let (from, to) = (one.max(other), one.min(other));
                 if from < count {
@@ -523,7 +523,7 @@ mod tests {
                 prop_assert!(before.iter().any(|(step, _)| *step == from.start));
             }
             prop_assert!(plan.refuses(&plan).is_none());
-            // One dependency back, and there is no order.
+            // One dependency back makes a cycle.
             if let Some((from, to)) = model.edges(graph).unwrap().first().copied() {
                 model.connect(graph, &[(to.node, edge(from))]).unwrap();
                 prop_assert!(Plan::of(&model, graph).unwrap().is_err());
@@ -559,7 +559,7 @@ mod tests {
             assert_eq!(from(step), *wanted, "step {step}");
         }
         assert_eq!(plan.places[&after], 6..7);
-        // The child has no end of its own, and goes with its parent.
+        // The child cannot be destroyed by itself, only with its parent.
         assert!(model.destroy(copy).is_err());
         model.destroy(graph).unwrap();
         assert!(model.graph(copy).is_err() && model.graph(inner).is_ok());

@@ -40,7 +40,8 @@ impl Operation<'_> {
     }
 }
 
-/// Hands an operation to a stream. Every caller knows the kind, so that a launch, inlined, pays for no other one.
+/// Hands an operation to a stream. The kind is constant at every call, so the inlined code of a launch handles no other
+/// kind.
 #[inline(always)]
 pub fn submit(scope: Scope, target: Target, operation: Operation<'_>) -> Result {
     if target.is_captured() || operation.is_of_capture() {

@@ -1,4 +1,4 @@
-//! User objects: what a program wants destroyed when no graph uses it any more.
+//! User objects, which are destroyed when no graph references them any more.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ struct Object {
     references: u64,
 }
 
-// SAFETY: the pointer is the program's, and is only handed to the program's own function.
+// SAFETY: the pointer belongs to the program, and is passed only to the program's own function.
 unsafe impl Send for Object {}
 
 static HANDLES: Table<UserObject, ()> = Table::new();
@@ -34,7 +34,7 @@ pub fn handle(object: CUuserObject) -> Result<ObjectHandle> {
     from_pointer(object).ok_or(CuError::INVALID_VALUE)
 }
 
-/// `cuUserObjectCreate`.
+/// Implements `cuUserObjectCreate`.
 pub fn create(data: *mut c_void, destroy: CUhostFn, references: u32) -> Result<ObjectHandle> {
     let handle = HANDLES.mint(|()| {})?;
     let object = Object {
@@ -46,7 +46,7 @@ pub fn create(data: *mut c_void, destroy: CUhostFn, references: u32) -> Result<O
     Ok(handle)
 }
 
-/// `cuUserObjectRetain`.
+/// Implements `cuUserObjectRetain`.
 pub fn retain(object: ObjectHandle, count: u64) -> Result {
     let mut objects = objects();
     let object = objects.get_mut(&object).ok_or(CuError::INVALID_VALUE)?;
@@ -54,7 +54,7 @@ pub fn retain(object: ObjectHandle, count: u64) -> Result {
     Ok(())
 }
 
-/// `cuUserObjectRelease`. Who gives the last reference back calls the program's function.
+/// Implements `cuUserObjectRelease`. The release of the last reference calls the program's function.
 pub fn release(handle: ObjectHandle, count: u64) -> Result {
     let mut all = objects();
     let object = all.get_mut(&handle).ok_or(CuError::INVALID_VALUE)?;
@@ -82,7 +82,7 @@ pub fn release(handle: ObjectHandle, count: u64) -> Result {
     Ok(())
 }
 
-/// The references that a graph has.
+/// References of a graph to user objects.
 #[derive(Debug, Default)]
 pub struct Held(HashMap<ObjectHandle, u64>);
 
@@ -91,7 +91,7 @@ impl Held {
         *self.0.entry(object).or_default() += count;
     }
 
-    /// Gives up references that the graph has.
+    /// Removes references of the graph.
     pub fn give(&mut self, object: ObjectHandle, count: u64) -> Result {
         let held = self.0.get_mut(&object).ok_or(CuError::INVALID_VALUE)?;
         *held = held.checked_sub(count).ok_or(CuError::INVALID_VALUE)?;
@@ -101,7 +101,7 @@ impl Held {
         Ok(())
     }
 
-    /// References to the same objects for another graph.
+    /// Adds a reference to each object for another graph, and returns them.
     pub fn share(&self) -> Self {
         let shared = self.0.keys().filter(|object| retain(**object, 1).is_ok());
         Self(shared.map(|object| (*object, 1)).collect())
@@ -109,7 +109,7 @@ impl Held {
 
     pub fn release(self) {
         for (object, count) in self.0 {
-            // An object whose references the program has given back too often is gone.
+            // The object is gone if the program has released too many references.
             let _ = release(object, count);
         }
     }

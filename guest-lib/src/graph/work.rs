@@ -1,4 +1,4 @@
-//! What the nodes of a graph do.
+//! Work of graph nodes.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -43,10 +43,10 @@ pub enum Work {
     Conditional(Arc<Conditional>),
 }
 
-// SAFETY: the pointers in it are the program's, which hands them over for use on any thread, or lead to what
-// the same value owns.
+// SAFETY: the pointers belong to the program, which passes them for use on any thread, or point into memory that the
+// same value owns.
 unsafe impl Send for Work {}
-// SAFETY: nothing in it is changed while it is shared.
+// SAFETY: the value is never changed while it is shared.
 unsafe impl Sync for Work {}
 
 impl Work {
@@ -60,7 +60,7 @@ impl Work {
         }
     }
 
-    /// `CUgraphNodeType`.
+    /// Returns the `CUgraphNodeType`.
     pub const fn kind(&self) -> u32 {
         match self {
             Self::Kernel(_) => kind::KERNEL,
@@ -79,7 +79,7 @@ impl Work {
     }
 }
 
-/// A function of the program.
+/// A host function of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct HostCall {
     pub function: CUhostFn,
@@ -89,19 +89,19 @@ pub struct HostCall {
 /// A kernel with its parameters.
 #[derive(Debug)]
 pub struct Kernel {
-    /// What the program named it by.
+    /// Handle by which the program named the function.
     pub function: *mut c_void,
     pub shape: Shape,
     pub attributes: Vec<LaunchAttribute>,
     /// The packed parameter buffer.
     pub parameters: Box<[u8]>,
-    /// Where each parameter lies in it: what the program is shown.
+    /// Address of each parameter in the buffer, for the program.
     values: Box<[*mut c_void]>,
 }
 
-// SAFETY: the pointers are a handle of the program's and addresses in what the value itself owns.
+// SAFETY: the pointers are a handle, and addresses in memory that the value itself owns.
 unsafe impl Send for Kernel {}
-// SAFETY: nothing in it is changed after it was made.
+// SAFETY: the value is never changed after its creation.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -127,7 +127,7 @@ impl Kernel {
         })
     }
 
-    /// As a program describes it; the attributes are those of a node that it had before.
+    /// Reads a program's description of a kernel node, with the attributes that the node had before.
     ///
     /// # Safety
     /// The arguments fit the function's parameters.
@@ -141,7 +141,7 @@ impl Kernel {
             function if function.is_null() => wanted.kern,
             function => function,
         };
-        // A function that is none is a value of the parameters here.
+        // An invalid function is `INVALID_VALUE` here, because it is a part of the parameters.
         let found = function::find_on(scope, function);
         let (handle, facts) = found.map_err(|_| CuError::INVALID_VALUE)?;
         let function = match facts.device == scope.session.ordinal() {
@@ -163,7 +163,7 @@ impl Kernel {
         unsafe { with_parameters(facts, arguments, pack) }
     }
 
-    /// What a program is told of it. The pointers lead to the node's own values.
+    /// Returns the description for a program. The pointers lead to the node's own values.
     pub fn described(&self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
         let [x, y, z] = self.shape.grid;
         let [wide, high, deep] = self.shape.block;
@@ -192,7 +192,8 @@ impl Kernel {
         self.attributes.iter().any(set)
     }
 
-    /// The kernel as libraries name theirs; the runtime finds its own by it. Functions of modules have no such name.
+    /// Returns the kernel's handle if it belongs to a library, and null for a function of a module. The runtime finds
+    /// its kernels by it.
     pub fn of_library(&self) -> *mut c_void {
         match function::find(self.function) {
             Ok((_, facts)) if matches!(facts.owner, Owner::Library(_)) => self.function,
@@ -200,7 +201,7 @@ impl Kernel {
         }
     }
 
-    /// The same kernel with an attribute set.
+    /// Returns the same kernel with an attribute set.
     pub fn with_attribute(&self, id: u32, value: [u8; 64]) -> Result<Self> {
         let mut attributes = self.attributes.clone();
         attributes.retain(|attribute| attribute.id != id);
@@ -212,22 +213,22 @@ impl Kernel {
         Self::new(self.function, self.shape, attributes, &self.parameters)
     }
 
-    /// The same kernel with these attributes.
+    /// Returns the same kernel with these attributes.
     pub fn with_attributes(&self, attributes: Vec<LaunchAttribute>) -> Result<Self> {
         Self::new(self.function, self.shape, attributes, &self.parameters)
     }
 }
 
-/// Memory operations as a program gives them. The parameters are kept for it to be shown.
+/// Memory operations, with the parameters as the program passed them, for queries.
 #[derive(Debug)]
 pub struct Operations {
     pub given: Box<[CUstreamBatchMemOpParams]>,
     pub context: *mut c_void,
 }
 
-// SAFETY: the pointer is a handle of the program's.
+// SAFETY: the pointer is a handle, which is never dereferenced.
 unsafe impl Send for Operations {}
-// SAFETY: nothing in it is changed after it was made.
+// SAFETY: the value is never changed after its creation.
 unsafe impl Sync for Operations {}
 
 impl Operations {
@@ -255,9 +256,8 @@ pub fn copied(wanted: &CUDA_MEMCPY3D) -> Result<Option<Ends>> {
     }
 }
 
-/// Whether the work of an executable node may become this (CUDA driver API, `cuGraphExecUpdate`): what it is
-/// done on stays the same kind of memory, a fill of several rows keeps its shape, and a copy of several rows stays
-/// what it is.
+/// Returns true if the work of an executable node may become `new` (CUDA driver API, `cuGraphExecUpdate`): the kinds of
+/// memory stay the same, a fill of several rows keeps its shape, and a copy of several rows stays unchanged.
 pub fn may_become(old: &Work, new: &Work) -> bool {
     match (old, new) {
         (Work::Kernel(old), Work::Kernel(new)) => old.is_cooperative() == new.is_cooperative(),
@@ -284,12 +284,12 @@ fn is_device(end: End) -> bool {
     end == End::Device
 }
 
-/// Whether a copy is one row.
+/// Returns true if a copy is one row.
 fn is_row(copy: &CUDA_MEMCPY3D) -> bool {
     copy.Height <= 1 && copy.Depth <= 1
 }
 
-/// The element of a fill, and whether it has several rows; refuses what the device cannot do.
+/// Returns the element of a fill; refuses a fill that the device cannot perform.
 pub fn check_fill(fill: &CUDA_MEMSET_NODE_PARAMS) -> Result<Element> {
     let element = match fill.elementSize {
         1 => Element::Byte,

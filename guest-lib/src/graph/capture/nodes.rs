@@ -1,4 +1,4 @@
-//! Operations on streams that are captured: the node that each becomes, or what else it does to a capture.
+//! Operations on captured streams: adds the node of each, or changes the state of the capture.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -88,8 +88,8 @@ fn kernel(target: Target, launch: &Launch<'_>) -> Result {
     })
 }
 
-/// Returns how work that waits for an event of a captured launch depends on the launch (CUDA programming guide, "Programmatic
-/// Dependent Launch", "Use in CUDA Graphs").
+/// Returns how work that waits for an event of a captured launch depends on the launch (CUDA programming guide,
+/// "Programmatic Dependent Launch", "Use in CUDA Graphs").
 fn dependency(when: Milestone) -> CUgraphEdgeData {
     let (from_port, kind) = match when {
         Milestone::Triggered => (port::PROGRAMMATIC, PROGRAMMATIC),
@@ -137,7 +137,7 @@ fn operations(given: &[MemoryOperation]) -> Result<Operations> {
             value64: operation.value,
             ..CUstreamBatchMemOpParams::default()
         };
-        // A barrier has no address, and its flags elsewhere.
+        // A barrier has no address, and its flags are in `barrier_flags`.
         match operation.address {
             0 => given.barrier_flags = operation.flags,
             _ => given.flags = operation.flags,
@@ -149,7 +149,7 @@ fn operations(given: &[MemoryOperation]) -> Result<Operations> {
 
 /// Allocates the memory at once: the program is shown its address.
 fn allocate(scope: Scope, target: Target, alloc: Alloc<'_>) -> Result {
-    // Looked at first: memory takes a request.
+    // Checked before the allocation, which needs a request.
     with(|model| model.capture_of(target).map(drop))?;
     let memory = GraphMemory::allocate(scope, alloc.bytes)?;
     let address = memory.address;
@@ -179,7 +179,7 @@ fn wait_event(scope: Scope, target: Target, wait: Wait) -> Result {
     if !wait.is_recorded() {
         return scope.session.alive();
     }
-    // The work before it is in no capture.
+    // The work before the event is in no capture.
     with(|model| {
         let capture = model.capture_of(target)?;
         model.captures.invalidate(capture);
