@@ -1,10 +1,10 @@
-//! The library that programs load: its names are those of the table, and of the native driver.
+//! The library's dynamic symbols are those of the API table, and of the native driver.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::path::PathBuf;
 
-/// The shared library beside this test.
+/// Returns the path of the shared library beside this test.
 fn library() -> PathBuf {
     let mut folder = std::env::current_exe().expect("the test has a path");
     folder.pop();
@@ -24,7 +24,7 @@ fn word(bytes: &[u8], offset: usize) -> usize {
     usize::try_from(u64::from_le_bytes(number(bytes, offset))).expect("64 bits")
 }
 
-/// The global names that an ELF library defines.
+/// Returns the global symbols that an ELF library defines.
 fn defined(image: &[u8]) -> BTreeSet<String> {
     const SYMBOLS: u32 = 11;
     let sections = word(image, 40);

@@ -1,5 +1,5 @@
-//! A failure that no answer carries, met by the backend while a call waits: the call returns it, whatever the backend
-//! answers to the call itself.
+//! A launch fails asynchronously, and the backend notices it while a call waits: the call returns that error,
+//! whatever the backend's reply to the call itself.
 
 mod support;
 
@@ -58,13 +58,13 @@ unsafe extern "C" {
 const NOT_READY: u32 = 600;
 const ILLEGAL_ADDRESS: u32 = 700;
 
-/// A process with a kernel, a blocking stream, and all that the calls below name.
+/// Process with a kernel, a blocking stream, and the objects that the calls below name.
 struct Ready {
     backend: Backend,
     module: Pointer,
     function: Pointer,
     stream: Pointer,
-    /// Recorded before the kernel, and behind it. Of the second, no fence was asked for; of the third there was.
+    /// Event recorded before the kernel. `behind` and `fenced` are recorded after it; only `fenced` has a fence.
     before: Pointer,
     behind: Pointer,
     fenced: Pointer,
@@ -98,7 +98,7 @@ fn ready(prints: bool) -> Ready {
             cuGraphCreate(&raw mut graph, 0),
             cuGraphInstantiateWithFlags(&raw mut executable, graph, 0),
             cuEventRecord(before, stream),
-            // Who has asked once gets a fence from then on.
+            // After one synchronize, later records of the event write a fence.
             cuEventRecord(fenced, stream),
             cuEventSynchronize(fenced),
             launch(function, stream),
@@ -121,8 +121,10 @@ fn ready(prints: bool) -> Ready {
     }
 }
 
+/// Launches the kernel.
+///
 /// # Safety
-/// A live function with one parameter of four bytes, and a live stream.
+/// `function` is live and has one parameter of four bytes; `stream` is live.
 unsafe fn launch(function: Pointer, stream: Pointer) -> u32 {
     let mut value = 7_u32;
     let mut parameters = [(&raw mut value).cast()];
@@ -145,7 +147,7 @@ unsafe fn launch(function: Pointer, stream: Pointer) -> u32 {
     }
 }
 
-/// Asks until the answer is another one than "not ready".
+/// Repeats a query until the result is not `NOT_READY`.
 fn poll(ask: impl Fn() -> u32) -> u32 {
     loop {
         match ask() {
@@ -155,7 +157,7 @@ fn poll(ask: impl Fn() -> u32) -> u32 {
     }
 }
 
-/// Calls that wait for the device, or that the backend answers.
+/// Calls that wait for the device, or for the backend's reply.
 const CALLS: [&str; 23] = [
     "cuCtxSynchronize",
     "cuStreamSynchronize",
@@ -198,13 +200,13 @@ fn call(name: &str, ready: &Ready) -> u32 {
         executable,
         ..
     } = *ready;
-    // SAFETY: what the calls name is alive, every place is writable, and each copy is as long as the buffers.
+    // SAFETY: the objects of the calls are alive, every place is writable, and each copy is as long as the buffers.
     unsafe {
         match name {
             "cuCtxSynchronize" => cuCtxSynchronize(),
             "cuStreamSynchronize" => cuStreamSynchronize(stream),
             "cuStreamSynchronize of the legacy stream" => cuStreamSynchronize(null_mut()),
-            // Its work goes on.
+            // The stream's work continues.
             "cuStreamDestroy and a wait for all streams" => match cuStreamDestroy_v2(stream) {
                 0 => cuCtxSynchronize(),
                 error => error,
@@ -227,7 +229,7 @@ fn call(name: &str, ready: &Ready) -> u32 {
             "cuCtxGetLimit" => cuCtxGetLimit(&raw mut word, 0),
             "cuModuleUnload" => cuModuleUnload(module),
             "cuGraphInstantiate" => cuGraphInstantiateWithFlags(&raw mut made, graph, 0),
-            // The launch is not waited for, so it may hear of the failure or not.
+            // The launch does not wait, so it may succeed or return the error.
             "cuGraphLaunch and a wait" => match cuGraphLaunch(executable, stream) {
                 0 => cuStreamSynchronize(stream),
                 error => error,
@@ -245,8 +247,8 @@ fn no_call_succeeds_that_waited_while_the_context_died() {
                 let ready = ready(prints);
                 let fails = &ready.backend.shared.fails_launches;
                 fails.store(ILLEGAL_ADDRESS, Ordering::Release);
-                // SAFETY: all of them are alive. The context dies when somebody waits: so the call begins with one
-                // that lives.
+                // SAFETY: all objects are alive. The context dies at the first call that waits, so `call` begins with a
+                // live one.
                 let recorded = unsafe {
                     [
                         launch(ready.function, ready.stream),

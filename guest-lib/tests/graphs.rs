@@ -1,4 +1,4 @@
-//! Graphs: what is sent of them, and what is not.
+//! Graphs: objects that the library may send to the backend, and stale handles, which it must refuse.
 
 mod support;
 
@@ -64,7 +64,7 @@ unsafe extern "C" {
 
 extern "C" fn nothing(_: Pointer) {}
 
-/// Natively a handle of what is gone may end the program.
+/// Natively the handle of a destroyed object may crash the program.
 #[test]
 fn what_is_gone_is_refused_and_harms_nobody() {
     const INVALID_VALUE: u32 = 1;

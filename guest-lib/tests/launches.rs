@@ -1,4 +1,4 @@
-//! Costs of a launch, of a kernel or a graph, for the program's thread.
+//! Cost of launching a kernel or a graph, on the program's thread.
 
 mod support;
 
@@ -51,14 +51,14 @@ unsafe extern "C" {
     fn cuGraphLaunch(graph: Pointer, stream: Pointer) -> u32;
 }
 
-/// Counts what each thread allocates.
+/// Allocator that counts each thread's allocations.
 struct Counting;
 
 thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATED.try_with(|count| count.set(count.get() + 1));

@@ -1,4 +1,4 @@
-//! Managed memory: what is refused, what is kept, and what the device is told.
+//! Managed memory: calls that are refused, attributes that are stored, and messages to the device.
 
 mod support;
 
@@ -121,7 +121,7 @@ fn ready() -> Ready {
     }
 }
 
-/// One word of what is said of a range.
+/// Returns a range attribute of one word.
 fn word(attribute: u32, address: u64, bytes: usize) -> i32 {
     let mut value = 77_i32;
     // SAFETY: the place is writable for its size.
@@ -131,7 +131,7 @@ fn word(attribute: u32, address: u64, bytes: usize) -> i32 {
     value
 }
 
-/// As on the native driver, where a thread asks before it has a context.
+/// A thread may query a pointer before it has a context, as with the native driver.
 #[test]
 fn a_thread_without_a_context_learns_what_a_pointer_is() {
     in_process(|| {
@@ -233,14 +233,14 @@ fn advice_is_kept_by_the_page() {
             // SAFETY: takes no pointer of this process.
             unsafe { cuMemAdvise_v2(ready.managed + offset, bytes, advice, location) }
         };
-        // Read mostly: the place makes no difference.
+        // READ_MOSTLY ignores the location.
         assert_eq!(advise(4096, 8192, 1, NOWHERE), 0);
         assert_eq!(word(1, ready.managed + 4096, 8192), 1);
         assert_eq!(word(1, ready.managed, 8192), 0);
         assert_eq!(advise(5000, 1, 2, NOWHERE), 0);
         assert_eq!(word(1, ready.managed + 4096, 1), 0);
         assert_eq!(word(1, ready.managed + 8192, 4096), 1);
-        // The preferred place, in the old and the new form of the question.
+        // The preferred location, by the old and the new attributes.
         let preferred = || [2, 5, 6].map(|attribute| word(attribute, ready.managed, BYTES));
         assert_eq!(preferred(), [-2, 0, -2]);
         assert_eq!(advise(0, BYTES, 3, DEVICE), 0);
@@ -254,7 +254,7 @@ fn advice_is_kept_by_the_page() {
         assert_eq!(preferred(), [-1, 2, -1]);
         assert_eq!(advise(0, 1, 4, NOWHERE), 0);
         assert_eq!(preferred(), [-2, 0, -2], "not all of it");
-        // Who accesses it.
+        // ACCESSED_BY.
         let accessors = |bytes| {
             let mut list = [77_i32; 3];
             let place = (&raw mut list).cast();
@@ -270,7 +270,7 @@ fn advice_is_kept_by_the_page() {
         assert_eq!(accessors(BYTES), [0, -2, -2]);
         assert_eq!(advise(0, BYTES, 6, DEVICE), 0);
         assert_eq!(accessors(4096), [-1, -2, -2]);
-        // Several answers at once.
+        // Several attributes in one call.
         let (mut one, mut two) = (77_i32, [77_i32; 2]);
         let mut places = [(&raw mut one).cast(), (&raw mut two).cast()];
         let (sizes, attributes) = ([4, 8], [1, 3]);

@@ -1,4 +1,4 @@
-//! Registered memory: where the device reaches it, and what is copied from where.
+//! Registered host memory: its device address, and copies from and to it.
 
 mod support;
 
@@ -35,7 +35,7 @@ const BYTES: usize = 64 << 10;
 const DEVICEMAP: u32 = 2;
 const STACK_BYTES: usize = 256 << 10;
 
-/// A process with a context, some device memory, and some memory of its own.
+/// Starts a process with a context, some device memory, and some host memory.
 fn ready(backend: Backend) -> (Backend, u64, Vec<u8>) {
     let (mut context, mut device) = (null_mut(), 0);
     // SAFETY: every place is writable.
@@ -103,7 +103,7 @@ fn copies_from_it_go_without_staging() {
     });
 }
 
-/// A thread on a stack that the test has mapped, which ends the registration of that stack.
+/// Thread that unregisters its own stack, which the test has mapped.
 struct OnRegisteredStack {
     context: *mut c_void,
     stack: *mut c_void,
@@ -112,10 +112,10 @@ struct OnRegisteredStack {
 }
 
 extern "C" fn unregister_own_stack(thread: *mut c_void) -> *mut c_void {
-    // SAFETY: the test waits for this thread's end.
+    // SAFETY: the test joins this thread before the value is dropped.
     let thread = unsafe { &*thread.cast::<OnRegisteredStack>() };
     thread.registered.wait();
-    // SAFETY: the context is there.
+    // SAFETY: the context is live.
     let result = unsafe {
         assert_eq!(cuCtxSetCurrent(thread.context), 0);
         cuMemHostUnregister(thread.stack)
@@ -124,14 +124,14 @@ extern "C" fn unregister_own_stack(thread: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
-/// New memory, at an address or wherever the kernel likes.
+/// Maps new memory, at an address or wherever the kernel chooses.
 fn map(place: *mut c_void) -> *mut c_void {
     let (access, fixed) = (
         libc::PROT_READ | libc::PROT_WRITE,
         if place.is_null() { 0 } else { libc::MAP_FIXED },
     );
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
-    // SAFETY: what is mapped at the place is the test's own.
+    // SAFETY: only the test uses the memory at `place`.
     let mapped = unsafe { libc::mmap(place, STACK_BYTES, access, flags, -1, 0) };
     assert_ne!(mapped, libc::MAP_FAILED);
     mapped
@@ -150,8 +150,7 @@ fn a_thread_can_end_the_registration_of_its_own_stack() {
             registered: Barrier::new(2),
             result: AtomicU32::new(u32::MAX),
         };
-        // SAFETY: the memory and every place are there until the thread has ended. What waits for itself is ended
-        // by the signal.
+        // SAFETY: the memory and every place outlive the thread. The signal ends a deadlock.
         unsafe {
             libc::alarm(60);
             assert_eq!(cuCtxGetCurrent(&raw mut thread.context), 0);
@@ -176,7 +175,7 @@ fn a_thread_can_end_the_registration_of_its_own_stack() {
         assert_eq!(thread.result.into_inner(), 0);
         // SAFETY: nothing is registered.
         assert_eq!(unsafe { cuMemHostUnregister(thread.stack) }, 713);
-        // The stack is still what the device reached. New memory in its place is not.
+        // The stack still has the pages that the device used. New memory in its place has others.
         map(thread.stack);
         // SAFETY: the memory was mapped above.
         let alias = unsafe { registered(thread.stack, STACK_BYTES) };
@@ -193,10 +192,10 @@ fn a_thread_can_end_the_registration_of_its_own_stack() {
     });
 }
 
-/// Registers memory: where the device reaches it.
+/// Registers memory. Returns its device address.
 ///
 /// # Safety
-/// The memory is the test's.
+/// Only the test uses the memory.
 unsafe fn registered(place: *mut c_void, bytes: usize) -> usize {
     let mut alias = 0;
     // SAFETY: the caller's promise, and a place for the address.
@@ -221,7 +220,7 @@ fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
         // SAFETY: the memory was mapped above, and every place is writable.
         unsafe {
             registered(first, most);
-            // The second half of the last page is reached with the first.
+            // The second range lies in the last page of the first, which is already mapped for the device.
             registered(second, 2048);
             assert_eq!(cuMemHostUnregister(second), 0);
             map(first);
@@ -235,7 +234,7 @@ fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
             assert_eq!(into.cast::<u64>().read_unaligned(), 99);
             assert_eq!(cuMemHostUnregister(second), 0);
             assert_eq!(cuMemHostUnregister(first), 0);
-            // Nothing of the old memory is in the way any more.
+            // The old memory no longer prevents the registration.
             let alias = with_exposed_provenance::<u64>(registered(second, 2048));
             assert_eq!(alias.read(), 99);
             assert_eq!(cuMemHostUnregister(second), 0);
@@ -269,7 +268,7 @@ fn a_shared_file_is_registered_for_copies_only_where_the_worker_cannot_have_it()
     });
 }
 
-/// What the end of a forked child that looks at a byte says: the byte.
+/// Returns the byte that a forked child reads, or `None` if a signal ends the child.
 ///
 /// # Safety
 /// The byte is readable in this process.
@@ -287,7 +286,7 @@ unsafe fn seen_by_child(place: *const u8) -> Option<i32> {
     }
 }
 
-/// Bytes of this process's address space (`proc_pid_statm(5)`).
+/// Returns the size of this process's address space in bytes (`proc_pid_statm(5)`).
 fn address_space() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("proc is mounted");
     let pages: u64 = text.split(' ').next().unwrap().parse().unwrap();
@@ -308,7 +307,7 @@ fn what_a_forked_child_cannot_have_is_said() {
             place.cast::<u8>().write(7);
             registered(place, STACK_BYTES);
             assert_eq!(seen_by_child(place.cast()), Some(7));
-            // Room for what threads allocate meanwhile, and not for a copy of the memory.
+            // Leaves room for allocations of other threads, but not for a copy of the memory.
             let little = libc::rlimit {
                 rlim_cur: address_space() + STACK_BYTES as u64 - 4096,
                 rlim_max: libc::RLIM_INFINITY,
@@ -318,7 +317,7 @@ fn what_a_forked_child_cannot_have_is_said() {
             drop(writer);
             assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const little), 0);
             let seen = seen_by_child(place.cast());
-            // Whatever else allocates would end the process.
+            // Any other allocation would end the process.
             let much = libc::rlimit {
                 rlim_cur: libc::RLIM_INFINITY,
                 rlim_max: libc::RLIM_INFINITY,
@@ -386,7 +385,7 @@ fn what_is_no_memory_of_the_programs_is_refused() {
         let (_backend, device, mut memory) = ready(Backend::start());
         let place: *mut c_void = memory.as_mut_ptr().cast();
         let register = |pointer, bytes, flags| {
-            // SAFETY: what is not there is noticed.
+            // SAFETY: invalid memory is detected.
             unsafe { cuMemHostRegister_v2(pointer, bytes, flags) }
         };
         assert_eq!(register(null_mut(), 1, 0), 1);

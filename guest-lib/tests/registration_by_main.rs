@@ -1,5 +1,5 @@
-//! Registered memory beside what the C library keeps of a process's main thread, which is not on its stack. The test
-//! runner's threads are others, so this program has none.
+//! Registers the pages in which the C library keeps the main thread's data, outside its stack. The test runner does
+//! not run tests on the main thread, so this program has no test harness.
 
 mod support;
 
@@ -22,7 +22,7 @@ unsafe extern "C" {
 fn main() {
     let _backend = Backend::start();
     let (mut context, mut is_supported) = (null_mut(), 0);
-    // SAFETY: every place is writable. What waits for itself is ended by the signal.
+    // SAFETY: every place is writable. The signal ends a deadlock.
     unsafe {
         libc::alarm(60);
         assert_eq!(cuInit(0), 0);
@@ -43,7 +43,7 @@ fn main() {
     for address in [thread.expect("64 bits"), errno.expose_provenance()] {
         let page = with_exposed_provenance_mut(address / 4096 * 4096);
         let mut device = 0;
-        // SAFETY: the page is mapped, and stays as it is: registered for copies, out of the device's reach.
+        // SAFETY: the page is mapped, and registered for copies only, without access by the device.
         unsafe {
             assert_eq!(cuMemHostRegister_v2(page, 4096, 0), 0);
             assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut device, page, 0), 1);

@@ -1,4 +1,4 @@
-//! What the library sends for which call, and what becomes of calls when the backend fails.
+//! Messages that each call sends, and results of calls when the backend fails.
 
 mod support;
 
@@ -102,7 +102,7 @@ unsafe extern "C" {
     fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> u32;
 }
 
-/// A process that is ready to work: backend, context, stream, and a kernel with one parameter.
+/// Process with a context, a stream, and a kernel with one parameter.
 struct Ready {
     backend: Backend,
     stream: *mut c_void,
@@ -469,7 +469,7 @@ fn a_link_sends_what_was_added_and_keeps_its_image() {
             assert_eq!(cuLinkDestroy(state), 0);
             assert_eq!(cuLinkDestroy(state), 400);
         }
-        // Each input was tried; then the image did not fit at first.
+        // Four requests: one check for each added input, and a link repeated because the image did not fit.
         assert_eq!(ready.backend.shared.take(), ["Link?"; 4]);
     });
 }
@@ -646,7 +646,7 @@ fn a_backend_that_goes_away_ends_calls_that_wait_for_nothing() {
         assert_eq!(ready.launch(32), 0);
         assert_eq!(ready.synchronize(), 0);
         ready.backend.disappear();
-        // A stream without new work is not waited for.
+        // Without new work a synchronize does not wait, and succeeds until the end is noticed.
         let deadline = Instant::now() + Duration::from_secs(60);
         while ready.synchronize() == 0 {
             assert!(Instant::now() < deadline, "nobody notices the end");
@@ -661,7 +661,7 @@ fn a_backend_that_goes_away_ends_calls_that_wait_for_nothing() {
 fn the_watching_thread_takes_no_signals() {
     in_process(|| {
         let _ready = ready();
-        // A thread names itself once it runs.
+        // A new thread sets its name only when it runs.
         let deadline = Instant::now() + Duration::from_secs(60);
         let watcher = loop {
             let found = std::fs::read_dir("/proc/self/task")
@@ -705,7 +705,7 @@ fn a_forked_child_is_not_initialised() {
 fn a_destroyed_stream_is_an_invalid_handle() {
     in_process(|| {
         let ready = ready();
-        // SAFETY: a live stream, then what was one.
+        // SAFETY: the stream is live in the first call; the others pass its stale handle, which is refused.
         unsafe {
             assert_eq!(cuStreamDestroy_v2(ready.stream), 0);
             assert_eq!(cuStreamDestroy_v2(ready.stream), 400);
@@ -743,11 +743,11 @@ fn allocate_host(bytes: usize) -> *mut c_void {
 }
 
 fn free_host(pointer: *mut c_void) {
-    // SAFETY: allocated and used no more.
+    // SAFETY: the memory was allocated and is not used any more.
     assert_eq!(unsafe { cuMemFreeHost(pointer) }, 0);
 }
 
-/// Whether the byte at an address can be read, as the kernel finds.
+/// Returns whether the byte at an address is readable, by a write(2) from it.
 fn is_mapped(address: *const c_void) -> bool {
     let mut ends = [0; 2];
     // SAFETY: the place has room for two descriptors; the kernel checks the address.
@@ -775,11 +775,11 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
             free_host(allocate_host(20 * MIB));
         }
         assert_eq!(shared.arena(3).len(), 3, "a loop keeps its extent");
-        // More than ever is free at once, again and again: all of it has come back.
+        // Each round allocates most of the window, so the memory of the round before must have been returned.
         for round in 1..10 {
             let pointers = [(); 5].map(|()| allocate_host(20 * MIB));
             pointers.into_iter().for_each(free_host);
-            // Four new extents, and all but one of five go.
+            // Four new extents are requested, and four of five are returned.
             assert_eq!(shared.arena(3 + 8 * round).len(), 3 + 8 * round);
         }
     });
@@ -801,11 +801,11 @@ fn copies_and_loads_work_when_pinned_memory_has_filled_the_window() {
     in_process(|| {
         let _ready = ready();
         let mut pinned = 0;
-        // SAFETY: the place is writable; none of it is used.
+        // SAFETY: the place is writable, and the memory is not used.
         while unsafe { cuMemHostAlloc(&mut null_mut(), 2 * MIB, 0) } == 0 {
             pinned += 1;
         }
-        // Bootstrap, session segment and reserve are the three that no program has.
+        // Programs cannot allocate the bootstrap segment, the session segment and the reserve.
         assert_eq!(pinned, WINDOW_BYTES / (2 * MIB) - 3);
         let data: Vec<u8> = (0..=250).cycle().take(3 * MIB + 5).collect();
         let mut back = vec![0_u8; data.len()];
@@ -827,7 +827,7 @@ fn copies_and_loads_work_when_pinned_memory_has_filled_the_window() {
 
 #[test]
 fn a_forked_child_has_no_arena_that_could_become_another_session_s() {
-    /// The parent's pinned memory, in its child.
+    /// Pinned memory of the parent, as an address in its child.
     static PINNED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     fn pin() {
         let small = allocate_host(4096);
@@ -838,12 +838,12 @@ fn a_forked_child_has_no_arena_that_could_become_another_session_s() {
         let _ready = ready_with(Backend::start_in_vm());
         pin();
         in_process(|| assert!(!is_mapped(PINNED.load(Ordering::Relaxed))));
-        // Also arena that came later.
+        // Arena that was granted later is unmapped too.
         PINNED.store(allocate_host(20 * MIB), Ordering::Relaxed);
         in_process(|| assert!(!is_mapped(PINNED.load(Ordering::Relaxed))));
     });
     in_process(|| {
-        // The file of a process beside the backend is its session's alone.
+        // A process beside the backend receives a file of its own session only, so its child keeps the mapping.
         let _ready = ready();
         pin();
         in_process(|| assert!(is_mapped(PINNED.load(Ordering::Relaxed))));

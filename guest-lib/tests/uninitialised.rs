@@ -1,9 +1,9 @@
-//! Before `cuInit` every function that does something is an error, whatever it is given.
+//! Forwarded functions fail before `cuInit`, here with all arguments zero.
 
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 
-/// Success, as natively: they need no driver, or have nothing to do.
+/// Functions that succeed, as natively, because they need no driver or do nothing.
 const WORK: [&str; 0] = [];
 
 type Function = unsafe extern "C" fn(
@@ -24,7 +24,7 @@ type Function = unsafe extern "C" fn(
     u64,
 ) -> u32;
 
-/// The shared library beside this test.
+/// Opens the shared library beside this test.
 fn library() -> *mut c_void {
     let mut folder: PathBuf = std::env::current_exe().expect("the test has a path");
     folder.pop();
@@ -33,7 +33,7 @@ fn library() -> *mut c_void {
     }
     let path = folder.join("libcuda.so");
     let path = CString::new(path.into_os_string().into_encoded_bytes()).expect("a path");
-    // SAFETY: the library has no constructors that need anything.
+    // SAFETY: the library's constructors have no requirements.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
     assert!(!library.is_null(), "{path:?}");
     library
@@ -53,7 +53,7 @@ fn before_it_is_initialised_every_function_refuses_nothing_but_zeros() {
         // SAFETY: the library is open.
         let found = unsafe { libc::dlsym(library, name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
-        // SAFETY: it takes integers and pointers, no more than these, and null pointers are to be noticed.
+        // SAFETY: the function accepts integers and pointers, no more than these, and checks for null pointers.
         let code = unsafe {
             let call = std::mem::transmute::<*mut c_void, Function>(found);
             call(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-//! A backend inside the test process: enough of one to see what the library sends and to answer it.
+//! Backend inside the test process. It records the library's messages and answers them.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -31,30 +31,30 @@ use wormhole_ring::status::{EndCause, Status};
 
 const SEGMENTS: usize = 64;
 const SESSION: usize = 1;
-/// Bytes of the window.
+/// Size of the window in bytes.
 pub const WINDOW_BYTES: usize = SEGMENTS * SEGMENT_BYTES;
-/// Bytes of the one allocation that the device hands out again and again.
+/// Size of the device's only allocation, which every allocation returns.
 pub const DEVICE_BYTES: usize = 4 << 20;
 
-/// What the backend was sent, and how it behaves.
+/// Log of the backend's input, and settings of its behaviour.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Names of messages, in order; requests have a question mark behind them.
+    /// Names of messages in order; requests end with a question mark.
     log: Mutex<Vec<String>>,
-    /// Arena that was asked for and given back, in segments.
+    /// Requests and returns of arena, in segments.
     arena: Mutex<Vec<String>>,
-    /// Fences are not written: the device never gets there.
+    /// If true, `FenceWrite` has no effect, as if the device made no progress.
     pub holds_fences: AtomicBool,
-    /// Fences are written only when nothing has come for a while: the device lags as far as it may.
+    /// If true, fences are written only after a pause in the ring's input, as by a slow device.
     pub lags: AtomicBool,
-    /// Requests for arena are not answered.
+    /// If true, requests for arena are not answered.
     pub holds_arena: AtomicBool,
-    /// Loaded modules print.
+    /// If true, loaded modules use device output.
     pub prints: AtomicBool,
-    /// The error with which launches fail that no answer carries, if it is not 0. The context is dead of it before the
-    /// next request is executed or fence written; they themselves succeed.
+    /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
+    /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
-    /// The most launches that were under way at once.
+    /// Greatest number of launches under way at the same time.
     pub most_launches: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ impl Shared {
         arena.push(text);
     }
 
-    /// What became of arena, once `count` messages about it have come.
+    /// Returns the log of arena messages once it has `count` entries.
     pub fn arena(&self, count: usize) -> Vec<String> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -78,14 +78,14 @@ impl Shared {
         }
     }
 
-    /// What came since the last look.
+    /// Returns the messages since the last call.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Whether a test of memory that is registered in place is skipped, which it says: where this process may not hold off
-/// its writers (userfaultfd).
+/// Returns whether a test of memory registered in place is skipped, and says so on standard error: this process may
+/// not hold off writers of memory by userfaultfd.
 pub fn is_skipped(is_supported: bool) -> bool {
     // SAFETY: plain call.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -98,7 +98,7 @@ pub fn is_skipped(is_supported: bool) -> bool {
     !is_supported
 }
 
-/// The backend of one process.
+/// Backend of one process.
 pub struct Backend {
     pub shared: Arc<Shared>,
     base: usize,
@@ -106,12 +106,12 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts one, and leads the library of this process to it.
+    /// Starts a backend, and makes the library of this process connect to it.
     pub fn start() -> Self {
         Self::start_with(true)
     }
 
-    /// As the backend of a VM: the library opens the window itself.
+    /// Starts a backend as for a VM, where the library opens the window itself.
     pub fn start_in_vm() -> Self {
         Self::start_with(false)
     }
@@ -153,12 +153,12 @@ impl Backend {
         }
     }
 
-    /// The device's context dies.
+    /// Kills the device's context.
     pub fn fail(&self, error: CuResult) {
         Status::new(session(self.base)).set_once(error.0, EndCause::ContextDead);
     }
 
-    /// The supervisor goes away.
+    /// Closes the control connection, as a supervisor that exits.
     pub fn disappear(&self) {
         let stream = self
             .control
@@ -184,9 +184,9 @@ fn window() -> File {
     file
 }
 
-/// Maps the window where the backend sees it; the library has it elsewhere.
+/// Maps the window for the backend. The library maps it at another address.
 fn map(window: &File) -> usize {
-    // SAFETY: a new mapping wherever the kernel likes.
+    // SAFETY: a new mapping, at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -266,9 +266,9 @@ fn grant(mut stream: &UnixStream, window: Option<&File>) {
     assert_eq!(kind, Message::Mapped.kind());
 }
 
-/// Grants what is asked for where it fits first, takes back what is returned, and notes both.
+/// Grants arena by first fit, takes back returned arena, and records both.
 fn serve_arena(mut stream: UnixStream, shared: &Shared) {
-    // The session and the arena that came with it lie in front.
+    // The session segment and its first arena come first.
     let mut free = [true; SEGMENTS];
     free[..3].fill(false);
     while let Some((kind, body)) = receive(&stream) {
@@ -311,10 +311,10 @@ fn serve_arena(mut stream: UnixStream, shared: &Shared) {
     }
 }
 
-/// Takes the ring and pretends to have a device with a little memory.
+/// Consumer of the ring that simulates a device with a little memory.
 struct Executor {
     status: Status,
-    /// A launch has failed that no answer carries.
+    /// True once a launch has failed asynchronously.
     has_failed: bool,
     base: usize,
     consumer: Consumer,
@@ -322,14 +322,14 @@ struct Executor {
     fences: Fences,
     device: Vec<u8>,
     shared: Arc<Shared>,
-    /// Fences that a device that lags has not written yet.
+    /// Fences that a slow device has not written yet.
     late: Vec<(FenceIndex, u64)>,
     launches: u64,
-    /// Looks at the ring since the last record.
+    /// Number of empty polls since the last record.
     idle: u32,
 }
 
-/// Looks at an empty ring after which a device that lags gets its work done.
+/// Number of empty polls after which a slow device completes its work.
 const WHILE: u32 = 10_000;
 
 impl Executor {
@@ -383,7 +383,7 @@ impl Executor {
         }
     }
 
-    /// The context dies of a launch that has failed.
+    /// Kills the context if a launch has failed.
     fn show_failure(&self) {
         if self.has_failed {
             let error = self.shared.fails_launches.load(Ordering::Acquire);
@@ -391,7 +391,7 @@ impl Executor {
         }
     }
 
-    /// Completes everything that came so far.
+    /// Completes all work so far.
     fn finish(&mut self) {
         if !self.late.is_empty() {
             self.show_failure();
@@ -454,7 +454,7 @@ impl Executor {
                 &ModuleGetFunctionReply {
                     flags: 0,
                     parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
-                    // Its registers allow for no larger blocks.
+                    // The register count allows no larger blocks.
                     attributes: Items::new(&[
                         Attribute { id: 0, value: 256 },
                         Attribute { id: 4, value: 250 },
@@ -471,7 +471,7 @@ impl Executor {
                         let from = std::ptr::with_exposed_provenance::<u8>(place(link.inputs.0));
                         let to = place(link.image.0 + copy * bytes);
                         let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-                        // SAFETY: both lie in arena that the frontend waits with.
+                        // SAFETY: both lie in arena that the waiting library does not access.
                         unsafe { to.copy_from_nonoverlapping(from, place(bytes)) };
                     }
                 }
@@ -591,7 +591,7 @@ fn device_offset(address: u64) -> Option<usize> {
     (offset < DEVICE_BYTES).then_some(offset)
 }
 
-/// Runs a scenario in a process of its own: the library has one session per process.
+/// Runs a scenario in a forked process, because the library has one session per process.
 pub fn in_process(scenario: impl FnOnce() + std::panic::UnwindSafe) {
     // SAFETY: the child runs the scenario and ends without the parent's handlers.
     let child = unsafe { libc::fork() };
