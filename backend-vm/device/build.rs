@@ -1,4 +1,4 @@
-//! Generates the operations of devices that are one call of the driver each.
+//! Generates the operations of devices that are one driver call each.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

@@ -5,24 +5,24 @@ use wormhole_api::array::{ArrayShape, Texels};
 use crate::{RawStream, Result};
 
 raw_handle! {
-    /// An array, or a level of a mipmapped one.
+    /// Handle of an array, or of a level of a mipmapped one.
     RawArray
-    /// A mipmapped array.
+    /// Handle of a mipmapped array.
     RawMipmap
 }
 
-/// What a texture reads.
+/// Source of a texture's texels.
 #[derive(Clone, Copy, Debug)]
 pub enum Resource {
     Array(RawArray),
     Mipmap(RawMipmap),
-    /// Memory in one dimension.
+    /// Linear memory, one-dimensional.
     Linear {
         address: u64,
         texels: Texels,
         bytes: u64,
     },
-    /// Memory in two dimensions: texels of a row, rows, bytes from row to row.
+    /// Two-dimensional memory: texels of a row, rows, pitch in bytes.
     Rows {
         address: u64,
         texels: Texels,
@@ -32,31 +32,31 @@ pub enum Resource {
     },
 }
 
-/// How a texture is read (`CUDA_TEXTURE_DESC`).
+/// Sampling of a texture (`CUDA_TEXTURE_DESC`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// `CUaddress_mode` of each dimension.
     pub address_modes: [u32; 3],
-    /// `CUfilter_mode` between texels and between levels.
+    /// `CUfilter_mode` within a level; `level_filter` between levels.
     pub filter: u32,
     pub level_filter: u32,
     /// `CU_TRSF_*`.
     pub flags: u32,
     pub anisotropy: u32,
     pub level_bias: f32,
-    /// The least and the greatest level.
+    /// Least and greatest level.
     pub level_clamp: [f32; 2],
-    /// The border's channels, as bits.
+    /// Bits of the border's channels.
     pub border: [u32; 4],
 }
 
-/// How a texture sees its array (`CUDA_RESOURCE_VIEW_DESC`).
+/// Resource view of a texture's array (`CUDA_RESOURCE_VIEW_DESC`).
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     /// `CUresourceViewFormat`.
     pub format: u32,
     pub extent: [u64; 3],
-    /// First and last.
+    /// First and last level; `layers` likewise.
     pub levels: [u32; 2],
     pub layers: [u32; 2],
 }
@@ -64,42 +64,42 @@ pub struct View {
 /// One end of a copy of a box.
 #[derive(Clone, Copy, Debug)]
 pub enum Copy3dEnd {
-    /// Device memory or registered host memory, from the box's first byte.
+    /// Device memory or registered host memory. The address is that of the box's first byte.
     Memory {
         address: u64,
-        /// Bytes from row to row.
+        /// Pitch in bytes.
         pitch: u64,
-        /// Rows from slice to slice.
+        /// Rows of a slice.
         rows: u64,
     },
     Array {
         array: RawArray,
-        /// Bytes, rows, slices.
+        /// Origin of the box: bytes, rows, slices.
         origin: [u64; 3],
     },
 }
 
-/// A copy of a box, of which no dimension is 0.
+/// Copy of a box. No dimension is 0.
 #[derive(Clone, Copy, Debug)]
 pub struct MemCopy3d {
     pub to: Copy3dEnd,
     pub from: Copy3dEnd,
-    /// Bytes of a row, rows, slices.
+    /// Extent of the box: bytes of a row, rows, slices.
     pub extent: [u64; 3],
 }
 
-/// What a device does with arrays. Callers pass arrays that live, and ends that were checked to hold the box.
+/// Operations on arrays. Callers pass live arrays, and ends that were checked to contain the box.
 pub trait Arrays {
     fn create_array(&self, shape: &ArrayShape) -> Result<RawArray>;
-    /// Waits as `cuArrayDestroy` does. Not for levels.
+    /// Destroys an array. Waits as `cuArrayDestroy` does. Not for levels.
     fn destroy_array(&self, array: RawArray) -> Result<()>;
-    /// `levels` is from 1 to the most that the shape has.
+    /// Creates a mipmapped array. `levels` is from 1 to the greatest number for the shape.
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap>;
-    /// Waits; the arrays of its levels go too.
+    /// Destroys a mipmapped array and the arrays of its levels. Waits.
     fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()>;
-    /// An array that lives as long as the mipmapped one.
+    /// Returns the array of a level, which lives as long as the mipmapped array.
     fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray>;
-    /// What kernels are given.
+    /// Creates a texture object. Returns the value for kernels.
     fn create_texture(
         &self,
         resource: &Resource,
@@ -107,9 +107,9 @@ pub trait Arrays {
         view: Option<&View>,
     ) -> Result<u64>;
     fn destroy_texture(&self, texture: u64) -> Result<()>;
-    /// What kernels are given.
+    /// Creates a surface object. Returns the value for kernels.
     fn create_surface(&self, array: RawArray) -> Result<u64>;
     fn destroy_surface(&self, surface: u64) -> Result<()>;
-    /// Asynchronous.
+    /// Copies a box. Asynchronous.
     fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()>;
 }

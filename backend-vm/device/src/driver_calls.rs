@@ -1,4 +1,4 @@
-//! Operations that are one call of the driver each, generated from the messages that they answer.
+//! Operations that are one driver call each, generated from their messages.
 
 use crate::{RawFunction, Result};
 

@@ -1,4 +1,4 @@
-//! Anonymous files: those that the CPU device's memory is in, and those by which processes share an event.
+//! Anonymous files, for the CPU device's memory and for the words of shared events.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const NAME: &CStr = c"wormhole-device";
 const SIZE_SEALS: i32 = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
 
-/// A file of zeros, whose size is fixed for good.
+/// Creates a file of zeros with a sealed size.
 ///
 /// # Errors
 /// As `memfd_create`, `ftruncate` and `F_ADD_SEALS`.
@@ -37,10 +37,10 @@ pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Gives a file its size.
+/// Sets the size of a file.
 ///
 /// # Errors
-/// As `ftruncate`. The limit of a file that is larger than this process may make it is named.
+/// As `ftruncate`. If `RLIMIT_FSIZE` is exceeded, the error names the limit.
 pub fn set_size(file: &File, bytes: u64) -> io::Result<()> {
     file.set_len(bytes).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => io::Error::new(
@@ -51,8 +51,7 @@ pub fn set_size(file: &File, bytes: u64) -> io::Result<()> {
     })
 }
 
-/// The size of a file that another process has made, if it is an anonymous one whose size is fixed: what is
-/// mapped of it stays there.
+/// Returns the size of another process's file if its size is sealed, so that mappings of it stay valid; else `None`.
 #[must_use]
 pub fn fixed_size(file: &OwnedFd) -> Option<u64> {
     // SAFETY: an open descriptor.
@@ -69,7 +68,7 @@ pub fn fixed_size(file: &OwnedFd) -> Option<u64> {
     u64::try_from(status.st_size).ok()
 }
 
-/// Gives the memory behind whole pages of a file back: they read as zeros.
+/// Frees the memory of whole pages of a file. They read as zeros.
 ///
 /// # Errors
 /// As `fallocate`.

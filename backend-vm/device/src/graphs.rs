@@ -5,24 +5,24 @@ use crate::{
     RawStream, Result,
 };
 
-/// An executable graph of a device.
+/// Handle of an executable graph of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawGraph(pub u64);
 
-/// A kernel of a graph.
+/// Kernel node of a graph.
 #[derive(Clone, Debug)]
 pub struct GraphKernel {
     pub function: RawFunction,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
     pub attributes: Vec<LaunchAttribute>,
-    /// The packed parameter buffer.
+    /// Packed parameter buffer.
     pub parameters: Vec<u8>,
 }
 
-/// What a node does. Everything it names has been checked.
+/// Node of a graph. All its handles and addresses have been checked.
 #[derive(Clone, Debug)]
 pub enum GraphNode {
     Kernel(GraphKernel),
@@ -35,19 +35,19 @@ pub enum GraphNode {
     Conditional(Conditional),
 }
 
-/// A node that executes one of its bodies, or none, as a value says that kernels of the graph set.
+/// Node that executes one of its bodies, or none, depending on a value that kernels of the graph set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditional {
-    /// The place of its condition. No other node has the same.
+    /// Index of the condition. No other node uses it.
     pub condition: u32,
     pub branch: GraphBranch,
-    /// Its bodies are numbered from this one on.
+    /// Number of the first body; the others follow.
     pub first: u32,
     pub bodies: u32,
 }
 
 impl Conditional {
-    /// The body that a value of the condition stands for.
+    /// Returns the body that a value of the condition selects.
     #[must_use]
     pub const fn body(&self, value: u32) -> Option<u32> {
         let chosen = match self.branch {
@@ -64,15 +64,15 @@ impl Conditional {
     }
 }
 
-/// A condition of a graph. Kernels of the graph name the first one 1.
+/// Condition of a graph. Kernels of the graph number conditions from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub default: u32,
-    /// Whether each launch sets it to its default.
+    /// True if each launch assigns the default.
     pub assigned: bool,
 }
 
-/// A dependency between two nodes of one body, by their places; `from` lies before `to`.
+/// Dependency between two nodes of one body, by their indices; `from` is less than `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphEdge {
     pub from: u32,
@@ -81,37 +81,37 @@ pub struct GraphEdge {
     pub data: [u8; 3],
 }
 
-/// A graph to be made executable.
+/// Description of a graph, to be instantiated.
 #[derive(Clone, Debug, Default)]
 pub struct GraphDescription {
     pub nodes: Vec<GraphNode>,
     pub edges: Vec<GraphEdge>,
     pub conditions: Vec<Condition>,
-    /// Of each node, the body that it lies in, which a node before it has; those beyond the list lie in the graph
-    /// itself, which is body 0.
+    /// Body of each node; an earlier node owns that body. Nodes beyond the list belong to the graph itself, which is
+    /// body 0.
     pub bodies: Vec<u32>,
 }
 
 impl GraphDescription {
-    /// The body that a node lies in.
+    /// Returns the body of a node.
     #[must_use]
     pub fn body(&self, node: usize) -> u32 {
         self.bodies.get(node).copied().unwrap_or(0)
     }
 }
 
-/// Executable graphs. Nobody uses one while it is being updated or destroyed.
+/// Operations on executable graphs. Callers do not use a graph while it is updated or destroyed.
 pub trait Graphs {
-    /// `cuGraphInstantiateWithFlags`.
+    /// Instantiates a graph (`cuGraphInstantiateWithFlags`).
     fn instantiate(&self, graph: &GraphDescription, flags: u64) -> Result<RawGraph>;
-    /// Makes a graph execute something else of the same shape (`cuGraphExecUpdate`).
+    /// Updates an executable graph to a description of the same shape (`cuGraphExecUpdate`).
     fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()>;
-    /// Asynchronous. Launches of one graph come one after the other.
+    /// Launches a graph. Asynchronous. Launches of one graph run one after the other.
     fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()>;
     /// Prepares a launch (`cuGraphUpload`).
     fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()>;
-    /// What was launched still runs.
+    /// Destroys an executable graph. Its launches still run.
     fn destroy_graph(&self, executable: RawGraph) -> Result<()>;
-    /// Whether a kernel, a copy or a fill is executed, or nothing in its place.
+    /// Enables or disables a kernel, copy or fill node. A disabled node does nothing.
     fn enable_node(&self, executable: RawGraph, node: u32, enabled: bool) -> Result<()>;
 }

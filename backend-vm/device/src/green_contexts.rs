@@ -3,41 +3,42 @@
 use crate::{RawStream, Result};
 
 raw_handle! {
-    /// A green context.
+    /// Handle of a green context.
     RawGreenContext
 }
 
-/// Multiprocessors of a device, all or some of them (`CUdevResource`).
+/// All or some multiprocessors of a device (`CUdevResource`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Multiprocessors {
     pub count: u32,
-    /// The fewest that can be split off, and what parts are multiples of. 0 for what a split has made: it cannot
-    /// be split again.
+    /// Fewest multiprocessors that can be split off; `alignment` is the number that parts are multiples of. Both are 0
+    /// for a part of a split, which cannot be split again.
     pub least: u32,
     pub alignment: u32,
-    /// As the device described them.
+    /// Device's own description.
     pub described: [u64; 18],
 }
 
-/// What a split gives.
+/// Result of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// How many groups there are, or would be.
+    /// Number of groups that are possible.
     pub possible: u32,
     pub groups: Vec<Multiprocessors>,
     pub rest: Option<Multiprocessors>,
 }
 
-/// What a device does with green contexts. Callers pass what that very device has described, and made and not destroyed
-/// yet. All may wait.
+/// Operations on green contexts. Callers pass descriptions and live green contexts of this device only. All operations
+/// may wait.
 pub trait GreenContexts {
-    /// Those of a green context, or all.
+    /// Returns the multiprocessors of a green context, or of the device.
     fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors>;
-    /// Makes at most `groups` groups of at least `least`; with 0 it only counts those that there would be.
+    /// Splits off at most `groups` groups of at least `least` multiprocessors; with 0 groups, counts the possible
+    /// groups.
     fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split>;
-    /// Of all multiprocessors of the parts; of the device if there is none.
+    /// Creates a green context of the parts' multiprocessors, or of the device's if there is no part.
     fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreenContext>;
-    /// No stream of it is left: whatever is asked of one would be answered as if the device were lost.
+    /// Destroys a green context. The caller has destroyed its streams: any use of one fails as on a lost device.
     fn destroy_green(&self, green: RawGreenContext) -> Result<()>;
     fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream>;
 }

@@ -1,31 +1,31 @@
-//! What is asked of kernels beside their attributes, and tensor maps.
+//! Names and cluster occupancy of kernels, and tensor maps.
 
 use crate::{LaunchAttribute, RawFunction, RawModule, Result};
 
-/// A launch that is only asked about.
+/// Launch configuration for occupancy queries.
 #[derive(Clone, Debug)]
 pub struct ClusterLaunch<'a> {
     pub function: RawFunction,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
     pub attributes: &'a [LaunchAttribute],
 }
 
-/// How a tensor map is encoded.
+/// Encoding of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorMapMode {
-    /// In boxes of elements.
+    /// Boxes of elements.
     Tiled { tile: [u32; 5] },
-    /// In columns of pixels.
+    /// Columns of pixels.
     Im2col {
         lower: [i32; 3],
         upper: [i32; 3],
         channels: u32,
         pixels: u32,
     },
-    /// In columns of pixels along the width.
+    /// Columns of pixels along the width.
     Im2colWide {
         lower: i32,
         upper: i32,
@@ -36,16 +36,16 @@ pub enum TensorMapMode {
     },
 }
 
-/// A tensor map that is to be encoded. Enumerations are the driver's numbers.
+/// Parameters of a tensor map. Enumerations are the driver's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     pub mode: TensorMapMode,
     pub data_type: u32,
-    /// Dimensions, at most 5: that many entries of the arrays are meant.
+    /// Number of dimensions, at most 5; only that many entries of the arrays are used.
     pub rank: u32,
     pub address: u64,
     pub dimensions: [u64; 5],
-    /// Bytes from element to element of each dimension but the first.
+    /// Strides in bytes of all dimensions but the first.
     pub strides: [u64; 4],
     pub steps: [u32; 5],
     pub interleave: u32,
@@ -54,22 +54,22 @@ pub struct TensorMap {
     pub fill: u32,
 }
 
-/// An encoded tensor map, aligned as the driver wants it.
+/// Encoded tensor map, with the driver's alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(128))]
 pub struct EncodedTensorMap(pub [u8; 128]);
 
-/// Questions about kernels, and tensor maps.
+/// Queries of kernels, and tensor maps.
 pub trait Kernels {
-    /// The names of a module's kernels.
+    /// Returns the names of a module's kernels.
     fn kernel_names(&self, module: RawModule) -> Result<Vec<String>>;
-    /// Blocks of the greatest cluster (`cuOccupancyMaxPotentialClusterSize`).
+    /// Returns the blocks of the greatest cluster (`cuOccupancyMaxPotentialClusterSize`).
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32>;
-    /// Clusters that fit the device at a time (`cuOccupancyMaxActiveClusters`).
+    /// Returns the number of clusters that fit the device at a time (`cuOccupancyMaxActiveClusters`).
     fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32>;
-    /// Encodes a tensor map (`cuTensorMapEncodeTiled` and its kin).
+    /// Encodes a tensor map (`cuTensorMapEncodeTiled`, `…Im2col`, `…Im2colWide`).
     fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap>;
-    /// The same tensor map of another address (`cuTensorMapReplaceAddress`).
+    /// Replaces the address of a tensor map (`cuTensorMapReplaceAddress`).
     fn replace_tensor_address(
         &self,
         map: EncodedTensorMap,

@@ -1,14 +1,14 @@
-//! What a worker executes on.
+//! Interface of the devices that a worker executes on.
 //!
-//! [`Device`] is the worker's view of an accelerator: `CudaDevice` (the real driver) and `CpuDevice`
-//! (PTX on the CPU) implement it. Calls take raw device-side handles; translating what a guest sent,
-//! and checking that it may name what it names, is done before a call gets here.
+//! [`Device`] is the worker's view of an accelerator: `CudaDevice` (the real driver) and `CpuDevice` (PTX on the CPU)
+//! implement it. Calls take raw device-side handles; the worker translates and checks a guest's handles and addresses
+//! before a call.
 //!
-//! Invariants every implementation keeps:
+//! Invariants of every implementation:
 //! - Any thread may call any method, in turn with other devices of its process.
 //! - A method that is documented as asynchronous never waits for the device.
-//! - Work handed to one stream runs in the order in which it was handed over; work on the legacy
-//!   stream orders with all blocking streams, as the CUDA programming guide says ("default stream").
+//! - Work submitted to one stream runs in the order of submission; the legacy stream synchronizes with all blocking
+//!   streams (CUDA programming guide, "default stream").
 //! - A fault is sticky: once the context is dead every call returns the same error and
 //!   [`Device::health`] reports it.
 
@@ -62,76 +62,76 @@ pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
 pub use wormhole_api::constants::{self, pool_attribute, wait_value as condition};
 pub use wormhole_api::{Access, GraphBranch, LaunchAttribute, Parameter, ReferenceTo};
 
-/// What a device call returns.
+/// Result of a device call.
 pub type Result<T> = std::result::Result<T, CuError>;
 
 raw_handle! {
-    /// A stream of this device. [`RawStream::LEGACY`] is the legacy default stream.
+    /// Handle of a stream of this device. [`RawStream::LEGACY`] is the legacy default stream.
     RawStream
-    /// An event of this device.
+    /// Handle of an event of this device.
     RawEvent
-    /// A loaded module or library.
+    /// Handle of a loaded module or library.
     RawModule
-    /// A kernel.
+    /// Handle of a kernel.
     RawFunction
 }
 
 impl RawStream {
-    /// The legacy default stream (`CU_STREAM_LEGACY`).
+    /// Legacy default stream (`CU_STREAM_LEGACY`).
     pub const LEGACY: Self = Self(1);
 }
 
-/// What goes into a link.
+/// Input of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkInput<'a> {
-    /// Its `CUjitInputType`.
+    /// `CUjitInputType` of the input.
     pub kind: u32,
-    /// What messages call it.
+    /// Name of the input in messages.
     pub name: &'a str,
     pub data: &'a [u8],
 }
 
-/// What a compiler or linker is told, and what it tells.
+/// Options and logs of a compiler or linker.
 #[derive(Clone, Debug, Default)]
 pub struct Jit {
-    /// `CUjit_option` and value, of options whose values are plain numbers.
+    /// `CUjit_option` and value, for options with plain numbers.
     pub options: Vec<(u32, u64)>,
-    /// Most bytes of each text, with the zero byte that ends it; 0 if nobody wants them.
+    /// Greatest size of each log, including its terminating zero byte; 0 for no logs.
     pub log_bytes: usize,
-    /// `CU_JIT_INFO_LOG_BUFFER`: what it has to tell.
+    /// Info log (`CU_JIT_INFO_LOG_BUFFER`).
     pub info: Vec<u8>,
-    /// `CU_JIT_ERROR_LOG_BUFFER`: what is wrong.
+    /// Error log (`CU_JIT_ERROR_LOG_BUFFER`).
     pub errors: Vec<u8>,
 }
 
-/// How an image is loaded: `cuModuleLoadData` or `cuLibraryLoadData`.
+/// Function that loads an image: `cuModuleLoadData` or `cuLibraryLoadData`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
     Module,
     Library,
 }
 
-/// What is known of a module once it is loaded.
+/// Loaded module or library.
 #[derive(Clone, Debug)]
 pub struct LoadedModule {
     pub module: RawModule,
-    /// The image, or one that was loaded before it, imports `vprintf` or `__assertfail`: synchronizations may bring
-    /// text.
+    /// True if the image, or one loaded earlier, imports `vprintf` or `__assertfail`: synchronizations may then return
+    /// device output.
     pub uses_output: bool,
-    /// The first values of its managed variables: bytes, and where they go.
+    /// Initial values of the managed variables: addresses and bytes.
     pub initial: Vec<(u64, Vec<u8>)>,
 }
 
-/// What became of a load.
+/// Outcome of a load.
 #[derive(Clone, Debug)]
 pub enum Loading {
     Done(LoadedModule),
-    /// Nothing was loaded: the image has managed variables, which need a place of so many bytes.
+    /// Nothing was loaded: the image has managed variables, which need a place of this size in bytes.
     NeedsPlace(u64),
 }
 
 impl Loading {
-    /// The module of an image that is known to have no managed variables.
+    /// Returns the module of an image without managed variables.
     pub fn done(self) -> Result<LoadedModule> {
         match self {
             Self::Done(loaded) => Ok(loaded),
@@ -140,7 +140,7 @@ impl Loading {
     }
 }
 
-/// What a guest must know of a kernel to launch it without asking again.
+/// Properties of a kernel that a guest needs to launch it without further queries.
 #[derive(Clone, Debug)]
 pub struct LoadedFunction {
     pub function: RawFunction,
@@ -149,14 +149,14 @@ pub struct LoadedFunction {
     pub attributes: Vec<(i32, i32)>,
 }
 
-/// Events that a launch records, all made without timing and for one process only.
+/// Events that a launch records. All are created without timing and without `CU_EVENT_INTERPROCESS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchEvents {
-    /// Reached when all blocks have triggered it or ended (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
+    /// Event that completes when all blocks have triggered it or ended (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
     pub programmatic: Option<RawEvent>,
-    /// Blocks trigger it by beginning (`triggerAtBlockStart`).
+    /// True if blocks trigger the programmatic event when they start (`triggerAtBlockStart`).
     pub at_block_start: bool,
-    /// Reached when all blocks have begun (`CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`).
+    /// Event that completes when all blocks have started (`CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`).
     pub begun: Option<RawEvent>,
 }
 
@@ -167,29 +167,29 @@ impl LaunchEvents {
     }
 }
 
-/// A kernel launch.
+/// Kernel launch.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
     pub function: RawFunction,
     pub stream: RawStream,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Dynamic shared memory, bytes.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
-    /// Those without handles.
+    /// Launch attributes whose value contains no handle; events are in `events`.
     pub attributes: &'a [LaunchAttribute],
     pub events: LaunchEvents,
-    /// The packed parameter buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`).
+    /// Packed parameter buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`).
     pub parameters: &'a [u8],
 }
 
-/// A two-dimensional fill; `height` 1 for the plain forms.
+/// Two-dimensional fill. `height` is 1 for the one-dimensional functions.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     pub destination: u64,
-    /// Bytes from row to row; ignored when `height` is 1.
+    /// Pitch in bytes; ignored if `height` is 1.
     pub pitch: u64,
-    /// Elements in a row.
+    /// Elements of a row.
     pub width: u64,
     pub height: u64,
     pub value: u32,
@@ -197,7 +197,7 @@ pub struct Fill {
     pub element: u32,
 }
 
-/// What a device says of itself, once, when a worker starts.
+/// Properties of a device, read once when a worker starts.
 #[derive(Clone, Debug)]
 pub struct Description {
     pub name: String,
@@ -210,16 +210,16 @@ pub struct Description {
     pub stream_priorities: (i32, i32),
 }
 
-/// Text that kernels printed, split by where the native driver writes it.
+/// Text that kernels printed, by the native driver's destination.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOutput {
-    /// `printf`: the program's standard output.
+    /// Output of `printf`, for the program's standard output.
     pub stdout: Vec<u8>,
-    /// `assert`: the program's standard error.
+    /// Output of `assert`, for the program's standard error.
     pub stderr: Vec<u8>,
 }
 
-/// An accelerator with one context.
+/// Accelerator with one context.
 pub trait Device:
     Arrays
     + DriverCalls
@@ -237,74 +237,72 @@ pub trait Device:
     + fmt::Debug
 {
     fn describe(&self) -> &Description;
-    /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight,
-    /// all of which must exist.
+    /// Returns the sticky error if the context is dead; never waits. `probe` names streams with work in flight, all of
+    /// which must exist.
     fn health(&self, probe: &[RawStream]) -> Option<CuError>;
-    /// A line for each queue with work that is not complete, for people to read; never waits for the device. None where
-    /// the device does not show its queues.
+    /// Describes each queue with incomplete work in a line for people to read; never waits for the device. Empty if
+    /// the device does not expose its queues.
     fn queues(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Takes the text that kernels printed and that a synchronization has made visible.
+    /// Takes the text that kernels printed, as far as a synchronization has made it visible.
     fn take_output(&self) -> DeviceOutput;
 
-    /// Free and total memory, bytes.
+    /// Returns free and total memory in bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
-    /// Bytes of device memory that this process holds, where the device counts them itself; otherwise what the
-    /// session has allocated is counted.
+    /// Returns the device memory of this process in bytes if the device counts it; `None` if the session's allocations
+    /// must be counted instead.
     fn own_memory(&self) -> Option<u64> {
         None
     }
     fn allocate(&self, bytes: u64) -> Result<u64>;
-    /// Frees an allocation; waits as `cuMemFree` does.
+    /// Frees an allocation. Waits as `cuMemFree` does.
     fn free(&self, address: u64) -> Result<()>;
-    /// Makes a host range (an arena extent, mapped in this process) usable by copies and kernels.
+    /// Makes a host range (an arena extent, mapped in this process) accessible to copies and kernels.
     ///
     /// # Safety
     /// `address..address + bytes` is mapped, readable and writable, until it is unregistered.
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()>;
-    /// Ends a registration; waits until nothing reaches the range any more. After an error of a context
-    /// that is dead, the range may still be reached until the context is reset.
+    /// Ends a registration. Waits until the device no longer accesses the range. After the error of a dead context the
+    /// device may still access the range until the context is reset.
     fn unregister(&self, address: u64) -> Result<()>;
 
-    /// Asynchronous. Both ends are device memory or registered host memory, already checked.
+    /// Copies memory. Asynchronous. Both ends are device memory or registered host memory, already checked.
     fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()>;
-    /// Copies `data` to the device in stream order; `data` may be reused when this returns.
+    /// Copies `data` to the device in stream order; `data` may be reused on return.
     fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()>;
-    /// Asynchronous.
+    /// Fills memory. Asynchronous.
     fn fill(&self, fill: Fill, stream: RawStream) -> Result<()>;
 
     fn create_stream(&self, flags: u32, priority: i32) -> Result<RawStream>;
     fn destroy_stream(&self, stream: RawStream) -> Result<()>;
-    /// `Ok(false)` while work is in flight.
+    /// Returns `Ok(false)` while work is in flight.
     fn query_stream(&self, stream: RawStream) -> Result<bool>;
-    /// Waits.
+    /// Waits for the work of a stream.
     fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
     /// Waits for all work of the context.
     fn synchronize(&self) -> Result<()>;
-    /// Asynchronous (`cuStreamWaitEvent`).
+    /// Makes a stream wait for an event (`cuStreamWaitEvent`). Asynchronous.
     fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()>;
-    /// Asynchronous: when the work before it is complete, the device writes `value` to the 8-byte word at
-    /// `address`, in registered host memory (`cuStreamWriteValue64`).
+    /// Writes `value` to the 8-byte word at `address`, in registered host memory, when the preceding work of the
+    /// stream is complete (`cuStreamWriteValue64`). Asynchronous.
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()>;
 
     fn create_event(&self, flags: u32) -> Result<RawEvent>;
     fn destroy_event(&self, event: RawEvent) -> Result<()>;
-    /// Asynchronous.
+    /// Records an event. Asynchronous.
     fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()>;
     fn query_event(&self, event: RawEvent) -> Result<bool>;
-    /// Waits.
+    /// Waits for an event.
     fn synchronize_event(&self, event: RawEvent) -> Result<()>;
-    /// Milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have happened.
+    /// Returns the milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have completed.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
-    /// Takes inputs for a link, as `cuLinkAddData` does each. The texts of `jit` are written whether that
-    /// succeeds or not.
+    /// Checks inputs for a link, as `cuLinkAddData` does for each. Writes the logs of `jit` in any case.
     fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()>;
-    /// Links the inputs into one image that can be loaded (`cuLinkComplete`); the texts as for
-    /// [`Device::try_link`].
+    /// Links the inputs into one loadable image (`cuLinkComplete`). Writes the logs as [`Device::try_link`].
     fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>>;
-    /// Loads an image; the texts as for [`Device::try_link`]. Its managed variables lie in `place`, which is
+    /// Loads an image. Writes the logs as [`Device::try_link`]. The managed variables lie in `place`, which is
     /// registered host memory.
     fn load(
         &self,
@@ -315,14 +313,14 @@ pub trait Device:
     ) -> Result<Loading>;
     fn unload(&self, module: RawModule) -> Result<()>;
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
-    /// Address and size of a global variable.
+    /// Returns the address and size of a global variable.
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)>;
-    /// Asynchronous.
+    /// Launches a kernel. Asynchronous.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 
     fn limit(&self, limit: u32) -> Result<u64>;
     fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
-    /// Destroys everything in the context and starts afresh (`cuDevicePrimaryCtxReset`). Host ranges are
-    /// registered anew afterwards. Nobody else uses the device meanwhile.
+    /// Destroys all objects of the context and creates it anew (`cuDevicePrimaryCtxReset`). The caller registers host
+    /// ranges again afterwards, and makes no other call meanwhile.
     fn reset(&self) -> Result<()>;
 }

@@ -1,42 +1,41 @@
 //! Variables of images that host and device share (`__managed__`).
 
-/// Alignment of a place: as much as any variable of an image has.
+/// Alignment of a place, and the greatest one of a variable.
 const ALIGNMENT: u64 = 256;
 
 /// Host memory for the managed variables of one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ManagedPlace {
-    /// A multiple of 256.
+    /// Address, a multiple of 256.
     pub address: u64,
     pub bytes: u64,
 }
 
-/// Variables, one behind the other.
+/// Layout of the variables: one after the other.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Layout {
     bytes: u64,
 }
 
 impl Layout {
-    /// The offset of the next variable; nothing if there is no such alignment or size.
+    /// Returns the offset of the next variable; `None` for an invalid alignment or size.
     pub fn add(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         if !alignment.is_power_of_two() || alignment > ALIGNMENT {
             return None;
         }
         let offset = self.bytes.checked_next_multiple_of(alignment)?;
-        // No address is as far from another.
+        // Limit of the address space.
         self.bytes = offset.checked_add(bytes).filter(|end| *end < 1 << 47)?;
         Some(offset)
     }
 
-    /// Where the first variable goes; nothing if the place is too small for them all, or does not begin where it
-    /// should.
+    /// Returns the address of the first variable; `None` if the place is too small for all of them or not aligned.
     pub fn start_in(&self, place: ManagedPlace) -> Option<u64> {
         let fits = place.bytes >= self.bytes && place.address.is_multiple_of(ALIGNMENT);
         fits.then_some(place.address)
     }
 
-    /// Bytes of all variables.
+    /// Returns the size of all variables.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

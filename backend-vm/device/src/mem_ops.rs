@@ -1,4 +1,4 @@
-//! Streams that wait for words in memory and write them, and what streams are told beside work.
+//! Memory operations of streams (waits for words, writes of words), and stream attributes.
 
 use wormhole_api::constants::memory_operation::{
     BARRIER, WAIT_VALUE_32, WAIT_VALUE_64, WRITE_VALUE_32, WRITE_VALUE_64,
@@ -6,7 +6,7 @@ use wormhole_api::constants::memory_operation::{
 
 use crate::{LaunchAttribute, RawStream, Result};
 
-/// What a [`MemoryOperation`] does.
+/// Kind of a [`MemoryOperation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryOperationKind {
     Wait32,
@@ -17,7 +17,7 @@ pub enum MemoryOperationKind {
 }
 
 impl MemoryOperationKind {
-    /// From a `CUstreamBatchMemOpType`.
+    /// Converts a `CUstreamBatchMemOpType`.
     #[must_use]
     pub const fn new(operation: u32) -> Option<Self> {
         Some(match operation {
@@ -30,7 +30,7 @@ impl MemoryOperationKind {
         })
     }
 
-    /// The `CUstreamBatchMemOpType`.
+    /// Returns the `CUstreamBatchMemOpType`.
     #[must_use]
     pub const fn operation(self) -> u32 {
         match self {
@@ -42,7 +42,7 @@ impl MemoryOperationKind {
         }
     }
 
-    /// Bytes of the word it is about; 0 for a barrier.
+    /// Returns the size of the word; 0 for a barrier.
     #[must_use]
     pub const fn width(self) -> u64 {
         match self {
@@ -52,7 +52,7 @@ impl MemoryOperationKind {
         }
     }
 
-    /// The flags that an operation of this kind may have. `CU_STREAM_WAIT_VALUE_FLUSH` is none of them.
+    /// Returns the valid flags of this kind. `CU_STREAM_WAIT_VALUE_FLUSH` is not among them.
     #[must_use]
     pub const fn flags(self) -> u32 {
         match self {
@@ -62,21 +62,21 @@ impl MemoryOperationKind {
     }
 }
 
-/// One memory operation of a stream, already checked: the word is aligned and lies in device memory or in
-/// registered host memory.
+/// Memory operation of a stream, already checked: the word is aligned and lies in device memory or registered host
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryOperation {
     pub kind: MemoryOperationKind,
-    /// Of a wait: its condition (`CUstreamWaitValue_flags`). Of a write or a barrier: what it orders.
+    /// Condition of a wait (`CUstreamWaitValue_flags`), or memory order of a write or barrier.
     pub flags: u32,
     pub address: u64,
     pub value: u64,
 }
 
-/// Streams and words in memory.
+/// Memory operations and attributes of streams.
 pub trait StreamMemory {
-    /// Asynchronous (`cuStreamBatchMemOp`): the operations, in this order. Work behind a wait is held back
-    /// until its word fulfils the condition.
+    /// Executes operations in order (`cuStreamBatchMemOp`). Asynchronous. Work after a wait is delayed until the word
+    /// fulfils the condition.
     fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()>;
     /// `cuStreamSetAttribute`.
     fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()>;

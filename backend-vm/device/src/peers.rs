@@ -1,38 +1,39 @@
-//! Several devices in one process, and what they have to do with each other.
+//! Peer access and copies between the devices of one process.
 
 use crate::{Access, MemCopy3d, RawPool, RawStream, Result};
 
-/// What a device is to the others of its kind.
+/// Identity of a device for other devices of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number, as those of its kind count.
+    /// Ordinal of the device among those of its kind.
     pub ordinal: i32,
-    /// Its context, where the driver has one.
+    /// Driver's context, for devices of the driver.
     pub context: u64,
 }
 
-/// Work of a device that names something of another device of its kind.
+/// Operations of a device that involve another device of the same kind.
 ///
-/// Whatever a device is handed with a stream may name memory of its peers: copies need no access. A stream may wait for
-/// an event of a peer. Memory that the first device registers is every device's.
+/// Addresses that a device gets with a stream may be memory of its peers: copies need no peer access. A stream may
+/// wait for an event of a peer. Memory that the first device registers is accessible to all devices.
 pub trait Peers {
-    /// Whether an address may be of this device's own memory, or of memory that it may free as if it were.
+    /// Returns whether an address may be this device's own memory, or memory that it may free like its own.
     fn holds(&self, _address: u64) -> bool {
         true
     }
 
-    /// What [`Peers::enable_peer`] and the like of another device are to be given for this one.
+    /// Returns the identity of this device, an argument of other devices' [`Peers::enable_peer`] and the like.
     fn as_peer(&self) -> Peer;
 
-    /// `cuDeviceGetP2PAttribute`, from this device to another.
+    /// Returns an attribute of the link from this device to another (`cuDeviceGetP2PAttribute`).
     fn peer_attribute(&self, peer: Peer, attribute: u32) -> Result<i32>;
-    /// Kernels of this device may reach the peer's allocations, those of pools excepted (`cuCtxEnablePeerAccess`).
+    /// Allows kernels of this device to access the peer's allocations, except those of pools
+    /// (`cuCtxEnablePeerAccess`).
     fn enable_peer(&self, peer: Peer) -> Result<()>;
-    /// Ends that; waits for nothing.
+    /// Ends peer access (`cuCtxDisablePeerAccess`). Does not wait.
     fn disable_peer(&self, peer: Peer) -> Result<()>;
-    /// Asynchronous: a copy of which an end may be an array of another device. Of each end, the device that it is of.
+    /// Copies a box whose ends may be arrays of other devices. `to` and `from` are the ends' devices. Asynchronous.
     fn copy_between(&self, copy: &MemCopy3d, to: Peer, from: Peer, stream: RawStream)
     -> Result<()>;
-    /// What kernels of the peer may do with memory of a pool of this device (`cuMemPoolSetAccess`).
+    /// Sets the access of the peer's kernels to memory of a pool of this device (`cuMemPoolSetAccess`).
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()>;
 }

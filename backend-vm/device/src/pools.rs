@@ -2,34 +2,34 @@
 
 use crate::{RawStream, Result};
 
-/// A memory pool of this device.
+/// Handle of a memory pool of this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawPool(pub u64);
 
-/// What a pool is made with (`CUmemPoolProps`).
+/// Properties of a new pool (`CUmemPoolProps`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolProperties {
-    /// `CUmemAllocationHandleType`s that its allocations can be exported as.
+    /// `CUmemAllocationHandleType`s that the pool's allocations can be exported as.
     pub handle_types: u32,
-    /// The most bytes that it may hold; 0 for the device's own limit.
+    /// Greatest size in bytes; 0 for the device's limit.
     pub most: u64,
 }
 
-/// Pools of a device. They belong to no context: a reset leaves them, and what was allocated from them, alone.
+/// Operations on pools. Pools belong to no context: a reset does not affect them and their allocations.
 pub trait Pools {
-    /// The pool that is always there.
+    /// Returns the default pool, which always exists.
     fn default_pool(&self) -> Result<RawPool>;
     fn create_pool(&self, properties: &PoolProperties) -> Result<RawPool>;
-    /// The pool may not be named any more; its allocations stay until each is freed.
+    /// Destroys a pool. Its allocations remain until each is freed.
     fn destroy_pool(&self, pool: RawPool) -> Result<()>;
-    /// Gives unused memory back until the pool holds no more than `keep` bytes, as far as that goes.
+    /// Releases unused memory until the pool reserves at most `keep` bytes, as far as possible.
     fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()>;
-    /// A `CUmemPool_attribute`; words are widened.
+    /// Returns a `CUmemPool_attribute`; 32-bit values are widened.
     fn pool_attribute(&self, pool: RawPool, attribute: u32) -> Result<u64>;
     fn set_pool_attribute(&self, pool: RawPool, attribute: u32, value: u64) -> Result<()>;
-    /// Memory that work may use which is handed to the stream after this call. May wait for the system.
+    /// Allocates memory for work submitted to the stream after this call. May wait for the system.
     fn allocate_async(&self, pool: RawPool, bytes: u64, stream: RawStream) -> Result<u64>;
-    /// Asynchronous: the memory is used again when the work before it on the stream is complete.
-    /// [`crate::Device::free`] frees such memory too, at once.
+    /// Frees memory after the preceding work of the stream. Asynchronous. [`crate::Device::free`] frees such memory at
+    /// once.
     fn free_async(&self, address: u64, stream: RawStream) -> Result<()>;
 }

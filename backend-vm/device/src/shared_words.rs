@@ -1,4 +1,4 @@
-//! The words by which processes share an event.
+//! Words in shared memory by which processes share an event.
 
 use std::fmt;
 use std::io;
@@ -8,34 +8,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{CuError, Found, Result, Shared, file};
 
-/// Bytes of a file with an event's words.
+/// Size of a file with an event's words.
 pub const WORDS_FILE: usize = 32 << 10;
-/// Parties that may use one event at the same time.
+/// Greatest number of parties of an event at a time.
 pub const PARTIES: u32 = 31;
 
 const PARTY_BITS: u32 = 8;
-/// Records of a party that are told apart while they are incomplete.
+/// Greatest number of incomplete records of a party that have distinct marks.
 const MARKS: usize = 128;
 
-/// What is in the file. All zeros: never recorded.
+/// Layout of the file. All zeros: never recorded.
 #[repr(C)]
 struct Layout {
-    /// The last record: its number among those of its party, above the party.
+    /// Last record: number of the record in the upper bits, party in the lower [`PARTY_BITS`].
     last: AtomicU64,
-    /// By party, how many records it has made.
+    /// Number of records of each party.
     counts: [AtomicU64; PARTIES as usize],
-    /// By party and number, where a number shares its mark with the one [`MARKS`] before it: the number of the one that
-    /// was completed last.
+    /// Number of the last completed record, for each party and each record number modulo [`MARKS`].
     marks: [[AtomicU64; MARKS]; PARTIES as usize],
 }
 
 const _: () = assert!(size_of::<Layout>() <= WORDS_FILE);
 
-/// One record of an event.
+/// Record of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     party: usize,
-    /// From 1 on; 0 is none, which is complete.
+    /// Number of the record, from 1 on. 0 stands for no record, which is complete.
     number: u64,
 }
 
@@ -46,7 +45,8 @@ impl EventRecord {
         mark
     }
 
-    /// Where in the file the word is that has [`value`](Self::value), or a larger one, once the record is complete.
+    /// Returns the offset in the file of the record's word, which reaches [`value`](Self::value) or more when the
+    /// record is complete.
     #[must_use]
     pub fn place(self) -> usize {
         let index = self.party * MARKS + self.mark();
@@ -58,7 +58,8 @@ impl EventRecord {
         self.number
     }
 
-    /// The same party's record that has the same word, if there is one: the word is not to fall back to it.
+    /// Returns the party's previous record with the same word, if any. A record is written after it, so that the word
+    /// never decreases.
     #[must_use]
     pub fn predecessor(self) -> Option<Self> {
         let number = self.number.checked_sub(MARKS as u64)?;
@@ -66,22 +67,22 @@ impl EventRecord {
     }
 }
 
-/// The words of an event, in a file that all its parties map.
+/// Words of an event, in a file that all its parties map.
 ///
-/// The last record counts, whoever made it. What a party has recorded that died is complete.
+/// The last record of any party is the event's state. Records of a dead party count as complete.
 #[derive(Clone, Copy)]
 pub struct EventWords<'a>(&'a Layout);
 
 impl EventWords<'_> {
-    /// The words at the start of a mapped file.
+    /// Accesses the words at the start of a mapped file.
     ///
     /// # Safety
     /// [`WORDS_FILE`] bytes from `base` on are mapped, readable and writable, for as long as the result lives; `base`
     /// is aligned to 8.
     #[must_use]
     pub unsafe fn new(base: *mut u8) -> Self {
-        // SAFETY: the caller's promise. Other processes use them as atomics too; one that does not spoils what it
-        // shares and nothing else.
+        // SAFETY: the caller's promise. Other processes access the words as atomics, too; one that does not corrupts
+        // only the event that it shares.
         Self(unsafe { &*base.cast::<Layout>() })
     }
 
@@ -89,7 +90,7 @@ impl EventWords<'_> {
         &self.0.marks[record.party][record.mark()]
     }
 
-    /// A new record of a party below [`PARTIES`]. It is not the last one before it is [made known](Self::publish).
+    /// Makes a new record of a party below [`PARTIES`]. It is not the last one until it is [published](Self::publish).
     #[must_use]
     pub fn record(&self, party: u32) -> EventRecord {
         let party = index(party);
@@ -99,13 +100,13 @@ impl EventWords<'_> {
         EventRecord { party, number }
     }
 
-    /// Makes a record the last one: nothing waits for it before.
+    /// Makes a record the last one. Nothing waits for it before.
     pub fn publish(&self, record: EventRecord) {
         let last = record.number << PARTY_BITS | record.party as u64;
         self.0.last.store(last, Ordering::Release);
     }
 
-    /// The last record.
+    /// Returns the last record.
     #[must_use]
     pub fn last(&self) -> EventRecord {
         let last = self.0.last.load(Ordering::Acquire);
@@ -116,18 +117,18 @@ impl EventWords<'_> {
         }
     }
 
-    /// The work before a record is complete.
+    /// Marks a record as complete.
     pub fn complete(&self, record: EventRecord) {
         self.mark(record).fetch_max(record.number, Ordering::AcqRel);
     }
 
-    /// Whether the work before a record is complete.
+    /// Returns whether the work before a record is complete.
     #[must_use]
     pub fn is_complete(&self, record: EventRecord) -> bool {
         self.mark(record).load(Ordering::Acquire) >= record.number
     }
 
-    /// A party has died, or what it had to do: nobody is to wait for what it recorded.
+    /// Completes all records of a party that has died or whose context is gone, so that no process waits for them.
     pub fn bury(&self, party: u32) {
         let party = index(party);
         let made = self.0.counts[party].load(Ordering::Acquire);
@@ -145,7 +146,7 @@ impl fmt::Debug for EventWords<'_> {
     }
 }
 
-/// A party's place, also of what is none: it comes from another process.
+/// Index of a party's words. `party` comes from another process, so it is reduced modulo [`PARTIES`].
 fn index(party: u32) -> usize {
     (party % PARTIES) as usize
 }
@@ -157,7 +158,7 @@ pub struct SharedWords {
     party: u32,
 }
 
-// SAFETY: a mapping of this object's own, which is reached through atomics alone.
+// SAFETY: the mapping belongs to this object and is accessed through atomics only.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
@@ -171,18 +172,18 @@ impl fmt::Debug for SharedWords {
 }
 
 impl SharedWords {
-    /// Of an event that was never recorded, and is this process's to share.
+    /// Creates the words of a new event, which this process may share.
     ///
     /// # Errors
-    /// There is no file or no mapping to be had.
+    /// The file cannot be created or mapped.
     pub fn new() -> io::Result<Self> {
         Self::map(file::anonymous(WORDS_FILE as u64)?, 0)
     }
 
-    /// Of another process's event.
+    /// Maps the words of another process's event.
     ///
     /// # Errors
-    /// It is no such file, or cannot be mapped.
+    /// The descriptor is not such a file, or cannot be mapped.
     pub fn open(found: Found) -> Result<Self> {
         let file = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
         if file::fixed_size(&file) != Some(WORDS_FILE as u64) || found.party >= PARTIES {
@@ -192,7 +193,7 @@ impl SharedWords {
     }
 
     fn map(file: OwnedFd, party: u32) -> io::Result<Self> {
-        // SAFETY: a new mapping where the kernel likes, of a file that has that size for good.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file whose size is sealed.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -212,31 +213,31 @@ impl SharedWords {
 
     #[must_use]
     pub fn words(&self) -> EventWords<'_> {
-        // SAFETY: the whole file, mapped until this is dropped.
+        // SAFETY: the whole file is mapped until this is dropped.
         unsafe { EventWords::new(self.base.as_ptr()) }
     }
 
-    /// Where they are.
+    /// Returns the address of the words.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// A new record of this party.
+    /// Makes a new record of this party.
     #[must_use]
     pub fn record(&self) -> EventRecord {
         self.words().record(self.party)
     }
 
-    /// Nobody is to wait any more for what this party has recorded.
+    /// Completes all records of this party, so that no process waits for them.
     pub fn bury(&self) {
         self.words().bury(self.party);
     }
 
-    /// What another process needs to map them.
+    /// Describes the words for another process.
     ///
     /// # Errors
-    /// There is no descriptor to be had.
+    /// The descriptor cannot be duplicated.
     pub fn share(&self) -> Result<Shared> {
         let file = self.file.try_clone();
         Ok(Shared {
@@ -249,7 +250,7 @@ impl SharedWords {
 
 impl Drop for SharedWords {
     fn drop(&mut self) {
-        // SAFETY: this object's own mapping.
+        // SAFETY: the mapping belongs to this object.
         unsafe { libc::munmap(self.base.as_ptr().cast(), WORDS_FILE) };
     }
 }
@@ -285,7 +286,7 @@ mod tests {
         assert!(words.is_complete(first) && !words.is_complete(second));
         words.bury(PARTIES - 1);
         assert!(words.is_complete(second));
-        // The number is another process's by now.
+        // Another process has the party's number by now.
         let third = published(words, 3);
         assert!(!words.is_complete(third));
         words.complete(third);

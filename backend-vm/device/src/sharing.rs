@@ -1,22 +1,22 @@
-//! What one device lets the devices of other processes use: memory, events and pools.
+//! Sharing of memory, events and pools between the devices of different processes.
 
 use std::os::fd::OwnedFd;
 
 use crate::{RawEvent, RawMemory, RawPool, Result};
 
-/// What another process's device needs to use something of this one.
+/// Export of an object, for another process's device.
 #[derive(Debug)]
 pub struct Shared {
-    /// Means something to a device of the same kind alone.
+    /// Description that only a device of the same kind understands.
     pub description: [u64; 8],
-    /// Goes with it.
+    /// Descriptor that belongs to the description.
     pub descriptor: Option<OwnedFd>,
-    /// The descriptor is that of a file with an event's words.
+    /// True if the descriptor is a file with an event's words.
     pub words: bool,
 }
 
 impl Shared {
-    /// For which a description is enough.
+    /// Makes an export that consists of a description alone.
     pub fn described(description: [u64; 8]) -> Self {
         Self {
             description,
@@ -26,37 +26,37 @@ impl Shared {
     }
 }
 
-/// What another process's device has shared. It comes from another worker, and so from anywhere: it is checked.
+/// Import of an object. It comes from another worker, which is not trusted: the device checks it.
 #[derive(Debug)]
 pub struct Found {
     pub description: [u64; 8],
     pub descriptor: Option<OwnedFd>,
-    /// Which of an event's parties this process is.
+    /// Number of this process among the event's parties.
     pub party: u32,
 }
 
-/// Sharing with the devices of other processes. Any of it may wait for the system, or for the device as the
+/// Sharing with the devices of other processes. All operations may wait for the system, or for the device as the
 /// driver's own functions do.
 pub trait Sharing {
-    /// Shares the allocation that starts at `address` (`cuIpcGetMemHandle`).
+    /// Exports the allocation that starts at `address` (`cuIpcGetMemHandle`).
     fn share_allocation(&self, address: u64) -> Result<Shared>;
-    /// Shows what another device has shared: address and bytes.
+    /// Imports an allocation of another device. Returns address and size.
     fn open_allocation(&self, found: Found) -> Result<(u64, u64)>;
-    /// Ends what [`Sharing::open_allocation`] began; waits as `cuIpcCloseMemHandle` does.
+    /// Closes an allocation of [`Sharing::open_allocation`]. Waits as `cuIpcCloseMemHandle` does.
     fn close_allocation(&self, address: u64) -> Result<()>;
-    /// Shares an event that was made for it (`CU_EVENT_INTERPROCESS`).
+    /// Exports an event created for sharing (`CU_EVENT_INTERPROCESS`).
     fn share_event(&self, event: RawEvent) -> Result<Shared>;
     fn open_event(&self, found: Found) -> Result<RawEvent>;
-    /// Shares mappable memory of that size, which was made for it (`cuMemExportToShareableHandle`).
+    /// Exports memory of `bytes` bytes that was created for export (`cuMemExportToShareableHandle`).
     fn share_memory(&self, memory: RawMemory, bytes: u64) -> Result<Shared>;
-    /// Another device's memory under a name of this one, and its bytes.
+    /// Imports memory of another device. Returns a handle of this device and the size.
     fn open_memory(&self, found: Found) -> Result<(RawMemory, u64)>;
-    /// Shares a pool that was made for it (`cuMemPoolExportToShareableHandle`).
+    /// Exports a pool created for export (`cuMemPoolExportToShareableHandle`).
     fn share_pool(&self, pool: RawPool) -> Result<Shared>;
-    /// Another device's pool. Nothing can be allocated from it.
+    /// Imports a pool of another device. It does not allocate.
     fn open_pool(&self, found: Found) -> Result<RawPool>;
-    /// Shares an allocation of a pool that is shared (`cuMemPoolExportPointer`).
+    /// Exports an allocation of a shared pool (`cuMemPoolExportPointer`).
     fn share_pointer(&self, address: u64) -> Result<Shared>;
-    /// Shows such an allocation: address and bytes. It is freed like any other of a pool.
+    /// Imports such an allocation. Returns address and size. It is freed as any allocation of a pool.
     fn open_pointer(&self, pool: RawPool, found: Found) -> Result<(u64, u64)>;
 }

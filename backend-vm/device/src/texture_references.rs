@@ -1,13 +1,13 @@
-//! Texture and surface references: variables of modules to which what they read or write is bound. Removed in
-//! CUDA 12, and served by drivers still.
+//! Texture and surface references: module variables that are bound to a texture's or surface's memory. CUDA 12 removed
+//! them from its headers; drivers still support them.
 
 use crate::{RawArray, RawModule, ReferenceTo, Resource, Result, Sampling};
 
-/// What a device does with references. Callers pass modules and arrays that live. All may wait.
+/// Operations on references. Callers pass live modules and arrays. All operations may wait.
 pub trait References {
-    /// `NOT_FOUND` unless the module has such a reference.
+    /// Checks that the module has such a reference; else `NOT_FOUND`.
     fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()>;
-    /// Launches from now on read this; nothing without a resource.
+    /// Binds a texture reference for later launches. Without a resource it is unbound.
     fn bind_texture(
         &self,
         module: RawModule,
@@ -15,6 +15,6 @@ pub trait References {
         resource: Option<&Resource>,
         sampling: &Sampling,
     ) -> Result<()>;
-    /// Launches from now on load from and store to this array.
+    /// Binds a surface reference to an array for later launches.
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()>;
 }
