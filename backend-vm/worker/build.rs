@@ -1,4 +1,4 @@
-//! Generates the services of messages that one call of the driver answers.
+//! Generates the `Serve` implementations of messages that one driver call answers.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

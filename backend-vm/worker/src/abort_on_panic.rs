@@ -1,7 +1,7 @@
-//! Threads that somebody waits for.
+//! Guard that aborts the process when its thread panics.
 
-/// Held by a thread whose panic would leave a guest waiting for ever: the process ends instead, and with it
-/// the session.
+/// Aborts the process, and with it the session, if dropped during a panic. Threads whose panic
+/// would leave a guest waiting for ever hold it.
 #[derive(Debug)]
 pub struct AbortOnPanic;
 

@@ -22,7 +22,8 @@ struct Arguments {
     device: DeviceChoice,
 }
 
-/// The whole executable. The supervisor starts it, with its stream and its log in place.
+/// Runs the worker. The supervisor has started it with the control stream and the log at their
+/// descriptor numbers.
 pub fn main() -> ExitCode {
     let arguments: Arguments = match arguments::parse(NAME) {
         Ok(arguments) => arguments,
@@ -39,7 +40,7 @@ pub fn main() -> ExitCode {
     log_to_supervisor();
     let socket = crate::inherited_stream();
     match crate::run(arguments.device, socket) {
-        // The device's threads may be in the middle of anything: nothing is torn down.
+        // Device threads may still be running, so the process exits without destructors.
         Ok(status) => std::process::exit(status),
         Err(error) => {
             tracing::error!("{}", chain(&error));
@@ -48,11 +49,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Whether the stream and the log are in place.
+/// Returns whether the control stream and the log are open at their descriptor numbers.
 fn is_started_by_supervisor() -> bool {
     // SAFETY: all zeros are a valid value of this structure.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: numbers that may be no descriptors, and a local structure that the kernel fills.
+    // SAFETY: fstat and fcntl accept numbers that are no open descriptors; the structure is local
+    // and the kernel fills it.
     unsafe {
         libc::fstat(CONTROL, &raw mut status) == 0
             && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
@@ -60,9 +62,9 @@ fn is_started_by_supervisor() -> bool {
     }
 }
 
-/// Lines go to the supervisor, which writes them to its own log.
+/// Directs log lines to the supervisor's pipe. The supervisor writes them to its own log.
 fn log_to_supervisor() {
-    // SAFETY: the supervisor put a pipe there, and nothing else in this process uses the number.
+    // SAFETY: the supervisor put a pipe at this number, and nothing else in this process uses it.
     let log = unsafe { File::from_raw_fd(LOG) };
     let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "info".to_owned());
     tracing_subscriber::fmt()

@@ -1,4 +1,4 @@
-//! What a worker tells the supervisor of its devices.
+//! Device descriptions that a worker sends to the supervisor, as text of facts.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use wormhole_ring::control::facts;
 
 use super::devices::{Devices, SessionDevice};
 
-/// Those that NVML asks for as well.
+/// Device attributes that NVML reports as well.
 const ATTRIBUTES: [i32; 9] = [
     attribute::CLOCK_RATE,
     attribute::COMPUTE_MODE,
@@ -22,17 +22,17 @@ const ATTRIBUTES: [i32; 9] = [
     attribute::COMPUTE_CAPABILITY_MINOR,
 ];
 
-/// Most characters of a name, as NVML has room for them.
+/// Largest number of characters of a name that NVML's buffer holds.
 const NAME: usize = 95;
 
-/// The devices in facts, an empty line between them.
+/// Returns the facts of all devices, with an empty line between devices.
 pub fn text(devices: &Devices) -> String {
     let texts = devices.iter();
     let texts = texts.map(|device| one(device.describe()) + &peers(devices, device));
     texts.collect::<Vec<_>>().join("\n")
 }
 
-/// Whose memory a device of several reaches.
+/// Returns the fact that lists the devices whose memory `own` reaches; empty for a single device.
 fn peers(devices: &Devices, own: &SessionDevice) -> String {
     if devices.count() == 1 {
         return String::new();
@@ -46,7 +46,7 @@ fn peers(devices: &Devices, own: &SessionDevice) -> String {
 
 fn one(device: &Description) -> String {
     let mut text = String::new();
-    // A line break in the name would begin another fact.
+    // A line break in the name would start another fact.
     let name: String = device
         .name
         .chars()

@@ -7,7 +7,8 @@ use wormhole_api::CuResult;
 use wormhole_device::{CuError, Device, DeviceOutput, Result};
 use wormhole_link::device::MOST;
 
-/// One of the session's devices, and the number by which messages name it. Objects of the device hold it.
+/// One of the session's devices, and the number by which messages name it. Objects of the device
+/// hold it.
 #[derive(Clone, Debug)]
 pub struct SessionDevice {
     number: usize,
@@ -33,10 +34,10 @@ impl SessionDevice {
         self.number
     }
 
-    /// Passes a handle of `owner` on to this device.
+    /// Returns a handle of `owner` if `owner` is this device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: this is another device.
+    /// `CUDA_ERROR_INVALID_HANDLE`: `owner` is another device.
     #[inline]
     pub fn own<T>(&self, owner: &Self, raw: T) -> Result<T> {
         if self == owner {
@@ -47,15 +48,15 @@ impl SessionDevice {
     }
 }
 
-/// All devices of the session, by their numbers.
+/// All devices of the session, indexed by number.
 #[derive(Clone, Debug)]
 pub struct Devices(Arc<[SessionDevice]>);
 
 impl Devices {
-    /// Numbers devices of one kind.
+    /// Numbers the devices, which are all of one kind, in order.
     ///
     /// # Panics
-    /// There are none, or more than [`MOST`].
+    /// `devices` is empty or longer than [`MOST`].
     #[must_use]
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Self {
         assert!((1..=MOST).contains(&devices.len()));
@@ -70,7 +71,7 @@ impl Devices {
     /// Finds a device by the number in a message.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_DEVICE`: there are not so many.
+    /// `CUDA_ERROR_INVALID_DEVICE`: the session has no device of this number.
     pub fn get(&self, number: u32) -> std::result::Result<&SessionDevice, CuResult> {
         let number = usize::try_from(number).map_err(|_| CuResult::INVALID_DEVICE)?;
         self.0.get(number).ok_or(CuResult::INVALID_DEVICE)
@@ -84,12 +85,12 @@ impl Devices {
         self.0.len()
     }
 
-    /// The sticky error of the first context that is dead.
+    /// Returns the sticky error of the first device whose context is dead.
     pub fn fault(&self) -> Option<CuError> {
         self.iter().find_map(|device| device.health(&[]))
     }
 
-    /// Takes the text of all devices.
+    /// Takes the kernel output of all devices.
     pub fn take_output(&self) -> DeviceOutput {
         let mut all = DeviceOutput::default();
         for device in self.iter() {
@@ -100,7 +101,7 @@ impl Devices {
         all
     }
 
-    /// Describes the devices' queues, a line each.
+    /// Describes the devices' queues, one line each.
     pub fn queues(&self) -> Vec<String> {
         let several = self.count() > 1;
         let lines = self.iter().flat_map(|device| {

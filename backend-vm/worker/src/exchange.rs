@@ -1,6 +1,7 @@
-//! What this worker shares with the others of its tenant, by way of the supervisor.
+//! Exchange of shared objects with the other workers of the tenant, through the supervisor.
 //!
-//! Jobs ask and wait; the thread that listens to the supervisor hands them their answers.
+//! Jobs send a question and wait; the thread that reads the supervisor's messages delivers the
+//! answer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,10 +13,10 @@ use wormhole_api::CuResult;
 use wormhole_device::{Found, Result, Shared};
 use wormhole_ring::control::{Fetch, Message, Share};
 
-/// What the supervisor knows a shared thing by.
+/// Name of a shared object at the supervisor.
 pub type Token = [u8; 16];
 
-/// What kind of thing is shared: a token of one kind names none of another.
+/// Kind of a shared object. A token names an object of one kind only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum What {
@@ -26,7 +27,7 @@ pub enum What {
     Pointer = 5,
 }
 
-/// An answer of the supervisor's.
+/// Answer of the supervisor.
 #[derive(Debug)]
 pub enum Reply {
     Token([u64; 2]),
@@ -34,10 +35,10 @@ pub enum Reply {
     Refused(CuResult),
 }
 
-/// Writes to the supervisor; false if it is gone.
+/// Sends a message to the supervisor. Returns false if the supervisor is gone.
 type Send = dyn Fn(&Message<'_>, Vec<OwnedFd>) -> bool + std::marker::Send + Sync;
 
-/// The way to the other workers.
+/// Connection to the tenant's other workers, through the supervisor.
 #[derive(Clone)]
 pub struct Exchange {
     send: Arc<Send>,
@@ -66,12 +67,12 @@ impl Exchange {
         }
     }
 
-    /// An exchange without a supervisor: nothing can be shared.
+    /// Returns an exchange without a supervisor: sharing and fetching fail.
     pub fn none() -> Self {
         Self::new(|_, _| false)
     }
 
-    /// Shares what the device says: its token.
+    /// Shares an object that the device has exported, and returns its token.
     pub fn share(&self, what: What, shared: Shared) -> Result<Token> {
         let (descriptor, words) = (u32::from(shared.descriptor.is_some()), shared.words.into());
         let description = shared.description;
@@ -91,7 +92,7 @@ impl Exchange {
         }
     }
 
-    /// What a worker of the tenant has shared by this token.
+    /// Fetches the object that a worker of the tenant has shared under this token.
     pub fn fetch(&self, what: What, token: Token) -> Result<Found> {
         let message = |id| Message::Fetch(fetch(id, what, token));
         match self.ask(message, Vec::new())? {
@@ -101,10 +102,11 @@ impl Exchange {
         }
     }
 
-    /// What is shared is gone. On return nobody finds it, and the supervisor holds nothing of it.
+    /// Withdraws a shared object. On return no worker can fetch it, and the supervisor holds no
+    /// descriptor of it.
     pub fn unshare(&self, what: What, token: Token) {
         let message = |id| Message::Unshare(fetch(id, what, token));
-        // Without a supervisor nobody finds it anyway.
+        // Without a supervisor no worker can fetch it anyway.
         drop(self.ask(message, Vec::new()));
     }
 
@@ -133,7 +135,7 @@ impl Exchange {
         answer.recv().map_err(|_| CuResult::UNKNOWN)
     }
 
-    /// Hands a job its answer.
+    /// Delivers an answer to the job that waits for it.
     pub fn answer(&self, id: u32, result: u32, reply: Reply) {
         let reply = match result {
             0 => reply,
@@ -141,7 +143,7 @@ impl Exchange {
         };
         let job = self.waiting().jobs.remove(&id);
         match job {
-            // A job that waits does not go before its answer.
+            // The job holds the receiver until its answer arrives, so the send succeeds.
             Some(job) => drop(job.send(reply)),
             None => tracing::error!("the supervisor answered question {id}, which nobody asked"),
         }

@@ -1,8 +1,8 @@
-//! The executor: takes a session's records in order and never blocks on the device.
+//! Executor: serves a session's records in order and never blocks on the device.
 //!
-//! A record is copied out of the ring, decoded, and handed to the [`Session`], which says what can block: that
-//! goes to the job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
-//! yields, then announces itself parked and sleeps until the doorbell.
+//! Each record is copied out of the ring, decoded and passed to the [`Session`], which hands calls
+//! that may block to the job threads. Their results return through the inbox. When idle, the
+//! executor spins, then yields, then announces itself parked and sleeps until the doorbell.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use super::session::{Answer, Call, Event, Session};
 use super::wake::Inbox;
 use wormhole_link::counters::Counter;
 
-/// `CUDA_ERROR_UNKNOWN`: what every call returns after the guest corrupted its ring.
+/// `CUDA_ERROR_UNKNOWN`: result of every call after the guest corrupted its ring.
 pub const VIOLATION_RESULT: u32 = 999;
 
-/// Some 50 µs of spinning and a few hundred of yielding before the doorbell is needed.
+/// Spins for some 50 µs and yields for a few hundred before it parks and needs the doorbell.
 const IDLE: Policy = Policy {
     spins: 1000,
     yields: 1000,
@@ -30,7 +30,7 @@ const IDLE: Policy = Policy {
     longest_sleep: Duration::ZERO,
 };
 
-/// Why a session ended by what its guest wrote.
+/// Cause of a session's end that lies in what its guest wrote.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
     #[error("the ring is corrupt")]
@@ -43,7 +43,7 @@ pub enum Broken {
     NoSlot(&'static str),
 }
 
-/// The thread that serves one session's ring.
+/// Serves one session's ring, on one thread.
 #[derive(Debug)]
 pub struct Executor {
     consumer: Consumer,
@@ -51,15 +51,15 @@ pub struct Executor {
     answers: AnswerSlots,
     session: Session,
     inbox: Inbox<Event>,
-    /// Slots whose request is with a job thread.
+    /// Slots whose request a job thread is executing.
     pending: [bool; SLOTS],
-    /// How long it stays awake without work, by yielding; [`LINGER_FACTOR`] times as long while the guest may
-    /// be waiting for the device.
+    /// Time to stay awake without work, by yielding; [`LINGER_FACTOR`] times as long while the
+    /// guest may be waiting for the device.
     linger: Duration,
 }
 
 const LINGER_FACTOR: u32 = 25;
-/// The threads for what can block are many, so each stays awake for this part of the time only.
+/// Divisor of `linger` for job threads: there are many of them, so each lingers for a fraction.
 const JOB_FRACTION: u32 = 20;
 
 impl Executor {
@@ -80,8 +80,8 @@ impl Executor {
         }
     }
 
-    /// Stays awake for this long without work. Worth it where the device has processors of its own: a
-    /// doorbell costs the guest more than a launch does.
+    /// Sets the time to stay awake without work. Pays off where the device has processors of its
+    /// own: a doorbell costs the guest more than a launch does.
     #[must_use]
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
@@ -89,7 +89,7 @@ impl Executor {
         self
     }
 
-    /// Where the guest sends descriptors of files, if it can.
+    /// Sets the socket on which the guest sends file descriptors, if it has one.
     #[must_use]
     pub fn taking_files_from(mut self, socket: Option<OwnedFd>) -> Self {
         if let Some(socket) = socket {
@@ -98,14 +98,16 @@ impl Executor {
         self
     }
 
-    /// Lets the session share things of its device with the tenant's others.
+    /// Connects the session to the exchange by which it shares device objects with the tenant's
+    /// other processes.
     #[must_use]
     pub fn sharing_by(mut self, exchange: Exchange) -> Self {
         self.session.share_by(exchange);
         self
     }
 
-    /// Serves the ring until the guest breaks it. The session's status word says so by then.
+    /// Serves the ring until the guest breaks it; the session's status word is set before this
+    /// returns.
     pub fn run(&mut self) -> Broken {
         let mut backoff = Backoff::with(IDLE);
         let mut idle_since = None;
@@ -140,7 +142,7 @@ impl Executor {
         idle < self.linger || (idle < self.linger * LINGER_FACTOR && self.session.expects_fences())
     }
 
-    /// Takes what is there: one record, or what other threads left. False when there was nothing.
+    /// Executes one record, or handles the events in the inbox. Returns false if there was neither.
     pub fn turn(&mut self) -> Result<bool, Broken> {
         if self.session.is_resetting() {
             return Ok(self.drain_inbox());
@@ -148,14 +150,14 @@ impl Executor {
         let Some(head) = self.consumer.take(&mut self.buffer)? else {
             return Ok(self.drain_inbox());
         };
-        // Whatever was sent before the guest wrote this record comes before it.
+        // Events sent before the guest wrote this record take effect before it.
         self.drain_inbox();
         self.execute(head)?;
         self.session.counters().progress().end();
         Ok(true)
     }
 
-    /// The session, for a look from outside.
+    /// Returns the session, for inspection.
     pub fn session(&self) -> &Session {
         &self.session
     }
@@ -187,7 +189,7 @@ impl Executor {
             return self.refuse(head, "a message is for a device that is not there", result);
         };
         let info = request.info();
-        // The slots bound what can wait on the job threads.
+        // The slots bound the number of requests that can wait on the job threads.
         if head.slot.is_none() && info.kind != Kind::Record {
             return Err(Broken::NoSlot(info.name));
         }
@@ -233,7 +235,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Answers a record whose content is refused, without ending the session.
+    /// Refuses a record for its content. The session goes on.
     fn refuse(
         &mut self,
         head: RecordHead,
@@ -259,8 +261,8 @@ impl Executor {
         Ok(())
     }
 
-    /// A failure that no answer carries. The program went on as if the call had worked, so the session
-    /// cannot: the error is sticky.
+    /// Handles a failure that no answer carries. The program went on as if the call had worked, so
+    /// the error becomes sticky.
     fn unheard(&mut self, name: &str, result: CuResult) {
         tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
         self.fail(result);
@@ -272,7 +274,7 @@ impl Executor {
             .set_once(result.0, EndCause::of_device(result.0));
     }
 
-    /// Handles what other threads sent. False when there was nothing.
+    /// Handles the events in the inbox. Returns false if there were none.
     fn drain_inbox(&mut self) -> bool {
         if !self.inbox.is_pending() {
             return false;
@@ -304,14 +306,14 @@ impl Executor {
         true
     }
 
-    /// Answers a request that was put off.
+    /// Answers a deferred request.
     fn answer(&mut self, slot: SlotIndex, sequence: u64, result: CuResult, payload: &[u8]) {
         self.pending[usize::from(slot.get())] = false;
         self.session.counters().progress().answered(slot);
         publish(&self.answers, slot, sequence, result, &[payload]);
     }
 
-    /// Sleeps until the doorbell rings or another thread has something.
+    /// Sleeps until the doorbell rings or another thread sends an event.
     fn park(&mut self) -> Result<(), Violation> {
         self.session.sweep();
         self.session.count_memory();
@@ -319,7 +321,7 @@ impl Executor {
             return Ok(());
         }
         self.session.counters().progress().park(true);
-        // During a reset no record may be taken, so none may keep this thread awake.
+        // During a reset no record may be taken, so records in the ring must not prevent the sleep.
         if self.session.is_resetting() {
             self.inbox.sleep();
         } else if self.consumer.park()? {
@@ -338,7 +340,7 @@ impl Executor {
             Broken::Ring(violation) => counters.add(kind_of(violation), 1),
             Broken::SlotBusy { .. } => counters.add(Counter::SlotBusy, 1),
             Broken::NoSlot(_) => counters.add(Counter::NoSlot, 1),
-            // Counted when it was decoded.
+            // Counted when decoding failed.
             Broken::Record(_) => {}
         }
         self.session

@@ -1,8 +1,7 @@
-//! The threads for what can block: one for each guest thread that asks.
+//! Job threads, for calls that may block: one for each guest thread that makes such calls.
 //!
-//! A job runs on the thread of its answer slot. What it leaves behind runs on the
-//! executor, which alone owns the session's tables, so that a new object is entered before its answer can
-//! be seen.
+//! A job runs on the thread of its answer slot. Its [`Finish`] runs on the executor, which alone
+//! owns the session's tables, so a new object is entered before its answer becomes visible.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -20,10 +19,10 @@ use super::wake::Notifier;
 use wormhole_link::progress::{Progress, Stage};
 use wormhole_link::tasks;
 
-/// What runs on a job thread; the result runs on the executor.
+/// Closure that runs on a job thread. The [`Finish`] that it returns runs on the executor.
 type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
 
-/// A job, and where its answer goes.
+/// A job, with the slot and the sequence number of its answer.
 struct Task {
     slot: SlotIndex,
     sequence: u64,
@@ -31,14 +30,15 @@ struct Task {
     job: Job,
 }
 
-/// The threads, started at first use.
+/// The job threads, each started at first use.
 pub struct Jobs {
     notifier: Notifier<Event>,
     progress: Progress,
-    /// By slot. A slot has one request at a time, so no queue holds more than one job.
+    /// Queue of each slot's thread. A slot has one request at a time, so a queue holds at most one
+    /// job.
     threads: Vec<Option<Sender<Task>>>,
-    /// How long a thread stays awake after a job, by yielding: requests of one guest thread come in rows,
-    /// and waking a thread takes longer than most of them.
+    /// Time for which a thread stays awake after a job, by yielding: requests of one guest thread
+    /// come in series, and waking a thread takes longer than most of them.
     linger: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Jobs {
         }
     }
 
-    /// Sets how long threads that are started from now on stay awake after a job.
+    /// Sets how long threads started from now on stay awake after a job.
     pub fn set_linger(&mut self, linger: Duration) {
         self.linger = linger;
     }
@@ -122,7 +122,7 @@ fn start(
     Ok(sender)
 }
 
-/// The next job; `None` when there will be none.
+/// Receives the next job. Returns `None` when the sender is gone.
 fn next(receiver: &Receiver<Task>, linger: Duration) -> Option<Task> {
     if !linger.is_zero() {
         let end = Instant::now() + linger;

@@ -1,15 +1,16 @@
 //! A worker: the process that executes one guest process's calls.
 //!
-//! The supervisor starts it, confined, with one stream to itself. The worker reserves the window's address
-//! band, opens its device, says that it is ready, and is later assigned a session. From then on the
-//! [`executor`] takes records from the session's ring, [`jobs`] runs what can block, the [`registrar`] maps and
-//! registers arena, the [`watcher`] looks for a dead context, and this thread listens to the supervisor and
-//! never waits for anything else. When the supervisor's end of the stream
-//! closes, the worker says so in the session's status word and ends.
+//! The supervisor starts it, confined, with one stream as its only connection. The worker reserves
+//! the window's address band, opens its devices, reports that it is ready, and is later assigned a
+//! session. From then on the [`executor`] serves records from the session's ring, [`jobs`] runs
+//! calls that may block, the [`registrar`] maps and registers arena, the [`watcher`] detects a dead
+//! context, and the main thread only reads the supervisor's messages. When the supervisor closes
+//! its end of the stream, the worker publishes that in the session's status word and exits.
 //!
 //! Invariants:
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
-//! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
+//! Bytes that the guest wrote are copied out before they are decoded, and are decoded without
+//! unsafe code.
 
 mod abort_on_panic;
 mod command;
@@ -60,10 +61,10 @@ use wormhole_link::neighbours::Neighbours;
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
 use wormhole_link::tasks;
 
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: result of every call after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = 802;
 
-/// Why a worker cannot serve.
+/// Reason why a worker cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error(transparent)]
@@ -87,14 +88,14 @@ pub enum WorkerError {
     Thread(#[source] io::Error),
 }
 
-/// What the supervisor says.
+/// Receiving side of the control stream.
 #[derive(Debug)]
 struct Supervisor {
     socket: Arc<OwnedFd>,
     incoming: Incoming,
 }
 
-/// What is said to the supervisor.
+/// Sending side of the control stream.
 #[derive(Debug)]
 struct Reports {
     socket: Arc<OwnedFd>,
@@ -121,7 +122,7 @@ impl Reports {
 }
 
 impl Supervisor {
-    /// Waits for the next message that a supervisor sends to a worker.
+    /// Waits for the next message from the supervisor.
     fn receive(&mut self) -> Result<Order, ChannelError> {
         loop {
             if let Some(message) = self.incoming.take()? {
@@ -142,7 +143,7 @@ impl Supervisor {
     }
 }
 
-/// What a supervisor tells a worker.
+/// Message from the supervisor.
 #[derive(Debug)]
 enum Order {
     Assign(Grant),
@@ -155,10 +156,10 @@ enum Order {
     Unknown(&'static str),
 }
 
-/// Serves one session on `choice`, from start to end: the process's exit status.
+/// Serves one session on `choice`, from start to end, and returns the process's exit status.
 ///
 /// # Errors
-/// When no session can be served, and when the supervisor breaks the protocol.
+/// No session can be served, or the supervisor broke the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
     let linger = linger(&choice);
@@ -176,11 +177,11 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     run_on(devices, linger, socket)
 }
 
-/// Serves one session on devices that were opened in the calling thread, from start to end: the process's
-/// exit status. The window's band is reserved ([`reserve_bands`]).
+/// Serves one session on devices that the calling thread has opened, from start to end, and returns
+/// the process's exit status. The caller has reserved the bands ([`reserve_bands`]).
 ///
 /// # Errors
-/// As [`run`].
+/// Same as [`run`].
 pub fn run_on(
     devices: Vec<Arc<dyn Device>>,
     linger: Duration,
@@ -203,7 +204,7 @@ pub fn run_on(
         Ok(Order::Assign(grant)) => grant,
         Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
         Ok(_) => return Err(WorkerError::Unexpected("a message about a session")),
-        // A spare worker that is not needed any more.
+        // The supervisor does not need this spare worker any more.
         Err(ChannelError::Ended) => return Ok(0),
         Err(error) => return Err(error.into()),
     };
@@ -253,7 +254,7 @@ fn thread_error(error: io::Error) -> WorkerError {
     WorkerError::Thread(tasks::named(error))
 }
 
-/// Says why no session can be served.
+/// Reports to the supervisor why no session can be served.
 fn refuse(reports: &mut Reports, error: &WorkerError) -> Result<(), ChannelError> {
     reports.send(&Message::Refused {
         code: Refusal::NoDevice as u32,
@@ -265,7 +266,7 @@ fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
     reports.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A session that is being served by other threads.
+/// Handles on the threads that serve a session.
 struct Served {
     devices: Devices,
     exchange: Exchange,
@@ -274,8 +275,8 @@ struct Served {
     status: Status,
 }
 
-/// How long the executor stays awake without work. A device that executes on this machine's processors
-/// needs them itself.
+/// Returns how long the executor stays awake without work. The CPU device needs the host's
+/// processors itself, so there it does not linger.
 fn linger(choice: &DeviceChoice) -> Duration {
     match choice {
         DeviceChoice::Cpu { .. } => Duration::ZERO,
@@ -336,7 +337,8 @@ fn serve(
     })
 }
 
-/// An executor for the session segment that is mapped at `base` and registered with `registrar`.
+/// Builds an executor for the session segment that is mapped at `base` and registered with
+/// `registrar`.
 ///
 /// # Errors
 /// The watcher's thread cannot be started.
@@ -366,7 +368,7 @@ pub fn executor(
         counters,
         base,
     );
-    // SAFETY: this worker serves the session alone, and this executor alone consumes its ring and
+    // SAFETY: this worker alone serves the session, and this executor alone consumes its ring and
     // publishes its answers.
     let (consumer, answers) = unsafe {
         (
@@ -377,7 +379,7 @@ pub fn executor(
     Ok(Executor::new(consumer, answers, session, inbox))
 }
 
-/// Listens to the supervisor until it is gone: the process's exit status.
+/// Handles the supervisor's messages until it is gone, and returns the process's exit status.
 fn listen(
     supervisor: &mut Supervisor,
     arena: &Arc<Arena>,
@@ -431,7 +433,7 @@ fn listen(
             Ok(Order::Assign(_)) => return Err(WorkerError::Unexpected("a second assignment")),
             Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
             Err(error) => {
-                // Also when the stream makes no sense: without a supervisor there is no session.
+                // Also for a malformed message: without a supervisor there is no session.
                 served
                     .status
                     .set_once(SUPERVISOR_LOST_RESULT, EndCause::SupervisorLost);
@@ -444,13 +446,13 @@ fn listen(
     }
 }
 
-/// What the registrar needs to bring arena in and out.
+/// State that the registrar needs to add and remove arena.
 #[derive(Debug)]
 struct Arena {
     window: Window,
     notifier: Notifier<Event>,
     status: Status,
-    /// The registrar's, and jobs' that share something.
+    /// Shared by the registrar and by jobs that share objects.
     reports: Arc<Mutex<Reports>>,
 }
 
@@ -459,41 +461,43 @@ impl Arena {
         let (address, bytes) = self.window.map(run.first, run.count)?;
         if let Err(error) = register(registrations, address, bytes) {
             tracing::warn!("{error}");
-            // Of a context that is dead the guest is to hear before it hears of its arena.
+            // Publish a dead context before the guest learns that its arena is refused.
             if let Some(fault) = registrations.fault() {
                 publish_death(&self.status, fault);
             }
-            // SAFETY: nothing has been told of it, and the device does not know it.
+            // SAFETY: neither the executor nor the guest knows the range, and it is not registered
+            // with the device.
             unsafe { self.window.unmap(run.first, run.count)? };
             return self.report(&Message::ArenaRefused(run));
         }
-        // Before the guest hears of it, so before a record can name it.
+        // Sent before the guest learns of the extent, so before a record can name it.
         self.notifier.send(Event::ExtentAdded { address, bytes });
         self.report(&Message::ArenaAdded(run))
     }
 
-    /// Called when the executor has taken the run out of what may be named and no job reads it.
+    /// Releases a run. The executor no longer admits addresses in it, and no job reads it.
     fn remove(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
         let (address, _) = self.window.range(run.first, run.count)?;
         if let Err(error) = registrations.remove(address) {
-            // It stays the session's, and mapped, until the session ends.
+            // The run stays mapped, and counts as the session's, until the session ends.
             tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
             return Ok(());
         }
-        // SAFETY: nothing names it, nothing reads it, and the device has let go of it.
+        // SAFETY: no record can name it, no job reads it, and the device has unregistered it.
         unsafe { self.window.unmap(run.first, run.count)? };
         self.report(&Message::ArenaRemoved(run))
     }
 
     fn report(&self, message: &Message<'_>) -> Result<(), WorkerError> {
         match lock(&self.reports).send(message) {
-            // Who listens to the supervisor finds that out too.
+            // The thread that reads the stream detects its end too.
             Err(ChannelError::Ended) => Ok(()),
             sent => Ok(sent?),
         }
     }
 
-    /// A worker that cannot do what the supervisor counts on ends, and its session with it.
+    /// Exits the process, and so ends the session, if an arena operation that the supervisor relies
+    /// on failed.
     fn settle(&self, outcome: Result<(), WorkerError>) {
         if let Err(error) = outcome {
             tracing::error!("the session ends: {}", wormhole_link::chain(&error));
@@ -507,12 +511,13 @@ fn register(
     address: u64,
     bytes: u64,
 ) -> Result<(), WorkerError> {
-    // SAFETY: mapped by the caller just now, and removed before it is unmapped.
+    // SAFETY: the caller has just mapped the range, and removes the registration before it unmaps
+    // it.
     unsafe { registrations.add(address, bytes) }
         .map_err(|error| WorkerError::Register { address, error })
 }
 
-/// Opens the devices, with the address bands reserved before.
+/// Opens the devices, after reserving the address bands.
 fn open(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, WorkerError> {
     reserve_bands()?;
     let opened = match &choice {
@@ -541,8 +546,9 @@ fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
         .collect())
 }
 
-/// Bytes that devices in this process's memory may have, if the supervisor limits it: two thirds, as half of the system's
-/// memory is of three quarters. The rest is for the window and for itself.
+/// Returns the bytes that devices in this process's memory may use, if the supervisor has set
+/// `RLIMIT_DATA`: two thirds of the limit. By default the limit is three quarters of the system's
+/// memory, so this is half of it. The rest is for the window and the worker itself.
 fn device_memory() -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
@@ -570,10 +576,11 @@ fn open_cuda(ordinals: &[u32]) -> Result<Vec<Arc<dyn Device>>, String> {
     ordinals.iter().map(open).collect()
 }
 
-/// The stream to the supervisor that this process was started with.
+/// Takes the control stream that the supervisor passed to this process.
 pub fn inherited_stream() -> OwnedFd {
     use std::os::fd::FromRawFd;
-    // SAFETY: the supervisor put the stream there, and nothing else in this process uses the number.
+    // SAFETY: the supervisor put the stream at this number, and nothing else in this process uses
+    // it.
     let socket = unsafe { OwnedFd::from_raw_fd(CONTROL) };
     debug_assert_eq!(socket.as_raw_fd(), CONTROL);
     socket

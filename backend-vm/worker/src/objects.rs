@@ -1,4 +1,4 @@
-//! What a session's handles stand for.
+//! Objects that a session's handles name.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,11 +15,12 @@ use super::devices::SessionDevice;
 use super::registrar::{Registrar, Task};
 use super::watcher::Watcher;
 
-/// [`StreamObject::fence`] of a stream behind whose work no fence was asked for.
+/// [`StreamObject::fence`] of a stream that awaits no fence.
 const NO_FENCE: u32 = u32::MAX;
 
-/// A green context. Jobs hold it while they use it, and its streams as long as they live: a stream must not outlive
-/// it. It is destroyed when nobody does.
+/// A green context. Jobs hold it while they use it, and its streams hold it for their lifetime,
+/// because a stream must not outlive its green context. Destroyed when the last reference is
+/// dropped.
 #[derive(Debug)]
 pub struct GreenContextObject {
     pub device: SessionDevice,
@@ -38,7 +39,7 @@ impl GreenContextObject {
         }
     }
 
-    /// Destroys it, if that is not done yet; it may wait. Nobody uses it any more.
+    /// Destroys the green context unless that is done; may block. Nothing may use it afterwards.
     pub fn end(&self) -> wormhole_device::Result<()> {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -48,7 +49,7 @@ impl GreenContextObject {
 }
 
 impl Drop for GreenContextObject {
-    /// The last holder may be the executor, which must not wait.
+    /// Destroys on the registrar: the last reference may be the executor's, which must not block.
     fn drop(&mut self) {
         if *self.ended.get_mut() {
             return;
@@ -67,9 +68,9 @@ impl Drop for GreenContextObject {
 pub struct StreamObject {
     pub device: SessionDevice,
     pub raw: RawStream,
-    /// The green context that it belongs to.
+    /// Green context of the stream, if it has one.
     pub green: Option<Arc<GreenContextObject>>,
-    /// The fence that was asked for last, and the value it will reach: it covers those before it.
+    /// Fence that was requested last. Its value, in `value`, covers all fences before it.
     fence: AtomicU32,
     value: AtomicU64,
 }
@@ -85,7 +86,7 @@ impl StreamObject {
         }
     }
 
-    /// One of a green context.
+    /// Creates the object of a stream in a green context.
     pub fn of(green: Arc<GreenContextObject>, raw: RawStream) -> Self {
         let stream = Self::new(green.device.clone(), raw);
         Self {
@@ -94,23 +95,25 @@ impl StreamObject {
         }
     }
 
-    /// Notes a fence behind the work so far. Only the executor does.
+    /// Records a fence behind the work so far. Called by the executor only.
     pub fn expect(&self, fence: FenceIndex, value: u64) {
         self.value.store(value, Ordering::Relaxed);
         self.fence.store(fence.get(), Ordering::Release);
     }
 
-    /// Forgets the fence: it will not be written.
+    /// Forgets the fence, because the device will not write it.
     pub fn expect_nothing(&self) {
         self.fence.store(NO_FENCE, Ordering::Release);
     }
 
-    /// Whether a fence has not been written yet. Beside [`StreamObject::expect`] either answer may come.
+    /// Returns whether a fence is not written yet. Concurrently with [`StreamObject::expect`]
+    /// either answer may come.
     pub fn is_awaited(&self, fences: &Fences) -> bool {
         self.awaited(fences).is_some()
     }
 
-    /// The fence that has not been written yet: its number, what it is to become, and what it is.
+    /// Returns the fence that is not written yet: its index, the awaited value and the current
+    /// value.
     pub fn awaited(&self, fences: &Fences) -> Option<(u32, u64, u64)> {
         let fence = FenceIndex::new(self.fence.load(Ordering::Acquire))?;
         let (value, wanted) = (fences.load(fence), self.value.load(Ordering::Relaxed));
@@ -118,23 +121,25 @@ impl StreamObject {
     }
 }
 
-/// An event; held like a stream, but for the watcher.
+/// An event. Held as a stream is, except by the watcher.
 #[derive(Debug)]
 pub struct EventObject {
     pub device: SessionDevice,
     pub raw: RawEvent,
-    /// A launch may record it: it keeps no time, and no other process knows it.
+    /// Whether a launch may record it: the event has no timing and is not shared between processes.
     pub of_launches: bool,
 }
 
-/// What was loaded. Jobs hold it while they use it or a kernel of it; it is unloaded when nobody does.
+/// A loaded image. Jobs hold it while they use it or one of its kernels; it is unloaded when the
+/// last reference is dropped.
 #[derive(Debug)]
 pub struct Loaded {
     pub device: SessionDevice,
     pub raw: RawModule,
-    /// Where its managed variables are.
+    /// Place of its managed variables.
     pub place: Option<ManagedPlace>,
-    /// What its references name, held until they name something else. Locked by jobs, also while they bind.
+    /// Objects bound to its texture and surface references, held until the reference is bound anew.
+    /// Jobs lock it, also while they bind.
     pub bound: Mutex<HashMap<(ReferenceTo, String), Used>>,
 }
 
@@ -148,7 +153,7 @@ impl Loaded {
         }
     }
 
-    /// Whether a variable is a managed one.
+    /// Returns whether an address lies in the image's managed variables.
     pub fn holds_managed(&self, variable: u64) -> bool {
         self.place.is_some_and(|place| {
             let offset = variable.checked_sub(place.address);
@@ -156,7 +161,7 @@ impl Loaded {
         })
     }
 
-    /// Unloads it, and lets go of what was bound.
+    /// Unloads the image and releases the bound objects.
     pub fn unload(&self) -> wormhole_device::Result<()> {
         let unloaded = self.device.unload(self.raw);
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,13 +174,13 @@ impl Loaded {
 #[derive(Debug)]
 pub struct ImageObject {
     pub loaded: Arc<Loaded>,
-    /// What was handed out of it and goes with it.
+    /// Functions handed out of the image. They are removed with it.
     pub functions: Vec<Handle<Function>>,
-    /// Starts of the global variables that may be copied to and from.
+    /// Start addresses of the global variables that copies may name.
     pub globals: Vec<u64>,
-    /// Modules that are this library by another name.
+    /// Modules that name this library's contents (`cuLibraryGetModule`).
     pub aliases: Vec<Handle<Module>>,
-    /// The library that this module is by another name.
+    /// Library whose contents this module names.
     pub library: Option<Handle<Library>>,
 }
 
@@ -195,13 +200,13 @@ impl ImageObject {
 #[derive(Debug)]
 pub struct FunctionObject {
     pub raw: RawFunction,
-    /// The image it belongs to.
+    /// Image that contains the kernel.
     pub image: Arc<Loaded>,
-    /// Bytes of the packed parameters: the driver reads as many whatever a guest sends.
+    /// Bytes of the packed parameters: the driver reads this many, however few a guest sends.
     pub parameter_bytes: u64,
 }
 
-/// A mipmapped array. Whoever is the last to let go of it destroys it.
+/// A mipmapped array. Destroyed by the holder of the last reference.
 #[derive(Debug)]
 pub struct MipmapObject {
     pub device: SessionDevice,
@@ -210,22 +215,22 @@ pub struct MipmapObject {
     pub levels: u32,
 }
 
-/// An array; held like a mipmapped one.
+/// An array. Held as a mipmapped array is.
 #[derive(Debug)]
 pub struct ArrayObject {
     pub device: SessionDevice,
     pub raw: RawArray,
     pub shape: ArrayShape,
-    /// What it is a level of.
+    /// Mipmapped array that contains this level.
     pub mipmap: Option<Arc<MipmapObject>>,
 }
 
-/// Destroys a mipmapped array if nobody else holds it.
+/// Destroys a mipmapped array if this is the last reference.
 pub fn let_go_of_mipmap(mipmap: Arc<MipmapObject>) -> wormhole_device::Result<()> {
     Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| mipmap.device.destroy_mipmap(mipmap.raw))
 }
 
-/// Destroys an array if nobody else holds it.
+/// Destroys an array if this is the last reference.
 pub fn let_go_of_array(array: Arc<ArrayObject>) -> wormhole_device::Result<()> {
     match Arc::into_inner(array) {
         Some(ArrayObject {
@@ -237,7 +242,7 @@ pub fn let_go_of_array(array: Arc<ArrayObject>) -> wormhole_device::Result<()> {
     }
 }
 
-/// What is held by a graph, by a reference, and by jobs while a texture is made of it.
+/// Resource of a texture, held by graphs, by references, and by jobs while they create the texture.
 #[derive(Debug)]
 pub enum Used {
     Array(Arc<ArrayObject>),
@@ -246,7 +251,8 @@ pub enum Used {
 }
 
 impl Used {
-    /// Nobody is to hear of a failure: what is let go of has no handle any more.
+    /// Releases the resource and logs a failure: it has no handle any more, so no call could return
+    /// the error.
     pub fn let_go(self) {
         let gone = match self {
             Self::Array(array) => let_go_of_array(array),
@@ -259,19 +265,19 @@ impl Used {
     }
 }
 
-/// Streams and events whose handle is gone while somebody still uses them.
+/// Streams and events whose handle is destroyed while they are still in use.
 #[derive(Debug, Default)]
 pub struct Reclaim {
     streams: VecDeque<Arc<StreamObject>>,
     events: VecDeque<Arc<EventObject>>,
 }
 
-/// Entries that each burial looks at: more than the one that it may add, so that their number does not grow
-/// while the executor has no quiet moment.
+/// Entries that each destruction inspects: more than the one it may add, so that the queue does not
+/// grow while the executor is never idle.
 const LOOKS: usize = 2;
 
 impl Reclaim {
-    /// Destroys the stream now, or when its last fence has come and its last user is done.
+    /// Destroys the stream, now or once its last fence is written and its last user is done.
     pub fn bury_stream(
         &mut self,
         watcher: &Watcher,
@@ -281,7 +287,7 @@ impl Reclaim {
         self.end_stream(watcher, stream)
     }
 
-    /// Destroys the event now, or when its last user is done.
+    /// Destroys the event, now or once its last user is done.
     pub fn bury_event(&mut self, event: Arc<EventObject>) -> wormhole_device::Result<()> {
         self.sweep_events(LOOKS);
         self.end_event(event)
@@ -292,7 +298,7 @@ impl Reclaim {
         watcher: &Watcher,
         stream: Arc<StreamObject>,
     ) -> wormhole_device::Result<()> {
-        // Somebody may be waiting for the fence, and a fault before it must be found.
+        // The guest may be waiting for the fence, and a fault before it must be detected.
         if watcher.awaits(&stream) {
             self.streams.push_back(stream);
             return Ok(());
@@ -337,13 +343,13 @@ impl Reclaim {
         }
     }
 
-    /// Destroys what nobody uses any more.
+    /// Destroys the entries that are not in use any more.
     pub fn sweep(&mut self, watcher: &Watcher) {
         self.sweep_streams(usize::MAX, watcher);
         self.sweep_events(usize::MAX);
     }
 
-    /// Forgets everything, since the context it belonged to goes: what streams there were.
+    /// Forgets all entries, because their context is going to be reset, and returns the streams.
     pub fn clear(&mut self) -> impl Iterator<Item = Arc<StreamObject>> {
         self.events.clear();
         self.streams.drain(..)

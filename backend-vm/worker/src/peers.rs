@@ -1,7 +1,8 @@
 //! Work between the devices of a session.
 //!
-//! Devices of one kind reach each other's memory by copies, and wait for each other's events. Anything else that is
-//! handed to a stream must be of the stream's device; where CUDA allows another device's, it is done here.
+//! Devices of one kind reach each other's memory by copies, and wait for each other's events. Every
+//! other operation on a stream needs objects of the stream's device; where CUDA allows another
+//! device's, this module does the work on that device.
 
 use wormhole_api::constants::event_flags::DISABLE_TIMING;
 use wormhole_api::constants::stream_flags::NON_BLOCKING;
@@ -11,24 +12,26 @@ use super::devices::{Devices, SessionDevice};
 use super::objects::StreamObject;
 
 impl Devices {
-    /// Makes a host range usable by every device: memory that the first registers is registered for its peers.
+    /// Registers a host range for all devices: the first device's registration is valid for its
+    /// peers.
     ///
     /// # Safety
-    /// As [`wormhole_device::Device::register`].
+    /// Same as [`wormhole_device::Device::register`].
     pub unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self[0].register(address, bytes) }
     }
 
-    /// Ends a registration. The first device waits for its own work alone. Its peers may reach the range until they
-    /// are found idle, and may have begun to before the registration ended.
+    /// Ends a registration. The first device waits for its own work alone. Its peers may reach the
+    /// range until they are idle, and may start to before the registration has ended; so this waits
+    /// for them before and after.
     pub fn unregister(&self, address: u64) -> Result<()> {
         let idle = self.synchronize_peers();
         self[0].unregister(address)?;
         idle.and_then(|()| self.synchronize_peers())
     }
 
-    /// Resets every device's context, when none has work that reaches another's.
+    /// Resets every device's context, after waiting until no device has work that reaches another.
     pub fn reset(&self) -> Result<()> {
         if self.count() > 1 {
             self[0].synchronize()?;
@@ -37,7 +40,7 @@ impl Devices {
         self.iter().try_for_each(|device| device.reset())
     }
 
-    /// Waits for all work of the devices but the first.
+    /// Waits for all work of all devices but the first.
     fn synchronize_peers(&self) -> Result<()> {
         self.iter()
             .skip(1)
@@ -45,7 +48,7 @@ impl Devices {
     }
 }
 
-/// Copies between ends of which each is memory or an array of the device beside it.
+/// Copies a box. Each end is memory, or an array of the device given for it.
 pub fn copy_3d(
     copy: &MemCopy3d,
     [to, from]: [Option<&SessionDevice>; 2],
@@ -59,8 +62,8 @@ pub fn copy_3d(
     here.copy_between(copy, to.as_peer(), from.as_peer(), stream.raw)
 }
 
-/// Allocates from a pool for a stream. For a stream of another device the pool's own gets the memory first, which
-/// waits.
+/// Allocates from a pool for a stream. If the stream is on another device than the pool, the pool's
+/// device allocates first and this waits for it.
 pub fn allocate_async(
     owner: &SessionDevice,
     pool: RawPool,
@@ -75,7 +78,7 @@ pub fn allocate_async(
     Ok(address)
 }
 
-/// Frees memory of a pool of `owner` behind the work of a stream.
+/// Frees memory from a pool of `owner`, after the work in a stream.
 pub fn free_async(owner: &SessionDevice, address: u64, stream: &StreamObject) -> Result<()> {
     if stream.device == *owner || stream.device.holds(address) {
         return stream.device.free_async(address, stream.raw);
@@ -83,7 +86,7 @@ pub fn free_async(owner: &SessionDevice, address: u64, stream: &StreamObject) ->
     in_place_of(stream, owner, |there| owner.free_async(address, there))
 }
 
-/// Launches a graph of `owner` in the place of a stream.
+/// Launches a graph of `owner` at the stream's place in order.
 pub fn launch_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObject) -> Result<()> {
     if stream.device == *owner {
         return owner.launch_graph(graph, stream.raw);
@@ -91,7 +94,7 @@ pub fn launch_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObjec
     in_place_of(stream, owner, |there| owner.launch_graph(graph, there))
 }
 
-/// The same for an upload.
+/// Uploads a graph of `owner` at the stream's place in order.
 pub fn upload_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObject) -> Result<()> {
     if stream.device == *owner {
         return owner.upload_graph(graph, stream.raw);
@@ -99,7 +102,8 @@ pub fn upload_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObjec
     in_place_of(stream, owner, |there| owner.upload_graph(graph, there))
 }
 
-/// Does work of `owner` in the place of a stream of another device: `work` is handed the stream that stands for it.
+/// Runs `work` of `owner` in the order of a stream of another device. `work` receives the stream of
+/// `owner` to use.
 fn in_place_of(
     stream: &StreamObject,
     owner: &SessionDevice,
@@ -121,7 +125,7 @@ fn in_place_of(
     })
 }
 
-/// Has an event of a device for as long as `work` lasts.
+/// Runs `work` with an event of a device, and destroys the event afterwards.
 fn with_event(device: &SessionDevice, work: impl FnOnce(RawEvent) -> Result<()>) -> Result<()> {
     let event = device.create_event(DISABLE_TIMING)?;
     let done = work(event);

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wormhole_link::device;
 
-/// A range; one of no bytes is a free place of the table.
+/// A range. One of zero bytes is a free entry of the table.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     start: u64,
     bytes: u64,
-    /// The number of its device.
+    /// Number of the range's device.
     device: usize,
 }
 
@@ -23,27 +23,28 @@ impl Range {
     }
 }
 
-/// Disjoint ranges of addresses by where they start.
+/// Disjoint ranges of addresses, ordered by start.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    /// Start → place in `table`; no range reaches into the next.
+    /// Start → index in `table`. No range overlaps the next.
     starts: BTreeMap<u64, usize>,
     table: Vec<Range>,
     free: Vec<usize>,
-    /// The sum of their bytes, by device.
+    /// Sum of the ranges' bytes, by device.
     bytes: [u64; device::MOST],
-    /// The place of the range that was found last: programs name the same one again and again. Any place will do, since
-    /// what is there is compared.
+    /// Index of the range found last: programs name the same range again and again. Any index is
+    /// safe, because the entry is compared.
     last: AtomicUsize,
 }
 
 impl Ranges {
-    /// Adds a range. False, and nothing changes, when it is empty, wraps or overlaps another.
+    /// Adds a range of device 0. Returns false, and changes nothing, if it is empty, wraps or
+    /// overlaps another.
     pub fn insert(&mut self, start: u64, bytes: u64) -> bool {
         self.insert_of(0, start, bytes)
     }
 
-    /// Adds a range of a device, by its number.
+    /// Adds a range of a device, given by number, as [`Ranges::insert`] does.
     pub fn insert_of(&mut self, device: usize, start: u64, bytes: u64) -> bool {
         let Some(end) = start.checked_add(bytes) else {
             return false;
@@ -70,7 +71,7 @@ impl Ranges {
         true
     }
 
-    /// Removes the range that starts at `start`: its bytes, and the number of its device.
+    /// Removes the range that starts at `start`, and returns its bytes and its device's number.
     pub fn remove(&mut self, start: u64) -> Option<(u64, usize)> {
         let place = self.starts.remove(&start)?;
         let Range { bytes, device, .. } = std::mem::take(&mut self.table[place]);
@@ -79,12 +80,13 @@ impl Ranges {
         Some((bytes, device))
     }
 
-    /// Bytes of all ranges of a device.
+    /// Returns the bytes of all ranges of a device.
     pub fn bytes_of(&self, device: usize) -> u64 {
         self.bytes.get(device).copied().unwrap_or(0)
     }
 
-    /// Whether `address..address + bytes` lies in one of the ranges. Several threads may ask at the same time.
+    /// Returns whether `address..address + bytes` lies in one range. Threads may call it
+    /// concurrently.
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         let holds = |place: usize| {
             let range = self.table.get(place);

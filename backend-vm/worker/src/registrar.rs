@@ -1,8 +1,8 @@
-//! The thread that registers host memory with the devices: the only one that does.
+//! Registrar: the only thread that registers host memory with the devices.
 //!
-//! Registering and unregistering may wait for the device, and a reset of the context ends every
-//! registration. So one thread does all three, one after the other, and owns the list of what is
-//! registered: nothing is registered beside a reset and lost with it.
+//! Registering and unregistering may block on the device, and a context reset ends every
+//! registration. One thread does all three, one after the other, and owns the list of
+//! registrations, so none is made during a reset and lost with it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
 use wormhole_link::progress::Progress;
 
-/// The host ranges that the devices reach.
+/// Host ranges registered with the devices.
 #[derive(Debug)]
 pub struct Registrations {
     devices: Devices,
@@ -35,10 +35,11 @@ impl Registrations {
     /// Registers a range.
     ///
     /// # Safety
-    /// The range is mapped, readable and writable, until [`Registrations::remove`] has been called for it.
+    /// The range stays mapped, readable and writable, until [`Registrations::remove`] has been
+    /// called for it.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub unsafe fn add(&mut self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.devices.register(address, bytes) }?;
@@ -46,7 +47,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// The error that the device's context died of, if it did.
+    /// Returns the sticky error of the first device whose context is dead.
     pub fn fault(&self) -> Option<CuResult> {
         self.devices.fault()
     }
@@ -54,7 +55,7 @@ impl Registrations {
     /// Ends the registration of the range that starts at `address`.
     ///
     /// # Errors
-    /// The device's: it may still reach the range, which has to stay mapped.
+    /// The device's error. The device may still reach the range, so the range must stay mapped.
     pub fn remove(&mut self, address: u64) -> Result<()> {
         match self.ranges.remove(&address) {
             Some(_) => self.devices.unregister(address),
@@ -62,21 +63,21 @@ impl Registrations {
         }
     }
 
-    /// Destroys everything in the context and registers anew what was registered.
+    /// Resets the devices' contexts and registers all ranges again.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub fn reset(&self) -> Result<()> {
         self.devices.reset()?;
         for (&address, &bytes) in &self.ranges {
-            // SAFETY: mapped since it was added, and not removed.
+            // SAFETY: the range has been mapped since it was added, and was not removed.
             unsafe { self.devices.register(address, bytes) }?;
         }
         Ok(())
     }
 }
 
-/// What the thread is to do.
+/// Task for the registrar.
 pub struct Task(Box<dyn FnOnce(&mut Registrations) + Send + Sync>);
 
 impl Task {
@@ -91,7 +92,7 @@ impl fmt::Debug for Task {
     }
 }
 
-/// A hand on the thread. It ends with the last of them.
+/// Handle on the registrar. The thread ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct Registrar {
     tasks: Sender<Task>,
@@ -105,10 +106,10 @@ impl fmt::Debug for Registrar {
 }
 
 impl Registrar {
-    /// Starts the thread with what is registered already.
+    /// Starts the thread with the registrations made so far.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn start(mut registrations: Registrations, progress: &Progress) -> io::Result<Self> {
         let (tasks, receiver) = channel::<Task>();
         let theirs = progress.clone();
@@ -127,7 +128,7 @@ impl Registrar {
         })
     }
 
-    /// Runs `task` when those before it are done. Never waits.
+    /// Queues `task` behind the tasks before it. Never blocks.
     pub fn run(&self, task: Task) {
         self.progress.add_task();
         if self.tasks.send(task).is_err() {

@@ -1,4 +1,4 @@
-//! How other threads reach the executor: a queue, and an eventfd for when it sleeps.
+//! Event queue by which other threads reach the executor, with an eventfd to wake it.
 
 use std::io;
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use vmm_sys_util::eventfd::EventFd;
 #[derive(Debug)]
 struct Bell {
     eventfd: EventFd,
-    /// Something is in the queue.
+    /// Whether the queue has an event.
     pending: AtomicBool,
-    /// The executor sleeps or is about to.
+    /// Whether the executor sleeps or is about to.
     asleep: AtomicBool,
 }
 
-/// The sending end. Each thread has its own.
+/// Sending end of the queue. Each thread has its own.
 #[derive(Debug)]
 pub struct Notifier<T> {
     queue: Sender<T>,
     bell: Arc<Bell>,
 }
 
-/// The executor's end.
+/// Receiving end of the queue, for the executor.
 #[derive(Debug)]
 pub struct Inbox<T> {
     queue: Receiver<T>,
     bell: Arc<Bell>,
 }
 
-/// A queue and its bell.
+/// Creates a queue and its eventfd.
 ///
 /// # Errors
-/// No descriptor is left for the bell.
+/// The eventfd cannot be created.
 pub fn inbox<T>() -> io::Result<(Notifier<T>, Inbox<T>)> {
     let (sender, receiver) = channel();
     let bell = Arc::new(Bell {
@@ -64,11 +64,12 @@ impl<T> Clone for Notifier<T> {
 }
 
 impl<T> Notifier<T> {
-    /// Hands `item` to the executor and wakes it if it sleeps. Lost when the executor is gone.
+    /// Sends `item` to the executor and wakes it if it sleeps. The item is lost if the executor is
+    /// gone.
     pub fn send(&self, item: T) {
         if self.queue.send(item).is_ok() {
-            // SYNC POINT: inbox. Either the executor's look after announcing its sleep sees this, or the
-            // load below sees the announcement.
+            // SYNC POINT: inbox. Either the executor's check after announcing its sleep sees this,
+            // or the load below sees the announcement.
             self.bell.pending.store(true, Ordering::SeqCst);
             if self.bell.asleep.load(Ordering::SeqCst) {
                 self.ring();
@@ -78,19 +79,19 @@ impl<T> Notifier<T> {
 
     /// Wakes the executor, whatever it waits for.
     pub fn ring(&self) {
-        // A full counter is a bell that rings already.
+        // The write fails only if the counter is full, and then the eventfd is readable already.
         let _ = self.bell.eventfd.write(1);
     }
 }
 
 impl<T> Inbox<T> {
-    /// Whether [`Inbox::next`] is worth calling. Costs a load.
+    /// Returns whether [`Inbox::next`] is worth calling. Costs one load.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.bell.pending.load(Ordering::Acquire)
     }
 
-    /// Call before draining: what is sent from here on is announced again.
+    /// Clears the pending flag. Call it before draining: later sends set the flag again.
     pub fn acknowledge(&self) {
         self.bell.pending.store(false, Ordering::SeqCst);
     }
@@ -99,7 +100,8 @@ impl<T> Inbox<T> {
         self.queue.try_recv().ok()
     }
 
-    /// Announces that the executor is about to sleep. False: something came, so it must not.
+    /// Announces that the executor is about to sleep. Returns false if an event is pending, so that
+    /// it must not.
     pub fn announce_sleep(&self) -> bool {
         self.bell.asleep.store(true, Ordering::SeqCst);
         // SYNC POINT: inbox.
@@ -110,7 +112,7 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Sleeps until the bell rings.
+    /// Sleeps until the eventfd is written.
     pub fn sleep(&self) {
         let _ = self.bell.eventfd.read();
     }

@@ -1,8 +1,8 @@
-//! Looks after the device while a guest may be waiting for a fence.
+//! Watcher: detects a dead context while a guest may be waiting for a fence.
 //!
-//! A fence announces success only: behind a fault it is never written. So while fences are outstanding
-//! this thread asks the device how it is, after 100 µs and then at intervals that grow to 1 ms, and
-//! publishes a dead context in the session's status word, which ends every wait.
+//! A fence announces success only: after a fault it is never written. So while fences are
+//! outstanding this thread queries the device's state, after 100 µs and then at intervals that grow
+//! to 1 ms, and publishes a dead context in the session's status word, which ends every wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +22,10 @@ use wormhole_link::progress::Progress;
 
 const FIRST_INTERVAL: Duration = Duration::from_micros(100);
 const LONGEST_INTERVAL: Duration = Duration::from_millis(1);
-/// With nothing to watch for this long, the thread sleeps until it is called.
+/// Time without outstanding fences after which the thread sleeps until it is unparked.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// The number of a device, and its own handle.
+/// Number of a device, and the device's handle of the stream.
 type Key = (usize, RawStream);
 
 fn key(stream: &StreamObject) -> Key {
@@ -34,20 +34,20 @@ fn key(stream: &StreamObject) -> Key {
 
 #[derive(Debug)]
 struct Shared {
-    /// The streams that exist. Locked when one comes or goes, and for the time of a look through them; a
-    /// fence is noted in its stream, without the lock.
+    /// Streams that exist. Locked when one is added or removed, and while the thread goes through
+    /// them. A fence is recorded in its stream, without the lock.
     streams: Mutex<HashMap<Key, Arc<StreamObject>>>,
-    /// A fence was asked for since the last look, or was outstanding then.
+    /// Whether a fence was requested since the last check, or was outstanding then.
     expecting: AtomicBool,
     asleep: AtomicBool,
-    /// Grows when the device's context was replaced.
+    /// Incremented when the device's context is replaced.
     context: AtomicU64,
-    /// No look may be taken while this is not 0.
+    /// Number of pauses. No check may run while it is not 0.
     pauses: Mutex<usize>,
     stop: AtomicBool,
 }
 
-/// While it lives, the device is not looked at. Then it is looked at as a fresh context.
+/// Guard that keeps the thread from the device. On drop the context counts as a new one.
 #[derive(Debug)]
 pub struct Pause {
     shared: Arc<Shared>,
@@ -64,7 +64,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The executor's handle on the thread.
+/// Executor's handle on the thread.
 #[derive(Debug)]
 pub struct Watcher {
     shared: Arc<Shared>,
@@ -76,7 +76,7 @@ impl Watcher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn start(
         devices: Devices,
         fences: Fences,
@@ -105,40 +105,42 @@ impl Watcher {
         })
     }
 
-    /// A stream behind whose work there may be fences from now on.
+    /// Adds a stream. Fences may be behind its work from now on.
     pub fn watch(&self, stream: &Arc<StreamObject>) {
         locked(&self.shared.streams).insert(key(stream), Arc::clone(stream));
     }
 
-    /// Lets go of a stream.
+    /// Removes a stream.
     pub fn forget(&self, stream: &StreamObject) {
         locked(&self.shared.streams).remove(&key(stream));
     }
 
-    /// Whether a fence behind the stream's work is outstanding. For the thread that calls
-    /// [`Watcher::expect`].
+    /// Returns whether a fence behind the stream's work is outstanding. Only the thread that calls
+    /// [`Watcher::expect`] may call it.
     pub fn awaits(&self, stream: &StreamObject) -> bool {
         stream.is_awaited(&self.fences)
     }
 
-    /// A fence that the device will set to `value` when the watched `stream` gets there.
+    /// Records a fence that the device sets to `value` when it has done the watched `stream`'s work
+    /// so far.
     pub fn expect(&self, fence: FenceIndex, value: u64, stream: &StreamObject) {
         stream.expect(fence, value);
         self.shared.expecting.store(true, Ordering::Release);
-        // SYNC POINT: watcher. Either its look after announcing its sleep sees the fence, or this load
-        // sees the announcement.
+        // SYNC POINT: watcher. Either the thread's check after announcing its sleep sees the fence,
+        // or this load sees the announcement.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::Relaxed) {
             self.thread.unpark();
         }
     }
 
-    /// Whether fences were outstanding when it looked last.
+    /// Returns whether fences are outstanding, as of the last check or later.
     pub fn is_watching(&self) -> bool {
         self.shared.expecting.load(Ordering::Relaxed)
     }
 
-    /// Forgets every stream but the `legacy` ones, whose fences will not come, and keeps the thread from the device.
+    /// Forgets every stream but the `legacy` ones, clears their fences, which will not be written,
+    /// and keeps the thread from the device.
     pub fn pause(&self, legacy: &[Arc<StreamObject>]) -> Pause {
         *locked(&self.shared.pauses) += 1;
         let kept = |known: &Key| legacy.iter().any(|stream| key(stream) == *known);
@@ -157,7 +159,7 @@ impl Drop for Watcher {
     }
 }
 
-/// Publishes a dead context. Whether it was this call that did it.
+/// Publishes a dead context. Returns whether this call was the first to set the status.
 pub fn publish_death(status: &Status, error: CuResult) -> bool {
     let first = status.set_once(error.0, EndCause::of_device(error.0));
     if first {
@@ -166,7 +168,8 @@ pub fn publish_death(status: &Status, error: CuResult) -> bool {
     first
 }
 
-/// The sticky error of a device, asked also about those streams of it that are in `held`. `streams` is room for them.
+/// Returns the sticky error of a device. Each device is queried together with its streams in
+/// `held`. `streams` is a reused buffer.
 fn fault(
     devices: &Devices,
     held: &[Arc<StreamObject>],
@@ -223,14 +226,14 @@ fn watch(
         }
         shared.expecting.store(true, Ordering::Relaxed);
         if idle_since.take().is_some() {
-            // Most fences come within the first interval.
+            // Most fences are written within the first interval.
             held.clear();
             std::thread::sleep(FIRST_INTERVAL);
             continue;
         }
-        // Held during the look: a pause begins after it.
+        // Locked during the check, so that a pause begins after it.
         let pauses = locked(&shared.pauses);
-        // After a pause the streams above are no more.
+        // After a pause the collected streams do not exist any more.
         if *pauses == 0
             && context == shared.context.load(Ordering::Acquire)
             && let Some(error) = fault(devices, &held, &mut streams)

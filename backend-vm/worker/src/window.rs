@@ -1,4 +1,4 @@
-//! The parts of the tenant's window that this worker maps, at the addresses the guest uses.
+//! Parts of the tenant's window that this worker maps, at the addresses the guest uses.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use wormhole_ring::memory::{MemoryError, SessionMemory};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
-/// Why a part of the window cannot be mapped.
+/// Reason why a part of the window cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     #[error("the address range {base:#x}..{end:#x} is taken in this process")]
@@ -44,11 +44,11 @@ pub enum WindowError {
     Session(#[from] MemoryError),
 }
 
-/// Keeps the bands of the window and of files from the driver and everybody else in this process, until parts of a
-/// window, or files, are mapped there. Once, before the device is initialised.
+/// Reserves the address bands of the window and of files in this process, so that neither the
+/// driver nor a library maps anything there. Call it once, before the device is initialised.
 ///
 /// # Errors
-/// Something is mapped there already.
+/// A band is not free, or the address space is limited.
 pub fn reserve_bands() -> Result<(), WindowError> {
     for (base, bytes) in [(WINDOW_BASE, WINDOW_MAX_BYTES), FILES] {
         let end = base + bytes;
@@ -60,7 +60,7 @@ pub fn reserve_bands() -> Result<(), WindowError> {
     Ok(())
 }
 
-/// The window of this worker's tenant.
+/// Window of this worker's tenant.
 #[derive(Debug)]
 pub struct Window {
     file: OwnedFd,
@@ -69,8 +69,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window that a grant describes, behind `file`. Nothing is mapped yet; [`reserve_bands`] was
-    /// called.
+    /// Creates the window that a grant describes, backed by `file`. Nothing is mapped yet. The
+    /// caller has called [`reserve_bands`].
     ///
     /// # Errors
     /// The grant's window does not lie in the reserved band.
@@ -89,15 +89,16 @@ impl Window {
         })
     }
 
-    /// Maps a run of segments: its address and its bytes. A run stays mapped until [`Window::unmap`].
+    /// Maps a run of segments and returns its address and its bytes. It stays mapped until
+    /// [`Window::unmap`].
     ///
     /// # Errors
     /// The run does not lie in the window, or cannot be mapped.
     pub fn map(&self, first: u32, count: u32) -> Result<(u64, u64), WindowError> {
         let (address, bytes) = self.range(first, count)?;
         let offset = u64::from(first) * SEGMENT;
-        // SAFETY: inside the band that this process reserved; a run is mapped once, since the supervisor
-        // grants it once, and nothing refers to memory in it before.
+        // SAFETY: inside the band that this process reserved; a run is mapped once, because the
+        // supervisor grants it once, and nothing refers to memory in it before.
         unsafe { band::map(address, bytes, &self.file, offset) }.map_err(|cause| {
             WindowError::Map {
                 first,
@@ -136,7 +137,7 @@ impl Window {
         })
     }
 
-    /// Address and bytes of a run.
+    /// Returns address and bytes of a run.
     ///
     /// # Errors
     /// The run does not lie in the window.

@@ -1,5 +1,5 @@
-//! Arena that comes and goes while the device is slow. A whole worker runs in this process, on a device of
-//! the test's; the test is its supervisor and its guest.
+//! Arena granted and returned while the device is slow. A whole worker runs in this process, on the
+//! test's device; the test plays its supervisor and its guest.
 
 mod support;
 
@@ -24,7 +24,7 @@ use wormhole_ring::control::{ArenaRun, Grant, Message};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
-/// Segments of a test's own: the session's, one of arena at once, and room for more.
+/// Segments of one test: the session's, one of initial arena, and room for more.
 const SHARE: u32 = 16;
 const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
 
@@ -37,7 +37,7 @@ struct Served {
     first: u32,
 }
 
-/// A worker with a session in the segments from `first` on.
+/// Starts a worker with a session in the segments from `first` on.
 fn serve(first: u32) -> Served {
     LazyLock::force(&BAND);
     let device = Arc::new(Recorder::new());
@@ -80,7 +80,7 @@ fn serve(first: u32) -> Served {
 }
 
 impl Served {
-    /// A run of arena by its place in this test's share.
+    /// Returns a run of arena by its place in this test's share.
     fn run(&self, place: u32, count: u32) -> ArenaRun {
         assert!(place + count <= SHARE);
         ArenaRun {
@@ -94,7 +94,7 @@ impl Served {
         WINDOW_BASE + u64::from(self.first + place) * SEGMENT
     }
 
-    /// What is registered, by place in this test's share and segments.
+    /// Returns the registered ranges, by place in this test's share and segments.
     fn registered(&self) -> Vec<(u64, u64)> {
         let start = self.address(0);
         let registered = self.device.registered().into_iter();
@@ -124,7 +124,7 @@ fn arena_that_is_granted_during_a_reset_is_registered_after_it() {
     served.hear("ArenaAdded");
     assert_eq!(served.guest.wait(0, asked).unwrap().status, 0);
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
-    // And one that came before a reset is registered anew.
+    // A run added before a reset is registered again.
     assert_eq!(served.guest.call(&ContextReset {}).status, 0);
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
 }
@@ -139,7 +139,8 @@ fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
     served.tell(&Message::ArenaRemove(run));
     served.device.wait_for("unregister", 1);
     for _ in 0..10 {
-        // Asleep, the executor is woken by a doorbell alone, which the worker has to hear.
+        // A parked executor is woken by a doorbell message alone, which the worker's main thread
+        // must read.
         let guest = &mut served.guest;
         wait_until(
             || guest.producer.consumer_parked(),
@@ -169,7 +170,7 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     served.tell(&Message::ArenaRemove(run));
     served.hear("ArenaRemoved");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
-    // Not named any more: an access would end this process.
+    // The range may not be named any more: an access would crash this process.
     let load = module_load(served.guest.mint(), load.image, load.bytes);
     assert_eq!(served.guest.call(&load).status, 1);
 }
@@ -183,7 +184,7 @@ fn arena_that_cannot_be_registered_is_refused_and_the_session_goes_on() {
     served.hear("ArenaRefused");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     assert_eq!(served.guest.call(&MemGetInfo {}).status, 0);
-    // The same run, when there is memory again.
+    // The same run, when registration succeeds again.
     served.device.refuses_memory.store(false, Ordering::Relaxed);
     served.tell(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
@@ -203,12 +204,13 @@ fn arena_that_the_device_keeps_stays_mapped() {
     served.tell(&Message::ArenaRemove(kept));
     served.device.wait_for("unregister", 1);
     served.device.let_go("unregister");
-    // The registrar takes one after the other.
+    // The registrar runs its tasks in order.
     served.tell(&Message::ArenaAdd(served.run(8, 1)));
     served.hear("ArenaAdded");
     let start = usize::try_from(served.address(4)).unwrap();
     let start = std::ptr::with_exposed_provenance::<u8>(start);
-    // SAFETY: the worker runs in this process and keeps the run mapped; a page that is not would end it.
+    // SAFETY: the worker runs in this process and keeps the run mapped; reading an unmapped page
+    // would crash the test.
     let byte = unsafe { start.read_volatile() };
     assert_eq!(byte, 0);
     served.device.keeps_memory.store(false, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Launch attributes that a guest sets: on launches, kernel nodes, streams and questions about clusters.
+//! Launch attributes that a guest sets on launches, kernel nodes, streams and cluster occupancy
+//! queries.
 
 mod support;
 
@@ -18,10 +19,10 @@ use wormhole_worker::session::Event;
 
 const INVALID_VALUE: u32 = 1;
 const NOT_SUPPORTED: u32 = 801;
-/// Bytes of the memory that the session has.
+/// Bytes of the session's memory.
 const BYTES: u64 = 4096;
 
-/// Sets an attribute: the result.
+/// Sets an attribute and returns the result.
 type Set = fn(&mut Ready, LaunchAttribute) -> u32;
 
 const SCOPES: [(&str, Set); 5] = [
@@ -82,7 +83,7 @@ impl Ready {
         self.status(&launch_with(&[attribute]))
     }
 
-    /// The result of a record, which no answer carries.
+    /// Returns the result of a record, which no answer carries.
     fn launch_again(&mut self, attribute: LaunchAttribute) -> u32 {
         let fresh = ready();
         fresh.served.record(&launch_with(&[attribute]));
@@ -91,7 +92,7 @@ impl Ready {
         fresh.served.status.load().map_or(0, |cause| cause.result)
     }
 
-    /// The result of making the graph executable, which says why a node of it was refused.
+    /// Returns the result of instantiating the graph, which fails with the error of a refused node.
     fn node(&mut self, attribute: LaunchAttribute) -> u32 {
         self.graphs += 1;
         let graph = handle(self.graphs);
@@ -168,7 +169,8 @@ fn an_access_policy_window_lies_in_memory_of_the_session_wherever_it_is_set() {
         (u64::MAX, 16, INVALID_VALUE),
     ] {
         for (scope, set) in SCOPES {
-            // A session of its own has the same memory only by chance: its windows are empty or nobody's.
+            // Another session has this memory only by chance, so windows that are not empty are
+            // invalid there.
             if scope == "later launch" && result == 0 && bytes != 0 {
                 continue;
             }
@@ -182,14 +184,14 @@ fn an_access_policy_window_lies_in_memory_of_the_session_wherever_it_is_set() {
 #[test]
 fn attributes_that_may_carry_handles_are_refused_wherever_they_are_set() {
     let mut ready = ready();
-    // A node that kernels update, and numbers that no attribute has yet.
+    // An attribute of device-updatable nodes, and unassigned numbers.
     for id in [13, 15, 17, 18, 1000, u32::MAX] {
         for (scope, set) in SCOPES {
             let found = set(&mut ready, attribute(id, [0x7fff_0000_1000, 1]));
             assert_eq!(found, NOT_SUPPORTED, "{scope}: {id}");
         }
     }
-    // Events are of launches alone.
+    // Only launches record events.
     for id in [7, 12] {
         for (scope, set) in [SCOPES[2], SCOPES[3], SCOPES[4]] {
             let found = set(&mut ready, attribute(id, [0x7fff_0000_1000, 1]));

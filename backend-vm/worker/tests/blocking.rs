@@ -1,4 +1,4 @@
-//! Nothing that waits for the device holds up what other threads of the guest ask.
+//! Calls that block on the device do not delay the calls of other guest threads.
 
 mod support;
 
@@ -29,7 +29,7 @@ struct Ready {
     module: Handle<Module>,
     function: Handle<Function>,
     memory: DevicePtr,
-    /// What images are read from.
+    /// Memory that images are read from.
     image: Box<[u8; 64]>,
 }
 
@@ -103,7 +103,8 @@ impl Ready {
         }
     }
 
-    /// While the request waits in the device's call of this name, another thread is served.
+    /// Checks that another thread is served while `request` waits in the device's call of this
+    /// name.
     fn others_are_served_beside(&self, call: &'static str, round: u64, request: &impl Message) {
         let before = self.device.arrivals(call);
         self.device.hold(call);
@@ -148,7 +149,7 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
         "take_output" => TakeOutput {};
         "unload" => ModuleUnload { module: handle(2) };
     }
-    // Last, since the fills name it.
+    // Freed last, because the fills name it.
     ready.device.hold("free");
     let address = ready.memory;
     ready.served.ask(1, 90, &MemFree { address });
@@ -171,7 +172,7 @@ fn a_first_launch_keeps_its_place_between_what_is_ordered_with_it() {
     }
     ready.served.call(2, 10, &MemGetInfo {});
     let log = ready.device.log();
-    // The stream's creation comes first.
+    // The stream's creation is the first entry.
     assert_eq!(log.len(), 1 + 600);
     assert!(log.is_sorted(), "{log:?}");
 }
@@ -185,7 +186,7 @@ fn an_image_is_unloaded_when_no_job_uses_it() {
     device.wait_for("launch", 1);
     let module = ready.module;
     served.ask(2, 10, &ModuleUnload { module });
-    // What comes after the request finds nothing any more.
+    // Calls after the request do not find the module any more.
     served.ask(3, 10, &ready.launch(2, &[0; 8]));
     assert_eq!(served.answer(3, 10).0, 400);
     assert_eq!(
@@ -237,13 +238,13 @@ fn parameters_that_are_shorter_than_the_kernel_s_never_reach_the_device() {
 fn what_a_guest_may_make_a_worker_hold_is_bounded() {
     let ready = ready();
     let (served, device) = (&ready.served, &ready.device);
-    // Nothing is mapped there: an image that was copied would end the test.
+    // Nothing is mapped there: copying the image would crash the test.
     let (address, bytes) = (1 << 44, 5 << 30);
     served.notifier.send(Event::ExtentAdded { address, bytes });
     let load = module_load(handle(2), DevicePtr(address), bytes);
     served.ask(1, 10, &load);
     assert_eq!(served.answer(1, 10).0, 2);
-    // One that is under way counts.
+    // An image that is being loaded counts.
     device.hold("load");
     served.ask(1, 11, &ready.load(handle(3)));
     device.wait_for("load", 2);

@@ -1,4 +1,4 @@
-//! What a process holds is counted on the device whose memory it is.
+//! A process's memory counts on the device that holds it.
 
 mod support;
 
@@ -12,7 +12,7 @@ use wormhole_api::{
 };
 use wormhole_device::Device;
 
-/// Two devices that do not count themselves, as GPUs do not.
+/// Two devices that do not report their own memory use, as GPUs do not.
 struct Two {
     served: Served,
     recorders: [Arc<Recorder>; 2],
@@ -36,14 +36,14 @@ impl Two {
         }
     }
 
-    /// The answer to a request for a device.
+    /// Returns the answer to a request on a device.
     fn on<M: Message>(&mut self, device: u16, message: &M) -> Vec<u8> {
         let (result, payload) = self.ask(device, message);
         assert_eq!(result, 0);
         payload
     }
 
-    /// The same, which may fail.
+    /// Returns the result and the answer of a request on a device.
     fn ask<M: Message>(&mut self, device: u16, message: &M) -> (u32, Vec<u8>) {
         self.sequence += 1;
         self.served.on(device, self.sequence, message)
@@ -70,7 +70,7 @@ fn beside_neighbours_what_is_free_is_all_but_the_process_s_own() {
         assert_eq!(reply.total, 1 << 30);
         reply.free
     };
-    // What the recorder has left, whoever took the rest.
+    // Free memory of the recorder, including other processes' use.
     assert_eq!([free(0), free(1)], [0, 0]);
     two.served.neighbours.set(true);
     let mut free = |device| {
@@ -103,7 +103,7 @@ fn allocations_count_on_their_device() {
     let mut two = Two::start();
     let (first, second) = (two.allocate(0, 0x1000), two.allocate(1, 0x20_0000));
     assert_eq!(two.held(), [0x1000, 0x20_0000, 0]);
-    // Wherever the calls come from.
+    // From either device.
     two.on(0, &second);
     assert_eq!(two.held(), [0x1000, 0, 0]);
     two.on(1, &first);
@@ -133,7 +133,7 @@ fn what_a_pool_gives_out_counts_on_the_pools_device() {
     assert_eq!(two.held(), [0, bytes, 0]);
     let address = PoolAllocReply::decode(&payload).unwrap().address;
     two.served.record(&PoolFree { address, stream });
-    // A record is counted with the next request at the latest.
+    // Memory freed by a record is counted with the next request at the latest.
     two.allocate(0, 0x1000);
     assert_eq!(two.held(), [0x1000, 0, 0]);
 }

@@ -1,4 +1,5 @@
-//! Graphs where no thread can be started. Alone in its process, whose memory is limited meanwhile.
+//! Graph requests when no thread can be started. The only test of its process, because it lowers
+//! the process's memory limit.
 
 mod support;
 
@@ -31,7 +32,7 @@ impl Ready {
         self.served.answer(slot, self.sequence).0
     }
 
-    /// Asks from a slot that has no thread yet, and gets none.
+    /// Sends a request on a slot that has no thread yet, under a limit that prevents starting one.
     fn status_without_thread<M: Message>(&mut self, slot: u32, message: &M) -> u32 {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
@@ -43,7 +44,7 @@ impl Ready {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
         let tight = libc::rlimit {
-            // Less than a stack is left.
+            // Leaves less than the size of a stack.
             rlim_cur: pages * 4096 + (1 << 20),
             ..limit
         };
@@ -57,7 +58,8 @@ impl Ready {
         status
     }
 
-    /// A description of a copy to an array that only it uses.
+    /// Describes a graph that copies to an array and then destroys the array's handle, so that only
+    /// the graph uses it.
     fn describe(&mut self, index: u32) -> Handle<Graph> {
         let (array, graph) = (handle(index), handle(index));
         let create = ArrayCreate {
@@ -111,7 +113,7 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
     // The handle is free again.
     assert_eq!(ready.describe(1), graph);
     assert_eq!(ready.status(5, &instantiate), 0);
-    // An update that is not begun takes nothing from the graph, and ends what it was to take.
+    // An update that cannot start leaves the graph unchanged, and removes the description.
     let from = ready.describe(2);
     let update = GraphUpdate { graph, from };
     assert_eq!(ready.status_without_thread(6, &update), OPERATING_SYSTEM);

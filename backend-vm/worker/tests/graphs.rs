@@ -1,4 +1,4 @@
-//! What a guest may describe as a graph and do with it, whatever numbers it sends.
+//! Validation of graphs: descriptions and operations with arbitrary numbers.
 
 mod support;
 
@@ -21,7 +21,7 @@ use wormhole_worker::session::Event;
 
 const INVALID_VALUE: u32 = 1;
 const INVALID_HANDLE: u32 = 400;
-/// Bytes of the memory that the session has.
+/// Bytes of the session's memory.
 const BYTES: u64 = 4096;
 
 struct Ready {
@@ -52,7 +52,7 @@ impl Ready {
         self.served.answer(0, self.sequence).0
     }
 
-    /// Loads a module, whose kernel has the same number.
+    /// Loads a module and a kernel of it, both under this number.
     fn load(&mut self, number: u32) -> Handle<Module> {
         let image = Box::leak(Box::new([const { AtomicU8::new(0) }; 64]));
         let address = image.as_ptr().expose_provenance() as u64;
@@ -83,7 +83,7 @@ impl Ready {
         })
     }
 
-    /// A description of two nodes, one after the other.
+    /// Describes a graph of two nodes, one after the other.
     fn describe(&mut self, index: u32) -> Handle<Graph> {
         let graph = handle(index);
         assert_eq!(self.status(&GraphBegin { new: graph }), 0);
@@ -195,7 +195,8 @@ impl Ready {
         self.status(&GraphBody { graph, body })
     }
 
-    /// A description with a condition, a node that it decides for, and a node in each of two bodies.
+    /// Describes a graph with a condition, a conditional node, and a node in each of its two
+    /// bodies.
     fn describe_conditional(&mut self, index: u32) -> Handle<Graph> {
         let graph = self.describe(index);
         self.condition(graph);
@@ -208,14 +209,14 @@ impl Ready {
     }
 }
 
-/// A part of a description that is to be refused.
+/// Adds a part that must be refused to a description.
 type Part = fn(&mut Ready, Handle<Graph>) -> u32;
 
 #[test]
 fn a_description_names_what_the_session_has_or_is_never_executed() {
     let parts: [(Part, u32); 10] = [
         (|ready, graph| ready.fill(graph, 4096), INVALID_VALUE),
-        // The last row ends behind the memory.
+        // The last row ends beyond the memory.
         (
             |ready, graph| ready.fill(graph, ready.memory + BYTES - 192 - 28),
             INVALID_VALUE,
@@ -253,9 +254,9 @@ fn a_description_names_what_the_session_has_or_is_never_executed() {
     let mut ready = ready();
     for (index, (part, code)) in (1..).zip(parts) {
         let graph = ready.describe(index);
-        // A record has no answer that anyone reads: making the graph is what fails.
+        // A record has no answer, so the instantiation must fail.
         assert_eq!(part(&mut ready, graph), 0, "part {index}");
-        // What comes after it is no use.
+        // Parts added later do not repair the description.
         assert_eq!(ready.status(&GraphEmpty { graph }), 0);
         assert_eq!(ready.instantiate(graph), code, "part {index}");
         assert_eq!(ready.launch(graph), INVALID_HANDLE);
@@ -278,7 +279,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
     use GraphBranch::{If, Switch, While};
     type Part = Box<dyn Fn(&mut Ready, Handle<Graph>)>;
     let parts: Vec<(Part, u32)> = vec![
-        // The description has a condition, which is taken; there is one more now.
+        // The description's condition has a node already; the test has added one more condition.
         (Box::new(add(1, If, 1)), INVALID_VALUE),
         (Box::new(add(0, If, 1)), INVALID_VALUE),
         (Box::new(add(3, If, 1)), INVALID_VALUE),
@@ -290,7 +291,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
         (Box::new(add(2, Switch, 0)), INVALID_VALUE),
         (Box::new(add(2, Switch, u32::MAX)), OUT_OF_MEMORY),
         (Box::new(add(2, Switch, 1 << 16)), OUT_OF_MEMORY),
-        // Two bodies there are, beside the graph itself.
+        // The graph has two bodies beside its own, number 0.
         (
             Box::new(|ready, graph| assert_eq!(ready.body(graph, 3), 0)),
             INVALID_VALUE,
@@ -299,7 +300,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
             Box::new(|ready, graph| assert_eq!(ready.body(graph, u32::MAX), 0)),
             INVALID_VALUE,
         ),
-        // From body to body, and from the node to its body.
+        // From one body to another, and from the node to its own body.
         (
             Box::new(|ready, graph| assert_eq!(ready.edge(graph, 3, 4), 0)),
             INVALID_VALUE,
@@ -308,7 +309,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
             Box::new(|ready, graph| assert_eq!(ready.edge(graph, 2, 3), 0)),
             INVALID_VALUE,
         ),
-        // What waits has no place in a body.
+        // Nodes that wait may not be in a body.
         (
             Box::new(|ready, graph| assert_eq!(ready.write(graph, ready.memory), 0)),
             INVALID_VALUE,
@@ -341,7 +342,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
         assert_eq!(ready.launch(graph), INVALID_HANDLE);
     }
     assert_eq!(ready.device.arrivals("instantiate"), 0);
-    // As deep as may be, and back to the graph itself.
+    // The greatest depth, and back to the graph's own body.
     let graph = ready.describe_conditional(50);
     for depth in 1..128 {
         add(depth + 1, While, 1)(&mut ready, graph);
@@ -353,7 +354,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
     assert_eq!(ready.edge(graph, 2, 132), 0);
     assert_eq!(ready.instantiate(graph), 0);
     assert_eq!(ready.launch(graph), 0);
-    // What is executable has no parts any more.
+    // An executable graph accepts no parts.
     assert_eq!(ready.body(graph, 1), INVALID_HANDLE);
     assert_eq!(ready.conditional(graph, 140, If, 1), INVALID_HANDLE);
 }
@@ -370,7 +371,7 @@ fn an_executable_graph_is_no_description_and_a_description_is_not_launched() {
     assert_eq!(ready.fill(graph, memory), INVALID_HANDLE);
     assert_eq!(ready.edge(graph, 0, 1), INVALID_HANDLE);
     assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
-    // The stream is one that there is, and so is the node.
+    // Upload to a stream and enabling of a node that do not exist.
     let upload = GraphUpload {
         graph,
         stream: handle(77),
@@ -400,7 +401,7 @@ fn an_update_takes_a_description_and_leaves_the_graph_as_it_was_without_one() {
     assert_eq!(ready.status(&GraphUpdate { graph, from }), 0);
     assert_eq!(ready.instantiate(from), INVALID_HANDLE);
     assert_eq!(ready.launch(graph), 0);
-    // One that was refused in part changes nothing.
+    // An update with a refused description changes nothing.
     let refused = ready.describe(3);
     assert_eq!(ready.fill(refused, 4096), 0);
     let message = GraphUpdate {
@@ -430,7 +431,7 @@ fn no_graph_is_made_of_a_kernel_whose_module_is_gone() {
         from,
     };
     assert_eq!(ready.status(&update), INVALID_HANDLE);
-    // The device was asked for the one graph that has no kernel.
+    // The device was called for the graph without a kernel only.
     assert_eq!(ready.device.arrivals("instantiate"), 1);
     assert_eq!(ready.device.arrivals("update_graph"), 0);
     assert_eq!(ready.launch(executable), 0);
@@ -464,7 +465,7 @@ fn a_module_is_unloaded_when_no_graph_is_being_made_of_it() {
         .ask(1, 1, &GraphInstantiate { graph, flags: 0 });
     ready.device.wait_for("instantiate", 1);
     ready.served.ask(2, 1, &ModuleUnload { module });
-    // What is asked after it is answered, so the unload has been looked at.
+    // Requests are served in order, so once this is answered the unload has been served too.
     assert_eq!(ready.status(&ModuleUnload { module }), INVALID_HANDLE);
     assert_eq!(ready.device.arrivals("unload"), 0);
     ready.device.let_go("instantiate");
@@ -526,7 +527,7 @@ fn dependencies_of_every_kind_arrive_as_they_were_sent() {
             parameters: &[0; 8],
         });
     }
-    // A launch, one that may begin early, and one behind the ends of both.
+    // An edge from the launch-order port, a full dependency, and a programmatic one.
     let kinds = [(0, 1, [2, 0, 0]), (0, 2, [0; 3]), (1, 2, [1, 0, 1])];
     let sent = kinds.map(|(from, to, [port, to_port, kind])| GraphEdge {
         from,
@@ -567,7 +568,7 @@ fn nodes_may_have_many_edges() {
 fn an_executable_graph_leaves_its_room_to_the_next_description() {
     let mut ready = ready();
     ready.load(1);
-    // A good part of what all descriptions together may take.
+    // Bytes near the limit on all descriptions together.
     let parameters = vec![0; 32_000];
     for index in 1..3 {
         let graph = handle(index);
@@ -587,7 +588,7 @@ fn an_executable_graph_leaves_its_room_to_the_next_description() {
     }
 }
 
-/// How a graph lets go of what it uses: one that copies to an array, after the array was destroyed.
+/// Releases a graph that copies to an array after the array's handle was destroyed.
 type End = fn(&mut Ready, Handle<Graph>) -> u32;
 
 #[test]
@@ -657,7 +658,7 @@ fn an_array_that_a_graph_was_the_last_to_use_holds_nobody_up() {
         ready.device.hold("destroy_array");
         assert_eq!(end(&mut ready, graph), code, "end {number}");
         ready.device.wait_for("destroy_array", 1);
-        // The session goes on while the device is busy with it.
+        // The session is served while the device is busy with the destruction.
         ready.describe(7);
         assert!(ready.device.is_alive(raw), "end {number}");
         ready.device.let_go("destroy_array");

@@ -1,4 +1,5 @@
-//! What jobs, streams and images use outlives its handle, and goes with its last user.
+//! Lifetime of objects: those in use by jobs, streams and images outlive their handle and end with
+//! the last user.
 
 mod support;
 
@@ -37,7 +38,7 @@ fn stream_of(green: u32) -> GreenStream {
     }
 }
 
-/// What is sent before it has been taken.
+/// Waits until all earlier records and requests were served.
 fn settle(served: &Served, sequence: u64) {
     let stream = wormhole_api::Handle::<Stream>::LEGACY;
     served.call(9, sequence, &StreamQuery { stream });
@@ -170,7 +171,7 @@ fn parts_and_green_contexts_are_of_their_device_alone() {
     }
     assert_eq!(served.on(0, 8, &split).0, 0);
     assert_eq!(served.on(0, 9, &GreenDestroy { green }).0, 0);
-    // Equal as they are, those of the other device are others.
+    // The parts of the two devices are equal, but have different numbers.
     let (_, payload) = served.on(1, 10, &GreenDescribe { green: 0 });
     assert_ne!(GreenDescribeReply::decode(&payload).unwrap().number, part);
 }

@@ -1,4 +1,4 @@
-//! Questions about kernels: what reaches the device, and what comes back.
+//! Kernel queries: the values that reach the device and those that return.
 
 mod support;
 
@@ -250,7 +250,7 @@ fn launches_record_the_events_that_they_name_if_these_are_for_it() {
         LAUNCH_COMPLETION_EVENT as LAUNCH_COMPLETION, PROGRAMMATIC_EVENT as PROGRAMMATIC,
     };
     let ready = ready();
-    // Without timing, with it, and for other processes too.
+    // Without timing, with timing, and interprocess.
     for (number, flags) in [(1, 2), (2, 0)] {
         let new = handle(number);
         ready.served.record(&EventCreate { new, flags });
@@ -308,7 +308,8 @@ fn launches_record_the_events_that_they_name_if_these_are_for_it() {
     ];
     assert_eq!(launch(&both), 0);
     assert_eq!(arrivals(), [3, 2, 1, 1]);
-    // Events for other uses, none, one that there is not, other things, and what no guest has been given.
+    // Events for other uses, a null handle, a handle without an event, handles of other types, and
+    // handles never issued.
     let stream = handle::<StreamKind>(1).to_wire();
     for id in [PROGRAMMATIC, LAUNCH_COMPLETION] {
         for (handle, code) in [

@@ -1,7 +1,7 @@
-//! What happens before in the program happens before on the device.
+//! The device executes calls in the program's happens-before order.
 //!
-//! Threads hand streams, an event, an allocation and freshly minted handles to each other under a mutex. The
-//! ring and the executor are the real ones; the device remembers the order in which it was called.
+//! Threads hand streams, an event, an allocation and freshly minted handles to each other under a
+//! mutex. The ring and the executor are the real ones; the device logs the order of its calls.
 
 mod support;
 
@@ -22,22 +22,23 @@ use wormhole_ring::memory::OwnedMemory;
 use wormhole_ring::ring::{Consumer, Producer, RecordBuf};
 
 const HAND_OFFS: u32 = 1_000_000;
-/// Enough for a broken order to be seen in every kind of hand-over.
+/// Enough turns to detect a broken order in every kind of hand-over.
 const BROKEN_HAND_OFFS: u32 = 100_000;
 const THREADS: u32 = 3;
-/// A schedule repeats itself after as many turns; each thread takes each of them in time.
+/// A schedule repeats after this many turns; over time each thread takes each of them.
 const TURNS: u32 = 10;
 
-/// Whether what the threads send reaches the device in the program's order.
+/// Order in which the threads' records reach the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// All threads write to the session's ring.
+    /// The program's order: all threads write to the session's ring.
     Kept,
-    /// Each writes to a ring of its own, and all of these are carried into the session's.
+    /// No order between threads: each writes to a ring of its own, and carriers copy these into the
+    /// session's.
     Broken,
 }
 
-/// A ring of one thread, and what carries its records into the session's.
+/// Ring of one thread, and the carrier that copies its records into the session's ring.
 struct Lane {
     producer: Producer,
     ended: Arc<AtomicBool>,
@@ -63,7 +64,8 @@ impl Lane {
         let carrier = std::thread::spawn(move || {
             let mut buffer = RecordBuf::new();
             loop {
-                // Before the look: what was pushed before the end is carried.
+                // Loaded before the ring is read, so that records pushed before the end are
+                // carried.
                 let last = told.load(Ordering::Acquire);
                 random.delay();
                 match consumer.take(&mut buffer).unwrap() {
@@ -81,16 +83,16 @@ impl Lane {
         }
     }
 
-    /// Returns once everything was carried.
+    /// Returns once all records were carried.
     fn finish(self) {
         self.ended.store(true, Ordering::Release);
         self.carrier.join().unwrap();
     }
 }
 
-/// A session, and how its threads write to it.
+/// A session, and the lanes by which its threads write to it.
 struct Session {
-    // Ended first: they write to the session's ring.
+    // Ended first: the carriers write to the session's ring.
     lanes: Vec<Lane>,
     served: Served,
 }
@@ -102,7 +104,7 @@ impl Session {
             Order::Kept => Vec::new(),
             Order::Broken => (0..THREADS)
                 .map(|thread| {
-                    // SAFETY: the lane ends before the memory that is served.
+                    // SAFETY: the lane ends before the served memory is dropped.
                     let into = unsafe { Producer::new(served.memory()) };
                     Lane::start(into, Random::new(u64::from(thread) + 20))
                 })
@@ -111,7 +113,7 @@ impl Session {
         Self { lanes, served }
     }
 
-    /// The ring to which a thread writes.
+    /// Returns the ring to which a thread writes.
     fn ring(&self, thread: u32) -> &Producer {
         self.lanes
             .get(thread as usize)
@@ -122,13 +124,13 @@ impl Session {
         served::record(self.ring(thread), message);
     }
 
-    /// A request on the thread's own slot.
+    /// Sends a request on the thread's own slot and returns the answer.
     fn call<M: Message>(&self, thread: u32, sequence: u64, message: &M) -> Vec<u8> {
         served::ask(self.ring(thread), thread, sequence, message);
         self.served.payload::<M>(thread, sequence)
     }
 
-    /// Returns once everything was carried.
+    /// Returns once all records were carried.
     fn finish_lanes(&mut self) {
         for lane in self.lanes.drain(..) {
             lane.finish();
@@ -142,12 +144,12 @@ impl Drop for Session {
     }
 }
 
-/// What the threads hand to each other.
+/// Objects that the threads hand to each other.
 struct Handed {
     number: u32,
     memory: DevicePtr,
     event: Handle<Event>,
-    /// Lives for two turns.
+    /// Allocation that lives for two turns.
     allocation: DevicePtr,
 }
 
@@ -156,7 +158,7 @@ fn stream(index: u32, generation: u32) -> Handle<Stream> {
     Handle::new(Key { index, generation }).unwrap()
 }
 
-/// The stream that all threads know.
+/// Returns the stream that all threads use.
 fn shared() -> Handle<Stream> {
     stream(0, 0)
 }
@@ -191,10 +193,11 @@ fn wait_for_event(handed: &Handed) -> StreamWaitEvent {
     }
 }
 
-/// What the thread does that has its turn.
+/// Work of the thread whose turn it is.
 type Turn = fn(&Session, u32, &mut Handed);
 
-/// Records and requests. A request ends only when it has come to the device, and so orders what is about it.
+/// Sends records and requests. A request ends only once it has reached the device, so it orders the
+/// calls around it.
 fn with_requests(session: &Session, thread: u32, handed: &mut Handed) {
     let number = handed.number;
     let minted = stream(1, number / TURNS);
@@ -226,10 +229,10 @@ fn with_requests(session: &Session, thread: u32, handed: &mut Handed) {
     }
 }
 
-/// Turns of [`with_requests`] that leave no number: a destruction, an allocation and its end.
+/// Turns of [`with_requests`] that log no number: a destruction, an allocation and its free.
 const SILENT_WITH_REQUESTS: [u32; 3] = [6, 7, 9];
 
-/// Records only, for which nobody waits: the ring alone keeps their order.
+/// Sends records only, for which no thread waits: the ring alone preserves their order.
 fn records_only(session: &Session, thread: u32, handed: &mut Handed) {
     let number = handed.number;
     let minted = stream(1, number / TURNS);
@@ -253,7 +256,7 @@ fn records_only(session: &Session, thread: u32, handed: &mut Handed) {
 
 const SILENT_RECORDS: [u32; 1] = [9];
 
-/// What is handed over after these turns of [`records_only`].
+/// Objects handed over after these turns of [`records_only`].
 const HANDED_OVER: [(usize, &str); 4] = [
     (0, "a stream"),
     (2, "the legacy stream"),
@@ -261,11 +264,11 @@ const HANDED_OVER: [(usize, &str); 4] = [
     (6, "a freshly minted handle"),
 ];
 
-/// What the device saw.
+/// Calls logged by the device.
 struct Seen {
-    /// The numbers of turns in the order in which they came.
+    /// Numbers of the turns, in order of arrival.
     log: Vec<u32>,
-    /// Calls on what was not there, because they came too early or too late.
+    /// Number of calls that named no object, because they came too early or too late.
     refused: u64,
 }
 
@@ -274,8 +277,8 @@ impl Seen {
         self.log.windows(2).filter(|pair| pair[0] > pair[1]).count()
     }
 
-    /// How many hand-overs were not kept, by the turn before them: the later came first, or one of the two
-    /// was refused.
+    /// Counts the hand-overs that lost their order, by the turn before them: the later turn came
+    /// first, or one of the two was refused.
     fn broken(&self, count: u32, silent: &[u32]) -> [usize; TURNS as usize] {
         let mut places = vec![None; count as usize];
         for (place, number) in self.log.iter().enumerate() {
@@ -353,7 +356,7 @@ fn hand_over(order: Order, count: u32, turn: Turn) -> Seen {
         }
     });
     session.finish_lanes();
-    // The answer comes after everything before it.
+    // The answer comes after all earlier calls.
     session.call(THREADS, 2, &wormhole_api::MemGetInfo {});
     let counts = session.served.counters.read();
     let refused = counts.get(Counter::Failures)
@@ -370,7 +373,7 @@ fn hand_over(order: Order, count: u32, turn: Turn) -> Seen {
     }
 }
 
-/// Whether every hand-over was kept.
+/// Asserts that every hand-over preserved the order.
 fn assert_kept(seen: &Seen, count: u32, silent: &[u32]) {
     assert_eq!(seen.refused, 0);
     assert_eq!(
@@ -393,8 +396,8 @@ fn a_million_hand_overs_of_records_keep_their_order() {
     assert_kept(&seen, HAND_OFFS, &SILENT_RECORDS);
 }
 
-/// The same schedules over a broken order: a ring for each thread, as if they were not one program. It must
-/// be seen, or the tests above prove nothing.
+/// Runs the same schedule over a broken order, with a ring for each thread. The test must detect
+/// it, or the tests above prove nothing.
 #[test]
 fn a_ring_for_each_thread_is_seen_to_break_the_order() {
     let seen = hand_over(Order::Broken, BROKEN_HAND_OFFS, with_requests);

@@ -1,4 +1,5 @@
-//! Two devices of one session: which objects go together, and work of one device in the place of a stream of the other.
+//! Two devices of one session: which objects may be used together, and work of one device ordered
+//! in a stream of the other.
 
 mod support;
 
@@ -27,7 +28,7 @@ const LEGACY: Handle<Stream> = Handle::LEGACY;
 const KERNEL: &str =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\nret;\n}\0";
 
-/// A page that the devices reach.
+/// A page that is registered with the devices.
 #[repr(align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
@@ -67,7 +68,7 @@ impl Two {
     }
 
     fn word(&self) -> u32 {
-        // SAFETY: aligned, and what devices wrote there was waited for.
+        // SAFETY: aligned; the test has waited for the devices' writes.
         unsafe { self.page.cast::<u32>().read_volatile() }
     }
 
@@ -92,7 +93,7 @@ impl Two {
         MemAllocReply::decode(&payload).unwrap().address
     }
 
-    /// A stream and an event of a device, under that number.
+    /// Creates a stream and an event of a device, under this number.
     fn stream_and_event(
         &mut self,
         device: u16,
@@ -123,7 +124,7 @@ impl Two {
         new
     }
 
-    /// The first word at an address, behind the work of a stream.
+    /// Copies the first word at an address in a stream's order, and returns it.
     fn first_word(&mut self, device: u16, stream: Handle<Stream>, source: DevicePtr) -> u32 {
         let copy = MemCopy {
             destination: self.address(),
@@ -142,7 +143,7 @@ impl Two {
 fn objects_of_two_devices_do_not_go_together() {
     let mut two = Two::start();
     for (at, byte) in KERNEL.bytes().enumerate() {
-        // SAFETY: inside the page, which nobody else uses yet.
+        // SAFETY: inside the page, which no device uses yet.
         unsafe { two.page.add(at).write_volatile(byte) };
     }
     let module: Handle<Module> = handle(1);
@@ -173,7 +174,7 @@ fn objects_of_two_devices_do_not_go_together() {
         fence: None,
         value: 0,
     };
-    // Whichever device the message is for, the stream says where it is done.
+    // The stream's device executes the work, whichever device the message names.
     for device in [FIRST, SECOND] {
         two.does(device, &launch(own));
         two.refuses(device, &launch(other), CuResult::INVALID_HANDLE);

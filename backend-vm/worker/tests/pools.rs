@@ -1,4 +1,4 @@
-//! What a guest may do with pools and virtual memory, whatever numbers it sends.
+//! Validation of pool and virtual memory messages with arbitrary numbers.
 
 mod support;
 
@@ -17,7 +17,7 @@ use wormhole_device::Device;
 
 const INVALID_VALUE: u32 = 1;
 const INVALID_HANDLE: u32 = 400;
-/// The recorder's granularity, and what it gives for any reservation.
+/// Granularity of the recorder, and the size of its reservations.
 const UNIT: u64 = 1 << 20;
 
 struct Ready {
@@ -48,7 +48,7 @@ impl Ready {
         self.served.call(0, self.sequence, message)
     }
 
-    /// What every call returns from now on.
+    /// Returns the session's sticky result.
     fn result(&self) -> u32 {
         self.served.status.load().map_or(0, |cause| cause.result)
     }
@@ -95,7 +95,7 @@ impl Ready {
         self.status(&MemUnmap { address, bytes })
     }
 
-    /// A fill that no answer carries: the session's status afterwards.
+    /// Records a fill, which no answer carries, and returns the session's result afterwards.
     fn fill(&mut self, address: u64, bytes: u64) -> u32 {
         self.served.record(&MemSet {
             destination: DevicePtr(address),
@@ -106,7 +106,7 @@ impl Ready {
             element: Element::Byte,
             stream: Handle::LEGACY,
         });
-        // Answered in its turn.
+        // Answered after the fill.
         self.status(&PoolGetAttribute {
             pool: handle(99),
             attribute: 1,

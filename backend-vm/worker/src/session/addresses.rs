@@ -1,4 +1,4 @@
-//! The addresses that the session may name, and what each belongs to.
+//! Addresses that the session may name, and the kind of memory at each.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,47 +13,48 @@ use crate::devices::SessionDevice;
 use crate::ranges::Ranges;
 use crate::registrar::{Registrar, Task};
 
-/// What an address belongs to.
+/// Kind of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Device,
-    /// Memory that host and device share: arena, and files of the guest.
+    /// Memory that host and device share: arena, and the guest's mapped files.
     Arena,
 }
 
-/// What gave out an allocation.
+/// Origin of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The context, with which it goes.
+    /// The context. A reset frees the allocation.
     Context,
-    /// A pool, or a pool of another process.
+    /// A memory pool, the session's or one of another process.
     Pool,
 }
 
-/// An allocation, which may be freed.
+/// An allocation that the guest may free.
 #[derive(Debug)]
 struct Allocation {
     source: Source,
-    /// The device whose memory it is.
+    /// Device that holds the memory.
     device: SessionDevice,
     bytes: u64,
 }
 
-/// Everything that has an address. Looking an address up changes nothing, so several threads may.
+/// All memory that the session may name, by address. Look-ups do not change it, so several threads
+/// may make them.
 #[derive(Debug)]
 pub(super) struct Addresses {
     counters: Arc<Counters>,
     /// Device memory: allocations and global variables.
     device: Ranges,
-    /// By where they start.
+    /// Allocations, by start address.
     allocations: HashMap<u64, Allocation>,
-    /// Allocations of other processes that this one has opened.
+    /// Allocations of other processes that this session has opened.
     opened: Ranges,
-    /// Arena that the session was granted.
+    /// Arena granted to the session.
     arena: Ranges,
-    /// Held by jobs that read or write the arena.
+    /// Jobs that read or write the arena hold a clone.
     readers: Arc<()>,
-    /// Runs of arena that wait for those jobs.
+    /// Tasks that release runs of arena, queued until those jobs are done.
     leaving: Vec<Task>,
     pub(super) files: Files,
     pub(super) virtual_memory: VirtualMemory,
@@ -65,7 +66,7 @@ const _: () = {
     is_shared::<Addresses>();
 };
 
-/// Whether a range lies in the bands that the guest keeps free for the device.
+/// Returns whether a range lies in the bands that the guest keeps free for the device.
 pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
     [APERTURE_HIGH, APERTURE_LOW]
         .into_iter()
@@ -87,7 +88,8 @@ impl Addresses {
         }
     }
 
-    /// Finds what a range lies in: one thing that the session holds. Nothing else may be named.
+    /// Returns the kind of memory that a range lies in. The range must lie in one object of the
+    /// session.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: the session may not name the range.
@@ -103,8 +105,8 @@ impl Addresses {
         }
     }
 
-    /// Finds a range in the arena, which a job of the worker itself is to read or write. The range stays mapped as long
-    /// as the job holds what this returns.
+    /// Finds a range in the arena that one of the worker's own jobs is going to read or write. The
+    /// range stays mapped as long as the job holds the returned guard.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: the range does not lie in one extent.
@@ -116,21 +118,21 @@ impl Addresses {
         }
     }
 
-    /// Counts an address that names nothing of the session: the error to answer.
+    /// Counts an address that the session may not name, and returns the error to answer.
     pub fn refused(&self) -> CuResult {
         self.counters.add(Counter::InvalidAddresses, 1);
         CuResult::INVALID_VALUE
     }
 
-    /// Bytes of a device's memory, by the device's number.
+    /// Returns the bytes of a device's memory that the session holds, by the device's number.
     pub fn bytes_of(&self, device: usize) -> u64 {
         self.device.bytes_of(device) + self.virtual_memory.bytes_of(device)
     }
 
-    /// Enters what was allocated.
+    /// Adds an allocation.
     ///
     /// # Errors
-    /// `CUDA_ERROR_UNKNOWN`: something of the session is there.
+    /// `CUDA_ERROR_UNKNOWN`: the range overlaps memory of the session.
     pub fn enter(
         &mut self,
         source: Source,
@@ -151,13 +153,13 @@ impl Addresses {
         Ok(())
     }
 
-    /// Whether an allocation of this source starts there.
+    /// Returns whether an allocation of this source starts at the address.
     pub fn holds(&self, source: Source, address: u64) -> bool {
         let allocation = self.allocations.get(&address);
         allocation.is_some_and(|allocation| allocation.source == source)
     }
 
-    /// The device of the allocation of this source that starts there.
+    /// Returns the device of the allocation of this source that starts at the address.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: there is none.
@@ -168,10 +170,11 @@ impl Addresses {
         }
     }
 
-    /// Takes out an allocation that is to be freed, which may not be named from here on: its device.
+    /// Removes an allocation that is going to be freed, so that it may not be named any more, and
+    /// returns its device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`: none starts there.
+    /// `CUDA_ERROR_INVALID_VALUE`: no allocation starts at the address.
     pub fn free(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
         let Some(allocation) = self.allocations.remove(&address) else {
             return Err(self.refused());
@@ -180,16 +183,16 @@ impl Addresses {
         Ok(allocation.device)
     }
 
-    /// The same for an allocation of a pool alone.
+    /// Removes an allocation as [`Addresses::free`] does, if it comes from a pool.
     ///
     /// # Errors
-    /// As [`Addresses::free`].
+    /// Same as [`Addresses::free`].
     pub fn free_of_pool(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
         self.owner(Source::Pool, address)?;
         self.free(address)
     }
 
-    /// Enters a global variable. False if it was there already.
+    /// Adds a global variable. Returns false if it was added before.
     pub fn enter_global(&mut self, device: &SessionDevice, address: u64, bytes: u64) -> bool {
         self.device.insert_of(device.number(), address, bytes)
     }
@@ -198,15 +201,15 @@ impl Addresses {
         self.device.remove(address);
     }
 
-    /// Enters an allocation of another process. False if something opened is there.
+    /// Adds an allocation of another process. Returns false if it overlaps an opened one.
     pub fn open(&mut self, device: usize, address: u64, bytes: u64) -> bool {
         self.opened.insert_of(device, address, bytes)
     }
 
-    /// Takes it out: the number of the device that opened it.
+    /// Removes an opened allocation, and returns the number of the device that opened it.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`: nothing that is opened starts there.
+    /// `CUDA_ERROR_INVALID_VALUE`: no opened allocation starts at the address.
     pub fn close(&mut self, address: u64) -> Result<usize, CuResult> {
         match self.opened.remove(address) {
             Some((_, device)) => Ok(device),
@@ -214,14 +217,15 @@ impl Addresses {
         }
     }
 
-    /// Enters a run of arena that is mapped and registered.
+    /// Adds a run of arena that is mapped and registered.
     pub fn add_extent(&mut self, address: u64, bytes: u64) {
         if !self.arena.insert(address, bytes) {
             tracing::error!("arena at {address:#x} was granted twice");
         }
     }
 
-    /// Takes a run of arena out of what may be named; it is released when no job reads it any more.
+    /// Removes a run of arena, so that it may not be named any more. `release` runs once no job
+    /// reads arena.
     pub fn remove_extent(&mut self, address: u64, release: Task, registrar: &Registrar) {
         if self.arena.remove(address).is_none() {
             tracing::error!("arena at {address:#x} is to be given back and was not granted");
@@ -231,7 +235,7 @@ impl Addresses {
         self.release_leaving(registrar);
     }
 
-    /// Releases runs of arena that have left, once no job reads any.
+    /// Runs the release tasks of removed arena, if no job reads arena.
     pub fn release_leaving(&mut self, registrar: &Registrar) {
         if Arc::strong_count(&self.readers) == 1 {
             for release in self.leaving.drain(..) {
@@ -240,8 +244,8 @@ impl Addresses {
         }
     }
 
-    /// Forgets what belongs to the context. Pools belong to none, and neither does what was allocated from them, nor
-    /// virtual memory, nor what the host shares.
+    /// Forgets the memory of the context. Pools, memory allocated from them, virtual memory, arena
+    /// and files belong to no context and stay.
     pub fn reset(&mut self) {
         self.device.clear();
         self.opened.clear();

@@ -1,4 +1,4 @@
-//! Arrays, textures, surfaces, and copies of boxes.
+//! Arrays, textures, surfaces, and three-dimensional copies.
 
 use std::collections::HashSet;
 use std::iter;
@@ -26,7 +26,7 @@ use wormhole_link::counters::Counters;
 #[derive(Debug)]
 struct HeldMipmap {
     object: Arc<MipmapObject>,
-    /// Arrays of its levels that were handed out, and go with it.
+    /// Handles of the arrays of its levels. They are removed with it.
     levels: Vec<Handle<Array>>,
 }
 
@@ -35,7 +35,7 @@ struct HeldMipmap {
 pub(super) struct Arrays {
     pub arrays: Table<Array, Arc<ArrayObject>>,
     mipmaps: Table<Mipmap, HeldMipmap>,
-    /// The devices' own values for them, with the device's number.
+    /// The devices' own values for the textures and surfaces, with the device's number.
     textures: HashSet<(usize, u64)>,
     surfaces: HashSet<(usize, u64)>,
 }
@@ -50,7 +50,7 @@ impl Arrays {
         }
     }
 
-    /// Forgets everything: the context it belonged to goes.
+    /// Forgets all objects, because their context is going to be reset.
     pub fn clear(&mut self) {
         self.arrays.drain().for_each(drop);
         self.mipmaps.drain().for_each(drop);
@@ -59,7 +59,7 @@ impl Arrays {
     }
 }
 
-/// Room for one more texture or surface.
+/// Checks that the session may have one more texture or surface.
 fn has_room(objects: &HashSet<(usize, u64)>) -> Result<(), CuResult> {
     if objects.len() < OBJECTS as usize {
         Ok(())
@@ -68,7 +68,7 @@ fn has_room(objects: &HashSet<(usize, u64)>) -> Result<(), CuResult> {
     }
 }
 
-/// What a texture is to read, as messages have it.
+/// Resource that a texture is to read, in the terms of the messages.
 pub(super) struct Wanted {
     pub source: TextureSource,
     pub array: Option<Handle<Array>>,
@@ -79,7 +79,7 @@ pub(super) struct Wanted {
     pub size: [u64; 3],
 }
 
-/// Messages about textures say alike what is read and how.
+/// Common fields of the messages that create or bind textures: the resource and the sampling.
 pub(super) trait TextureMessage {
     fn wanted(&self) -> Wanted;
     fn sampling(&self) -> Sampling;
@@ -125,7 +125,7 @@ impl Session {
         entered.inspect_err(|_| self.let_go_quietly(iter::once(Used::Array(array))))
     }
 
-    /// Off the executor, since destroying may wait.
+    /// Releases resources on the registrar, because destroying them may block.
     pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + Sync + 'static) {
         self.registrar
             .run(Task::new(move |_| used.for_each(Used::let_go)));
@@ -160,7 +160,7 @@ impl Serve<ArrayDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &ArrayDestroy) -> Outcome<()> {
         let handle = message.array;
         if self.objects.arrays.arrays.get(handle)?.mipmap.is_some() {
-            // A level goes with the array that it is a level of.
+            // A level is destroyed with its mipmapped array.
             return Err(CuResult::INVALID_VALUE);
         }
         let array = self.objects.arrays.arrays.remove(handle)?;
@@ -253,8 +253,8 @@ impl Serve<MipmapGetLevel> for Session {
 }
 
 impl Session {
-    /// What a texture of a device reads, if it is the session's. Of memory only the start is looked at, as the driver does:
-    /// beyond it, texels are read as by any kernel.
+    /// Returns the resource of a texture, if the session may name it. Of linear memory only the
+    /// start is checked, as the driver does: beyond it, the texture reads as any kernel may.
     pub(super) fn resource(
         &self,
         device: &SessionDevice,
@@ -385,7 +385,8 @@ impl Serve<SurfaceDestroy> for Session {
 }
 
 impl Session {
-    /// One end of a copy, if it holds the box and is the session's, and the array that it is.
+    /// Returns one end of a copy, if it contains the box and the session may name it, and the end's
+    /// array if it is one.
     pub(super) fn copy3d_end(
         &self,
         extent: [u64; 3],
@@ -436,7 +437,7 @@ impl Serve<MemCopy3d> for Session {
             message.from_origin,
             (message.from_memory, message.from_pitch, message.from_rows),
         )?;
-        // Both ends hold it, so it fits.
+        // Both ends contain the box, so the product does not overflow.
         let bytes = extent.iter().product();
         self.count_copy(from_place, to_place, bytes)?;
         let copy = wormhole_device::MemCopy3d { to, from, extent };

@@ -15,26 +15,27 @@ use super::Session;
 use crate::devices::SessionDevice;
 use crate::objects::EventObject;
 
-/// Where an attribute is set.
+/// Object on which an attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Launch,
-    /// A kernel node, or the configuration of which a question about clusters is asked. Neither records events.
+    /// A kernel node, or the configuration of a cluster occupancy query. Neither records events.
     Node,
     Stream,
 }
 
-/// What is done with an attribute before the device sees it.
+/// Treatment of an attribute before the device receives it.
 enum Rule {
-    /// Dropped.
+    /// Drops the attribute.
     Ignore,
-    /// Passed on: its value is plain numbers.
+    /// Forwards the attribute: its value contains plain numbers only.
     Plain,
-    /// Passed on if its window is empty or lies in memory of the session.
+    /// Forwards the attribute if its window is empty or lies in memory of the session.
     Window,
-    /// Replaced by the session's event, whose handle its value begins with.
+    /// Replaces the handle at the start of the value by the session's event.
     Event,
-    /// `CUDA_ERROR_NOT_SUPPORTED`: it may carry a handle, which a driver would believe.
+    /// Answers `CUDA_ERROR_NOT_SUPPORTED`: the value may contain a handle, which a driver would
+    /// trust.
     Refuse,
 }
 
@@ -75,7 +76,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// The events for a launch on a device, if they are of that device.
+    /// Returns the events for a launch on `device`, if they belong to it.
     pub(super) fn on(&self, device: &SessionDevice) -> wormhole_device::Result<LaunchEvents> {
         let own = |event: &Option<Arc<EventObject>>| {
             let own = event
@@ -92,11 +93,13 @@ impl Events {
 }
 
 impl Session {
-    /// Reads the attributes for the device into `admitted`, and the events that a launch records.
+    /// Translates the attributes for the device into `admitted`, and returns the events that a
+    /// launch records.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED` for an attribute that `scope` does not admit, `CUDA_ERROR_INVALID_VALUE` for a
-    /// window outside of the session's memory, `CUDA_ERROR_INVALID_HANDLE` for what is no event.
+    /// `CUDA_ERROR_NOT_SUPPORTED` for an attribute that `scope` does not admit,
+    /// `CUDA_ERROR_INVALID_VALUE` for a window outside of the session's memory,
+    /// `CUDA_ERROR_INVALID_HANDLE` for a handle that names no event.
     pub(super) fn admit_attributes(
         &self,
         scope: Scope,
@@ -114,10 +117,10 @@ impl Session {
         Ok(events)
     }
 
-    /// One attribute for the device, if it is to see it.
+    /// Translates one attribute for the device. Returns `None` if the device does not need it.
     ///
     /// # Errors
-    /// As [`Session::admit_attributes`]. An event is refused.
+    /// As for [`Session::admit_attributes`]. An event is refused.
     pub(super) fn admit_attribute(
         &self,
         scope: Scope,
@@ -133,7 +136,7 @@ impl Session {
         Ok(Some(LaunchAttribute::new(id, value)))
     }
 
-    /// A window lies in memory of the session, or is empty.
+    /// Checks that a window lies in memory of the session, or is empty.
     fn check_window(&self, value: &[u8; 64]) -> Result<(), CuResult> {
         let words = value.as_chunks::<8>().0;
         let [address, bytes] = [0, 1].map(|index| u64::from_le_bytes(words[index]));

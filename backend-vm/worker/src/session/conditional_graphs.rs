@@ -1,26 +1,27 @@
-//! Conditional nodes of graphs: their conditions, and which nodes lie in which of their bodies.
+//! Conditional nodes of graphs: conditions, bodies, and the nesting of bodies.
 
 use wormhole_api::{CuResult, GraphBody, GraphCondition, GraphConditional, Outcome, Serve};
 use wormhole_device::{Condition, Conditional, GraphNode};
 
 use super::{Call, Session};
 
-/// Bodies that one graph may have.
+/// Largest number of bodies of one graph.
 const MOST_BODIES: usize = 1 << 16;
-/// How deep bodies may lie in each other.
+/// Largest nesting depth of bodies.
 const MOST_DEPTH: u8 = 128;
-/// What a condition and a body are counted as beside what is kept of them: devices keep more.
+/// Bytes counted for a condition, and below for a body, beyond their size here: devices allocate
+/// more for them.
 const CONDITION_BYTES: usize = 64;
 const BODY_BYTES: usize = 1024;
 
-/// What is known of the bodies of a graph while it is described.
+/// Nesting of a graph's bodies while the graph is described.
 #[derive(Debug, Default)]
 pub struct Nesting {
-    /// Where nodes are added.
+    /// Index of the body to which nodes are added.
     current: u32,
-    /// Of each body but the graph itself, how deep it lies.
+    /// Nesting depth of each body but the graph itself.
     depths: Vec<u8>,
-    /// Which conditions have a node.
+    /// Whether each condition has a node.
     taken: Vec<bool>,
 }
 
@@ -29,7 +30,8 @@ impl Nesting {
         self.current
     }
 
-    /// Refuses nodes that cannot lie where nodes are added (CUDA driver API, `CUDA_CONDITIONAL_NODE_PARAMS`).
+    /// Refuses node kinds that a conditional body may not contain (CUDA driver API,
+    /// `CUDA_CONDITIONAL_NODE_PARAMS`).
     pub(super) fn check(&self, node: &GraphNode) -> Result<(), CuResult> {
         let anywhere = matches!(
             node,
@@ -45,18 +47,18 @@ impl Nesting {
         }
     }
 
-    /// How deep the body lies in which nodes are added.
+    /// Returns the nesting depth of the current body.
     fn depth(&self) -> u8 {
         let place = (self.current as usize).checked_sub(1);
         place.map_or(0, |place| self.depths[place])
     }
 
-    /// Whether there is such a body.
+    /// Returns whether the body exists.
     fn has(&self, body: u32) -> bool {
         body as usize <= self.depths.len()
     }
 
-    /// Gives a new node its condition and its bodies.
+    /// Assigns a new node its condition and its bodies.
     fn take(&mut self, message: &GraphConditional) -> Result<Conditional, CuResult> {
         let branch = message.branch;
         let condition = message.condition.wrapping_sub(1);

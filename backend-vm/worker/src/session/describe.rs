@@ -1,4 +1,4 @@
-//! The devices' descriptions, as a guest gets them.
+//! Descriptions of the devices, encoded for the guest.
 
 use wormhole_api::{
     Attribute, CuResult, DeviceDescribe, DeviceDescribeReply, Items, Outcome, Serve, Served,
@@ -7,7 +7,7 @@ use wormhole_device::Description;
 
 use super::{Call, Session};
 
-/// The device's description, as it goes into an answer.
+/// Description of a device, encoded for an answer.
 #[derive(Debug)]
 pub(super) struct Described {
     reply: DeviceDescribeReply<'static>,

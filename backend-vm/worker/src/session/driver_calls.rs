@@ -1,4 +1,5 @@
-//! Messages that one call of the driver answers, with nothing to check: generated from the table.
+//! Messages that one driver call answers, without checks of their own. Generated from the API
+//! table.
 
 use wormhole_api::{Outcome, Serve};
 

@@ -1,8 +1,8 @@
-//! Files that the guest shares with other processes and that the device is to reach where they are.
+//! Files that the guest shares with other processes and that the device reaches in place.
 //!
-//! The guest sends a file's descriptor straight to its worker, past the supervisor, and names the address in the band
-//! for files that it is to have. It may shorten the file whenever it likes: who touches the rest then, be it a kernel
-//! on the CPU device, ends this worker and no other.
+//! The guest sends a file's descriptor straight to its worker, not through the supervisor, and
+//! names the address for it in the band for files. The guest may truncate the file at any time: an
+//! access beyond the end, be it by a kernel on the CPU device, then ends this worker and no other.
 
 use std::fs::File;
 use std::io;
@@ -23,17 +23,17 @@ use crate::ranges::Ranges;
 use crate::registrar::{Registrar, Registrations, Task};
 
 const PAGE: u64 = 4096;
-/// Descriptors that are looked through for the one that belongs to an address.
+/// Largest number of queued descriptors that one request searches for its address.
 const WAITING: usize = 1024;
 
 /// The files of a session.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// Where descriptors come from; `None` for a guest that cannot send any.
+    /// Socket that receives descriptors; `None` for a guest that cannot send any.
     socket: Option<Arc<UnixDatagram>>,
-    /// What is mapped, or may be.
+    /// Ranges that are mapped, or that a request is mapping.
     taken: Ranges,
-    /// What the session may name.
+    /// Ranges that the session may name.
     reached: Ranges,
 }
 
@@ -43,8 +43,8 @@ impl Files {
     }
 }
 
-/// The file that was sent for an address: the last one, since what was sent before may be left from a request that
-/// failed.
+/// Receives the file that was sent for an address. The last one counts, because earlier ones may be
+/// left from a request that failed.
 fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
     let mut found = None;
     for _ in 0..WAITING {
@@ -58,8 +58,8 @@ fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
     found
 }
 
-/// Whether a file is memory that processes share, and long enough: any other may be changed, or held up, by who
-/// knows whom.
+/// Returns whether a file is shared memory (tmpfs) and long enough. A file of another file system
+/// may be changed, or its reads held up, by processes outside the guest.
 fn is_shared_memory(file: &File, end: u64) -> bool {
     let mut system = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the kernel fills the structure if it succeeds.
@@ -84,12 +84,13 @@ fn map(
     if !end.is_some_and(|end| is_shared_memory(&file, end)) {
         return Err(CuResult::NOT_SUPPORTED);
     }
-    // SAFETY: the range lies in the band that this process reserved, and nothing is mapped there: it was not taken.
+    // SAFETY: the range lies in the band that this process reserved, and nothing is mapped there:
+    // it was not in `taken`.
     unsafe { band::map(address, bytes, &file, message.offset) }.map_err(refused)?;
-    // SAFETY: just mapped, and unmapped only when it is registered no more.
+    // SAFETY: just mapped, and unmapped only after its registration has ended.
     let registered = unsafe { registrations.add(address, bytes) };
     if registered.is_err() {
-        // SAFETY: the device does not know it, and nobody was told of it.
+        // SAFETY: the device has not registered it, and no record can name it.
         unsafe { band::unmap(address, bytes) }.map_err(refused)?;
     }
     registered
@@ -97,7 +98,7 @@ fn map(
 
 fn unmap(registrations: &mut Registrations, address: u64, bytes: u64) -> Result<(), CuResult> {
     registrations.remove(address)?;
-    // SAFETY: nothing may name it, and the device has let go of it.
+    // SAFETY: no record can name it, and the device has unregistered it.
     unsafe { band::unmap(address, bytes) }.map_err(refused)
 }
 
@@ -106,21 +107,21 @@ fn refused(error: io::Error) -> CuResult {
     CuResult::OUT_OF_MEMORY
 }
 
-/// Has the registrar do something, and waits for it.
+/// Runs a task on the registrar and waits for its result.
 fn by_registrar(
     registrar: &Registrar,
     task: impl FnOnce(&mut Registrations) -> Result<(), CuResult> + Send + Sync + 'static,
 ) -> Result<(), CuResult> {
     let (sender, outcome) = channel();
     registrar.run(Task::new(move |registrations| {
-        // Who asked waits for it.
+        // The caller waits for the result below.
         let _ = sender.send(task(registrations));
     }));
     outcome.recv().unwrap_or(Err(CuResult::UNKNOWN))
 }
 
 impl Session {
-    /// Where the guest sends descriptors of files.
+    /// Sets the socket on which the guest sends file descriptors.
     pub fn take_files_from(&mut self, socket: OwnedFd) {
         self.addresses.files.socket = Some(Arc::new(socket.into()));
     }
@@ -163,7 +164,8 @@ impl Serve<FileMap> for Session {
     }
 }
 
-/// It may not be named from here on. What cannot be unregistered stays mapped until the session ends.
+/// Removes the range from the addresses that may be named. A range that cannot be unregistered
+/// stays mapped until the session ends.
 impl Serve<FileUnmap> for Session {
     fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
         let address = message.address.0;

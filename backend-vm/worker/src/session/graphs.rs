@@ -1,4 +1,4 @@
-//! Executable graphs: described by records, node by node, and then made executable by a job.
+//! Executable graphs: records describe them node by node, then a job instantiates them.
 
 use std::sync::{Arc, Weak};
 
@@ -23,36 +23,36 @@ use crate::peers;
 use wormhole_link::counters::Counters;
 use wormhole_link::device::MOST;
 
-/// Bytes that a session's descriptions may take, until graphs were made of them.
+/// Limit on the bytes of a session's descriptions that are not instantiated yet.
 const MOST_BYTES: usize = 512 << 20;
 
-/// What a graph uses.
+/// Objects that a graph uses.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    /// The images of its kernels. A program that unloads one does not launch the graph any more.
+    /// Images of its kernels. Unloading one makes the graph unusable.
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
-    /// The device of its first kernel.
+    /// Device of its first kernel.
     device: Option<SessionDevice>,
-    /// Devices of whatever its nodes name: a bit each.
+    /// Devices of the objects that its nodes name, one bit each.
     named: u64,
-    /// Bytes that are counted for its description.
+    /// Bytes counted for its description.
     bytes: usize,
     nodes: usize,
 }
 
 impl Uses {
-    /// Notes that a node names something of a device.
+    /// Notes that a node names an object of a device.
     fn name(&mut self, device: &SessionDevice) {
         const { assert!(MOST <= u64::BITS as usize) };
         self.named |= 1 << device.number();
     }
 
-    /// The device that the graph is of: that of its first kernel, or else `here`.
+    /// Returns the graph's device: that of its first kernel, or else `here`.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED`: a node names something of another device.
+    /// `CUDA_ERROR_NOT_SUPPORTED`: a node names an object of another device.
     fn device(&self, here: SessionDevice) -> Result<SessionDevice, CuResult> {
         let device = self.device.clone().unwrap_or(here);
         match self.named & !(1 << device.number()) {
@@ -61,7 +61,7 @@ impl Uses {
         }
     }
 
-    /// The images, held so that none is unloaded meanwhile, if all are still there.
+    /// Returns the images if all are still loaded. The references keep them loaded.
     fn images(&self) -> Option<Vec<Arc<Loaded>>> {
         self.images.iter().map(Weak::upgrade).collect()
     }
@@ -74,7 +74,7 @@ pub enum GraphObject {
         description: GraphDescription,
         nesting: Nesting,
         uses: GraphUses,
-        /// Why a part of it was refused: it is no use then.
+        /// Error of the first refused part, if any. The description cannot be instantiated then.
         refused: Option<CuResult>,
     },
     Executable {
@@ -82,15 +82,16 @@ pub enum GraphObject {
         raw: RawGraph,
         uses: GraphUses,
     },
-    /// A job has the rest of it.
+    /// A job holds the description or the executable graph.
     Taken(GraphUses),
 }
 
-/// What a graph uses, behind its handle.
+/// Objects that a graph uses, opaque outside this module.
 #[derive(Debug, Default)]
 pub struct GraphUses(Uses);
 
-/// Takes an executable graph for a job and holds the images of its kernels for it, if all are still there.
+/// Takes an executable graph for a job, with references to the images of its kernels, if all are
+/// still loaded.
 fn take_executable(place: &mut GraphObject) -> Option<(SessionDevice, RawGraph, Vec<Arc<Loaded>>)> {
     let GraphObject::Executable { device, raw, uses } = place else {
         return None;
@@ -104,7 +105,7 @@ fn take_executable(place: &mut GraphObject) -> Option<(SessionDevice, RawGraph, 
 #[derive(Debug)]
 pub(super) struct Graphs {
     table: Table<Graph, GraphObject>,
-    /// Bytes that their descriptions take.
+    /// Bytes that all descriptions take.
     bytes: usize,
 }
 
@@ -116,13 +117,13 @@ impl Graphs {
         }
     }
 
-    /// Forgets everything: the context it belonged to goes.
+    /// Forgets all graphs, because their context is going to be reset.
     pub fn clear(&mut self) {
         self.table.drain().for_each(drop);
         self.bytes = 0;
     }
 
-    /// Adds a node to a description, which then takes this many bytes more.
+    /// Adds a node to a description and counts `bytes` more for it.
     pub fn add_node(
         &mut self,
         graph: Handle<Graph>,
@@ -137,7 +138,7 @@ impl Graphs {
         Ok(&mut uses.0)
     }
 
-    /// A description that is to take this many bytes more.
+    /// Returns a description after counting `bytes` more for it.
     pub fn described(
         &mut self,
         graph: Handle<Graph>,
@@ -160,12 +161,12 @@ impl Graphs {
         Ok((description, nesting, uses))
     }
 
-    /// Gives back the room of a description that is gone.
+    /// Subtracts the bytes of a description that is gone.
     fn uncount(&mut self, uses: &mut GraphUses) {
         self.bytes -= std::mem::take(&mut uses.0.bytes);
     }
 
-    /// What is under a handle that a job had becomes executable.
+    /// Stores the executable graph under the handle that a job held.
     fn becomes_executable(
         &mut self,
         graph: Handle<Graph>,
@@ -179,7 +180,8 @@ impl Graphs {
         }
     }
 
-    /// What a graph uses that a job has: nobody else removes it meanwhile, and a reset waits for jobs.
+    /// Takes the uses of a graph that a job holds. No other thread removes it meanwhile, and a
+    /// reset waits for jobs.
     fn uses_of_taken(&mut self, graph: Handle<Graph>) -> GraphUses {
         match self.table.find_mut(graph) {
             Some(GraphObject::Taken(uses)) => std::mem::take(uses),
@@ -187,7 +189,7 @@ impl Graphs {
         }
     }
 
-    /// The graph behind a handle, while everything that it uses exists.
+    /// Returns the executable graph behind a handle, if the images of its kernels are still loaded.
     fn executable(
         &self,
         graph: Handle<Graph>,
@@ -218,7 +220,8 @@ impl Serve<GraphBegin> for Session {
 }
 
 impl Session {
-    /// Adds a part to a description. Notes when it was refused: no graph is made of it then, which the program hears of.
+    /// Adds a part to a description. Notes the error if it is refused: instantiation then fails
+    /// with it.
     pub(super) fn part_of_graph(
         &mut self,
         graph: Handle<Graph>,
@@ -385,7 +388,7 @@ impl Serve<GraphEmpty> for Session {
     }
 }
 
-/// Every edge leads from an earlier node of a body to a later one of the same, so no graph has a cycle.
+/// Every edge leads from an earlier node to a later one of the same body, so no graph has a cycle.
 impl Serve<GraphEdges<'_>> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEdges<'_>) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
@@ -413,7 +416,8 @@ impl Serve<GraphEdges<'_>> for Session {
 }
 
 impl Session {
-    /// Takes the description under a handle for a job, and holds the images of its kernels for it.
+    /// Takes the description under a handle for a job, with references to the images of its
+    /// kernels.
     fn take_description(
         &mut self,
         graph: Handle<Graph>,
@@ -432,7 +436,7 @@ impl Session {
                     Ok((description, images))
                 }
                 (refused, _) => {
-                    // It is there.
+                    // The handle was found above, so this succeeds.
                     let _ = graphs.table.remove(graph);
                     let error = match refused {
                         Some(error) => Err(error),
@@ -449,8 +453,8 @@ impl Session {
         }
     }
 
-    /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the executor,
-    /// since that may wait.
+    /// Releases the objects that a destroyed graph used. Arrays whose last user it was are
+    /// destroyed on the registrar, because that may block.
     fn let_go_of_uses(&mut self, mut uses: GraphUses) {
         self.objects.graphs.uncount(&mut uses);
         if !uses.0.arrays.is_empty() {
@@ -458,7 +462,8 @@ impl Session {
         }
     }
 
-    /// The device of the description that a job is to have, or else that of the message.
+    /// Returns the device of the description that a job is going to hold, or else that of the
+    /// message.
     fn device_of_taken(
         &self,
         call: &Call,
@@ -470,16 +475,16 @@ impl Session {
         }
     }
 
-    /// Ends a graph that a job has.
+    /// Removes a graph that a job held.
     fn end_taken(&mut self, graph: Handle<Graph>) {
         let uses = self.objects.graphs.uses_of_taken(graph);
-        // It is there: nobody else removes it meanwhile.
+        // The entry exists: no other thread removes it meanwhile.
         let _ = self.objects.graphs.table.remove(graph);
         self.let_go_of_uses(uses);
     }
 }
 
-/// A failure leaves no graph under the handle.
+/// On failure the handle names no graph.
 impl Serve<GraphInstantiate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
         let (graph, flags) = (message.graph, message.flags);
@@ -514,7 +519,8 @@ impl Serve<GraphInstantiate> for Session {
     }
 }
 
-/// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
+/// Removes `from`. Afterwards `graph` executes the description, or, after a failure, the same as
+/// before.
 impl Serve<GraphUpdate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphUpdate) -> Outcome<()> {
         let (graph, from) = (message.graph, message.from);

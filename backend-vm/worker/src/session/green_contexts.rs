@@ -1,4 +1,4 @@
-//! Green contexts. What devices have described, and the green contexts, are kept under numbers from 1 on.
+//! Green contexts and parts of devices. Both are numbered from 1.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,31 +12,32 @@ use wormhole_device::{Multiprocessors, Split};
 use super::{Answer, Call, OBJECTS, Session};
 use crate::objects::{GreenContextObject, StreamObject};
 
-/// Groups of one split: with what is left over, as many parts as an answer holds.
+/// Largest number of groups of one split: with the remainder, as many parts as an answer holds.
 const MOST_GROUPS: u32 = 254;
-/// Splits that are remembered.
+/// Largest number of splits that are cached.
 const SPLITS: usize = 1 << 10;
 
-/// A part of a device, by the device's number.
+/// A part of a device, with the device's number.
 type Part = (usize, Multiprocessors);
 
-/// The part, the flags, the least count, and the most groups.
+/// Number of the part, flags, least count and most groups.
 type SplitKey = (u32, u32, u32, u32);
 
-/// What a session has of both, and the device of each.
+/// Parts and green contexts of a session, with the device of each.
 #[derive(Debug, Default)]
 pub(super) struct Greens {
     parts: Vec<Part>,
-    /// The same, so that nothing is entered twice.
+    /// Number of each part, so that none is entered twice.
     numbers: HashMap<Part, u32>,
-    /// A device may describe equal parts differently each time, so the same split is done once.
+    /// Results of splits. A device may describe equal parts differently each time, so each split is
+    /// done once.
     splits: HashMap<SplitKey, Arc<Split>>,
     contexts: Vec<Option<(usize, Arc<GreenContextObject>)>>,
-    /// Places of `contexts` that are empty.
+    /// Indices of the empty entries of `contexts`.
     free: Vec<usize>,
 }
 
-/// What a reset takes away.
+/// Streams and green contexts to destroy before a reset.
 #[derive(Debug)]
 pub(super) struct Ending {
     streams: Vec<Arc<StreamObject>>,
@@ -44,7 +45,7 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Destroys it all, streams first; nobody uses it any more.
+    /// Destroys them all, streams first. Nothing may use them afterwards.
     pub fn end(self) {
         let ended = |what, ended: wormhole_device::Result<()>| {
             if let Err(error) = ended {
@@ -62,7 +63,7 @@ impl Ending {
 }
 
 impl Greens {
-    /// A part of the device `on`.
+    /// Returns a part of the device `on`.
     fn part(&self, number: u32, on: usize) -> Result<Multiprocessors, CuResult> {
         let index = (number as usize).checked_sub(1);
         match index.and_then(|index| self.parts.get(index)) {
@@ -72,7 +73,7 @@ impl Greens {
         }
     }
 
-    /// A green context of the device `on`.
+    /// Returns a green context of the device `on`.
     fn context(&self, number: u32, on: usize) -> Result<Arc<GreenContextObject>, CuResult> {
         let index = (number as usize).checked_sub(1);
         match index.and_then(|index| self.contexts.get(index)?.as_ref()) {
@@ -82,7 +83,8 @@ impl Greens {
         }
     }
 
-    /// Keeps what the device `on` has described.
+    /// Enters a part that the device `on` has described, unless it is known, and returns its number
+    /// and values.
     fn enter(&mut self, on: usize, part: &Multiprocessors) -> Result<GreenPart, CuResult> {
         let number = match self.numbers.get(&(on, *part)) {
             Some(number) => *number,
@@ -102,12 +104,12 @@ impl Greens {
         })
     }
 
-    /// Whether there is a place for one more green context.
+    /// Returns whether the session may have one more green context.
     fn has_room(&self) -> bool {
         !self.free.is_empty() || self.contexts.len() < OBJECTS as usize
     }
 
-    /// Keeps a green context of the device `on`.
+    /// Enters a green context of the device `on` and returns its number.
     fn enter_context(&mut self, on: usize, green: GreenContextObject) -> Result<u32, CuResult> {
         if !self.has_room() {
             return Err(CuResult::OUT_OF_MEMORY);
@@ -120,7 +122,7 @@ impl Greens {
         number_of(index + 1)
     }
 
-    /// It may not be named from here on.
+    /// Removes a green context, so that it may not be named any more.
     fn remove_context(
         &mut self,
         number: u32,
@@ -146,7 +148,8 @@ impl Greens {
         }
     }
 
-    /// Forgets the green contexts, and what was made of them: the context they belonged to goes, and `streams` too.
+    /// Forgets the green contexts, because their context is going to be reset, and returns them
+    /// with those of `streams` that are in green contexts.
     pub fn clear(&mut self, mut streams: Vec<Arc<StreamObject>>) -> Ending {
         streams.retain(|stream| stream.green.is_some());
         self.free.clear();
@@ -158,7 +161,7 @@ impl Greens {
     }
 }
 
-/// The number of what is the last of so many.
+/// Returns the number of the last of `count` entries, which are numbered from 1.
 fn number_of(count: usize) -> Result<u32, CuResult> {
     u32::try_from(count).map_err(|_| CuResult::OUT_OF_MEMORY)
 }
@@ -240,7 +243,8 @@ impl Serve<GreenCreate<'_>> for Session {
     }
 }
 
-/// It is destroyed when no stream of it is left, and no job that uses it.
+/// Removes the green context. It is destroyed when none of its streams and no job that uses it is
+/// left.
 impl Serve<GreenDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
         let number = message.green;

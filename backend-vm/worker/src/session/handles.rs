@@ -1,4 +1,4 @@
-//! The objects behind the session's handles.
+//! Tables of the objects behind the session's handles.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Call, OBJECTS};
 use crate::devices::Devices;
 use crate::objects::{EventObject, FunctionObject, ImageObject, Loaded, Reclaim, StreamObject};
 
-/// The objects of one type.
+/// Objects of one type, by handle.
 #[derive(Debug)]
 pub(super) struct Table<K, T> {
     slab: Slab<K, T>,
@@ -34,16 +34,16 @@ impl<K: HandleKind, T> Table<K, T> {
         }
     }
 
-    /// Counts a handle that names nothing, or that names something already.
+    /// Counts a handle that names no object, or a new one that is in use, and returns the error.
     pub fn refused<R>(&self, error: CuResult) -> Result<R, CuResult> {
         self.counters.add(Counter::InvalidHandles, 1);
         Err(error)
     }
 
-    /// Finds an object.
+    /// Returns an object.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    /// `CUDA_ERROR_INVALID_HANDLE`: the handle names none.
     #[inline]
     pub fn get(&self, handle: Handle<K>) -> Result<&T, CuResult> {
         match self.slab.get(handle) {
@@ -52,10 +52,10 @@ impl<K: HandleKind, T> Table<K, T> {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns an object, mutably.
     ///
     /// # Errors
-    /// As [`Table::get`].
+    /// Same as [`Table::get`].
     pub fn get_mut(&mut self, handle: Handle<K>) -> Result<&mut T, CuResult> {
         match self.slab.get_mut(handle) {
             Some(object) => Ok(object),
@@ -66,12 +66,12 @@ impl<K: HandleKind, T> Table<K, T> {
         }
     }
 
-    /// Finds an object, if there is one.
+    /// Returns an object if the handle names one, without counting a failure.
     pub fn find(&self, handle: Handle<K>) -> Option<&T> {
         self.slab.get(handle)
     }
 
-    /// The same, to be changed.
+    /// Returns an object mutably if the handle names one, without counting a failure.
     pub fn find_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
         self.slab.get_mut(handle)
     }
@@ -87,10 +87,10 @@ impl<K: HandleKind, T> Table<K, T> {
         }
     }
 
-    /// Takes out an object, which may not be named from here on.
+    /// Removes an object, so that it may not be named any more.
     ///
     /// # Errors
-    /// As [`Table::get`].
+    /// Same as [`Table::get`].
     pub fn remove(&mut self, handle: Handle<K>) -> Result<T, CuResult> {
         match self.slab.remove(handle) {
             Some(object) => Ok(object),
@@ -102,16 +102,16 @@ impl<K: HandleKind, T> Table<K, T> {
         self.slab.values()
     }
 
-    /// Takes out everything.
+    /// Removes all objects.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.slab.drain()
     }
 }
 
-/// Everything that has a handle. Looking a handle up changes nothing, so several threads may.
+/// All objects with handles. Look-ups do not change them, so several threads may make them.
 #[derive(Debug)]
 pub(super) struct Objects {
-    /// The legacy streams, by device.
+    /// Legacy streams, by device.
     legacy: Vec<Arc<StreamObject>>,
     pub streams: Table<Stream, Arc<StreamObject>>,
     pub events: Table<EventKind, Arc<EventObject>>,
@@ -124,7 +124,8 @@ pub(super) struct Objects {
     pub pools: Table<Pool, Arc<PoolObject>>,
     pub memories: Table<Memory, Arc<MemoryObject>>,
     pub graveyard: Reclaim,
-    /// Images whose handle is gone while a job still uses them, with the requests to unload them.
+    /// Images whose handle is destroyed while a job still uses them, with the requests to unload
+    /// them.
     pub unloading: Vec<(Call, Arc<Loaded>)>,
 }
 
@@ -135,7 +136,7 @@ const _: () = {
 };
 
 impl Objects {
-    /// The devices' legacy streams, and nothing else.
+    /// Creates the tables with nothing but the devices' legacy streams.
     pub fn new(devices: &Devices, counters: &Arc<Counters>) -> Self {
         let legacy = devices
             .iter()
@@ -157,15 +158,15 @@ impl Objects {
         }
     }
 
-    /// The legacy streams, by device.
+    /// Returns the legacy streams, by device.
     pub fn legacy(&self) -> &[Arc<StreamObject>] {
         &self.legacy
     }
 
-    /// Finds a stream. The legacy stream is that of the device that the message is for.
+    /// Returns a stream. The legacy stream is that of the device that the message names.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    /// `CUDA_ERROR_INVALID_HANDLE`: the handle names none.
     #[inline]
     pub fn stream(
         &self,
@@ -178,10 +179,10 @@ impl Objects {
         self.streams.get(handle)
     }
 
-    /// Finds what was loaded from an image.
+    /// Returns a loaded image.
     ///
     /// # Errors
-    /// As [`Objects::stream`].
+    /// Same as [`Objects::stream`].
     pub fn image(&self, handle: ImageHandle) -> Result<&ImageObject, CuResult> {
         match handle {
             ImageHandle::Module(module) => self.modules.get(module),
@@ -189,10 +190,10 @@ impl Objects {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns a loaded image, mutably.
     ///
     /// # Errors
-    /// As [`Objects::stream`].
+    /// Same as [`Objects::stream`].
     pub fn image_mut(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
         match handle {
             ImageHandle::Module(module) => self.modules.get_mut(module),
@@ -200,10 +201,10 @@ impl Objects {
         }
     }
 
-    /// Enters what was loaded.
+    /// Enters a loaded image.
     ///
     /// # Errors
-    /// As [`Table::enter`].
+    /// Same as [`Table::enter`].
     pub fn enter_image(&mut self, new: ImageHandle, image: ImageObject) -> Result<(), CuResult> {
         match new {
             ImageHandle::Module(module) => self.modules.enter(module, image),
@@ -211,11 +212,12 @@ impl Objects {
         }
     }
 
-    /// Takes out an image with all that was found in it, which may not be named from here on: the image, and where its
-    /// global variables start.
+    /// Removes an image with the functions and aliases that were found in it, so that none may be
+    /// named any more. Returns the image and the start addresses of its global variables.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`: there is none, or it is a library's module, which goes with the library.
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none, or it is a library's module, which is removed
+    /// with the library.
     pub fn remove_image(
         &mut self,
         handle: ImageHandle,
@@ -249,8 +251,8 @@ impl Objects {
         Ok((image.loaded, globals))
     }
 
-    /// Forgets what belongs to the context: what must be destroyed before the context is reset. Pools and mappable
-    /// memory belong to none.
+    /// Forgets the objects of the context, and returns those that must be destroyed before the
+    /// context is reset. Pools and mappable memory belong to no context and stay.
     pub fn reset(&mut self) -> Ending {
         let streams = self.streams.drain().chain(self.graveyard.clear());
         let ending = self.greens.clear(streams.collect());

@@ -1,4 +1,4 @@
-//! Modules, libraries, and what is found in them.
+//! Modules and libraries, and the kernels and variables in them.
 
 use std::sync::Arc;
 
@@ -21,35 +21,35 @@ use crate::registrar::Task;
 use wormhole_link::counters::Counter;
 use wormhole_link::memory;
 
-/// The handle of something that was loaded from an image.
+/// Handle of a loaded image.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ImageHandle {
     Module(Handle<Module>),
     Library(Handle<Library>),
 }
 
-/// Bytes of images that may be on their way to the device at once: each is copied out of the arena first.
-/// More is `CUDA_ERROR_OUT_OF_MEMORY`.
+/// Limit on the bytes of images that jobs load at the same time: each is copied out of the arena
+/// first. Beyond it, loading fails with `CUDA_ERROR_OUT_OF_MEMORY`.
 const IMAGE_BYTES: u64 = 4 << 30;
 
-/// Bytes of each of a compiler's texts.
+/// Limit on the bytes of each of the compiler's two logs.
 const LOG_BYTES: u64 = 1 << 20;
 
-/// An image in the arena, and what is said about compiling it.
+/// An image in the arena, and the options to compile it with.
 #[derive(Clone, Debug)]
 pub(super) struct Incoming<'a> {
     pub address: u64,
     pub bytes: u64,
     pub log: u64,
     pub log_bytes: u64,
-    /// Where its managed variables go.
+    /// Place for its managed variables.
     pub place: ManagedPlace,
-    /// They have values already.
+    /// Whether the managed variables keep their present values.
     pub keep: bool,
     pub options: &'a Items<'a, JitOption>,
 }
 
-/// What a guest says to the compiler, and where in the arena it wants to hear from it.
+/// Compiler options and logs, and the address in the arena to which the logs are written.
 #[derive(Debug)]
 struct Compiler {
     jit: Jit,
@@ -57,10 +57,10 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// Writes the texts, each with a zero byte at its end.
+    /// Writes the logs, each with a zero byte at its end.
     ///
     /// # Safety
-    /// The place was found in an extent, which stays mapped.
+    /// The place was found in an extent that stays mapped.
     unsafe fn tell(mut self) {
         let room = self.jit.log_bytes;
         if room == 0 {
@@ -75,7 +75,7 @@ impl Compiler {
     }
 }
 
-/// The next `bytes` of `data`.
+/// Splits the next `bytes` off `data`.
 fn take<'a>(data: &mut &'a [u8], bytes: u64) -> wormhole_device::Result<&'a [u8]> {
     let (piece, rest) = usize::try_from(bytes)
         .ok()
@@ -85,8 +85,8 @@ fn take<'a>(data: &mut &'a [u8], bytes: u64) -> wormhole_device::Result<&'a [u8]
     Ok(piece)
 }
 
-/// Links parts that lie one behind the other in `data`, each behind its name. If the link is not to be
-/// completed, there is no image.
+/// Links the parts in `data`, where each part follows its name. Without `complete`, returns no
+/// image.
 fn link(
     device: &dyn Device,
     parts: &[LinkPart],
@@ -111,7 +111,8 @@ fn link(
 }
 
 impl Session {
-    /// Loads an image from the arena. It is copied first: the guest may write there at any time.
+    /// Loads an image from the arena. The job copies it first, because the guest may write there at
+    /// any time.
     pub(super) fn load<R>(
         &mut self,
         call: &Call,
@@ -155,7 +156,8 @@ impl Session {
                 && !keep
             {
                 for (address, values) in &loaded.initial {
-                    // SAFETY: as above: the device puts them into the place, which lies in an extent as well.
+                    // SAFETY: as above: the device puts the addresses into `place`, which lies in
+                    // an extent as well.
                     unsafe { memory::copy_in(*address, values) };
                 }
             }
@@ -199,7 +201,8 @@ macro_rules! loads {
 loads!(ModuleLoad, ModuleLoadReply, Module);
 loads!(LibraryLoad, LibraryLoadReply, Library);
 
-/// Links what lies in the arena. It is copied first: the guest may write there at any time.
+/// Links the parts in the arena. The job copies them first, because the guest may write there at
+/// any time.
 impl Serve<Link<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &Link<'_>) -> Outcome<LinkReply> {
         let parts: Vec<LinkPart> = message.parts.iter().collect();
@@ -252,7 +255,7 @@ impl Serve<Link<'_>> for Session {
 }
 
 impl Session {
-    /// The options are taken as far as they are numbers, and the room for texts only if it is the session's.
+    /// Reads the compiler options, and checks that the place for the logs lies in the arena.
     fn compiler(
         &self,
         log: u64,
@@ -304,7 +307,7 @@ impl Session {
         answer(flags, 0)
     }
 
-    /// Off the executor, since unloading may wait; nobody is to hear of it.
+    /// Unloads an image on the registrar, because that may block. A failure is logged only.
     fn unload_quietly(&self, image: Arc<Loaded>) {
         self.registrar.run(Task::new(move |_| {
             if let Err(error) = image.unload() {
@@ -313,8 +316,9 @@ impl Session {
         }));
     }
 
-    /// The module and all that was found in it may not be named from here on; the device's own wait
-    /// happens on the caller's thread, when no other job uses the image.
+    /// Removes an image and the functions and variables found in it, so that none may be named any
+    /// more. The device unloads it, and may block, on the caller's job thread once no other job
+    /// uses it.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let (image, globals) = self.objects.remove_image(handle)?;
         for start in globals {
@@ -356,7 +360,8 @@ impl Session {
         )
     }
 
-    /// Unloads the images that jobs have let go of: requests that cannot be carried out, with the error.
+    /// Unloads the images that no job uses any more. Returns the requests that failed, with the
+    /// error.
     pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
         let mut refused = Vec::new();
         for (call, image) in std::mem::take(&mut self.objects.unloading) {
@@ -367,7 +372,7 @@ impl Session {
         refused
     }
 
-    /// Looks a kernel up, which may load it.
+    /// Looks a kernel up. The driver may load it.
     pub(super) fn find_function<R>(
         &mut self,
         call: &Call,
@@ -433,7 +438,7 @@ impl Session {
         Ok(())
     }
 
-    /// Finds a variable, which may load it; copies may name it from then on.
+    /// Looks a variable up. The driver may load it. Copies may name it from then on.
     pub(super) fn find_global<R>(
         &mut self,
         call: &Call,
@@ -493,10 +498,10 @@ impl Session {
         // Another thread may have unloaded the image meanwhile.
         let image = self.objects.image_mut(handle)?;
         if image.loaded.holds_managed(address) {
-            // Arena, as long as the guest leaves it there.
+            // Managed variables lie in arena, so the arena's ranges admit them.
             return Ok(());
         }
-        // Asked for before, it is there already.
+        // A variable found before is entered already.
         let device = &image.loaded.device;
         if self.addresses.enter_global(device, address, bytes) {
             image.globals.push(address);
@@ -504,7 +509,7 @@ impl Session {
         Ok(())
     }
 
-    /// An image and a name in it, for a job.
+    /// Returns an image and a name to look up in it, for a job.
     pub(super) fn named(
         &self,
         handle: ImageHandle,
@@ -516,7 +521,7 @@ impl Session {
     }
 }
 
-/// A module by which a library's contents can be named too (`cuLibraryGetModule`).
+/// Creates a module handle that names a library's contents (`cuLibraryGetModule`).
 impl Serve<LibraryGetModule> for Session {
     fn serve(&mut self, _: &Call, message: &LibraryGetModule) -> Outcome<()> {
         let new = message.new;
@@ -533,7 +538,7 @@ impl Serve<LibraryGetModule> for Session {
 }
 
 impl Session {
-    /// A job that asks the device about a kernel.
+    /// Runs a job that queries the device for a kernel.
     pub(super) fn ask_function<R, T: Send + 'static>(
         &mut self,
         call: &Call,
@@ -555,7 +560,7 @@ impl Session {
     }
 }
 
-/// The answer to a look-up.
+/// Encodes the answer to a look-up.
 fn describe(handle: ImageHandle, found: &LoadedFunction) -> Answer {
     let parameters: Vec<Parameter> = found
         .parameters

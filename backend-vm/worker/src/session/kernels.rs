@@ -1,4 +1,4 @@
-//! What is asked of kernels beside their attributes, and tensor maps.
+//! Kernel attributes, names and cluster occupancy, and tensor maps.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use super::images::ImageHandle;
 use super::{Answer, Call, Finish, Session};
 use wormhole_link::memory;
 
-/// Most dimensions of a tensor.
+/// Largest number of dimensions of a tensor.
 const RANKS: u32 = 5;
 
-/// Refuses numbers that are no attributes of functions: of some the driver (580) dies.
+/// Refuses numbers that are no function attributes: the driver (580) crashes on some of them.
 fn check_attribute(attribute: i32) -> Result<(), CuResult> {
     match attribute {
         0..function_attribute::END => Ok(()),
@@ -143,7 +143,7 @@ impl Serve<ClusterOccupancy<'_>> for Session {
 
 impl Serve<TensorMapEncode> for Session {
     fn serve(&mut self, call: &Call, message: &TensorMapEncode) -> Outcome<TensorMapEncodeReply> {
-        // The driver reads as many entries of the arrays.
+        // The driver reads `rank` entries of the arrays.
         if !(1..=RANKS).contains(&message.rank) {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -169,7 +169,8 @@ impl Serve<TensorMapReplace> for Session {
     }
 }
 
-/// The same in the device's terms. A kernel reaches any address of its context, so a map may hold any.
+/// Translates a message for the device. A kernel reaches any address of its context, so a map may
+/// contain any.
 fn tensor_map(message: &TensorMapEncode) -> TensorMap {
     let mode = match message.mode {
         wormhole_api::TensorMapMode::Tiled => TensorMapMode::Tiled { tile: message.tile },

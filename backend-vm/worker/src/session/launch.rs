@@ -1,4 +1,4 @@
-//! Kernel launches: which are admitted, and how they are made.
+//! Kernel launches: admission and execution.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
 use crate::objects::FunctionObject;
 
-/// A launch whose like the device has accepted is a record and is made at once. Another one is a request:
-/// it may load the kernel, so it is a job.
+/// A launch of a kind that the device has accepted before is a record, and runs on the executor.
+/// Any other is a request: the driver may load the kernel, so it is a job.
 impl Serve<LaunchKernel<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         let mut attributes = std::mem::take(&mut self.scratch.attributes);
@@ -21,9 +21,9 @@ impl Serve<LaunchKernel<'_>> for Session {
 }
 
 impl Session {
-    /// Admits the launch of a kernel, now or by a graph: the kernel and the events are the session's, each attribute is
-    /// one that `scope` admits, and there are as many parameters as the kernel has. Reads the attributes for the
-    /// device into `attributes`.
+    /// Admits the launch of a kernel, now or by a graph: the kernel and the events are the
+    /// session's, `scope` admits each attribute, and there are at least as many parameter bytes as
+    /// the kernel has. Translates the attributes for the device into `attributes`.
     pub(super) fn admit_launch(
         &self,
         scope: Scope,
@@ -34,7 +34,8 @@ impl Session {
     ) -> Result<(&FunctionObject, Events), CuResult> {
         let events = self.admit_attributes(scope, given, attributes)?;
         let function = self.objects.functions.get(function)?;
-        // The driver reads by the kernel's own layout, so a shorter buffer would be read past its end.
+        // The driver reads by the kernel's own layout, so it would read past the end of a shorter
+        // buffer.
         if (parameters.len() as u64) < function.parameter_bytes {
             return Err(CuResult::INVALID_VALUE);
         }

@@ -1,7 +1,8 @@
-//! Context limits (`cuCtxGetLimit`, `cuCtxSetLimit`), and the part of the L2 cache that is set aside for lines that
-//! persist.
+//! Context limits (`cuCtxGetLimit`, `cuCtxSetLimit`), and the part of the L2 cache set aside for
+//! persisting lines.
 //!
-//! That part is the device's: while other tenants use the device, none of them gets one, and resetting it does nothing.
+//! That part belongs to the device: while other tenants use the device, no tenant may set one
+//! aside, and resetting it has no effect.
 
 use wormhole_api::constants::limit::{
     END, MALLOC_HEAP_SIZE, PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE,
@@ -13,11 +14,11 @@ use wormhole_api::{
 
 use super::{Answer, Call, Session};
 
-/// The worker holds the text of a whole buffer.
+/// Limit on the printf buffer: the worker holds the text of a whole buffer.
 const MOST_PRINTF: u64 = 64 << 20;
 
-/// Refuses numbers that are no limits: a driver dies of some numbers that it does not know (580, of attributes of
-/// functions).
+/// Refuses numbers that are no limits: the driver (580) crashes on some unknown function
+/// attributes, so unknown limits do not reach it either.
 fn check_limit(limit: u32) -> wormhole_device::Result<()> {
     match limit {
         0..END => Ok(()),
@@ -26,12 +27,12 @@ fn check_limit(limit: u32) -> wormhole_device::Result<()> {
 }
 
 impl Session {
-    /// Whether a limit may be raised to a value.
+    /// Checks whether a limit may be set to a value.
     fn check_value(&self, call: &Call, limit: u32, value: u64) -> wormhole_device::Result<()> {
         check_limit(limit)?;
         let most = match limit {
             PRINTF_FIFO_SIZE => MOST_PRINTF,
-            // No device has more than its memory.
+            // No heap can be larger than the device's memory.
             MALLOC_HEAP_SIZE => self.descriptions[call.device].total_memory(),
             PERSISTING_L2_CACHE_SIZE if self.counters.has_neighbours() => {
                 return Err(CuResult::UNSUPPORTED_LIMIT);

@@ -24,7 +24,7 @@ impl Serve<StreamMemory<'_>> for Session {
 }
 
 impl Session {
-    /// The operations as a device is to make them: each names a word that the session may name.
+    /// Translates the operations for the device. Each must name a word that the session may name.
     pub(super) fn read_memory_operations(
         &self,
         wire: Items<'_, WireOperation>,

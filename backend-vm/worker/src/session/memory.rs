@@ -19,7 +19,8 @@ impl Serve<MemGetInfo> for Session {
             here.clone(),
             |device| device.memory_info(),
             move |session, (free, total)| {
-                // What the device has left would tell what the neighbours allocate, and when.
+                // The device's free memory would reveal the neighbours' allocations and their
+                // times.
                 let free = if session.counters.has_neighbours() {
                     total.saturating_sub(session.held_on(&here))
                 } else {
@@ -65,7 +66,8 @@ impl Serve<MemAlloc> for Session {
     }
 }
 
-/// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
+/// Removes the allocation, so that it may not be named any more. The device frees it, and may
+/// block, on the caller's job thread.
 impl Serve<MemFree> for Session {
     fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
         let address = message.address.0;
@@ -102,7 +104,7 @@ impl Serve<MemCopy> for Session {
 }
 
 impl Session {
-    /// Counts the bytes of a copy, if it is one.
+    /// Counts the bytes of a copy. Refuses copies from arena to arena.
     pub(super) fn count_copy(&self, from: Place, to: Place, bytes: u64) -> Result<(), CuResult> {
         let counter = match (from, to) {
             (Place::Arena, Place::Device) => Counter::BytesToDevice,
@@ -124,7 +126,7 @@ impl Serve<MemWrite<'_>> for Session {
         }
         let bytes = message.data.len() as u64;
         if self.addresses.place(message.destination.0, bytes)? == Place::Arena {
-            // As such a copy.
+            // Refused for the same reason as a copy from arena to arena.
             return Err(CuResult::NOT_SUPPORTED);
         }
         self.counters.add(Counter::BytesToDevice, bytes);

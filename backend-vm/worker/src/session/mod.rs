@@ -1,23 +1,24 @@
-//! A session as its worker sees it: the tables behind the guest's handles, the addresses it may name, and
-//! what each message does to them.
+//! A guest process's session in its worker: the objects behind the guest's handles, the addresses
+//! that it may name, and the effect of each message on them.
 //!
-//! Everything here takes decoded messages. Handles are looked up, addresses are checked, and only then is
-//! the device called. The executor alone owns a `Session`; what blocks is handed to [`Jobs`] with all it
-//! needs, and what it leaves behind comes back as a [`Finish`].
+//! Functions here receive decoded messages. Handles are looked up and addresses are checked before
+//! the device is called. The executor alone owns a `Session`; calls that may block run as [`Jobs`]
+//! with all the data they need, and their [`Finish`] runs on the executor.
 //!
-//! What runs on the executor itself:
-//! - Records. Each keeps its place in the order of the ring, and the driver waits in none of them: copies
-//!   and fills are between memory that the device reaches (host to host, where the driver would wait, is
-//!   refused), launches are of kernels that have run before, and the guest holds its launches back
-//!   below the number at which the driver's own call blocks. A guest that sends a first launch as a
-//!   record, or too many of them, holds up nobody but itself.
-//! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`, `cuEventElapsedTime`), and those
-//!   that are answered from here: `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while text waits here.
+//! Executed on the executor itself:
+//! - Records. Each keeps its place in the order of the ring, and the driver blocks in none of them:
+//! copies and fills are between memory that the device reaches (copies from host to host, in which
+//! the driver would wait, are refused), launches are of kernels that have run before, and the guest
+//! keeps the number of its pending launches below that at which the driver's own call blocks. A
+//! guest that sends a first launch as a record, or too many of them, holds up only itself.
+//! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
+//! `cuEventElapsedTime`), and those that the session answers: `DeviceDescribe`, `LibraryGetModule`,
+//! and `TakeOutput` while output is queued here.
 //!
-//! Every other request is a job. Its guest thread waits for the answer, so nothing that it ordered behind the
-//! request is in the ring yet; what other threads sent meanwhile has no place before or after it. That
-//! holds for a launch too: all work before it was handed to its stream by the executor, and none that
-//! has to follow it can come before its answer.
+//! Every other request is a job. Its guest thread waits for the answer, so no later work of that
+//! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.
+//! This holds for a launch too: the executor has submitted all work before it to its stream, and
+//! work that must follow it cannot arrive before its answer.
 
 mod addresses;
 mod arrays;
@@ -65,29 +66,29 @@ use super::wake::Notifier;
 use super::watcher::{self, Watcher};
 use wormhole_link::counters::{Counter, Counters};
 
-/// Objects of one type that a session may have at the same time.
+/// Largest number of objects of one type that a session may have at the same time.
 const OBJECTS: u32 = 1 << 18;
 
-/// Where an answer goes.
+/// Destination of an answer, and the device of the message.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub slot: Option<SlotIndex>,
     pub sequence: u64,
-    /// The number of the device that the message is for.
+    /// Number of the device that the message names.
     pub device: usize,
 }
 
-/// An answer that is ready to be published.
+/// An answer, ready to be published.
 #[derive(Debug)]
 pub struct Answer {
     pub result: CuResult,
     pub payload: Vec<u8>,
 }
 
-/// What a job leaves to be done on the executor, and the answer it then gives.
+/// Last part of a job, which runs on the executor and returns the answer.
 pub type Finish = Box<dyn FnOnce(&mut Session) -> Answer + Send>;
 
-/// What reaches the executor from other threads.
+/// Event that another thread sends to the executor.
 pub enum Event {
     /// A job is done.
     Finished {
@@ -97,7 +98,7 @@ pub enum Event {
     },
     /// A run of arena is mapped and registered.
     ExtentAdded { address: u64, bytes: u64 },
-    /// A run of arena is to be given back: released when nothing here will touch it again.
+    /// A run of arena is to be returned. `release` runs once nothing here uses the run.
     ExtentRemoved { address: u64, release: Task },
 }
 
@@ -112,7 +113,7 @@ impl std::fmt::Debug for Event {
 }
 
 impl Answer {
-    /// Success without payload.
+    /// Returns success without payload.
     pub const fn done() -> Self {
         Self::failed(CuResult::SUCCESS)
     }
@@ -124,7 +125,7 @@ impl Answer {
         }
     }
 
-    /// An answer with a reply, which was made to fit.
+    /// Encodes a reply. Replies are defined to fit an answer.
     pub fn reply(reply: &impl Encode) -> Self {
         match reply.encode(|parts| parts.concat()) {
             Ok(payload) => Self {
@@ -139,18 +140,18 @@ impl Answer {
     }
 }
 
-/// Room that messages use one after the other.
+/// Buffers that messages reuse one after the other.
 #[derive(Debug, Default)]
 struct Scratch {
-    /// The attributes of a launch.
+    /// Attributes of a launch.
     attributes: Vec<LaunchAttribute>,
-    /// The memory operations of a message.
+    /// Memory operations of a message.
     memory_operations: Vec<MemoryOperation>,
     /// Bytes of the images that jobs have copied out of the arena.
     image_bytes: u64,
 }
 
-/// One guest process's state.
+/// State of one guest process.
 #[derive(Debug)]
 pub struct Session {
     devices: Devices,
@@ -161,7 +162,7 @@ pub struct Session {
     watcher: Watcher,
     status: Status,
     counters: Arc<Counters>,
-    /// Where the session segment lies, for the device and here.
+    /// Address of the session segment, for the device and in this process.
     base: u64,
     objects: Objects,
     addresses: Addresses,
@@ -176,7 +177,7 @@ impl Server for Session {
 }
 
 impl Session {
-    /// A session without objects, whose segment is mapped at `base` and registered.
+    /// Creates a session without objects, whose segment is mapped at `base` and registered.
     pub fn new(
         devices: Devices,
         notifier: Notifier<Event>,
@@ -215,12 +216,12 @@ impl Session {
         }
     }
 
-    /// The way to what the tenant's other processes share.
+    /// Sets the exchange with the tenant's other processes.
     pub fn share_by(&mut self, exchange: Exchange) {
         self.shares.share_by(exchange);
     }
 
-    /// Lets the threads for what can block stay awake after a job.
+    /// Lets job threads stay awake after a job.
     pub fn let_jobs_linger(&mut self, linger: Duration) {
         self.jobs.set_linger(linger);
     }
@@ -233,19 +234,20 @@ impl Session {
         &self.status
     }
 
-    /// The number of a device in the head of a record, if there are so many.
+    /// Converts the device number in the head of a record. Returns `None` if there is no such
+    /// device.
     #[inline]
     pub fn device_number(&self, device: u16) -> Option<usize> {
         let number = usize::from(device);
         (number < self.devices.count()).then_some(number)
     }
 
-    /// The device that a message is for.
+    /// Returns the device that a message names.
     fn here(&self, call: &Call) -> SessionDevice {
         self.devices[call.device].clone()
     }
 
-    /// Lets the supervisor know how much memory of each device the process holds.
+    /// Publishes in the counters how much memory of each device the process holds.
     pub fn count_memory(&self) {
         for device in self.devices.iter() {
             self.counters
@@ -253,40 +255,41 @@ impl Session {
         }
     }
 
-    /// Bytes of a device's memory that the process holds.
+    /// Returns the bytes of a device's memory that the process holds.
     fn held_on(&self, device: &SessionDevice) -> u64 {
         let counted = || self.addresses.bytes_of(device.number());
         device.own_memory().unwrap_or_else(counted)
     }
 
-    /// Whether a fence is outstanding, for which the guest may be waiting.
+    /// Returns whether fences are outstanding, for which the guest may be waiting.
     pub fn expects_fences(&self) -> bool {
         self.watcher.is_watching()
     }
 
-    /// Whether the device is being reset, so that no record may be taken.
+    /// Returns whether a reset has begun, so that no record may be taken.
     pub fn is_resetting(&self) -> bool {
         self.reset.has_begun()
     }
 
-    /// A run of arena that is mapped and registered may be named from now on.
+    /// Admits addresses in a run of arena that is mapped and registered.
     pub fn add_extent(&mut self, address: u64, bytes: u64) {
         self.addresses.add_extent(address, bytes);
     }
 
-    /// Takes a run of arena out of what may be named; it is released when nothing reads it any more.
+    /// Removes a run of arena, so that it may not be named any more. `release` runs once no job
+    /// reads arena.
     pub fn remove_extent(&mut self, address: u64, release: Task) {
         self.addresses
             .remove_extent(address, release, &self.registrar);
     }
 
-    /// Does what had to wait for a job.
+    /// Does work that had to wait until a job was done.
     pub fn sweep(&mut self) {
         self.objects.graveyard.sweep(&self.watcher);
         self.addresses.release_leaving(&self.registrar);
     }
 
-    /// Translates a failure of the device, and publishes it if it was the context's end.
+    /// Counts a failure of the device, and publishes the context's death if that is the cause.
     fn failed(&self, error: CuResult) -> CuResult {
         self.counters.add(Counter::Failures, 1);
         if let Some(sticky) = self.devices.fault() {
@@ -315,7 +318,7 @@ impl Session {
         Ok(Served::Deferred)
     }
 
-    /// A job that asks a device, and what becomes of its answer.
+    /// Runs a job that queries a device. `answer` turns the result into the answer on the executor.
     fn ask<R, T: Send + 'static>(
         &mut self,
         call: &Call,

@@ -1,17 +1,17 @@
-//! Text that kernels printed, on its way to the guest.
+//! Output of kernels, on its way to the guest.
 
 use wormhole_api::{Outcome, Serve, Served, TakeOutput, TakeOutputReply};
 use wormhole_device::DeviceOutput;
 
 use super::{Answer, Call, Session};
 
-/// Bytes of text in one answer, both kinds together.
+/// Largest number of bytes of text in one answer, both streams together.
 const PART: usize = 3968;
-/// Bytes of each kind that wait for the guest. What comes on top is lost, as text is that overflows the
-/// device's own buffer.
+/// Limit on the bytes of each stream that wait for the guest. Further text is lost, as is text that
+/// overflows the device's own buffer.
 const MOST: usize = 64 << 20;
 
-/// Text of one kind: what has not been handed out starts at `taken`.
+/// Text of one stream. The part not sent yet starts at `taken`.
 #[derive(Debug, Default)]
 struct Text {
     bytes: Vec<u8>,
@@ -46,7 +46,7 @@ impl Text {
     }
 }
 
-/// Text that was taken from the device and not yet sent.
+/// Text that was taken from the device and not sent yet.
 #[derive(Debug, Default)]
 pub struct PendingOutput {
     stdout: Text,
@@ -59,12 +59,12 @@ impl PendingOutput {
         self.stderr.append(&text.stderr);
     }
 
-    /// Whether nothing waits for the guest.
+    /// Returns whether no text waits for the guest.
     pub fn is_empty(&self) -> bool {
         self.stdout.waiting() + self.stderr.waiting() == 0
     }
 
-    /// The next text that fits an answer, and how many bytes are left after it.
+    /// Takes the next text that fits an answer: the number of bytes left after it, stdout, stderr.
     pub fn next_part(&mut self) -> (u64, &[u8], &[u8]) {
         let stdout = self.stdout.waiting().min(PART);
         let stderr = self.stderr.waiting().min(PART - stdout);

@@ -1,4 +1,4 @@
-//! What the devices of a session have to do with each other.
+//! Peer access between the devices of a session.
 
 use std::ops::RangeInclusive;
 
@@ -10,11 +10,11 @@ use wormhole_device::Peer;
 
 use super::{Answer, Call, Session};
 
-/// `CUdevice_P2PAttribute` of CUDA 13.0. No other number reaches the driver.
+/// Values of `CUdevice_P2PAttribute` in CUDA 13.0. No other number reaches the driver.
 const PEER_ATTRIBUTES: RangeInclusive<u32> = 1..=5;
 
 impl Session {
-    /// A peer of the device that the message is for.
+    /// Returns a peer of the device that the message names.
     fn peer(&self, call: &Call, number: u32) -> Result<Peer, CuResult> {
         let peer = self.devices.get(number)?;
         if peer.number() == call.device {

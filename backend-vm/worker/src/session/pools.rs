@@ -16,7 +16,8 @@ use crate::devices::SessionDevice;
 use crate::objects::StreamObject;
 use crate::peers;
 
-/// A pool. Jobs hold it while they use it; one that was made is destroyed when nobody does.
+/// A pool. Jobs hold it while they use it. Unless it is a default pool, it is destroyed when the
+/// last reference is dropped.
 #[derive(Debug)]
 pub(super) struct PoolObject {
     device: SessionDevice,
@@ -39,7 +40,7 @@ impl PoolObject {
         self.raw
     }
 
-    /// The device whose memory it gives out.
+    /// Returns the device whose memory the pool allocates.
     pub fn device(&self) -> &SessionDevice {
         &self.device
     }
@@ -83,7 +84,7 @@ impl Session {
     }
 }
 
-/// The pool may not be named from here on.
+/// Removes the pool, so that it may not be named any more.
 impl Serve<PoolDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &PoolDestroy) -> Outcome<()> {
         let handle = message.pool;
@@ -105,7 +106,7 @@ impl Serve<PoolDestroy> for Session {
 }
 
 impl Session {
-    /// A job that uses a pool.
+    /// Runs a job that uses a pool.
     pub(super) fn ask_pool<R, T: Send + 'static>(
         &mut self,
         call: &Call,
@@ -129,8 +130,9 @@ impl Serve<PoolTrim> for Session {
             call,
             handle,
             move |device, pool| {
-                // The driver gives back what a synchronization has shown it to be free, and guests that wait by
-                // fences show it nothing. A stream that fails says so to whoever waits for it.
+                // The driver trims only memory that a synchronization has shown to be free, and
+                // guests that wait by fences never synchronize. A stream's error reaches the
+                // threads that wait for the stream.
                 for stream in &streams {
                     if matches!(stream.device.query_stream(stream.raw), Ok(true)) {
                         let _ = stream.device.synchronize_stream(stream.raw);
@@ -167,8 +169,8 @@ impl Serve<PoolSetAttribute> for Session {
     }
 }
 
-/// Whatever the guest ordered before it was handed to the stream by the executor, and what has to follow
-/// it comes after its answer: so the job takes its place in the stream.
+/// Runs as a job. The executor has submitted all of the guest's earlier work to the stream, and
+/// later work comes after the answer, so the job has its place in the stream's order.
 impl Serve<PoolAlloc> for Session {
     fn serve(&mut self, call: &Call, message: &PoolAlloc) -> Outcome<PoolAllocReply> {
         let bytes = message.bytes;
@@ -205,7 +207,7 @@ impl Serve<PoolAlloc> for Session {
     }
 }
 
-/// The allocation may not be named from here on.
+/// Removes the allocation, so that it may not be named any more.
 impl Serve<PoolFree> for Session {
     fn serve(&mut self, call: &Call, message: &PoolFree) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;

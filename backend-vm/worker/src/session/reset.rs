@@ -1,23 +1,23 @@
-//! Resetting the context, which waits until no job is left.
+//! Context reset, which waits until no job is left.
 
 use wormhole_api::{ContextReset, CuResult, Outcome, Serve, Served};
 
 use super::{Answer, Call, Event, Session};
 use crate::registrar::Task;
 
-/// Jobs that are under way, and the reset that waits for them.
+/// Number of running jobs, and the reset that waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Reset {
-    /// A reset is wanted or under way: nothing else may touch the device.
+    /// Whether a reset is pending or running. No other work may use the device then.
     begun: bool,
-    /// The reset that waits for jobs to end.
+    /// Reset that waits for jobs to end.
     wanted: Option<Call>,
-    /// Jobs that have not left anything behind yet.
+    /// Number of jobs whose [`Finish`](super::Finish) has not run yet.
     jobs: usize,
 }
 
 impl Reset {
-    /// Whether no record may be taken.
+    /// Returns whether a reset has begun, so that no record may be taken.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
@@ -26,17 +26,18 @@ impl Reset {
         self.jobs += 1;
     }
 
-    /// What a job has left behind has been dealt with.
+    /// Counts a job whose `Finish` has run.
     fn job_ended(&mut self) {
         self.jobs -= 1;
     }
 
-    /// The reset that waited, once no job is left.
+    /// Takes the waiting reset, once no job is left.
     fn due(&mut self) -> Option<Call> {
         self.wanted.take_if(|_| self.jobs == 0)
     }
 
-    /// Lets no other work begin. Whether the reset may be carried out at once; otherwise it waits for jobs.
+    /// Stops further work from starting. Returns whether the reset may run at once; otherwise it
+    /// waits for jobs.
     fn begin(&mut self, call: &Call) -> bool {
         self.begun = true;
         if self.jobs > 0 {
@@ -50,8 +51,8 @@ impl Reset {
     }
 }
 
-/// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
-/// before it are done: nobody else may use the device meanwhile.
+/// Destroys everything in the context. It starts once the jobs before it are done, and no record is
+/// taken until it is done, so no other work uses the device meanwhile.
 impl Serve<ContextReset> for Session {
     fn serve(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {
         if self.reset.begin(call) {
@@ -63,8 +64,8 @@ impl Serve<ContextReset> for Session {
 }
 
 impl Session {
-    /// A job's leavings have been dealt with, so what waited for it goes on: requests that cannot come back,
-    /// with the error to answer.
+    /// Resumes the work that waited for a job, after the job's `Finish` has run. Returns the
+    /// requests that failed, with the error to answer.
     pub fn job_finished(&mut self) -> Vec<(Call, CuResult)> {
         self.reset.job_ended();
         let mut refused = self.unload_unused();

@@ -1,4 +1,4 @@
-//! What processes of one guest share.
+//! Objects shared between the processes of one guest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::exchange::{Exchange, Token, What};
 use crate::objects::EventObject;
 use crate::registrar::{Registrar, Task};
 
-/// Something of the session that is shared.
+/// A shared object of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Allocation(u64),
-    /// An allocation of a pool.
+    /// Allocation from a pool.
     Pointer(u64),
     Event(Handle<EventKind>),
     Memory(Handle<Memory>),
@@ -42,14 +42,14 @@ impl Key {
     }
 }
 
-/// What the session shares with the tenant's other processes.
+/// Objects that the session shares with the tenant's other processes.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// The way to them.
+    /// Connection to the other processes.
     exchange: Exchange,
-    /// The token of each thing.
+    /// Token of each shared object.
     tokens: HashMap<Key, Token>,
-    /// Further tokens of the same things.
+    /// Further tokens of the same objects.
     further: Vec<(Key, Token)>,
 }
 
@@ -68,24 +68,24 @@ impl Shares {
         self.exchange = exchange;
     }
 
-    /// Enters the token of a thing.
+    /// Enters the token of an object.
     fn enter(&mut self, key: Key, token: Token) {
         let before = self.tokens.insert(key, token);
-        // Two threads shared it at the same time, and both tokens are out.
+        // Two threads shared the object at the same time, and both tokens are in use.
         if let Some(before) = before.filter(|before| *before != token) {
             tracing::debug!("{key:?} is shared twice");
             self.further.push((key, before));
         }
     }
 
-    /// What was shared is gone, or is no longer to be shared.
+    /// Withdraws an object that was destroyed, or is no longer to be shared.
     pub fn unshare(&mut self, key: Key, registrar: &Registrar) {
         let tokens = self.forget(key);
         if tokens.is_empty() {
             return;
         }
         let exchange = self.exchange.clone();
-        // Off the executor, which waits for no supervisor.
+        // On the registrar, because the executor does not wait for the supervisor.
         registrar.run(Task::new(move |_| {
             for token in tokens {
                 exchange.unshare(key.what(), token);
@@ -93,7 +93,8 @@ impl Shares {
         }));
     }
 
-    /// The same for mappable memory; its job waits until nothing outside holds it any more.
+    /// Forgets the tokens of mappable memory. The returned closure withdraws them, and blocks until
+    /// no other process holds the memory through the supervisor.
     pub fn unsharing(&mut self, memory: Handle<Memory>) -> impl FnOnce() + Send + 'static {
         let tokens = self.forget(Key::Memory(memory));
         let exchange = self.exchange.clone();
@@ -111,7 +112,7 @@ impl Shares {
         tokens
     }
 
-    /// The context goes, and what belongs to it.
+    /// Withdraws the objects of a context that is going to be reset.
     pub fn unshare_context(&mut self, registrar: &Registrar) {
         let own = |key: &&Key| matches!(key, Key::Allocation(_) | Key::Event(_));
         let gone: Vec<Key> = self.tokens.keys().filter(own).copied().collect();
@@ -120,14 +121,15 @@ impl Shares {
         }
     }
 
-    /// Whether this process itself has shared it: memory and events are not opened by who has them.
+    /// Returns whether this process itself shared the object: a process may not open memory and
+    /// events that it shares.
     fn is_own(&self, token: Token) -> bool {
         self.tokens.values().any(|own| *own == token)
     }
 }
 
 impl Session {
-    /// Shares something once; asked again the token is the same.
+    /// Shares an object. Repeated calls return the same token.
     fn share<R>(
         &mut self,
         call: &Call,
@@ -220,7 +222,7 @@ impl Serve<OpenAllocation> for Session {
     }
 }
 
-/// As with memory that is freed, it may not be named from here on.
+/// Closes an opened allocation, so that it may not be named any more.
 impl Serve<CloseAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         let address = message.address.0;

@@ -52,7 +52,7 @@ impl Serve<StreamQuery> for Session {
 }
 
 impl Session {
-    /// "Not ready" is an answer, not a failure.
+    /// Converts a query's result. "Not ready" is an answer and does not count as a failure.
     fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
         match result {
             Ok(true) => Ok(()),
@@ -63,7 +63,7 @@ impl Session {
 }
 
 impl Serve<StreamWaitEvent> for Session {
-    /// The event may be of another device.
+    /// Makes the stream wait for the event, which may be of another device.
     fn serve(&mut self, call: &Call, message: &StreamWaitEvent) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
         let event = self.objects.events.get(message.event)?.raw;
@@ -79,7 +79,7 @@ impl Session {
         fence: Fence,
         value: u64,
     ) -> Result<(), CuResult> {
-        // Decoded against the same bound, so always there.
+        // Decoding checks the same bound, so the index is valid.
         let Some(index) = FenceIndex::new(fence.index()) else {
             return Err(self.addresses.refused());
         };
@@ -138,7 +138,7 @@ impl Serve<Synchronize> for Session {
 impl Serve<EventCreate> for Session {
     fn serve(&mut self, call: &Call, message: &EventCreate) -> Outcome<()> {
         let (new, flags) = (message.new, message.flags);
-        // One that is to be shared may wait for the device, and has a message of its own.
+        // Creating an event for sharing may block on the device, so it has a message of its own.
         if flags & INTERPROCESS != 0 {
             return Err(CuResult::INVALID_VALUE);
         }

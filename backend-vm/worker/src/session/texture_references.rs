@@ -12,15 +12,15 @@ use super::images::ImageHandle;
 use super::{Answer, Call, Session};
 use crate::objects::{Loaded, Used};
 
-/// Binds, and holds what is bound instead of what was: a kernel may read it whoever destroys its handle. What
-/// fails changes nothing.
+/// Binds a reference and holds the new resource in place of the former one: kernels may read it
+/// after its handle is destroyed. A failure changes nothing.
 fn bind(
     image: &Loaded,
     (kind, name): (ReferenceTo, String),
     used: Used,
     bind: impl FnOnce(&str) -> wormhole_device::Result<()>,
 ) -> wormhole_device::Result<()> {
-    // Others that bind wait: what is held is what was bound last.
+    // The lock serializes binds, so that the resource held is the one bound last.
     let mut held = image.bound.lock().unwrap_or_else(PoisonError::into_inner);
     let bound = bind(&name);
     let unused = match (&bound, &used) {

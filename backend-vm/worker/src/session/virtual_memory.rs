@@ -1,7 +1,7 @@
-//! Reserved addresses, and memory that is mapped there.
+//! Reserved address ranges, and memory that is mapped there.
 //!
-//! The driver checks all of this too, and it trusts a caller of its own process in more than it should with a
-//! guest's numbers: so every range is checked here against what the session has reserved and mapped.
+//! The driver checks all of this too, but it trusts calls from its own process more than a guest's
+//! numbers deserve; so every range is checked here against the session's reservations and mappings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
 use wormhole_link::device::MOST;
 
-/// Mappable memory. Mappings hold it, and what they hold is not released.
+/// Mappable memory. Each mapping holds a reference, and memory with mappings is not released.
 #[derive(Debug)]
 pub(super) struct MemoryObject {
-    /// Whose memory it is.
+    /// Device that holds the memory.
     device: SessionDevice,
     raw: RawMemory,
     bytes: u64,
@@ -58,16 +58,16 @@ impl Drop for MemoryObject {
 #[derive(Debug)]
 struct Mapping {
     memory: Arc<MemoryObject>,
-    /// Copies may name it: it has been mapped, and nobody is about to end that.
+    /// Whether copies may name the mapping: it is complete, and no unmap has begun.
     visible: bool,
-    /// A job is at work on it.
+    /// Whether a job is changing the mapping.
     changing: bool,
 }
 
-/// What a session has reserved and mapped.
+/// Reserved ranges and mappings of a session.
 #[derive(Debug, Default)]
 pub(super) struct VirtualMemory {
-    /// Start and bytes.
+    /// Start → bytes.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
     /// Bytes of mappable memory, mapped or not, by device.
@@ -80,8 +80,8 @@ impl VirtualMemory {
         total.map_or(0, |total| total.load(Ordering::Relaxed))
     }
 
-    /// Whether copies may name a range: mappings hold it without a gap. What they may do with it is the
-    /// device's to say, which faults.
+    /// Returns whether copies may name a range: mappings fill it without a gap. Access rights are
+    /// left to the device, which faults.
     pub fn maps(&self, address: u64, bytes: u64) -> bool {
         let Some((&first, _)) = self.mappings.range(..=address).next_back() else {
             return false;
@@ -99,7 +99,7 @@ impl VirtualMemory {
         false
     }
 
-    /// The starts of the mappings that fill a range without a gap.
+    /// Returns the starts of the mappings that fill a range without a gap.
     fn filled(&self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes)?;
         let mut at = address;
@@ -230,7 +230,7 @@ impl Serve<MemCreate> for Session {
     }
 }
 
-/// What is mapped is not released: the guest asks when nothing maps it any more.
+/// Releases memory that is not mapped. The guest sends this once it has no mapping left.
 impl Serve<MemRelease> for Session {
     fn serve(&mut self, call: &Call, message: &MemRelease) -> Outcome<()> {
         let handle = message.memory;
@@ -326,7 +326,7 @@ impl Serve<MemUnmap> for Session {
         let bytes = message.bytes;
         let address = message.address.0;
         let starts = self.begin_change(address, bytes)?;
-        // Whatever becomes of the job, no copy may rely on it from here on.
+        // However the job ends, no copy may name the range from here on.
         self.each(&starts, |mapping| mapping.visible = false);
         let marked = starts.clone();
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {

@@ -1,4 +1,4 @@
-//! An executor in the test's own process, and a device that records what reaches it.
+//! An executor in the test's process, and a device that logs its calls.
 
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(

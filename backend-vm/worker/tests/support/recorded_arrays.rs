@@ -1,4 +1,4 @@
-//! Arrays of the device that remembers: they exist, and copies of boxes are entered by the bytes of a row.
+//! Arrays of the recorder: handles only. Copies log the bytes of a row.
 
 use wormhole_device::{
     ArrayShape, Arrays, CuError, MemCopy3d, RawArray, RawMipmap, RawStream, Resource, Result,

@@ -1,4 +1,4 @@
-//! Green contexts of the device that remembers: it has 16 multiprocessors.
+//! Green contexts of the recorder, which has 16 multiprocessors.
 
 use wormhole_device::{
     Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,

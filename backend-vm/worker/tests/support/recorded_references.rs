@@ -1,4 +1,4 @@
-//! References of the device that remembers: every module has every one, and binding is entered.
+//! References of the recorder: every module has every reference, and binding is logged.
 
 use wormhole_device::{RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling};
 

@@ -1,8 +1,8 @@
-//! A device that executes nothing and remembers in which order it was asked.
+//! A device that executes nothing and logs the order of its calls.
 //!
-//! Values and flags of calls are numbers that the test chose; they are entered in the order in which the
-//! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
-//! of a name up, as a device does that is busy.
+//! Values and flags of calls are numbers that the test chose; they are logged in the order in which
+//! the calls arrive. Each call first waits a random moment, as a real device's calls do. A test can
+//! hold the calls of a name, as a busy device does.
 
 mod driver_calls;
 pub mod kernels;
@@ -24,7 +24,7 @@ use wormhole_device::{
 use wormhole_backend_tests::backend::PATIENCE;
 use wormhole_backend_tests::random::Random;
 
-/// From one thing to the next.
+/// Distance between the handles of two objects.
 const STEP: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -35,32 +35,32 @@ pub struct Recorder {
     live: Mutex<HashSet<u64>>,
     next: AtomicU64,
     random: Random,
-    /// Host ranges that are registered: start and bytes.
+    /// Registered host ranges: start → bytes.
     registered: Mutex<BTreeMap<u64, u64>>,
     gates: Mutex<Gates>,
     changed: Condvar,
-    /// Bytes of parameters that every kernel has.
+    /// Bytes of parameters of every kernel.
     pub parameter_bytes: u32,
-    /// Fences are not written.
+    /// Whether fences stay unwritten.
     pub withholds_fences: AtomicBool,
-    /// Host memory cannot be registered.
+    /// Whether registering host memory fails.
     pub refuses_memory: AtomicBool,
-    /// Host memory that is registered stays so.
+    /// Whether unregistering host memory fails.
     pub keeps_memory: AtomicBool,
-    /// The work of this stream has faulted, which shows when the stream is asked.
+    /// Stream whose work has faulted. A query of the stream reports it.
     pub faulted: Mutex<Option<RawStream>>,
-    /// Called with the flags of a new stream, and with 1000 more than the number of a limit that is asked for: a worker
-    /// that is to crash in its executor or in a thread of its jobs crashes there.
+    /// Called with the flags of a new stream, and with 1000 more than the number of a queried
+    /// limit: lets a test crash a worker in its executor or in a job thread.
     pub crash: Option<fn(u32)>,
-    /// The dependencies of the graph that was made executable last.
+    /// Edges of the graph that was instantiated last.
     pub edges: Mutex<Vec<GraphEdge>>,
 }
 
 #[derive(Debug, Default)]
 struct Gates {
-    /// Calls that wait until they are let go.
+    /// Names of the calls that are held.
     held: HashSet<&'static str>,
-    /// Calls that arrived, waiting or not, in order.
+    /// Names of the calls that arrived, held or not, in order.
     arrived: Vec<&'static str>,
 }
 
@@ -69,7 +69,7 @@ impl Recorder {
         Self::at(0x6000_0000_0000)
     }
 
-    /// One whose memory begins there.
+    /// Creates a recorder whose memory begins at `address`.
     pub fn at(address: u64) -> Self {
         Self {
             description: Description {
@@ -97,24 +97,24 @@ impl Recorder {
         }
     }
 
-    /// Calls of this name wait from now on.
+    /// Holds calls of this name from now on.
     pub fn hold(&self, call: &'static str) {
         self.gates.lock().unwrap().held.insert(call);
     }
 
-    /// Calls of this name go on.
+    /// Releases calls of this name.
     pub fn let_go(&self, call: &'static str) {
         self.gates.lock().unwrap().held.remove(call);
         self.changed.notify_all();
     }
 
-    /// How often a call arrived.
+    /// Returns how often a call arrived.
     pub fn arrivals(&self, call: &str) -> usize {
         let gates = self.gates.lock().unwrap();
         gates.arrived.iter().filter(|name| **name == call).count()
     }
 
-    /// Waits until a call has arrived that often.
+    /// Waits until a call has arrived `count` times.
     pub fn wait_for(&self, call: &str, count: usize) {
         let end = Instant::now() + PATIENCE;
         while self.arrivals(call) < count {
@@ -123,8 +123,8 @@ impl Recorder {
         }
     }
 
-    /// A call that is held waits, but not for ever: a test that fails must end. It outlasts what a test waits for
-    /// meanwhile.
+    /// Logs the arrival of a call and waits while it is held. The wait is limited, so that a
+    /// failing test ends, but outlasts the tests' own waits.
     pub(super) fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
         gates.arrived.push(call);
@@ -132,7 +132,7 @@ impl Recorder {
         drop(self.changed.wait_timeout_while(gates, 10 * PATIENCE, held));
     }
 
-    /// Host ranges that are registered: start and bytes.
+    /// Returns the registered host ranges: start and bytes.
     pub fn registered(&self) -> Vec<(u64, u64)> {
         let registered = self.registered.lock().unwrap();
         registered
@@ -141,7 +141,7 @@ impl Recorder {
             .collect()
     }
 
-    /// The thing that was made last.
+    /// Returns the handle created last.
     pub fn last_made(&self) -> u64 {
         self.next.load(Ordering::Relaxed) - STEP
     }
@@ -150,12 +150,12 @@ impl Recorder {
         self.live.lock().unwrap().contains(&thing)
     }
 
-    /// How many streams, events and allocations exist.
+    /// Returns the number of streams, events and allocations that exist.
     pub fn alive(&self) -> usize {
         self.live.lock().unwrap().len()
     }
 
-    /// The numbers so far, in order of arrival.
+    /// Returns the numbers logged so far, in order of arrival.
     pub fn log(&self) -> Vec<u32> {
         self.log.lock().unwrap().clone()
     }
@@ -189,7 +189,7 @@ impl Recorder {
 }
 
 impl Recorder {
-    /// Whether everything exists that the nodes name.
+    /// Checks that every object that the nodes name exists.
     fn check_nodes(&self, graph: &GraphDescription) -> Result<()> {
         for node in &graph.nodes {
             match node {
@@ -263,7 +263,7 @@ impl StreamMemory for Recorder {
     }
 }
 
-/// There is one device.
+/// A recorder has no peers.
 impl Peers for Recorder {
     fn holds(&self, address: u64) -> bool {
         self.live.lock().unwrap().contains(&address)
@@ -433,7 +433,7 @@ impl Device for Recorder {
         self.arrive("function");
         self.check(module.0)?;
         Ok(LoadedFunction {
-            // It exists as long as its module.
+            // Exists as long as its module.
             function: RawFunction(module.0),
             parameters: vec![Parameter {
                 offset: 0,

@@ -1,4 +1,4 @@
-//! A ring with its executor and a device of the test's, in one process.
+//! A ring with its executor and the test's device, in one process.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use wormhole_worker::wake::Notifier;
 use wormhole_backend_tests::backend::PATIENCE;
 use wormhole_backend_tests::random::Random;
 
-/// The handle that a guest mints first at an index.
+/// Returns the handle that a guest mints first at an index.
 pub fn handle<K: HandleKind>(index: u32) -> Handle<K> {
     Handle::new(Key {
         index,
@@ -32,7 +32,7 @@ pub fn handle<K: HandleKind>(index: u32) -> Handle<K> {
     .unwrap()
 }
 
-/// One ring with its executor, driven by its own thread.
+/// One ring with its executor, which runs on a thread of its own.
 pub struct Served {
     pub producer: Producer,
     pub slots: AnswerSlots,
@@ -40,7 +40,7 @@ pub struct Served {
     session: SessionMemory,
     pub counters: CountersFile,
     pub neighbours: NeighboursFile,
-    /// What reaches the executor from other threads.
+    /// Sends events of other threads to the executor.
     pub notifier: Notifier<Event>,
     stop: Arc<AtomicBool>,
     executor: Option<std::thread::JoinHandle<()>>,
@@ -53,7 +53,7 @@ impl Served {
         Self::start_on(vec![Arc::clone(device)], seed)
     }
 
-    /// One that serves several devices.
+    /// Starts an executor that serves several devices.
     pub fn start_on(devices: Vec<Arc<dyn Device>>, seed: u64) -> Self {
         let devices = Devices::new(devices);
         let memory = OwnedMemory::segments(1);
@@ -118,7 +118,7 @@ impl Served {
         record(&self.producer, message);
     }
 
-    /// The answer to a request for a device, in slot 0: result and payload.
+    /// Sends a request for a device in slot 0, and returns its result and payload.
     pub fn on<M: Message>(&self, device: u16, sequence: u64, message: &M) -> (u32, Vec<u8>) {
         let head = RecordHead::request(M::ID, index(0), sequence).on(device);
         message
@@ -140,7 +140,7 @@ impl Served {
         ask(&self.producer, slot, sequence, message);
     }
 
-    /// The answer to a request: result and payload.
+    /// Waits for the answer to a request, and returns its result and payload.
     pub fn answer(&self, slot: u32, sequence: u64) -> (u32, Vec<u8>) {
         let slot = index(slot);
         let end = Instant::now() + PATIENCE;
@@ -159,7 +159,7 @@ impl Served {
         self.slots.poll(index(slot), sequence).unwrap().is_some()
     }
 
-    /// The payload of the answer to a request that must succeed.
+    /// Returns the payload of the answer to a request that must succeed.
     pub fn payload<M: Message>(&self, slot: u32, sequence: u64) -> Vec<u8> {
         let (status, payload) = self.answer(slot, sequence);
         assert_eq!(status, 0, "{}", M::NAME);
@@ -172,7 +172,7 @@ impl Served {
     }
 }
 
-/// Writes to a ring, when it has room.
+/// Writes to a ring, waiting for room.
 pub fn push(ring: &Producer, head: RecordHead, parts: &[&[u8]]) {
     loop {
         match ring.push(head, parts) {

@@ -1,4 +1,4 @@
-//! Operations that are one call of the driver each.
+//! Operations that consist of one driver call each.
 
 use wormhole_device::{DriverCalls, RawFunction, Result};
 

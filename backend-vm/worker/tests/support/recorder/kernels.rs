@@ -1,10 +1,10 @@
-//! Questions about kernels.
+//! Kernel queries.
 
 use wormhole_device::{ClusterLaunch, EncodedTensorMap, Kernels, RawModule, Result, TensorMap};
 
 use super::Recorder;
 
-/// Names of the kernels that every module has.
+/// Names of every module's kernels.
 pub const NAMES: [&str; 2] = ["first", "second"];
 
 impl Kernels for Recorder {
@@ -35,7 +35,7 @@ impl Kernels for Recorder {
     }
 }
 
-/// A tensor map that shows which address it was made for.
+/// Returns a tensor map that contains the address it was encoded for.
 fn encoded(address: u64) -> EncodedTensorMap {
     let mut bytes = [0; 128];
     bytes[..8].copy_from_slice(&address.to_le_bytes());

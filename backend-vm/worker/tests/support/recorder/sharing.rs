@@ -1,4 +1,5 @@
-//! Sharing: what one recorder shares another opens, as far as its number goes.
+//! Sharing between recorders: an export contains the object's number, and every open creates a new
+//! object.
 
 use wormhole_device::{Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
 
