@@ -75,8 +75,7 @@ const UNSIGNED8: u32 = 0x01;
 pub(super) const UNSIGNED32: u32 = 0x03;
 const SINGLE: u32 = 0x20;
 
-/// Kernels that read textures at coordinates that lie in memory, one thread each, and one that writes a
-/// surface.
+/// Kernels that read textures, one thread for each coordinate in memory, and one that writes a surface.
 const KERNELS: &str = r"
 .version 7.0
 .target sm_70
@@ -203,7 +202,7 @@ pub(super) fn copy(
     worked("copy of a box", device.copy_3d(&copy, LEGACY))
 }
 
-/// Device memory that holds these bytes.
+/// Allocates device memory with these bytes.
 pub(super) fn upload(device: &dyn Device, bytes: &[u8]) -> Result<u64, String> {
     let address = worked("allocate", device.allocate(bytes.len() as u64))?;
     worked("write", device.write(address, bytes, LEGACY))?;
@@ -218,7 +217,7 @@ pub(super) fn download(device: &dyn Device, address: u64, bytes: usize) -> Resul
     Ok(host.read(bytes))
 }
 
-/// Bytes that tell their place.
+/// Bytes that encode their offset modulo 251.
 fn counted(bytes: usize) -> Vec<u8> {
     (0..=250).cycle().take(bytes).collect()
 }
@@ -226,7 +225,7 @@ fn counted(bytes: usize) -> Vec<u8> {
 fn boxes_of_memory(device: &dyn Device) -> Outcome {
     let source = upload(device, &counted(600))?;
     let target = upload(device, &[0xEE; 600])?;
-    // Two slices of three rows of five bytes, with room between all of them.
+    // Two slices of three rows of five bytes, with gaps between all of them.
     let (to, from) = (memory(target + 7, 9, 4), memory(source + 20, 16, 5));
     copy(device, to, from, [5, 3, 2])?;
     let mut expected = vec![0xEE; 600];
@@ -236,7 +235,7 @@ fn boxes_of_memory(device: &dyn Device) -> Outcome {
         expected[to..to + 5].copy_from_slice(&bytes[from..from + 5]);
     }
     same("the target", download(device, target, 600)?, expected)?;
-    // Between host and device.
+    // Copies between host and device.
     let host = HostMemory::new(device, 1)?;
     let (to, from) = (memory(host.address(8), 8, 0), memory(source, 100, 0));
     copy(device, to, from, [4, 3, 1])?;
@@ -257,7 +256,7 @@ fn parts_of_arrays(device: &dyn Device) -> Outcome {
     let whole = [64, 8, 1];
     copy(device, of(first, [0; 3]), memory(source, 64, 8), whole)?;
     copy(device, of(second, [0; 3]), memory(target, 64, 8), whole)?;
-    // From (8, 2) of the one to (4, 5) of the other: five texels of three rows.
+    // From (8, 2) of the first to (4, 5) of the second: five texels of three rows.
     let (to, from) = (of(second, [16, 5, 0]), of(first, [32, 2, 0]));
     copy(device, to, from, [20, 3, 1])?;
     copy(device, memory(target, 64, 8), of(second, [0; 3]), whole)?;
@@ -334,7 +333,7 @@ fn order(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// Points, clamped, without normalised coordinates, as floats where that can be.
+/// Point sampling: clamped, without normalised coordinates, as floats if possible.
 pub(super) const POINTS: Sampling = Sampling {
     address_modes: [address_mode::CLAMP; 3],
     filter: filter_mode::POINT,
@@ -377,7 +376,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// What a texture gives at these coordinates.
+/// Samples a texture at these coordinates.
 fn sample(
     device: &dyn Device,
     kernel: &str,
@@ -389,7 +388,7 @@ fn sample(
     Ok(words.into_iter().map(f32::from_bits).collect())
 }
 
-/// An array of singles that holds these values.
+/// Creates an array of 32-bit floats with these values.
 fn filled(device: &dyn Device, extent: [u64; 3], values: &[f32]) -> Result<RawArray, String> {
     let array = worked("array", device.create_array(&shape(extent, SINGLE, 1, 0)?))?;
     let source = upload(device, &bytes_of(values))?;
@@ -485,7 +484,7 @@ fn filtering(device: &dyn Device) -> Outcome {
         "texture",
         device.create_texture(&Resource::Array(array), &sampling, None),
     )?;
-    // The fractions are multiples of 1/256, so that nothing is rounded.
+    // The fractions are multiples of 1/256, so that the results are exact.
     let at = [
         [0.5, 0.5],
         [0.75, 0.5],
@@ -498,7 +497,7 @@ fn filtering(device: &dyn Device) -> Outcome {
     let expected = [0.0, 64.0, 2048.0, 832.0, 3.0, 768.0, 4096.0];
     let found = sample(device, "plane", texture, &at)?;
     same("filtered", found, expected.to_vec())?;
-    // Half of a fraction goes to a neighbour.
+    // A coordinate between two fractions is rounded to one of them.
     let between = sample(device, "plane", texture, &[[0.5 + 1.3 / 256.0, 0.5]])?;
     holds(
         &format!("{between:?} is of a fraction of 8 bits"),

@@ -44,7 +44,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Where the host says what is to be chosen.
+/// Word in which the host stores the choice.
 const CHOICE: usize = 16;
 
 fn of_conditions(device: &dyn Device, name: &str) -> Result<LoadedFunction, String> {
@@ -72,7 +72,7 @@ fn conditional(condition: u32, branch: GraphBranch, first: u32, bodies: u32) -> 
     })
 }
 
-/// A graph of nodes with the body that each lies in.
+/// Describes a graph; each node comes with the number of its body.
 fn described(
     conditions: &[Condition],
     nodes: Vec<(u32, GraphNode)>,
@@ -91,7 +91,7 @@ fn loops(device: &dyn Device) -> Outcome {
     let memory = worked("allocate", device.allocate(4096))?;
     let (lower, add_one) = (of_conditions(device, "lower")?, kernel(device, "add_one")?);
     let (left, one, other) = (memory, memory + 64, memory + 128);
-    // Two branches in the body, which meet.
+    // Two branches in the body, which join.
     let nodes = vec![
         (0, fill(left, 5)),
         (0, fill(one, 0)),
@@ -113,7 +113,7 @@ fn loops(device: &dyn Device) -> Outcome {
     worked("destroy_graph", device.destroy_graph(executable))
 }
 
-/// A graph that counts which of some bodies a condition chooses, in the words of some memory.
+/// Describes a graph that counts in memory which bodies a condition selects.
 fn choosing(
     device: &dyn Device,
     host: &HostMemory<'_>,
@@ -133,7 +133,7 @@ fn choosing(
     Ok(described(&[UNASSIGNED], nodes, &[(0, 1)]))
 }
 
-/// Launches a graph with each of some choices; the answer is how often each body was run.
+/// Launches a graph once for each choice. Returns the number of runs of each body.
 fn counts<const BODIES: usize>(
     device: &dyn Device,
     branch: GraphBranch,
@@ -180,7 +180,7 @@ fn default(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     let memory = worked("allocate", device.allocate(4096))?;
     let (lower, add_one) = (of_conditions(device, "lower")?, kernel(device, "add_one")?);
-    // The body takes away the condition, which has a default for the next launch.
+    // The body clears the condition, whose default applies to the next launch.
     let nodes = vec![
         (0, conditional(0, GraphBranch::If, 1, 1)),
         (0, copy(host.address(RESULT), memory)),
@@ -208,7 +208,7 @@ fn nested(device: &dyn Device) -> Outcome {
     );
     let add_one = kernel(device, "add_one")?;
     let (outer, inner, count) = (memory, memory + 64, memory + 128);
-    // Three rounds, of which each sets up a loop of as many rounds as are left, and none when none is.
+    // Each round of the outer loop sets up an inner loop of as many rounds as remain; the last has none.
     let nodes = vec![
         (0, fill(outer, 4)),
         (0, fill(count, 0)),

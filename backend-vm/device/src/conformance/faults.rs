@@ -1,4 +1,4 @@
-//! Faults: sticky, seen from outside, and nothing behind them happens.
+//! Faults: the error is sticky, health queries report it, and later work of the stream does not run.
 
 use std::sync::atomic::Ordering;
 
@@ -33,8 +33,8 @@ pub const CHECKS: &[Check] = &[
 
 const LEGACY: RawStream = RawStream::LEGACY;
 
-/// Runs a kernel that faults; the fence behind it is never written and every call then fails.
-/// `values` makes the kernel's parameters from the address of an allocation.
+/// Runs a kernel that faults. The fence after it is never written and every later call fails. `values` makes the
+/// kernel's parameters from the address of an allocation.
 fn faults(
     device: &dyn Device,
     text: &str,
@@ -51,7 +51,7 @@ fn faults(
         "launch",
         launch(device, stream, &kernel, ONE_THREAD, &values),
     )?;
-    // The fault may come before the fence is queued.
+    // The device may detect the fault before the fence is queued.
     let queued = device.write_fence(stream, host.address(0), 1);
     holds(
         "the fence was queued or the fault seen",

@@ -50,7 +50,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Half words of the host memory that the checks use.
+/// Indices of 32-bit words of the host memory.
 pub(super) const RESULT: usize = 0;
 const READY: usize = 16;
 const DONE: usize = 32;
@@ -116,7 +116,7 @@ pub(super) fn graph(nodes: Vec<GraphNode>, edges: &[(u32, u32)]) -> GraphDescrip
     }
 }
 
-/// A graph whose nodes come one after the other.
+/// Describes a graph whose nodes run one after the other.
 pub(super) fn chain(nodes: Vec<GraphNode>) -> GraphDescription {
     let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let edges: Vec<_> = (1..count).map(|node| (node - 1, node)).collect();
@@ -188,7 +188,7 @@ fn branches(device: &dyn Device) -> Outcome {
     holds("both branches have met", result(&host) != 0)
 }
 
-/// What stands in a graph for a function that the host runs.
+/// Node that stands for a host function.
 fn host_node(host: &HostMemory<'_>) -> GraphNode {
     use MemoryOperationKind::{Wait64, Write64};
     let (ready, done) = (host.address(READY * 4), host.address(DONE * 4));
@@ -277,7 +277,7 @@ fn update_rows(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     let memory = worked("allocate", device.allocate(4096))?;
     let add_one = kernel(device, "add_one")?;
-    // Two rows of a word, of which the second is looked at.
+    // Two rows of one word; the check reads the second.
     let described = |value: u64, to: u64| {
         let end = |address, pitch| Copy3dEnd::Memory {
             address,
@@ -316,7 +316,7 @@ fn update_rows(device: &dyn Device) -> Outcome {
     run(device, executable, other)?;
     same("the word with the kernel", result(&host), 31)?;
     worked("destroy_stream", device.destroy_stream(one))?;
-    // The next ones are others.
+    // New graphs are independent of the first one.
     let next = [50, 60].map(|value| instantiate(device, &described(value, memory + 1024)));
     for (value, next) in [51, 61].into_iter().zip(next) {
         let next = next?;
@@ -367,7 +367,7 @@ fn serial(device: &dyn Device) -> Outcome {
     let streams = [new_stream(device)?, new_stream(device)?];
     let cleared = instantiate(device, &chain(vec![fill(memory, 0)]))?;
     run(device, cleared, streams[0])?;
-    // Each launch reads what the last one wrote: two at once would lose some.
+    // Each launch reads the last one's result: two at a time would lose increments.
     let nodes = vec![
         one_thread(&add_one, &[memory]),
         copy(memory + 64, memory),
@@ -396,7 +396,7 @@ fn events(device: &dyn Device) -> Outcome {
         GraphNode::RecordEvent(end),
     ];
     let executable = instantiate(device, &chain(nodes))?;
-    // The graph waits for a stream that waits for the host, and a stream waits for the graph.
+    // The graph waits for a stream that waits for the host, and another stream waits for the graph.
     let wait = operation(MemoryOperationKind::Wait64, host.address(READY * 4), 1);
     worked("wait", device.memory_operations(first, &[wait]))?;
     let write = Fill {

@@ -1,4 +1,4 @@
-//! The kernels that the checks run.
+//! Kernels of the checks.
 
 /// Kernels that set conditions of the graph that runs them.
 pub const CONDITIONS: &str = r"
@@ -203,7 +203,7 @@ AGAIN:
 }
 ";
 
-/// A kernel that lets its dependents be launched.
+/// Kernel that triggers the launch of its dependents.
 pub const TRIGGERING: &str = r"
 .version 7.8
 .target sm_90
@@ -223,7 +223,7 @@ pub const TRIGGERING: &str = r"
 }
 ";
 
-/// A kernel that prints `thread 42`, and one whose assertion fails.
+/// Kernel that prints `thread 42`, and one whose assertion fails.
 pub const TALKING: &str = r#"
 .version 7.0
 .target sm_70
@@ -298,7 +298,7 @@ pub const TALKING: &str = r#"
 }
 "#;
 
-/// Managed variables, and others.
+/// Managed and other variables.
 pub const MANAGED: &str = r"
 .version 7.0
 .target sm_70
@@ -331,7 +331,7 @@ pub const MANAGED: &str = r"
 }
 ";
 
-/// A managed variable and no other.
+/// Managed variable alone.
 pub const MANAGED_ALONE: &str = r"
 .version 7.0
 .target sm_70

@@ -1,4 +1,4 @@
-//! Events that launches record.
+//! Events that kernel launches record.
 
 use super::streams::Gate;
 use super::{
@@ -26,7 +26,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// A kernel that lets dependents be launched and then writes, behind a gate, with events that its launches record.
+/// Kernel that triggers its dependents' launch and then writes, behind a gate, with the events of its launches.
 struct Recorder<'a> {
     device: &'a dyn Device,
     gate: Gate<'a>,
@@ -53,7 +53,7 @@ impl<'a> Recorder<'a> {
         Ok(recorder)
     }
 
-    /// Launches the kernel, which stores 1 in half word `index`.
+    /// Launches the kernel, which stores 1 in 32-bit word `index`.
     fn launch(&self, events: LaunchEvents, index: usize) -> crate::Result<()> {
         let address = self.gate.address(index);
         self.device.launch(&Launch {
@@ -110,7 +110,7 @@ fn waits(device: &dyn Device) -> Outcome {
         worked("wait", device.wait_event(stream, event, 0))?;
         gate.store(stream, index, 1)?;
     }
-    // What does not wait is done, and what waits is not.
+    // A stream that does not wait completes; one that waits does not.
     let free = gate.stream(NON_BLOCKING)?;
     gate.store(free, 7, 9)?;
     worked("synchronize", device.synchronize_stream(free))?;

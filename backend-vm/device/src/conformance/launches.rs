@@ -1,4 +1,4 @@
-//! Launches: results, and what is refused at the call.
+//! Launches: their results, and the errors of the call.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Links, and what compiler and linker tell.
+//! Links, and the logs of compiler and linker.
 
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load_image, same,
@@ -49,7 +49,7 @@ pub const CHECKS: &[Check] = &[
 const LEGACY: RawStream = RawStream::LEGACY;
 
 const HEAD: &str = ".version 7.0\n.target sm_70\n.address_size 64\n";
-/// Stores `number(21)`.
+/// Kernel that stores `number(21)`.
 const USE: &str = "
 .extern .func (.param .b32 r) number(.param .b32 x);
 .visible .entry use(.param .u64 out) {
@@ -58,7 +58,7 @@ ld.param.u64 %rd1, [out]; cvta.to.global.u64 %rd2, %rd1; mov.u32 %r1, 21;
 { .param .b32 p; .param .b32 q; st.param.b32 [p], %r1; call.uni (q), number, (p); ld.param.b32 %r2, [q]; }
 st.global.u32 [%rd2], %r2; ret; }
 ";
-/// Stores `counter`.
+/// Kernel that stores `counter`.
 const READ: &str = "
 .extern .global .align 4 .u32 counter;
 .visible .entry use(.param .u64 out) {
@@ -67,7 +67,7 @@ ld.param.u64 %rd1, [out]; cvta.to.global.u64 %rd2, %rd1;
 ld.global.u32 %r1, [counter]; st.global.u32 [%rd2], %r1; ret; }
 ";
 
-/// `number` as a product.
+/// Function `number`, a product with `factor`.
 fn number(linkage: &str, factor: u32) -> String {
     format!(
         "{HEAD}{linkage} .func (.param .b32 r) number(.param .b32 x) {{
@@ -79,7 +79,7 @@ fn text(body: &str) -> String {
     format!("{HEAD}{body}")
 }
 
-/// The texts as inputs, called `a` and so on.
+/// Makes inputs of the texts, with the names `a`, `b` and `c`.
 fn inputs<'a>(texts: &[&'a str]) -> Vec<LinkInput<'a>> {
     let names = ["a", "b", "c"];
     let texts = texts.iter().zip(names);
@@ -105,7 +105,7 @@ fn link(device: &dyn Device, texts: &[&str]) -> (Result<Vec<u8>>, String) {
     (linked, String::from_utf8_lossy(&jit.errors).into_owned())
 }
 
-/// What the kernel `use` of a link stores.
+/// Links and runs the kernel `use`. Returns the stored value.
 fn stored(device: &dyn Device, texts: &[&str]) -> std::result::Result<u32, String> {
     let image = worked("link", link(device, texts).0)?;
     let module = load_image(device, &image, ImageKind::Module)?;

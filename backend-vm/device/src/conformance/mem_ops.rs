@@ -1,4 +1,4 @@
-//! Streams that wait for words in memory and write them.
+//! Memory operations of streams: waits for words and writes of words.
 
 use std::sync::atomic::Ordering;
 
@@ -38,7 +38,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Half words of the host memory that the checks use.
+/// Indices of 32-bit words of the host memory.
 const GATE: usize = 0;
 const MARK: usize = 16;
 
@@ -106,7 +106,7 @@ fn waits(device: &dyn Device) -> Outcome {
 
 fn conditions(device: &dyn Device) -> Outcome {
     use MemoryOperationKind::{Wait32, Wait64};
-    // The kind, the condition, the value, a word that holds and one that lets go.
+    // Kind, condition, value, a word that keeps the stream waiting and one that ends the wait.
     let cases = [
         (Wait32, condition::GEQ, 5, 4, 6),
         (Wait32, condition::EQ, 5, 6, 5),
@@ -123,7 +123,7 @@ fn conditions(device: &dyn Device) -> Outcome {
         host.word(0).store(holding, Ordering::Release);
         let wait = operation(kind, flags, host.address(0), value);
         submit(device, stream, &[wait, write(half(&host, MARK), case)])?;
-        // A device that did not wait would have written by the time another stream is done.
+        // A device that did not wait would have written before the other stream completes.
         let other = new_stream(device)?;
         submit(device, other, &[write(half(&host, MARK + 1), case)])?;
         worked("synchronize", device.synchronize_stream(other))?;

@@ -1,8 +1,8 @@
-//! Checks that every device must pass: the same on the real driver and on the CPU.
+//! Checks that every device must pass, both on the real driver and on the CPU.
 //!
-//! Each check gets a device of its own, since some kill the context. A device whose driver cannot open
-//! a second context after a fault runs each check in a process of its own. A check returns a sentence
-//! that says what did not hold.
+//! Each check gets a device of its own, since some kill the context. A driver that cannot open a second context after
+//! a fault runs each check in a process of its own. A failed check returns a sentence that names the violated
+//! property.
 
 mod arrays;
 mod conditional_graphs;
@@ -37,19 +37,19 @@ use crate::{
 };
 use wormhole_api::constants::stream_flags::NON_BLOCKING;
 
-/// What a check finds: nothing, or a sentence.
+/// Result of a check: nothing, or a sentence about the failure.
 pub type Outcome = std::result::Result<(), String>;
 
-/// One check.
+/// Check of one device.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// What must hold.
+    /// Property that must hold.
     pub name: &'static str,
-    /// Checks it on a fresh device.
+    /// Function that checks it on a fresh device.
     pub run: fn(&dyn Device) -> Outcome,
 }
 
-/// All checks.
+/// Lists all checks of one device.
 pub fn checks() -> Vec<Check> {
     [
         memory::CHECKS,
@@ -73,11 +73,11 @@ pub fn checks() -> Vec<Check> {
     .concat()
 }
 
-/// How long anything may take that happens soon.
+/// Time limit of any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
-/// Host memory that the device can reach, zeroed. Words are accessed atomically: the device writes them.
+/// Host memory that the device can access, zeroed. Words are accessed atomically, since the device writes them.
 struct HostMemory<'a> {
     device: &'a dyn Device,
     start: *mut u8,
@@ -87,7 +87,7 @@ struct HostMemory<'a> {
 impl<'a> HostMemory<'a> {
     fn new(device: &'a dyn Device, pages: usize) -> std::result::Result<Self, String> {
         let bytes = pages * PAGE;
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -121,7 +121,7 @@ impl<'a> HostMemory<'a> {
     fn set_byte(&self, address: u64, byte: u8) {
         let offset = usize::try_from(address - self.address(0)).unwrap_or(usize::MAX);
         assert!(offset < self.bytes);
-        // SAFETY: inside the mapping, which nobody else writes at this time.
+        // SAFETY: inside the mapping, which is not written elsewhere at this time.
         unsafe { self.start.add(offset).write_volatile(byte) };
     }
 
@@ -149,17 +149,17 @@ impl Drop for HostMemory<'_> {
     fn drop(&mut self) {
         // A dead context has no registrations.
         let _ = self.device.unregister(self.address(0));
-        // SAFETY: this object's own mapping.
+        // SAFETY: the mapping belongs to this object.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }
 
-/// The value, or a sentence that says what failed.
+/// Returns the value, or a sentence that names the failed call.
 fn worked<T>(what: &str, result: Result<T>) -> std::result::Result<T, String> {
     result.map_err(|error| format!("{what} failed: {error}"))
 }
 
-/// A sentence unless the two are equal.
+/// Fails with a sentence unless the two are equal.
 fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
     if found == expected {
         Ok(())
@@ -168,20 +168,20 @@ fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
     }
 }
 
-/// Whether an address lies where a guest keeps room for the device's memory.
+/// Returns whether an address lies in the bands that a guest reserves for device memory.
 fn in_bands(address: u64) -> bool {
     (0x6000_0000_0000..0x6400_0000_0000).contains(&address)
         || (0x2_0000_0000..0x100_0000_0000).contains(&address)
 }
 
-/// A sentence unless it holds.
+/// Fails with a sentence unless the condition holds.
 fn holds(what: &str, condition: bool) -> Outcome {
     condition
         .then_some(())
         .ok_or_else(|| format!("it does not hold that {what}"))
 }
 
-/// Waits until it holds, or returns a sentence after [`PATIENCE`].
+/// Waits until the condition holds. Fails with a sentence after [`PATIENCE`].
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
     let start = Instant::now();
     while !condition() {
@@ -197,7 +197,7 @@ fn load(device: &dyn Device, text: &str) -> std::result::Result<LoadedModule, St
     load_image(device, text.as_bytes(), ImageKind::Module)
 }
 
-/// Loads an image that has no managed variables.
+/// Loads an image without managed variables.
 fn load_image(
     device: &dyn Device,
     image: &[u8],
@@ -215,12 +215,12 @@ fn function(
     worked(name, device.function(module.module, name))
 }
 
-/// The kernel `name` of the module that [`kernels::PLAIN`] is.
+/// Loads [`kernels::PLAIN`] and returns its kernel `name`.
 fn kernel(device: &dyn Device, name: &str) -> std::result::Result<LoadedFunction, String> {
     function(device, &load(device, kernels::PLAIN)?, name)
 }
 
-/// Packs parameters, each 4 or 8 bytes, as the kernel's layout says.
+/// Packs parameters of 4 or 8 bytes, in the kernel's layout.
 fn pack(function: &LoadedFunction, values: &[u64]) -> Vec<u8> {
     let mut packed = Vec::new();
     for (parameter, value) in function.parameters.iter().zip(values) {

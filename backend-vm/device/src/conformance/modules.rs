@@ -120,7 +120,7 @@ fn library(device: &dyn Device) -> Outcome {
     worked("unload", device.unload(library.module))
 }
 
-/// Loads an image with managed variables; the bytes that they need.
+/// Loads an image with managed variables. Returns the size that they need, too.
 fn load_managed(
     device: &dyn Device,
     text: &str,
@@ -143,7 +143,7 @@ fn load_managed(
     let loaded = load(Some(ManagedPlace { address, bytes })).and_then(Loading::done);
     let loaded = worked("load", loaded)?;
     for (address, values) in &loaded.initial {
-        // As a worker does.
+        // A worker does the same.
         for (index, byte) in values.iter().enumerate() {
             host.set_byte(*address + index as u64, *byte);
         }

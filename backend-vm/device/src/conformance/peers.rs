@@ -1,4 +1,4 @@
-//! Two devices of one process, and access between them.
+//! Checks of two devices of one process, and of access between them.
 
 use super::{
     HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands, kernel,
@@ -11,19 +11,19 @@ use crate::{
 
 const LEGACY: RawStream = RawStream::LEGACY;
 
-/// The first two devices of a process, in the order in which they were opened.
+/// First two devices of a process, in the order in which they were opened.
 pub type Pair<'a> = [&'a dyn Device; 2];
 
-/// One check of two devices.
+/// Check of two devices.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerCheck {
-    /// What must hold.
+    /// Property that must hold.
     pub name: &'static str,
-    /// Checks it on fresh devices.
+    /// Function that checks it on fresh devices.
     pub run: fn(Pair<'_>) -> Outcome,
 }
 
-/// All checks of two devices.
+/// Lists all checks of two devices.
 pub fn peer_checks() -> Vec<PeerCheck> {
     CHECKS.to_vec()
 }
@@ -79,14 +79,14 @@ const CHECKS: &[PeerCheck] = &[
     },
 ];
 
-/// A page of memory of a device.
+/// Allocates a page of a device's memory.
 fn page(device: &dyn Device) -> Result<u64, String> {
     let address = worked("allocate", device.allocate(PAGE as u64))?;
     holds("memory lies in the bands", in_bands(address))?;
     Ok(address)
 }
 
-/// A kernel of a device that stores a word.
+/// Loads the kernel that stores a word.
 fn store(device: &dyn Device) -> Result<LoadedFunction, String> {
     kernel(device, "store")
 }
@@ -102,14 +102,14 @@ fn fill(destination: u64, value: u32) -> Fill {
     }
 }
 
-/// The first word at an address, read by a stream of a device.
+/// Reads the word at an address, by a stream of a device.
 fn word(device: &dyn Device, host: &HostMemory<'_>, at: u64) -> Result<u32, String> {
     worked("copy", device.copy(host.address(0), at, 4, LEGACY))?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.half_word(0).load(std::sync::atomic::Ordering::Acquire))
 }
 
-/// Bytes of memory that a device has free.
+/// Returns the free memory of a device in bytes.
 fn free(device: &dyn Device) -> Result<u64, String> {
     worked("memory", device.memory_info()).map(|(free, _)| free)
 }
@@ -204,7 +204,7 @@ fn enabled([first, second]: Pair<'_>) -> Outcome {
     };
     run(theirs, 42)?;
     same("the word", word(second, &host, theirs)?, 42)?;
-    // What is allocated later is reached too.
+    // Memory allocated later is accessible, too.
     let later = page(second)?;
     run(later, 43)?;
     same("the later word", word(second, &host, later)?, 43)?;
@@ -289,7 +289,7 @@ fn arrays(pair: Pair<'_>) -> Outcome {
         host.half_word(index)
             .store(word, std::sync::atomic::Ordering::Release);
     }
-    // Of each end, the device that it is of: memory is the copying device's.
+    // Devices of the two ends; memory belongs to the copying device.
     let steps = [
         (in_array(arrays[0]), in_host(host.address(0)), [0, 0]),
         (in_array(arrays[1]), in_array(arrays[0]), [1, 0]),
@@ -373,7 +373,7 @@ fn pools_across([first, second]: Pair<'_>) -> Outcome {
     worked("synchronize", second.synchronize_stream(LEGACY))?;
     worked("fill", first.fill(fill(made, 11), stream))?;
     worked("copy", first.copy(host.address(0), made, 4, stream))?;
-    // A device that says that it may free the memory frees it.
+    // A device that reports that it may free the memory frees it.
     let frees = first.holds(made);
     if frees {
         worked("free", first.free_async(made, stream))?;

@@ -94,7 +94,7 @@ fn stream_order(device: &dyn Device) -> Outcome {
     Ok(())
 }
 
-/// A stream that waits until the first word of `host` is not zero.
+/// Makes a stream wait until the first word of `host` is not zero.
 fn busy_stream(device: &dyn Device, host: &HostMemory<'_>) -> Result<RawStream, String> {
     let busy = stream(device)?;
     let wait = kernel(device, "wait_for")?;
@@ -108,7 +108,7 @@ fn reuse_waits(device: &dyn Device) -> Outcome {
     let page = PAGE as u64;
     let pool = default_pool(device)?;
     let quick = stream(device)?;
-    // Loaded before the wait: loading may wait for the device.
+    // Allocates before the wait: loading may wait for the device.
     let before = allocate(device, pool, page, quick)?;
     let busy = busy_stream(device, &host)?;
     let late = allocate(device, pool, page, busy)?;
@@ -205,7 +205,7 @@ fn statistics(device: &dyn Device) -> Outcome {
     }
     set(attribute::RELEASE_THRESHOLD, 0)?;
     worked("free", device.free_async(small, stream))?;
-    // The driver looks at the threshold when it sees that the free is complete.
+    // The driver applies the threshold when it finds the free complete.
     eventually("everything is given back", || {
         let synchronized = device.synchronize_stream(stream).is_ok();
         synchronized && device.pool_attribute(pool, attribute::RESERVED_MEM_CURRENT) == Ok(0)

@@ -1,4 +1,4 @@
-//! What is asked of kernels, tensor maps, and parameters beyond 4 KiB.
+//! Names and occupancy of kernels, tensor maps, and parameters beyond 4 KiB.
 
 use std::sync::atomic::Ordering;
 
@@ -41,7 +41,7 @@ pub const CHECKS: &[Check] = &[
 const LEGACY: RawStream = RawStream::LEGACY;
 const TENSOR_MAP_ACCESS: i32 = 127;
 
-/// An attribute of the device.
+/// Returns an attribute of the device.
 fn attribute(device: &dyn Device, id: i32) -> i32 {
     let attributes = device.describe().attributes.iter();
     let mut found = attributes.filter(|(known, _)| *known == id);
@@ -68,12 +68,12 @@ fn names(device: &dyn Device) -> Outcome {
 fn available_shared(device: &dyn Device) -> Outcome {
     let rotate = kernel(device, "rotate")?.function;
     let available = |blocks| device.available_shared(rotate, blocks, 128);
-    // So many that each has less than a kernel may take without asking for more.
+    // So many blocks that each one's share is below the default limit of a kernel.
     for blocks in [6, 8, 12] {
         let bytes = worked("available shared memory", available(blocks))?;
         holds("some is available", bytes > 0)?;
         let fitting = worked("occupancy", device.occupancy(rotate, 128, 0, bytes))?;
-        // An H200 has room for one less than it says.
+        // An H200 has room for one block less than it reports.
         holds("as many blocks fit, or one less", fitting >= blocks - 1)?;
         let fewer = worked("occupancy", device.occupancy(rotate, 128, 0, bytes + 4096))?;
         holds("with more they do not", fewer < blocks)?;

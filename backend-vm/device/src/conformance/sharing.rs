@@ -1,4 +1,4 @@
-//! What devices share with other processes, as far as one process can see: it opens what it has shared itself.
+//! Sharing of objects, as far as one process can check it: it opens its own exports.
 
 use std::sync::atomic::Ordering;
 
@@ -27,10 +27,10 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Flags of events that are shared.
+/// Flags of shared events.
 const SHARED: u32 = event_flags::DISABLE_TIMING | event_flags::INTERPROCESS;
 
-/// Words of the host memory that the checks use.
+/// Indices of words of the host memory.
 const GATE: usize = 0;
 const OTHER_GATE: usize = 8;
 const MARK: usize = 16;
@@ -39,7 +39,7 @@ fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
     worked("create_stream", device.create_stream(NON_BLOCKING, 0))
 }
 
-/// An event, and the same one as another process has it.
+/// Creates an event and opens it as another process would.
 fn pair(device: &dyn Device) -> Result<(RawEvent, RawEvent), String> {
     let own = worked("create_event", device.create_event(SHARED))?;
     let Shared {
@@ -67,13 +67,13 @@ fn operation(kind: MemoryOperationKind, host: &HostMemory<'_>, word: usize) -> M
     }
 }
 
-/// Holds a stream back until the word is 1.
+/// Delays a stream until the word is 1.
 fn hold(device: &dyn Device, stream: RawStream, host: &HostMemory<'_>, word: usize) -> Outcome {
     let wait = operation(MemoryOperationKind::Wait64, host, word);
     worked("wait", device.memory_operations(stream, &[wait]))
 }
 
-/// Has a stream set the word to 1.
+/// Makes a stream set the word to 1.
 fn set(device: &dyn Device, stream: RawStream, host: &HostMemory<'_>, word: usize) -> Outcome {
     let write = operation(MemoryOperationKind::Write64, host, word);
     worked("write", device.memory_operations(stream, &[write]))
@@ -133,7 +133,7 @@ fn the_last_record(device: &dyn Device) -> Outcome {
     worked("record", device.record_event(own, first, 0))?;
     worked("wait", device.wait_event(waiting, opened, 0))?;
     set(device, waiting, &host, MARK)?;
-    // A later record that is complete before is another.
+    // The second record completes before the first, and is a different one.
     worked("record", device.record_event(own, second, 0))?;
     worked("synchronize", device.synchronize_event(opened))?;
     holds("who waits for the first still does", !is_set(&host, MARK))?;
@@ -182,7 +182,7 @@ fn destroyed(device: &dyn Device) -> Outcome {
     for event in [own, opened] {
         worked("destroy", device.destroy_event(event))?;
     }
-    // What is made next is something else.
+    // A new event is independent of the destroyed one, whose wait is pending.
     let (another, _) = pair(device)?;
     same("another event", device.query_event(another), Ok(true))?;
     holds("who waits still does", !is_set(&host, MARK))?;

@@ -54,7 +54,7 @@ pub const CHECKS: &[Check] = &[
 
 const LEGACY: RawStream = RawStream::LEGACY;
 
-/// A word that kernels of held streams wait for.
+/// Word that kernels of delayed streams wait for.
 pub(super) struct Gate<'a> {
     device: &'a dyn Device,
     host: HostMemory<'a>,
@@ -70,8 +70,7 @@ impl<'a> Gate<'a> {
             wait_for: kernel(device, "wait_for")?,
             store: kernel(device, "store")?,
         };
-        // Once with the gate open: a kernel's first launch may wait for the device (CUDA programming
-        // guide, "Lazy Loading").
+        // The first launch is with the gate open: it may wait for the device (CUDA programming guide, "Lazy Loading").
         gate.open();
         gate.hold(LEGACY)?;
         gate.store(LEGACY, 7, 1)?;
@@ -80,7 +79,7 @@ impl<'a> Gate<'a> {
         Ok(gate)
     }
 
-    /// Holds what comes after in the stream until the gate is opened.
+    /// Delays later work of the stream until the gate is opened.
     pub(super) fn hold(&self, stream: RawStream) -> Outcome {
         let word = [self.host.address(0)];
         worked(
@@ -93,7 +92,7 @@ impl<'a> Gate<'a> {
         self.host.word(0).store(1, Ordering::Release);
     }
 
-    /// Writes `value` to half word `index`, which is neither of the gate's own two.
+    /// Writes `value` to 32-bit word `index`, which must not be one of the gate's own two.
     pub(super) fn store(&self, stream: RawStream, index: usize, value: u64) -> Outcome {
         let values = [self.address(index), value];
         worked(
@@ -102,7 +101,7 @@ impl<'a> Gate<'a> {
         )
     }
 
-    /// Where half word `index` is.
+    /// Returns the address of 32-bit word `index`.
     pub(super) fn address(&self, index: usize) -> u64 {
         self.host.address(index * 4)
     }
@@ -127,7 +126,7 @@ impl<'a> Gate<'a> {
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
         self.open();
-        // A check that failed half way must not leave kernels on memory that goes away.
+        // A check that failed half way must not leave kernels that access freed memory.
         let _ = self.device.synchronize();
     }
 }

@@ -1,4 +1,4 @@
-//! Reserved addresses, and memory that is mapped there.
+//! Address reservations, and physical memory that is mapped there.
 
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
@@ -64,7 +64,7 @@ fn create(device: &dyn Device, bytes: u64) -> Result<RawMemory, String> {
     worked("create", device.create_memory(bytes, 0))
 }
 
-/// Reserves `units` granules and maps one new memory for each of `filled`, with access to all of them.
+/// Reserves `units` granules and maps new memory at each of `filled`, with access to all of them.
 fn mapped(
     device: &dyn Device,
     units: u64,
@@ -98,7 +98,7 @@ fn fill(device: &dyn Device, destination: u64, value: u32, width: u64) -> Outcom
     worked("fill", device.fill(fill, LEGACY))
 }
 
-/// The first bytes at an address.
+/// Reads the bytes at an address.
 fn read(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
     let host = HostMemory::new(device, bytes.div_ceil(PAGE))?;
     worked(
@@ -222,7 +222,7 @@ fn bands(device: &dyn Device) -> Outcome {
     holds("it is aligned", address.is_multiple_of(alignment))
 }
 
-/// A kernel stores at `address`: the context dies of an illegal address.
+/// Launches a kernel that stores at `address`, and expects the context to die of an illegal address.
 fn store_faults(device: &dyn Device, address: u64) -> Outcome {
     let store = kernel(device, "store")?;
     let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
