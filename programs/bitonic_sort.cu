@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     const int count = size_argument(argc, argv, 3900);
     int padded = PART;
     while (padded < count) padded *= 2;
-    // What fills up the last run sorts behind every key.
+    // The padding of the last run sorts behind every key.
     std::vector<Pair> pairs(padded, Pair{~0u, ~0u});
     Random random(8);
     for (int i = 0; i < count; ++i) {

@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
         const double sum_error = 1 + 2 * std::fabs(ratio) + 4 * drift + std::fabs(ratio + drift);
         const double error = rounding * (sum_error / spread + 3 * std::fabs(d1));
         const double error2 = error + rounding * (2 * spread + std::fabs(d2));
-        // What the error of its argument makes of the distribution, and normcdff's own.
+        // The error of the distribution due to its argument, and normcdff's own error.
         const auto term = [&](double factor, double d, double error, int roundings) {
             return factor * (density(d) * error + (10 + roundings) * rounding * distribution(d));
         };

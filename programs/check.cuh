@@ -1,4 +1,4 @@
-// What every program here shares: error checks that name the call, and the closing line.
+// Shared by all programs: error checks that name the call, and the closing line.
 #pragma once
 
 #include <cstdio>
@@ -17,7 +17,7 @@
         }                                                                               \
     } while (0)
 
-// Prints what a call returned and hands it on.
+// Prints and returns the error of a call.
 #define REPORT(call) report_call(#call, (call))
 
 inline cudaError_t report_call(const char *call, cudaError_t error) {
@@ -26,7 +26,7 @@ inline cudaError_t report_call(const char *call, cudaError_t error) {
     return error;
 }
 
-// The first argument as a positive number, or what the program uses without one.
+// Returns the first argument as a positive number, or `otherwise` without one.
 inline int size_argument(int argc, char **argv, int otherwise) {
     if (argc < 2) return otherwise;
     const int size = std::atoi(argv[1]);

@@ -18,7 +18,7 @@ __global__ void convolve(const float *image, float *result, int width, int heigh
     __shared__ float tile[HALO_Y][HALO_X];
     const int left = blockIdx.x * TILE_X, top = blockIdx.y * TILE_Y;
     for (int i = threadIdx.y * TILE_X + threadIdx.x; i < HALO_X * HALO_Y; i += TILE_X * TILE_Y) {
-        // Pixels beyond the edge are those of the edge.
+        // Pixels beyond the edge have the values of the nearest pixels inside.
         const int x = min(max(left + i % HALO_X - RADIUS, 0), width - 1);
         const int y = min(max(top + i / HALO_X - RADIUS, 0), height - 1);
         tile[i / HALO_X][i % HALO_X] = image[y * width + x];

@@ -1,5 +1,5 @@
-// Graphs: captured from streams that fork and join, and built node by node; launched again and again, with what
-// they work on changed in between, updated, cloned, and with nodes set, disabled and nested.
+// Graphs: captured from streams that fork and join, and built node by node; launched repeatedly with changed data,
+// updated, cloned, and with nodes set, disabled and nested.
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -10,7 +10,7 @@
 #define cudaGraphGetEdges(graph, from, to, data, count) cudaGraphGetEdges(graph, from, to, count)
 #define cudaGraphAddDependencies(graph, from, to, data, count) cudaGraphAddDependencies(graph, from, to, count)
 #define cudaGraphInstantiate cudaGraphInstantiateWithFlags
-// What an update answered is told apart.
+// Result of an update, in the structure that CUDA 11 lacks.
 struct cudaGraphExecUpdateResultInfo {
     cudaGraphExecUpdateResult result;
     cudaGraphNode_t node;
@@ -194,7 +194,7 @@ static void built() {
     if (note.calls != 2 || note.seen != 101) fail("a host node saw something else");
     expect(values, 202, "a graph that was built");
 
-    // A node of what is executed, set.
+    // Sets a node of the executable graph.
     amount = 5;
     CHECK(cudaGraphExecKernelNodeSetParams(executable, kernel, &launch));
     CHECK(cudaGraphLaunch(executable, stream));
@@ -206,7 +206,7 @@ static void built() {
     if (told.func != launch.func || told.gridDim.x != launch.gridDim.x) fail("a kernel node tells of another");
     if (*static_cast<int *>(told.kernelParams[2]) != 1) fail("a kernel node tells of other parameters");
 
-    // A whole graph in the place of another.
+    // Replaces the whole graph by an update.
     cudaGraph_t clone;
     cudaGraphNode_t cloned;
     CHECK(cudaGraphClone(&clone, graph));
@@ -226,7 +226,7 @@ static void built() {
         fail("an update to another shape was made");
     cudaGetLastError();
 
-    // A node that is disabled does nothing, and others do what they did.
+    // A disabled node does nothing, and the other nodes are unaffected.
     CHECK(cudaGraphNodeSetEnabled(executable, kernel, 0));
     unsigned enabled = 1;
     CHECK(cudaGraphNodeGetEnabled(executable, kernel, &enabled));

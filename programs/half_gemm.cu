@@ -44,8 +44,8 @@ int main(int argc, char **argv) {
     const int m = tiles * TILE, n = (tiles + 3) * TILE, k = (tiles + 1) * TILE;
     std::vector<half> a(m * k), b(k * n), c(m * n), d(m * n);
     Random random(13);
-    // Multiples of 1/64 below 1: their products and sums of these are exact in single precision, whatever
-    // order and width the tensor cores add them in. What is rounded is D, once.
+    // Multiples of 1/64 below 1: their products and sums of these are exact in single precision, whatever order and
+    // width the tensor cores add them in. Only D is rounded, once.
     const auto fill = [&](std::vector<half> &matrix) {
         for (half &element : matrix) {
             element = __float2half((static_cast<int>(random.next() & 127u) - 64) / 64.0f);

@@ -13,7 +13,7 @@ __global__ void histogram(const unsigned char *bytes, int count, unsigned *bins)
     __syncthreads();
     const int stride = gridDim.x * BLOCK;
     const int first = blockIdx.x * BLOCK + threadIdx.x;
-    // Four bytes at a time, and what is left of them one by one.
+    // Four bytes at a time, and the remainder one by one.
     const uchar4 *quads = reinterpret_cast<const uchar4 *>(bytes);
     for (int i = first; i < count / 4; i += stride) {
         const uchar4 quad = quads[i];

@@ -18,7 +18,7 @@ __global__ void advance(const float4 *from, const float4 *velocities, float4 *to
     float ax = 0.0f, ay = 0.0f, az = 0.0f;
     for (int start = 0; start < count; start += BLOCK) {
         const int j = start + threadIdx.x;
-        // What lies behind the last body has no mass.
+        // Padding behind the last body has no mass.
         tile[threadIdx.x] = j < count ? from[j] : float4{};
         __syncthreads();
 #pragma unroll 4

@@ -5,7 +5,7 @@
 #include <vector>
 
 constexpr int BLOCK = 256;
-// Odd, so that the threads of a warp never meet in a bank.
+// Odd, so that the threads of a warp have no bank conflicts.
 constexpr int ITEMS = 53;
 constexpr int TILE = BLOCK * ITEMS;
 

@@ -15,7 +15,7 @@ struct Matrix {
 };
 
 __global__ void transpose(Matrix from, Matrix to, int width, int height) {
-    // One more column, so that the threads of a warp never meet in a bank.
+    // One more column, so that the threads of a warp have no bank conflicts.
     __shared__ double tile[TILE][TILE + 1];
     int column = blockIdx.x * TILE + threadIdx.x;
     int row = blockIdx.y * TILE + threadIdx.y;

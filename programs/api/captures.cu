@@ -1,4 +1,4 @@
-// What a capture forbids, what ends it, and with which codes.
+// Stream capture: the calls that a capture forbids, the calls that end it, and their codes.
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -13,7 +13,7 @@ static char pageable[64];
 static CUstream other, blocking;
 static CUevent recorded, fresh, inside;
 
-// A stream that is captured while `call` is made, which returns `code` and leaves the capture in `status`.
+// Makes `call` while a stream is captured, and checks that it returns `code` and leaves the capture in `status`.
 template <typename Call>
 static void during(unsigned flags, CUstreamCaptureMode mode, int code, CUstreamCaptureStatus status, int nodes,
                    int line, Call call) {
@@ -153,7 +153,7 @@ static void modes() {
         return result;
     };
     during(1, CU_STREAM_CAPTURE_MODE_GLOBAL, 0, active, 0, __LINE__, relaxed);
-    // The mode of a thread is what it is told, whatever that is.
+    // The mode of a thread can be set to any number.
     CUstreamCaptureMode mode = static_cast<CUstreamCaptureMode>(3);
     WORKS(cuThreadExchangeStreamCaptureMode, &mode);
     HOLDS(mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -161,8 +161,8 @@ static void modes() {
     HOLDS(mode == static_cast<CUstreamCaptureMode>(3));
 }
 
-// Where a captured fill goes is asked when its graph is made executable, that of a copy at once. (cuDNN learns of the
-// grids of its kernels by capturing them with addresses of nothing.)
+// The address of a captured fill is checked when its graph is instantiated, that of a copy at once. (cuDNN determines
+// the grids of its kernels by capturing them with unallocated addresses.)
 static void addresses_of_nothing() {
     const CUdeviceptr nowhere[] = {0, 0x1000, reinterpret_cast<CUdeviceptr>(malloc(64)), ~CUdeviceptr{0} << 47};
     for (CUdeviceptr address : nowhere) {
@@ -184,7 +184,7 @@ static void addresses_of_nothing() {
     free(reinterpret_cast<void *>(nowhere[2]));
 }
 
-// How captures end, and what becomes of their streams and events.
+// The end of captures, and the state of their streams and events afterwards.
 static void ends() {
     CUstream stream, side;
     CUgraph graph;
@@ -211,7 +211,7 @@ static void ends() {
     HOLDS(graph == nullptr);
     WORKS(cuStreamIsCapturing, side, &status);
     HOLDS(status == CU_STREAM_CAPTURE_STATUS_NONE);
-    // A stream that another follows may go, as NCCL lets one go that it has forked for a moment.
+    // A stream that another stream waits for may be destroyed, as NCCL does with a stream that it forks briefly.
     fork();
     WORKS(cuMemsetD8Async, memory, 0, 64, stream);
     CUstream moment;
@@ -235,7 +235,7 @@ static void ends() {
     HOLDS(count == 2);
     WORKS(cuGraphDestroy, graph);
     WORKS(cuEventDestroy, after);
-    // With work that nobody follows it may go, and the capture does not end well.
+    // A stream with unjoined work may be destroyed too, and then the end of the capture fails.
     CUstream gone;
     WORKS(cuStreamCreate, &gone, 1);
     fork();
@@ -243,7 +243,8 @@ static void ends() {
     WORKS(cuMemsetD8Async, memory, 0, 64, gone);
     WORKS(cuStreamDestroy, gone);
     RETURNS(904, cuStreamEndCapture, stream, &graph);
-    // Nodes that the program itself has a stream depend on need not be joined, nor work that none depends on.
+    // Nodes that the program itself sets as a stream's dependencies need not be joined, nor work that no stream depends
+    // on any more.
     fork();
     CUgraphNode alone;
     WORKS(cuMemsetD8Async, memory, 0, 64, side);
@@ -255,7 +256,7 @@ static void ends() {
     WORKS(cuGraphGetNodes, graph, nullptr, &count);
     HOLDS(count == 2);
     WORKS(cuGraphDestroy, graph);
-    // The end is the origin's.
+    // Only the origin stream can end a capture.
     fork();
     RETURNS(903, cuStreamEndCapture, side, &graph);
     WORKS(cuStreamIsCapturing, stream, &status);
@@ -283,7 +284,7 @@ static void ends() {
     RETURNS(902, cuStreamWaitEvent, third, event, 0);
     RETURNS(901, cuStreamEndCapture, third, &graph);
     RETURNS(901, cuStreamEndCapture, stream, &graph);
-    // What a captured event stood for is gone with its capture, until it is recorded again.
+    // A captured event is invalid after the end of its capture, until it is recorded again.
     fork();
     WORKS(cuStreamEndCapture, stream, &graph);
     WORKS(cuGraphDestroy, graph);
@@ -298,7 +299,7 @@ static void ends() {
     WORKS(cuEventDestroy, event);
 }
 
-// Captures that the program looks into and steers.
+// Captures whose dependencies the program reads and sets.
 static void steered() {
     CUstream stream;
     WORKS(cuStreamCreate, &stream, 1);

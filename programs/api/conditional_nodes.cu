@@ -10,7 +10,7 @@
 
 __global__ void add(unsigned *word, unsigned amount) { *word += amount; }
 
-// Lowers a word, and has it decide.
+// Decrements a word, and sets the condition to it.
 __global__ void lower(cudaGraphConditionalHandle condition, unsigned *word) {
     *word -= 1;
     cudaGraphSetConditional(condition, *word);
@@ -143,7 +143,7 @@ static void loops() {
     set(0, 2);
     run(made);
     HOLDS(word(0) == 0 && word(1) == 17);
-    // What was made of it lives on.
+    // The executable graph stays valid.
     WORKS(cuGraphDestroy, whole);
     set(0, 1);
     run(made);
@@ -194,7 +194,7 @@ static void nested() {
     CUgraph whole = graph();
     CUgraphConditionalHandle again = condition(whole, 1, CU_GRAPH_COND_ASSIGN_DEFAULT);
     auto [loop, body] = conditional(whole, nullptr, again, CU_GRAPH_COND_TYPE_WHILE, 1);
-    // A condition is the whole graph's, whichever body it was asked for.
+    // A condition belongs to the whole graph, even if it is created for a body.
     CUgraphConditionalHandle odd = condition(body[0], 0, 0), last = condition(whole, 1, CU_GRAPH_COND_ASSIGN_DEFAULT);
     HOLDS(odd == 2 && last == 3);
     CUgraphNode first = kernel(body[0], nullptr, lower, cudaGraphConditionalHandle(again), words);
@@ -280,12 +280,12 @@ static void updates() {
     run(made);
     HOLDS(word(1) == 100);
     WORKS(cuGraphNodeSetEnabled, made, inside[0], 1);
-    // Defaults and what nodes of bodies do are updated.
+    // An update replaces defaults and the work of nodes in bodies.
     CUgraphExecUpdateResultInfo info;
     WORKS(cuGraphExecUpdate, made, graphs[1], &info);
     run(made);
     HOLDS(word(1) == 105);
-    // Which node it is, is not.
+    // It does not replace the kind of the conditional node.
     CUgraph other = graph();
     CUgraphConditionalHandle which = condition(other, 1, CU_GRAPH_COND_ASSIGN_DEFAULT);
     Choice branch = conditional(other, nullptr, which, CU_GRAPH_COND_TYPE_SWITCH, 2);
@@ -333,7 +333,7 @@ static void refusals() {
     size_t count = 0;
     WORKS(cuGraphGetNodes, whole, nullptr, &count);
     HOLDS(count == 1);
-    // What has conditional nodes is there once.
+    // A graph with conditional nodes can be neither cloned nor a child.
     CUgraph copy, outer = graph();
     CUgraphNode node;
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &copy, whole);
@@ -342,13 +342,13 @@ static void refusals() {
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate, &exec, branch.bodies[0], 0);
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &copy, branch.bodies[0]);
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphAddChildGraphNode, &node, outer, nullptr, 0, branch.bodies[0]);
-    // An empty body is one; a second executable graph is too many.
+    // An empty body is valid; a second executable graph is refused.
     exec = executable(whole);
     CUgraphExec second;
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate, &second, whole, 0);
     run(exec);
     WORKS(cuGraphExecDestroy, exec);
-    // Functions of the program have no place in a body.
+    // Host nodes are refused in a body.
     CUDA_HOST_NODE_PARAMS call = {nothing, nullptr};
     CUgraphNode called;
     WORKS(cuGraphAddHostNode, &called, branch.bodies[1], nullptr, 0, &call);
@@ -361,7 +361,7 @@ static void refusals() {
     WORKS(cuGraphDestroy, whole);
     WORKS(cuGraphDestroy, outer);
 
-    // A kernel that no graph runs has no conditions: the context is lost.
+    // A kernel outside a graph that sets a condition faults, and the context is lost.
     CUgraph late = graph();
     decide<<<1, 1, 0, stream>>>(1, words, 1);
     RETURNS(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize, stream);

@@ -61,7 +61,7 @@ void settings() {
     HOLDS(affinity.param.smCount.val == static_cast<unsigned>(processors));
 }
 
-// What one device says of peers and of the host.
+// Peer and host attributes of one device.
 void peers(CUcontext context) {
     int value = 7;
     WORKS(cuDeviceCanAccessPeer, &value, 0, 0);
@@ -82,7 +82,8 @@ void peers(CUcontext context) {
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 2, 0, 0);
 }
 
-// An event of a context is behind the work of all its streams; streams wait for one, new ones as well.
+// An event of a context completes after the work of all its streams; all its streams, also new ones, can wait for an
+// event.
 void events_of_a_context(CUcontext context) {
     CUmodule module = nullptr;
     CUfunction pass = nullptr;
@@ -110,7 +111,7 @@ void events_of_a_context(CUcontext context) {
     WORKS(cuStreamSynchronize, first);
     RETURNS(CUDA_ERROR_NOT_READY, cuEventQuery, all);
 
-    // The gates of what follows are open: it waits for the event alone.
+    // The gates of the work that follows are open: it waits for the event alone.
     gates[2] = 1;
     WORKS(cuCtxWaitEvent, context, all);
     start(first, 2, 2);

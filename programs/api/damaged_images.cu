@@ -61,7 +61,7 @@ struct Edge {
     }
 };
 
-// What the linker makes of PTX.
+// Links PTX to a cubin.
 Bytes linked() {
     CUlinkState link = nullptr;
     WORKS(cuLinkCreate, 0, nullptr, nullptr, &link);

@@ -1,5 +1,5 @@
-// What devices tell, contexts and their stacks and settings, by each version of the functions; names of errors, the
-// driver's log, and entry points as CUDA 11 asked for them.
+// Queries of devices, contexts with their stacks and settings, by each version of the functions; names of errors, the
+// driver's log, and entry points as CUDA 11 requested them.
 #include <cstdint>
 #include <cstring>
 
@@ -42,7 +42,7 @@ static void devices() {
     WORKS(cuDeviceGetUuid, &first, 0);
     GIVES(CUDA_SUCCESS, "cuDeviceGetUuid_v2", &second, 0);
     HOLDS(std::memcmp(&first, &second, sizeof first) == 0);
-    // Windows' own, and what a multi-process server has.
+    // Queries that only Windows supports, and affinity, which needs a multi-process server.
     char luid[8];
     unsigned mask;
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuDeviceGetLuid, luid, &mask, 0);
@@ -101,15 +101,15 @@ static void stacks() {
     WORKS(cuCtxPopCurrent, &popped);
     HOLDS(popped == made[0] && current() == made[1]);
     WORKS(cuCtxDestroy, made[2]);
-    // One that is destroyed while it is current is taken from the stack.
+    // A context that is destroyed while it is current is removed from the stack.
     WORKS(cuCtxDestroy, made[1]);
     HOLDS(current() == made[0]);
     WORKS(cuCtxDestroy, made[0]);
     HOLDS(current() == nullptr);
 }
 
-// Contexts as CUDA 3.1 made them, by the functions of their time. Natively there are none beside contexts of later
-// versions, whose functions do not work in them.
+// Contexts of CUDA 3.1, by the functions of that version. Natively they cannot coexist with contexts of later versions,
+// whose functions do not work in them.
 static void oldest() {
     CUcontext made[2] = {}, none = nullptr, popped = nullptr;
     GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPopCurrent", &popped);

@@ -1,5 +1,5 @@
-// For programs that call the driver API: its functions, found as a program without a link to it finds them,
-// and checks of what they return.
+// Helpers of programs that call the driver API: look its functions up by name at run time, as a program without a link
+// to it does, and check their codes.
 #pragma once
 
 #include <cstdio>
@@ -9,11 +9,11 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
-// Of cudaProfiler.h, which not every installation has.
+// Declared in cudaProfiler.h, which not every installation has.
 extern "C" CUresult CUDAAPI cuProfilerStart();
 extern "C" CUresult CUDAAPI cuProfilerStop();
 
-// Some of what is checked is deprecated.
+// Some of the functions under test are deprecated.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 inline void *driver_function(const char *name) {
@@ -26,7 +26,7 @@ inline void *driver_function(const char *name) {
     return found;
 }
 
-// cuda.h gives functions their versions by macros, which are to be expanded first.
+// cuda.h maps functions to their versions by macros, which must be expanded first.
 #define DRIVER_NAME(name) #name
 #define DRIVER(name) (reinterpret_cast<decltype(&name)>(driver_function(DRIVER_NAME(name))))
 

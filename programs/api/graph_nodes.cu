@@ -1,5 +1,5 @@
-// The driver API's graphs, function by function: what nodes are told, tell and do, in graphs and in what was made
-// executable of them; dependencies; memory and objects that graphs have.
+// The driver API's graphs, function by function: setting, reading and executing nodes, in graphs and in executable
+// graphs; dependencies; memory and user objects of graphs.
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -86,7 +86,7 @@ static void kernels() {
     CUgraphExec made = executable(graph);
     run(made);
     HOLDS(word(memory) == 3);
-    // Of the graph, and then of what was made of it.
+    // Sets parameters of the graph's node, and then of the executable graph's.
     WORKS(cuGraphKernelNodeSetParams, node, &second.node);
     CUDA_KERNEL_NODE_PARAMS told;
     WORKS(cuGraphKernelNodeGetParams, node, &told);
@@ -199,7 +199,7 @@ static void copies_fills_functions() {
     WORKS(cuGraphHostNodeGetParams, call, &known);
     HOLDS(known.fn == by_one);
 
-    // Executed differently, and the graph as it was: another value, another place, another function.
+    // Sets another value, another address and another function in the executable graph; the graph stays unchanged.
     set.value = 8;
     WORKS(cuGraphExecMemsetNodeSetParams, made, fill, &set, context);
     one.dst = memory + 640;
@@ -214,7 +214,7 @@ static void copies_fills_functions() {
     HOLDS(word(memory + 640) == 9 && word(memory + 2052) == 101 && word(memory + 1028) == 1);
     run_once(graph);
     HOLDS(word(memory) == 7 && called == 12 && word(memory + 1028) == 101);
-    // What cannot be set: other shapes, other copies of several rows, other kinds of memory.
+    // Refused changes: other shapes, other copies of several rows, other kinds of memory.
     CUDA_MEMSET_NODE_PARAMS wider = set;
     wider.width = 5;
     RETURNS(1, cuGraphExecMemsetNodeSetParams, made, fill, &wider, context);
@@ -240,7 +240,7 @@ static void copies_fills_functions() {
     run_once(graph);
     HOLDS(word(memory) == 8 && called == 22 && target[0] == 200 && target[8] == 108);
 
-    // What is disabled, the copy through the program's memory too.
+    // Disabled nodes, also a copy to pageable memory.
     std::memset(target, 0, sizeof target);
     WORKS(cuGraphNodeSetEnabled, made, down, 0);
     run(made);
@@ -286,7 +286,7 @@ static void events_and_words() {
     run(made);
     HOLDS(word(memory) == 31);
     WORKS(cuGraphBatchMemOpNodeSetParams, words, &batch);
-    // The other way round: what was waited for is recorded.
+    // The other way round: records the event that was waited for.
     CUevent third;
     WORKS(cuEventCreate, &third, 0);
     WORKS(cuGraphExecEventRecordNodeSetEvent, made, record, third);
@@ -352,7 +352,7 @@ static void dependencies() {
     WORKS(cuGraphGetNodes, clone, nullptr, &count);
     HOLDS(count == 4);
 
-    // A graph in a graph is a copy, which goes with its node.
+    // A child graph is a copy, which is destroyed with its node.
     CUgraphNode child, kernel;
     CUgraph inner;
     Parameters parameters(memory, 40), others(memory, 41);
@@ -378,7 +378,7 @@ static void dependencies() {
     HOLDS(word(memory) == 40);
     WORKS(cuGraphDestroyNode, child);
 
-    // Why a graph is not made executable.
+    // The reported cause of a failed instantiation.
     const CUgraphNode cycle[] = {nodes[0], nodes[2]}, cycled[] = {nodes[3], nodes[0]};
     WORKS(cuGraphAddDependencies, graph, cycle + 1, cycled + 1, nullptr, 1);
     CUDA_GRAPH_INSTANTIATE_PARAMS how = {};
@@ -410,7 +410,7 @@ static cuuint64_t used(CUgraphMem_attribute attribute) {
     return bytes;
 }
 
-// A graph whose first node allocates, into what is wanted, and whose second one fills that.
+// Makes a graph whose first node allocates memory, with its address in `wanted`, and whose second node fills it.
 static CUgraph allocating(CUDA_MEM_ALLOC_NODE_PARAMS &wanted, CUgraphNode &allocation, CUgraphNode &fill) {
     CUgraph graph;
     WORKS(cuGraphCreate, &graph, 0);
@@ -434,7 +434,7 @@ static void memory_of_graphs() {
     HOLDS(told.dptr == wanted.dptr && told.bytesize == 4096);
     CUgraphExec made = executable(graph);
     run(made);
-    // The memory is the program's until it frees it; before that the graph cannot run again.
+    // The memory stays allocated until the program frees it; before that the graph cannot run again.
     HOLDS(word(wanted.dptr + 4092) == 0x1234 && used(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) >= 4096);
     RETURNS(1, cuGraphLaunch, made, stream);
     WORKS(cuMemFreeAsync, wanted.dptr, stream);
@@ -456,7 +456,7 @@ static void memory_of_graphs() {
     WORKS(cuGraphDestroy, other);
     WORKS(cuGraphDestroy, graph);
 
-    // Memory that the graph frees is nobody's after it has run.
+    // Memory that the graph itself frees cannot be freed after it has run.
     graph = allocating(wanted, allocation, fill);
     WORKS(cuGraphAddMemFreeNode, &release, graph, &fill, 1, wanted.dptr);
     RETURNS(1, cuGraphAddMemFreeNode, &release, graph, &fill, 1, memory);
@@ -552,7 +552,7 @@ static void general() {
     HOLDS(type == CU_GRAPH_NODE_TYPE_KERNEL);
     launch.reserved2 = 1;
     RETURNS(1, cuGraphAddNode, &kernel, graph, nullptr, nullptr, 0, &launch);
-    // A dependency that lets a kernel begin early is one all the same, and is told as what it is.
+    // A programmatic dependency is a dependency too, and is reported with its type.
     launch.reserved2 = 0;
     CUgraphEdgeData early = {};
     early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
@@ -566,7 +566,7 @@ static void general() {
     WORKS(cuGraphNodeGetDependencies, last, &before, &told, &count);
     HOLDS(before == kernel && told.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
     RETURNS(CUDA_ERROR_LOSSY_QUERY, cuGraphNodeGetDependencies, last, &before, nullptr, &count);
-    // A graph that becomes a node's goes with it, and cannot be two nodes'.
+    // A graph that is moved into a node is destroyed with it, and cannot be moved into a second node.
     CUgraph outer, moved;
     CUgraphNode child;
     CUgraphNodeParams move;

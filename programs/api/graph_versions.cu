@@ -38,7 +38,7 @@ static void run(CUgraphExec executable) {
     WORKS(cuStreamSynchronize, stream);
 }
 
-// A kernel that stores a value in a word, as the first version of the structure tells it.
+// A kernel that stores a value in a word, described by the first version of the structure.
 struct Kernel {
     CUdeviceptr address;
     unsigned value;
@@ -147,7 +147,7 @@ static void operations_and_events() {
     store_one.writeValue.value = 22;
     WORKS(cuGraphBatchMemOpNodeSetParams, write, &operations);
 
-    // It would wait for what is held back, but for the event that it is given then.
+    // The first event would wait for work that is held back; the node then gets another event.
     WORKS(cuMemsetD32, memory + 32, 0, 1);
     WORKS(cuCtxSynchronize);
     WORKS(cuStreamWaitValue32, behind, memory + 32, 1, CU_STREAM_WAIT_VALUE_EQ);

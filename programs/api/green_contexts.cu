@@ -1,4 +1,4 @@
-// Green contexts: parts of a device's multiprocessors, and streams that are theirs.
+// Green contexts: parts of a device's multiprocessors, and streams of these parts.
 #include "driver.cuh"
 
 #include <cstring>
@@ -25,7 +25,8 @@ static unsigned counted() {
     return value;
 }
 
-// Parts, and what is refused of them; gives a description of one part, and its multiprocessors.
+// Splits the multiprocessors and checks refusals; returns the description of one part, and its number of
+// multiprocessors.
 static CUdevResourceDesc parts(unsigned *multiprocessors) {
     CUdevResource all, same, rest, other;
     RETURNS(CUDA_ERROR_INVALID_RESOURCE_TYPE, cuDeviceGetDevResource, device, &all, CU_DEV_RESOURCE_TYPE_INVALID);
@@ -40,7 +41,7 @@ static CUdevResourceDesc parts(unsigned *multiprocessors) {
     HOLDS(all.type == CU_DEV_RESOURCE_TYPE_SM && all.sm.smCount == (unsigned)count);
     HOLDS(all.sm.minSmPartitionSize >= 1 && all.sm.minSmPartitionSize <= all.sm.smCount);
 
-    // How many groups there would be, and that many.
+    // Queries the number of groups, and then makes that many.
     unsigned groups = 77;
     WORKS(cuDevSmResourceSplitByCount, nullptr, &groups, &all, nullptr, 0, 1);
     HOLDS(groups >= 1 && groups <= all.sm.smCount);
@@ -166,7 +167,7 @@ int main() {
     HOLDS(counted() == 40);
     WORKS(cuCtxSetCurrent, primary);
 
-    // Events of the whole of it.
+    // Events of the whole green context.
     CUevent event;
     WORKS(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
     launch(stream);
@@ -195,7 +196,8 @@ int main() {
     WORKS(cuStreamSynchronize, plain);
     HOLDS(counted() == 60);
 
-    // One after the other, each has what it was made of, also while a stream of the one before is left.
+    // Green contexts one after the other: each has the multiprocessors of its description, also while a stream of the
+    // previous one is left.
     CUdevResource all;
     WORKS(cuDeviceGetDevResource, device, &all, CU_DEV_RESOURCE_TYPE_SM);
     for (unsigned i = 0; i < 8; ++i) {

@@ -1,5 +1,5 @@
-// Functions of the program that streams call: in stream order, with what the stream did before them, and
-// with the stream's later work held back until they return. What they may not do, and what a fault does.
+// Host functions: they run in stream order, see the stream's earlier work, and hold back its later work until they
+// return. Also the calls that they may not make, and the effect of a fault.
 #include <atomic>
 #include <cuda.h>
 #include <thread>

@@ -1,5 +1,5 @@
-// Code from files, from memory with options, from fat binaries and through the linker; what functions tell of
-// themselves, the launch configurations that fit them, and tensor maps.
+// Code from files, from memory with options, from fat binaries and through the linker; attributes of functions, the
+// launch configurations that fit them, and tensor maps.
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -28,7 +28,7 @@ static const char image[] = R"(
 }
 )";
 
-// In the fat binary of this program.
+// A kernel in the fat binary of this program.
 extern "C" __global__ void from_the_program(unsigned *to) { *to = 31; }
 
 static CUdeviceptr memory;
@@ -37,7 +37,7 @@ static unsigned word() {
     unsigned value = 0;
     WORKS(cuMemcpyDtoH, &value, memory, sizeof value);
     WORKS(cuMemsetD32, memory, 0, 1);
-    // Before what streams do that wait for no other.
+    // Completes before later work of non-blocking streams.
     WORKS(cuCtxSynchronize);
     return value;
 }
@@ -194,7 +194,7 @@ static void functions(CUmodule module) {
     WORKS(cuOccupancyMaxPotentialBlockSizeWithFlags, &grid, &block, store, nullptr, 0, 64, CU_OCCUPANCY_DEFAULT);
     HOLDS(block == 64 && grid >= processors);
 
-    // As before CUDA 4.
+    // Launches a kernel by the functions from before CUDA 4.
     WORKS(cuFuncSetBlockShape, store, 1, 1, 1);
     WORKS(cuParamSetv, store, 0, &memory, sizeof memory);
     WORKS(cuParamSeti, store, 8, 16);

@@ -1,4 +1,4 @@
-// What an image holds, how its kernels fit the device, launches of every kind, tensor maps.
+// Contents of an image, occupancy of its kernels, launches of every kind, tensor maps.
 #include <cstring>
 #include <set>
 #include <string>
@@ -74,13 +74,13 @@ unsigned word(int index) {
     return value;
 }
 
-// Before what any stream does next.
+// Clears the memory before later work of any stream.
 void clear() {
     WORKS(cuMemsetD32, memory, 0, 64);
     WORKS(cuCtxSynchronize);
 }
 
-// A table without a name, with which cuFFT finds the functions of a module.
+// Checks an undocumented table, with which cuFFT finds the functions of a module.
 void visited(CUmodule module, const std::vector<CUfunction> &expected) {
     const CUuuid id = {{0x6e, 0x16, 0x3f, static_cast<char>(0xbe), static_cast<char>(0xb9), 0x58, 0x44, 0x4d,
                         static_cast<char>(0x83), 0x5c, static_cast<char>(0xe1), static_cast<char>(0x82),
@@ -150,7 +150,7 @@ void fit(CUfunction function) {
     HOLDS(available > 0);
     int blocks = 0;
     WORKS(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function, 128, available);
-    // An H200 says that eight fit with so much, and then that seven do.
+    // An H200 reports that eight blocks fit with this much shared memory, and then seven.
     HOLDS(blocks >= 7);
     WORKS(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function, 128, available + 4096);
     HOLDS(blocks < 8);
@@ -173,7 +173,7 @@ void fit(CUfunction function) {
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuOccupancyMaxActiveClusters, &clusters, function, nullptr);
 }
 
-// As before CUDA 4.
+// Launches by the functions from before CUDA 4.
 void old_launches(CUfunction store, CUfunction scale, CUfunction shape) {
     clear();
     WORKS(cuFuncSetBlockShape, store, 2, 1, 1);
@@ -230,7 +230,7 @@ void large_parameters(CUfunction last) {
     HOLDS(word(0) == 1 && word(1) == 9);
 }
 
-// What the kernel does not read may be left out of a buffer.
+// Parameters that the kernel does not read may be left out of a buffer.
 void short_buffer(CUfunction first) {
     clear();
     unsigned long long packed[] = {memory, 0x0000000300000002ull};

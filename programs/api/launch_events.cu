@@ -106,12 +106,12 @@ void follow(CUstream stream, int from, int index) {
 
 void queries_and_waits_of_the_host() {
     const CUevent start = event(), trigger = event();
-    // The first time they are new; then they have been asked for, and recorded otherwise.
+    // In the first round the events are new; in later ones they have been queried, and recorded with another attribute.
     for (int round = 0; round < 3; round++) {
         clear();
         const int at_start = round == 1;
         HOLDS(launch({begun(start), triggered(trigger, at_start)}, first) == CUDA_SUCCESS);
-        // One is reached without the words, and the other is not unless beginning triggers it.
+        // `start` completes without the words; `trigger` does so only if the start of blocks triggers it.
         if (at_once) WORKS(cuEventSynchronize, start);
         if (at_once && at_start) WORKS(cuEventSynchronize, trigger);
         if (!at_start) RETURNS(CUDA_ERROR_NOT_READY, cuEventQuery, trigger);
@@ -136,7 +136,7 @@ void queries_and_waits_of_the_host() {
             WORKS(cuEventQuery, both);
         }
     }
-    // Behind other work a launch has not begun; recorded anew, an event has forgotten it.
+    // A launch behind other work has not begun; an event that is recorded again has no earlier state.
     clear();
     HOLDS(launch({triggered(trigger, 1)}, first) == CUDA_SUCCESS);
     HOLDS(launch({begun(start)}, first) == CUDA_SUCCESS);
@@ -145,7 +145,7 @@ void queries_and_waits_of_the_host() {
     WORKS(cuEventSynchronize, start);
     float milliseconds;
     RETURNS(CUDA_ERROR_INVALID_HANDLE, cuEventElapsedTime, &milliseconds, start, trigger);
-    // What an event waits for goes on without it.
+    // The launch goes on after its event is destroyed.
     WORKS(cuEventDestroy, start);
     WORKS(cuEventDestroy, trigger);
     set(0);
@@ -173,7 +173,7 @@ void waits_of_other_streams() {
     HOLDS(words[3] == 0);
     set(1);
     WORKS(cuCtxSynchronize);
-    // What waits for the grids before it sees what they did.
+    // A kernel that waits for the grids before it sees their writes.
     HOLDS(words[3] == 2 && words[5] == 1);
     WORKS(cuStreamDestroy, third);
     WORKS(cuEventDestroy, start);
@@ -248,7 +248,7 @@ void captures() {
         set(1);
         WORKS(cuStreamSynchronize, first);
         HOLDS(words[2] == 1);
-        // Only after a launch that has begun may what follows miss what it does.
+        // Only a dependency by a launch completion event lets the next kernel miss the launch's writes.
         if (one.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC) HOLDS(words[3] == 2);
         HOLDS(words[4] == words[3] + 1);
         WORKS(cuGraphExecDestroy, executable);
@@ -259,7 +259,7 @@ void captures() {
 }
 
 // Other work than a kernel comes behind the launch too, and so does a kernel that waits for its event and its end. How
-// such dependencies are told is not said.
+// such dependencies are reported is not documented.
 void captures_of_other_dependencies() {
     const CUevent launched = event(), behind = event(), joined = event();
     CUdeviceptr memory = 0;
@@ -299,7 +299,7 @@ void captures_of_other_dependencies() {
         // The copy may return before it is there, and these streams do not wait for it.
         WORKS(cuCtxSynchronize);
         WORKS(cuGraphLaunch, executable, first);
-        // Neither happens before the launch lets it.
+        // Neither the copy nor the kernel runs before the launch permits it.
         WORKS(cuMemcpyDtoHAsync, &filled, memory, sizeof filled, second);
         WORKS(cuStreamSynchronize, second);
         HOLDS(words[3] == 0 && filled == 0);
@@ -312,7 +312,7 @@ void captures_of_other_dependencies() {
         WORKS(cuGraphExecDestroy, executable);
         WORKS(cuGraphDestroy, graph);
     }
-    // An event that is captured is no other's to ask for; recorded outside it is.
+    // A captured event cannot be queried; an event that is recorded outside the capture can.
     CUgraph graph = nullptr;
     WORKS(cuStreamBeginCapture, first, CU_STREAM_CAPTURE_MODE_RELAXED);
     HOLDS(launch({begun(launched)}, first) == CUDA_SUCCESS);

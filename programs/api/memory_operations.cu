@@ -91,7 +91,7 @@ int main() {
     for (unsigned i = 0; i < 254; i++)
         if (many[i] != i) fail("an operation of a batch is missing");
 
-    // What is refused at the call.
+    // Operations that are refused at the call.
     expect("a misaligned word", write32(first, words + 2, 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("ordinary memory", write32(first, reinterpret_cast<CUdeviceptr>(many), 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("unknown flags", write32(first, words, 1, 8), CUDA_ERROR_INVALID_VALUE);

@@ -48,7 +48,7 @@ static void narrow(CUdevice device) {
     for (const char *name : {"cuArrayGetDescriptor", "cuArray3DGetDescriptor"}) {
         HOLDS(call(name, bytes, nullptr) == CUDA_ERROR_INVALID_HANDLE);
     }
-    // The others give nothing back.
+    // The other functions write no result.
     for (const char *name :
          {"cuArray3DCreate", "cuArrayCreate", "cuMemFree", "cuMemcpy2DAsync", "cuMemcpy2DUnaligned", "cuMemcpy3D",
           "cuMemcpy3DAsync", "cuMemcpyAtoA", "cuMemcpyAtoD", "cuMemcpyAtoH", "cuMemcpyAtoHAsync", "cuMemcpyDtoA",
@@ -64,7 +64,7 @@ static void narrow(CUdevice device) {
     GIVES(wide, "cuMemcpyHtoDAsync", 4096u, (void *)bytes, 16u, stream);
     for (const char *name : {"cuMemsetD8", "cuMemsetD16", "cuMemsetD32"}) GIVES(wide, name, 4096u, 1u, 16u);
     WORKS(cuStreamDestroy, stream);
-    // It goes with its context.
+    // The reference is destroyed with its context.
     void *reference = nullptr;
     GIVES(CUDA_SUCCESS, "cuTexRefCreate", &reference);
     first = seven;
@@ -144,7 +144,7 @@ static void core_dumps() {
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuCoredumpSetAttribute, CU_COREDUMP_LIGHTWEIGHT, &on, &bytes);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuCoredumpGetAttribute, CU_COREDUMP_LIGHTWEIGHT, &on, nullptr);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuCoredumpGetAttribute, CU_COREDUMP_MAX, &on, &bytes);
-    // What the process sets is what contexts begin with.
+    // New contexts begin with the values that the process sets.
     unsigned flags = CU_COREDUMP_SKIP_ABORT;
     bytes = 4;
     WORKS(cuCoredumpSetAttributeGlobal, CU_COREDUMP_GENERATION_FLAGS, &flags, &bytes);

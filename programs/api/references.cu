@@ -1,5 +1,5 @@
-// Texture and surface references, which headers have lost and programs of CUDA 11 use: their state, and what
-// kernels read and write through them.
+// Texture and surface references, which programs of CUDA 11 use and the present headers lack: their state, and reads
+// and writes of kernels through them.
 #include "driver.cuh"
 
 #include <cstdint>
@@ -111,7 +111,7 @@ static void copy(CUarray array, void *rows, bool back) {
     WORKS(cuMemcpy2D, &whole);
 }
 
-// What a fresh reference says of itself.
+// State of a new reference.
 static void fresh(Reference reference) {
     CUdeviceptr address = 7;
     int format = 7, channels = 7;
@@ -224,14 +224,14 @@ static void textures() {
         GOOD(name, plane, &shape, memory, (size_t)512);
         HOLDS(get<CUdeviceptr>("cuTexRefGetAddress_v2", plane) == memory && fetch(1.5f, 2.5f) == 257);
     }
-    // The last version looks at what it is given.
+    // The last version checks its arguments.
     const char *last = "cuTexRefSetAddress2D_v3";
     BAD_VALUE(last, plane, &shape, memory, (size_t)500);
     BAD_VALUE(last, plane, &shape, memory + 4, (size_t)512);
     BAD_VALUE(last, plane, (void *)nullptr, memory, (size_t)512);
     BAD_VALUE(last, plane, &shape, memory, (size_t)8);
 
-    // Of no module: kept, and read by nobody.
+    // A reference of no module: its state is stored, but no kernel reads through it.
     Reference own;
     CUfunction function;
     WORKS(cuModuleGetFunction, &function, module, "fetch");

@@ -1,5 +1,5 @@
-// Streams by each version of the functions: those of older versions, and those for which stream 0 is the thread's own.
-// What streams tell of themselves, captures, and operations on words in memory.
+// Streams by each version of the functions: those of older versions, and those for which stream 0 is the per-thread
+// stream. Queries of streams, captures, and operations on words in memory.
 #include <atomic>
 
 #include "driver.cuh"
@@ -54,7 +54,7 @@ static void questions(const std::string &version) {
     WORKS(cuStreamDestroy, second);
 }
 
-// What a capture tells by a version of the function.
+// Result of a version of `cuStreamGetCaptureInfo`.
 struct Told {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     cuuint64_t id = 0;
@@ -97,7 +97,7 @@ static void captures(const std::string &version) {
     HOLDS(three.status == one.status && three.id == one.id && three.graph == two.graph && three.count == 1);
     HOLDS(three.dependencies[0] == first);
 
-    // What comes next depends on nothing, then on both.
+    // The next node has no dependency, then both.
     const std::string update = "cuStreamUpdateCaptureDependencies";
     GIVES(CUDA_SUCCESS, update + version, stream, nullptr, size_t{0}, unsigned{CU_STREAM_SET_CAPTURE_DEPENDENCIES});
     WORKS(cuMemsetD32Async, memory + 4, 2, 1, stream);
@@ -137,7 +137,8 @@ static void captures(const std::string &version) {
     WORKS(cuStreamDestroy, stream);
 }
 
-// Whether the device has the functions of this version: the first is there where whoever loaded the driver wanted it.
+// Returns whether the device supports the functions of this version: the first version only if a module option enabled
+// it when the driver was loaded.
 static bool has(const std::string &version, CUdevice_attribute attribute) {
     int permitted = 1;
     if (version.find("_v2") == std::string::npos) WORKS(cuDeviceGetAttribute, &permitted, attribute, 0);
@@ -151,7 +152,7 @@ static void words(const std::string &version) {
     CUdeviceptr gate = 0;
     WORKS(cuMemHostGetDevicePointer, &gate, const_cast<unsigned long long *>(host), 0);
     const CUdeviceptr mark = gate + 64;
-    // Opens the gate if the stream waits for it. Functions that the device has not do nothing.
+    // Opens the gate if the stream waits for it. Functions that the device does not support do nothing.
     const auto opens = [&](bool waits) {
         RETURNS(waits ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS, cuStreamQuery, stream);
         HOLDS(host[8] == 0);
@@ -192,7 +193,7 @@ static void words(const std::string &version) {
     }
     GIVES(CUDA_ERROR_INVALID_VALUE, "cuStreamBatchMemOp" + version, stream, 300u, both, 0u);
     if (!narrow) {
-        // Nothing else is looked at, but that no capture can take it.
+        // No other argument is checked. The call is refused in a capture.
         GIVES(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBatchMemOp" + version, stream, 1u, nullptr, 9u);
         GIVES(CUDA_ERROR_NOT_SUPPORTED, "cuStreamWriteValue32" + version, stream, CUdeviceptr{2}, cuuint32_t{5}, 99u);
         for (const bool several : {false, true}) {

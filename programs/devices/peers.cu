@@ -87,7 +87,7 @@ static void descriptions(int count) {
     EXPECT(device == 0);
 }
 
-// NVML counts the same devices in the same order, and says the same of what reaches what.
+// NVML counts the same devices in the same order, and reports the same peer access.
 static void nvml(int count) {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     EXPECT(library);
@@ -106,7 +106,7 @@ static void nvml(int count) {
     EXPECT(initialise() == 0);
     unsigned counted;
     EXPECT(devices(&counted) == 0 && counted >= static_cast<unsigned>(count));
-    // NVML passes over the list of visible devices, of which each number has one digit here.
+    // NVML ignores the list of visible devices, in which each number has one digit here.
     const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
     EXPECT(visible || counted == static_cast<unsigned>(count));
     std::vector<Handle> handles(count);
@@ -154,7 +154,7 @@ static void copies(int *const values[2]) {
     }
     EXPECT(offsets[0] == 1 && offsets[1] == 2);
 
-    // Copies need no access, and come after what either device was given before.
+    // Copies need no peer access, and run after the earlier work of both devices.
     CHECK(cudaSetDevice(1));
     fill<<<BLOCKS, 256>>>(values[1], COUNT, 9);
     CHECK(cudaGetLastError());
@@ -206,7 +206,7 @@ static void peers(int *const values[2]) {
     }
     CHECK(cudaSetDevice(0));
     REFUSED(cudaDeviceDisablePeerAccess(1), cudaErrorPeerAccessNotEnabled);
-    // A fill is done by a device that reaches the memory; copies are not so particular.
+    // A fill needs a device with access to the memory; a copy does not.
     REFUSED(cudaMemsetAsync(values[1], 1, BYTES, nullptr), cudaErrorInvalidValue);
     CHECK(cudaDeviceEnablePeerAccess(1, 0));
     REFUSED(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
@@ -230,7 +230,7 @@ static void peers(int *const values[2]) {
     CHECK(cudaSetDevice(1));
     expect_all(values[1], 10, 5);
 
-    // What is allocated later is reached too.
+    // Access includes memory that is allocated later.
     int *later;
     CHECK(cudaMalloc(&later, BYTES));
     CHECK(cudaSetDevice(0));
@@ -398,7 +398,8 @@ __global__ void sample_array(cudaTextureObject_t texture, float *values, int wid
     values[threadIdx.x] = tex2D<float>(texture, threadIdx.x % width, threadIdx.x / width);
 }
 
-// What belongs to a context is of the device that was current: graphs, arrays, textures, limits, memory's amounts.
+// Objects and settings of a context belong to the device that was current: graphs, arrays, textures, limits, amounts of
+// memory.
 static void of_the_second(int *const values[2]) {
     CHECK(cudaSetDevice(1));
     cudaStream_t stream;
@@ -409,14 +410,14 @@ static void of_the_second(int *const values[2]) {
     cudaGraph_t graph;
     CHECK(cudaStreamEndCapture(stream, &graph));
     cudaGraphExec_t executable;
-    // Whatever is current when it is made, a graph is of the device of its kernels.
+    // An executable graph belongs to the device of its kernels, whichever device is current at its instantiation.
     CHECK(cudaSetDevice(0));
     CHECK(cudaGraphInstantiate(&executable, graph, 0));
     CHECK(cudaSetDevice(1));
     for (int round = 0; round < 3; ++round) CHECK(cudaGraphLaunch(executable, stream));
     CHECK(cudaStreamSynchronize(stream));
     expect_all(values[1], 42, 4);
-    // In the place of the other device's stream.
+    // A launch in a stream of the other device.
     cudaStream_t other;
     CHECK(cudaSetDevice(0));
     CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -494,7 +495,7 @@ static void of_the_second(int *const values[2]) {
     CHECK(cudaDeviceGetLimit(&larger, cudaLimitStackSize));
     EXPECT(larger >= stacks[1] + 1024);
     void *large;
-    // Others of the machine may begin or end to use memory meanwhile; then it is measured again.
+    // Other processes may allocate or free memory meanwhile; then it is measured again.
     for (int tries = 0;; ++tries) {
         for (int device = 0; device < 2; ++device) {
             CHECK(cudaSetDevice(device));
@@ -539,7 +540,7 @@ static void of_the_second(int *const values[2]) {
     EXPECT(managed_total == 5 + 10 + 11);
 }
 
-// Kernels of both devices, which begin when what was before them on either is done.
+// Cooperative kernels on both devices, which begin when the earlier work of both devices is complete.
 static void cooperative(int *const values[2]) {
     int supported[2];
     int *gate;
@@ -589,7 +590,7 @@ static void cooperative(int *const values[2]) {
     CHECK(cudaFreeHost(gate));
 }
 
-// Contexts that the program makes are of the device that it names.
+// Contexts that the program creates belong to the device that it names.
 static void contexts() {
     CUcontext primary, made, found;
     CUdevice device;

@@ -1,15 +1,15 @@
-// Launches in steady state, and the same time spent on private memory. In a VM the monitor is told which of
-// the two goes on, and so which exits belong to it.
+// Launches in steady state, and the same time spent on private memory. In a VM the program reports to the monitor which
+// of the two is running, so that the monitor can attribute exits to it.
 //
-// Launches come in bursts that fit before a stream holds its caller back, so that a burst never waits for the
-// device; that each burst has come to its end is waited for between bursts, which counts for neither.
+// Launches come in bursts short enough that no stream holds its caller back, so that a burst never waits for the
+// device. The wait for the end of each burst is attributed to neither.
 #include "../check.cuh"
 
 #include <chrono>
 
 #include <sys/io.h>
 
-// What goes on, as the number of an account of the monitor's.
+// Activity of the program, as the number of an account of the monitor.
 enum Account { other, launching, spinning };
 
 constexpr int burst = 512;
@@ -22,7 +22,7 @@ __global__ void count(unsigned long long *counter) {
     *counter += 1;
 }
 
-// The monitor's port, which its guests know; 0 elsewhere.
+// Returns the I/O port of the monitor's accounts; 0 outside such a VM.
 static unsigned short monitor_port() {
     const char *text = std::getenv("WORMHOLE_EXIT_ACCOUNTS");
     const int port = text ? std::atoi(text) : 0;

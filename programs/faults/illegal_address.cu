@@ -1,4 +1,4 @@
-// A kernel writes where nothing is allocated: what each later call reports.
+// A kernel writes to an unallocated address; prints the error of each later call.
 #include "../check.cuh"
 
 __global__ void write_to(int *address) { *address = 42; }

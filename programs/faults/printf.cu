@@ -1,4 +1,4 @@
-// Device-side printf: the text stands on stdout before what the host prints after synchronizing.
+// Device-side printf: the text is on stdout before the host's output after the synchronization.
 #include "../check.cuh"
 
 __global__ void say(const char *const *words) {

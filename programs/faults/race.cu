@@ -1,5 +1,5 @@
-// A reversal in shared memory without its barrier, and a sum that begins with what nobody wrote: for the CPU
-// device's checker. What comes of them is not looked at.
+// A reversal in shared memory without its barrier, and a sum that begins with uninitialised memory: for the race
+// checker of the CPU device. Their results are not checked.
 #include "../check.cuh"
 
 __global__ void reverse(int *values) {

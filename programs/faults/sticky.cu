@@ -24,7 +24,7 @@ const char SILENT[] = FAULT_PTX("", "");
 const char PRINTS[] = FAULT_PTX(
     ".extern .func (.param .b32 printed) vprintf(.param .b64 format, .param .b64 values);\n"
     ".global .align 1 .b8 text[5] = {111, 110, 99, 101, 0};\n",
-    // Of a word that is 1 nothing is printed.
+    // Nothing is printed if the word is 1.
     "    setp.eq.u32 %p1, %r1, 1;\n    @%p1 bra printed;\n"
     "    {\n    .param .b64 format;\n    .param .b64 values;\n    .param .b32 result;\n"
     "    cvta.global.u64 %rd5, text;\n    mov.u64 %rd6, 0;\n"
@@ -38,7 +38,7 @@ __global__ void touch(int *place) { *place = 1; }
 
 constexpr size_t BYTES = 4096;
 
-// What a process has when its kernel is under way in `stream`.
+// Objects of a process while its kernel is under way in `stream`.
 struct Work {
     CUmodule module;
     CUfunction fault;
@@ -47,7 +47,7 @@ struct Work {
     // Recorded before the kernel and behind it, and one that was never recorded.
     CUevent before, behind, fresh;
     CUdeviceptr memory;
-    // Freed by no way but those of pools.
+    // Freed only by the ways of pools.
     CUdeviceptr pooled;
     CUdeviceptr managed;
     void *pinned;
@@ -56,7 +56,7 @@ struct Work {
     CUgraphExec graph;
 };
 
-// Asks again until the answer is one.
+// Repeats a query until it returns another code than NOT_READY.
 template <typename Ask>
 int poll(Ask ask) {
     int code = CUDA_ERROR_NOT_READY;
@@ -134,7 +134,7 @@ const Way WAYS[] = {
     WAITS("cuModuleUnload, cuCtxSynchronize", DO(cuModuleUnload, w.module); END(cuCtxSynchronize)),
     WAITS("cuMemFree, cuCtxSynchronize", DO(cuMemFree, w.memory); END(cuCtxSynchronize)),
     WAITS("cuMemFreeHost, cuCtxSynchronize", DO(cuMemFreeHost, w.pinned); END(cuCtxSynchronize)),
-    // These may come to an end before the kernel; what follows tells.
+    // These may end before the kernel; the waits that follow report the fault.
     GOES_ON("cuMemcpyHtoD", END(cuMemcpyHtoD, w.memory, w.pageable, BYTES)),
     GOES_ON("cuMemcpyDtoD", END(cuMemcpyDtoD, w.memory, w.memory + BYTES, BYTES)),
     GOES_ON("cuMemsetD8", END(cuMemsetD8, w.memory, 1, BYTES)),
@@ -187,7 +187,7 @@ const Way WAYS[] = {
     GOES_ON("cudaFree", return cudaFree(reinterpret_cast<void *>(w.memory))),
 };
 
-// All that the ways name, with the kernel under way.
+// Makes all objects that the ways use, and launches the kernel.
 void begin(Work &w, bool prints) {
     WORKS(cuInit, 0);
     // Makes the primary context current and loads the runtime's own module, before the kernel holds the device.

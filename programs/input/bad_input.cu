@@ -26,9 +26,9 @@ using Word = std::uint64_t;
 constexpr int most_arguments = 18;
 // Seconds that one case may take.
 constexpr unsigned patience = 20;
-// Bytes of an allocation, and of what a pointer argument points to.
+// Bytes of an allocation, and of the memory behind a pointer argument.
 constexpr Word bytes = 1 << 20, room = 4 << 20;
-// Of a mapping.
+// Bytes of a mapping.
 constexpr Word granule = 2 << 20;
 constexpr Word minus_one = ~Word{0};
 
@@ -63,7 +63,7 @@ struct Call {
 
 Word word(const void *pointer) { return reinterpret_cast<Word>(pointer); }
 
-// What is beyond the parameters of a function it does not see.
+// Calls a function with words; it ignores words beyond its parameters.
 int call_words(const char *name, std::vector<Word> arguments) {
     using Function = int (*)(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word,
                              Word, Word, Word);
@@ -119,7 +119,7 @@ class Things {
 
     Word context = 0;
 
-    // The context is current still, and its work is done; otherwise the code that says not.
+    // Checks that the context is still current and its work completes; returns the code of the failure otherwise.
     int health() const {
         Word current = 0;
         const int code = call_words("cuCtxGetCurrent", {word(&current)});
@@ -136,7 +136,7 @@ class Things {
         if (code != 0) std::fprintf(stderr, "for %s: %s returned %d\n", call_.name.c_str(), name, code);
     }
 
-    // Calls what writes the thing it makes to its first argument.
+    // Calls a function that writes its new object to its first argument.
     void make(const char *name, Word *made, std::vector<Word> arguments) {
         arguments.insert(arguments.begin(), word(made));
         step(name, arguments);
@@ -238,7 +238,7 @@ struct Memory {
                                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
 
     char *part(std::size_t index) const { return base + index * room; }
-    // What no function of the driver knows.
+    // Memory that no function of the driver knows.
     Word foreign() const { return word(part(most_arguments)); }
 
     char *base;
@@ -248,7 +248,7 @@ template <typename Value> void put(char *place, const Value &value) { std::memcp
 
 bool contains(const std::string &text, const char *part) { return text.find(part) != std::string::npos; }
 
-// What a good pointer of a parameter points to.
+// Fills the memory behind a valid pointer argument.
 void fill(char *place, const Call &call, const Parameter &parameter, const Things *things, const Memory &memory) {
     const std::string &type = parameter.type;
     const auto live = [&](const char *kind) {
@@ -324,7 +324,7 @@ void fill(char *place, const Call &call, const Parameter &parameter, const Thing
     }
 }
 
-// A good argument.
+// Returns a valid argument.
 Word good(std::size_t index, const Call &call, const Things *things, const Memory &memory) {
     const Parameter &parameter = call.parameters[index];
     const std::string &name = parameter.name, &type = parameter.type;
@@ -399,7 +399,7 @@ struct Bad {
     Word value;
 };
 
-// The first value behind an enumeration's last.
+// Returns the first value behind an enumeration's last.
 Word behind(const std::string &type) {
     static const std::map<std::string, Word> known = {
         {"CUdevice_attribute", CU_DEVICE_ATTRIBUTE_MAX},
@@ -423,7 +423,7 @@ int attribute(CUdevice_attribute which) {
     return value;
 }
 
-// Bad arguments for a parameter.
+// Returns bad arguments for a parameter.
 std::vector<Bad> bad(std::size_t index, const Call &call, const Things &things, const Memory &memory) {
     const Parameter &parameter = call.parameters[index];
     const std::string &name = parameter.name, &type = parameter.type;
@@ -546,11 +546,11 @@ std::vector<Word> arguments(const Call &call, const Case &one, const Things *thi
     return list;
 }
 
-// Where a child tells what it does.
+// Pipe on which a child reports its cases.
 struct Report {
     int pipe;
 
-    // Who ends now ended of this.
+    // Reports a case before its call: if the child ends now, this case ended it.
     void start(std::size_t index, const std::string &label) const {
         alarm(patience);
         tell("start " + std::to_string(index) + " " + label);
@@ -634,7 +634,7 @@ bool with_context(const Report &report, const Call &function, std::size_t from) 
     return false;
 }
 
-// Handles that are of none of the driver's making, since it has not been initialised.
+// Calls before `cuInit`, with handles that the driver has not made.
 bool before_initialisation(const Report &report, const Call &function, std::size_t from) {
     const Memory memory;
     for (std::size_t index = from; index <= function.parameters.size(); ++index) {
@@ -652,7 +652,7 @@ bool before_initialisation(const Report &report, const Call &function, std::size
 
 std::function<void()> last;
 
-// In an exit handler that was registered before the driver came: the driver's own have run.
+// Calls in an exit handler that was registered before the driver's, so that the driver's own have run.
 bool after_exit(const Report &report, const Call &function, std::size_t from) {
     if (from > 0) return false;
     std::atexit([] {
@@ -671,7 +671,7 @@ bool after_exit(const Report &report, const Call &function, std::size_t from) {
     std::exit(0);
 }
 
-// When a kernel has ended the context's usefulness.
+// Calls after a kernel's fault has destroyed the context.
 bool after_fault(const Report &report, const Call &function, std::size_t from) {
     if (from > 0) return false;
     const Memory memory;

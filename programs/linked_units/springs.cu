@@ -1,4 +1,4 @@
-// The other unit: it defines what main.cu uses.
+// The other unit, which defines the function and the variable that main.cu uses.
 #include "springs.cuh"
 
 __device__ int pulls = 1000;

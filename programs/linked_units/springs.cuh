@@ -1,4 +1,4 @@
-// What the units share of each other's device code.
+// Device code that the units share.
 #pragma once
 
 // How often `pull` was called.

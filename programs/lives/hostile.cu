@@ -1,5 +1,5 @@
-// A process of a guest, as root, that harms what it reaches: `session` overwrites its own session's memory in the window
-// while it launches kernels, `streams` sends garbage on control streams, `window` overwrites the whole window.
+// A hostile process of a guest, as root: `session` overwrites its own session's memory in the window while it launches
+// kernels, `streams` sends garbage on control streams, `window` overwrites the whole window.
 #include "../check.cuh"
 
 #include <atomic>
@@ -36,7 +36,7 @@ static std::vector<Range> own() {
         char access[8];
         if (!std::strstr(line, WINDOW)) continue;
         if (std::sscanf(line, "%lx-%lx %7s %lx", &start, &end, access, &offset) != 4 || access[1] != 'w') continue;
-        // The bootstrap, in the first segment, is everybody's.
+        // The bootstrap, in the first segment, is shared by all sessions.
         const size_t before = offset < SEGMENT ? SEGMENT - offset : 0;
         if (end - start > before) ranges.push_back({offset + before, end - start - before});
     }
@@ -77,7 +77,7 @@ static int session(Random &random) {
     std::fflush(stdout);
     if (ranges.empty()) return 1;
     std::thread([=] {
-        // What becomes of it is its own concern.
+        // Errors of this session are expected, and ignored.
         for (;;) {
             count<<<1, 32>>>(value);
             unsigned seen;

@@ -1,4 +1,4 @@
-// Lives of processes that use CUDA: what forks, starts another program, loads and unloads the libraries, and ends in
+// Lives of processes that use CUDA: they fork, execute another program, load and unload the libraries, and end, in
 // every order. Without an argument every case is run, each in a process of its own; with one, that case.
 #include <atomic>
 #include <cstring>
@@ -92,7 +92,7 @@ static void fork_before() {
     works();
 }
 
-// The child of one that has called CUDA is refused everything, and can end in any way.
+// In the child of a process that has called CUDA every call fails, and the child can end in any way.
 static bool is_refused() {
     int number = 0;
     CUcontext context = nullptr;
@@ -114,7 +114,7 @@ static void fork_after() {
     works();
 }
 
-// While other threads are at work, which children know nothing of.
+// Forks while other threads are at work, which do not exist in the children.
 static void fork_amid_work() {
     works();
     std::atomic<bool> over{false}, wrong{false};
@@ -161,7 +161,7 @@ static void exec() {
     become_another();
 }
 
-// What each thread has, and gives back when it ends.
+// Stream of each thread, destroyed when the thread ends.
 struct Own {
     cudaStream_t stream = nullptr;
     ~Own() {
@@ -201,7 +201,7 @@ static void exit_in_a_thread() {
     cudaStream_t stream = busy();
     std::thread([] { std::exit(22); }).detach();
     cudaStreamSynchronize(stream);
-    // It does not end before the process does.
+    // The thread does not end before the process does.
     for (;;) pause();
 }
 
@@ -215,7 +215,8 @@ static void quick_exit() {
     std::quick_exit(24);
 }
 
-// In handlers that came before the driver, it has ended; in those that came after, it has not.
+// Exit handlers that were registered before the driver's run after its end; those that were registered later run
+// before.
 static void exit_handlers() {
     std::atexit([] {
         CUdeviceptr memory = 0;
@@ -229,7 +230,7 @@ static void exit_handlers() {
     std::exit(0);
 }
 
-// The object of a program that frees what it has when it is destroyed, after the driver has ended.
+// A static object whose destructor frees device memory after the driver has ended.
 struct Kept {
     unsigned *values = nullptr;
     ~Kept() {
@@ -297,7 +298,7 @@ static void driver_again() {
         const auto copy = reinterpret_cast<decltype(&cuMemcpyDtoH)>(dlsym(library, "cuMemcpyDtoH_v2"));
         CUcontext context = nullptr;
         HOLDS(initialise(0) == 0 && retain(&context, 0) == 0 && choose(context) == 0);
-        // What was there before is there still.
+        // Memory keeps its contents.
         if (round > 0) HOLDS(copy(&value, memory, sizeof value) == 0 && value == 40u + round);
         if (round == 0) HOLDS(allocate(&memory, 64) == 0);
         HOLDS(fill(memory, 41 + round, 1) == 0);

@@ -1,4 +1,4 @@
-// Many CUDA processes at the same time: how many of them get a context and copy, and what the others are told.
+// Many CUDA processes at the same time: counts the processes that get a context and copy, and the errors of the others.
 #include "../check.cuh"
 
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The descriptor on which a process tells its result, and the one whose end ends it.
+// Descriptors of a process: it writes its result to the first, and ends at the end of file of the second.
 constexpr int results = 100;
 constexpr int until = 101;
 

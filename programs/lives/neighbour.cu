@@ -18,7 +18,7 @@
 constexpr size_t held_bytes = 64 << 20;
 constexpr size_t pinned_bytes = 96 << 20;
 constexpr int deadline_ms = 1000;
-// The descriptors on which the watcher asks its parent for something and hears that it is done.
+// Descriptors for the watcher's requests to its parent, and for the answers.
 constexpr int requests = 101;
 constexpr int answers = 100;
 
@@ -49,7 +49,7 @@ static pid_t start(const char *role, bool namespaced, int output) {
     const long flags = namespaced ? CLONE_NEWPID | SIGCHLD : SIGCHLD;
     const pid_t child = static_cast<pid_t>(syscall(SYS_clone, flags, nullptr, nullptr, nullptr, nullptr));
     if (child == 0) {
-        // Not to be left behind by a parent that gives up.
+        // The child is killed if its parent ends.
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (output >= 0) dup2(output, 1);
         execl("/proc/self/exe", "neighbour", role, static_cast<char *>(nullptr));
@@ -117,8 +117,8 @@ static int watch() {
     const size_t free_alone = free_memory();
     if (!ask("hold\n")) return 1;
     const size_t free_beside = free_memory();
-    // A device whose memory is one for all processes shows what the other holds. The CPU device's
-    // memory is its worker's own, and comes back with the worker, as the pinned memory does.
+    // A device whose memory is common to all processes shows the other process's allocation. The CPU device's memory is
+    // its worker's own, and comes back with the worker, as the pinned memory does.
     const bool common = free_beside + held_bytes <= free_alone;
     void *pinned = nullptr;
     if (cudaMallocHost(&pinned, pinned_bytes) == cudaSuccess) {

@@ -1,5 +1,5 @@
-// Batches of copies: pageable, page-locked and device memory in one call, boxes of memory and of arrays, what is
-// refused, and copies that wait because the program has said so.
+// Batches of copies: pageable, page-locked and device memory in one call, boxes of memory and of arrays, refused
+// copies, and copies that wait because of SYNC_MEMOPS.
 #include "../api/driver.cuh"
 #include "../check.cuh"
 
@@ -67,7 +67,7 @@ static void boxes(cudaStream_t stream) {
             expect(back[y * width + x] == (inside ? source[(y - 1) * row + x - 2] : 0), "a box of an array");
         }
 
-    // One that is not possible, and none is made.
+    // If one copy is not possible, none is made.
     CHECK(cudaMemset(device, 7, 4));
     CHECK(cudaDeviceSynchronize());
     copies[0].extent.width = width;
@@ -92,7 +92,7 @@ __global__ void late(volatile unsigned *flag) {
     *flag = 1;
 }
 
-// Copies and fills of the device wait once the program says so.
+// Copies and fills of device memory wait once the program sets the attribute.
 static void waiting() {
     volatile unsigned *flag;
     void *data, *other;
@@ -159,7 +159,7 @@ int main() {
         expect(back[i] == expected, "every byte arrived, and no other");
     }
 
-    // One copy that is not possible: those before it are made.
+    // If one copy is not possible, those before it are made.
     CHECK(cudaMemset(device, 7, 4 * size));
     CHECK(cudaDeviceSynchronize());
     sizes[3] = size + 1;

@@ -1,5 +1,5 @@
-// Copies of rows and of boxes between pageable, page-locked, device and array memory, and what arrays,
-// textures and surfaces say of themselves; each result and code against what the native driver gives.
+// Copies of rows and of boxes between pageable, page-locked, device and array memory, and attributes of arrays,
+// textures and surfaces; each result and code is compared with the native driver's.
 #include "../check.cuh"
 
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
-// A function of the driver, which programs here are not linked with.
+// Looks a function of the driver up, because these programs are not linked with it.
 #define NAME_OF(name) #name
 #define DRIVER(name) driver<decltype(&name)>(NAME_OF(name))
 
@@ -112,7 +112,7 @@ static void pairs(CUstream stream) {
                 const std::vector<unsigned char> content = scratch;
                 std::fill(scratch.begin(), scratch.end(), static_cast<unsigned char>(round ^ 0x55));
                 whole(target, plain);
-                // A box that is larger than what the frontend stages at a time.
+                // A box of several hundred kilobytes, at an offset in both volumes.
                 CUDA_MEMCPY3D copy = copy_of(target, source);
                 copy.srcXInBytes = 16, copy.srcY = 3, copy.srcZ = 1;
                 copy.dstXInBytes = 4, copy.dstY = 5, copy.dstZ = 2;
@@ -153,7 +153,7 @@ __global__ void slow_add(unsigned *words, int count) {
     }
 }
 
-// Rows wait for what is before them in their stream, whichever memory the program holds them in.
+// Copies of rows wait for earlier work of their stream, whichever kind of memory they name.
 static void order() {
     const int width = 64, height = 32, count = width * height;
     unsigned *device, *locked;

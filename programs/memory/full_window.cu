@@ -1,5 +1,5 @@
-// Page-locked memory until there is no more, 512 MiB of it at most: ordinary memory is copied all the same, kernels
-// run, and what is freed can be had again.
+// Page-locked memory until there is no more, 512 MiB of it at most: pageable memory can still be copied, kernels run,
+// and freed memory can be allocated again.
 #include "../check.cuh"
 
 #include <vector>
@@ -37,7 +37,7 @@ int main() {
         void *block = nullptr;
         error = cudaMallocHost(&block, BLOCK);
         if (error != cudaSuccess) break;
-        // The first and the last bytes are its own.
+        // The first and the last bytes identify the block.
         *static_cast<size_t *>(block) = blocks.size();
         *reinterpret_cast<size_t *>(static_cast<char *>(block) + BLOCK - sizeof(size_t)) = blocks.size();
         blocks.push_back(block);

@@ -42,8 +42,8 @@ struct Handles {
     cudaIpcEventHandle_t filled, answered;
 };
 
-// The first launch of a kernel loads it, for which the driver may wait for what runs: all are loaded before any has
-// to run while another waits.
+// The first launch of a kernel loads it, for which the driver may wait for running kernels. So all kernels are loaded
+// before one has to run while another waits.
 static void load() {
     fill<<<1, 1>>>(nullptr, 0, 0, nullptr);
     add<<<1, 1>>>(nullptr, 0, 0);

@@ -8,7 +8,7 @@ __global__ void add(int *data, int count, int value) {
     if (i < count) data[i] += value;
 }
 
-// Answers what the host writes while it runs.
+// Answers the host's writes while it runs.
 __global__ void answer(volatile int *question, volatile int *reply, int rounds) {
     for (int round = 1; round <= rounds; ++round) {
         while (*question != round) {}
@@ -77,7 +77,7 @@ int main() {
     }
     CHECK(cudaStreamSynchronize(stream));
 
-    // What is said of it can be asked.
+    // Advice and prefetches can be queried.
     const cudaMemLocation on_device = {cudaMemLocationTypeDevice, 0};
     const cudaMemLocation on_host = {cudaMemLocationTypeHost, 0};
     expect(range_attribute(cudaMemRangeAttributeLastPrefetchLocation, data, bytes) == cudaInvalidDeviceId, "no prefetch yet");

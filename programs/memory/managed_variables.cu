@@ -24,7 +24,7 @@ __global__ void use(int rounds) {
     atomicAdd(&counter, 1);
 }
 
-// Answers what the host writes while it runs.
+// Answers the host's writes while it runs.
 __managed__ volatile int question, reply;
 __global__ void answer(int rounds) {
     for (int round = 1; round <= rounds; ++round) {

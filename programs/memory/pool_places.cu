@@ -1,4 +1,4 @@
-// Pools by the place of their memory, as since CUDA 13; who may reach a pool; registered memory, shared addresses and
+// Pools by the location of their memory, as since CUDA 13; access to a pool; registered memory, shared addresses and
 // mipmaps by the first versions of the functions.
 #include "../api/driver.cuh"
 
@@ -67,7 +67,7 @@ static void registered() {
     std::free(place);
 }
 
-// A process does not open what it shares itself.
+// A process cannot open memory that it shares itself.
 static void shared() {
     CUdeviceptr memory = 0, opened = 0;
     CUipcMemHandle handle;

@@ -42,7 +42,7 @@ static void set(cudaMemPool_t pool, cudaMemPoolAttr attribute, uint64_t value) {
 static const int COUNT = 1 << 18;
 static const size_t BYTES = COUNT * sizeof(unsigned);
 
-// What a stream allocates, fills, copies out and frees without a wait between.
+// A stream allocates, fills, copies and frees memory without a wait between.
 static void in_order(cudaStream_t stream, unsigned *host, unsigned rounds) {
     for (unsigned round = 0; round < rounds; ++round) {
         unsigned *data;
@@ -75,7 +75,7 @@ static void across_streams(cudaStream_t first, cudaStream_t second, unsigned *ho
     CHECK(cudaEventDestroy(ready));
 }
 
-// Memory that a busy stream has freed is not another stream's yet.
+// Memory that a busy stream has freed is not yet allocated to another stream.
 static void reuse_waits(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
     volatile unsigned *gate;
     CHECK(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocMapped));
@@ -133,7 +133,7 @@ static void statistics(cudaStream_t stream) {
 
     set(pool, cudaMemPoolAttrReleaseThreshold, 0);
     size_t before, between, after, total;
-    // Others of the machine may begin or end to use memory meanwhile; then it is measured again.
+    // Other processes may allocate or free memory meanwhile; then it is measured again.
     for (int tries = 0;; ++tries) {
         CHECK(cudaMemGetInfo(&before, &total));
         CHECK(cudaMallocFromPoolAsync(&data, 8 << 20, pool, stream));

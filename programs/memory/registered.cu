@@ -91,7 +91,7 @@ static void written_meanwhile(std::vector<std::uint64_t> &words) {
     for (std::size_t i = 0; i < words.size(); i += 64) expect(words[i] == rounds, "no write is lost");
 }
 
-// A child has the memory as it was, and neither sees the other's writes.
+// A forked child has a copy of the memory, and neither process sees the other's writes.
 static void forked(int *data, int count) {
     for (int i = 0; i < count; ++i) data[i] = i;
     CHECK(cudaHostRegister(data, count * sizeof(int), cudaHostRegisterMapped));
@@ -127,7 +127,7 @@ static void shared(int count) {
     expect(memory != MAP_FAILED, "shared memory");
     int *data = static_cast<int *>(memory);
     for (int i = 0; i < count; ++i) data[i] = i;
-    // The driver maps it where it is; a guest's library says that it cannot.
+    // The native driver maps it in place; the guest library returns NOT_SUPPORTED.
     const cudaError_t mapped = cudaHostRegister(data, bytes, cudaHostRegisterMapped);
     expect(mapped == cudaSuccess || mapped == cudaErrorNotSupported, "it is mapped, or cannot be");
     if (mapped != cudaSuccess) {
@@ -178,7 +178,7 @@ int main() {
     expect(cudaHostRegister(hole, 3 * 4096, 0) == cudaErrorInvalidValue, "a hole");
     expect(cudaHostRegister(nullptr, 4096, 0) == cudaErrorInvalidValue, "no memory");
 
-    // Two registrations in one page, and what the program forgets to unregister before it is unmapped.
+    // Two registrations in one page, and memory that is unmapped while it is registered.
     void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int *first = static_cast<int *>(page), *second = first + 512;
     CHECK(cudaHostRegister(first, 400, cudaHostRegisterMapped));

@@ -1,5 +1,5 @@
 // Sets and copies by each version of the functions: those of older versions, and those for which stream 0 is the
-// thread's own; places of managed memory by the same.
+// per-thread stream; locations of managed memory by the same versions.
 #include "../api/driver.cuh"
 
 #include <cstdint>
@@ -12,7 +12,7 @@ static CUcontext context;
 static CUdeviceptr memory;
 static CUstream stream;
 
-// What is in memory now; zeros are left behind.
+// Returns the memory's contents, and clears it.
 static std::vector<unsigned char> taken() {
     std::vector<unsigned char> found(bytes);
     WORKS(cuCtxSynchronize);
@@ -114,7 +114,7 @@ static void copies(const std::string &version, const std::string &synchronous) {
 static CUdeviceptr managed;
 static const size_t page = 1 << 16;
 
-// Where memory was last prefetched to: a device, or the host.
+// Returns the location of the last prefetch: a device, or the host.
 static int place(CUdeviceptr address) {
     int found = 77;
     WORKS(cuMemRangeGetAttribute, &found, sizeof found, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, address, page);

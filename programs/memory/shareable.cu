@@ -252,7 +252,7 @@ int main(int argc, char **argv) {
     int status = 0;
     expect(waitpid(child, &status, 0) == child && status == 0, "the importer ends well");
 
-    // A descriptor is a hold on memory too, the last one here. Others of the machine may begin or end to use memory
+    // A descriptor references memory too, here as the last reference. Other processes may allocate or free memory
     // meanwhile; then it is measured again.
     for (int tries = 0;; ++tries) {
         WORKS(cuMemCreate, &memory, bytes, &properties, 0);
@@ -263,7 +263,7 @@ int main(int argc, char **argv) {
         WORKS(cuMemImportFromShareableHandle, &own, held, descriptor);
         WORKS(cuMemRelease, own);
         close(descriptors[0]);
-        // Whatever is created next finds it gone.
+        // The next creation releases the memory.
         WORKS(cuMemCreate, &memory, bytes, &properties, 0);
         WORKS(cuMemGetInfo, &free_after, &total);
         WORKS(cuMemRelease, memory);

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const int COUNT = 100003, WRITTEN = 512;
-// As long as it must be, and no whole number of pages.
+// Its size is not a multiple of the page size.
 struct Memory {
     int data[COUNT];
     std::uint64_t counted[WRITTEN];
@@ -34,7 +34,7 @@ __global__ void add(int *data, int count, int value) {
     if (i < count) data[i] += value;
 }
 
-// Tells the other process's kernel, and waits until it is told.
+// Signals the other process's kernel, and waits for its signal.
 __global__ void meet(volatile int *mine, volatile int *theirs, int round) {
     *mine = round;
     __threadfence_system();
@@ -96,7 +96,7 @@ static void run(int number, Memory *memory, int socket) {
         CHECK(cudaDeviceSynchronize());
     }
     turn(socket);
-    // Copies go to and from it, and what is copied there is there.
+    // Copies to and from it, with checks of their data.
     int *own;
     CHECK(cudaMalloc(&own, COUNT * sizeof(int)));
     if (number == 0) {
@@ -113,7 +113,7 @@ static void run(int number, Memory *memory, int socket) {
     }
     turn(socket);
     CHECK(cudaFree(own));
-    // While it is registered and not, and by either, the writers' words are nobody else's.
+    // Registering and unregistering by either process loses no write of the writing threads.
     for (int round = 0; round < 20; ++round) {
         CHECK(cudaHostUnregister(memory));
         CHECK(cudaHostRegister(memory, sizeof *memory, flags));
@@ -126,7 +126,7 @@ static void run(int number, Memory *memory, int socket) {
     for (int i = number; i < WRITTEN; i += 2) expect(memory->counted[i] == rounds, "no write is lost");
 }
 
-// Of a file that has no name and no descriptor of which is kept, a part that starts in a page.
+// Registers a part, not aligned to a page, of a file that has neither a name nor an open descriptor.
 static void unnamed(int file) {
     const std::size_t bytes = 3 * 4096, start = 4096 + 64;
     expect(ftruncate(file, bytes) == 0, "room");
@@ -140,7 +140,7 @@ static void unnamed(int file) {
     CHECK(cudaDeviceSynchronize());
     int value = 0;
     expect(pread(file, &value, sizeof value, start) == sizeof value && value == 3, "the file has it");
-    // The registration outlives the mapping, as the device's reach does.
+    // The registration and the device's access outlive the mapping.
     munmap(mapping, bytes);
     add<<<1, 32>>>(static_cast<int *>(device), 10, 4);
     CHECK(cudaDeviceSynchronize());
@@ -163,7 +163,7 @@ int main() {
     close(sockets[child != 0]);
     Memory *memory = map(file);
     if (child == 0) {
-        // As NCCL does: the one that comes last takes the name away, and keeps a descriptor.
+        // As NCCL does: the last process unlinks the name, and keeps a descriptor.
         turn(socket);
         unlink(path);
         run(1, memory, socket);

@@ -62,7 +62,8 @@ static CUmemAccessDesc access_of(CUmemAccess_flags flags) {
     return wanted;
 }
 
-// A segment that grows by handles at the end of one reservation, used across them; the bytes that are not back.
+// Tests a segment that grows by handles at the end of one reservation, and is used across them. Returns the bytes that
+// were not freed.
 static size_t expandable_segment(size_t unit) {
     const size_t units = 16;
     size_t before, after, total;
@@ -95,7 +96,7 @@ static size_t expandable_segment(size_t unit) {
     CHECK(cudaPointerGetAttributes(&attributes, (char *)base + 5));
     expect(attributes.type == cudaMemoryTypeDevice && attributes.device == 0, "it is device memory");
 
-    // Some of it goes and comes back elsewhere.
+    // Some memory is unmapped and mapped elsewhere.
     CHECK(cudaDeviceSynchronize());
     WORKED(do_cuMemUnmap(base + 4 * unit, 8 * unit));
     is((CUresult)cudaMemset((char *)base + 4 * unit, 0, 16), CUDA_ERROR_INVALID_VALUE, "what is not mapped");
@@ -212,7 +213,7 @@ int main() {
     size_t unit = 0;
     WORKED(do_cuMemGetAllocationGranularity(&unit, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     expect(unit != 0 && (unit & (unit - 1)) == 0, "the granularity is a power of two");
-    // What is launched and copied for the first time takes memory of its own, and so may other processes meanwhile.
+    // First launches and copies allocate memory, and so may other processes meanwhile.
     int rounds = 0;
     while (expandable_segment(unit) != 0) expect(++rounds < 20, "all memory is back");
     buffer(unit);

@@ -15,9 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Where the ranks find who they are.
+// Environment variables with a rank's number and folder.
 constexpr const char *RANK = "COLLECTIVES_RANK", *FOLDER = "COLLECTIVES_FOLDER";
-// If it is set, NCCL takes each rank for one on a host of its own.
+// Variable that makes NCCL treat each rank as one on a host of its own.
 constexpr const char *HOST_EACH = "COLLECTIVES_HOST_EACH";
 // Seconds after which the program counts as hung.
 constexpr unsigned PATIENCE = 900;
@@ -47,7 +47,7 @@ template <> ncclDataType_t type_of<float>() { return ncclFloat32; }
 template <> ncclDataType_t type_of<double>() { return ncclFloat64; }
 template <> ncclDataType_t type_of<int>() { return ncclInt32; }
 
-// What a rank contributes: small integers, so that sums of all ranks are exact in every type.
+// Contribution of a rank: small integers, so that sums of all ranks are exact in every type.
 static int value(int rank, size_t i) { return static_cast<int>((i * 7 + rank * 13) % 101) - 50; }
 
 // Memory of the device.
@@ -56,7 +56,7 @@ template <typename T> struct Buffer {
     size_t count;
     explicit Buffer(size_t count) : count(count) { CHECK(cudaMalloc(&at, count * sizeof(T))); }
     ~Buffer() { CHECK(cudaFree(at)); }
-    // What no operation leaves there.
+    // Fills the buffer with a value that no operation produces.
     void spoil() {
         CHECK(cudaMemset(at, 0x55, count * sizeof(T)));
         CHECK(cudaDeviceSynchronize());
@@ -138,7 +138,7 @@ template <typename T> void check(ncclComm_t comm, cudaStream_t stream, size_t co
     to.expect([&](size_t i) { return value(previous, i); });
 }
 
-// An all-reduce that a graph repeats: each launch multiplies what is there by the number of ranks.
+// An all-reduce that a graph repeats: each launch multiplies the values by the number of ranks.
 static void check_graph(ncclComm_t comm, cudaStream_t stream) {
     constexpr int launches = 3;
     Buffer<double> values(5000);
@@ -176,7 +176,7 @@ static void run_rank(const std::string &folder, int device) {
     NCCL(ncclCommInitRank(&comm, rank_count, id, this_rank));
     cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    // From what goes with the flags of a message to what is sent in portions.
+    // From counts that fit beside a message's flags to those that are sent in portions.
     for (const size_t count : {1, 1000, 40'000, 300'001}) {
         check<float>(comm, stream, count);
         check<int>(comm, stream, count);

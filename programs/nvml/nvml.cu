@@ -1,4 +1,4 @@
-// What NVML tells a program of its own device, memory and processes, and of those of a second process.
+// NVML's figures of a program's own device, memory and processes, and of those of a second process.
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -38,7 +38,7 @@ static unsigned long long used(void *device)
     return memory.used;
 }
 
-// What the process with this number holds; none if it is not in the list.
+// Returns the memory of the process with this number; -1 if it is not in the list.
 static long long held(void *device, pid_t pid)
 {
     Process processes[64] = {};
@@ -50,8 +50,8 @@ static long long held(void *device, pid_t pid)
     return -1;
 }
 
-// Waits until the process with this number holds as much, or is not in the list any more (-1). Its number and its end come
-// to others by another way than what it says itself.
+// Waits until the process with this number holds that much, or is not in the list any more (-1). The list is updated
+// asynchronously to the process's own messages.
 static void await(void *device, pid_t pid, long long bytes, const char *what)
 {
     for (int tries = 0; bytes < 0 ? held(device, pid) >= 0 : held(device, pid) < bytes; tries++) {
@@ -60,7 +60,7 @@ static void await(void *device, pid_t pid, long long bytes, const char *what)
     }
 }
 
-// Waits until so much is used. What is asked may be some milliseconds old.
+// Waits until so much is used. The figures may be some milliseconds old.
 static void await_use(void *device, unsigned long long bytes, const char *what)
 {
     for (int tries = 0; used(device) < bytes; tries++) {
@@ -69,8 +69,8 @@ static void await_use(void *device, unsigned long long bytes, const char *what)
     }
 }
 
-// Frees memory, which is no longer used then. Where others of the machine begin to use as much meanwhile, as they may
-// natively, it is tried again.
+// Frees memory, and checks that the used memory decreases. Tries again if other processes allocate as much meanwhile,
+// as they may natively.
 static void frees(void *device, void *memory, unsigned long long bytes)
 {
     for (int tries = 0;; tries++) {
@@ -126,7 +126,7 @@ static int second(int argc, char **argv)
     return 0;
 }
 
-// What is allocated on one of several devices is used there alone.
+// Memory that is allocated on one of several devices counts only there.
 static void each_device(int devices)
 {
     const unsigned long long bytes = 32 << 20;

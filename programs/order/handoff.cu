@@ -1,5 +1,5 @@
-// Two threads hand CUDA objects to each other under a mutex. What one has put on a stream must come
-// before what the other puts there next. A kernel with a ticket checks the order on the device.
+// Two threads hand CUDA objects to each other under a mutex. Work that one thread has put on a stream must run before
+// work that the other puts there next. A kernel with a ticket checks the order on the device.
 //
 // handoff [HAND-OFFS] [stream|legacy|event|allocation|created|all]
 #include "../check.cuh"
@@ -59,7 +59,7 @@ template <typename Turn> void alternate(int hand_offs, Turn turn) {
     other.join();
 }
 
-// Waits for everything and counts what came out of order.
+// Waits for all work and counts tickets that came out of order.
 int settle(const char *what, int hand_offs, Turnstile *turnstile) {
     CHECK(cudaDeviceSynchronize());
     Turnstile seen;
