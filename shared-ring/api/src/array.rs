@@ -15,7 +15,7 @@ const VIDEO_ENCODE_DECODE: u32 = 0x100;
 const MOST_BYTES: u64 = 1 << 48;
 const FACES: u64 = 6;
 
-/// The type of a channel (`CUarray_format`).
+/// Type of a channel (`CUarray_format`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Format {

@@ -3,7 +3,7 @@
 use crate::message::*;
 use crate::wire::Message;
 
-/// An exported function.
+/// Exported function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
     /// Stable id, never reused.

@@ -27,9 +27,9 @@ pub const INDICES: u32 = 1 << (TYPE_SHIFT - INDEX_SHIFT);
 /// Upper bound of generations, exclusive. Generations wrap.
 pub const GENERATIONS: u16 = 1 << (INDEX_SHIFT - GENERATION_SHIFT);
 
-/// A type of handle.
+/// Type of a handle.
 pub trait HandleKind: Copy + fmt::Debug + PartialEq {
-    /// The upper four bits; not zero.
+    /// Upper four bits; not zero.
     const TYPE: u64;
     const NAME: &'static str;
     /// True if the value 1 is the legacy default stream.
@@ -97,7 +97,7 @@ pub struct Key {
 }
 
 impl Handle<Stream> {
-    /// The legacy default stream (`CU_STREAM_LEGACY`).
+    /// Legacy default stream (`CU_STREAM_LEGACY`).
     pub const LEGACY: Self = Self {
         bits: 1,
         kind: PhantomData,

@@ -1,6 +1,6 @@
 //! Functions of NVML, and the calls of the host's NVML that serve them.
 
-/// An exported function.
+/// Exported function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
     pub name: &'static str,
@@ -37,7 +37,7 @@ impl Word {
     }
 }
 
-/// A function of the host's NVML: `name(device, selectors…, outputs…)`.
+/// Function of the host's NVML: `name(device, selectors…, outputs…)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFunction {
     pub name: &'static str,
@@ -84,7 +84,7 @@ impl HostFunction {
     }
 }
 
-/// A field of `nvmlDeviceGetFieldValues`.
+/// Field of `nvmlDeviceGetFieldValues`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     pub id: u32,

@@ -80,7 +80,7 @@ pub trait Decode<'a>: Sized {
     fn decode(body: &'a [u8]) -> Result<Self, DecodeError>;
 }
 
-/// A message of the table.
+/// Message of the table.
 pub trait Message: Encode {
     const ID: u16;
     const NAME: &'static str;

@@ -83,7 +83,7 @@ pub enum Body {
     Refused(String),
 }
 
-/// A function.
+/// Function of NVML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     pub name: String,
@@ -100,7 +100,7 @@ pub struct Field {
     pub scopes: Option<u32>,
 }
 
-/// The table.
+/// Parsed table of NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nvml {
     pub functions: Vec<Function>,
