@@ -320,8 +320,8 @@ fn reserve_pieces(band: Band) -> Vec<(u64, u64)> {
     pieces
 }
 
-/// The variables that the driver reads at start, one per line. This library handles those that select devices and the
-/// launch mode.
+/// Returns the variables that the driver reads at start, one per line, without those that this library handles itself:
+/// the selection of devices and the launch mode.
 fn environment() -> String {
     const OWN: [&str; 3] = [
         "CUDA_VISIBLE_DEVICES",

@@ -41,7 +41,7 @@ enum Need {
     Optional,
 }
 
-/// The arena of this process.
+/// The window and the arena of this process.
 #[derive(Debug)]
 pub struct Extents {
     window: Window,

@@ -20,8 +20,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// The band for files must be reserved. The socket becomes nonblocking: sending a file does not wait for the
-    /// worker.
+    /// Makes the socket nonblocking, so that sending a file does not wait for the worker. The band for files must be
+    /// reserved.
     pub fn new(socket: UnixDatagram) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         let mut band = Arena::default();

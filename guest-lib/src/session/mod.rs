@@ -66,7 +66,7 @@ pub struct Session {
 pub struct OnDevice {
     session: &'static Session,
     ordinal: u16,
-    /// The device's number for the backend.
+    /// The device's number at the backend.
     number: u16,
 }
 
@@ -84,7 +84,7 @@ impl OnDevice {
         self.ordinal.into()
     }
 
-    /// The device's number for the backend.
+    /// Returns the device's number at the backend.
     pub fn number(self) -> u32 {
         self.number.into()
     }
@@ -134,7 +134,7 @@ fn no_session() -> CuError {
     }
 }
 
-/// Attaches, unless this process has done so before.
+/// Attaches this process to its backend, unless it already is.
 pub fn initialise() -> Result<&'static Session> {
     if let Ok(session) = session() {
         return Ok(session);

@@ -12,7 +12,7 @@ use crate::error::{CuError, Result};
 use crate::pages::Pages;
 use crate::session::OnDevice;
 
-/// A registration.
+/// A registration of a file's memory.
 #[derive(Debug)]
 struct Reached {
     /// The device's address of the registered memory.
