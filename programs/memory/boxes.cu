@@ -45,7 +45,7 @@ struct Volume {
     size_t pitch, rows, bytes;
 };
 
-constexpr size_t WIDTH = 1800, HEIGHT = 90, DEPTH = 5;
+constexpr size_t WIDTH = 1800, HEIGHT = 90, DEPTH = 6;
 
 static Volume memory(CUmemorytype kind, void *address, size_t pitch, size_t rows) {
     return {kind, static_cast<unsigned char *>(address), nullptr, pitch, rows, pitch * rows * DEPTH};
@@ -112,11 +112,11 @@ static void pairs(CUstream stream) {
                 const std::vector<unsigned char> content = scratch;
                 std::fill(scratch.begin(), scratch.end(), static_cast<unsigned char>(round ^ 0x55));
                 whole(target, plain);
-                // A box of several hundred kilobytes, at an offset in both volumes.
+                // A box larger than a staging buffer of the frontend (512 KiB), at an offset in both volumes.
                 CUDA_MEMCPY3D copy = copy_of(target, source);
                 copy.srcXInBytes = 16, copy.srcY = 3, copy.srcZ = 1;
                 copy.dstXInBytes = 4, copy.dstY = 5, copy.dstZ = 2;
-                copy.WidthInBytes = 1780, copy.Height = 80, copy.Depth = 3;
+                copy.WidthInBytes = 1780, copy.Height = 80, copy.Depth = 4;
                 if (asynchronous) {
                     WORKS(DRIVER(cuMemcpy3DAsync)(&copy, stream));
                     WORKS(DRIVER(cuStreamSynchronize)(stream));
