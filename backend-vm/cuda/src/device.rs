@@ -323,7 +323,7 @@ impl CudaDevice {
         jit: &mut Jit,
         place: Option<ManagedPlace>,
     ) -> Result<Loading> {
-        let uses_output = code.uses_output() || self.uses_output.load(Ordering::Relaxed);
+        let uses_output = self.uses_output.load(Ordering::Relaxed) || code.uses_output();
         let managed = if code.names_managed() {
             self.managed_code(code, jit)?
         } else {
