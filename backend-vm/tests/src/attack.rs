@@ -1,4 +1,5 @@
-//! Attacks: what a hostile guest can write into a live window, by chance and by design, and descriptors that do harm.
+//! Attacks on a live window, random and directed, and descriptors that block the process
+//! that closes them.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -10,14 +11,14 @@ use wormhole_ring::layout::{MAX_RECORD, RECORD_HEADER, RING_BYTES, UNIT, session
 use crate::guest::Guest;
 use crate::random::Random;
 
-/// A record as it lies in a ring, to be spoilt.
+/// A record as it lies in a ring, to be mutated.
 #[derive(Clone)]
 pub struct Entry {
     pub message: u16,
     pub slot: u16,
     pub device: u16,
     pub body: Vec<u8>,
-    /// Given instead of the right one.
+    /// Wrong value for this header field, if any; `units` and `lap` likewise.
     pub body_len: Option<u32>,
     pub units: Option<u64>,
     pub lap: Option<u32>,
@@ -27,7 +28,7 @@ pub struct Entry {
 /// Writes entries straight into a ring, as its only producer.
 pub struct Writer {
     segment: *mut u8,
-    /// Bytes since the session began.
+    /// Bytes written since the session began.
     pub cursor: u64,
 }
 
@@ -62,12 +63,12 @@ impl Writer {
         unsafe { self.segment.add(offset).write_volatile(value) }
     }
 
-    /// Where the next entry goes, as an offset in the segment.
+    /// Returns the offset of the next entry in the segment.
     pub fn place(&self) -> usize {
         session::RING_BASE + (self.cursor as usize & (RING_BYTES - 1))
     }
 
-    /// Writes an entry, right or wrong, and publishes it.
+    /// Writes an entry, valid or not, and publishes it.
     pub fn write(&mut self, entry: &Entry, sequence: u64) {
         let bytes = (RECORD_HEADER + entry.body.len()).next_multiple_of(UNIT);
         assert!(bytes <= MAX_RECORD);
@@ -101,17 +102,17 @@ impl Writer {
     }
 }
 
-/// Spoils a valid entry the way somebody would who knows the grammar.
+/// Mutates a valid entry, with knowledge of the grammar.
 pub fn mutate(entry: &mut Entry, random: &Random) {
     for _ in 0..=random.below(3) {
-        // What spoils the content comes more often than what spoils the ring, which ends the session.
+        // Mutations of the content come more often than those of the ring, which end the session.
         match random.below(32).saturating_sub(16) {
             0..=4 if !entry.body.is_empty() => {
                 let at = random.below(entry.body.len());
                 entry.body[at] = random.byte();
             }
             5..=6 if entry.body.len() >= 8 => {
-                // A whole field becomes an extreme.
+                // Replaces a whole field by an extreme value.
                 let at = random.below(entry.body.len() / 8) * 8;
                 let extremes = [0, 1, 2, u64::MAX, 1 << 31, 1 << 32, 1 << 38, 1 << 63];
                 let value: u64 = extremes[random.below(extremes.len())];
@@ -136,7 +137,8 @@ pub fn mutate(entry: &mut Entry, random: &Random) {
     }
 }
 
-/// A socket that it takes an hour to close, and its other end. Dropping that end lets it be closed at once.
+/// Returns a socket that takes an hour to close, and its peer. Dropping the peer lets it close at
+/// once.
 pub fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -158,7 +160,7 @@ pub fn lingering() -> (OwnedFd, TcpStream) {
     };
     assert_eq!(set, 0);
     near.set_nonblocking(true).unwrap();
-    // The other end reads none of it, and SO_LINGER waits until all is sent.
+    // The peer reads none of it, and SO_LINGER makes close wait until all is sent.
     while (&near).write(&[0; 65536]).is_ok() {}
     (near.into(), far)
 }

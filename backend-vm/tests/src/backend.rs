@@ -1,4 +1,4 @@
-//! A supervisor under test, and the launcher's side of it.
+//! A supervisor under test, and a launcher for it.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -18,14 +18,15 @@ use wormhole_ring::layout::SEGMENT_BYTES;
 
 use crate::guest::Control;
 
-/// How long anything may take before a test fails.
+/// Limit on every wait of a test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The variable with the level of the supervisor's log.
+/// Environment variable with the level of the supervisor's log.
 pub const LOG: &str = "WORMHOLE_LOG";
 
-/// An executable of this package, which cargo builds before the package's tests. Cargo tells its place to the tests
-/// alone: it is beside the folder that they are in. A benchmark is in the same folder.
+/// Returns the path of an executable of this package, which cargo builds before the package's
+/// tests. Cargo passes its path to the tests alone, so this looks beside the current executable and
+/// in the folder above it, where tests and benchmarks are.
 pub fn program(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let folders = own.ancestors().skip(1).take(2);
@@ -34,13 +35,13 @@ pub fn program(name: &str) -> PathBuf {
     program.unwrap_or_else(|| panic!("{name} is not built for {}", own.display()))
 }
 
-/// A directory with worker executables, gone with the value.
+/// A directory with worker executables, removed on drop.
 pub struct Workers {
     directory: tempfile::TempDir,
 }
 
 impl Workers {
-    /// The worker of this build.
+    /// Installs the worker of this build.
     pub fn built() -> Self {
         Self::of(&[&program("worker")])
     }
@@ -49,7 +50,7 @@ impl Workers {
         Self::numbered(&(0..).zip(files.iter().copied()).collect::<Vec<_>>())
     }
 
-    /// Files with the numbers that their names end in.
+    /// Installs files under names that end in these numbers.
     pub fn numbered(files: &[(u64, &Path)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         for (number, file) in files {
@@ -66,14 +67,15 @@ impl Workers {
     }
 }
 
-/// Copies a program by a process of its own. Were the copy open here, a process that another test starts would have it
-/// open for a moment as well, and what is open for writing cannot be executed.
+/// Copies a program by a separate process. If this process had the copy open for writing, a process
+/// that another test forks would inherit it for a moment, and a file open for writing cannot be
+/// executed.
 fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").args([from, to]).status().unwrap();
     assert!(copied.success(), "{} is not copied", from.display());
 }
 
-/// A launcher: one tenant's stream, and its window.
+/// A launcher: one tenant's stream and window.
 pub struct Tenant {
     socket: UnixStream,
     incoming: Incoming,
@@ -104,14 +106,14 @@ impl DerefMut for Backend {
 }
 
 impl Backend {
-    /// Starts a supervisor; nothing is attached yet.
+    /// Starts a supervisor, without attaching a window.
     pub fn start(workers: Workers, arguments: &[&str]) -> Self {
         let supervisor = Command::new(program("supervisor"));
         Self::start_as(supervisor, workers, arguments)
     }
 
-    /// As [`start`](Self::start), with another executable. A supervisor that listens serves whether the system has
-    /// cgroups for it or not.
+    /// Same as [`start`](Self::start), with another executable. A supervisor with `--listen` also
+    /// gets `--trusted-tenants`, so that it serves on systems without cgroups.
     pub fn start_as(command: Command, workers: Workers, arguments: &[&str]) -> Self {
         let (backend, mut stderr) = Self::start_unheard(command, workers, arguments);
         let sink = Arc::clone(&backend.log);
@@ -132,8 +134,8 @@ impl Backend {
         backend
     }
 
-    /// As [`start_as`](Self::start_as); nobody reads the log unless the caller does. The log is detailed, unless the
-    /// command says otherwise.
+    /// Same as [`start_as`](Self::start_as), without a thread that reads the log. The log is
+    /// detailed, unless the command sets its level.
     pub fn start_unheard(
         mut command: Command,
         workers: Workers,
@@ -177,12 +179,12 @@ impl Backend {
         (backend, stderr)
     }
 
-    /// A supervisor on the CPU device with a window of `segments` segments attached.
+    /// Starts a supervisor on the CPU device with a window of `segments` segments attached.
     pub fn with_window(segments: u64) -> Self {
         Self::with_devices(segments, "cpu")
     }
 
-    /// The same, on these devices.
+    /// Starts a supervisor on these devices with a window attached.
     pub fn with_devices(segments: u64, devices: &str) -> Self {
         let mut backend = Self::start(Workers::built(), &["--device", devices]);
         backend.attach(segments, Attach::default()).unwrap();
@@ -193,7 +195,7 @@ impl Backend {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until the log says something.
+    /// Waits until the log contains a text.
     pub fn wait_for_log(&self, text: &str) {
         wait_until(
             || self.log().contains(text),
@@ -201,22 +203,22 @@ impl Backend {
         );
     }
 
-    /// The process that starts workers for the supervisor, by its number.
+    /// Returns the process that starts workers for the supervisor.
     pub fn spawner(&self) -> Option<i32> {
         children_of(self.child.id()).first().copied()
     }
 
-    /// Worker processes, by their numbers.
+    /// Returns the worker processes.
     pub fn workers(&self) -> Vec<i32> {
         self.started(|name| name != "scrubber")
     }
 
-    /// Processes that close descriptors for the supervisor, by their numbers.
+    /// Returns the processes that close descriptors for the supervisor.
     pub fn scrubbers(&self) -> Vec<i32> {
         self.started(|name| name == "scrubber")
     }
 
-    /// The children of the spawner with these names.
+    /// Returns the spawner's children whose names match.
     fn started(&self, wanted: impl Fn(&str) -> bool) -> Vec<i32> {
         let spawner = self.spawner().map(i32::cast_unsigned);
         let mut children = spawner.map(children_of).unwrap_or_default();
@@ -264,12 +266,12 @@ impl Tenant {
         }
     }
 
-    /// One more tenant of a supervisor that listens at `path`.
+    /// Connects as another tenant to a supervisor that listens at `path`.
     pub fn join(path: &Path) -> Self {
         Self::new(UnixStream::connect(path).unwrap())
     }
 
-    /// Attaches a fresh window: what the supervisor answers.
+    /// Attaches a fresh window. Returns the supervisor's answer.
     pub fn attach(&mut self, segments: u64, limits: Attach) -> Result<(), String> {
         let bytes = segments * SEGMENT_BYTES as u64;
         let file = File::from(memory::anonymous_file(c"test-window").unwrap());
@@ -311,12 +313,12 @@ impl Tenant {
         }
     }
 
-    /// A fresh control stream, brought to the supervisor.
+    /// Passes a fresh control stream to the supervisor.
     pub fn connect(&mut self) -> Control {
         self.bring(Stream { local: 1 })
     }
 
-    /// The same, of a guest that sees what the launcher shows it.
+    /// Passes a control stream of a remote guest, which gets no descriptor of its session's file.
     pub fn connect_remote(&mut self) -> Control {
         self.bring(Stream { local: 0 })
     }
@@ -327,7 +329,7 @@ impl Tenant {
         Control::new(near)
     }
 
-    /// Waits until the supervisor has read all that was sent.
+    /// Waits until the supervisor has read all messages.
     pub fn wait_until_read(&self) {
         let unread = || {
             let mut bytes: libc::c_int = 0;
@@ -343,7 +345,7 @@ impl Tenant {
         );
     }
 
-    /// Reads up to a message of this name. False if the stream ends before.
+    /// Reads up to a message of this name. Returns false if the stream ends first.
     pub fn hears(&mut self, name: &str) -> bool {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -380,7 +382,7 @@ impl Tenant {
         }
     }
 
-    /// A report that is there already.
+    /// Returns a report that has arrived already, if there is one.
     pub fn ready_report(&mut self) -> Option<SessionReport> {
         self.incoming.fill(&self.socket).unwrap();
         while let Some(message) = self.incoming.take().expect("the tenant stream") {
@@ -407,24 +409,24 @@ pub fn kill(pid: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "kill {pid}");
 }
 
-/// Whether a process exists and is no zombie.
+/// Returns whether a process exists and is no zombie.
 pub fn is_running(pid: i32) -> bool {
     state(pid).is_some_and(|state| !['Z', 'X'].contains(&state))
 }
 
-/// Whether a process is stopped by a signal.
+/// Returns whether a process is stopped by a signal.
 pub fn is_stopped(pid: i32) -> bool {
     state(pid) == Some('T')
 }
 
-/// The state of a process (proc_pid_stat(5)); none if there is none.
+/// Returns the state of a process (proc_pid_stat(5)), if it exists.
 fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
 }
 
-/// The children of all threads of a process.
+/// Returns the children of all threads of a process.
 pub fn children_of(pid: u32) -> Vec<i32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
@@ -440,7 +442,7 @@ pub fn children_of(pid: u32) -> Vec<i32> {
         .collect()
 }
 
-/// Waits for a condition that nothing announces.
+/// Waits for a condition by polling it.
 pub fn wait_until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
@@ -465,7 +467,7 @@ pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
 /// Limits the open files of a process, 0 for the caller. Safe between fork and exec.
 ///
 /// # Errors
-/// The caller may not.
+/// The caller lacks the permission.
 pub fn limit_descriptors(process: u32, soft: u64, hard: u64) -> std::io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: soft,

@@ -1,4 +1,4 @@
-//! A valid record of every message, for attacks that know the grammar.
+//! A valid record of every message, as a base for mutations.
 
 use wormhole_api::{
     Access, AddressFree, AddressReserve, Array, ArrayCreate, ArrayDestroy, AvailableShared,
@@ -23,7 +23,7 @@ use crate::guest::Guest;
 use crate::messages::{library_load, module_load};
 use crate::{grammar_code, grammar_graphs, grammar_sharing};
 
-/// A kernel that writes its thread's number, to load and launch, and references to bind.
+/// A module with a kernel that writes its thread's number, and references to bind.
 pub const PTX: &str = "\
 .version 7.0
 .target sm_70
@@ -44,7 +44,7 @@ pub const PTX: &str = "\
 }
 ";
 
-/// What a session owns, for records that make sense.
+/// Objects of a session, for valid records.
 pub struct Things {
     pub stream: Handle<Stream>,
     pub event: Handle<Event>,
@@ -56,15 +56,15 @@ pub struct Things {
     pub pool: Handle<Pool>,
     pub memory: Handle<Memory>,
     pub device: DevicePtr,
-    /// Addresses of which `memory` is mapped to the first part.
+    /// Reserved addresses; `memory` is mapped to the first part.
     pub reserved: DevicePtr,
     pub arena: u64,
 }
 
-/// Bytes of device memory behind [`Things::device`].
+/// Bytes of device memory at [`Things::device`].
 pub const DEVICE_BYTES: u64 = 65536;
 
-/// Bytes of a row of [`Things::array`], and how many rows it has.
+/// Bytes of a row of [`Things::array`], and its number of rows.
 pub const ARRAY: [u64; 2] = [256, 16];
 /// Bytes of [`Things::memory`]; twice as many are reserved at [`Things::reserved`].
 pub const MAPPED_BYTES: u64 = 2 << 20;
@@ -86,8 +86,8 @@ pub fn entry<M: Message>(message: &M) -> Entry {
     }
 }
 
-/// A valid record of every kind, in the order of a program that would send them. The last takes everything
-/// away that the others need.
+/// Returns a valid record of every kind, in the order of a program. The last one resets the
+/// context, which destroys the objects that the others need.
 pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     [
         memory(things),
@@ -406,7 +406,7 @@ fn arrays(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         ..
     } = *things;
     let (new_array, new_mipmap, level) = (guest.mint(), guest.mint(), guest.mint());
-    // Bytes.
+    // Format of single bytes, with one channel.
     let (format, channels) = (1, 1);
     let [width, height] = ARRAY;
     vec![
@@ -473,7 +473,7 @@ fn arrays(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     ]
 }
 
-/// Of two devices: right ones, and one that is no peer of its own.
+/// Records of two devices: valid ones, and one that names its own device as peer.
 fn peers(things: &Things) -> Vec<Entry> {
     let set = |peer| PoolSetAccess {
         pool: things.pool,
@@ -490,7 +490,7 @@ fn peers(things: &Things) -> Vec<Entry> {
         entry(&PeerDisable { peer: 1 }),
         entry(&set(1)),
         entry(&set(0)),
-        // The other device's memory, and a copy that it makes.
+        // Memory of the other device, and a copy that it makes.
         Entry {
             device: 1,
             ..entry(&MemAlloc { bytes: 4096 })

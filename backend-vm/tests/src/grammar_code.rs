@@ -1,4 +1,4 @@
-//! Valid records of what came late: references of modules, and green contexts.
+//! Valid records of module references and green contexts.
 
 use wormhole_api::{
     GreenCreate, GreenDescribe, GreenDestroy, GreenPartNumber, GreenSplit, GreenStream, Items,
@@ -10,7 +10,7 @@ use crate::grammar::{Things, entry};
 use crate::guest::Guest;
 use crate::messages::bind_texture;
 
-/// Of the module's references, and of what there is to bind.
+/// Returns records that find and bind the module's references.
 pub fn references(things: &Things) -> Vec<Entry> {
     let Things { module, array, .. } = *things;
     let name: &[u8] = b"texture";
@@ -29,8 +29,8 @@ pub fn references(things: &Things) -> Vec<Entry> {
     ]
 }
 
-/// The first green context, and of all multiprocessors: both are there and have the number 1, which the next
-/// green context gets when that one is destroyed.
+/// Records name the first green context and the part of all multiprocessors: both exist and have
+/// the number 1, which the next green context gets after the first is destroyed.
 pub fn green_contexts(guest: &mut Guest) -> Vec<Entry> {
     let parts = [GreenPartNumber { number: 1 }];
     vec![

@@ -11,7 +11,7 @@ use crate::attack::Entry;
 use crate::grammar::{ARRAY, Things, entry};
 use crate::guest::Guest;
 
-/// A graph with a node of every kind, from its description to its end.
+/// Returns records of a graph with a node of every kind, from its description to its destruction.
 pub fn graphs(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     let Things {
         stream,

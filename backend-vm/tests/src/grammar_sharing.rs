@@ -1,4 +1,4 @@
-//! Valid records of what processes share.
+//! Valid records of interprocess sharing.
 
 use wormhole_api::{
     CloseAllocation, DevicePtr, FileMap, FileUnmap, OpenAllocation, OpenEvent, OpenMemory,
@@ -11,7 +11,7 @@ use crate::attack::Entry;
 use crate::grammar::{Things, entry};
 use crate::guest::Guest;
 
-/// Everything that can be shared, and tokens that nobody has been given.
+/// Returns records that share every kind of object, and open tokens that were never issued.
 pub fn sharing(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     let Things {
         event,

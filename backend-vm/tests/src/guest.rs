@@ -1,4 +1,4 @@
-//! A guest process, as far as the window is concerned.
+//! A guest process that uses the window directly, without the guest library.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -21,21 +21,21 @@ use wormhole_ring::waits::Waits;
 
 use crate::backend::{PATIENCE, wait_readable, wait_until};
 
-/// A guest's end of a control stream.
+/// Guest's end of a control stream.
 pub struct Control {
     pub socket: UnixStream,
     incoming: Incoming,
     outgoing: Outgoing,
 }
 
-/// A message from the supervisor, without what it was read from.
+/// A message from the supervisor, as an owned value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     Grant(Grant),
     Refused(u32, String),
     ArenaGrant(ArenaRun),
     ArenaDenied(u32, u32),
-    /// Device, devices, whether more follows, facts.
+    /// Device, number of devices, whether more follows, facts.
     Observation(u32, u32, bool, String),
     Other(&'static str),
     Ended,
@@ -59,7 +59,7 @@ impl Control {
         Ok(())
     }
 
-    /// Sends a message with descriptors, which guests do not send.
+    /// Sends a message with descriptors, which guests must not send.
     pub fn send_with(
         &mut self,
         message: &Message<'_>,
@@ -68,7 +68,7 @@ impl Control {
         self.outgoing.send(&self.socket, message, descriptors)
     }
 
-    /// Writes bytes as they are.
+    /// Writes raw bytes.
     pub fn send_raw(&mut self, bytes: &[u8]) {
         use std::io::Write;
         self.socket.write_all(bytes).unwrap();
@@ -119,7 +119,7 @@ impl Control {
         self.incoming.descriptor()
     }
 
-    /// Says hello and maps what is granted.
+    /// Sends the hello and maps the granted session.
     pub fn open(self) -> Guest {
         self.open_with(PROTOCOL_HASH)
     }
@@ -133,12 +133,12 @@ impl Control {
         self.map().0
     }
 
-    /// A guest that sends descriptors of files on the socket that comes with its grant.
+    /// Opens a session with a socket on which the guest sends file descriptors.
     pub fn open_with_files(self) -> (Guest, UnixDatagram) {
         self.open_with_files_of(PROTOCOL_HASH)
     }
 
-    /// As [`open_with_files`](Self::open_with_files), with a worker of this protocol.
+    /// Same as [`open_with_files`](Self::open_with_files), with a worker of this protocol.
     pub fn open_with_files_of(mut self, hash: u64) -> (Guest, UnixDatagram) {
         self.send(&Message::Hello {
             bootstrap_version: bootstrap::VERSION,
@@ -165,17 +165,17 @@ impl Control {
     }
 }
 
-/// The memory behind a session.
+/// Memory of a session.
 pub struct Memory(File);
 
 impl Memory {
-    /// Bytes that it holds.
+    /// Returns the bytes allocated to it.
     pub fn held(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         self.0.metadata().unwrap().blocks() * 512
     }
 
-    /// Waits until it holds nothing.
+    /// Waits until no memory is allocated to it.
     pub fn wait_until_scrubbed(&self) {
         wait_until(
             || self.held() == 0,
@@ -184,10 +184,10 @@ impl Memory {
     }
 }
 
-/// A run of arena, mapped here at any address.
+/// A run of arena, mapped in this process at any address.
 pub struct Extent {
     pub run: ArenaRun,
-    /// What the worker and the device call it.
+    /// Address of the run for the worker and the device.
     pub address: u64,
     mapping: Mapping,
 }
@@ -224,7 +224,7 @@ impl Extent {
     }
 }
 
-/// What came back for a request.
+/// Answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u32,
@@ -244,7 +244,7 @@ pub struct Guest {
     file: OwnedFd,
     sequences: Vec<u64>,
     next_index: u32,
-    /// Raw bytes of the session segment, to spoil.
+    /// Start of the session segment, for raw writes.
     pub segment: *mut u8,
     // Dropped last.
     _mapping: Mapping,
@@ -257,8 +257,8 @@ impl Guest {
     pub fn new(control: Control, grant: Grant, file: OwnedFd) -> Self {
         let offset = u64::from(grant.session_segment) * SEGMENT_BYTES as u64;
         let mapping = Mapping::new(&file, offset, SEGMENT_BYTES).unwrap();
-        // SAFETY: the mapping lives as long as the guest; this process reaches it through the crate, but
-        // for tests that spoil it on purpose.
+        // SAFETY: the mapping lives as long as the guest; this process accesses it through the
+        // crate, except for tests that corrupt it on purpose.
         let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }.unwrap();
         // SAFETY: the consumer lives in the worker; one thread of the test polls a slot.
         let (producer, slots) = unsafe {
@@ -309,7 +309,7 @@ impl Guest {
         self.control.receive()
     }
 
-    /// A handle that was not used before.
+    /// Mints a handle that was not used before.
     pub fn mint<K: HandleKind>(&mut self) -> Handle<K> {
         self.next_index += 1;
         Handle::new(Key {
@@ -319,7 +319,7 @@ impl Guest {
         .unwrap()
     }
 
-    /// Pushes, waiting for room and ringing the doorbell as a frontend does.
+    /// Pushes a record: waits for room, and rings the doorbell as a frontend does.
     pub fn push(&mut self, head: RecordHead, parts: &[&[u8]]) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -337,14 +337,14 @@ impl Guest {
         }
     }
 
-    /// Sends a record that nobody waits for.
+    /// Sends a record.
     pub fn record<M: ApiMessage>(&mut self, message: &M) {
         message
             .encode(|parts| self.push(RecordHead::record(M::ID), parts))
             .unwrap();
     }
 
-    /// Sends a request on `slot` without waiting: its sequence number.
+    /// Sends a request on `slot` without waiting, and returns its sequence number.
     pub fn start<M: ApiMessage>(&mut self, slot: u16, message: &M) -> u64 {
         message
             .encode(|parts| self.start_raw(slot, M::ID, parts))
@@ -363,7 +363,7 @@ impl Guest {
         sequence
     }
 
-    /// The answer to a request for a device.
+    /// Sends a request for a device and waits for its answer.
     pub fn call_on<M: ApiMessage>(&mut self, device: u16, message: &M) -> Answer {
         let sequence = message.encode(|parts| self.start_on(device, 0, M::ID, parts));
         self.wait(0, sequence.unwrap())
@@ -376,7 +376,7 @@ impl Guest {
         *sequence
     }
 
-    /// The answer, or why there will be none.
+    /// Waits for the answer, or for the cause of the session's end.
     pub fn wait(&self, slot: u16, sequence: u64) -> Result<Answer, Cause> {
         self.wait_at_most(slot, sequence, PATIENCE)
     }
@@ -406,7 +406,7 @@ impl Guest {
         }
     }
 
-    /// The session's memory, which can be looked at after the session.
+    /// Returns the session's memory, which can be inspected after the session.
     pub fn memory(&self) -> Memory {
         Memory(self.file.try_clone().unwrap().into())
     }
@@ -423,7 +423,7 @@ impl Guest {
         self.wait(0, sequence)
     }
 
-    /// Waits until the status word says why the session ended.
+    /// Waits until the status word contains the cause of the session's end.
     pub fn wait_for_status(&self) -> Cause {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -446,7 +446,7 @@ impl Guest {
 }
 
 impl Answer {
-    /// The reply of a successful call.
+    /// Decodes the reply of a call that must succeed.
     pub fn reply<'a, R: Decode<'a>>(&'a self) -> R {
         assert_eq!(self.status, 0, "the call failed");
         R::decode(&self.payload).unwrap()

@@ -1,4 +1,4 @@
-//! Plays the launcher and the guests of a real supervisor and its real workers, for tests.
+//! Test harness that plays the launcher and the guests of a real supervisor and its real workers.
 
 #![allow(missing_debug_implementations, reason = "tests print none of this")]
 #![allow(

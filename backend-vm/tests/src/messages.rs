@@ -1,11 +1,11 @@
-//! Messages of which the tests vary little.
+//! Messages with the fields that most tests use.
 
 use wormhole_api::{
     Array, DevicePtr, Handle, Items, Library, LibraryLoad, Module, ModuleLoad,
     ReferenceBindTexture, TextureSource,
 };
 
-/// Loads an image without managed variables; nobody wants the compiler's texts.
+/// Loads an image without managed variables and without logs.
 pub fn module_load(new: Handle<Module>, image: DevicePtr, bytes: u64) -> ModuleLoad<'static> {
     ModuleLoad {
         new,
@@ -20,7 +20,7 @@ pub fn module_load(new: Handle<Module>, image: DevicePtr, bytes: u64) -> ModuleL
     }
 }
 
-/// [`module_load`] of a library.
+/// Loads a library as [`module_load`] loads a module.
 pub fn library_load(new: Handle<Library>, image: DevicePtr, bytes: u64) -> LibraryLoad<'static> {
     LibraryLoad {
         new,
@@ -35,7 +35,7 @@ pub fn library_load(new: Handle<Library>, image: DevicePtr, bytes: u64) -> Libra
     }
 }
 
-/// Has a texture reference of a module name an array, or nothing.
+/// Binds a texture reference of a module to an array, or unbinds it.
 pub fn bind_texture(
     module: Handle<Module>,
     array: Option<Handle<Array>>,

@@ -1,4 +1,4 @@
-//! Random numbers that can be had again from their seed (xorshift64*), shared by threads.
+//! Random numbers that a seed reproduces (xorshift64*), shared by threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ impl Random {
         state.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which is not 0.
     pub fn below(&self, limit: usize) -> usize {
         usize::try_from(self.next() >> 32).unwrap() % limit
     }
@@ -36,7 +36,7 @@ impl Random {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// Now and then spins a moment, or lets somebody else run.
+    /// Now and then spins a moment, or yields.
     pub fn delay(&self) {
         match self.below(64) {
             0 => std::thread::yield_now(),

@@ -1,4 +1,4 @@
-//! A worker executable that does what a test wants: the test's own, which so plays both parts.
+//! Worker executable controlled by a test. The test executable itself plays both parts.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,19 +10,20 @@ use wormhole_api::PROTOCOL_HASH;
 use wormhole_link::channel::{self, Incoming, Outgoing};
 use wormhole_ring::control::{ArenaRun, Fetch, Message};
 
-/// The number of events among the kinds of what workers share.
+/// Kind of events among the kinds of shared objects.
 const EVENT: u32 = 2;
 
-/// What the executable does: started by a supervisor it is `worker`, otherwise it runs those of `tests` whose
-/// names hold an argument.
+/// Runs the executable: as `worker` if a supervisor started it, otherwise those of `tests` whose
+/// names contain an argument.
 pub fn main(tests: &[(&str, fn())], worker: fn(Stub)) {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some("--protocol") => println!("{:016x}", protocol_of(Path::new(&arguments[0]))),
-        // A supervisor that runs in this executable sees so whether processes can be confined.
+        // A supervisor in this executable probes with this argument whether processes can be
+        // confined.
         Some("--version") => {}
         Some("--device") => worker(Stub::inherited(protocol_of(Path::new(&arguments[0])))),
-        // What `cargo test` may ask of a test executable.
+        // Argument of `cargo test` that lists the tests.
         Some("--list") => {
             for (name, _) in tests {
                 println!("{name}: test");
@@ -51,26 +52,26 @@ fn run(tests: &[(&str, fn())], arguments: &[String]) {
     );
 }
 
-/// Each installed copy speaks another protocol.
+/// Returns the protocol hash of an installed copy. Each copy has another one.
 fn protocol_of(program: &Path) -> u64 {
     let name = program.file_name().unwrap().to_str().unwrap();
     let index = name.strip_prefix("wormhole-worker-").unwrap_or("0");
     protocol(index.parse().unwrap())
 }
 
-/// The protocol of the copy with this number.
+/// Returns the protocol hash of the copy with this number.
 pub fn protocol(index: u64) -> u64 {
     PROTOCOL_HASH.wrapping_add(index)
 }
 
-/// What comes with a session.
+/// Descriptors that come with a session.
 pub struct Given {
     pub window: OwnedFd,
     pub counters: OwnedFd,
     pub neighbours: OwnedFd,
 }
 
-/// What a worker is started with.
+/// State of a stub worker.
 pub struct Stub {
     pub protocol: u64,
     socket: OwnedFd,
@@ -81,7 +82,8 @@ pub struct Stub {
 
 impl Stub {
     fn inherited(protocol: u64) -> Self {
-        // SAFETY: the supervisor put the stream and the log there, and nothing else here uses the numbers.
+        // SAFETY: the supervisor put the stream and the log at these numbers, and nothing else here
+        // uses them.
         let (socket, log) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
         Self {
             protocol,
@@ -92,7 +94,7 @@ impl Stub {
         }
     }
 
-    /// The stream, for what serves sessions itself.
+    /// Returns the stream, for a real worker's session loop.
     pub fn into_socket(self) -> OwnedFd {
         self.socket
     }
@@ -103,7 +105,7 @@ impl Stub {
             .unwrap();
     }
 
-    /// Says that it is ready, waits for its session and takes it.
+    /// Reports ready, waits for the session and acknowledges it.
     pub fn take_session(&mut self) -> Given {
         let ready = Message::Ready {
             protocol_hash: self.protocol,
@@ -130,12 +132,12 @@ impl Stub {
         given
     }
 
-    /// The socket for files that came with the session, if one came.
+    /// Takes the socket for files that came with the session, if one did.
     pub fn take_files(&mut self) -> Option<UnixDatagram> {
         self.incoming.descriptor().map(UnixDatagram::from)
     }
 
-    /// Reads messages until one is what is waited for. Descriptors that come are closed.
+    /// Reads messages until `found` accepts one. Closes descriptors that come with them.
     pub fn wait_for<T>(&mut self, mut found: impl FnMut(&Message<'_>) -> Option<T>) -> T {
         loop {
             match self.incoming.take() {
@@ -155,7 +157,7 @@ impl Stub {
         }
     }
 
-    /// A run that it is asked to let go of, if there is one.
+    /// Returns a run that the supervisor asks the worker to release, if there is one.
     pub fn take_removal(&mut self) -> Option<ArenaRun> {
         self.incoming.fill(&self.socket).unwrap();
         match self.incoming.take() {
@@ -166,7 +168,7 @@ impl Stub {
         }
     }
 
-    /// The file of the words of the event that has this token.
+    /// Fetches the file with the words of the event that this token names.
     pub fn fetch_event(&mut self, token: u128) -> OwnedFd {
         #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
         let token = [token as u64, (token >> 64) as u64];
@@ -195,7 +197,7 @@ impl Stub {
     }
 }
 
-/// Does nothing, whatever happens to its stream.
+/// Sleeps for ever, even after the stream ends.
 pub fn idle() -> ! {
     loop {
         std::thread::park();

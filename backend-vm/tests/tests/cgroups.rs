@@ -1,7 +1,7 @@
-//! Workers and tenants are held to their memory and their processors by cgroups, and nothing is left of those.
+//! Cgroups limit the memory and processors of workers and tenants, and are removed afterwards.
 //!
-//! What a system delegates cannot be had from every system, so this runs in the emulated host, where this
-//! executable plays its third part beside test and worker: it is all that runs there.
+//! Not every system delegates cgroups, so this runs in the emulated host. There this executable
+//! plays a third part beside test and worker: it is the only program that runs.
 
 use std::ffi::CString;
 use std::fs;
@@ -30,12 +30,12 @@ fn main() {
 }
 
 const MACHINE: &str = "--machine";
-/// What a guest says for its worker to take more than it may have.
+/// Environment of a guest whose worker uses more memory than allowed.
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
-/// What a guest says for its worker to take some of that.
+/// Environment of a guest whose worker uses a part of the allowed memory.
 const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
 const MEMORY: usize = 96 << 20;
-/// Bytes that a worker sips: two are more than a tenant may have.
+/// Bytes that a sipping worker uses: two such workers exceed a tenant's limit.
 const SIPPED: usize = 72 << 20;
 const TENANT_MEMORY: usize = 128 << 20;
 
@@ -77,7 +77,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
     println!("{said}");
 }
 
-/// The worker's part.
+/// Plays the worker.
 fn worker(mut stub: Stub) {
     stub.take_session();
     let bytes = match std::env::var("CUDA_MODULE_LOADING").as_deref() {
@@ -85,7 +85,8 @@ fn worker(mut stub: Stub) {
         Ok("SIP") => SIPPED,
         _ => stub::idle(),
     };
-    // Once it is counted among its tenant's workers: what it had before is not.
+    // Waits until the worker is in its tenant's cgroup, because memory allocated before is not
+    // charged to it.
     while !in_tenants_cgroup() {
         std::thread::yield_now();
     }
@@ -102,7 +103,8 @@ fn worker(mut stub: Stub) {
     stub::idle();
 }
 
-/// Born in a cgroup namespace, it sees from there where it was moved to.
+/// Returns whether this process is in a tenant's cgroup. The worker starts in a cgroup namespace,
+/// from which it sees its move.
 fn in_tenants_cgroup() -> bool {
     fs::read_to_string("/proc/self/cgroup").is_ok_and(|text| text.contains("tenant-"))
 }
@@ -160,7 +162,7 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     assert_eq!(neighbour.receive(), Reply::Ended);
     assert!(backend.report().end.contains("hello twice"));
 
-    // The process that is in each of them.
+    // Returns the process in each cgroup.
     let processes = || -> Vec<String> {
         let read = |worker: PathBuf| fs::read_to_string(worker.join("cgroup.procs")).ok();
         let text = workers_below(&place).into_iter().map(read);
@@ -216,9 +218,9 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     let _first = assign(&mut backend, SIP);
     backend.wait_for_log("it has eaten");
     let _second = assign(&mut backend, SIP);
-    // Of two that are too many at least one ends.
+    // Two workers exceed the limit, so at least one ends.
     backend.wait_for_log("more memory than workers may have");
-    // The neighbour has a share of its own.
+    // The neighbour has a limit of its own.
     let theirs = ask(&mut neighbour, SIP);
     wait_until(
         || backend.log().matches("it has eaten").count() >= 2,
@@ -228,7 +230,7 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
         .into_iter()
         .filter(|name| name.starts_with("tenant-"))
         .collect();
-    // The first tenant's is there while one of its workers is.
+    // The first tenant's cgroup exists while one of its workers does.
     assert!(!levels.is_empty());
     for level in &levels {
         let read = |file| fs::read_to_string(place.join(level).join(file)).unwrap();
@@ -297,7 +299,7 @@ fn start_with(arguments: &[&str]) -> Backend {
     let me = std::env::current_exe().unwrap();
     let memory = MEMORY.to_string();
     let mut backend = Backend::start_as(
-        // The machine has it at the same path.
+        // Exists at the same path in the emulated host.
         Command::new(env!("CARGO_BIN_EXE_supervisor")),
         Workers::of(&[&me]),
         &[&["--worker-memory", &memory], arguments].concat(),
@@ -306,7 +308,7 @@ fn start_with(arguments: &[&str]) -> Backend {
     backend
 }
 
-/// The cgroups of workers, at any level.
+/// Returns the cgroups of workers, in all tenants' cgroups.
 fn workers_below(place: &Path) -> Vec<PathBuf> {
     let levels = names(place).into_iter().map(|level| place.join(level));
     levels
@@ -332,7 +334,7 @@ fn cgroup(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
-/// As systemd does.
+/// Marks a cgroup as delegated, as systemd does.
 fn mark(path: &Path) {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     // SAFETY: C strings, and one byte.
@@ -352,7 +354,7 @@ fn enter(path: &Path) {
     fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
 }
 
-/// The cgroups in a cgroup.
+/// Returns the names of the cgroups in a cgroup.
 fn names(path: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(path) else {
         return Vec::new();

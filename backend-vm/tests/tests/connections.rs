@@ -1,4 +1,4 @@
-//! Whoever connects, and however often, takes nothing from tenants of another user.
+//! Connections, from any user and in any number, take no resources from tenants of another user.
 
 use std::collections::VecDeque;
 use std::fs::Permissions;
@@ -26,8 +26,8 @@ use wormhole_ring::control::{Attach, Message};
 const HOSTILE: u32 = 65534;
 const STRANGER: u32 = 65533;
 
-/// A supervisor with so many open files, which serves root and [`HOSTILE`], and where it listens. None where this test is
-/// not root's.
+/// Starts a supervisor that may have `files` open files, listens, and serves root and [`HOSTILE`].
+/// Returns it with its socket, or none unless this test runs as root.
 fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can become another user");
@@ -48,12 +48,12 @@ fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)>
     Some((backend, socket))
 }
 
-/// The thread is a user's from here on.
+/// Sets the calling thread's user.
 fn become_user(user: u32) {
     rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
 }
 
-/// All that a tenant may want is done: a session of the one that is there, and of a new one.
+/// Checks that an attached tenant and a new one each get a session.
 fn serves(backend: &mut Backend, socket: &Path) {
     let mut new = Tenant::join(socket);
     new.attach(64, Attach::default()).unwrap();
@@ -84,7 +84,7 @@ fn connections_of_one_user_without_end_have_no_other_user_refused() {
                 while !over.load(Ordering::Relaxed) {
                     let mut connection = UnixStream::connect(socket).unwrap();
                     if brings {
-                        // It may be closed already.
+                        // The supervisor may have closed it already.
                         let _ = connection.write(&[0]);
                     }
                     connections.push_back(connection);
@@ -124,7 +124,7 @@ fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
             become_user(STRANGER);
             let connection = UnixStream::connect(&socket).unwrap();
             send(&connection, descriptor);
-            // More than may wait to be closed at a time.
+            // More connections than may wait to be closed at a time.
             for _ in 0..300 {
                 let mut connection = UnixStream::connect(&socket).unwrap();
                 connection.write_all(&[0]).unwrap();
@@ -135,7 +135,7 @@ fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
     serves(&mut backend, &socket);
 }
 
-/// Sends a descriptor and closes it.
+/// Sends a descriptor and drops this process's copy.
 fn send(socket: &UnixStream, descriptor: OwnedFd) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -172,7 +172,7 @@ fn a_user_has_no_more_sessions_in_all_its_tenants_than_the_operator_says() {
         };
         assert!(reason.contains("--sessions-per-user allows 2"), "{reason}");
     }
-    // What one tenant leaves another may have.
+    // Segments that one tenant releases are available to another.
     drop(guest);
     first.report();
     let _third = second.connect().open();
@@ -191,7 +191,8 @@ fn connections_without_a_window_share_a_budget_of_lines() {
     }
     let lines = backend.log();
     let lines = lines.lines().filter(|line| line.contains(" WARN ")).count();
-    // Two for each connection, were there no bound: 64 at once, and those of the seconds that this takes.
+    // Without a limit, two for each connection. With it, 64 at once, and one for each second of the
+    // test.
     assert!(lines < 150, "{lines} lines");
     assert!(backend.log().contains("causes too many lines"));
 }

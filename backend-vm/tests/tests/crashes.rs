@@ -1,8 +1,9 @@
-//! A worker that crashes by itself, as a driver does that has an error: in its executor, in a thread of its jobs, and after
-//! it has overwritten everything that it can write.
+//! Workers that crash of themselves, as a faulty driver does: in the executor, in a job thread, and
+//! after overwriting all memory that the worker can write.
 //!
-//! A signal from outside does not do that: a worker is the first process of its namespace, for which the kernel drops it.
-//! The test's own executable plays the workers, so it parses its arguments itself.
+//! A signal from another process does not crash a worker: it is the init process of its PID
+//! namespace, so the kernel discards the signal. The test executable plays the workers, so it
+//! parses its arguments itself.
 
 #[path = "../../worker/tests/support/mod.rs"]
 mod support;
@@ -30,23 +31,24 @@ use wormhole_ring::control::{Attach, Message, Observe, Refusal};
 
 const SEGMENTS: u64 = 33;
 const NOT_READY: u32 = 600;
-/// The variable in which a guest hands the token of an event to its worker.
+/// Environment variable in which a guest passes an event's token to its worker.
 const TOKEN: &str = "CUDA_MODULE_LOADING";
-/// What a guest keeps in its arena.
+/// Contents of a guest's arena.
 const KEPT: [u8; 16] = *b"what guests keep";
-/// This executable is installed as the only worker, or beside the real one.
+/// Numbers of the copies of this executable, installed alone or beside the real worker.
 const CRASHING: u64 = 0;
 const SCRIBBLING: u64 = 1;
-/// What guests read in the status word: `CUDA_ERROR_CONTEXT_IS_DESTROYED`, as the worker was lost.
+/// Status word that guests read after their worker is lost: `CUDA_ERROR_CONTEXT_IS_DESTROYED`, and
+/// the cause.
 const LOST: (u32, u32) = (709, 2);
 
-/// Ways to crash, by the number that makes the device do so, and the signals that they end with.
+/// Ways to crash: the number that makes the device crash, a description, and the possible signals.
 const WAYS: [(u32, &str, &[i32]); 5] = [
     (1001, "a write to address 0", &[libc::SIGSEGV]),
     (1002, "an instruction that there is not", &[libc::SIGILL]),
     (1003, "a division by zero", &[libc::SIGFPE]),
-    // The first process of a namespace does not get the signal that it sends itself, so abort has to go on to an
-    // instruction that it may not execute.
+    // The kernel discards a signal that the init process of a namespace sends itself, so abort goes
+    // on to execute an invalid instruction.
     (1004, "abort", &[libc::SIGABRT, libc::SIGSEGV, libc::SIGILL]),
     (
         1005,
@@ -79,7 +81,8 @@ fn worker(stub: Stub) {
     }
 }
 
-/// A worker as it is, with a device that crashes when a guest says so, and that never completes a synchronization.
+/// Serves as a real worker does, on a device that crashes on a guest's request and never completes
+/// a synchronization.
 fn serve_until_crash(stub: Stub) {
     wormhole_worker::reserve_bands().unwrap();
     let mut device = Recorder::new();
@@ -93,7 +96,7 @@ fn serve_until_crash(stub: Stub) {
 
 fn crash(number: u32) {
     match number {
-        // SAFETY: there is none: the process is to end of it.
+        // SAFETY: none; the access is to crash the process.
         1001 => unsafe { std::ptr::null_mut::<u32>().write_volatile(1) },
         // SAFETY: as above.
         1002 => unsafe { std::arch::asm!("ud2") },
@@ -109,15 +112,15 @@ fn crash(number: u32) {
     }
 }
 
-/// Calls itself until there is no stack.
+/// Recurses until the stack overflows.
 #[expect(unconditional_recursion, reason = "it is to crash")]
 fn use_up(depth: u32) -> u32 {
     let frame = std::hint::black_box([depth; 1024]);
     use_up(frame[0] + 1) + frame[1]
 }
 
-/// Takes a session and the words of its neighbour's event, overwrites these, its memory and its counters with random
-/// bytes some times, and crashes.
+/// Takes a session and the words of its neighbour's event, overwrites these, the session's memory
+/// and its counters with random bytes for some rounds, and crashes.
 fn scribble(mut stub: Stub) {
     let token = std::env::var(TOKEN).unwrap();
     let event = stub_event(&mut stub, &token);
@@ -134,27 +137,27 @@ fn scribble(mut stub: Stub) {
                     0 => u64::MAX,
                     _ => random.next(),
                 };
-                // SAFETY: inside the mapping; whoever reads it meanwhile gets some bytes or others.
+                // SAFETY: inside the mapping; concurrent readers see either value.
                 unsafe { map.base().add(word).cast::<u64>().write_volatile(value) };
             }
         }
         stub.say(&format!("round {round} of scribbling"));
     }
-    // Until somebody has looked at it.
+    // Wait until the supervisor has read the memory.
     while stub.take_removal().is_none() {
         std::thread::yield_now();
     }
     crash(1001);
 }
 
-/// The session's memory, its counters and the words of an event.
+/// Returns the files of the session's memory, its counters and the words of an event.
 fn stub_event(stub: &mut Stub, token: &str) -> [OwnedFd; 3] {
     let given = stub.take_session();
     let token = u128::from_str_radix(token, 16).unwrap();
     [given.window, given.counters, stub.fetch_event(token)]
 }
 
-/// An event that processes of the guest's tenant find by this token.
+/// Creates and shares an event, and returns it with its token.
 fn share_event(guest: &mut Guest) -> (Handle<Event>, u128) {
     let event = guest.mint();
     assert_eq!(guest.call(&SharedEventCreate { new: event }).status, 0);
@@ -164,13 +167,13 @@ fn share_event(guest: &mut Guest) -> (Handle<Event>, u128) {
     (event, u128::from_le_bytes(token))
 }
 
-/// Records an event, has a stream of its own wait for it, and asks for it. That may wait for ever, and neither ends the
-/// worker nor holds up the other streams.
+/// Records an event, makes a stream wait for it, and queries it. The wait may never end, but it
+/// neither ends the worker nor holds up the other streams.
 fn uses_event(guest: &mut Guest, event: Handle<Event>) {
     let stream = guest.mint();
     guest.record(&StreamCreate {
         new: stream,
-        // Nothing of the legacy stream waits for it.
+        // Non-blocking, so that the legacy stream does not wait for it.
         flags: 1,
         priority: 0,
     });
@@ -192,7 +195,7 @@ fn uses_event(guest: &mut Guest, event: Handle<Event>) {
     }
 }
 
-/// A supervisor with these workers, and a guest of the first.
+/// Starts a supervisor with these workers, and a guest of the first.
 fn backend(workers: &[&Path]) -> (Backend, Guest) {
     let mut backend = Backend::start(Workers::of(workers), &[]);
     backend.attach(SEGMENTS, Attach::default()).unwrap();
@@ -200,7 +203,7 @@ fn backend(workers: &[&Path]) -> (Backend, Guest) {
     (backend, neighbour)
 }
 
-/// The device copies there and back what the guest wrote.
+/// Checks that the device copies a guest's bytes there and back.
 fn works(guest: &mut Guest) {
     let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
     let length = bytes.len() as u64;
@@ -221,8 +224,8 @@ fn works(guest: &mut Guest) {
     assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
 }
 
-/// Waits until the guest is granted a third of the window, which it gives back. Sessions that lost theirs would soon take
-/// more than the rest.
+/// Waits until the guest is granted a third of the window, and returns it. If ended sessions lost
+/// segments, this would soon fail.
 fn wait_for_segments(guest: &mut Guest) {
     let beside = u32::try_from(SEGMENTS / 3).unwrap();
     let end = Instant::now() + PATIENCE;
@@ -245,7 +248,7 @@ fn leaves_no_core(worker: i32) -> bool {
     core.is_some_and(|core| core.split_whitespace().take(2).eq(["0", "0"]))
 }
 
-/// The guest is answered, and its memory is as it was.
+/// Checks that the guest's calls are answered and its memory is unchanged.
 fn lives(guest: &mut Guest) {
     let address = guest.call(&MemAlloc { bytes: 64 });
     let address = address.reply::<MemAllocReply>().address;
@@ -260,12 +263,12 @@ fn a_crash_ends_its_session_with_an_error_and_no_other() {
         for in_job in [false, true] {
             let mut victim = backend.connect().open();
             let memory = victim.memory();
-            // One that is being started has its limits a little later.
+            // A starting worker gets its limits a little later.
             wait_until(
                 || backend.workers().into_iter().all(leaves_no_core),
                 || "workers without core files".into(),
             );
-            // Waits of every kind are under way: for answers, and for fences.
+            // Requests and fences of every kind are pending.
             let synchronize = Synchronize { stream: None };
             let waiting: Vec<(u16, u64)> = (1..5)
                 .map(|slot| (slot, victim.start(slot, &synchronize)))
@@ -336,7 +339,7 @@ fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone()
         works(&mut neighbour);
         uses_event(&mut neighbour, event);
         works(&mut neighbour);
-        // The supervisor adds up what workers say that they hold.
+        // The supervisor adds up the memory that workers report.
         let mut observer = backend.connect();
         let question = Observe {
             bootstrap_version: bootstrap::VERSION,
@@ -344,7 +347,7 @@ fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone()
         };
         observer.send(&Message::Observe(question)).unwrap();
         assert!(matches!(observer.receive(), Reply::Observation(0, 1, ..)));
-        // Whatever stands there: it says that the session is over.
+        // The value is arbitrary, but not 0: the session is over.
         assert!(victim.status.load().is_some());
         let run = victim.arena.remove(0).run;
         victim.control.send(&Message::ArenaReturn(run)).unwrap();
@@ -370,7 +373,7 @@ fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone()
         uses_event(&mut neighbour, event);
         works(&mut neighbour);
     }
-    // Streams that wait for what never comes do not hold up the end.
+    // Streams that wait for an event that never completes do not delay the end.
     drop(neighbour);
     assert_eq!(backend.report().end, "the guest process ended");
     let mut fresh = backend.connect().open_with(PROTOCOL_HASH);

@@ -1,4 +1,4 @@
-//! A fault on the device: no fence behind it is written, and every waiter hears of it.
+//! A device fault: no fence behind it is written, and every waiter gets the error.
 
 use wormhole_api::{
     DevicePtr, Fence, FenceWrite, Function, Handle, Items, LaunchKernel, MemAlloc, MemAllocReply,
@@ -112,10 +112,10 @@ fn a_fault_denies_arena_and_the_worker_lives() {
     let mut guest = backend.connect().open();
     let module = load(&mut guest);
     let fault = find(&mut guest, module, b"fault");
-    // No fence and no answer behind it: nobody looks for the fault.
+    // No fence and no answer follow it, so nothing makes the worker check for the fault.
     guest.record(&launch(fault, Handle::LEGACY, &[]));
     backend.wait_for_log("a kernel faulted");
-    // It is said just before the context dies of it.
+    // The line is logged just before the context dies.
     let denied = (1..4000)
         .find_map(|id| match guest.request_arena(id, 1) {
             Reply::ArenaGrant(_) => None,
@@ -165,7 +165,7 @@ fn a_fault_answers_every_request_and_no_fence_behind_it_is_written() {
     let detected = guest.wait_for_status();
     assert_eq!((detected.result, detected.cause), (719, 1));
     for (slot, sequence) in asked {
-        // The answer, or the status word: both say the same.
+        // The error is in the answer or in the status word.
         let result = match guest.wait(slot, sequence) {
             Ok(answer) => answer.status,
             Err(cause) => cause.result,
@@ -185,7 +185,7 @@ fn a_fault_answers_every_request_and_no_fence_behind_it_is_written() {
     );
     let taken = guest.slots.poll(slot, sequence).unwrap().unwrap();
     assert_eq!(taken.status, 0);
-    // The session beside it computes on.
+    // The neighbouring session still computes.
     let module = load(&mut neighbour);
     let store = find(&mut neighbour, module, b"store");
     let answer = neighbour.call(&MemAlloc { bytes: 128 });

@@ -1,4 +1,4 @@
-//! Files that the processes of a guest share, and that the device reaches where they are.
+//! Files shared between a guest's processes, which the device reaches in place.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,7 +21,7 @@ const PAGE: u64 = 4096;
 const BYTES: u64 = 4 * PAGE;
 const WORDS: usize = 4 * 1024;
 
-/// Memory that processes share: its file, and where this test has it.
+/// Creates shared memory: returns its file and this test's mapping.
 fn shared_memory() -> (File, Mapping) {
     let file: File = anonymous_file(c"shared").unwrap().into();
     file.set_len(BYTES).unwrap();
@@ -86,7 +86,7 @@ fn copy(guest: &mut Guest, destination: DevicePtr, source: DevicePtr, bytes: u64
     });
 }
 
-/// Waits for everything before.
+/// Waits for all earlier work.
 fn finish(guest: &mut Guest) {
     let value = 1 + guest.fences.load(FenceIndex::new(5).unwrap());
     guest.record(&FenceWrite {
@@ -103,7 +103,7 @@ fn devices_of_two_processes_and_the_system_have_one_memory() {
     let (mut first, first_socket) = backend.connect().open_with_files();
     let (mut second, second_socket) = backend.connect().open_with_files();
     let (file, mapping) = shared_memory();
-    // The second has all but the first page, at another address.
+    // The second session maps all but the first page, at another address.
     let (here, there) = (FILES.0, FILES.0 + (1 << 30));
     send(&first_socket, here, &file);
     assert_eq!(map(&mut first, here, 0, BYTES), 0);
@@ -128,7 +128,7 @@ fn devices_of_two_processes_and_the_system_have_one_memory() {
     fill(&mut second, DevicePtr(there), 1, 0x55);
     finish(&mut second);
     assert_eq!(read(&mapping, 1024), 0x55, "the second still reaches it");
-    // What was unmapped can be mapped again, at the same address.
+    // An unmapped range can be mapped again, at the same address.
     send(&first_socket, here, &file);
     assert_eq!(map(&mut first, here, 0, PAGE), 0);
     fill(&mut first, DevicePtr(here), 1, 0x66);
@@ -180,7 +180,7 @@ fn only_shared_memory_that_was_sent_is_mapped_and_only_in_its_band() {
     }
     assert_eq!(unmap(&mut guest, base), INVALID_VALUE, "nothing is mapped");
 
-    // None of this was in the way of what is right.
+    // After the refusals, valid requests still succeed.
     send(&socket, base, &file);
     assert_eq!(map(&mut guest, base, 0, BYTES), 0);
     for overlapping in [base, base + PAGE] {

@@ -1,4 +1,4 @@
-//! Descriptors that a tenant sends hold up that tenant alone, whatever it takes to close them.
+//! Descriptors that a tenant sends delay that tenant alone, however long closing them takes.
 
 use std::io::IoSlice;
 use std::net::TcpStream;
@@ -18,14 +18,14 @@ use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{Attach, Message, Observe, Stream};
 
-/// A supervisor for two tenants: the victim, and the hostile one that comes over the socket.
+/// A supervisor with two tenants: the victim, and the hostile one, which connects to the socket.
 struct Two {
     backend: Backend,
     hostile: Tenant,
     _folder: tempfile::TempDir,
 }
 
-/// A limit of open files with room for both.
+/// Limit on open files, with room for both tenants.
 const FILES: u64 = 4096;
 
 fn two() -> Two {
@@ -57,8 +57,9 @@ fn send_out_of_band(socket: &UnixStream, descriptor: &OwnedFd) {
 }
 
 impl Two {
-    /// Has a descriptor sent that takes an hour to close, and returns the other end. The supervisor is stopped meanwhile:
-    /// it has the last copy then, and not this test, which would wait out that hour.
+    /// Sends a descriptor that takes an hour to close, and returns the peer. The supervisor is
+    /// stopped meanwhile, so that it has the last copy; otherwise closing this test's copy would
+    /// take that hour.
     fn sends_a_lingering(&mut self, send: impl FnOnce(&mut Self, OwnedFd)) -> TcpStream {
         let (descriptor, far) = lingering();
         let supervisor = self.backend.child.id().cast_signed();
@@ -72,7 +73,8 @@ impl Two {
         far
     }
 
-    /// The hostile tenant sends a lingering descriptor on a control stream, which the supervisor closes.
+    /// Sends a lingering descriptor from the hostile tenant on a control stream, so that the
+    /// supervisor closes it.
     fn attacks_by_a_control_stream(&mut self) -> TcpStream {
         self.hostile.attach(64, Attach::default()).unwrap();
         let mut guest = self.hostile.connect();
@@ -85,13 +87,14 @@ impl Two {
         far
     }
 
-    /// The hostile tenant keeps a copy of a control stream that it sends, and has a read free a byte out of band.
+    /// Makes the hostile tenant keep a copy of a control stream that it sends, so that a read would
+    /// free a byte sent out of band.
     fn has_a_read_wait(&mut self) -> (UnixStream, TcpStream) {
         let (near, far) = UnixStream::pair().unwrap();
         let stream = Message::Stream(Stream { local: 1 });
         let copy = far.try_clone().unwrap().into();
         self.hostile.send(&stream, vec![copy]);
-        // Once it answers the supervisor has set the stream's options.
+        // Once the supervisor answers, it has set the stream's options.
         let mut control = Control::new(near.try_clone().unwrap());
         let observe = Observe {
             bootstrap_version: bootstrap::VERSION,
@@ -106,7 +109,7 @@ impl Two {
         (near, end)
     }
 
-    /// Everything that the victim asks for is done.
+    /// Checks that every request of the victim succeeds.
     fn serves_the_victim(&mut self) {
         let mut guest = self.backend.connect().open();
         assert_eq!(guest.call(&MemGetInfo {}).status, 0);
@@ -200,7 +203,7 @@ fn what_waits_in_the_streams_of_a_tenant_that_goes_holds_up_nobody() {
                 .unwrap();
         }));
     }
-    // Nobody takes it from the stream before that is closed.
+    // The descriptor stays in the stream's queue until the stream is closed.
     far.push(two.sends_a_lingering(|two, descriptor| {
         two.hostile.send(&Message::Doorbell, vec![descriptor]);
     }));

@@ -1,10 +1,10 @@
 //! Ten thousand attacks over a live window.
 //!
-//! Half of the rounds write random bytes over the ring and its header and publish random bytes as a record,
-//! half spoil valid records as somebody would who knows the grammar, and another thread flips bytes
-//! meanwhile. A round counts when the worker has looked at what it wrote. The supervisor must live, a session
-//! beside it must compute the right bytes, and every decoder and every reason for refusal must have been
-//! reached.
+//! Half of the rounds write random bytes over the ring and its header and publish random bytes as a
+//! record, half mutate valid records with knowledge of the grammar, and another thread flips bytes
+//! meanwhile. A round counts once the worker has read its record. The supervisor must live, a
+//! neighbouring session must compute the right bytes, and every decoder and every reason for
+//! refusal must have been reached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::EndCause;
 
 const ROUNDS: usize = 10_000;
-/// How long a round waits for its record to be looked at: flipped bytes may hide it for good.
+/// Time for which a round waits until its record is read: flipped bytes may hide it for good.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Everything that honest programs do, so that spoilt records have something to spoil.
+/// Creates all objects of an honest program, so that mutated records have objects to name.
 fn prepare(guest: &mut Guest) -> Things {
     let arena = guest.arena[0].address;
     guest.arena[0].write(0, PTX.as_bytes());
@@ -124,7 +124,7 @@ fn prepare(guest: &mut Guest) -> Things {
     things
 }
 
-/// A hostile session and what is needed to attack it.
+/// A hostile session and the state of the attack on it.
 struct Attack {
     guest: Guest,
     writer: Writer,
@@ -133,7 +133,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// The valid record of a message.
+    /// Returns the valid record of a message.
     fn record<M: ApiMessage>(&self) -> Entry {
         let entry = self.records.iter().find(|entry| entry.message == M::ID);
         entry.expect("each message has one").clone()
@@ -158,7 +158,7 @@ impl Attack {
         let _ = self.guest.control.send(&Message::Doorbell);
     }
 
-    /// Waits until what was written has been looked at, or is not going to be.
+    /// Waits until the record was read, or never will be.
     fn settle(&mut self) -> Round {
         let end = Instant::now() + ROUND;
         loop {
@@ -178,7 +178,7 @@ impl Attack {
         }
     }
 
-    /// Random bytes over the header, the slots and the ring.
+    /// Writes random bytes over the header, the slots and the ring.
     fn scatter(&self, random: &Random) {
         for _ in 0..1 + random.below(64) {
             let offset = match random.below(4) {
@@ -186,15 +186,15 @@ impl Attack {
                 1 => session::SLOT_BASE + random.below(8192),
                 _ => session::RING_BASE + random.below(RING_BYTES),
             };
-            // The status word is the session's end; whoever writes it ends only itself.
+            // The status word ends the session, and writing it ends the guest's own session only.
             if offset >= 8 {
                 self.writer.set_byte(offset, random.byte());
             }
         }
     }
 
-    /// A record of random bytes. One in sixteen is random in everything; the others are as long as a message of
-    /// theirs is and have a slot, so that the session outlives most of them.
+    /// Returns a record of random bytes. One in sixteen is random in everything; the others have
+    /// their message's length and a slot, so that the session survives most of them.
     fn noise(&self, random: &Random, round: usize) -> Entry {
         let wild = random.one_in(16);
         let kinds = self.records.len() - usize::from(!random.one_in(20));
@@ -217,23 +217,23 @@ impl Attack {
     }
 }
 
-/// What became of what a round wrote.
+/// Outcome of a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Round {
-    /// The worker took it.
+    /// The worker consumed the record.
     Taken,
-    /// The worker saw it, and the session is over.
+    /// The worker read the record, and ended the session.
     Ended,
-    /// Nobody can make sense of the ring any more.
+    /// The ring is corrupt, so that the record is never read.
     Over,
 }
 
-/// The slots take turns, so that most are free when they are used again.
+/// Returns the slot of a round. Slots take turns, so that most are free when they are used again.
 fn slot_of(round: usize) -> u16 {
     u16::try_from(round % SLOTS).unwrap()
 }
 
-/// Flips bytes of the ring that is under attack, and of its header and slots.
+/// Flips bytes of the attacked ring, its header and its slots.
 struct Flipper {
     segment: Arc<AtomicPtr<u8>>,
     stop: Arc<AtomicBool>,
@@ -269,7 +269,7 @@ impl Flipper {
         }
     }
 
-    /// Lets it flip a byte, sometime soon.
+    /// Lets the thread flip a byte soon.
     fn flip(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
@@ -280,7 +280,7 @@ impl Flipper {
         let base = guest.map_or(std::ptr::null_mut(), |guest| guest.segment);
         self.segment.store(base, Ordering::SeqCst);
         if base.is_null() {
-            // The segment is about to be unmapped.
+            // Wait for the thread, because the segment is going to be unmapped.
             while self.busy.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
@@ -288,7 +288,7 @@ impl Flipper {
     }
 }
 
-/// Flips a byte of the record that is being taken, now and then one of the header.
+/// Flips a byte of the record that is being read, now and then one of the header.
 fn flip(base: *mut u8, random: &Random) {
     // SAFETY: the segment is mapped while it is aimed at; every access is volatile.
     unsafe {
@@ -314,7 +314,7 @@ impl Drop for Flipper {
     }
 }
 
-/// An honest session's work, over and over, each byte checked.
+/// Runs an honest session's work in a loop, and checks every byte.
 fn neighbour(mut guest: Guest, stop: &AtomicBool, checked: &AtomicU64) {
     let random = Random::new(3);
     while !stop.load(Ordering::Relaxed) {
@@ -342,7 +342,7 @@ fn neighbour(mut guest: Guest, stop: &AtomicBool, checked: &AtomicU64) {
     }
 }
 
-/// What all sessions' reports say together.
+/// Sums of all sessions' reports.
 #[derive(Default)]
 struct Tally {
     sessions: usize,
@@ -362,12 +362,12 @@ impl Tally {
     }
 }
 
-/// One record for each reason, made on purpose: chance need not find them.
+/// Sends a record that causes this refusal, because chance need not find it.
 fn directed(attack: &mut Attack, reason: Counter) {
     let copy = attack.record::<MemCopy>();
     let entry = match reason {
         Counter::InvalidHandles => Entry {
-            // A stream of a generation that never was.
+            // A stream handle with a generation that never existed.
             body: (1u64 << 38 | 77 << 18 | 5 << 6).to_le_bytes().to_vec(),
             slot: 1,
             ..attack.record::<StreamQuery>()
@@ -397,7 +397,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
         },
         Counter::RingSlot => Entry { slot: 200, ..copy },
         Counter::RingTail => {
-            // Looked at when the executor parks, which it does again after it was woken.
+            // Checked when the executor parks, which it does again after a doorbell.
             attack.writer.set_word(session::TAIL, 3);
             let _ = attack.guest.control.send(&Message::Doorbell);
             return;
@@ -416,7 +416,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
             entry
         }
         Counter::CountAboveLimit | Counter::CountAboveBody => {
-            // The count of the data of a MemWrite.
+            // Count of the data of a MemWrite.
             let mut entry = attack.record::<MemWrite>();
             let count = 100u32.to_le_bytes();
             let at = entry
@@ -437,7 +437,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
             ..attack.record::<StreamQuery>()
         },
         Counter::ExcludedValue => {
-            // A grid of 0 in the launch.
+            // Grid of 0 in the launch.
             let mut entry = attack.record::<LaunchKernel>();
             let block = [32, 0, 0, 0, 1, 0, 0, 0];
             let at = entry
@@ -449,7 +449,8 @@ fn directed(attack: &mut Attack, reason: Counter) {
             Entry { slot: 1, ..entry }
         }
         Counter::SlotBusy => {
-            // A second request on a slot whose first is with a thread: the reset holds the answer back.
+            // A second request on a slot whose first is in a job thread: the reset holds the answer
+            // back.
             let reset = Entry {
                 slot: 2,
                 ..attack.record::<Synchronize>()
@@ -468,7 +469,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
     attack.send(&entry);
 }
 
-/// Else there is nothing in them to spoil.
+/// Checks the unmodified records, because mutations of invalid ones test little.
 #[test]
 fn records_of_references_and_green_contexts_are_right() {
     let mut backend = Backend::with_devices(8, "cpu:2");
@@ -522,7 +523,8 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
         tally.add(report);
     }
 
-    // The reset too is made on purpose: it comes seldom, since the others need what it takes away.
+    // The reset is also sent on purpose: it is rare at random, because it destroys the objects that
+    // the others need.
     let mut attack = Attack::open(&mut backend);
     let reset = Entry {
         slot: 1,
@@ -545,10 +547,10 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
             live.scatter(&random);
             live.noise(&random, round)
         } else {
-            // The reset at the end of the grammar takes everything away that the others need.
+            // The reset at the end of the grammar destroys the objects that the others need.
             let kinds = live.records.len() - usize::from(!random.one_in(20));
             let mut entry = live.records[random.below(kinds)].clone();
-            // A record without a slot that fails is its session's end.
+            // A record without a slot that fails ends its session.
             if SlotIndex::new(entry.slot).is_some() || !random.one_in(4) {
                 entry.slot = slot_of(round);
             }
@@ -560,7 +562,7 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
             }
             entry
         };
-        // More often, and no session would live to see a second round.
+        // More flips would end every session within a round.
         if random.one_in(4) {
             flipper.flip();
         }

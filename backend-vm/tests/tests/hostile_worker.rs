@@ -1,6 +1,6 @@
-//! A worker that means harm reaches its own session and no other, not even one of its tenant.
+//! A hostile worker reaches its own session and no other, not even one of its tenant.
 //!
-//! The test's own executable plays the hostile worker, so it parses its arguments itself.
+//! The test executable plays the hostile worker, so it parses its arguments itself.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -16,10 +16,10 @@ use wormhole_link::memory::Mapping;
 use wormhole_ring::control::{Attach, Message};
 
 const SEGMENTS: u64 = 24;
-/// What the guests keep in their arenas.
+/// Contents of the guests' arenas.
 const SECRET: [u8; 16] = *b"what guests keep";
 const PAGE: usize = 4096;
-/// The number of a copy that breaks the protocol as soon as it has a session.
+/// Number of a copy that breaks the protocol as soon as it has a session.
 const BREAKS: u64 = 7;
 
 fn main() {
@@ -46,8 +46,9 @@ fn main() {
     );
 }
 
-/// Sweeps all it was given over and over: it looks for what guests keep, and spoils the rest. Arena that is
-/// asked back it gives back in words only. A guest that sends descriptors is to get one.
+/// Sweeps all memory that it was given in a loop, counts pages with a guest's contents and
+/// overwrites the others. It acknowledges the return of arena but keeps it mapped. Tries to send a
+/// descriptor to a guest that has a socket for files.
 fn worker(mut stub: Stub) {
     if stub.protocol == stub::protocol(BREAKS) {
         break_the_protocol(&mut stub);
@@ -62,8 +63,8 @@ fn worker(mut stub: Stub) {
     loop {
         let mut found = 0;
         for page in (0..bytes).step_by(PAGE) {
-            // SAFETY: inside the mapping of the whole file; what the guest does meanwhile gives some
-            // bytes or others.
+            // SAFETY: inside the mapping of the whole file; concurrent writes of the guest give
+            // either value.
             unsafe {
                 let page = mapping.base().add(page);
                 if page.cast::<[u8; 16]>().read_volatile() == SECRET {
@@ -88,12 +89,12 @@ fn break_the_protocol(stub: &mut Stub) -> ! {
     };
     stub.send(&ready, Vec::new());
     stub.wait_for(|message| matches!(message, Message::Assign(_)).then_some(()));
-    // Guests say this, and workers do not.
+    // Guests send this message, workers do not.
     stub.send(&Message::Mapped, Vec::new());
     stub::idle()
 }
 
-/// A supervisor with a real worker for one guest and the hostile one for another.
+/// Starts a supervisor with a real worker for one guest and the hostile one for another.
 fn backend() -> (Backend, Guest, Guest) {
     let real = Path::new(env!("CARGO_BIN_EXE_worker"));
     let hostile = std::env::current_exe().unwrap();
@@ -114,7 +115,8 @@ fn keep(guest: &Guest, arena: usize) {
     }
 }
 
-/// How many pages of what guests keep the hostile worker found in the sweeps that begin from now on.
+/// Returns the number of pages with a guest's contents that the hostile worker found in the first
+/// sweep that starts after this call.
 fn found(backend: &Backend) -> usize {
     let counts = |log: &str| -> Vec<usize> {
         log.lines()
@@ -125,7 +127,7 @@ fn found(backend: &Backend) -> usize {
     let end = Instant::now() + PATIENCE;
     loop {
         let log = backend.log();
-        // The sweep under way began earlier.
+        // The running sweep started before the call.
         if let Some(&last) = counts(&log).get(seen + 1) {
             return last;
         }
@@ -134,7 +136,7 @@ fn found(backend: &Backend) -> usize {
     }
 }
 
-/// The device copies the neighbour's arena, which still holds what it holds.
+/// Checks that the device copies the neighbour's arena unchanged.
 fn is_unspoilt(guest: &mut Guest, arena: usize) {
     let bytes = guest.arena[arena].bytes();
     let device = guest
@@ -162,7 +164,8 @@ fn a_hostile_worker_finds_and_spoils_no_other_session() {
     let (mut backend, mut neighbour, victim) = backend();
     keep(&neighbour, 0);
     assert_eq!(found(&backend), 0, "the neighbour's pages");
-    // It does find what it may; what it spoils while the guest writes is written again.
+    // The worker does find its own session's pages; the guest writes those again that a sweep
+    // overwrote.
     let end = Instant::now() + PATIENCE;
     while found(&backend) != pages_of(&victim, 0) {
         assert!(
@@ -185,7 +188,7 @@ fn arena_that_a_worker_keeps_is_another_sessions_without_it() {
         .send(&Message::ArenaReturn(returned))
         .unwrap();
     backend.wait_for_log("it says that it has let go");
-    // The first segments that are free, which are the returned ones as soon as they are.
+    // The first free segments are the returned ones, once they are scrubbed.
     let mut again = false;
     let mut id = 1;
     let end = Instant::now() + PATIENCE;
@@ -204,7 +207,7 @@ fn arena_that_a_worker_keeps_is_another_sessions_without_it() {
                     neighbour.control.send(&back).unwrap();
                 }
             }
-            // It is being scrubbed.
+            // The run is being scrubbed.
             Reply::ArenaDenied(..) => {}
             other => panic!("{other:?}"),
         }
@@ -239,7 +242,7 @@ fn workers_that_break_the_protocol_do_not_fill_the_log() {
         assert!(matches!(reply, Reply::Refused(..)), "{reply:?}");
     }
     let told = backend.log().matches("it broke the protocol").count();
-    // A tenant has 64 lines at once and one each second.
+    // A tenant's budget is 64 lines at once and one each second.
     let seconds = usize::try_from(start.elapsed().as_secs()).unwrap();
     assert!((30..=65 + seconds).contains(&told), "{told} lines");
 }

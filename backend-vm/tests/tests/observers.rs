@@ -1,4 +1,5 @@
-//! What a tenant may know of its devices without a session: its own memory and processes, and no other tenant's.
+//! Observation of devices without a session: a tenant sees its own memory and processes, and no
+//! other tenant's.
 
 use std::time::Instant;
 
@@ -19,12 +20,12 @@ fn question(device: u32) -> Message<'static> {
     })
 }
 
-/// Asks of the only device, and puts the answer together.
+/// Observes the only device and returns the facts.
 fn ask(control: &mut Control) -> String {
     ask_of(control, 0, 1)
 }
 
-/// Asks of one of so many devices.
+/// Observes one of `count` devices.
 fn ask_of(control: &mut Control, device: u32, count: u32) -> String {
     control.send(&question(device)).unwrap();
     let mut text = String::new();
@@ -42,7 +43,7 @@ fn ask_of(control: &mut Control, device: u32, count: u32) -> String {
     }
 }
 
-/// The processes of an answer and what they hold, sorted.
+/// Returns the processes in an answer with the bytes that each holds, sorted.
 fn processes(text: &str) -> Vec<(u32, u64)> {
     let mut processes: Vec<(u32, u64)> = facts::all(text)
         .filter(|(name, _)| *name == facts::PROCESS)
@@ -84,7 +85,7 @@ fn a_device_is_described_to_who_has_no_session() {
     assert!(facts::number(&text, facts::TOTAL_MEMORY).unwrap() > 0);
     assert_eq!(facts::number(&text, "attribute.75"), Some(9));
     assert_eq!((used(&text), processes(&text)), (0, Vec::new()));
-    // A device that does not exist has no facts, and the stream goes on.
+    // A device that does not exist has no facts, and the stream stays usable.
     observer.send(&question(7)).unwrap();
     let none = Reply::Observation(7, 1, false, String::new());
     assert_eq!(observer.receive(), none);
@@ -111,7 +112,8 @@ fn a_tenant_sees_its_own_memory_and_processes_alone() {
     let held = allocate(&mut first, 3 * mib);
     allocate(&mut second, 5 * mib);
 
-    // The first may be told before the second has been heard: what each says has its own way.
+    // The reports of the two sessions arrive independently, so the first may be visible before the
+    // second.
     let expected = [(4001, 3 * mib), (4002, 5 * mib)];
     let end = Instant::now() + PATIENCE;
     let mut text = ask(&mut observer);
@@ -126,7 +128,7 @@ fn a_tenant_sees_its_own_memory_and_processes_alone() {
     let mut theirs = neighbour.connect().open();
     allocate(&mut theirs, page);
     let other = ask(&mut stranger);
-    // It has not said which process it is, so it is in the sum alone.
+    // The session has not sent its process number, so it counts in the sum alone.
     assert_eq!((used(&other), processes(&other)), (page, Vec::new()));
     assert_eq!(used(&ask(&mut observer)), 8 * mib);
 
@@ -138,7 +140,7 @@ fn a_tenant_sees_its_own_memory_and_processes_alone() {
     assert_eq!((used(&text), processes(&text)), (0, vec![(4001, 0)]));
 }
 
-/// Free and total memory of a device, as a process is told.
+/// Returns the free and total memory of a device that a process sees.
 fn memory(guest: &mut Guest, device: u16) -> (u64, u64) {
     let answer = guest.call_on(device, &MemGetInfo {});
     let reply = answer.reply::<MemGetInfoReply>();
@@ -173,8 +175,8 @@ fn each_device_of_a_tenant_tells_of_its_own_memory() {
     }
 }
 
-/// What its worker may not have is not said to be free, and what is said to be free can be had. Beside it a spare worker
-/// waits, of which the tenant's figures know nothing.
+/// Memory that the worker may not allocate is not reported as free, and memory reported as free can
+/// be allocated. The idle spare worker does not appear in the tenant's figures.
 #[test]
 fn what_is_free_can_be_allocated_and_no_more() {
     let (mib, limit) = (1 << 20, 600 << 20);
@@ -243,7 +245,7 @@ fn who_observes_against_the_rules_is_cut_off_and_no_other() {
     assert!(reason.contains("version 2"), "{reason}");
     assert_eq!(old.receive(), Reply::Ended);
 
-    // An observer gets no session, and a session does not observe.
+    // A stream that observes gets no session, and a stream with a session may not observe.
     let mut observer = backend.connect();
     ask(&mut observer);
     observer.hello(PROTOCOL_HASH, "");
@@ -253,7 +255,7 @@ fn who_observes_against_the_rules_is_cut_off_and_no_other() {
     assert_eq!(guest.control.receive(), Reply::Ended);
     assert!(backend.report().end.contains("sent Observe"));
 
-    // Questions in a row are not answered in a row: one at a time.
+    // A second question before the first is answered ends the stream.
     let mut impatient = backend.connect();
     let frame = question(0).to_vec().unwrap();
     impatient.send_raw(&frame.repeat(300));

@@ -233,7 +233,7 @@ fn a_malformed_record_ends_its_session_and_no_other() {
     guest.start_raw(0, 6, &[&[0; 3]]);
     let cause = guest.wait_for_status();
     assert_eq!((cause.result, cause.cause), (999, 4));
-    // The worker says so behind its back, and ends when the guest goes.
+    // The worker logs the cause, and ends when the guest does.
     backend.wait_for_log("MemCopy needs");
     drop(guest);
     let report = backend.report();
@@ -305,7 +305,8 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         1,
         "returned arena may not be named"
     );
-    // The segments can be granted again: others are while the supervisor has not heard that they are scrubbed.
+    // The segments can be granted again. Until the supervisor has the report that they are
+    // scrubbed, it grants others.
     wormhole_backend_tests::backend::wait_until(
         || match guest.request_arena(8, 4) {
             Reply::ArenaGrant(again) if again.first == run.first => true,
@@ -313,7 +314,7 @@ fn arena_is_granted_used_returned_and_scrubbed() {
                 guest.control.send(&Message::ArenaReturn(other)).unwrap();
                 false
             }
-            // All of the others are being scrubbed.
+            // All other segments are being scrubbed.
             Reply::ArenaDenied(..) => false,
             other => panic!("{other:?}"),
         },
@@ -350,7 +351,7 @@ fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
         Reply::ArenaGrant(run) => run,
         denied => panic!("{denied:?}"),
     };
-    // A kernel that runs until it is told to end.
+    // A kernel that runs until the flag is set.
     guest.arena[0].write(0, SPIN.as_bytes());
     let (module, function) = (guest.mint(), guest.mint());
     let load = module_load(module, DevicePtr(guest.arena[0].address), SPIN.len() as u64);
@@ -375,7 +376,7 @@ fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
     };
     assert_eq!(guest.call(&launch).status, 0);
     guest.control.send(&Message::ArenaReturn(run)).unwrap();
-    // The device holds on to the memory; the session is served all the same.
+    // The device still uses the memory, but the session is served.
     for _ in 0..3 {
         wormhole_backend_tests::backend::wait_until(
             || guest.producer.consumer_parked(),
@@ -422,6 +423,6 @@ fn a_reset_waits_for_jobs_takes_every_object_and_keeps_the_arena() {
     };
     assert_eq!(guest.call(&old).status, 400);
     assert_eq!(guest.call(&MemFree { address: device }).status, 1);
-    // Registered anew: copies and fences work as before.
+    // The arena is registered again: copies and fences work as before.
     round_trip(&mut guest, &[77; 10_000]);
 }

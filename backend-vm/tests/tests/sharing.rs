@@ -1,4 +1,4 @@
-//! What processes of one tenant share, and no other tenant gets.
+//! Sharing between processes of one tenant, and refusal to other tenants.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ const INVALID_VALUE: u32 = 1;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_HANDLE: u32 = 400;
 const BYTES: u64 = 64 << 10;
-/// Where the last word of as many bytes is.
+/// Offset of the last word of as many bytes.
 const WORDS_END: usize = (64 << 10) - 4;
 const UNIT: u64 = 2 << 20;
 
@@ -52,7 +52,7 @@ fn a_supervisor_without_room_for_a_descriptor_refuses_it_and_ends_nobody() {
     assert!(!log.contains("broke the protocol"), "{log}");
 }
 
-/// One thing of every kind that a process shares.
+/// One shared object of each kind.
 struct Shared {
     address: DevicePtr,
     event: Handle<Event>,
@@ -122,7 +122,7 @@ fn share(guest: &mut Guest) -> Shared {
     }
 }
 
-/// What opening each kind gives.
+/// Returns the results of opening an object of each kind.
 fn statuses(guest: &mut Guest, shared: &Shared) -> [u32; 5] {
     let allocation = guest.call(&OpenAllocation {
         token: shared.allocation_token,
@@ -175,7 +175,7 @@ fn fence(guest: &mut Guest) {
     guest.wait_for_fence(5, value);
 }
 
-/// The first and the last word of device memory.
+/// Returns the first and the last word of device memory.
 fn words(guest: &mut Guest, source: DevicePtr) -> [u32; 2] {
     guest.record(&MemCopy {
         destination: DevicePtr(guest.arena[0].address),
@@ -218,7 +218,7 @@ fn a_token_is_worth_nothing_to_another_tenant_nor_forged_nor_of_another_kind() {
     assert_eq!(statuses(&mut importer, &shared), [0; 5]);
     let own = [INVALID_CONTEXT, INVALID_CONTEXT, 0, 0, 0];
     assert_eq!(statuses(&mut exporter, &shared), own, "its own");
-    // What the stranger shares itself opens no door either.
+    // Objects that the stranger shares do not give it access either.
     let theirs = share(&mut stranger);
     assert_eq!(
         statuses(&mut importer, &theirs),
@@ -300,7 +300,7 @@ fn what_is_freed_is_shared_no_longer() {
         },
     );
     succeeds(&mut exporter, &PoolDestroy { pool: shared.pool });
-    // The exporter's worker tells so in its own time.
+    // The exporter's worker withdraws them asynchronously.
     let gone = [1, 1, 1, 1, INVALID_HANDLE];
     wait_until(
         || statuses(&mut importer, &shared) == gone,
@@ -312,7 +312,7 @@ fn what_is_freed_is_shared_no_longer() {
 fn a_process_that_dies_takes_its_tokens_with_it_and_no_other_process() {
     for killed in [false, true] {
         let mut backend = Backend::with_window(64);
-        // The first session gets the worker that was there first.
+        // The first session gets the worker that was started first.
         let first = backend.workers();
         let mut exporter = backend.connect().open();
         let mut importer = backend.connect().open();
@@ -361,7 +361,8 @@ fn nothing_stays_behind_of_processes_that_shared() {
         assert_eq!(statuses(&mut importer, &shared), [0; 5]);
         drop(exporter);
         backend.report();
-        // It took the spare worker, and the supervisor opens the next one's descriptors in its own time.
+        // The exporter took the spare worker, and the supervisor opens the next one's descriptors
+        // asynchronously.
         workers += 1;
         wait_until(
             || backend.log().matches("is ready on").count() == workers,
@@ -373,7 +374,7 @@ fn nothing_stays_behind_of_processes_that_shared() {
     for _ in 0..8 {
         round(&mut backend);
     }
-    // The thread that closes files has its own time.
+    // A thread closes the files asynchronously.
     wait_until(
         || descriptors(&backend) <= before + 2,
         || format!("{} descriptors, {before} before", descriptors(&backend)),
@@ -384,7 +385,7 @@ fn nothing_stays_behind_of_processes_that_shared() {
 fn memory_that_is_released_is_held_by_nobody() {
     let mut backend = Backend::with_window(64);
     let mut exporter = backend.connect().open();
-    // Memory of devices that the supervisor holds; other files come and go with spare workers.
+    // Counts device memory that the supervisor holds; other files come and go with spare workers.
     let held = |backend: &Backend| {
         let path = format!("/proc/{}/fd", backend.child.id());
         let links = fs::read_dir(path).unwrap().flatten();
@@ -451,7 +452,7 @@ fn a_pointer_of_a_pool_is_opened_in_that_pool_alone() {
     assert_eq!(private, INVALID_VALUE);
 }
 
-/// What sharing an allocation of a pool gives that was not made for it.
+/// Returns the result of sharing an allocation from a pool that was created without handle types.
 fn share_address_of_private_pool(guest: &mut Guest) -> u32 {
     let new = guest.mint();
     succeeds(

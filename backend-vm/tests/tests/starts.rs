@@ -1,4 +1,4 @@
-//! Starting a worker takes as long as it takes, and nobody else waits for it.
+//! A slow start of a worker delays no other tenant or guest.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -72,16 +72,16 @@ fn main() {
     );
 }
 
-/// What a guest says to have a worker started that is its own.
+/// Environment of a guest that needs a worker of its own.
 const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
-/// As [`OWN`]; the worker never has a device.
+/// Environment like [`OWN`], with which the worker never has a device.
 const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
-/// The number of a copy that never has a device.
+/// Number of a copy that never has a device.
 const SILENT_COPY: u64 = 9;
-/// Has this executable play its third part: a supervisor that gives guests little time, and workers as many
-/// milliseconds as the next argument says.
+/// Argument for the third part of this executable: a supervisor that gives guests little time, and
+/// workers as many milliseconds as the next argument says.
 const IMPATIENT: &str = "--impatient";
-/// The variable with the path that it listens at, if it does.
+/// Environment variable with the path at which that supervisor listens, if it does.
 const LISTENS: &str = "WORMHOLE_TEST_LISTENS";
 
 fn worker(mut stub: Stub) {
@@ -108,7 +108,7 @@ fn impatient_supervisor() {
         workers: vec![workers.into()],
         listener: std::env::var_os(LISTENS)
             .map(|path| wormhole_supervisor::Listener::bind(Path::new(&path), &[]).unwrap()),
-        // SAFETY: the test put the stream there, and nothing else here uses the number.
+        // SAFETY: the test put the stream at this number, and nothing else here uses it.
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
         trusted_tenants: true,
         without_namespaces: false,
@@ -125,7 +125,8 @@ fn impatient_supervisor() {
     .unwrap();
 }
 
-/// A supervisor with two protocols, a spare worker of each ready; and where its executables are.
+/// Starts a supervisor with two protocols, and waits for a spare worker of each. Returns it with
+/// the folder of its executables.
 fn backend() -> (Backend, std::path::PathBuf) {
     let me = std::env::current_exe().unwrap();
     let workers = Workers::of(&[&me, &me]);
@@ -142,20 +143,20 @@ fn backend() -> (Backend, std::path::PathBuf) {
 /// `F_SETSIG` of fcntl(2).
 const F_SETSIG: i32 = 10;
 
-/// A lease on a file: whoever opens it waits until the lease is given back.
+/// A lease on a file: opening the file blocks until the lease is released.
 struct Lease {
     file: File,
 }
 
 impl Lease {
-    /// Replaces the executable by a copy that nobody can execute as long as this lives.
+    /// Replaces the executable by a copy that cannot be executed while the lease lives.
     fn on_copy_of(program: &Path) -> Self {
         let copy = program.with_extension("copy");
         std::fs::copy(program, &copy).unwrap();
         std::fs::rename(&copy, program).unwrap();
         let file = File::open(program).unwrap();
-        // SAFETY: an open descriptor and integers. The kernel announces whoever waits with a signal, which by
-        // default ends the process; this one is ignored by default.
+        // SAFETY: an open descriptor and integers. The kernel announces a blocked opener by a
+        // signal that by default ends the process; SIGURG is ignored by default.
         unsafe {
             assert_eq!(libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG), 0);
             assert_eq!(
@@ -168,7 +169,7 @@ impl Lease {
         Self { file }
     }
 
-    /// Whether somebody waits.
+    /// Returns whether an opener is blocked.
     fn is_waited_for(&self) -> bool {
         let inode = format!(":{} ", self.file.metadata().unwrap().ino());
         std::fs::read_to_string("/proc/locks")
@@ -234,7 +235,7 @@ fn a_process_that_does_not_get_to_its_program_is_given_up() {
     let lease = Lease::on_copy_of(&program);
     let arguments = ["--protocol".into()];
     let null = null();
-    // Long enough to get as far as the lease.
+    // Long enough for the start to reach the lease.
     let started = confinement(Duration::from_secs(2)).spawn(&command(&program, &null, &arguments));
     assert!(lease.is_waited_for(), "the kernel gave up the lease");
     assert!(
@@ -246,8 +247,9 @@ fn a_process_that_does_not_get_to_its_program_is_given_up() {
     lease.give_back();
 }
 
-/// The C library keeps a list of a process's threads, and says in it which are still being made. A copy of it
-/// is all that a new process has of them, so a worker on its way that waits for one waits for good.
+/// The C library keeps a list of a process's threads, with the state of those being created. A
+/// forked child has only a copy of the list, so it would wait for ever for a thread that is being
+/// created.
 fn a_process_that_makes_threads_starts_workers() {
     const STARTS: u32 = 100;
     let confinement = confinement(PATIENCE);
@@ -311,7 +313,7 @@ fn a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind() {
     granted(&mut served);
 }
 
-/// The worker's word that it has the session, and the end of its guest, pass each other.
+/// The worker's message that it has the session crosses the end of its guest.
 fn a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol() {
     let (mut backend, _) = backend();
     let workers = backend.workers();
@@ -320,13 +322,13 @@ fn a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol() {
         wait_until(|| is_stopped(*worker), || "a worker's stop".into());
     }
     let leaves = ask(&mut backend, stub::protocol(0), "");
-    // An answer to a later guest: by now the session is its worker's.
+    // An answer to a later guest: by now the worker has the session.
     let mut stranger = ask(&mut backend, stub::protocol(SILENT_COPY), "");
     assert!(matches!(stranger.receive(), Reply::Refused(..)));
     let supervisor = i32::try_from(backend.child.id()).unwrap();
     kill(supervisor, libc::SIGSTOP);
     wait_until(|| is_stopped(supervisor), || "its stop".into());
-    // The supervisor will hear of the guest's end first.
+    // The supervisor will read the guest's end first.
     drop(leaves);
     let before: Vec<u64> = workers.iter().map(|worker| sleeps(*worker)).collect();
     for (worker, before) in workers.iter().zip(before) {
@@ -342,7 +344,7 @@ fn a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol() {
     assert!(!log.contains("broke the protocol"), "{log}");
 }
 
-/// How often a process has gone to sleep.
+/// Returns how often a process has gone to sleep.
 fn sleeps(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = |line: &str| {
@@ -388,21 +390,22 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
     );
 }
 
-/// A supervisor that gives workers and guests little time, with workers that never have a device.
+/// Starts a supervisor that gives workers and guests little time, with workers that never have a
+/// device.
 fn impatient_backend() -> Backend {
     let me = std::env::current_exe().unwrap();
     impatient(200, Workers::numbered(&[(SILENT_COPY, &me)]))
 }
 
-/// A supervisor that gives workers some milliseconds, and guests little time.
+/// Starts a supervisor that gives workers `limit` milliseconds, and guests little time.
 fn impatient(limit: u32, workers: Workers) -> Backend {
     let mut supervisor = std::process::Command::new(std::env::current_exe().unwrap());
     supervisor.args([IMPATIENT, &limit.to_string()]);
     Backend::start_as(supervisor, workers, &[])
 }
 
-/// A tracer: while it lives, the end of the process is its to see, and the process's parent cannot reap it. So it
-/// stands for what holds a process in the kernel.
+/// A tracer: while it lives, it is notified of the process's exit, and the process's parent cannot
+/// reap it. It stands for a process that the kernel holds.
 struct Hold {
     release: Option<std::sync::mpsc::Sender<()>>,
     tracer: Option<std::thread::JoinHandle<()>>,
@@ -419,7 +422,7 @@ impl Hold {
                 .then_some(())
                 .ok_or_else(std::io::Error::last_os_error);
             seized.send(result).unwrap();
-            // The end of the thread is the end of the hold.
+            // The hold ends with the thread.
             let _ = released.recv();
         });
         is_seized.recv().unwrap().unwrap();
@@ -437,7 +440,7 @@ impl Drop for Hold {
     }
 }
 
-/// The number of the worker that was started beside these.
+/// Waits for a worker that is not in `before`.
 fn one_more_than(backend: &Backend, before: &[i32]) -> i32 {
     let more = || {
         backend
@@ -496,7 +499,7 @@ fn a_stream_without_a_hello_is_closed() {
     let mut silent = backend.connect();
     let mut waits = ask(&mut backend, stub::protocol(SILENT_COPY), "");
     assert_eq!(silent.receive(), Reply::Ended);
-    // The other's answer comes in its own time.
+    // The answer to the other comes later.
     assert!(matches!(waits.receive(), Reply::Refused(..)));
 }
 
@@ -515,9 +518,9 @@ fn a_connection_without_a_window_is_closed() {
 fn workers_that_never_have_a_device_give_up_their_places() {
     let mut backend = impatient_backend();
     let late = |reason: &str| assert!(reason.contains("had no device after 200ms"), "{reason}");
-    // A spare.
+    // Attaching starts a spare worker.
     late(&backend.attach(64, Attach::default()).unwrap_err());
-    // One starts when the one before it is given up: they have one tenant.
+    // Each starts after the one before has timed out, because they have one tenant.
     let mut waiting: Vec<Control> = (0..4)
         .map(|_| ask(&mut backend, stub::protocol(SILENT_COPY), OWN))
         .collect();

@@ -1,4 +1,4 @@
-//! What the supervisor promises whoever dies, lies or asks for too much.
+//! Guarantees of the supervisor against processes that die, lie or ask for too much.
 
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader};
@@ -33,7 +33,7 @@ fn attach(session_limit: u32, segment_limit: u32) -> Attach {
     }
 }
 
-/// A neighbour's work, checked byte for byte.
+/// Checks a neighbour's work, byte for byte.
 fn works(guest: &mut Guest) {
     let bytes: Vec<u8> = (0..10_000u32).map(|at| (at * 31 % 253) as u8).collect();
     let length = bytes.len() as u64;
@@ -63,7 +63,7 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
     guest.arena[0].write(0, &vec![1; 2 << 20]);
     let memory = guest.memory();
     assert!(memory.held() >= 2 << 20);
-    // The last worker that was told a session serves this guest; the spare serves nobody.
+    // The worker that got its session last serves this guest; the spare has no session.
     let victim = worker_in_order(&backend, 1);
     assert!(backend.workers().contains(&victim));
     kill(victim, libc::SIGKILL);
@@ -117,20 +117,20 @@ fn a_dump_says_who_waits_for_whom() {
     assert!(dumped(
         "; 0 bytes of its ring are not taken, and the doorbell is awaited"
     ));
-    // The worker says how its device's queues stand, at the level of the dump.
+    // The worker logs the state of its device's queues, at the level of the dump.
     let queues = format!(
         "WARN worker {}: WARN dump: 0 streams have work; ",
         worker_in_order(&backend, 0)
     );
     wait_until(|| dumped(&queues), || queues.clone());
-    // The guest notes what it waits for.
+    // The guest notes the fence that it waits for.
     let note = guest.waits.note(77, Wait::Fence(3, 9));
     wait_until(
         || dumped("; guest thread 77 waits for fence 3 to become 9: "),
         || "the guest's wait".into(),
     );
     drop(note);
-    // Whoever does not take what is in the ring is named.
+    // A worker that does not take the records in its ring is named.
     let worker = worker_in_order(&backend, 0);
     kill(worker, libc::SIGSTOP);
     guest.record(&MemCopy {
@@ -163,7 +163,7 @@ fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     kill(victim, libc::SIGSTOP);
     let request = |id, segments| Message::ArenaRequest(ArenaRequest { id, segments });
     guest.control.send(&request(7, 1)).unwrap();
-    // Once this one is denied, the worker's turn has come for the one before.
+    // Once this one is denied, the request before it has been sent to the worker.
     let denied = |id, refusal: Refusal| Reply::ArenaDenied(id, refusal as u32);
     assert_eq!(guest.request_arena(8, 1000), denied(8, Refusal::Quota));
     kill(victim, libc::SIGKILL);
@@ -173,7 +173,8 @@ fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     assert_eq!(guest.request_arena(9, 1), denied(9, Refusal::NoDevice));
 }
 
-/// The worker that the supervisor started after so many others. What it has done may be logged a little later.
+/// Returns the worker that the supervisor started after `others` others. Its log lines may come a
+/// little later.
 fn worker_in_order(backend: &Backend, others: usize) -> i32 {
     let started = || {
         let log = backend.log();
@@ -222,7 +223,7 @@ fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
     let mut backend = Backend::with_window(64);
     for _ in 0..500 {
         let mut control = backend.connect();
-        // Not before a session.
+        // Invalid without a session.
         control.send(&Message::Mapped).unwrap();
         assert_eq!(control.receive(), Reply::Ended);
     }
@@ -241,14 +242,14 @@ fn a_log_that_is_not_read_holds_nobody_up() {
     let size = unsafe { libc::fcntl(log.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
     assert_eq!(size, 4096);
     backend.attach(64, Attach::default()).unwrap();
-    // At this level each says more than twenty bytes.
+    // At this log level each connection logs more than twenty bytes.
     for _ in 0..300 {
         drop(backend.connect());
     }
     works(&mut backend.connect().open());
     let mut lines = BufReader::new(log).lines();
     let end = Instant::now() + PATIENCE;
-    // Each that is read makes room for what comes after it.
+    // Each line that is read makes room for later ones.
     while !lines.next().unwrap().unwrap().ends_with("lines are lost") {
         assert!(Instant::now() < end, "no line says so");
         drop(backend.connect());
@@ -262,7 +263,7 @@ const HELLO: Message<'_> = Message::Hello {
     environment: "",
 };
 
-/// A supervisor that listens, too, and may have so many descriptors.
+/// Starts a supervisor that also listens, with limits on its descriptors.
 fn listening_backend(folder: &tempfile::TempDir, soft: u64, hard: u64) -> (Backend, PathBuf) {
     let socket = folder.path().join("socket");
     let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
@@ -296,7 +297,7 @@ fn a_tenant_with_streams_and_sessions_without_end_leaves_descriptors_to_others()
     let log = backend.log();
     assert!(!log.contains("Too many open files"), "{log}");
     drop((silent, said));
-    // What it let go of it may have again.
+    // The supervisor may reuse the descriptors that it has closed.
     let end = Instant::now() + PATIENCE;
     loop {
         let mut control = backend.connect();
@@ -340,7 +341,7 @@ fn a_tenant_that_cannot_be_accepted_is_logged_once_and_accepted_later() {
     let (mut backend, socket) = listening_backend(&folder, 4096, 4096);
     let mut guest = backend.connect().open();
     let pid = backend.child.id();
-    // The spare that follows it takes descriptors, too.
+    // The spare that follows needs descriptors, too.
     wait_until(
         || backend.log().matches("is ready on").count() == 2,
         || "the spare worker".into(),
@@ -366,7 +367,7 @@ fn connections_without_end_hold_up_no_tenant() {
     let mut guest = backend.connect().open();
     let (over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        // Most are refused: the user has too many tenants.
+        // Most are refused, because the user has too many tenants.
         for _ in 0..3 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -393,7 +394,8 @@ fn connections_without_end_hold_up_no_tenant() {
     works(&mut guest);
 }
 
-/// How many of these messages a stream takes that nobody reads, with what the sender may keep.
+/// Returns how many of these messages a sender can write to a stream that is never read, including
+/// those it queues.
 fn unread(message: &Message<'_>) -> usize {
     let (near, _far) = UnixStream::pair().unwrap();
     let mut outgoing = Outgoing::default();
@@ -407,17 +409,18 @@ fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
     let mut guest = backend.connect_remote();
     guest.hello(PROTOCOL_HASH, "");
     assert!(backend.hears("WindowMap") && backend.hears("WindowMap"));
-    // It asks for what it has, and reads no answer.
+    // The tenant attaches again and again, and reads no answer.
     let answer = Message::Refused {
         code: Refusal::Protocol as u32,
         reason: "the window is attached already",
     };
     for _ in 0..unread(&answer) {
-        // Without a descriptor each would take the one of a message that follows.
+        // Without a descriptor of its own, each message would take that of a later one.
         let file = File::open("/dev/null").unwrap().into();
         backend.send(&Message::Attach(Attach::default()), vec![file]);
     }
-    // A stream that is brought after these is served once they have been executed, which takes several turns.
+    // A stream that arrives after these is served once they have been handled, which takes several
+    // turns.
     let mut last = backend.connect();
     last.hello(PROTOCOL_HASH.wrapping_add(1), "");
     let reply = last.receive();
@@ -459,7 +462,8 @@ fn without_its_spawner_the_supervisor_ends_and_says_why() {
     backend.wait_for_log("the process that starts workers has ended");
 }
 
-/// Everything that hears a guest does so without privileges; the test says most where it runs as root.
+/// Every process that reads a guest's messages has no privileges. The test checks most where it
+/// runs as root.
 #[test]
 fn the_supervisor_serves_guests_without_privileges_and_under_a_filter() {
     let mut backend = Backend::with_window(64);
@@ -533,13 +537,13 @@ fn who_serves_several_tenants_without_cgroups_is_told_to_say_so() {
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("--trusted-tenants"), "{said}");
     assert!(!socket.exists());
-    // Told, it says what is missing where everybody sees it.
+    // With `--trusted-tenants` it serves, and warns about the missing limits.
     let listen = ["--listen", socket.to_str().unwrap()];
     let mut backend = Backend::start(workers, &listen);
     backend.attach(64, Attach::default()).unwrap();
     backend.wait_for_log("WARN");
     backend.wait_for_log("tenants' not at all");
-    // Who serves one tenant alone need not be told.
+    // A supervisor of a single tenant does not need `--trusted-tenants`.
     let mut alone = Backend::start(Workers::built(), &[]);
     alone.attach(64, Attach::default()).unwrap();
 }
@@ -556,24 +560,25 @@ fn workers_are_killed_before_others_where_memory_is_short() {
             .parse()
             .unwrap()
     };
-    // The guest's and the spare: each has executed its program, which one that is being made has not.
+    // The guest's worker and the spare. Both have executed their program, which a starting worker
+    // has not.
     for worker in [0, 1].map(|others| worker_in_order(&backend, others)) {
         assert_eq!(score(worker), 500);
     }
     let own: i32 = score(std::process::id().try_into().unwrap());
     let supervisor = score(backend.child.id().try_into().unwrap());
     let spawner = score(backend.spawner().unwrap());
-    // Only a system that lets root lower it has one that is lower.
+    // The score is lower only if the system lets root lower it.
     let lowered = std::fs::write("/proc/self/oom_score_adj", (own - 1).to_string());
     let expected = if lowered.is_ok() { -900 } else { own };
     assert_eq!([supervisor, spawner], [expected; 2]);
 }
 
-/// Connects as another user, from a thread that is that user alone.
+/// Connects as another user, from a thread that alone has that user's id.
 fn join_as(user: libc::uid_t, socket: &Path) -> Tenant {
     let socket = socket.to_owned();
     let joined = std::thread::spawn(move || {
-        // SAFETY: integers; without the C library this changes the calling thread alone.
+        // SAFETY: integers; made directly, the system call changes the calling thread alone.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
         assert_eq!(changed, 0);
         Tenant::join(&socket)
@@ -583,7 +588,7 @@ fn join_as(user: libc::uid_t, socket: &Path) -> Tenant {
 
 #[test]
 fn another_users_tenant_is_refused_unless_it_is_named() {
-    // SAFETY: it takes nothing.
+    // SAFETY: the call has no arguments.
     if unsafe { libc::geteuid() } != 0 {
         println!("skipped: only root can be another user");
         return;
@@ -758,13 +763,14 @@ fn quotas_are_kept() {
 fn sessions_start_small_and_a_full_window_is_named_with_its_flag() {
     const SEGMENTS: u64 = 17;
     let mut backend = Backend::with_window(SEGMENTS);
-    // The bootstrap's segment is nobody's. Sessions have two, and one each once half of the rest is taken.
+    // One segment is the bootstrap's. Sessions have two each, and one once half of the rest is
+    // used.
     let mut guests: Vec<Guest> = (0..4).map(|_| backend.connect().open()).collect();
     assert!(guests.iter().all(|guest| guest.grant.arena_count == 1));
     guests.extend((0..3).map(|_| backend.connect().open()));
     let arenas = guests.iter().map(|guest| guest.grant.arena_count);
     assert_eq!(arenas.sum::<u32>(), 4);
-    // Five segments are free, and three of them are kept for the sessions without arena.
+    // Five segments are free, and three of them are reserved for the sessions without arena.
     let full = Refusal::WindowFull as u32;
     assert_eq!(guests[0].request_arena(1, 3), Reply::ArenaDenied(1, full));
     let Reply::ArenaGrant(_) = guests[0].request_arena(2, 2) else {
@@ -802,7 +808,7 @@ fn hostile_bytes_end_their_own_stream_with_one_line() {
         let mut bytes: Vec<u8> = (0..64 + random.below(2000))
             .map(|_| random.byte())
             .collect();
-        // Half of them begin like a message, so that bodies are reached too.
+        // Half of them begin like a message, so that the decoders of bodies are reached too.
         if round % 2 == 0 {
             let honest = Message::ArenaRequest(ArenaRequest { id: 1, segments: 1 });
             let frame = honest.to_vec().unwrap();
@@ -850,7 +856,7 @@ fn messages_out_of_turn_end_the_session() {
         assert_eq!(control.receive(), Reply::Ended, "{message:?} before hello");
     }
     let returns: [fn(&Grant) -> ArenaRun; 3] = [
-        // The bootstrap, the session's own segment, more than an extent.
+        // The bootstrap's segment, the session's own, and more than an extent.
         |_| ArenaRun {
             id: 0,
             first: 0,
@@ -955,7 +961,7 @@ fn numbers_and_segments_are_used_again_with_another_generation() {
     assert_eq!(generations, [1, 2, 3, 4, 5]);
 }
 
-/// What an executable says that is started by hand, and its status.
+/// Returns the message and the exit status of an executable started by hand.
 fn by_hand(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.stdout.is_empty());
@@ -1034,7 +1040,7 @@ fn tenants_of_a_gpu_need_root_unless_they_trust_each_other() {
         eprintln!("skipped: only root can become another user");
         return;
     }
-    // The way to the built file may be closed to others.
+    // Other users may not be able to reach the built file.
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
     let program = folder.path().join("wormhole-supervisor");
     std::fs::copy(env!("CARGO_BIN_EXE_supervisor"), &program).unwrap();

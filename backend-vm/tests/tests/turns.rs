@@ -1,6 +1,6 @@
-//! A stream that says much at once takes no more of the supervisor than one that says little.
+//! A stream with many messages gets no more of the supervisor's time than one with few.
 //!
-//! The test's own executable plays the worker, so it parses its arguments itself.
+//! The test executable plays the worker, so it parses its arguments itself.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use wormhole_backend_tests::backend::{Backend, Workers};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_ring::control::{ArenaRequest, Attach, Message};
 
-/// Messages in one write, which one read takes.
+/// Messages in one write, which one read receives.
 const MANY: usize = 300;
 
 fn main() {
@@ -21,7 +21,7 @@ fn main() {
     );
 }
 
-/// Counts what rings until it is given arena.
+/// Counts doorbells until it is granted arena.
 fn worker(mut stub: Stub) {
     stub.take_session();
     let mut rings = 0;
@@ -40,7 +40,7 @@ fn backend() -> Backend {
     backend
 }
 
-/// The number before or after some words of the log.
+/// Returns the number before or after some words of the log.
 fn number(backend: &Backend, before: &str, after: &str) -> usize {
     backend.wait_for_log(after);
     let log = backend.log();

@@ -1,4 +1,4 @@
-//! Two protocol versions served side by side, each by its own worker.
+//! Two protocol versions, each served by its own worker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,10 +7,10 @@ use wormhole_api::{MemGetInfo, PROTOCOL_HASH};
 use wormhole_backend_tests::backend::{Backend, Workers};
 use wormhole_ring::control::Attach;
 
-/// The message that only the next version has.
+/// Message that only the next version has.
 const PROTOCOL_HASH_MESSAGE: u16 = 1000;
 
-/// A worker of the next protocol version, built beside this one.
+/// Builds a worker of the next protocol version.
 fn next_worker() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("next");
     let status = Command::new(env!("CARGO"))
@@ -44,7 +44,7 @@ fn guests_of_two_versions_are_served_side_by_side() {
     let answer = new.call_raw(PROTOCOL_HASH_MESSAGE, &[]).unwrap();
     assert_eq!(answer.status, 0);
     assert_eq!(answer.payload, next_hash.to_le_bytes());
-    // The older worker has never heard of it.
+    // The older worker does not know the message.
     let cause = old.call_raw(PROTOCOL_HASH_MESSAGE, &[]).unwrap_err();
     assert_eq!(cause.result, 999);
     assert_eq!(new.call(&MemGetInfo {}).status, 0);

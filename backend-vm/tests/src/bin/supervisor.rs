@@ -1,4 +1,4 @@
-//! The supervisor of this build, which cargo builds before these tests.
+//! Supervisor of this build, which cargo builds before these tests.
 
 fn main() -> std::process::ExitCode {
     wormhole_supervisor::main()

@@ -1,4 +1,4 @@
-//! The worker of this build, which cargo builds before these tests.
+//! Worker of this build, which cargo builds before these tests.
 
 fn main() -> std::process::ExitCode {
     wormhole_worker::main()

@@ -1,7 +1,8 @@
-//! What a hostile worker tries, and how each attempt is to be refused.
+//! Attacks of a hostile worker, and the refusal expected for each.
 //!
-//! Every attempt is harmless where it succeeds, since the control run makes it unconfined: signals are number
-//! 0, arguments end a call that was let through before it changes anything, what is made is removed.
+//! Every attempt is harmless where it succeeds, because the control run makes it unconfined:
+//! signals are number 0, invalid arguments end a permitted call before it changes anything, and
+//! created objects are removed.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,20 +13,20 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// What the attempts are made against.
+/// Targets of the attempts.
 #[derive(Clone, Debug)]
 pub struct Targets {
     pub supervisor: i32,
-    /// A worker of the same tenant.
+    /// Worker of the same tenant.
     pub sibling: i32,
-    /// The process of the test.
+    /// Process of the test.
     pub test: i32,
-    /// A file of fixed size, and another.
+    /// Descriptors of the session's files.
     pub files: [Option<i32>; 3],
 }
 
 impl Targets {
-    /// As [`text`](Self::text) writes it.
+    /// Parses the text that [`text`](Self::text) writes.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('.').map(|number| number.parse().ok());
         let mut next = || numbers.next().flatten();
@@ -37,22 +38,23 @@ impl Targets {
         })
     }
 
-    /// The processes, in what may be the value of a variable of a worker's environment.
+    /// Formats the process numbers, in characters that a variable of a worker's environment may
+    /// contain.
     pub fn text(&self) -> String {
         format!("{}.{}.{}", self.supervisor, self.sibling, self.test)
     }
 
-    /// An abstract socket that the test listens on.
+    /// Returns the address of an abstract socket on which the test listens.
     pub fn abstract_socket(&self) -> SocketAddr {
         SocketAddr::from_abstract_name(format!("wormhole-sandbox-{}", self.test)).unwrap()
     }
 
-    /// The folder of the socket that the supervisor listens on.
+    /// Returns the folder of the socket on which the supervisor listens.
     pub fn folder(&self) -> PathBuf {
         std::env::temp_dir().join(format!("wormhole-sandbox-{}", self.test))
     }
 
-    /// A program that is written to be executed.
+    /// Returns the path of a program that an attack writes and executes.
     pub fn program(&self) -> PathBuf {
         PathBuf::from(format!("/tmp/wormhole-sandbox-{}.true", self.test))
     }
@@ -62,16 +64,16 @@ impl Targets {
     }
 }
 
-/// Bytes of memory that workers may have here.
+/// Memory limit of the workers in this test, in bytes.
 pub const WORKER_MEMORY: usize = 1 << 30;
 
-/// The smallest huge page of the processor.
+/// Smallest huge page of the processor.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// 0, or the number of the error.
+/// 0, or the error number.
 type Outcome = i32;
 
-/// Which workers are refused what.
+/// Profile of a worker's confinement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     Cpu,
@@ -79,18 +81,18 @@ pub enum Profile {
 }
 
 enum Attempt {
-    /// A system call with its first arguments. Let through, it fails by its arguments.
+    /// A system call with its first arguments. If permitted, it fails by its arguments.
     Call(i64, [i64; 3]),
-    /// The file can be opened.
+    /// Opening the file.
     Open(&'static str, i32),
     Other(fn(&Targets) -> Outcome),
 }
 
-/// How a control run that is let through ends.
+/// Outcome of an attempt in the control run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     Succeeds,
-    /// With another error than the refusals.
+    /// Fails with an error that is no refusal.
     GoesOn,
 }
 
@@ -98,13 +100,13 @@ pub struct Attack {
     pub name: String,
     pub control: Control,
     attempt: Attempt,
-    /// How it is refused on the CPU and under the driver's profile; none where it is no attack.
+    /// Error that refuses it on the CPU and under the driver's profile; none where it is no attack.
     refusals: [Option<i32>; 2],
 }
 
 impl Attack {
-    /// How a worker of this profile is to be refused. What this system does not have is not there for it
-    /// either.
+    /// Returns the error that refuses a worker of this profile. Files that this system lacks do not
+    /// exist for the worker either.
     pub fn refusal(&self, profile: Profile) -> Option<i32> {
         let refusal = self.refusals[usize::from(profile == Profile::Cuda)]?;
         match self.attempt {
@@ -117,7 +119,7 @@ impl Attack {
         self.refusals.contains(&Some(outcome))
     }
 
-    /// What this system does not have, nobody can reach.
+    /// Returns whether this outcome means that the system lacks the target.
     pub fn is_absence(&self, outcome: Outcome) -> bool {
         match self.attempt {
             Attempt::Call(..) => outcome == libc::ENOSYS,
@@ -133,8 +135,9 @@ impl Attack {
                     SUPERVISOR => i64::from(targets.supervisor),
                     other => other,
                 });
-                // SAFETY: refused before the arguments are looked at, or let through with arguments that the
-                // table's author has thought about; no memory of this process is written.
+                // SAFETY: refused before the arguments are read, or permitted with arguments that
+                // the table's author has chosen to be harmless; no memory of this process is
+                // written.
                 let result = unsafe { libc::syscall(number, first, second, third, 0, 0) };
                 if result == 0
                     && matches!(number, libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone)
@@ -150,7 +153,7 @@ impl Attack {
     }
 }
 
-/// Stands for the supervisor's process in an argument.
+/// Placeholder for the supervisor's process number in an argument.
 const SUPERVISOR: i64 = i64::MIN;
 
 /// System calls that no worker may make.
@@ -351,7 +354,7 @@ type Row = (
     Control,
 );
 
-/// Workers of a GPU have numbers in a namespace that they have in common.
+/// Errors for process numbers: workers of a GPU share a PID namespace with each other.
 const NUMBERED: [Option<i32>; 2] = [Some(libc::ESRCH), Some(libc::EPERM)];
 
 const OTHERS: &[Row] = &[
@@ -472,7 +475,7 @@ const OTHERS: &[Row] = &[
         both(libc::EPERM),
         Control::Succeeds,
     ),
-    // Under the driver's profile only a cgroup can tell, if there is one.
+    // Under the driver's profile only a cgroup could limit it, if there is one.
     (
         "have more memory than workers may have",
         |_| map(2 * WORKER_MEMORY, 0),
@@ -610,7 +613,7 @@ const OTHERS: &[Row] = &[
     ),
     (
         "be root",
-        // SAFETY: they cannot fail.
+        // SAFETY: the calls cannot fail.
         |_| found(unsafe { libc::getuid() == 0 || libc::geteuid() == 0 }),
         both(libc::ENOENT),
         Control::Succeeds,
@@ -629,10 +632,10 @@ const OTHERS: &[Row] = &[
     ),
 ];
 
-/// Every attack, whatever the profile.
+/// Returns every attack, for all profiles.
 pub fn all() -> Vec<Attack> {
     let refused = |call: i64| {
-        // So that libc falls back to `clone`, whose flags a filter can read.
+        // ENOSYS makes libc fall back to `clone`, whose flags a filter can read.
         if call == libc::SYS_clone3 {
             libc::ENOSYS
         } else {
@@ -653,7 +656,7 @@ pub fn all() -> Vec<Attack> {
         &("clone3", libc::SYS_clone3, [0, 0, 0]),
         Some(libc::ENOSYS),
     ));
-    // The driver hears that it has the lock, although there is not even a file.
+    // The call returns success to the driver, although not even the file exists.
     attacks.push(call(
         &(
             "lock a part of a file",
@@ -697,7 +700,7 @@ fn result_of<T>(result: io::Result<T>) -> Outcome {
     }
 }
 
-/// Whether there is anything to read.
+/// Returns whether the file has contents to read.
 fn reads(path: &str) -> Outcome {
     found(std::fs::read(path).is_ok_and(|text| !text.is_empty()))
 }
@@ -720,17 +723,18 @@ fn open(path: &Path, flags: i32) -> Outcome {
 }
 
 fn signal(pid: i32) -> Outcome {
-    // SAFETY: no pointer; signal 0 only asks.
+    // SAFETY: no pointer; signal 0 only checks.
     outcome(unsafe { libc::kill(pid, 0) }.into())
 }
 
 fn signal_thread(targets: &Targets) -> Outcome {
     let pid = i64::from(targets.supervisor);
-    // SAFETY: no pointer; signal 0 only asks.
+    // SAFETY: no pointer; signal 0 only checks.
     outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
 }
 
-/// What comes of an attempt at each process with a low number but this one: that it succeeded, or how it was refused.
+/// Tries the attempt on each process with a low number but this one. Returns success if any
+/// succeeded, or else the refusal.
 fn any_other(attempt: fn(i32) -> Outcome) -> Outcome {
     let own = i32::try_from(std::process::id()).unwrap();
     let outcomes: Vec<Outcome> = (1..1000).filter(|pid| *pid != own).map(attempt).collect();
@@ -743,7 +747,7 @@ fn any_other(attempt: fn(i32) -> Outcome) -> Outcome {
 }
 
 fn signal_by_number(pid: i32) -> Outcome {
-    // SAFETY: no pointer; signal 0 only asks.
+    // SAFETY: no pointer; signal 0 only checks.
     outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
 }
 
@@ -756,7 +760,7 @@ fn limits_by_number(pid: i32) -> Outcome {
 }
 
 fn time_by_number(pid: i32) -> Outcome {
-    // clock_getcpuclockid(3): what a process has taken of the processors.
+    // clock_getcpuclockid(3): CPU time of a process.
     let clock = (!pid << 3) | 2;
     // SAFETY: a local structure that the kernel fills.
     outcome(unsafe {
@@ -765,7 +769,7 @@ fn time_by_number(pid: i32) -> Outcome {
     })
 }
 
-/// To where it may be already.
+/// Sets a process's CPU affinity to the present one.
 fn move_by_number(pid: i32) -> Outcome {
     // SAFETY: a local structure of the size given.
     outcome(unsafe {
@@ -784,7 +788,7 @@ fn own_descriptor(targets: &Targets) -> Outcome {
 }
 
 fn seize_sibling(targets: &Targets) -> Outcome {
-    // PTRACE_SEIZE stops nobody, and ends with this process.
+    // PTRACE_SEIZE does not stop the process, and ends with the tracer.
     // SAFETY: no memory of this process is involved.
     outcome(unsafe {
         libc::syscall(
@@ -798,7 +802,8 @@ fn seize_sibling(targets: &Targets) -> Outcome {
 }
 
 fn read_memory(pid: i32) -> Outcome {
-    // Where that cannot be known any address will do: the attempt is refused before it matters.
+    // If the address is unknown, any other will do: the attempt is refused before the address
+    // matters.
     let address = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .ok()
         .and_then(|maps| usize::from_str_radix(maps.split('-').next()?, 16).ok())
@@ -851,7 +856,7 @@ fn limits_of_supervisor(targets: &Targets) -> Outcome {
     }
 }
 
-/// Sets a limit to one more than workers have, which is less than others have.
+/// Sets a limit to one more than workers have, which is less than other processes have.
 fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
     let limit = libc::rlimit {
         rlim_cur: value,
@@ -865,7 +870,7 @@ fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
 fn map(bytes: usize, flags: i32) -> Outcome {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the kernel chooses an address where nothing is; nobody has it when it is unmapped.
+    // SAFETY: the kernel chooses a free address; nothing refers to it when it is unmapped.
     unsafe {
         let at = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
         if at == libc::MAP_FAILED {
@@ -904,7 +909,7 @@ fn execute_own_file(targets: &Targets) -> Outcome {
     execute(path.to_str().unwrap(), &[])
 }
 
-/// Goes on as another program, or as nothing changed: why not.
+/// Executes another program. Returns the error if that is refused.
 pub fn execute(path: &str, arguments: &[&str]) -> Outcome {
     let strings: Vec<CString> = std::iter::once(&path)
         .chain(arguments)
@@ -919,7 +924,7 @@ pub fn execute(path: &str, arguments: &[&str]) -> Outcome {
 }
 
 fn resize(file: Option<i32>) -> Outcome {
-    // SAFETY: a number and sizes; a file that is this process's own.
+    // SAFETY: a descriptor and sizes; the file is this process's own.
     unsafe {
         let fd = file.unwrap();
         let larger = libc::ftruncate(fd, 1 << 40);
@@ -929,17 +934,17 @@ fn resize(file: Option<i32>) -> Outcome {
 }
 
 fn write_first_word(file: Option<i32>) -> Outcome {
-    // SAFETY: a number and local bytes.
+    // SAFETY: a descriptor and local bytes.
     unsafe { outcome(libc::write(file.unwrap(), [0_u8; 8].as_ptr().cast(), 8) as i64) }
 }
 
 fn punch(file: Option<i32>) -> Outcome {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: numbers.
+    // SAFETY: a descriptor and integers.
     unsafe { outcome(libc::fallocate(file.unwrap(), mode, 0, 4096).into()) }
 }
 
-/// Whether a process that is not this one can be seen.
+/// Returns whether another process is visible.
 fn other_process() -> bool {
     let own = std::process::id();
     std::fs::read_dir("/proc")
@@ -949,8 +954,8 @@ fn other_process() -> bool {
         .any(|name| name.parse::<u32>().is_ok_and(|pid| pid != own))
 }
 
-/// How many there are beside standard input and output, stream, log, window, counters, the word on neighbours
-/// and the directory that is being read: with those, 9.
+/// Returns the number of open descriptors. Expected are 9: standard input, output and error,
+/// stream, log, window, counters, the word on neighbours, and the directory that is being read.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -961,7 +966,7 @@ fn status_says(field: &str, value: &str) -> bool {
     line.is_some_and(|rest| rest.trim() == value)
 }
 
-/// Makes every attack in a process of its own, unconfined.
+/// Makes every attack in a child process, unconfined.
 pub fn control(targets: &Targets) -> Vec<(Attack, Outcome)> {
     let resizable: Vec<OwnedFd> = (0..3)
         .map(|_| wormhole_link::memory::anonymous_file(c"control").unwrap())
@@ -980,11 +985,12 @@ pub fn control(targets: &Targets) -> Vec<(Attack, Outcome)> {
         .collect()
 }
 
-/// What `attempt` comes to in a copy of this process; 0 when it goes on as another program.
+/// Runs `attempt` in a copy of this process and returns its outcome; 0 if the copy executes another
+/// program.
 fn in_child(attempt: impl FnOnce() -> Outcome) -> Outcome {
     let mut ends = [0; 2];
-    // SAFETY: the process has one thread, so its copy may do anything; it ends with `_exit`. The pipe is a
-    // local one.
+    // SAFETY: the process has one thread, so its copy may do anything; it ends with `_exit`. The
+    // pipe is local.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
         let child = libc::fork();

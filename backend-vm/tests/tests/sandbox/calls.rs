@@ -1,7 +1,8 @@
-//! Which system calls a worker's filter lets through: every number is tried.
+//! System calls that a worker's filter permits, found by trying every number.
 //!
-//! The arguments are invalid everywhere, so that a call that is let through changes nothing; those that would end the
-//! worker are left out. A call that the kernel itself refuses for want of a capability counts as refused.
+//! The arguments are invalid everywhere, so that a permitted call changes nothing; calls that would
+//! end the worker are left out. A call that the kernel itself refuses for want of a capability
+//! counts as refused.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ macro_rules! names {
     };
 }
 
-/// The names of those that any worker may make, and of those that the driver adds.
+/// Names of the calls that any worker may make, and of those that the driver adds.
 const NAMES: &[(&str, i64)] = names![
     SYS_access
     SYS_arch_prctl
@@ -137,22 +138,22 @@ const NAMES: &[(&str, i64)] = names![
     SYS_writev
 ];
 
-/// They end the process, or go where its stack does not say.
+/// Calls that end the process, or jump to an address that its stack does not hold.
 const ENDS: [i64; 5] = [
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_rt_sigreturn,
-    // uretprobe and uprobe, the kernel's own entries for its probes, of which filters are not asked (Linux 6.14): SIGILL
-    // for all others.
+    // uretprobe and uprobe, the kernel's entries for its own probes, which seccomp filters do not
+    // see (Linux 6.14). From other callers they raise SIGILL.
     335,
     336,
 ];
 /// One more than the last call of Linux 6.18, with room.
 const END: i64 = 512;
-/// The bit of calls of the x32 ABI.
+/// Bit of calls of the x32 ABI.
 const X32: i64 = 0x4000_0000;
 
-/// The names of the calls that were let through; of what has no name here the number.
+/// Returns the names of the permitted calls; the number for a call without a name here.
 pub fn let_through() -> BTreeSet<String> {
     let numbers = (0..END).chain((0..END).map(|number| number | X32));
     numbers
@@ -170,15 +171,16 @@ fn name(number: i64) -> String {
 }
 
 fn is_let_through(number: i64) -> bool {
-    // An unknown operation is answered like an unknown call: this one wakes nobody at no address.
+    // An unknown operation would fail like an unknown call, so futex gets FUTEX_WAKE, which wakes
+    // no thread.
     let second = if number == libc::SYS_futex { 1 } else { -1 };
-    // SAFETY: no descriptor, address, process or size that there is.
+    // SAFETY: no descriptor, address, process or size in the arguments is valid.
     let result = unsafe { libc::syscall(number, -1_i64, second, -1_i64, -1_i64, -1_i64, -1_i64) };
     let error = std::io::Error::last_os_error().raw_os_error();
     result >= 0 || !matches!(error, Some(libc::EPERM | libc::ENOSYS))
 }
 
-/// What the document says that a worker of this profile may call with any arguments.
+/// Returns the calls that the document permits a worker of this profile with any arguments.
 pub fn documented(profile: Profile) -> BTreeSet<String> {
     let document = include_str!("../../../../docs/taken-over-worker.md");
     let wanted: &[&str] = match profile {
@@ -196,7 +198,7 @@ pub fn documented(profile: Profile) -> BTreeSet<String> {
         .collect()
 }
 
-/// The attacks that the document names.
+/// Returns the attacks that the document names.
 pub fn named_attacks() -> Vec<&'static str> {
     let document = include_str!("../../../../docs/taken-over-worker.md");
     let rows = document.lines().filter(|line| line.starts_with("| "));

@@ -1,9 +1,9 @@
-//! A worker executable that is itself hostile reaches nothing but its own session.
+//! A hostile worker executable reaches nothing but its own session.
 //!
-//! This executable plays three parts: started by a supervisor it is the worker, makes every attack, and writes
-//! to its log what came of each; started by hand it is the test that reads that log; and started by the test
-//! it is the control, which makes the same attacks unconfined. An attack that fails there as well says nothing
-//! of the confinement.
+//! This executable plays three parts: started by a supervisor it is the worker, makes every attack,
+//! and writes each outcome to its log; started by hand it is the test that reads that log; and
+//! started by the test it is the control, which makes the same attacks unconfined. An attack that
+//! fails there as well proves nothing about the confinement.
 
 mod attacks;
 mod calls;
@@ -87,29 +87,30 @@ fn main() {
 const CONTROL: &str = "--control";
 const AGAIN: &str = "--again";
 
-/// What a guest says for its worker to leave with its descriptors in the supervisor's queue.
+/// Environment of a guest whose worker exits with its descriptors in the supervisor's queue.
 const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
-/// What a guest says for its worker to tell when there are neighbours, and when there are none any more.
+/// Environment of a guest whose worker reports when it gets neighbours, and when it has none any
+/// more.
 const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
-/// What a guest says for its worker to write most of a tenant's budget of log.
+/// Environment of a guest whose worker uses most of its tenant's log budget.
 const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
-/// What a guest says for its worker to fill its session's file and end.
+/// Environment of a guest whose worker fills its session's file and exits.
 const SPILL: &str = "CUDA_MODULE_LOADING=SPILL\n";
 const PAGE: usize = 4096;
-/// The socket of a supervisor that listens, in its folder.
+/// Name of a listening supervisor's socket, in its folder.
 const SOCKET: &str = "socket";
-/// What a guest says for its worker to try every system call.
+/// Environment of a guest whose worker tries every system call.
 const CALL: &str = "CUDA_MODULE_LOADING=CALL\n";
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what a guest reads when its worker is gone.
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: status that a guest reads after its worker is lost.
 const WORKER_LOST: u32 = 709;
-/// Before the number of what a worker is to send that no worker sends.
+/// Prefix of the number of an invalid message that a worker is going to send.
 const RANT: &str = "RANT";
-/// Lines of a KiB that such a worker writes.
+/// Lines of a KiB each that a worker writes on [`WRITE`].
 const LINES: usize = 200;
-/// A variable that a guest may set for its worker: here whom to attack.
+/// Environment variable that a guest may set for its worker; here it contains the targets.
 const TARGETS: &str = "CUDA_CACHE_MAXSIZE";
 
-/// A supervisor of hostile workers and what there is to attack.
+/// A supervisor of hostile workers, and the targets of their attacks.
 struct Scene {
     backend: Backend,
     targets: Targets,
@@ -148,7 +149,7 @@ impl Scene {
         }
     }
 
-    /// A guest whose worker attacks. Returns when it has done so.
+    /// Opens a session whose worker attacks. Returns when the attacks are over.
     fn attack(&mut self) -> Control {
         let environment = format!("{TARGETS}={}\n", self.targets.text());
         let control = assign(&mut self.backend, &environment);
@@ -159,7 +160,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // The supervisor does not live to remove its socket, nor the control its program.
+        // The killed supervisor leaves its socket behind, and the control its program.
         let _ = std::fs::remove_dir_all(self.targets.folder());
         let _ = std::fs::remove_file(self.targets.program());
     }
@@ -191,7 +192,7 @@ fn the_control_reaches_what_workers_do_not() {
     assert!(is_running(scene.targets.supervisor) && is_running(scene.targets.sibling));
 }
 
-/// The control's part: fails when an attack does.
+/// Plays the control: makes the attacks unconfined, and fails if one of them does.
 fn control(targets: &Targets) {
     let mut harmless = Vec::new();
     for (attack, outcome) in attacks::control(targets) {
@@ -214,7 +215,8 @@ fn a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session() {
 }
 
 fn a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session() {
-    // There are anonymous files, which can be executed: what is, is confined alike.
+    // The driver's profile permits executable anonymous files; a program executed from one is
+    // confined alike.
     reaches_nothing("cuda:0", Profile::Cuda, 2);
 }
 
@@ -270,7 +272,8 @@ fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
     assert!(backend.is_alive());
 }
 
-/// A supervisor that other tenants may join, with its first; and where it listens.
+/// Starts a supervisor that other tenants may join, with its first tenant. Returns it with the
+/// folder of its socket.
 fn listening() -> (Backend, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join(SOCKET);
@@ -286,7 +289,7 @@ fn a_worker_knows_while_its_tenant_has_neighbours() {
     let socket = folder.path().join(SOCKET);
     let _first = assign(&mut backend, WATCH);
     backend.wait_for_log("neighbours: false");
-    // One that has attached nothing yet is none.
+    // A tenant without a window does not count as neighbour.
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     backend.wait_for_log("neighbours: true");
@@ -313,10 +316,10 @@ fn workers_of_one_tenant_have_one_budget_of_log() {
     backend.wait_for_log("it has written");
     let _second = assign(&mut backend, WRITE);
     backend.wait_for_log("write too much");
-    // A line each second is added meanwhile.
+    // The budget gains a line each second meanwhile.
     let written = backend.log().matches(&"x".repeat(1000)).count();
     assert!((LINES..2 * LINES - 40).contains(&written), "{written}");
-    // Another tenant's are told all the same.
+    // Another tenant's lines are logged all the same.
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     let mut control = neighbour.connect();
@@ -337,7 +340,7 @@ fn what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once() {
     let runs = u64::from(1 + grant.arena_count) * SEGMENT_BYTES as u64;
     backend.wait_for_log("session 0.1: worker");
     let held = || file.metadata().unwrap().blocks() * 512;
-    // The guest is still there, and with it what it may still read.
+    // The guest still exists, and so does the memory that it may still read.
     wait_until(|| held() <= runs, || format!("{} bytes", held()));
     let mut byte = [0];
     let arena = u64::from(grant.arena_first) * SEGMENT_BYTES as u64;
@@ -390,7 +393,7 @@ fn whatever_a_worker_sends_ends_its_own_session_alone() {
         };
         let file = control.descriptor().unwrap();
         let guest = Guest::new(control, grant, file);
-        // Its worker's end, and no more: the stream is still there.
+        // The worker's end alone: the stream is still open.
         assert_eq!(guest.wait_for_status().result, WORKER_LOST, "{number}");
         drop(guest);
         scene.backend.report();
@@ -403,7 +406,7 @@ fn whatever_a_worker_sends_ends_its_own_session_alone() {
     assert!(is_running(scene.targets.sibling));
 }
 
-/// The worker's part.
+/// Plays the worker.
 fn worker(mut stub: Stub) {
     let Given {
         window,
@@ -428,7 +431,7 @@ fn worker(mut stub: Stub) {
             let file = File::from(window);
             let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
             let mapping = Mapping::new(&file, 0, bytes).unwrap();
-            // Behind the header, which the supervisor writes to.
+            // After the header, which the supervisor writes to.
             for at in (PAGE..bytes).step_by(PAGE) {
                 // SAFETY: inside the mapping of the whole file.
                 unsafe { mapping.base().add(at).write_volatile(1) };
@@ -465,7 +468,7 @@ fn worker(mut stub: Stub) {
         execute_from_memory(&targets);
     }
     writeln!(stub.log, "attempts are over").unwrap();
-    // It ignores that its stream ends.
+    // The worker ignores the end of its stream.
     stub::idle();
 }
 
@@ -483,7 +486,7 @@ fn watch(mut stub: Stub, neighbours: &OwnedFd) -> ! {
 
 fn leave(mut stub: Stub, window: &OwnedFd) -> ! {
     stub.say("leaving");
-    // More messages than are read of a worker that has ended, so that some stay in the queue.
+    // More messages than the supervisor reads of an ended worker, so that some stay in the queue.
     for _ in 0..100 {
         let copies = [stub.log.as_fd(), window.as_fd()].map(|fd| fd.try_clone_to_owned());
         stub.send(&Message::Doorbell, copies.map(Result::unwrap).into());
@@ -499,12 +502,12 @@ fn attack(log: &mut File, round: usize, profile: Profile, targets: &Targets) {
     }
 }
 
-/// Goes on as a program that no file system has.
+/// Executes this program from an anonymous file.
 fn execute_from_memory(targets: &Targets) {
     let program = wormhole_link::memory::anonymous_file(c"program").unwrap();
     let mut file = File::from(program);
     std::io::copy(&mut File::open("/proc/self/exe").unwrap(), &mut file).unwrap();
-    // Open for writing it could not be executed.
+    // A file open for writing cannot be executed.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let readable = File::open(&path).unwrap();
     drop(file);
@@ -522,13 +525,13 @@ fn execute_from_memory(targets: &Targets) {
     panic!("{}", std::io::Error::from_raw_os_error(outcome));
 }
 
-/// The part of the program that was executed from memory.
+/// Plays the program that was executed from memory.
 fn attack_again(arguments: &[String]) {
     let targets = Targets {
         files: [1, 2, 3].map(|at| Some(arguments[at].parse().unwrap())),
         ..Targets::parse(&arguments[0]).unwrap()
     };
-    // SAFETY: the log, as it was inherited; nothing else here uses the number.
+    // SAFETY: the inherited log; nothing else here uses the number.
     let mut log = unsafe { File::from_raw_fd(4) };
     attack(&mut log, 2, Profile::Cuda, &targets);
     writeln!(log, "attempts are over").unwrap();

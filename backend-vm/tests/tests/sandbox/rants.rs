@@ -1,5 +1,5 @@
-//! What a worker sends its supervisor that no worker sends: every kind of message, with bodies that it does not have, and
-//! bytes that are no message.
+//! Invalid messages of a hostile worker: every kind of message with wrong bodies, and bytes that
+//! are no message.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -8,12 +8,13 @@ use wormhole_backend_tests::random::Random;
 use wormhole_backend_tests::stub::Stub;
 use wormhole_ring::control::{MAGIC, MAX_CONTROL_BODY};
 
-/// Kinds of messages, more than there are.
+/// Number of message kinds tried, more than exist.
 const KINDS: usize = 32;
-/// How many there are.
+/// Number of rants.
 pub const COUNT: usize = 2 * KINDS + 4;
 
-/// Sends it, and ends: with an error, as the supervisor's answer may be its death.
+/// Sends the rant and exits. A send error is ignored, because the supervisor may kill the worker
+/// for it.
 pub fn send(number: usize, stub: Stub) -> ! {
     let random = Random::new(number as u64 + 1);
     let garbage = |count| (0..count).map(|_| random.byte()).collect::<Vec<u8>>();
@@ -22,7 +23,7 @@ pub fn send(number: usize, stub: Stub) -> ! {
         0 => frame(kind, &[0; 64]),
         1 => frame(kind, &garbage(96)),
         _ if number.is_multiple_of(2) => garbage(64 << 10),
-        // A length that no message has, and nothing behind it.
+        // A length that no message has, without a body.
         _ => [&MAGIC.to_le_bytes()[..], &[1, 0, 0, 0], &[0xFF; 8]].concat(),
     };
     let mut socket = UnixStream::from(stub.into_socket());
