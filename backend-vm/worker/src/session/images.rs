@@ -255,7 +255,8 @@ impl Serve<Link<'_>> for Session {
 }
 
 impl Session {
-    /// Reads the compiler options, and checks that the place for the logs lies in the arena.
+    /// Reads the compiler options with plain numbers, drops the others, and checks that the place for
+    /// the logs lies in the arena.
     fn compiler(
         &self,
         log: u64,
