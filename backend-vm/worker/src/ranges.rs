@@ -104,6 +104,14 @@ impl Ranges {
         }
     }
 
+    /// Returns start and bytes of the range that holds an address.
+    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
+        let (_, &place) = self.starts.range(..=address).next_back()?;
+        let range = self.table.get(place)?;
+        let holds = range.contains(address, 1);
+        holds.then_some((range.start, range.bytes))
+    }
+
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -17,6 +17,7 @@ use wormhole_api::{
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
+use wormhole_worker::registrar::Task;
 use wormhole_worker::session::Event;
 
 const INVALID_VALUE: u32 = 1;
@@ -662,5 +663,39 @@ fn an_array_that_a_graph_was_the_last_to_use_holds_nobody_up() {
         ready.describe(7);
         assert!(ready.device.is_alive(raw), "end {number}");
         ready.device.let_go("destroy_array");
+    }
+}
+
+#[test]
+fn a_graph_that_names_arena_is_launched_while_the_session_has_it() {
+    type Part = fn(&mut Ready, Handle<Graph>, u64) -> u32;
+    let parts: [Part; 3] = [
+        |ready, graph, arena| ready.fill(graph, arena),
+        |ready, graph, arena| ready.copy(graph, arena, [8, 4, 1]),
+        |ready, graph, arena| ready.write(graph, arena),
+    ];
+    let arena = Box::leak(Box::new([const { AtomicU8::new(0) }; 2048]));
+    let address = (arena.as_ptr().expose_provenance() as u64).next_multiple_of(64);
+    let granted = |bytes| Event::ExtentAdded { address, bytes };
+    let mut ready = ready();
+    for (part, index) in parts.into_iter().zip(1..) {
+        ready.served.notifier.send(granted(1024));
+        let graph = ready.describe(index);
+        assert_eq!(part(&mut ready, graph, address), 0);
+        assert_eq!(ready.instantiate(graph), 0);
+        assert_eq!(ready.launch(graph), 0);
+        let returned = || Event::ExtentRemoved {
+            address,
+            release: Task::new(|_| ()),
+        };
+        ready.served.notifier.send(returned());
+        assert_eq!(ready.launch(graph), INVALID_HANDLE, "part {index}");
+        // Less of it is not what was described.
+        ready.served.notifier.send(granted(512));
+        assert_eq!(ready.launch(graph), INVALID_HANDLE, "part {index}");
+        ready.served.notifier.send(returned());
+        ready.served.notifier.send(granted(1024));
+        assert_eq!(ready.launch(graph), 0);
+        ready.served.notifier.send(returned());
     }
 }

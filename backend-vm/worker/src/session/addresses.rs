@@ -105,6 +105,12 @@ impl Addresses {
         }
     }
 
+    /// Returns start and bytes of the arena extent or file that holds an address.
+    pub fn host_range(&self, address: u64) -> Option<(u64, u64)> {
+        let file = || self.files.around(address);
+        self.arena.around(address).or_else(file)
+    }
+
     /// Finds a range in the arena that one of the worker's own jobs is going to read or write. The
     /// range stays mapped as long as the job holds the returned guard.
     ///

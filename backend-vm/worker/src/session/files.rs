@@ -41,6 +41,11 @@ impl Files {
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         self.reached.contains(address, bytes)
     }
+
+    /// Returns start and bytes of the file that holds an address.
+    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
+        self.reached.around(address)
+    }
 }
 
 /// Receives the file that was sent for an address. The last one counts, because earlier ones may be

@@ -9,10 +9,11 @@ use wormhole_api::{
     GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
-    Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
+    Copy3dEnd, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
     MemoryOperation, RawGraph,
 };
 
+use super::addresses::Addresses;
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
 use super::handles::Table;
@@ -33,6 +34,8 @@ pub(super) struct Uses {
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
+    /// Start and bytes of the arena extents and files that its nodes name. A graph is not launched once one is returned.
+    host: Vec<(u64, u64)>,
     /// Device of its first kernel.
     device: Option<SessionDevice>,
     /// Devices of the objects that its nodes name, one bit each.
@@ -61,9 +64,31 @@ impl Uses {
         }
     }
 
+    /// Whether all images, arena extents and files exist that its nodes name.
+    fn exist(&self, addresses: &Addresses) -> bool {
+        let exists = |&range: &(u64, u64)| addresses.host_range(range.0) == Some(range);
+        self.images.iter().all(|image| image.strong_count() > 0) && self.host.iter().all(exists)
+    }
+
     /// Returns the images if all are still loaded. The references keep them loaded.
     fn images(&self) -> Option<Vec<Arc<Loaded>>> {
         self.images.iter().map(Weak::upgrade).collect()
+    }
+}
+
+/// The addresses that a node names, except for a kernel's parameters.
+fn named_by(node: &GraphNode) -> Vec<u64> {
+    match node {
+        GraphNode::Copy(MemCopy3d { to, from, .. }) => [to, from]
+            .into_iter()
+            .filter_map(|end| match end {
+                Copy3dEnd::Memory { address, .. } => Some(*address),
+                Copy3dEnd::Array { .. } => None,
+            })
+            .collect(),
+        GraphNode::Fill(fill) => vec![fill.destination],
+        GraphNode::Memory(operations) => operations.iter().map(|one| one.address).collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -129,9 +154,16 @@ impl Graphs {
         graph: Handle<Graph>,
         node: GraphNode,
         bytes: usize,
+        addresses: &Addresses,
     ) -> Result<&mut Uses, CuResult> {
         let (description, nesting, uses) = self.described(graph, bytes + size_of::<GraphNode>())?;
         nesting.check(&node)?;
+        let named = named_by(&node).into_iter();
+        for range in named.filter_map(|address| addresses.host_range(address)) {
+            if !uses.0.host.contains(&range) {
+                uses.0.host.push(range);
+            }
+        }
         uses.0.nodes += 1;
         description.nodes.push(node);
         description.bodies.push(nesting.current());
@@ -193,11 +225,10 @@ impl Graphs {
     fn executable(
         &self,
         graph: Handle<Graph>,
+        addresses: &Addresses,
     ) -> Result<(&SessionDevice, RawGraph, usize), CuResult> {
         match self.table.find(graph) {
-            Some(GraphObject::Executable { device, raw, uses })
-                if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
-            {
+            Some(GraphObject::Executable { device, raw, uses }) if uses.0.exist(addresses) => {
                 Ok((device, *raw, uses.0.nodes))
             }
             _ => self.table.refused(CuResult::INVALID_HANDLE),
@@ -261,10 +292,11 @@ impl Serve<GraphKernel<'_>> for Session {
                 attributes,
                 parameters: message.parameters.to_vec(),
             });
-            let uses = session
-                .objects
-                .graphs
-                .add_node(message.graph, node, bytes)?;
+            let uses =
+                session
+                    .objects
+                    .graphs
+                    .add_node(message.graph, node, bytes, &session.addresses)?;
             uses.name(&device);
             uses.device.get_or_insert(device);
             if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
@@ -296,7 +328,11 @@ impl Serve<GraphCopy> for Session {
             )?;
             let arrays = [to_array, from_array].map(|array| array.cloned());
             let node = GraphNode::Copy(MemCopy3d { to, from, extent });
-            let uses = session.objects.graphs.add_node(message.graph, node, 0)?;
+            let uses =
+                session
+                    .objects
+                    .graphs
+                    .add_node(message.graph, node, 0, &session.addresses)?;
             for array in arrays.into_iter().flatten() {
                 uses.name(&array.device);
                 uses.arrays.push(array);
@@ -336,10 +372,12 @@ impl Serve<GraphFill> for Session {
                 value: message.value,
                 element,
             };
-            session
-                .objects
-                .graphs
-                .add_node(message.graph, GraphNode::Fill(fill), 0)?;
+            session.objects.graphs.add_node(
+                message.graph,
+                GraphNode::Fill(fill),
+                0,
+                &session.addresses,
+            )?;
             Ok(())
         })
     }
@@ -351,10 +389,12 @@ impl Serve<GraphMemory<'_>> for Session {
             let mut operations = Vec::new();
             session.read_memory_operations(message.operations, &mut operations)?;
             let bytes = operations.len() * size_of::<MemoryOperation>();
-            session
-                .objects
-                .graphs
-                .add_node(message.graph, GraphNode::Memory(operations), bytes)?;
+            session.objects.graphs.add_node(
+                message.graph,
+                GraphNode::Memory(operations),
+                bytes,
+                &session.addresses,
+            )?;
             Ok(())
         })
     }
@@ -368,7 +408,11 @@ impl Serve<GraphEvent> for Session {
                 GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
                 GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
             };
-            let uses = session.objects.graphs.add_node(message.graph, node, 0)?;
+            let uses =
+                session
+                    .objects
+                    .graphs
+                    .add_node(message.graph, node, 0, &session.addresses)?;
             uses.name(&event.device);
             uses.events.push(event);
             Ok(())
@@ -382,7 +426,7 @@ impl Serve<GraphEmpty> for Session {
             session
                 .objects
                 .graphs
-                .add_node(message.graph, GraphNode::Empty, 0)
+                .add_node(message.graph, GraphNode::Empty, 0, &session.addresses)
                 .map(drop)
         })
     }
@@ -580,7 +624,10 @@ impl Session {
 impl Serve<GraphLaunch> for Session {
     fn serve(&mut self, call: &Call, message: &GraphLaunch) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
-        let (device, raw, _) = self.objects.graphs.executable(message.graph)?;
+        let (device, raw, _) = self
+            .objects
+            .graphs
+            .executable(message.graph, &self.addresses)?;
         self.done(peers::launch_graph(device, raw, stream))
             .map(Served::Done)
     }
@@ -589,7 +636,10 @@ impl Serve<GraphLaunch> for Session {
 impl Serve<GraphUpload> for Session {
     fn serve(&mut self, call: &Call, message: &GraphUpload) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
-        let (device, raw, _) = self.objects.graphs.executable(message.graph)?;
+        let (device, raw, _) = self
+            .objects
+            .graphs
+            .executable(message.graph, &self.addresses)?;
         self.done(peers::upload_graph(device, raw, stream))
             .map(Served::Done)
     }
@@ -598,7 +648,7 @@ impl Serve<GraphUpload> for Session {
 impl Serve<GraphEnable> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEnable) -> Outcome<()> {
         let (graph, node, enabled) = (message.graph, message.node, message.enabled);
-        let (device, raw, nodes) = self.objects.graphs.executable(graph)?;
+        let (device, raw, nodes) = self.objects.graphs.executable(graph, &self.addresses)?;
         if node as usize >= nodes || enabled > 1 {
             return Err(CuResult::INVALID_VALUE);
         }
