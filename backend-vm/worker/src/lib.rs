@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
-//! Bytes that the guest wrote are copied out before they are decoded, and are decoded without
-//! unsafe code.
+//! - Bytes that the guest wrote are copied out before they are decoded, and are decoded without
+//!   unsafe code.
 
 mod abort_on_panic;
 mod command;

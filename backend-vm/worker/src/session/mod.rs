@@ -7,13 +7,13 @@
 //!
 //! Executed on the executor itself:
 //! - Records. Each keeps its place in the order of the ring, and the driver blocks in none of them:
-//! copies and fills are between memory that the device reaches (copies from host to host, in which
-//! the driver would wait, are refused), launches are of kernels that have run before, and the guest
-//! keeps the number of its pending launches below that at which the driver's own call blocks. A
-//! guest that sends a first launch as a record, or too many of them, holds up only itself.
+//!   copies and fills are between memory that the device reaches (copies from host to host, in which
+//!   the driver would wait, are refused), launches are of kernels that have run before, and the guest
+//!   keeps the number of its pending launches below that at which the driver's own call blocks. A
+//!   guest that sends a first launch as a record, or too many of them, holds up only itself.
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
-//! `cuEventElapsedTime`), and those that the session answers: `DeviceDescribe`, `LibraryGetModule`,
-//! and `TakeOutput` while output is queued here.
+//!   `cuEventElapsedTime`), and those that the session answers: `DeviceDescribe`, `LibraryGetModule`,
+//!   and `TakeOutput` while output is queued here.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so no later work of that
 //! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.
