@@ -1,13 +1,14 @@
-//! A signal that interrupts the event loop where a read waits although it is not to wait.
+//! Timer signal that interrupts the event loop when a non-blocking read sleeps nevertheless.
 //!
-//! A launcher may keep a copy of a control stream that it sends, and set the socket's options whenever it likes. A read can
-//! so be made to free a byte out of band, and the kernel then closes the descriptor beside it here. A socket that lingers
-//! has the close wait until a signal comes.
+//! A launcher may keep a copy of a control stream that it sends, and change the socket's options at
+//! any time. It can thereby make a read free a byte sent out of band, and the kernel then closes
+//! the descriptor that came with the byte in this process. If that is a lingering socket, the close
+//! sleeps until a signal arrives.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How long a read may wait.
+/// Time after which a read is interrupted.
 const PATIENCE: libc::timeval = libc::timeval {
     tv_sec: 0,
     tv_usec: 5_000,
@@ -17,19 +18,20 @@ const NEVER: libc::timeval = libc::timeval {
     tv_usec: 0,
 };
 
-/// Signals so far.
+/// Number of signals received.
 static SIGNALS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(_: i32) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Has the signal interrupt this process, and not end it.
+/// Installs a handler, so that the signal interrupts system calls and does not end this process.
 ///
 /// # Errors
-/// As `sigaction`.
+/// Same as `sigaction`.
 pub fn install() -> io::Result<()> {
-    // SAFETY: all zeros are a valid value of both structures, which are complete; the handler adds to a number.
+    // SAFETY: all zeros are a valid value of both structures, which are complete; the handler only
+    // adds to an atomic.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         let handler: extern "C" fn(i32) = count;
@@ -45,11 +47,12 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// Does something that is not to wait: returns its result, and true if it slept until a signal came. The timer also runs
-/// while this process has no processor, which no tenant causes and which is no sleep.
+/// Runs work that should not sleep. Returns its result, and true if it slept until a signal
+/// arrived. The timer also runs while this process is preempted, which tenants do not cause and
+/// which does not count as sleep.
 pub fn within<T>(work: impl FnOnce() -> T) -> (T, bool) {
     let before = (SIGNALS.load(Ordering::Relaxed), sleeps());
-    // Again and again: the first signal may come before the wait.
+    // The timer repeats, because the first signal may arrive before the sleep starts.
     set(PATIENCE);
     let result = work();
     set(NEVER);
@@ -57,7 +60,7 @@ pub fn within<T>(work: impl FnOnce() -> T) -> (T, bool) {
     (result, was_late && sleeps() != before.1)
 }
 
-/// Counts the times that this thread has given its processor up to wait (getrusage(2), `ru_nvcsw`).
+/// Returns the number of voluntary context switches of this thread (getrusage(2), `ru_nvcsw`).
 fn sleeps() -> libc::c_long {
     // SAFETY: all-zero is a valid value of the structure, which the kernel fills. The call cannot fail with these values.
     unsafe {
@@ -87,11 +90,11 @@ mod tests {
     #[test]
     fn what_sleeps_for_ever_is_interrupted_and_what_only_takes_long_is_not() {
         install().unwrap();
-        // SAFETY: no descriptors. The signal may be another thread's, so the wait has an end.
+        // SAFETY: no descriptors. The signal may reach another thread, so the wait has a limit.
         let wait = || unsafe { libc::poll(std::ptr::null_mut(), 0, 1000) };
         let (_, was_interrupted) = within(wait);
         assert!(was_interrupted);
-        // As if another process had the processor, but for the count of sleeps.
+        // Resembles preemption by another process, except for the count of sleeps.
         let start = Instant::now();
         let spin = || while start.elapsed() < Duration::from_millis(50) {};
         let before = SIGNALS.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Arena: runs of segments that a session gains and gives back while it lives.
+//! Arena: runs of segments that a session is granted and returns during its life.
 //!
-//! A run is the guest's once its worker has mapped it, and free again once the worker has let go of it and
-//! it is scrubbed.
+//! A run is granted to the guest once its worker has mapped it. A returned run is free again once
+//! the worker has unmapped it and it is scrubbed.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use super::tenants::window_of;
 use super::{Id, Supervisor};
 use wormhole_link::channel::ChannelError;
 
-/// Arena that is on its way between a worker and its guest.
+/// Largest number of unfinished requests and returns of arena in a session.
 const MAX_PENDING_ARENA: usize = 16;
 
 /// A run of arena.
@@ -27,19 +27,19 @@ pub(super) struct Extent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExtentState {
-    /// The worker maps it; the guest's request has this number.
+    /// The worker is mapping it. Contains the number of the guest's request.
     Adding(u32),
-    /// The launcher lets the guest see it.
+    /// The launcher is mapping it for the guest. Contains the number of the guest's request.
     Showing(u32),
     Granted,
-    /// The worker lets go of it.
+    /// The worker is unmapping it.
     Removing,
-    /// Its memory is given back.
+    /// A scrubber is freeing its memory.
     Scrubbing,
 }
 
 impl Session {
-    /// The extent that a message names, in the state in which it may.
+    /// Returns the extent of a run, if it has this size and state.
     fn extent(&mut self, run: Run, state: ExtentState) -> Option<&mut Extent> {
         self.extents
             .get_mut(&run.first)
@@ -101,8 +101,8 @@ impl Supervisor {
         }
     }
 
-    /// Segments that a session may not have: one for each other one of its tenant that has no arena yet. A session that
-    /// has none itself may have the last.
+    /// Returns the number of segments that a session may not use: one for each other session of its
+    /// tenant without arena. A session without arena may use the last segment.
     fn kept_for_others(&self, key: Id) -> u32 {
         let Some(asking) = self.sessions.get(&key) else {
             return 0;
@@ -116,7 +116,7 @@ impl Supervisor {
         u32::try_from(others.count()).unwrap_or(u32::MAX)
     }
 
-    /// Answers a request for arena that there will be none.
+    /// Denies a request for arena.
     pub(super) fn deny_arena(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -136,7 +136,7 @@ impl Supervisor {
         }
     }
 
-    /// A session ends: the requests of its guest that nobody will answer any more are denied, and these.
+    /// Denies the pending requests of a session that ends, and those in `further`.
     pub(super) fn deny_pending_arena(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -165,7 +165,8 @@ impl Supervisor {
         }
     }
 
-    /// As [`deny_arena`](Self::deny_arena), when the guest can read why its session has ended.
+    /// Denies a request as [`deny_arena`](Self::deny_arena) does, once the guest can read why its
+    /// session has ended.
     pub(super) fn deny_dying(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -201,8 +202,8 @@ impl Supervisor {
         self.tell_worker(ops, key, &Message::ArenaRemove(*run))
     }
 
-    /// A worker answers for a run that it was given, which is now in `state`. No session if the guest has
-    /// been denied the run.
+    /// Handles a worker's answer about a run, and sets the extent's state to `state`. Returns no
+    /// session if the run's request was denied already.
     fn answered(
         &mut self,
         key: Id,
@@ -222,7 +223,8 @@ impl Supervisor {
         Ok(Some(session))
     }
 
-    /// The worker has mapped a run: the guest is to see it.
+    /// Handles the worker's message that it has mapped a run: grants it, or has the launcher map
+    /// it.
     pub(super) fn arena_added(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -241,7 +243,7 @@ impl Supervisor {
         }
     }
 
-    /// The worker cannot register a run: the guest is denied it, and it is free again.
+    /// Handles the worker's refusal to register a run: denies the request and scrubs the run.
     pub(super) fn arena_refused(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -263,7 +265,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Gives the memory of a run back, which nobody uses any more.
+    /// Has a scrubber free the memory of a run that is not in use any more.
     fn scrub_run(&mut self, key: Id, run: Run) {
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -275,7 +277,7 @@ impl Supervisor {
         }
     }
 
-    /// The guest sees a run: it may use it.
+    /// Grants a run that the launcher has mapped for the guest.
     pub(super) fn arena_shown(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -312,7 +314,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The worker has let go of a run: its memory is given back.
+    /// Handles the worker's message that it has unmapped a run: scrubs it.
     pub(super) fn arena_removed(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -333,14 +335,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A run has been scrubbed: it can be granted again.
+    /// Frees a run that was scrubbed.
     pub(super) fn run_scrubbed(&mut self, key: Id, run: Run, result: io::Result<()>) {
-        // A session that has ended meanwhile took its runs along.
+        // A session that has ended meanwhile has released its runs.
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
         if let Err(error) = result {
-            // What still holds data is not granted again.
+            // A run that still contains data is not granted again.
             tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id);
             return;
         }

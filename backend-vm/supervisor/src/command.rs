@@ -70,15 +70,15 @@ struct Arguments {
 
 const NAME: &str = "wormhole-supervisor";
 
-/// Far more than a driver takes for a GPU that nobody has used for a while.
+/// Far longer than a driver takes to open a GPU that was idle for a while.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A guest says hello as soon as it is connected.
+/// A guest sends its hello as soon as it is connected.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// A driver takes a context down in seconds.
+/// A driver destroys a context within seconds.
 const REAP_LIMIT: Duration = Duration::from_secs(60);
 
-/// Less is not enough for a worker to start in.
+/// A worker cannot start with less.
 const LEAST_MEMORY: u64 = 64 << 20;
 
 fn memory(text: &str) -> Result<u64, String> {
@@ -95,9 +95,10 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
 }
 
-/// Three quarters of the system's memory: the CPU device takes half of it at most.
+/// Returns three quarters of the system's memory: the CPU device uses at most half of the system's
+/// memory.
 fn default_memory() -> u64 {
-    // SAFETY: they take no pointers.
+    // SAFETY: the calls take no pointers.
     let (pages, bytes) = unsafe {
         (
             libc::sysconf(libc::_SC_PHYS_PAGES),
@@ -121,13 +122,14 @@ fn limits(worker: Option<u64>, tenant: Option<u64>) -> MemoryLimits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sandbox {
-    /// With namespaces; where the system has none to give, nothing is started.
+    /// With namespaces. If the system provides none, no worker starts.
     Full,
-    /// Where the system has no namespaces to give, with the rest: system call filter, limits, privileges.
+    /// Without namespaces if the system provides none; still with filter, limits and dropped
+    /// privileges.
     Filter,
 }
 
-/// The whole executable.
+/// Runs the supervisor.
 pub fn main() -> ExitCode {
     survive_the_file_size_limit();
     keep_ended_children();
@@ -157,8 +159,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Has a file that exceeds RLIMIT_FSIZE be an error of the call that writes it, in workers as well: an ignored signal
-/// stays ignored over execve(2).
+/// Makes writes beyond RLIMIT_FSIZE fail with an error instead of a signal, in workers as well: an
+/// ignored signal stays ignored over execve(2).
 fn survive_the_file_size_limit() {
     // SAFETY: no handler is installed.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -193,7 +195,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         },
     });
     result.map_err(|error| {
-        // The spawner removes it in the end, if there was one.
+        // If the spawner was forked, it removes the socket itself.
         if let Some(place) = place {
             place.remove();
         }
@@ -202,11 +204,11 @@ fn start(arguments: Arguments) -> Result<(), String> {
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd, String> {
-    // SAFETY: asks about a number, whatever it is.
+    // SAFETY: fcntl accepts any number.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(format!("descriptor {fd} is not open"));
     }
-    // SAFETY: open, and given to this process for this use.
+    // SAFETY: open, and passed to this process for this use.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,4 +1,4 @@
-//! One stream of the event loop, with what was read and what is still to be written.
+//! Stream of the event loop, with the data read from it and the messages queued for it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -8,16 +8,16 @@ use wormhole_ring::control::Message;
 use super::alarm;
 use wormhole_link::channel::{ChannelError, Incoming, Outgoing};
 
-/// A registered stream.
+/// A stream registered with the event loop.
 #[derive(Debug)]
 pub struct Peer {
     socket: OwnedFd,
     pub incoming: Incoming,
     outgoing: Outgoing,
     token: u32,
-    /// What the event loop watches it for.
+    /// Events for which the loop watches it.
     watched: EventSet,
-    /// Whether the other side may still say something.
+    /// Whether the loop watches it for input.
     reads: bool,
 }
 
@@ -25,15 +25,16 @@ impl Peer {
     /// Registers `socket` with the event loop, under `token`.
     ///
     /// # Errors
-    /// The loop cannot watch the descriptor, which comes back.
+    /// The loop cannot watch the descriptor, which is returned.
     pub fn register(
         ops: &mut EventOps<'_>,
         socket: OwnedFd,
         token: u32,
         takes_descriptors: bool,
     ) -> Result<Self, (event_manager::Error, OwnedFd)> {
-        // A read that finds a byte out of band frees it unread, with descriptors that came along: the kernel would close
-        // them here, and wait for that. In line they are read.
+        // Without this option, a read that meets a byte out of band frees it unread, and the kernel
+        // closes the descriptors that came with it in this process, which may block. With it, the
+        // byte is read as data.
         let _ = rustix::net::sockopt::set_socket_oobinline(&socket, true);
         if let Err(error) = ops.add(Events::with_data(&socket, token, EventSet::IN)) {
             return Err((error, socket));
@@ -48,10 +49,11 @@ impl Peer {
         })
     }
 
-    /// As [`fill`](Self::fill), of a stream that its sender may have a copy of. Whether the read waited all the same.
+    /// Fills as [`fill`](Self::fill), from a stream of which the sender may keep a copy. Also
+    /// returns whether the read slept.
     ///
     /// # Errors
-    /// As [`fill`](Self::fill).
+    /// Same as [`fill`](Self::fill).
     pub fn fill_foreign(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -61,12 +63,11 @@ impl Peer {
         alarm::within(|| self.fill(ops, may, set))
     }
 
-    /// Reads what is there, once, if the stream `may` be read now. Else the loop does not watch it for input until
-    /// [`set_reading`](Self::set_reading). Whether it was read.
+    /// Reads once, if the stream `may` be read now; otherwise stops watching it for input until
+    /// [`set_reading`](Self::set_reading). Returns whether it was read.
     ///
-    /// # Errors
-    /// As [`Incoming::fill`]; `Ended` for a stream that is not read and of which `set` announces the end, since the loop
-    /// would announce that again and again.
+    /// Same as [`Incoming::fill`]. Also `Ended` for a stream that may not be read and whose end is
+    /// in `set`, because the loop would announce that end again and again.
     pub fn fill(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -86,7 +87,7 @@ impl Peer {
     /// Sends a message, or queues it for when the reader has room.
     ///
     /// # Errors
-    /// As [`Outgoing::send`].
+    /// Same as [`Outgoing::send`].
     pub fn send(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -98,32 +99,32 @@ impl Peer {
         Ok(())
     }
 
-    /// Writes what waited.
+    /// Sends queued messages.
     ///
     /// # Errors
-    /// As [`Outgoing::flush`].
+    /// Same as [`Outgoing::flush`].
     pub fn flush(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
         self.outgoing.flush(&self.socket)?;
         self.watch(ops);
         Ok(())
     }
 
-    /// Descriptors that the reader may not have taken yet.
+    /// Returns the number of sent descriptors that the reader may not have received yet.
     pub fn underway(&mut self) -> usize {
         self.outgoing.underway(&self.socket)
     }
 
-    /// Those of them that this process holds.
+    /// Returns how many of them are still queued in this process.
     pub fn unsent(&self) -> usize {
         self.outgoing.unsent()
     }
 
-    /// Whether the reader has left something unread.
+    /// Returns whether messages are queued because the reader has left others unread.
     pub fn is_waiting(&self) -> bool {
         self.outgoing.is_waiting()
     }
 
-    /// Takes the stream out of the event loop. To be called before it is dropped.
+    /// Removes the stream from the event loop. Call it before dropping the stream.
     pub fn forget(&self, ops: &mut EventOps<'_>) {
         forget(ops, &self.socket);
     }
@@ -132,26 +133,28 @@ impl Peer {
         self.token
     }
 
-    /// The socket, and the descriptors that wait in it: all that is closed with the stream.
+    /// Returns the socket and the queued descriptors: all descriptors that closing the stream would
+    /// close.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         let (socket, mut descriptors) = self.into_parts();
         descriptors.push(socket);
         descriptors
     }
 
-    /// The socket, and apart from it the descriptors that wait in it.
+    /// Returns the socket, and separately the queued descriptors.
     pub fn into_parts(self) -> (OwnedFd, Vec<OwnedFd>) {
         let incoming = self.incoming.into_descriptors();
         let descriptors = incoming.chain(self.outgoing.into_descriptors());
         (self.socket, descriptors.collect())
     }
 
-    /// Closes the stream in both directions; the event loop announces its end.
+    /// Shuts the stream down in both directions. The event loop then reports its end.
     pub fn shut_down(&self) {
         shut_down(&self.socket);
     }
 
-    /// Reads, or does not: the other side has said its last word but still listens, or is to wait.
+    /// Sets whether the loop reads the stream. It does not after the other side's last message, or
+    /// while the stream has to wait.
     pub fn set_reading(&mut self, ops: &mut EventOps<'_>, reads: bool) {
         self.reads = reads;
         self.watch(ops);
@@ -170,8 +173,8 @@ impl Peer {
     }
 }
 
-/// Whether a descriptor from outside is a stream socket, which does not make the event loop wait when it is looked at, as
-/// a file of any file system can.
+/// Returns whether a descriptor from outside is a stream socket. Polling one never blocks, while
+/// polling a file of an arbitrary file system may.
 pub fn is_stream(fd: &OwnedFd) -> bool {
     use rustix::net::{AddressFamily, SocketType, sockopt};
     let domain = sockopt::socket_domain(fd);
@@ -179,13 +182,14 @@ pub fn is_stream(fd: &OwnedFd) -> bool {
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
-/// Closes a stream in both directions: its other side sees the end now, whenever the last descriptor is closed.
+/// Shuts a stream down in both directions, so that its peer sees the end at once, even while copies
+/// of the descriptor are open.
 pub fn shut_down(stream: &OwnedFd) {
-    // One that has ended is no worse.
+    // A stream that has ended already needs no shutdown.
     let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Both);
 }
 
-/// Takes a descriptor out of the event loop.
+/// Removes a descriptor from the event loop.
 pub fn forget(ops: &mut EventOps<'_>, fd: &impl AsRawFd) {
     if let Err(error) = ops.remove(Events::empty(fd)) {
         tracing::error!("the event loop: {error}");

@@ -1,4 +1,4 @@
-//! Datagrams between the supervisor and the processes that work for it, with descriptors.
+//! Datagrams with descriptors between the supervisor and its helper processes.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,24 +9,24 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-/// Bytes of a message.
+/// Largest size of a message in bytes.
 const LONGEST: usize = 32 << 10;
-/// Descriptors that come with a message.
+/// Largest number of descriptors in a message.
 pub const DESCRIPTORS: usize = 64;
 
-/// A connected pair of sockets.
+/// Creates a connected pair of sockets.
 ///
 /// # Errors
-/// As `socketpair`.
+/// Same as `socketpair`.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends a message whole, or not at all.
+/// Sends a message as a whole or not at all.
 ///
 /// # Errors
-/// As `sendmsg`.
+/// Same as `sendmsg`.
 pub fn send(
     socket: &OwnedFd,
     bytes: &[u8],
@@ -51,10 +51,11 @@ pub fn send(
     }
 }
 
-/// The next message and its descriptors; none when the other side has ended.
+/// Receives the next message and its descriptors. Returns none when the other side has closed the
+/// socket.
 ///
 /// # Errors
-/// As `recvmsg`; `WouldBlock` when there is none and this does not wait.
+/// Same as `recvmsg`; `WouldBlock` if there is no message and `waits` is false.
 pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; LONGEST];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -83,6 +84,6 @@ pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec
         .flatten()
         .collect();
     bytes.truncate(count);
-    // No message is empty.
+    // Every message has at least one byte.
     Ok((count > 0).then_some((bytes, descriptors)))
 }

@@ -1,29 +1,32 @@
-//! How many descriptors the supervisor may have, and how many of them a tenant may hold: no more than it leaves
-//! to the others, so that none is ever without.
+//! Limits on descriptors: how many the supervisor may open, and how many of these a tenant may
+//! hold. A tenant holds at most as many as it leaves to the others, so each of them can always get
+//! some.
 
 use std::io;
 
 use wormhole_link::channel::MAX_RECEIVED;
 
-/// Connections of users who may not attach that wait for a process to close them.
+/// Connections of users who may not attach, queued for a scrubber to close.
 pub const REFUSED: usize = 64;
-/// The supervisor's own: spare workers, a worker on its way, processes that close descriptors; refused connections; what
-/// arrives with one read of a stream, until it has been passed on.
+/// Descriptors for the supervisor itself: spare workers, a starting worker and scrubbers; refused
+/// connections; descriptors received with one read, until they are passed on.
 const OWN: usize = 128 + REFUSED + MAX_RECEIVED;
-/// A tenant's stream, its window, what its launcher has sent and not yet named, and the process that closes it.
+/// Descriptors of a tenant: its stream and window, those that its launcher has sent and no message
+/// has claimed, and the scrubber's socket.
 pub const TENANT: usize = 11;
-/// A control stream.
+/// Descriptors of a control stream.
 pub const STREAM: usize = 1;
-/// Descriptors on their way to one worker.
+/// Largest number of sent descriptors that one worker may leave unread.
 pub const UNDERWAY: usize = 16;
-/// A session's file, counters and socket for files; its worker's stream, log and what it has sent and not yet named; copies
-/// on their way.
+/// Descriptors of a session: its file, counters and socket for files; its worker's stream and log,
+/// and those that the worker has sent and no message has claimed; sent copies.
 pub const SESSION: usize = 14 + UNDERWAY;
 
-/// Enough for a session of a tenant, as much for another tenant of its user, and both for another user.
+/// Enough for one session of a tenant, the same for another tenant of its user, and both again for
+/// another user.
 const LEAST: u64 = (OWN + 4 * (TENANT + STREAM + SESSION)) as u64;
 
-/// Why the supervisor has too few descriptors.
+/// Reason why the supervisor's limit on descriptors is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorsError {
     #[error("the limit of open files cannot be raised")]
@@ -35,15 +38,15 @@ pub enum DescriptorsError {
     Few(u64),
 }
 
-/// The descriptors that tenants share.
+/// Descriptors that the tenants share.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptors {
     shared: usize,
-    /// Tenants may be of different users.
+    /// Whether tenants may belong to different users.
     many_users: bool,
 }
 
-/// What a tenant holds, with its user's other tenants, and with all others.
+/// Descriptors held by a tenant, by all tenants of its user, and by all tenants.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Held {
     pub tenant: usize,
@@ -52,7 +55,7 @@ pub struct Held {
 }
 
 impl Descriptors {
-    /// Raises this process's limit as far as it may. Workers have a limit of their own.
+    /// Raises this process's limit to the hard limit. Workers have a limit of their own.
     ///
     /// # Errors
     /// The limit cannot be read or raised, or is too low.
@@ -84,8 +87,9 @@ impl Descriptors {
         }
     }
 
-    /// Whether a tenant that holds so many may have `more`: with these its user has no more than is left to other users,
-    /// and it has no more than is left to the user's other tenants.
+    /// Returns whether a tenant may hold `more` descriptors: with these, its user holds at most as
+    /// many as remain for other users, and the tenant at most as many as remain for the user's
+    /// other tenants.
     pub fn allow(self, held: Held, more: usize) -> bool {
         let left = self.shared.saturating_sub(held.all - held.user);
         let users = if self.many_users { left / 2 } else { left };
@@ -97,7 +101,7 @@ impl Descriptors {
 mod tests {
     use super::*;
 
-    /// Takes sessions for a tenant until it may have no more of them.
+    /// Adds sessions to a tenant until the limit refuses one.
     fn take(descriptors: Descriptors, held: &mut Held) {
         while descriptors.allow(*held, SESSION) {
             held.tenant += SESSION;
@@ -142,7 +146,7 @@ mod tests {
         assert!(!Descriptors::of(0, false).allow(none, STREAM));
     }
 
-    /// README names this number, and what a tenant costs follows from the others.
+    /// README states this number, and the other constants give a tenant's cost.
     #[test]
     fn a_supervisor_needs_as_many_open_files_as_the_readme_says() {
         let readme = include_str!("../../../README.md");

@@ -1,7 +1,7 @@
-//! Who waits for whom, in the log, whenever SIGUSR1 comes.
+//! Dump of pending waits to the log, on SIGUSR1.
 //!
-//! A dump compares each session's progress with the dump before it. Each worker then adds a line for each queue of its
-//! device, unless earlier messages still wait to be sent to it.
+//! A dump compares each session's progress with the previous dump. Each worker then logs a line for
+//! each queue of its device, unless earlier messages to it are still queued.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,12 +11,12 @@ use event_manager::EventOps;
 use super::{Id, Supervisor};
 use wormhole_link::progress::Snapshot;
 
-/// What the last dump found, by session.
+/// Progress of each session in the last dump, with its time.
 #[derive(Debug, Default)]
 pub struct LastDump(BTreeMap<Id, (Instant, Snapshot)>);
 
 impl Supervisor {
-    /// Writes what everything waits for to the log.
+    /// Logs the pending waits of all tenants, guests, sessions and workers.
     pub(super) fn dump(&mut self, ops: &mut EventOps<'_>) {
         tracing::warn!(
             "dump: {} tenants, {} guests, {} sessions, {} workers; {}; {}",

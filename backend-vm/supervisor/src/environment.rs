@@ -1,10 +1,10 @@
-//! What of a guest's environment reaches its worker.
+//! Environment variables that workers receive from guests and from the supervisor.
 
 use std::ffi::OsString;
 
-/// Variables that the driver reads at start and that change what a program may rely on (CUDA programming
-/// guide, "CUDA environment variables"). Which devices there are, and whether launches block, is the
-/// frontend's.
+/// Variables that the driver reads at start and that change its behaviour for programs (CUDA
+/// programming guide, "CUDA environment variables"). The frontend itself handles those that select
+/// devices or make launches block.
 const PASSED: &[&str] = &[
     "CUDA_CACHE_DISABLE",
     "CUDA_CACHE_MAXSIZE",
@@ -20,10 +20,11 @@ const PASSED: &[&str] = &[
     "CUDA_MODULE_LOADING",
     "CUDA_SCALE_LAUNCH_QUEUES",
 ];
-/// Bytes of a value.
+/// Largest size of a value in bytes.
 const LONGEST: usize = 32;
 
-/// The part of a hello's environment that a worker is started with, sorted. All else is dropped.
+/// Returns the part of a hello's environment that the worker is started with, sorted. Other
+/// variables are dropped.
 pub fn passed_on(text: &str) -> Vec<(OsString, OsString)> {
     let mut variables: Vec<(OsString, OsString)> = text
         .lines()
@@ -42,7 +43,7 @@ pub fn passed_on(text: &str) -> Vec<(OsString, OsString)> {
     variables
 }
 
-/// The variables of the supervisor itself that workers need.
+/// Returns the variables of the supervisor that workers need.
 pub fn inherited() -> Vec<(OsString, OsString)> {
     let mut variables: Vec<(OsString, OsString)> =
         ["LD_LIBRARY_PATH", "WORMHOLE_LOG", "RUST_BACKTRACE"]

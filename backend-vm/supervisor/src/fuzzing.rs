@@ -1,9 +1,10 @@
-//! Serves hostile tenants in one process for the fuzz target: launchers, guests and workers of several tenants, whose
-//! messages and deaths come in any order.
+//! Runs the supervisor with hostile tenants in one process, for the fuzz target: the input orders
+//! the messages and deaths of several tenants' launchers, guests and workers.
 //!
-//! The input lists steps: a byte for the step, then what the step needs. The spawner and the scrubbers are played here.
-//! After each step the supervisor executes everything that has come, and its books are checked; in the end everybody
-//! leaves, and nothing may be left.
+//! The input is a list of steps: a byte that selects the step, then the step's arguments. This
+//! module plays the spawner and the scrubbers. After each step the supervisor handles all pending
+//! events and its state is checked for consistency; at the end all peers leave, and no state may
+//! remain.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,17 +37,17 @@ use crate::spawner::{Abilities, Spawner};
 use crate::turns::Turns;
 use crate::{Id, Options, Parts, Quotas, Supervisor, alarm, datagram};
 
-/// The protocol that all workers speak.
+/// Protocol hash of all workers.
 const HASH: u64 = 7;
-/// Launchers, and control streams of all of them, that are there at a time.
+/// Largest number of launchers at a time, and below of their control streams together.
 const TENANTS: usize = 4;
 const GUESTS: usize = 12;
 /// Longer than any input takes.
 const LONG: Duration = Duration::from_secs(3600);
-/// Rounds of the event loop after which it has to have nothing left to do.
+/// Limit on rounds of the event loop until it has no event left.
 const ROUNDS: usize = 10_000;
 
-/// One end of a stream whose other end the supervisor has.
+/// Test's end of a stream to the supervisor.
 struct End {
     socket: OwnedFd,
     incoming: Incoming,
@@ -69,7 +70,7 @@ impl End {
         let _ = self.outgoing.send(&self.socket, message, descriptors);
     }
 
-    /// Reads a message, and closes the descriptors that came before it.
+    /// Reads a message, and closes the descriptors received so far.
     fn read<T>(&mut self, heard: impl FnOnce(Message<'_>) -> T) -> Option<T> {
         let _ = self.incoming.fill(&self.socket);
         let heard = self.incoming.take().ok().flatten().map(heard);
@@ -86,14 +87,14 @@ impl End {
     }
 }
 
-/// A worker as the spawner started it.
+/// A worker that the played spawner has started.
 struct Worker {
     ticket: u64,
     end: End,
-    /// Kept open as long as the worker lives.
+    /// Kept open while the worker lives.
     _log: io::PipeWriter,
     was_killed: bool,
-    /// Answers that the worker owes.
+    /// Answers that the worker still has to send.
     owed: Vec<Owed>,
 }
 
@@ -103,7 +104,7 @@ enum Owed {
     Removed(ArenaRun),
 }
 
-/// Everybody around one supervisor, and the supervisor.
+/// The supervisor and all its peers.
 struct Scene {
     supervisor: Rc<RefCell<Supervisor>>,
     manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>>,
@@ -113,18 +114,18 @@ struct Scene {
     tenants: Vec<End>,
     guests: Vec<End>,
     workers: Vec<Worker>,
-    /// Tokens that workers got for what they share.
+    /// Tokens that workers received for shared objects.
     tokens: Vec<[u64; 2]>,
-    /// Sessions that workers have taken.
+    /// Number of sessions that workers have taken.
     granted: usize,
-    /// Runs that launchers were asked to show, with the launcher's place.
+    /// Runs that launchers were asked to map, with the launcher's index.
     shown: Vec<(usize, WindowRun)>,
 }
 
-/// Plays an input. Returns the number of sessions that workers took.
+/// Runs an input. Returns the number of sessions that workers took.
 ///
 /// # Panics
-/// The supervisor's books are wrong, or it has left something behind.
+/// The supervisor's state is inconsistent, or it leaves state behind.
 pub fn play(input: &[u8]) -> usize {
     let mut scene = Scene::new();
     let mut steps = Steps(input);
@@ -136,7 +137,7 @@ pub fn play(input: &[u8]) -> usize {
     scene.granted
 }
 
-/// The input, step by step.
+/// Rest of the input, read step by step.
 struct Steps<'a>(&'a [u8]);
 
 impl Steps<'_> {
@@ -147,13 +148,13 @@ impl Steps<'_> {
     }
 }
 
-/// The element that a byte names.
+/// Returns the element that a byte selects.
 fn pick<T>(elements: &mut [T], byte: u8) -> Option<&mut T> {
     let count = elements.len();
     elements.get_mut(usize::from(byte).checked_rem(count)?)
 }
 
-/// Removes the element that a byte names.
+/// Removes the element that a byte selects.
 fn remove<T>(elements: &mut Vec<T>, byte: u8) -> Option<T> {
     let index = usize::from(byte).checked_rem(elements.len())?;
     Some(elements.remove(index))
@@ -269,7 +270,7 @@ impl Scene {
                 let [guest] = steps.next()?;
                 remove(&mut self.guests, guest);
             }
-            // A launcher shows what it was asked to, or something.
+            // A launcher reports a run as mapped: a requested one, or an arbitrary one.
             5 => {
                 let [which, session, first, count] = steps.next()?;
                 let (tenant, run) = remove(&mut self.shown, which).unwrap_or_else(|| {
@@ -285,7 +286,7 @@ impl Scene {
                 }
             }
             6 => self.worker_says(steps)?,
-            // A worker answers as it should.
+            // A worker sends an answer that it owes.
             7 => {
                 let [worker, which] = steps.next()?;
                 let worker = pick(&mut self.workers, worker);
@@ -449,7 +450,7 @@ impl Scene {
         Some(())
     }
 
-    /// Executes orders that the spawner has got. The bits say which starts fail.
+    /// Executes the orders sent to the spawner. The bits of `failures` select the starts that fail.
     fn play_spawner(&mut self, failures: u8) {
         let mut fails = failures;
         while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
@@ -499,7 +500,7 @@ impl Scene {
             .expect("the supervisor reads reports");
     }
 
-    /// A worker's process ends.
+    /// Ends a worker's process.
     fn reap(&mut self, worker: usize) {
         let Some(index) = worker.checked_rem(self.workers.len()) else {
             return;
@@ -514,12 +515,12 @@ impl Scene {
             },
             out_of_memory: false,
         };
-        // Its end of the stream is closed before the end is announced.
+        // Its end of the stream is closed before the spawner reports its end.
         drop(worker);
         self.report(&report, &[]);
     }
 
-    /// A launcher leaves.
+    /// Disconnects a launcher.
     fn leave(&mut self, tenant: usize) {
         self.tenants.remove(tenant);
         self.shown.retain(|(of, _)| *of != tenant);
@@ -528,13 +529,13 @@ impl Scene {
         }
     }
 
-    /// The scrubbers do all their work.
+    /// Executes all orders sent to the scrubbers.
     fn scrub(&mut self) {
         self.scrubbers
             .retain_mut(|(socket, queue)| queue.serve_all(socket));
     }
 
-    /// The supervisor executes all that has come, and everybody reads what it says.
+    /// Runs the event loop until it is idle, and reads the supervisor's messages.
     fn settle(&mut self) {
         let mut rounds = 0;
         while self.manager.run_with_timeout(0).expect("the event loop") > 0 {
@@ -568,7 +569,7 @@ impl Scene {
         }
     }
 
-    /// Compares what the supervisor notes in several places.
+    /// Checks that the supervisor's tables agree with each other.
     fn check(&self) {
         let supervisor = self.supervisor.borrow();
         let mut owned: BTreeMap<Id, u32> = BTreeMap::new();
@@ -595,7 +596,7 @@ impl Scene {
             assert_eq!(tenant.guests, guests.sum::<usize>());
             let sessions = supervisor.sessions.values().map(|one| of(one.tenant));
             assert_eq!(tenant.sessions, sessions.sum::<usize>());
-            // The window of a launcher that has left is granted to nobody again.
+            // The window of a launcher that has left is never granted again.
             if let Some(window) = tenant.window.as_ref().filter(|_| tenant.is_attached()) {
                 let owned = owned.get(id).copied().unwrap_or(0);
                 assert_eq!(window.segments.held(), owned);
@@ -612,7 +613,7 @@ impl Scene {
         }
     }
 
-    /// Everybody leaves.
+    /// Disconnects all peers, and checks that no state remains.
     fn end(&mut self) {
         self.tenants.clear();
         self.guests.clear();
@@ -651,7 +652,7 @@ impl Scene {
 mod tests {
     use proptest::prelude::*;
 
-    /// The fuzz target's inputs that have names.
+    /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/supervisor");
         let files = std::fs::read_dir(folder).unwrap();
@@ -661,7 +662,7 @@ mod tests {
         seeds.collect()
     }
 
-    /// Seeds one after the other, with some bytes changed, and random bytes between them.
+    /// Returns concatenated seeds with some bytes changed and random bytes between them.
     fn inputs() -> impl Strategy<Value = Vec<u8>> {
         let change = (any::<prop::sample::Index>(), any::<u8>());
         let changes = prop::collection::vec(change, 0..4);

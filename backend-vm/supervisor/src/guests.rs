@@ -1,4 +1,4 @@
-//! Guest processes' control streams.
+//! Control streams of guest processes.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -14,35 +14,35 @@ use super::turns::TURN;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
 use wormhole_link::channel::ChannelError;
 
-/// One control stream.
+/// A control stream.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub tenant: Id,
-    /// Descriptors can be passed over the stream.
+    /// Whether descriptors can be passed over the stream.
     pub local: bool,
     pub peer: Peer,
     token: u32,
-    /// Its session, from the hello on.
+    /// Session of the guest, from the hello on.
     pub session: Option<Id>,
-    /// It observes, and has no session.
+    /// State of a guest that observes, which has no session.
     pub observer: Option<Observer>,
-    /// Until then it may say hello, or begin to observe. None once that is over.
+    /// Deadline for the hello or the first `Observe`. None once it no longer applies.
     hello_end: Option<Instant>,
 }
 
 impl Guest {
-    /// When it must have said hello, if it has not.
+    /// Returns the deadline for the first message, if none has arrived.
     pub fn deadline(&self) -> Option<Instant> {
         self.hello_end.filter(|_| self.is_silent())
     }
 
-    /// Whether it has said nothing yet.
+    /// Returns whether no message has arrived yet.
     pub fn is_silent(&self) -> bool {
         self.session.is_none() && self.observer.is_none()
     }
 }
 
-/// What a guest said, without what it was read from.
+/// Message of a guest, as an owned value.
 enum Request {
     Hello {
         version: u32,
@@ -60,7 +60,7 @@ enum Request {
     Wrong(&'static str),
 }
 
-/// Why a control stream is closed.
+/// Reason to close a control stream.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GuestError {
     #[error(transparent)]
@@ -79,7 +79,7 @@ pub(super) enum GuestError {
     Return { first: u32, count: u32 },
     #[error("its worker's stream failed")]
     Worker,
-    /// The guest has been told.
+    /// The guest has received the refusal.
     #[error("{0}")]
     Refused(String),
 }
@@ -172,7 +172,7 @@ impl Supervisor {
         self.end_guest(ops, id, &why, None);
     }
 
-    /// Closes the streams on which no hello came in time.
+    /// Closes the streams whose hello did not arrive in time.
     pub(super) fn end_late_guests(&mut self, now: Instant) {
         let mut late = Vec::new();
         for (id, guest) in &mut self.guests {
@@ -190,7 +190,7 @@ impl Supervisor {
         }
     }
 
-    /// What the log calls a control stream.
+    /// Returns the name of a control stream in the log.
     fn guest_name(&self, id: Id) -> String {
         let session = self
             .guests
@@ -249,7 +249,7 @@ impl Supervisor {
                 Some(Message::Unmappable) => Request::Unmappable,
                 Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
                 Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
-                // However often a guest rings, its worker looks once.
+                // However often a guest rings, its worker checks the ring once.
                 Some(Message::Doorbell) => {
                     guest.peer.incoming.skip_repeats();
                     Request::Doorbell
@@ -291,7 +291,8 @@ impl Supervisor {
             ) => self.hello(ops, id, version, hash, features, &environment),
             (Some(_), Request::Hello { .. }) => Err(GuestError::SecondHello),
             (_, Request::Wrong(name)) => Err(GuestError::Direction(name)),
-            // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
+            // The guest cannot know yet that its session is over; it will read so in its status
+            // word. A request for arena still needs an answer.
             (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
                 Ok(self.deny_dying(ops, id, session, request.id)?)
             }
@@ -370,7 +371,7 @@ impl Supervisor {
         Err(self.refuse(ops, id, Refusal::Version, reason))
     }
 
-    /// Tells a guest that it is refused, and gives the reason to close its stream for.
+    /// Sends a guest a refusal, and returns the error to close its stream with.
     pub(super) fn refuse(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -390,7 +391,7 @@ impl Supervisor {
         GuestError::Refused(reason)
     }
 
-    /// Closes a control stream; its session ends.
+    /// Closes a control stream and ends its session.
     pub(super) fn end_guest(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -422,7 +423,7 @@ impl Supervisor {
         self.scrubber.close(guest.tenant, others);
     }
 
-    /// Cuts a guest off that has done nothing wrong.
+    /// Disconnects a guest for a reason that lies outside of it.
     pub(super) fn revoke_guest(&mut self, ops: &mut EventOps<'_>, id: Id, why: &str) {
         self.end_guest(ops, id, why, Some((REVOKED_RESULT, EndCause::Revoked)));
     }

@@ -1,7 +1,7 @@
-//! The host's NVML, loaded at run time: what it says of a device, in facts.
+//! The host's NVML, loaded at run time, as a source of facts about devices.
 //!
-//! The table of NVML's functions (`shared-ring/api/nvml.idl`) says which functions are asked. What does not change is
-//! asked once.
+//! The table of NVML's functions (`shared-ring/api/nvml.idl`) selects the functions to call. Values
+//! that do not change are queried once.
 
 mod links;
 
@@ -26,12 +26,12 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 const SUCCESS: nvmlReturn_t = 0;
 const INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 const FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
-/// The most outputs that a function of the table has.
+/// Largest number of outputs of a function in the table.
 const OUTPUTS: usize = 4;
-/// The most integers that one output is made of.
+/// Largest number of integers in one output.
 const WORDS: usize = 2;
 
-/// Why nothing is known of the host's devices.
+/// Reason why the host's NVML is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum HostNvmlError {
     #[error("{LIBRARY} cannot be loaded")]
@@ -42,14 +42,14 @@ pub enum HostNvmlError {
     Failed { function: &'static str, code: u32 },
 }
 
-/// The host's NVML, initialized. One thread uses it.
+/// The host's NVML, initialized. Used by one thread.
 #[derive(Debug)]
 pub struct HostNvml {
     library: Library,
     driver_version: String,
-    /// The devices that were asked about last, by UUID.
+    /// UUIDs of the devices of the last query.
     devices: Vec<Option<String>>,
-    /// What does not change while these are the devices, by UUID.
+    /// Facts that do not change, by UUID, while the devices stay the same.
     fixed: HashMap<String, String>,
 }
 
@@ -61,10 +61,10 @@ struct Own {
 }
 
 impl HostNvml {
-    /// Loads and initializes it.
+    /// Loads and initializes NVML.
     ///
     /// # Errors
-    /// There is none, or it does not work.
+    /// The library is missing, or its initialization fails.
     pub fn load() -> Result<Self, HostNvmlError> {
         // SAFETY: the driver's own library; its initializers do nothing but set it up.
         let library = unsafe { Library::new(LIBRARY) }.map_err(HostNvmlError::Load)?;
@@ -78,7 +78,7 @@ impl HostNvml {
         let function = nvml
             .function::<unsafe extern "C" fn() -> nvmlReturn_t>(init)
             .ok_or(HostNvmlError::Missing(init))?;
-        // SAFETY: the function's prototype.
+        // SAFETY: called by the function's prototype.
         let code = unsafe { function() };
         if code != SUCCESS {
             return Err(HostNvmlError::Failed {
@@ -90,7 +90,7 @@ impl HostNvml {
         Ok(nvml)
     }
 
-    /// What it says by now of a tenant's devices: their UUIDs, 32 hexadecimal digits.
+    /// Queries the devices with these UUIDs, 32 hexadecimal digits each.
     pub fn sample(&mut self, uuids: &[Option<String>]) -> Vec<Sample> {
         if self.devices != uuids {
             self.devices = uuids.to_vec();
@@ -140,9 +140,9 @@ impl HostNvml {
         }
     }
 
-    /// A function of the library.
+    /// Looks a function of the library up.
     fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: `F` is the prototype of the function with this name, as each caller says.
+        // SAFETY: `F` is the prototype of the function with this name, as each caller states.
         let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
         symbol.ok().map(|symbol| *symbol)
     }
@@ -151,7 +151,7 @@ impl HostNvml {
         type Ask = unsafe extern "C" fn(*mut c_char, u32) -> nvmlReturn_t;
         let ask = self.function::<Ask>(name)?;
         let mut buffer = [0u8; 96];
-        // SAFETY: the function fills at most as many bytes as it is told.
+        // SAFETY: the function writes at most as many bytes as its second argument.
         let code = unsafe { ask(buffer.as_mut_ptr().cast(), 95) };
         let text = CStr::from_bytes_until_nul(&buffer).ok()?.to_str().ok()?;
         (code == SUCCESS && !text.contains(char::is_control)).then(|| text.to_owned())
@@ -162,7 +162,7 @@ impl HostNvml {
         let ask = self.function::<Ask>("nvmlDeviceGetHandleByUUID")?;
         let name = CString::new(facts::uuid_name(uuid)?).ok()?;
         let mut device: nvmlDevice_t = std::ptr::null_mut();
-        // SAFETY: a string, and room for a handle.
+        // SAFETY: a C string, and a place for a handle.
         let code = unsafe { ask(name.as_ptr(), &raw mut device) };
         (code == SUCCESS).then_some(device)
     }
@@ -175,7 +175,7 @@ impl HostNvml {
             free: 0,
             used: 0,
         };
-        // SAFETY: a handle of this library, and room for the answer.
+        // SAFETY: a handle of this library, and a place for the answer.
         let code = unsafe { ask(device, &raw mut memory) };
         (code == SUCCESS).then_some(memory)
     }
@@ -183,14 +183,14 @@ impl HostNvml {
     fn pci(&self, device: nvmlDevice_t) -> Option<nvmlPciInfo_t> {
         type Ask = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlPciInfo_t) -> nvmlReturn_t;
         let ask = self.function::<Ask>("nvmlDeviceGetPciInfo_v3")?;
-        // SAFETY: integers and characters, for which zeroes are values.
+        // SAFETY: integers and characters, for which zeros are valid.
         let mut pci: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: a handle of this library, and room for the answer.
+        // SAFETY: a handle of this library, and a place for the answer.
         let code = unsafe { ask(device, &raw mut pci) };
         (code == SUCCESS).then_some(pci)
     }
 
-    /// How a device is connected, as its tenant knows it.
+    /// Returns the facts on a device's links and peers that its tenant may see.
     fn connections(&self, device: nvmlDevice_t, own: &[Option<Own>]) -> String {
         let places: Vec<Option<Place>> = own
             .iter()
@@ -213,14 +213,14 @@ impl HostNvml {
         text
     }
 
-    /// What is at the other end of a link, if it is active.
+    /// Returns the device at the other end of a link, if the link is active.
     fn link(&self, device: nvmlDevice_t, number: u32) -> Result<Option<Remote>, nvmlReturn_t> {
         type Number = unsafe extern "C" fn(nvmlDevice_t, u32, *mut u32) -> nvmlReturn_t;
         type Pci = unsafe extern "C" fn(nvmlDevice_t, u32, *mut nvmlPciInfo_t) -> nvmlReturn_t;
         let ask = |name: &str| {
             let ask = self.function::<Number>(name).ok_or(FUNCTION_NOT_FOUND)?;
             let mut answer = 0;
-            // SAFETY: a handle of this library, and room for the answer.
+            // SAFETY: a handle of this library, and a place for the answer.
             match unsafe { ask(device, number, &raw mut answer) } {
                 SUCCESS => Ok(answer),
                 code => Err(code),
@@ -233,9 +233,9 @@ impl HostNvml {
         let place = self
             .function::<Pci>("nvmlDeviceGetNvLinkRemotePciInfo_v2")
             .and_then(|ask| {
-                // SAFETY: integers and characters, for which zeroes are values.
+                // SAFETY: integers and characters, for which zeros are valid.
                 let mut pci: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
-                // SAFETY: a handle of this library, and room for the answer.
+                // SAFETY: a handle of this library, and a place for the answer.
                 let code = unsafe { ask(device, number, &raw mut pci) };
                 (code == SUCCESS).then(|| Place::from(&pci))
             });
@@ -248,7 +248,7 @@ impl HostNvml {
             return facts::failed(FUNCTION_NOT_FOUND);
         };
         let mut status = 0;
-        // SAFETY: handles of this library, and room for the answer.
+        // SAFETY: handles of this library, and a place for the answer.
         match unsafe { ask(device, other, index, &raw mut status) } {
             SUCCESS => facts::answer(&[u64::from(status)]),
             code => facts::failed(code),
@@ -271,21 +271,22 @@ impl HostNvml {
         loop {
             let mut processes = vec![empty; room as usize];
             let mut count = room;
-            // SAFETY: a handle of this library, and room for as many processes as it is told.
+            // SAFETY: a handle of this library, and room for `count` processes.
             let code = unsafe { ask(device, &raw mut count, processes.as_mut_ptr()) };
             match code {
                 SUCCESS => {
                     processes.truncate(count as usize);
                     return processes.into_iter().filter_map(held).collect();
                 }
-                // More began meanwhile.
+                // More processes have started meanwhile.
                 INSUFFICIENT_SIZE if room < 1 << 16 => room = count.max(room) * 2,
                 _ => return BTreeMap::new(),
             }
         }
     }
 
-    /// What the functions and fields of the table say that are live, or that are not.
+    /// Queries the functions and fields of the table that are live, or those that are not, as
+    /// facts.
     fn facts(&self, device: nvmlDevice_t, live: bool) -> String {
         let mut text = String::new();
         for function in HOST.iter().filter(|function| function.live == live) {
@@ -311,7 +312,7 @@ impl HostNvml {
         text
     }
 
-    /// The integers that a call gives, or its error.
+    /// Returns the integers that a call outputs, or its error.
     fn ask(&self, device: nvmlDevice_t, function: &HostFunction, call: u32) -> String {
         let mut places = [[0u64; WORDS]; OUTPUTS];
         let code = self.call(device, function, call, &mut places);
@@ -353,8 +354,8 @@ impl HostNvml {
         macro_rules! call {
             (($($kind:ty),*) $($argument:expr),*) => {
                 match self.function::<unsafe extern "C" fn(D $(, $kind)*) -> R>(function.name) {
-                    // SAFETY: the table says that the function has these parameters after the device, and each
-                    // output fits its place.
+                    // SAFETY: by the table, the function has these parameters after the device, and
+                    // each output fits its place.
                     Some(function) => unsafe { function(device $(, $argument)*) },
                     None => FUNCTION_NOT_FOUND,
                 }
@@ -371,13 +372,13 @@ impl HostNvml {
         }
     }
 
-    /// What each field is, of one link after the other if it is told of links.
+    /// Queries fields, and returns each field's answers: one, or one for each link.
     fn ask_fields(&self, device: nvmlDevice_t, fields: &[&Field]) -> Vec<String> {
         type Ask = unsafe extern "C" fn(nvmlDevice_t, i32, *mut nvmlFieldValue_t) -> nvmlReturn_t;
         let Some(ask) = self.function::<Ask>("nvmlDeviceGetFieldValues") else {
             return Vec::new();
         };
-        // SAFETY: integers and a union of numbers, for which zeroes are values.
+        // SAFETY: integers and a union of numbers, for which zeros are valid.
         let empty: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
         let asked = |field: &&Field| {
             let id = field.id;
@@ -389,7 +390,7 @@ impl HostNvml {
         };
         let mut values: Vec<nvmlFieldValue_t> = fields.iter().flat_map(asked).collect();
         let count = i32::try_from(values.len()).unwrap_or(0);
-        // SAFETY: a handle of this library, and as many fields as it is told.
+        // SAFETY: a handle of this library, and `count` fields.
         let code = unsafe { ask(device, count, values.as_mut_ptr()) };
         if code != SUCCESS {
             return Vec::new();
@@ -403,7 +404,7 @@ impl HostNvml {
     }
 }
 
-/// A process and what it holds, where that is known.
+/// Returns a process and the bytes that it holds, if these are known.
 fn held(process: nvmlProcessInfo_t) -> Option<(i32, u64)> {
     let known = process.usedGpuMemory != u64::MAX;
     known.then(|| Some((i32::try_from(process.pid).ok()?, process.usedGpuMemory)))?
@@ -426,7 +427,7 @@ mod tests {
         }
     }
 
-    /// The whole way, against the real library.
+    /// Runs all queries against the real library.
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn the_host_tells_of_its_device() {
@@ -436,12 +437,12 @@ mod tests {
             .function::<Ask>("nvmlDeviceGetHandleByIndex_v2")
             .unwrap();
         let mut device = std::ptr::null_mut();
-        // SAFETY: room for a handle.
+        // SAFETY: a place for a handle.
         assert_eq!(unsafe { by_index(0, &raw mut device) }, SUCCESS);
         type Name = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, u32) -> nvmlReturn_t;
         let uuid = nvml.function::<Name>("nvmlDeviceGetUUID").unwrap();
         let mut buffer = [0u8; 96];
-        // SAFETY: room for as many bytes as it is told.
+        // SAFETY: a buffer of as many bytes as the last argument.
         let code = unsafe { uuid(device, buffer.as_mut_ptr().cast(), 96) };
         assert_eq!(code, SUCCESS);
         let name = CStr::from_bytes_until_nul(&buffer)

@@ -1,17 +1,18 @@
-//! The supervisor: one event loop that waits for nobody, processes that close descriptors and give memory back for it
-//! ([`scrubber`]), and one that starts workers and those for it: the [`spawner`]. The loop hears guests without privileges
-//! and under a system call filter ([`privileges`]).
+//! The supervisor: an event loop that never blocks, processes that close descriptors and free
+//! memory for it ([`scrubber`]), and a process that starts workers and those processes: the
+//! [`spawner`]. The loop reads guests' messages without privileges and under a system call filter
+//! ([`privileges`]).
 //!
-//! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
-//! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
-//! Everything a launcher, a guest or a worker sends is checked, and whoever breaks the protocol loses its
-//! stream, with one line in the log, while the others notice nothing.
+//! Launchers send windows and guest processes' control streams over tenant streams. The supervisor
+//! selects a worker by the protocol hash in a guest's hello, and grants the session once the worker
+//! has mapped it. Every message of a launcher, a guest or a worker is checked. A peer that breaks
+//! the protocol loses its stream, with one line in the log, and other peers are not affected.
 //!
-//! A session ends in one order, whoever dies first: its worker is killed and reaped; its guest's stream has
-//! ended; its segments are scrubbed; they are free. See [`sessions`].
+//! A session ends in the same order, whichever process dies first: its worker is killed and reaped;
+//! its guest's stream has ended; its segments are scrubbed; they are free. See [`sessions`].
 //!
-//! When the supervisor itself is killed, the kernel kills its workers and closes its guests' streams; a guest
-//! learns it from the end of its stream.
+//! When the supervisor itself is killed, the kernel kills its workers and closes its guests'
+//! streams, whose end the guests notice.
 
 mod alarm;
 mod arena;
@@ -80,42 +81,43 @@ use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
 pub use wormhole_sandbox::MemoryLimits;
 
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: result of every call after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor was told to stop.
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: result of every call after the supervisor was ordered to stop.
 pub const REVOKED_RESULT: u32 = 802;
 
-/// The supervisor's and its spawner's `oom_score_adj` (proc(5)).
+/// `oom_score_adj` (proc(5)) of the supervisor and its spawner.
 const OOM_SCORE: &str = "-900";
 
-/// What a supervisor is to do.
+/// Options of a supervisor.
 #[derive(Debug)]
 pub struct Options {
     pub device: DeviceChoice,
     /// Directories of worker executables.
     pub workers: Vec<PathBuf>,
-    /// Tenants connect here.
+    /// Socket to which tenants connect.
     pub listener: Option<Listener>,
-    /// The stream of one tenant; when it ends and its sessions are closed, so is the supervisor.
+    /// Stream of one tenant. The supervisor ends when the stream ends and the tenant's sessions are
+    /// closed.
     pub stream: Option<OwnedFd>,
-    /// The tenants of the listener trust each other.
+    /// Whether the listener's tenants trust each other.
     pub trusted_tenants: bool,
-    /// Start workers although this system lets nobody confine them with namespaces.
+    /// Start workers even if this system provides no namespaces to confine them.
     pub without_namespaces: bool,
-    /// Bytes of memory that workers may have.
+    /// Limits on workers' memory.
     pub memory: MemoryLimits,
-    /// How long a worker may take to have its device.
+    /// Time within which a worker must have its device.
     pub start_limit: Duration,
-    /// How long a guest may take to say hello, and a launcher that connects to attach.
+    /// Time within which a guest must send its hello, and a launcher that connects must attach.
     pub hello_limit: Duration,
-    /// How long a worker that was killed may take to end. Afterwards it keeps no other from starting, and a supervisor
-    /// that ends waits for it no longer.
+    /// Time within which a killed worker must end. Afterwards it no longer delays other starts, and
+    /// an ending supervisor no longer waits for it.
     pub reap_limit: Duration,
-    /// What tenants may have at most.
+    /// Limits on tenants.
     pub quotas: Quotas,
 }
 
-/// Why the supervisor cannot start or go on.
+/// Reason why the supervisor cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     #[error(transparent)]
@@ -138,11 +140,11 @@ pub enum SupervisorError {
     Sampler(#[source] std::io::Error),
 }
 
-/// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
-/// while it is in use.
+/// Number of a tenant, a guest, a worker or a session in this supervisor. Not reused while it is in
+/// use.
 type Id = u32;
 
-/// What a descriptor of the event loop belongs to.
+/// Owner of a descriptor in the event loop.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Listener,
@@ -157,78 +159,80 @@ enum Source {
     WorkerLog(Id),
 }
 
-/// The supervisor's state. Reached through [`run`].
+/// State of the supervisor, which runs in [`run`].
 #[derive(Debug)]
 struct Supervisor {
-    /// What workers are started on, or why none can be.
+    /// Device of the workers, or the reason why none can be started.
     device: Result<String, String>,
-    /// The protocols of the workers that there are.
+    /// Protocol hashes of the installed workers.
     hashes: Vec<u64>,
     listener: Option<Listener>,
-    /// Its number in the event loop.
+    /// Token of the listener in the event loop.
     listener_token: u32,
-    /// Tenants may be waiting that could not be accepted.
+    /// Whether tenants may be waiting that could not be accepted.
     keeps_tenants_waiting: bool,
-    /// That has been logged since the last time when none was waiting.
+    /// Whether that has been logged since no tenant was waiting.
     said_so: bool,
     descriptors: Descriptors,
     stream: Option<OwnedFd>,
     signals: Signals,
-    /// End when the last tenant is gone.
+    /// Whether the supervisor ends with its last tenant.
     ends_with_tenants: bool,
     stopping: bool,
-    /// Why there can be no workers any more.
+    /// Reason why the spawner, and with it all workers, is gone.
     lost: Option<SpawnerError>,
     sources: HashMap<u32, Source>,
     next_token: u32,
     next_id: Id,
     tenants: BTreeMap<Id, Tenant>,
-    /// More than one of them has a window: what tells of the devices' work as a whole tells of others'.
+    /// Whether more than one tenant has a window. Values that depend on a device's whole work then
+    /// reveal other tenants'.
     has_neighbours: bool,
-    /// Where workers read that.
+    /// File in which workers read `has_neighbours`.
     neighbours: NeighboursFile,
     guests: BTreeMap<Id, Guest>,
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
     shares: Shares,
-    /// What workers without a session may still write to their logs.
+    /// Log budget of workers without a session.
     spare_log: LogBudget,
-    /// Workers that are to come.
+    /// Workers to be started.
     starts: Starts,
     start_limit: Duration,
     hello_limit: Duration,
     reap_limit: Duration,
-    /// When to end although sessions are not closed.
+    /// Deadline for ending although sessions are not closed.
     ends_by: Option<Instant>,
     quotas: Quotas,
-    /// Lines on connections that are refused, or have no window.
+    /// Log budget for connections that are refused or have no window.
     refusals: LogBudget,
-    /// The users of tenants that are gone and whose descriptors are still to be closed.
+    /// Users of tenants that are gone and whose descriptors are not all closed.
     gone: BTreeMap<Id, u32>,
-    /// When to look for workers and guests that have taken longer than that.
+    /// Time of the next check for late workers, guests and tenants.
     next_deadline: Option<Instant>,
     scrubber: Scrubber,
-    /// Asks the host's NVML. None where the device has none.
+    /// Queries the host's NVML. None for a device without it.
     sampler: Option<Sampler>,
     observers: Observers,
     turns: Turns,
-    /// The tenant whose stream was read last with the descriptors that the supervisor keeps for that.
+    /// Tenant whose stream was read last with the descriptors reserved for a read.
     reader: Option<Id>,
-    /// Streams that are not read, by their tenants and tokens, while the tenant's descriptors wait to be closed.
+    /// Tokens of streams that are not read, by tenant, while the tenant's descriptors are waiting
+    /// to be closed.
     waiting: BTreeMap<Id, BTreeSet<u32>>,
     last_dump: LastDump,
-    /// What the last worker that became ready says of its devices, in facts.
+    /// Facts on the devices, from the worker that became ready last.
     devices: Vec<String>,
-    /// Why the last spare worker of a protocol could not be had; the next demand tries again.
+    /// Reason why the last spare worker of a protocol failed. The next demand tries again.
     failures: BTreeMap<u64, String>,
-    /// A worker has been ready once: the device works.
+    /// Whether a worker has been ready once, so that the device works.
     device_works: bool,
 }
 
-/// Serves until told to stop.
+/// Serves until a signal or the last tenant's end stops it.
 ///
 /// # Errors
-/// When workers cannot be confined or found, or the event loop fails.
+/// Workers cannot be confined or found, or the event loop fails.
 pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     let many_users = options.listener.as_ref();
     let descriptors = Descriptors::claim(many_users.is_some_and(Listener::has_many_users))?;
@@ -257,7 +261,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;
     privileges::drop_capabilities().map_err(SupervisorError::Privileges)?;
-    // The threads that follow have these signals blocked as well.
+    // Threads started later inherit the blocked signals.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
     let sampler = match options.device {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
@@ -292,7 +296,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         .map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// All workers end with this process. Only root may say so.
+/// Lowers this process's OOM score, because all workers end with it. Only root may do so.
 fn come_last_when_memory_is_short() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
         tracing::debug!(
@@ -301,7 +305,7 @@ fn come_last_when_memory_is_short() {
     }
 }
 
-/// What the system gives a supervisor before it serves anybody.
+/// Resources acquired before the supervisor serves a peer.
 struct Parts {
     spawner: Spawner,
     abilities: Abilities,
@@ -370,7 +374,7 @@ impl Supervisor {
         self.is_ending() && (idle || self.ends_by.is_some_and(|end| end <= Instant::now()))
     }
 
-    /// Says what this process does not wait for any longer.
+    /// Logs the sessions and workers that this process does not wait for any longer.
     fn tell_of_the_rest(&self) {
         if self.sessions.is_empty() {
             return;
@@ -388,13 +392,13 @@ impl Supervisor {
         );
     }
 
-    /// Has [`meet_deadlines`](Self::meet_deadlines) look again then, at the latest.
+    /// Makes [`meet_deadlines`](Self::meet_deadlines) check at `end` at the latest.
     fn set_deadline(&mut self, end: Instant) {
         self.next_deadline = Some(self.next_deadline.map_or(end, |next| next.min(end)));
     }
 
-    /// Ends what has taken too long; its end is announced like any other's. How many milliseconds there are
-    /// until the next may be late, -1 for ever.
+    /// Ends processes and streams that are late; their end is reported like any other. Returns the
+    /// milliseconds until the next deadline, -1 for none.
     fn meet_deadlines(&mut self) -> i32 {
         let now = Instant::now();
         self.scrubber.try_again(now);
@@ -417,12 +421,12 @@ impl Supervisor {
             .chain(self.scrubber.deadline());
         next.min().map_or(-1, |next| {
             let left = next.saturating_duration_since(now).as_millis();
-            // Not before it.
+            // Rounds up, so that the check is not before the deadline.
             i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
         })
     }
 
-    /// A token for a descriptor.
+    /// Returns a new token for a descriptor.
     fn token(&mut self, source: Source) -> u32 {
         loop {
             self.next_token = self.next_token.wrapping_add(1);
@@ -435,7 +439,7 @@ impl Supervisor {
         }
     }
 
-    /// A number that nothing has.
+    /// Returns an unused number.
     fn id(&mut self) -> Id {
         loop {
             self.next_id = self.next_id.wrapping_add(1);
@@ -466,7 +470,7 @@ impl Supervisor {
         Ok(token)
     }
 
-    /// A process that gives memory back has come, with its socket.
+    /// Registers the socket of a new scrubber.
     fn add_scrubber(&mut self, ops: &mut EventOps<'_>, socket: OwnedFd) {
         match self.add_source(ops, &socket, Source::Scrubber) {
             Ok(token) => {
@@ -479,7 +483,7 @@ impl Supervisor {
         self.hear_scrubber(ops);
     }
 
-    /// A process that gives memory back has finished something, or has ended.
+    /// Handles a scrubber's answers, or its end.
     fn memory_given_back(&mut self, ops: &mut EventOps<'_>, token: u32) {
         if !self.scrubber.read(token) {
             if !self.scrubber.closes_refused(token) {
@@ -490,7 +494,7 @@ impl Supervisor {
         self.hear_scrubber(ops);
     }
 
-    /// Does what waited for descriptors to be passed on, or for what was to be done with them.
+    /// Continues work that waited for descriptors to be passed on, or for a scrubber's order.
     fn hear_scrubber(&mut self, ops: &mut EventOps<'_>) {
         for (told, result) in self.scrubber.finished() {
             match told {
@@ -522,9 +526,10 @@ impl Supervisor {
         }
     }
 
-    /// Whether a stream of a tenant may be read, with as many descriptors as come. Either a process takes them at once, and
-    /// so took those of the last reader, or the tenant may hold them. If not, the stream waits until descriptors that are
-    /// here have been passed on.
+    /// Returns whether a stream of a tenant may be read, with all descriptors that may arrive.
+    /// Either a scrubber takes these at once, and has taken those of the last reader, or the tenant
+    /// may hold them. Otherwise the stream waits until the tenant's descriptors in this process
+    /// have been passed on.
     fn may_read(&mut self, tenant: Id, token: u32) -> bool {
         let is_free = self
             .reader
@@ -544,7 +549,7 @@ impl Supervisor {
     fn read_again(&mut self, ops: &mut EventOps<'_>, tenant: Id) {
         let mut tokens = self.waiting.remove(&tenant).unwrap_or_default();
         while let Some(token) = tokens.pop_first() {
-            // The loop does not watch it meanwhile, nor the others.
+            // The loop watches neither this stream nor the others meanwhile.
             if !self.may_read(tenant, token) {
                 return self.waiting.entry(tenant).or_default().append(&mut tokens);
             }
@@ -564,18 +569,19 @@ impl Supervisor {
         }
     }
 
-    /// Takes a tenant's stream out of the event loop, and has it closed with what waits in it.
+    /// Removes a tenant's stream from the event loop, and has a scrubber close it with the
+    /// descriptors queued in it.
     fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
         peer.forget(ops);
         peer.shut_down();
         let descriptors = peer.into_descriptors();
-        // Dropped here if it is all there is.
+        // Closed here if it brings no further descriptors.
         if !matches!(&descriptors[..], [socket] if listener::has_brought_nothing(socket)) {
             self.scrubber.close(tenant, descriptors);
         }
     }
 
-    /// Ends every session, in order; the loop ends when they have.
+    /// Ends every session, in order. The loop ends when all have ended.
     fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
         if self.stopping {
             return;
@@ -598,7 +604,7 @@ impl MutEventSubscriber for Supervisor {
             self.stopping = true;
         }
         if let Some(stream) = self.stream.take() {
-            // Of a socket of another kind, the process that gave it is the owner.
+            // For a socket of another kind, the tenant is attributed to root.
             let user = listener::user_of(&stream);
             self.add_tenant(ops, stream, user.unwrap_or(0), None);
         }
@@ -607,7 +613,7 @@ impl MutEventSubscriber for Supervisor {
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let token = events.data();
-        // What was closed earlier in this round may still be announced.
+        // A source removed earlier in this round may still have an event.
         let Some(source) = self.sources.get(&token).copied() else {
             return;
         };
@@ -669,7 +675,7 @@ impl Supervisor {
             ops.add(Events::with_data(&bell, token, EventSet::IN))?;
         }
         if let Some(listener) = self.listener.take() {
-            // Announced once, a tenant that cannot be accepted does not keep the loop busy.
+            // Edge-triggered, so that a tenant that cannot be accepted does not keep the loop busy.
             let token = self.token(Source::Listener);
             let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
             ops.add(Events::with_data(&listener, token, set))?;

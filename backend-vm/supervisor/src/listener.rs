@@ -1,4 +1,4 @@
-//! The socket that tenants connect to.
+//! Listening socket for tenants.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Why no tenant can connect.
+/// Reason why tenants cannot connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("cannot listen on {path}")]
@@ -26,7 +26,7 @@ pub enum ListenError {
     Taken(PathBuf),
 }
 
-/// A listening socket, its place in the file system, and the users that may connect.
+/// A listening socket, its path, and the users that may connect.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -34,7 +34,7 @@ pub struct Listener {
     users: Vec<u32>,
 }
 
-/// A bound socket in the file system. Another file may have taken its path since.
+/// A bound socket in the file system. Another file may have replaced it since.
 #[derive(Clone, Debug)]
 pub struct Place {
     path: PathBuf,
@@ -42,7 +42,7 @@ pub struct Place {
     inode: u64,
 }
 
-/// A connection, or the user who may not have one.
+/// A connection, and the user who made it. A stranger's user may not connect.
 #[derive(Debug)]
 pub enum Accepted {
     Tenant(OwnedFd, u32),
@@ -50,8 +50,8 @@ pub enum Accepted {
 }
 
 impl Listener {
-    /// Listens at `path`, in place of a socket that has no listener any more. Root, this process's user and `users` may
-    /// connect.
+    /// Listens at `path`, and replaces a socket that no process listens on any more. Root, this
+    /// process's user and `users` may connect.
     ///
     /// # Errors
     /// The path is taken by a file of another kind or by a socket in use, or the socket cannot be bound.
@@ -68,7 +68,7 @@ impl Listener {
                 }
                 match try_connect(path) {
                     Err(Errno::CONNREFUSED) => {}
-                    // As many wait for its listener as may.
+                    // The socket has a listener; its queue may be full.
                     Ok(_) | Err(Errno::AGAIN) => return Err(ListenError::Taken(path.to_owned())),
                     Err(error) => return Err(failed(error.into())),
                 }
@@ -78,7 +78,7 @@ impl Listener {
             bound => bound.map_err(failed)?,
         };
         let own = rustix::process::geteuid().as_raw();
-        // Who may attach is decided by the user of each connection.
+        // The supervisor checks the user of each connection.
         let mode = if users.is_empty() { 0o600 } else { 0o666 };
         let place = open_to(path, mode, own).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
@@ -89,7 +89,7 @@ impl Listener {
         })
     }
 
-    /// Whether more than one user may attach.
+    /// Returns whether more than one user may attach.
     pub fn has_many_users(&self) -> bool {
         self.users.iter().any(|user| *user != self.users[0])
     }
@@ -98,10 +98,10 @@ impl Listener {
         &self.place
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// As `accept`; `WouldBlock` when nobody waits.
+    /// Same as `accept`; `WouldBlock` if no connection is waiting.
     pub fn accept(&self) -> io::Result<Accepted> {
         let stream = OwnedFd::from(self.socket.accept()?.0);
         let user = user_of(&stream)?;
@@ -139,10 +139,10 @@ impl Place {
     }
 }
 
-/// Gives the socket that was bound at `path` its mode.
+/// Sets the mode of the socket that was bound at `path`.
 ///
-/// Another user who can write to the folder may have exchanged the file since. So it is opened once, without following
-/// links, and its mode changes only if it is a socket of this user.
+/// Another user who can write to the folder may have replaced the file since. So it is opened once,
+/// without following links, and its mode changes only if it is a socket of this user.
 fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let there = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -152,13 +152,13 @@ fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
             "another file took its place: name a path in a folder that only this user can write",
         ));
     }
-    // Modes cannot be changed by such a descriptor, but by its name in /proc.
+    // fchmod fails on an O_PATH descriptor, so its name in /proc is used.
     let name = format!("/proc/self/fd/{}", there.as_raw_fd());
     fs::set_permissions(name, Permissions::from_mode(mode))?;
     Ok(Place::of(path, &metadata))
 }
 
-/// Connects to a socket without waiting.
+/// Connects to a socket without blocking.
 fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -166,10 +166,10 @@ fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The user of the process that connected a stream, as of its `connect`.
+/// Returns the user of the process that connected a stream, at the time of its `connect`.
 ///
 /// # Errors
-/// As `getsockopt`.
+/// Same as `getsockopt`.
 pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
     let mut peer = libc::ucred {
         pid: 0,
@@ -193,8 +193,9 @@ pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
     Ok(peer.uid)
 }
 
-/// Whether a connection that was accepted and then shut down can be closed by the event loop: nothing is in it that would
-/// be closed with it, and nothing can come any more. The answer holds only if no other process has a copy of the socket.
+/// Returns whether the event loop itself can close a connection that was accepted and then shut
+/// down: no data, and so no descriptor, is queued in it, and none can arrive. Valid only if no
+/// other process has a copy of the socket.
 pub fn has_brought_nothing(stream: &OwnedFd) -> bool {
     rustix::io::ioctl_fionread(stream) == Ok(0)
 }
@@ -258,7 +259,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let socket = UnixListener::bind(&path).unwrap();
-        // A second call sets how many may wait.
+        // A second call sets the length of the queue.
         rustix::net::listen(&socket, 0).unwrap();
         let waiting: Vec<OwnedFd> = std::iter::from_fn(|| try_connect(&path).ok()).collect();
         assert!(!waiting.is_empty());

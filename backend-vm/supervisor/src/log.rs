@@ -1,4 +1,5 @@
-//! The log on standard error. A line that its reader leaves no room for is lost and counted: nobody waits for a reader.
+//! Log on standard error. A line for which the reader leaves no room is lost and counted, so that
+//! writing never blocks.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -7,35 +8,36 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SendFlags;
 
-/// Standard error, written without waiting. A shared reference writes; each call is one line.
+/// Standard error, written without blocking. A shared reference writes; each call is one line.
 #[derive(Debug)]
 pub struct Log {
     fd: OwnedFd,
     way: Way,
-    /// Lines that were lost since the last one that was written.
+    /// Lines lost since the last line that was written.
     lost: AtomicU64,
-    /// The last line was written in part.
+    /// Whether the last line was written in part.
     cut: AtomicBool,
 }
 
-/// How a line is written without waiting.
+/// Method of writing a line without blocking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// A description of this process's own does not wait.
+    /// The file description is this process's own, and has O_NONBLOCK.
     Own,
-    /// The flag of each call says so.
+    /// Each call has MSG_DONTWAIT.
     Socket,
-    /// The description is shared with other processes, whose calls wait: looks before each call.
+    /// The file description is shared with other processes that expect it to block, so each write
+    /// is preceded by poll(2).
     Shared,
-    /// Writing waits for no reader.
+    /// A regular file, for which writes do not wait for a reader.
     File,
 }
 
 impl Log {
-    /// Standard error as it is now.
+    /// Opens standard error as it is now.
     ///
     /// # Errors
-    /// It is not open, or no descriptor is left.
+    /// Standard error is not open, or no descriptor is free.
     pub fn open() -> io::Result<Self> {
         Self::on(io::stderr().as_fd().try_clone_to_owned()?)
     }
@@ -45,7 +47,8 @@ impl Log {
         let (fd, way) = match kind {
             FileType::RegularFile => (fd, Way::File),
             FileType::Socket => (fd, Way::Socket),
-            // A new description: O_NONBLOCK on the inherited one would change it for its other holders.
+            // Opens a new file description: O_NONBLOCK on the inherited one would affect its other
+            // holders.
             _ => match reopened(&fd) {
                 Ok(own) => (own, Way::Own),
                 Err(_) => (fd, Way::Shared),
@@ -59,7 +62,7 @@ impl Log {
         })
     }
 
-    /// Writes a line whole, or loses it. False if it is lost.
+    /// Writes a whole line or loses it. Returns false if the line is lost.
     fn put(&self, line: &[u8]) -> bool {
         let ended;
         let line = if self.cut.load(Ordering::Relaxed) {
@@ -75,7 +78,7 @@ impl Log {
                 rustix::net::send(&self.fd, line, flags)
             }
             Way::Shared if self.has_room() => {
-                // A pipe that has room at all takes so many bytes at once (pipe(7)).
+                // A pipe with any room takes this many bytes at once (pipe(7)).
                 rustix::io::write(&self.fd, &line[..line.len().min(libc::PIPE_BUF)])
             }
             Way::Shared => return false,
@@ -126,7 +129,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// A log on this descriptor, which `read` reads all that is there from.
+    /// Fills a log until it loses lines, and checks their count. `read` drains the descriptor.
     fn loses_and_counts(log: &Log, mut read: impl FnMut() -> String) {
         let mut writer = log;
         let mut written = 0;

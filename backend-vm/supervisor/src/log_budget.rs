@@ -1,37 +1,37 @@
-//! Bounds what a tenant causes to be logged, so that a guest that fails in a loop, or starts one process after the
-//! other, does not fill the disk. A tenant has a budget of lines of the supervisor's own, and one of bytes for the logs
-//! of its workers.
+//! Limits on the log lines that a tenant causes, so that a guest that fails in a loop, or starts
+//! one process after another, does not fill the disk. A tenant has one budget of lines of the
+//! supervisor, and one of bytes for the logs of its workers.
 
 use std::time::Instant;
 
-/// Lines of the supervisor's that may come at once; one more each second.
+/// Rate of the supervisor's lines.
 const LINES: Rate = Rate {
     burst: 64,
     refill: 1,
 };
-/// Bytes of workers' logs, the same.
+/// Rate of bytes of workers' logs.
 const BYTES: Rate = Rate {
     burst: 256 << 10,
     refill: 1 << 10,
 };
 
-/// What may come at once, and what is added each second up to that.
+/// Units available at once, and units added each second up to that.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     burst: u32,
     refill: u32,
 }
 
-/// Whether a line may be logged.
+/// Decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Log,
-    /// It may, and it is the last for a while: that is to be said too.
+    /// Logs the line, and a note that it is the last one for a while.
     Last,
     Drop,
 }
 
-/// What one tenant may still cause.
+/// Remaining budget of one tenant.
 #[derive(Debug)]
 pub struct LogBudget {
     rate: Rate,
@@ -40,12 +40,12 @@ pub struct LogBudget {
 }
 
 impl LogBudget {
-    /// The budget of lines.
+    /// Creates a budget of lines.
     pub fn of_lines(now: Instant) -> Self {
         Self::new(LINES, now)
     }
 
-    /// The budget of bytes of workers' logs.
+    /// Creates a budget of bytes of workers' logs.
     pub fn of_workers(now: Instant) -> Self {
         Self::new(BYTES, now)
     }
@@ -58,12 +58,12 @@ impl LogBudget {
         }
     }
 
-    /// Spends a line, if one is left.
+    /// Spends one line, if one is left.
     pub fn spend(&mut self, now: Instant) -> Verdict {
         self.spend_all(1, now)
     }
 
-    /// Spends so many bytes, or all that are left.
+    /// Spends `cost` units, or all that are left.
     pub fn spend_all(&mut self, cost: u32, now: Instant) -> Verdict {
         let passed = now.saturating_duration_since(self.refilled).as_secs();
         if passed > 0 {

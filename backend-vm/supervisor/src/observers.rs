@@ -1,4 +1,5 @@
-//! Guest processes that use NVML: they have no session, and ask for facts about their tenant's devices.
+//! Observers: guest processes that use NVML. They have no session, and query facts about their
+//! tenant's devices.
 //!
 //! A process that uses NVML need not use CUDA, so `libnvidia-ml.so.1` opens a control stream of its own and sends `Observe`
 //! instead of the hello. The supervisor answers, without a worker. `shared-ring/api/nvml.idl` declares every function and
@@ -27,44 +28,44 @@ use super::turns::TURN;
 use super::{Id, Supervisor};
 use wormhole_link::channel::ChannelError;
 
-/// Bytes of facts in one message.
+/// Largest number of bytes of facts in one message.
 const PART: usize = 4096;
-/// How long what the host's NVML said is told to whoever asks: a guest that asks all the time shall not keep it busy.
+/// Time for which an answer of the host's NVML is reused, so that guests cannot keep it busy.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// What a guest that observes waits for.
+/// State of a guest that observes.
 #[derive(Debug)]
 pub(super) struct Observer {
-    /// The device that it asked about and was not told of yet.
+    /// Device in the question that is not answered yet.
     asked: Option<u32>,
 }
 
-/// Those that wait.
+/// Guests with an unanswered question.
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     waiting: BTreeSet<Id>,
-    /// The one that was answered last.
+    /// Guest that was answered last.
     last: Id,
     heard: Option<Heard>,
 }
 
-/// What the host's NVML said last.
+/// Last answer of the host's NVML.
 #[derive(Clone, Debug)]
 struct Heard {
     at: Instant,
-    /// By device.
+    /// Samples, by device.
     samples: Vec<Sample>,
-    /// What the workers had counted by then, by their process and the device.
+    /// Bytes that workers had counted at that time, by process and device.
     counted: BTreeMap<(i32, usize), u64>,
 }
 
 impl Observers {
-    /// The host's NVML is asked anew: there is a process that it may not have heard of.
+    /// Discards the host's last answer, because there is a process that it may not include.
     pub(super) fn ask_anew(&mut self) {
         self.heard = None;
     }
 
-    /// Those whose turn it is, after the one that was answered last.
+    /// Takes the guests whose turn it is, in order after the one answered last.
     fn take(&mut self) -> Vec<Id> {
         let after = self.waiting.range(self.last.saturating_add(1)..);
         let turn: Vec<Id> = after
@@ -81,8 +82,9 @@ impl Observers {
 }
 
 impl Heard {
-    /// What a process holds on a device by now, if the host's NVML knows it: as much as was said, and what its worker has
-    /// counted since. The worker's count alone would be less, for it has no part in what the driver keeps for itself.
+    /// Returns the bytes that a process holds on a device now, if the host's NVML knows the
+    /// process: the reported bytes, plus the change in its worker's count since then. The worker's
+    /// count alone would be less, because it excludes the driver's own memory.
     fn bytes(&self, process: i32, device: usize, counts: u64) -> Option<u64> {
         let said = *self.samples.get(device)?.processes.get(&process)?;
         let then = self.counted.get(&(process, device)).copied();
@@ -93,15 +95,15 @@ impl Heard {
     }
 }
 
-/// The descriptions of a worker's devices, which an empty line sets apart.
+/// Splits the descriptions of a worker's devices at empty lines.
 pub(super) fn devices(text: &str) -> Vec<String> {
     let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty());
     blocks.map(str::to_owned).collect()
 }
 
 impl Supervisor {
-    /// A guest asks. It is answered at the end of the event loop's round, or when more is known, and may then ask
-    /// again.
+    /// Handles a guest's question. It is answered at the end of the event loop's round, or when
+    /// more is known, and the guest may then ask again.
     pub(super) fn observe(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -112,7 +114,8 @@ impl Supervisor {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
-        // A tenant counts as a neighbour of others from its window on, so that none is told more of them before.
+        // A tenant counts as a neighbour of others from its window on, so before that it may not
+        // see live values that reveal their work.
         let tenant = self.tenants.get(&guest.tenant);
         if tenant.is_none_or(|tenant| tenant.window.is_none()) {
             return Err(GuestError::NoWindow);
@@ -125,7 +128,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The host's NVML has answered.
+    /// Stores the answer of the host's NVML.
     pub(super) fn device_sampled(&mut self) {
         let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) else {
             return;
@@ -144,7 +147,7 @@ impl Supervisor {
         });
     }
 
-    /// Tells those who wait what has become known.
+    /// Answers waiting observers whose facts are known.
     pub(super) fn answer_observers(&mut self, ops: &mut EventOps<'_>) {
         if self.observers.waiting.is_empty() {
             return;
@@ -232,7 +235,7 @@ impl Supervisor {
         }
     }
 
-    /// What a tenant may know of a device; nothing of one that does not exist.
+    /// Returns the facts on a device that a tenant may see; none for a device that does not exist.
     fn facts(&self, tenant: Id, device: usize, heard: Option<&Heard>) -> String {
         let Some(description) = self.devices.get(device) else {
             return String::new();
@@ -247,7 +250,7 @@ impl Supervisor {
             .values()
             .filter(|session| session.tenant == tenant);
         for session in sessions {
-            // A worker that is gone holds nothing.
+            // A dead worker holds no memory.
             if session.worker.is_none() {
                 continue;
             }
@@ -265,7 +268,7 @@ impl Supervisor {
     }
 }
 
-/// As many whole lines as fit into one message, and the rest.
+/// Splits off as many whole lines as fit into one message.
 fn split(text: &str) -> (&str, &str) {
     if text.len() <= PART {
         return (text, "");
@@ -316,7 +319,7 @@ mod tests {
         assert_eq!(bytes(7, 100), Some(600));
         assert_eq!(bytes(7, 164), Some(664));
         assert_eq!(bytes(7, 0), Some(500));
-        // It had no session yet when the host's NVML was asked.
+        // The process had no session yet when the host's NVML was queried.
         assert_eq!(bytes(8, 64), Some(564));
         assert_eq!(bytes(8, u64::MAX), Some(u64::MAX));
         assert_eq!(bytes(9, 64), None);

@@ -1,8 +1,9 @@
-//! What the supervisor gives up before it hears a guest: all capabilities, and the system calls that it does not need.
+//! Privileges that the supervisor drops before it reads a guest's message: all capabilities, and
+//! the system calls that it does not need.
 //!
-//! A call outside the list ends the supervisor, with the call's name in the log: the list is wrong, or the process is
-//! not the supervisor's any more. Where the host's NVML is asked, such a call fails with EPERM: its libraries make others
-//! with each driver.
+//! A call outside the list ends the supervisor, with the call's name in the log: either the list is
+//! wrong, or an attacker controls the process. With the host's NVML, such a call fails with EPERM
+//! instead, because its libraries make different calls with each driver.
 
 use std::io;
 
@@ -10,7 +11,7 @@ use wormhole_privileges::{Calls, Denial, Filter, all_equal, equals, masked, repo
 
 pub use wormhole_privileges::drop_capabilities;
 
-/// Why there is no filter.
+/// Reason why the filter cannot be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
     #[error(transparent)]
@@ -19,7 +20,7 @@ pub enum FilterError {
     Handler(#[source] io::Error),
 }
 
-/// Calls with any arguments: memory, descriptors that are there, sockets that are connected, waiting.
+/// Calls permitted with any arguments: memory, open descriptors, connected sockets, waiting.
 const CALLS: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -57,7 +58,7 @@ const CALLS: &[i64] = &[
     libc::SYS_ppoll,
     libc::SYS_futex,
     libc::SYS_sched_yield,
-    // The allocator asks for the number of processors.
+    // The allocator queries the number of processors.
     libc::SYS_sched_getaffinity,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
@@ -65,7 +66,7 @@ const CALLS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    // What interrupts a read that waits, and tells it from one that had no processor.
+    // Calls that interrupt a sleeping read, and distinguish sleep from preemption.
     libc::SYS_setitimer,
     libc::SYS_getrusage,
     libc::SYS_rt_sigaction,
@@ -76,13 +77,13 @@ const CALLS: &[i64] = &[
     libc::SYS_restart_syscall,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    // The end of the spawner.
+    // Waiting for the spawner, and the end of the process.
     libc::SYS_wait4,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
 
-/// What loading and asking the host's NVML adds: its libraries, its device files, a thread.
+/// Calls added for loading and querying the host's NVML: its libraries, its device files, a thread.
 const NVML: &[i64] = &[
     libc::SYS_open,
     libc::SYS_openat,
@@ -124,17 +125,19 @@ const NVML: &[i64] = &[
     libc::SYS_set_tid_address,
 ];
 
-/// `AT_STATX_DONT_SYNC`, as statx(2) has it: the answer is what the kernel knows, without asking the file system.
+/// `AT_STATX_DONT_SYNC` of statx(2): the kernel answers from its cache without asking the file
+/// system.
 const DONT_SYNC: u64 = 0x4000;
 
-/// Calls that fail as on a system without them. The libraries make them for what they have another way to learn: the size
-/// of a file, the number of processors, the lines of a backtrace. `statx` is made that waits for no file system.
+/// Calls that fail as on a system without them. The libraries then use other calls for the size of
+/// a file, the number of processors or a backtrace. `statx` is permitted only with `DONT_SYNC`.
 const ABSENT: &[i64] = &[libc::SYS_open, libc::SYS_openat];
 
-/// Leaves all threads of this process the calls of the list, and those of the host's NVML if it is asked.
+/// Restricts all threads of this process to the calls of the list, and those of the host's NVML if
+/// it is queried.
 ///
 /// # Errors
-/// The kernel has no filters.
+/// The kernel does not support filters.
 pub fn filter(asks_nvml: bool) -> Result<(), FilterError> {
     report_denied_calls().map_err(FilterError::Handler)?;
     compiled(asks_nvml)?.install_on_all_threads()?;
@@ -161,13 +164,13 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
         .and(&[libc::SYS_statx])
         .without_where(libc::SYS_statx, vec![masked(2, DONT_SYNC, 0)?]);
     if !asks_nvml {
-        // No memory to execute, new or old.
+        // No mapping may be or become executable.
         let executes = libc::PROT_EXEC.unsigned_abs().into();
         for call in [libc::SYS_mmap, libc::SYS_mprotect] {
             calls = calls.and_where(call, vec![masked(2, executes, 0)?]);
         }
-        // Sockets and files of the standard library that are not to wait, what a socket's reader has left, and what its
-        // writer has brought.
+        // Non-blocking mode of the standard library's sockets and files; bytes unread by a socket's
+        // reader; bytes available from its writer.
         for request in [libc::FIONBIO, libc::TIOCOUTQ, libc::FIONREAD] {
             calls = calls.and_where(libc::SYS_ioctl, vec![equals(1, request)?]);
         }
@@ -175,7 +178,7 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
     let level = (1, libc::SOL_SOCKET.unsigned_abs().into());
     let option = (2, libc::SO_OOBINLINE.unsigned_abs().into());
     calls = calls.and_where(libc::SYS_setsockopt, vec![all_equal(&[level, option])?]);
-    // Which calls the libraries of NVML try differs by driver. They go on without most of them.
+    // The calls that NVML's libraries try vary by driver. The libraries work without most of them.
     calls.compile(if asks_nvml {
         Denial::Fails(libc::EPERM)
     } else {
@@ -196,12 +199,12 @@ mod tests {
         }
     }
 
-    /// What a process says and how it ends that makes a call under the filter.
+    /// Runs a call under the filter in a child. Returns the child's output and exit status.
     fn under_filter(make: impl FnOnce()) -> (String, i32) {
         use std::io::Read;
         let (mut said, end) = io::pipe().unwrap();
         let filter = compiled(false).unwrap();
-        // SAFETY: the child makes system calls on what is prepared, and ends.
+        // SAFETY: the child makes system calls on prepared data, and ends.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", io::Error::last_os_error());
         if pid == 0 {

@@ -1,4 +1,4 @@
-//! What the operator lets tenants have, beside what a launcher asks for its tenant.
+//! The operator's limits on tenants, beside the limits that a launcher sets for its tenant.
 
 use super::Supervisor;
 use super::sessions::Session;
@@ -7,13 +7,13 @@ use super::tenants::Tenant;
 /// The operator's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Tenants of one user.
+    /// Largest number of tenants of one user.
     pub tenants_per_user: usize,
-    /// Sessions of one tenant.
+    /// Largest number of sessions of one tenant.
     pub sessions: usize,
-    /// Sessions of all tenants of one user.
+    /// Largest number of sessions of all tenants of one user.
     pub sessions_per_user: usize,
-    /// Bytes of a window.
+    /// Largest size of a window in bytes.
     pub window: u64,
 }
 
@@ -29,7 +29,7 @@ impl Default for Quotas {
 }
 
 impl Supervisor {
-    /// Why a user may not attach once more.
+    /// Returns the reason why a user may not attach once more, if there is one.
     pub(super) fn too_many_tenants(&mut self, user: u32) -> Option<String> {
         // A disconnected tenant counts until its descriptors are closed.
         self.gone.retain(|tenant, _| self.scrubber.serves(*tenant));
@@ -42,7 +42,8 @@ impl Supervisor {
         })
     }
 
-    /// Why a tenant may not have one more session than the `live` ones that it has.
+    /// Returns the reason why a tenant may not have another session beside its `live` ones, if
+    /// there is one.
     pub(super) fn too_many_sessions(&self, tenant: &Tenant, live: usize) -> Option<String> {
         let own = match tenant.session_limit {
             0 => usize::MAX,

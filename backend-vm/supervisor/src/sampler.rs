@@ -1,4 +1,5 @@
-//! The thread that asks the host's NVML: that can take milliseconds, and the event loop waits for nobody.
+//! Thread that queries the host's NVML. A query can take milliseconds, and the event loop never
+//! blocks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,27 +12,27 @@ use wormhole_ring::control::facts;
 
 use crate::host_nvml::HostNvml;
 
-/// What the host's NVML says of one device.
+/// Values of one device from the host's NVML.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Facts that no tenant's work changes, a line each.
+    /// Facts that do not depend on any tenant's work, one line each.
     pub facts: String,
-    /// Facts of the moment, which tell of the work of whoever uses the device.
+    /// Live facts, which depend on the work of all users of the device.
     pub live: String,
-    /// Bytes that processes of the host hold, by their numbers.
+    /// Bytes held by processes of the host, by process number.
     pub processes: BTreeMap<i32, u64>,
 }
 
 impl Sample {
-    /// The facts for a tenant. Live facts, such as utilization, are among them only while it is alone: beside others they
-    /// would show the neighbours' work.
+    /// Returns the facts for a tenant. Live facts, such as utilization, are included only while it
+    /// has no neighbours, because they would reveal the neighbours' work.
     pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
         let live = (!has_neighbours).then_some(self.live.as_str());
         std::iter::once(self.facts.as_str()).chain(live)
     }
 }
 
-/// The event loop's handle on the thread. It is readable when there is a sample.
+/// Event loop's handle on the thread. Readable when a sample is ready.
 #[derive(Debug)]
 pub struct Sampler {
     orders: Sender<Vec<Option<String>>>,
@@ -41,10 +42,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts the thread, with the calling thread's signal mask. It ends with this value.
+    /// Starts the thread, with the calling thread's signal mask. The thread ends when this value is
+    /// dropped.
     ///
     /// # Errors
-    /// No descriptor or no thread can be had.
+    /// No descriptor or thread can be created.
     pub fn new() -> io::Result<Self> {
         let bell = EventFd::new(EFD_NONBLOCK)?;
         let theirs = bell.try_clone()?;
@@ -59,8 +61,8 @@ impl Sampler {
         })
     }
 
-    /// Has the devices with these descriptions asked, unless they are being asked already. False if nobody is left to
-    /// ask them.
+    /// Orders a query of the devices with these descriptions, unless one is running. Returns false
+    /// if the thread has ended.
     pub fn order(&mut self, devices: &[String]) -> bool {
         if self.is_ordered {
             return true;
@@ -74,9 +76,9 @@ impl Sampler {
         self.is_ordered
     }
 
-    /// What was found, by device; once.
+    /// Returns new samples, by device, once.
     pub fn finished(&mut self) -> Option<Vec<Sample>> {
-        // Empty when nothing was.
+        // The read fails if there is no sample.
         let _ = self.bell.read();
         let samples = self.samples.try_iter().last();
         self.is_ordered &= samples.is_none();

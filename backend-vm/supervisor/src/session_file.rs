@@ -1,13 +1,14 @@
-//! The memory behind a session's part of its window.
+//! Files with the memory of sessions.
 //!
-//! Each session has an anonymous file of its own, as large as the window, in which a segment lies where it
-//! lies in the window. The session's worker holds no other file, so that it reaches no other session,
-//! whatever becomes of it. A guest on this system maps the same file; the launcher of a guest VM lets the
-//! guest see the granted runs of it.
+//! Each session has an anonymous file of its own, as large as the window, in which a segment has
+//! the same offset as in the window. The session's worker has no other session's file, so a
+//! compromised worker reaches no other session. A guest on this system maps the same file; the
+//! launcher of a guest VM maps the granted runs of it for the guest.
 //!
-//! The event loop writes to a file before it is anybody else's, and maps none: whoever has the file can punch holes into
-//! it, and a page fault waits until that is done. A `pread` does not (`shmem_file_read_iter` in mm/shmem.c of Linux). A
-//! [scrubber](super::scrubber) writes the status word.
+//! The event loop writes to a file before any other process has it, and maps none: a process with
+//! the file can punch holes into it, and a page fault waits until that is done. A `pread` does not
+//! (`shmem_file_read_iter` in mm/shmem.c of Linux). A [scrubber](super::scrubber) writes the status
+//! word.
 
 use std::fmt;
 use std::fs::File;
@@ -27,20 +28,21 @@ use wormhole_link::memory::{self, Mapping};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
-/// No file for the session's memory can be made.
+/// The file for a session's memory cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("no file for the session's memory can be made")]
 pub struct SessionFileError(#[source] io::Error);
 
-/// One session's file. Its size is fixed; it holds what was written to it and nothing else.
+/// One session's file. Its size is fixed; memory is allocated only where it was written.
 #[derive(Debug)]
 pub struct SessionFile(File);
 
 impl SessionFile {
-    /// The file for a session in a window of this size. The session's own segment says its generation.
+    /// Creates the file of a session in a window of this size, and writes the session's generation
+    /// to its own segment.
     ///
     /// # Errors
-    /// No descriptor or no memory is left.
+    /// No descriptor or memory is free.
     pub fn new(window_bytes: u64, segment: u32, generation: u32) -> Result<Self, SessionFileError> {
         let make = || {
             let file = File::from(memory::anonymous_file(c"wormhole-session")?);
@@ -53,24 +55,24 @@ impl SessionFile {
         make().map(Self).map_err(SessionFileError)
     }
 
-    /// Another descriptor, to send away or to keep the memory for.
+    /// Duplicates the descriptor, to send it or to keep the memory allocated.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No descriptor is free.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.as_fd().try_clone_to_owned()
     }
 
-    /// How the header page of the session's segment is at the moment.
+    /// Copies the header page of the session's segment.
     ///
     /// # Errors
-    /// As `pread`.
+    /// Same as `pread`.
     pub fn header(&self, segment: u32) -> io::Result<SessionHeader> {
         let mut page = [0; session::SLOT_BASE];
         self.0
             .read_exact_at(&mut page, u64::from(segment) * SEGMENT)?;
         let copy = OwnedMemory::segments(1);
-        // SAFETY: the copy is kept beside what is made of it and dropped after it.
+        // SAFETY: the copy is stored beside the objects made of it and dropped after them.
         let (window, memory) = unsafe { (copy.window(), copy.session(0)) };
         let written = window.and_then(|window| window.write(0, &page));
         let memory = written.and(memory).map_err(io::Error::other)?;
@@ -87,10 +89,10 @@ impl From<SessionFile> for OwnedFd {
     }
 }
 
-/// Gives the memory of some of a session's segments back; they read as zero afterwards.
+/// Frees the memory of a run of a session's segments; it reads as zero afterwards.
 ///
 /// # Errors
-/// As `fallocate`.
+/// Same as `fallocate`.
 pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
     file::punch_hole(
         file,
@@ -99,10 +101,10 @@ pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
     )
 }
 
-/// Says in a session's status word why it has ended, unless that says so already.
+/// Writes the cause of a session's end to its status word, unless the word is set already.
 ///
 /// # Errors
-/// As `mmap`.
+/// Same as `mmap`.
 pub fn set_status(file: &OwnedFd, segment: u32, result: u32, cause: EndCause) -> io::Result<()> {
     let mapping = Mapping::new(file, u64::from(segment) * SEGMENT, SEGMENT_BYTES)?;
     // SAFETY: mapped until the end of this function.
@@ -111,7 +113,8 @@ pub fn set_status(file: &OwnedFd, segment: u32, result: u32, cause: EndCause) ->
     Ok(())
 }
 
-/// A copy of a session's header page: its status word, hints, the ring's cursors and the notes of waiting guest threads.
+/// Copy of a session's header page: status word, hints, the ring's cursors and the notes of waiting
+/// guest threads.
 #[derive(Debug)]
 pub struct SessionHeader {
     // Dropped in this order.
@@ -120,18 +123,18 @@ pub struct SessionHeader {
 }
 
 impl SessionHeader {
-    /// What its status word says.
+    /// Returns the status word's content, if it is set.
     pub fn status(&self) -> Option<Cause> {
         Status::new(self.memory.clone()).load()
     }
 
-    /// Calls that the guest says it answered by itself.
+    /// Returns the number of calls that the guest reports to have answered by itself.
     pub fn local_calls(&self) -> u64 {
         Status::new(self.memory.clone()).local_calls()
     }
 }
 
-/// How its ring stands, and the sleeping threads of the guest by the guest's own notes.
+/// Formats the ring's cursors, and the guest's own notes of its sleeping threads.
 impl fmt::Display for SessionHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waits = Waits::new(self.memory.clone());

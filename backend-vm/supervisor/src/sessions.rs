@@ -1,10 +1,11 @@
 //! Sessions, from the hello to the scrubbed segments.
 //!
-//! `begin` reserves a number and segments, and a worker. When the worker has mapped them the guest is
-//! granted the session. It ends when the guest's stream ends, when the worker dies, or when either breaks
-//! the protocol; then the worker is killed and reaped, and once the guest is gone too, the segments are
-//! scrubbed and free, and the launcher gets the report. As long as the guest lives its segments stay
-//! quarantined: it may still map them, and it reads there why its session ended.
+//! `begin` reserves a number, segments and a worker. Once the worker has mapped the segments, the
+//! guest is granted the session. It ends when the guest's stream ends, when the worker dies, or
+//! when either breaks the protocol; then the worker is killed and reaped, and once the guest is
+//! gone too, the segments are scrubbed and freed, and the launcher gets the report. While the guest
+//! lives its segments stay quarantined: it may still map them, and it reads in its status word why
+//! the session ended.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,26 +35,26 @@ use wormhole_link::counters::CountersFile;
 use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::report::SessionReport;
 
-/// One session.
+/// A session.
 #[derive(Debug)]
 pub(super) struct Session {
     pub id: SessionId,
     pub tenant: Id,
-    /// The guest is a process of this system and maps the session's file itself; the window of a guest VM
-    /// shows it what its launcher maps there.
+    /// Whether the guest is a process of this system, which maps the session's file itself. The
+    /// launcher of a guest VM maps it into the window instead.
     pub local: bool,
-    /// None once its stream has ended.
+    /// None once the guest's stream has ended.
     pub guest: Option<Id>,
-    /// None once it has been reaped.
+    /// None once the worker has been reaped.
     pub worker: Option<Id>,
     pub worker_pid: i32,
     pub hash: u64,
-    /// Features of the hello that the supervisor has too.
+    /// Features of the hello that the supervisor supports too.
     features: u64,
-    /// Which process of its guest it is, if that has said so.
+    /// Number of the process in its guest, if the guest has reported it.
     pub process: Option<u32>,
     pub environment: Vec<(OsString, OsString)>,
-    /// The memory behind its segments.
+    /// File of its memory.
     pub file: SessionFile,
     pub segment: Run,
     arena: Option<Run>,
@@ -61,44 +62,44 @@ pub(super) struct Session {
     pub extents: BTreeMap<u32, Extent>,
     phase: Phase,
     pub counters: CountersFile,
-    /// The guest's end of the socket for descriptors, until it is granted the session.
+    /// Guest's end of the socket for descriptors, until the session is granted.
     files: Option<UnixDatagram>,
-    /// Why it ended.
+    /// Cause of its end.
     end: String,
-    /// Its status word is being written.
+    /// Work that waits while its status word is being written.
     ending: Option<Ending>,
 }
 
-/// What waits until a session's guest can read why the session has ended.
+/// Work that waits until a session's guest can read the cause of the session's end.
 #[derive(Debug, Default)]
 pub(super) struct Ending {
-    /// Its control stream is closed then.
+    /// Control stream, closed then.
     pub stream: Option<OwnedFd>,
-    /// Its requests for arena are denied then.
+    /// Requests for arena, denied then.
     pub requests: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The worker is starting or mapping.
+    /// The worker is starting or mapping the segments.
     Preparing,
-    /// The launcher lets the guest see the segments.
+    /// The launcher is mapping the segments for the guest.
     Showing,
     Granted,
     Dying,
 }
 
 impl Session {
-    /// The descriptors that its worker is assigned it with.
+    /// Returns the descriptors to send with the worker's assignment.
     pub fn descriptors(&mut self, neighbours: &NeighboursFile) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
         let word = neighbours.descriptor()?;
         let mut descriptors = vec![self.file.descriptor()?, page.into(), word];
         if self.features & FEATURE_FILES != 0 {
             let (guest, worker) = UnixDatagram::pair()?;
-            // A worker that is told of a descriptor does not wait for it.
+            // The worker must not block on a descriptor that the guest has announced and not sent.
             worker.set_nonblocking(true)?;
-            // One that is taken over hands the guest no descriptors of its own, such as its GPU's.
+            // A compromised worker must not send the guest its own descriptors, such as its GPU's.
             worker.shutdown(Shutdown::Write)?;
             self.files = Some(guest);
             descriptors.push(worker.into());
@@ -106,7 +107,8 @@ impl Session {
         Ok(descriptors)
     }
 
-    /// Why it ended, with what its status word said before.
+    /// Returns the cause of the session's end, with the error that its status word contained
+    /// before.
     fn end_with_status(&self, status: Option<Cause>) -> String {
         let said = status.and_then(|said| {
             let cause = EndCause::from_code(said.cause)?;
@@ -151,21 +153,21 @@ impl Supervisor {
             .is_some_and(|session| session.phase == Phase::Granted)
     }
 
-    /// Whether a session is over while its guest is still there.
+    /// Returns whether a session is over while its guest is still connected.
     pub(super) fn is_dying(&self, session: Id) -> bool {
         self.sessions
             .get(&session)
             .is_some_and(|session| session.phase == Phase::Dying)
     }
 
-    /// Whether the session's worker has not mapped it yet.
+    /// Returns whether the session's worker has not mapped it yet.
     pub(super) fn is_preparing(&self, session: Id) -> bool {
         self.sessions
             .get(&session)
             .is_some_and(|session| session.phase == Phase::Preparing)
     }
 
-    /// Makes a session for a guest that said hello, and finds it a worker.
+    /// Creates a session for a guest that sent its hello, and finds a worker for it.
     pub(super) fn begin_session(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -261,14 +263,14 @@ impl Supervisor {
             .map_err(|reason| (Refusal::NoDevice, reason))
     }
 
-    /// Notes which process of its guest a session belongs to, as that says.
+    /// Records the process number that a guest has reported for its session.
     pub(super) fn name_process(&mut self, session: Id, pid: u32) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.process = Some(pid);
         }
     }
 
-    /// Ties a session to its worker.
+    /// Assigns a worker to a session.
     pub(super) fn bind_worker(&mut self, session: Id, worker: Id, pid: i32) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.worker = Some(worker);
@@ -280,7 +282,7 @@ impl Supervisor {
         }
     }
 
-    /// What the worker and the guest are told of a session.
+    /// Returns a session's grant for the worker and the guest.
     pub(super) fn grant_of(&self, session: Id) -> Option<Grant> {
         let session = self.sessions.get(&session)?;
         let window = self.tenants.get(&session.tenant)?.window.as_ref()?;
@@ -302,7 +304,8 @@ impl Supervisor {
         })
     }
 
-    /// The worker has mapped the session: the guest is to see it.
+    /// Handles the worker's message that it has mapped the session: grants it, or has the launcher
+    /// map the segments.
     pub(super) fn session_assigned(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -313,7 +316,7 @@ impl Supervisor {
         };
         match session.phase {
             Phase::Preparing => session.phase = Phase::Showing,
-            // The guest has left meanwhile, and the worker has not been killed yet.
+            // The guest has left meanwhile, and the worker is not dead yet.
             Phase::Dying => return Ok(()),
             Phase::Showing | Phase::Granted => {
                 return Err("it sent Assigned for a session that it has".to_owned());
@@ -330,7 +333,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Has the launcher let the guest see a run.
+    /// Orders the launcher to map a run for the guest.
     pub(super) fn show_run(&mut self, ops: &mut EventOps<'_>, key: Id, run: Run) {
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -349,7 +352,8 @@ impl Supervisor {
         }
     }
 
-    /// The guest sees a run: it is granted the session, or the arena.
+    /// Handles the launcher's message that a run is mapped for the guest: grants the session or the
+    /// arena.
     pub(super) fn run_shown(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -376,7 +380,7 @@ impl Supervisor {
         }
     }
 
-    /// The worker has mapped the session and the guest sees it: the guest gets it.
+    /// Grants the session to the guest. The worker has mapped it, and so has the guest's launcher.
     fn grant_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
         let grant = self.grant_of(key);
         let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
@@ -403,7 +407,7 @@ impl Supervisor {
         }
     }
 
-    /// The session's worker cannot be had: the guest is refused.
+    /// Refuses a session's guest, because there is no worker for it.
     pub(super) fn session_unserved(&mut self, ops: &mut EventOps<'_>, key: Id, reason: &str) {
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -425,7 +429,7 @@ impl Supervisor {
         let Some(worker) = self.worker_of(session) else {
             return Ok(());
         };
-        // With something unread before it, the worker will look anyway.
+        // If a message is queued before it, the worker will wake up anyway.
         if worker.peer.is_waiting() {
             return Ok(());
         }
@@ -446,13 +450,14 @@ impl Supervisor {
                 .peer
                 .send(ops, message, Vec::new())
                 .map_err(|_| GuestError::Worker),
-            // It has died; the guest reads so in its status word.
+            // The worker has died; the guest reads that in its status word.
             None => Ok(()),
         }
     }
 
-    /// Ends a session: its status word says why, if a guest may read it, and its worker is killed. The rest follows when
-    /// the word is written, the worker is reaped and the guest is gone.
+    /// Ends a session: writes the cause to its status word, if a guest may read it, and kills its
+    /// worker. The rest follows once the word is written, the worker is reaped and the guest is
+    /// gone.
     pub(super) fn end_session(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -479,7 +484,7 @@ impl Supervisor {
         self.finish_session(ops, key);
     }
 
-    /// Has a process write a session's status word.
+    /// Has a scrubber write a session's status word.
     fn write_status(&mut self, ops: &mut EventOps<'_>, key: Id, status: (u32, EndCause)) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
@@ -487,7 +492,8 @@ impl Supervisor {
         session.ending = Some(Ending::default());
         let (tenant, segment) = (session.tenant, session.segment.first);
         match session.file.descriptor() {
-            // Nobody is served any more, and no process is left for it: so nobody waits when this one does.
+            // The spawner is gone, so there is no scrubber to do it, and no other session that a
+            // blocking write would delay.
             Ok(file) if self.lost.is_some() => {
                 let (result, cause) = status;
                 let written = session_file::set_status(&file, segment, result, cause);
@@ -500,7 +506,7 @@ impl Supervisor {
         }
     }
 
-    /// A session's guest can read why the session has ended, or will learn it from the end of its stream.
+    /// Continues the end of a session whose status word was written or cannot be.
     pub(super) fn status_written(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -526,12 +532,13 @@ impl Supervisor {
         self.finish_session(ops, key);
     }
 
-    /// What waits until a session's guest can read why the session has ended, if it cannot yet.
+    /// Returns the work that waits until a session's status word is written, while it is being
+    /// written.
     pub(super) fn ending(&mut self, key: Id) -> Option<&mut Ending> {
         self.sessions.get_mut(&key)?.ending.as_mut()
     }
 
-    /// The worker of a session has been reaped. It left these descriptors.
+    /// Handles the end of a session's worker, which has been reaped and left these descriptors.
     pub(super) fn session_lost_worker(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -551,7 +558,7 @@ impl Supervisor {
             let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
             self.end_session(ops, key, why, Some(lost));
         }
-        // After that: its guest waits for none of these to be closed.
+        // Ordered last, so that the guest does not wait until these are closed.
         self.scrubber.close(tenant, left);
         self.end_shares(key, tenant);
         if matches!(phase, Phase::Preparing | Phase::Showing) {
@@ -561,8 +568,8 @@ impl Supervisor {
         self.punch_beside_runs(key);
     }
 
-    /// Gives back what a dead worker wrote to its session's file outside the session's runs. What the guest may still
-    /// read in these stays until it is gone.
+    /// Frees the memory that a dead worker allocated in its session's file outside of the session's
+    /// runs. The runs themselves stay until the guest is gone.
     fn punch_beside_runs(&mut self, key: Id) {
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -589,7 +596,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the launcher take a run from the guest's sight; after that it can be granted again.
+    /// Orders the launcher to unmap a run; after that the run can be granted again.
     fn free_run(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, run: Run) {
         self.hide_run(ops, session.tenant, session.local, key, run);
         if let Some(window) = window_of(&mut self.tenants, session.tenant)
@@ -599,9 +606,9 @@ impl Supervisor {
         }
     }
 
-    /// Has the launcher of a guest VM take a run from the guest's sight. What it is told later about the same
-    /// segments it does later; one that cannot be told is cut off, lest the guest go on seeing what is not its
-    /// own any more.
+    /// Orders the launcher of a guest VM to unmap a run from the guest. Orders about the same
+    /// segments are executed in the order sent. A launcher to which the order cannot be sent is cut
+    /// off, so that the guest does not keep access to another session's segments.
     pub(super) fn hide_run(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -620,7 +627,7 @@ impl Supervisor {
         }
     }
 
-    /// Frees a session's segments once nobody is left who could touch them.
+    /// Frees a session's segments once no process can access them.
     fn finish_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
         let over = self.sessions.get(&key).is_some_and(|session| {
             session.phase == Phase::Dying
@@ -647,7 +654,8 @@ impl Supervisor {
             header.map_or(0, SessionHeader::local_calls),
             session.end_with_status(header.and_then(SessionHeader::status)),
         );
-        // A window that is let go of is granted to nobody again; its guests may still read there why.
+        // The segments of a launcher that has left are not granted again; its guests may still read
+        // their status words there.
         let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();
         let runs = self
             .tenants
@@ -669,7 +677,7 @@ impl Supervisor {
         );
         self.send_report(ops, session.tenant, &report);
         let (tenant, file) = (session.tenant, session.file.into());
-        // What is left in the session's file is nobody's any more, and no other session sees it.
+        // No other process uses the session's file any more.
         if runs.is_empty() {
             self.scrubber.close(tenant, [file]);
         } else {
@@ -681,7 +689,7 @@ impl Supervisor {
     }
 }
 
-/// What is not in any of these runs, which are in order, of so many segments.
+/// Returns the segments below `segments` that are in none of these ordered runs.
 fn gaps(runs: &[Run], segments: u32) -> Vec<Run> {
     let mut gaps = Vec::new();
     let mut first = 0;
@@ -699,7 +707,7 @@ fn gaps(runs: &[Run], segments: u32) -> Vec<Run> {
     gaps
 }
 
-/// The features that a guest may have.
+/// Returns the features that the supervisor offers a guest.
 fn features_of(local: bool) -> u64 {
     if local {
         FEATURE_PROCESS | FEATURE_FILES
@@ -716,7 +724,7 @@ fn window_run(session: Id, run: Run) -> WindowRun {
     }
 }
 
-/// Takes the first free session number.
+/// Activates the first free session number.
 fn activate(numbers: &mut Vec<SessionState>) -> SessionId {
     let free = numbers
         .iter()
@@ -732,7 +740,7 @@ fn activate(numbers: &mut Vec<SessionState>) -> SessionId {
     }
 }
 
-/// Gives a number back that no session came to use.
+/// Releases a number that no session has used.
 fn release(numbers: &[SessionState], id: SessionId) {
     let steps = [
         SessionState::end,
@@ -760,8 +768,9 @@ fn advance(
     }
 }
 
-/// The session's own segment, and its first one of arena. While half of the window is taken a session starts without:
-/// it asks when it needs some, and so many can start.
+/// Grants a session's own segment and its first segment of arena. When half of the window is
+/// granted, a session starts without arena and requests it when needed, so that more sessions can
+/// start.
 fn grant_first(
     window: &mut Window,
     id: SessionId,

@@ -5,8 +5,8 @@
 //! guest brings the token gets the description, if both sessions belong to one tenant and the worker that shares still
 //! lives. The supervisor forgets the token when the object or its worker ends.
 //!
-//! - A descriptor that a program exports is a socket in which the token waits to be read. Its other end shows when the last
-//!   copy is closed.
+//! - A descriptor that a program exports is a socket from which the importing process reads the token. The socket's peer
+//!   detects when the last copy is closed.
 //! - The words of an event lie in a file of its own, in which the supervisor notes the death of a party, so that nothing
 //!   waits for it. On a GPU, streams write and await these words by memory operations: the driver's own events between
 //!   processes need files and a user that workers have in common.
@@ -30,19 +30,19 @@ use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 use super::descriptors::UNDERWAY;
 use super::{Id, Supervisor};
 
-/// Things that one session may share at the same time.
+/// Largest number of objects that one session may share at the same time.
 const SESSION_LIMIT: usize = 1 << 14;
-/// Things that one tenant may.
+/// Largest number of objects that one tenant may share.
 const TENANT_LIMIT: usize = 1 << 15;
-/// Things that all of them may.
+/// Largest number of objects that all tenants may share.
 const LIMIT: usize = 1 << 18;
-/// `CUresult`s: what a guest is told of a token.
+/// Results of a guest's calls with a token, as `CUresult`s.
 const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
 
 type Token = [u64; 2];
 
-/// Something that a session shares.
+/// An object that a session shares.
 #[derive(Debug)]
 struct Entry {
     tenant: Id,
@@ -50,9 +50,10 @@ struct Entry {
     what: u32,
     description: [u64; 8],
     descriptor: Option<OwnedFd>,
-    /// An event's words are in the descriptor's file.
+    /// Whether the descriptor's file contains the words of an event.
     words: bool,
-    /// Those that use an event, each at its number but for the session that shares it, which is the first party.
+    /// Other sessions that use an event. The index plus one is the party's number; the session that
+    /// shares the event is party 0.
     parties: Vec<Party>,
 }
 
@@ -60,11 +61,11 @@ struct Entry {
 enum Party {
     Free,
     Used(Id),
-    /// Its session has ended; the events that it recorded are not marked complete yet.
+    /// The session has ended, but its records of the event are not marked complete yet.
     Ended,
 }
 
-/// What a session is given for a token.
+/// Answer to a session's token.
 #[derive(Debug)]
 struct Given {
     description: [u64; 8],
@@ -73,7 +74,7 @@ struct Given {
 }
 
 impl Entry {
-    /// A session uses what is shared: which of an event's parties it is.
+    /// Returns the event's party number of a session, which is assigned at first use.
     fn party(&mut self, session: Id) -> Option<u32> {
         if !self.words {
             return Some(0);
@@ -92,46 +93,46 @@ impl Entry {
     }
 }
 
-/// What is left of a session that shared or used something.
+/// Descriptors left by a session that shared or used objects.
 #[derive(Debug)]
 enum Left {
     /// A descriptor to close.
     File(OwnedFd),
-    /// Words in which the records of some parties, a bit each, are to be completed.
+    /// Words of an event in which the records of some parties, a bit each, must be completed.
     Words(OwnedFd, Token, u32),
 }
 
-/// How much a tenant shares.
+/// Number of a tenant's shared objects, and of their descriptors.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     entries: usize,
     descriptors: usize,
 }
 
-/// Everything that is shared, by token.
+/// All shared objects, by token.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     entries: BTreeMap<Token, Entry>,
-    /// What each session shares.
+    /// Tokens of the objects that each session shares.
     of_session: BTreeMap<Id, BTreeSet<Token>>,
-    /// The events that each session uses.
+    /// Tokens of the events that each session uses.
     of_party: BTreeMap<Id, BTreeSet<Token>>,
     of_tenant: BTreeMap<Id, Count>,
     descriptors: usize,
 }
 
 impl Shares {
-    /// Descriptors that are held for a tenant.
+    /// Returns the number of descriptors held for a tenant.
     pub fn held_for(&self, tenant: Id) -> usize {
         self.count(tenant).descriptors
     }
 
-    /// Descriptors that are held for all of them.
+    /// Returns the number of descriptors held for all tenants.
     pub fn held(&self) -> usize {
         self.descriptors
     }
 
-    /// Sessions that share something or use an event.
+    /// Returns the sessions that share an object or use an event.
     #[cfg(any(test, fuzzing))]
     pub fn sessions(&self) -> impl Iterator<Item = Id> {
         let sharing = self.entries.values().map(|entry| entry.session);
@@ -143,7 +144,8 @@ impl Shares {
         self.of_tenant.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Whether a session may share one thing more. A tenant may have as many as it leaves to the others.
+    /// Returns whether a session may share another object. A tenant may share at most as many as it
+    /// leaves to the others.
     fn has_room(&self, tenant: Id, session: Id) -> bool {
         let of_session = self.of_session.get(&session).map_or(0, BTreeSet::len);
         let of_tenant = self.count(tenant).entries;
@@ -151,7 +153,7 @@ impl Shares {
         of_session < SESSION_LIMIT && of_tenant < TENANT_LIMIT.min(left)
     }
 
-    /// What is not taken stays with who brings it.
+    /// Adds a shared object. Takes the descriptor only on success.
     fn add(
         &mut self,
         tenant: Id,
@@ -187,7 +189,7 @@ impl Shares {
         Ok(token)
     }
 
-    /// What a session of a tenant is given for a token.
+    /// Returns the description of a shared object to a session of its tenant, by token.
     fn find(&mut self, tenant: Id, session: Id, fetch: &Fetch) -> Result<Given, u32> {
         let entry = self
             .entries
@@ -207,7 +209,7 @@ impl Shares {
         Ok(given)
     }
 
-    /// A session no longer shares something: its descriptor.
+    /// Removes a shared object of a session, and returns its descriptor.
     fn remove(&mut self, session: Id, token: Token) -> Option<OwnedFd> {
         let own = |entry: &Entry| entry.session == session;
         if !self.entries.get(&token).is_some_and(own) {
@@ -237,8 +239,9 @@ impl Shares {
         Some(entry)
     }
 
-    /// Ends the shares of a session whose worker has ended. Its tokens name nothing any more, and the events that it
-    /// recorded are to be completed, so that others stop waiting for them.
+    /// Removes the shared objects of a session whose worker has ended. Returns the descriptors to
+    /// close, and the events whose records must be completed, so that other sessions stop waiting
+    /// for them.
     fn end(&mut self, session: Id) -> Vec<Left> {
         let mut left = Vec::new();
         for token in self.of_session.remove(&session).unwrap_or_default() {
@@ -272,7 +275,7 @@ impl Shares {
         left
     }
 
-    /// What parties have recorded is complete: who comes next may have their numbers.
+    /// Frees party numbers whose records are complete.
     pub fn buried(&mut self, token: Token, parties: u32) {
         if let Some(entry) = self.entries.get_mut(&token) {
             for (place, party) in (0..).zip(&mut entry.parties) {
@@ -293,15 +296,16 @@ fn forget(index: &mut BTreeMap<Id, BTreeSet<Token>>, session: Id, token: Token) 
     }
 }
 
-/// Whether a file is an anonymous one that can be mapped, and stays as large as an event's words are.
+/// Returns whether a file is anonymous memory that can be mapped writable, with the fixed size of
+/// an event's words.
 fn holds_words(file: &OwnedFd) -> bool {
     let read_only = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
     let writable = memory::seals(file).is_ok_and(|seals| seals & read_only == 0);
     writable && file::fixed_size(file) == Some(WORDS_FILE as u64)
 }
 
-/// Whether a descriptor is one of the driver's device files, as its exports are. The file system is not asked: the answer
-/// is what the kernel knows already.
+/// Returns whether a descriptor is one of the driver's device files, as its exports are. Uses only
+/// what the kernel knows, without asking the file system.
 fn is_export(file: &OwnedFd) -> bool {
     use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
     /// `/dev/nvidiactl`, with the driver's registered major number (Linux, Documentation/admin-guide/devices.txt). The
@@ -315,7 +319,7 @@ fn is_export(file: &OwnedFd) -> bool {
     })
 }
 
-/// Sixteen bytes that nobody knows.
+/// Returns sixteen random bytes.
 fn random() -> Option<[u64; 2]> {
     let mut token = [0_u64; 2];
     let bytes = size_of_val(&token);
@@ -325,7 +329,7 @@ fn random() -> Option<[u64; 2]> {
 }
 
 impl Supervisor {
-    /// A worker shares something.
+    /// Handles a worker's request to share an object.
     pub(super) fn share(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -345,7 +349,7 @@ impl Supervisor {
         self.answer_share(ops, key, share.id, answer);
     }
 
-    /// A worker shares something whose descriptor the supervisor had no room for.
+    /// Refuses a worker's request whose descriptor was lost, because the supervisor had none free.
     pub(super) fn refuse_share(&mut self, ops: &mut EventOps<'_>, key: Id, request: u32) {
         self.answer_share(ops, key, request, Err(OUT_OF_MEMORY));
     }
@@ -365,13 +369,14 @@ impl Supervisor {
         self.answer_worker(ops, key, &shared, Vec::new());
     }
 
-    /// Whether a descriptor is what workers share: memory whose size is fixed, or an export of the driver's. Of other files
-    /// nothing but their seals is asked, for they may take as long as they like to answer.
+    /// Returns whether a descriptor is one that workers share: memory of fixed size, or an export
+    /// of the driver. Of other files only the seals are queried, because other queries may block
+    /// for as long as the file's owner likes.
     fn may_share(&self, file: &OwnedFd) -> bool {
         file::fixed_size(file).is_some() || (self.sampler.is_some() && is_export(file))
     }
 
-    /// A worker's guest has a token.
+    /// Handles a worker's request for the object with its guest's token.
     pub(super) fn fetch(&mut self, ops: &mut EventOps<'_>, key: Id, fetch: &Fetch) {
         let Some(tenant) = self.sessions.get(&key).map(|session| session.tenant) else {
             return;
@@ -384,7 +389,7 @@ impl Supervisor {
         let underway = self
             .worker_of(key)
             .map_or(0, |worker| worker.peer.underway());
-        // One that reads its answers has few of them.
+        // A worker that reads its answers has few of them underway.
         let found = if underway >= UNDERWAY {
             Err(OUT_OF_MEMORY)
         } else {
@@ -402,8 +407,8 @@ impl Supervisor {
         self.answer_worker(ops, key, &Message::Fetched(fetched), descriptors);
     }
 
-    /// A worker shares something no longer. It is told when what was held is closed, and so knows that the memory is
-    /// free.
+    /// Handles a worker's request to withdraw an object. The answer follows once the descriptor is
+    /// closed, so that the worker knows that the memory is free.
     pub(super) fn unshare(&mut self, ops: &mut EventOps<'_>, key: Id, fetch: &Fetch) {
         let held = self.shares.remove(key, fetch.token);
         let tenant = self.sessions.get(&key).map(|session| session.tenant);
@@ -413,7 +418,7 @@ impl Supervisor {
         }
     }
 
-    /// Nothing is held any more of what a worker asked to unshare.
+    /// Answers a worker's request to withdraw an object.
     pub(super) fn unshared(&mut self, ops: &mut EventOps<'_>, key: Id, request: u32) {
         let fetched = Message::Fetched(Fetched {
             id: request,
@@ -422,7 +427,7 @@ impl Supervisor {
         self.answer_worker(ops, key, &fetched, Vec::new());
     }
 
-    /// A session's worker has been reaped.
+    /// Ends the shares of a session whose worker has been reaped.
     pub(super) fn end_shares(&mut self, key: Id, tenant: Id) {
         let mut files = Vec::new();
         for left in self.shares.end(key) {
@@ -542,7 +547,7 @@ mod tests {
         let mut shares = Shares::default();
         let mut fill = |tenant: Id| {
             let mut count = 0;
-            // More sessions than it takes.
+            // More sessions than the limit needs.
             for session in 0..8 {
                 let session = 100 * tenant + session;
                 while shares.add(tenant, session, &share(0), &mut None).is_ok() {
@@ -640,7 +645,7 @@ mod tests {
         assert!(!words.is_complete(words.record(1)));
         end(&mut shares, 12);
         assert!(words.is_complete(second) && !words.is_complete(own));
-        // As many as there may be at the same time, and then one for each that goes.
+        // As many as may use it at the same time, and then one more for each that has ended.
         let last = 13 + Id::from(PARTIES);
         for session in 14..last - 1 {
             party(&mut shares, session).unwrap();

@@ -3,26 +3,26 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// What a signal asks for.
+/// Request that a signal makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// The supervisor is to end, for this reason.
+    /// End the supervisor, for this reason.
     End(&'static str),
-    /// Its log is to say who waits for whom.
+    /// Dump the pending waits to the log.
     Dump,
 }
 
-/// The signals that the supervisor obeys, blocked and read from a descriptor.
+/// The supervisor's signals, blocked and read from a descriptor.
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
 }
 
 impl Signals {
-    /// Blocks the signals for this process and receives them here.
+    /// Blocks the signals for this process and creates a descriptor for them.
     ///
     /// # Errors
-    /// As `signalfd`.
+    /// Same as `signalfd`.
     pub fn new() -> io::Result<Self> {
         // SAFETY: a local signal set, filled before it is used; the result is a fresh descriptor.
         unsafe {
@@ -44,7 +44,7 @@ impl Signals {
         }
     }
 
-    /// What a signal that came asks for.
+    /// Reads the next signal, if there is one.
     pub fn take(&self) -> Option<Asked> {
         // SAFETY: all-zero is a valid value of the structure, which the kernel fills.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };

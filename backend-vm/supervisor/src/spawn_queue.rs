@@ -1,7 +1,7 @@
-//! Workers that are to be started: in which order, and how many at once.
+//! Queue of workers to start: their order, and how many start at once.
 //!
-//! A tenant that opens sessions as fast as it can has one worker starting at a time, and every other tenant
-//! its own turn between two of them.
+//! A tenant that opens many sessions has one worker starting at a time, and every other tenant has
+//! its turn between two of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -11,18 +11,18 @@ use std::time::Instant;
 use super::Id;
 use super::spawner::Spawner;
 
-/// Workers that may be starting at once, from the clone to the ready device.
+/// Largest number of workers starting at once, from the clone to the ready device.
 const AT_ONCE: usize = 4;
 
-/// A worker that is wanted.
+/// A requested worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     pub hash: u64,
-    /// What it is started with beyond what every worker is.
+    /// Environment beyond that of every worker.
     pub environment: Vec<(OsString, OsString)>,
-    /// The session that waits for it; none for a spare.
+    /// Session that waits for it; none for a spare.
     pub session: Option<Id>,
-    /// The tenant whose demand it is; none for the supervisor's own.
+    /// Tenant that caused it; none for the supervisor itself.
     pub account: Option<Id>,
 }
 
@@ -32,18 +32,18 @@ impl Start {
     }
 }
 
-/// Those that wait for their turn.
+/// Requested workers that wait for their turn.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Start>,
-    /// When each account had its last turn.
+    /// Last turn of each account.
     turns: BTreeMap<Option<Id>, u64>,
     turn: u64,
 }
 
 impl Queue {
-    /// The next to start while workers of these accounts are starting: of the accounts that have none, the
-    /// one whose last turn is the longest ago.
+    /// Takes the next worker to start, while workers of the accounts `starting` are starting: of
+    /// the other accounts, the one whose last turn is the longest ago.
     fn next(&mut self, starting: &[Option<Id>]) -> Option<Start> {
         if starting.len() >= AT_ONCE {
             return None;
@@ -62,12 +62,12 @@ impl Queue {
     }
 }
 
-/// The starts of a supervisor, from the demand to the process.
+/// Starts of workers, from the request to the process.
 #[derive(Debug)]
 pub struct Starts {
     queue: Queue,
     underway: BTreeMap<u64, Start>,
-    /// When the oldest of those was ordered, or the order before it was finished.
+    /// Time since which an order has been at the spawner without another one being finished.
     busy_since: Option<Instant>,
     next_ticket: u64,
     spawner: Spawner,
@@ -92,7 +92,7 @@ impl Starts {
         self.queue.waiting.push_back(start);
     }
 
-    /// Drops what nobody wants any more.
+    /// Drops requests of sessions and accounts that do not exist any more.
     pub fn retain(&mut self, wanted: impl Fn(Id) -> bool, is_tenant: impl Fn(Id) -> bool) {
         self.queue
             .waiting
@@ -102,18 +102,18 @@ impl Starts {
             .retain(|account, _| account.is_none_or(&is_tenant));
     }
 
-    /// The next to be given to [`order`](Self::order), beside the workers of these accounts that have their
-    /// process but not their device.
+    /// Takes the next worker to [`order`](Self::order). `starting` are the accounts of the workers
+    /// that have a process and no device yet.
     pub fn next(&mut self, starting: impl Iterator<Item = Option<Id>>) -> Option<Start> {
         let underway = self.underway.values().map(|start| start.account);
         let starting: Vec<Option<Id>> = starting.chain(underway).collect();
         self.queue.next(&starting)
     }
 
-    /// Has the process made.
+    /// Orders a process from the spawner.
     ///
     /// # Errors
-    /// The start, when there is nobody left to make it.
+    /// Returns the start if the spawner has ended.
     pub fn order(&mut self, start: Start) -> Result<(), Start> {
         let ticket = self.next_ticket;
         let lines: Vec<String> = start
@@ -130,20 +130,21 @@ impl Starts {
         Ok(())
     }
 
-    /// An order that is finished, once.
+    /// Removes a finished order.
     pub fn finish(&mut self, ticket: u64) -> Option<Start> {
         let start = self.underway.remove(&ticket);
         self.busy_since = (!self.underway.is_empty()).then(Instant::now);
         start
     }
 
-    /// The orders that nobody is left to finish.
+    /// Removes all orders, because the spawner has ended.
     pub fn abandon(&mut self) -> Vec<Start> {
         self.busy_since = None;
         std::mem::take(&mut self.underway).into_values().collect()
     }
 
-    /// Gives a session a spare of its own tenant, or of the supervisor, that is still to come.
+    /// Assigns a session a requested spare of its own tenant or of the supervisor. Returns whether
+    /// there was one.
     pub fn claim(&mut self, wanted: &Start) -> bool {
         let spare = self
             .underway
@@ -162,7 +163,7 @@ impl Starts {
         true
     }
 
-    /// Whether a spare worker for this protocol is to come.
+    /// Returns whether a spare worker for this protocol is requested.
     pub fn has_spare(&self, hash: u64) -> bool {
         self.underway
             .values()
@@ -170,12 +171,12 @@ impl Starts {
             .any(|start| start.is_spare() && start.hash == hash)
     }
 
-    /// Whether any worker is to come.
+    /// Returns whether no worker is requested.
     pub fn is_empty(&self) -> bool {
         self.underway.is_empty() && self.queue.waiting.is_empty()
     }
 
-    /// Starts no more, and ends all workers.
+    /// Drops all requests, and ends all workers.
     pub fn end(&mut self) {
         self.queue.waiting.clear();
         self.spawner.end();
@@ -213,7 +214,7 @@ mod tests {
         queue
     }
 
-    /// The accounts served when each start is over before the next.
+    /// Returns the accounts served when each start is over before the next.
     fn one_by_one(queue: &mut Queue, count: usize) -> Vec<Id> {
         (0..count)
             .map(|_| queue.next(&[]).unwrap().account.unwrap())

@@ -1,4 +1,4 @@
-//! Tenant streams: a launcher attaches a window, then brings control streams.
+//! Tenant streams: a launcher attaches a window, then sends control streams.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,44 +21,44 @@ use super::{Id, Source, Supervisor};
 use wormhole_link::channel::{ChannelError, Outgoing};
 use wormhole_link::report::SessionReport;
 
-/// Control streams that a tenant may have open.
+/// Largest number of control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;
-/// Those of them on which no hello has come.
+/// Largest number of them without a hello.
 const MAX_SILENT_GUESTS: usize = 128;
-/// Connections that are accepted in a turn.
+/// Number of connections accepted in a turn.
 const ACCEPTED: usize = 2;
 
-/// One tenant.
+/// A tenant.
 #[derive(Debug)]
 pub(super) struct Tenant {
     /// None once the stream has ended.
     peer: Option<Peer>,
     token: u32,
-    /// The user who connected.
+    /// User who connected.
     user: u32,
-    /// Until then it may attach. None where that does not matter.
+    /// Deadline for attaching. None where there is none.
     attach_end: Option<Instant>,
     pub window: Option<Window>,
-    /// A window whose bootstrap is being written. Until then its stream is not read.
+    /// Window whose bootstrap is being written. Until then the stream is not read.
     attaching: Option<(Window, u32)>,
     pub session_limit: u32,
-    /// The states of the session numbers used so far.
+    /// States of the session numbers used so far.
     pub numbers: Vec<SessionState>,
-    /// Its control streams and sessions.
+    /// Number of its control streams, and below of its sessions.
     pub guests: usize,
     pub sessions: usize,
     log: LogBudget,
-    /// How often reads of its control streams may still wait.
+    /// Remaining number of reads of its control streams that may sleep.
     patience: LogBudget,
-    /// What its workers may still write to their logs.
+    /// Log budget of its workers.
     pub worker_log: LogBudget,
-    /// The launcher waits to hear whether the device works.
+    /// Whether the launcher waits for the result of starting the device.
     awaits_device: bool,
-    /// The launcher has said its last word and waits for its sessions' reports.
+    /// Whether the launcher has closed its direction and waits for its sessions' reports.
     leaving: bool,
 }
 
-/// The window of a tenant that still has one.
+/// Returns the window of a tenant, if it has one.
 pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Option<&mut Window> {
     tenants.get_mut(&tenant)?.window.as_mut()
 }
@@ -68,25 +68,26 @@ impl Tenant {
         self.user
     }
 
-    /// When it must have attached, if it has not.
+    /// Returns the deadline for attaching, if the tenant has not attached.
     pub fn deadline(&self) -> Option<Instant> {
         let waits = self.window.is_none() && self.peer.is_some();
         self.attach_end.filter(|_| waits)
     }
 
-    /// Whether its launcher is still there.
+    /// Returns whether its launcher is still connected.
     pub fn is_attached(&self) -> bool {
         self.peer.is_some() && !self.leaving
     }
 
-    /// Descriptors that it may have taken, but for those that are shared or to be closed.
+    /// Returns the number of descriptors that the tenant may use, without those that it shares or
+    /// that are waiting to be closed.
     fn held(&self) -> usize {
         let unsent = self.peer.as_ref().map_or(0, Peer::unsent);
         TENANT + STREAM * self.guests + SESSION * self.sessions + unsent
     }
 }
 
-/// What a launcher said, without what it was read from.
+/// Message of a launcher, as an owned value.
 enum Request {
     Attach(Attach),
     Stream(Stream),
@@ -95,8 +96,8 @@ enum Request {
 }
 
 impl Supervisor {
-    /// Accepts tenants that wait, a few. The others have their turn later: connections may come faster than they are
-    /// accepted, and would keep the loop from all other streams.
+    /// Accepts a few waiting tenants. The others have their turn later: connections may arrive
+    /// faster than they are accepted, and would keep the loop from all other streams.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
         self.keeps_tenants_waiting = false;
         for _ in 0..ACCEPTED {
@@ -143,7 +144,7 @@ impl Supervisor {
         self.turns.add(self.listener_token);
     }
 
-    /// Takes a connection of a user who may have one, unless the user has too many.
+    /// Adds the tenant of a permitted user's connection, unless the user has too many.
     fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
         let held = Held {
             tenant: 0,
@@ -162,7 +163,7 @@ impl Supervisor {
         self.add_tenant(ops, stream, user, Some(end));
     }
 
-    /// Says why, as far as the socket takes it at once, and closes the connection.
+    /// Sends the refusal, as far as the socket takes it at once, and closes the connection.
     fn refuse_connection(&mut self, stream: OwnedFd, refusal: Refusal, reason: &str) {
         let refused = Message::Refused {
             code: refusal as u32,
@@ -170,7 +171,7 @@ impl Supervisor {
         };
         let _ = Outgoing::default().send(&stream, &refused, Vec::new());
         self.log_refused(reason);
-        // What is in it cannot become more.
+        // After the shutdown no further data can arrive in it.
         let _ = rustix::net::shutdown(&stream, rustix::net::Shutdown::Both);
         if !listener::has_brought_nothing(&stream) {
             self.scrubber.refuse(stream);
@@ -187,7 +188,7 @@ impl Supervisor {
         }
     }
 
-    /// Closes the streams on which no window came in time.
+    /// Closes the streams whose window did not arrive in time.
     pub(super) fn end_late_tenants(&mut self, now: Instant) {
         for (id, tenant) in &mut self.tenants {
             if tenant.deadline().is_some_and(|end| end <= now) {
@@ -279,7 +280,7 @@ impl Supervisor {
             return Ok(());
         };
         let filled = peer.fill(ops, may, set).map_err(|error| match error {
-            // It may have said more than was read.
+            // The stream may have contained more than was read.
             ChannelError::Ended => ChannelError::Cut,
             error => error,
         });
@@ -396,7 +397,7 @@ impl Supervisor {
         self.tell_tenant(ops, id, &Message::Refused { code, reason }, Vec::new())
     }
 
-    /// The window that a tenant brought has its bootstrap, or cannot have it.
+    /// Handles the result of writing a window's bootstrap.
     pub(super) fn window_written(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -428,11 +429,11 @@ impl Supervisor {
                 }
             }
         }
-        // What it said meanwhile.
+        // Handles the messages received meanwhile.
         self.tenant_event(ops, id, EventSet::empty());
     }
 
-    /// Tells waiting launchers what has become known of the device.
+    /// Answers waiting launchers once it is known whether the device works.
     pub(super) fn answer_attached(&mut self, ops: &mut EventOps<'_>) {
         let starting = self.workers.values().any(|worker| !worker.is_settled());
         let failure = self.failures.values().next().cloned();
@@ -477,14 +478,15 @@ impl Supervisor {
         }
     }
 
-    /// Closes a tenant's stream; its end is announced like any other's.
+    /// Shuts a tenant's stream down; its end is reported like any other.
     pub(super) fn cut_off(&mut self, id: Id) {
         if let Some(peer) = self.tenant_peer(id) {
             peer.shut_down();
         }
     }
 
-    /// A read of a tenant's control stream slept for longer than it may. An honest one sleeps for memory, now and then.
+    /// Counts a read of a tenant's control stream that slept longer than allowed. An honest
+    /// tenant's read sleeps only rarely, for memory.
     pub(super) fn lose_patience(&mut self, id: Id) {
         let tenant = self.tenants.get_mut(&id);
         let verdict = tenant.map(|tenant| tenant.patience.spend(Instant::now()));
@@ -494,7 +496,7 @@ impl Supervisor {
         }
     }
 
-    /// Sends a session's report to its launcher, if that still listens.
+    /// Sends a session's report to its launcher, if that is still connected.
     pub(super) fn send_report(&mut self, ops: &mut EventOps<'_>, id: Id, report: &SessionReport) {
         let text = match text_of(report) {
             Ok(text) => text,
@@ -509,8 +511,9 @@ impl Supervisor {
         }
     }
 
-    /// The launcher has closed its direction: its sessions end, and their reports still go to it. False
-    /// if it had done so before, which means that the other direction is closed now too.
+    /// Handles the end of the launcher's direction: ends its sessions, whose reports are still
+    /// sent. Returns false if the direction had ended before, which means that the other one has
+    /// ended now too.
     fn let_tenant_leave(&mut self, ops: &mut EventOps<'_>, id: Id) -> bool {
         match self.tenants.get_mut(&id) {
             Some(Tenant {
@@ -528,7 +531,7 @@ impl Supervisor {
         true
     }
 
-    /// The launcher is gone: so is everything it brought.
+    /// Handles the end of a launcher: ends its streams and sessions.
     fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
         if let Some(tenant) = self.tenants.get_mut(&id) {
             self.sources.remove(&tenant.token);
@@ -553,7 +556,7 @@ impl Supervisor {
         }
     }
 
-    /// Lets go of tenants that are gone and have no session left.
+    /// Removes tenants that are gone and have no session left.
     pub(super) fn end_idle_tenants(&mut self, ops: &mut EventOps<'_>) {
         let idle: Vec<Id> = self
             .tenants
@@ -580,19 +583,19 @@ impl Supervisor {
         self.count_neighbours();
     }
 
-    /// Says to the workers whether more than one tenant uses the devices.
+    /// Publishes to the workers whether more than one tenant uses the devices.
     fn count_neighbours(&mut self) {
         let attached = self.tenants.values().filter(|one| one.window.is_some());
         self.has_neighbours = attached.count() > 1;
         self.neighbours.set(self.has_neighbours);
     }
 
-    /// Whether a line that the tenant or its guests caused is to be logged.
+    /// Returns whether to log a line that the tenant or its guests caused.
     pub(super) fn may_log(&mut self, id: Id) -> bool {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return true;
         };
-        // Connections cost nothing: those that never bring a window share one budget.
+        // Connections cost nothing, so those that never attach a window share one budget.
         let budget = match &tenant.window {
             Some(_) => &mut tenant.log,
             None => &mut self.refusals,
@@ -604,7 +607,7 @@ impl Supervisor {
         verdict != Verdict::Drop
     }
 
-    /// Whether the tenant may open another control stream.
+    /// Returns whether the tenant may open another control stream.
     pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
         let guests = self.tenants.get(&id).map_or(0, |tenant| tenant.guests);
         let is_silent = |guest: &&Guest| guest.tenant == id && guest.is_silent();
@@ -614,7 +617,7 @@ impl Supervisor {
             && self.may_hold(id, STREAM)
     }
 
-    /// Whether the tenant may hold so many more descriptors.
+    /// Returns whether the tenant may hold `more` further descriptors.
     pub(super) fn may_hold(&self, id: Id, more: usize) -> bool {
         let tenant = self.held_by(id);
         let user = self.tenants.get(&id).map(Tenant::user);
@@ -626,14 +629,15 @@ impl Supervisor {
         self.descriptors.allow(held, more)
     }
 
-    /// Descriptors that a tenant may have taken, whether it is still there or not.
+    /// Returns the number of descriptors that a tenant may use, whether it is still connected or
+    /// not.
     fn held_by(&self, id: Id) -> usize {
         self.tenants.get(&id).map_or(0, Tenant::held)
             + self.scrubber.held_for(id)
             + self.shares.held_for(id)
     }
 
-    /// Those of all tenants of a user.
+    /// Returns the number of descriptors of all tenants of a user.
     fn held_by_user(&self, user: u32) -> usize {
         let is_of = |(_, owner): &(Id, u32)| *owner == user;
         let living = self.tenants.iter().map(|(id, tenant)| (*id, tenant.user));
@@ -642,7 +646,7 @@ impl Supervisor {
         tenants.map(|(id, _)| self.held_by(id)).sum()
     }
 
-    /// Those of all tenants.
+    /// Returns the number of descriptors of all tenants.
     pub(super) fn held_by_all(&self) -> usize {
         self.tenants.values().map(Tenant::held).sum::<usize>()
             + self.scrubber.held()
@@ -650,8 +654,8 @@ impl Supervisor {
     }
 }
 
-/// A report as it travels. A worker that counts messages that there are none of would make it longer than a control
-/// message: then it goes without its counts by message.
+/// Encodes a report. A worker that counts messages that do not exist could make it longer than a
+/// control message: then its counts by message are left out.
 fn text_of(report: &SessionReport) -> serde_json::Result<String> {
     let text = serde_json::to_string(report)?;
     if text.len() <= MAX_CONTROL_BODY {
@@ -663,7 +667,7 @@ fn text_of(report: &SessionReport) -> serde_json::Result<String> {
     })
 }
 
-/// Whether a tenant that could not be accepted has gone, and the next can be.
+/// Returns whether accept failed for a tenant that is gone, so that the next can be accepted.
 fn passes(error: &io::Error) -> bool {
     matches!(
         error.kind(),

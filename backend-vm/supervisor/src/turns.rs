@@ -1,4 +1,5 @@
-//! Streams with more messages than they may have executed in one turn: they go on when all others have had theirs.
+//! Streams with more messages than one turn executes. They continue after all others have had their
+//! turn.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,10 +7,10 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Messages of one stream that are executed in a turn.
+/// Number of one stream's messages executed in a turn.
 pub const TURN: usize = 16;
 
-/// The streams that have not finished their turn, by their tokens. Readable while there are some.
+/// Tokens of the streams that have not finished their turn. Readable while there are any.
 #[derive(Debug)]
 pub struct Turns {
     tokens: BTreeSet<u32>,
@@ -18,7 +19,7 @@ pub struct Turns {
 
 impl Turns {
     /// # Errors
-    /// As `eventfd`.
+    /// Same as `eventfd`.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             tokens: BTreeSet::new(),
@@ -26,16 +27,16 @@ impl Turns {
         })
     }
 
-    /// A stream has more to say.
+    /// Adds a stream with further messages.
     pub fn add(&mut self, token: u32) {
         self.tokens.insert(token);
-        // Full, it is readable as well.
+        // The write fails only if the counter is full, and then the eventfd is readable as well.
         let _ = self.bell.write(1);
     }
 
-    /// Those whose turn has come again.
+    /// Takes the streams whose turn has come again.
     pub fn take(&mut self) -> BTreeSet<u32> {
-        // Empty when there are none.
+        // The read fails if there are none.
         let _ = self.bell.read();
         std::mem::take(&mut self.tokens)
     }

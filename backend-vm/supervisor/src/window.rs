@@ -1,7 +1,7 @@
-//! A tenant's window, as the supervisor knows it: who owns which segment.
+//! A tenant's window in the supervisor: the owner of each segment.
 //!
-//! The file that a launcher attaches holds the bootstrap. The memory of each session is a file of its own,
-//! see [`session_file`](super::session_file).
+//! The file that a launcher attaches contains the bootstrap. The memory of each session is in a
+//! file of its own, see [`session_file`](super::session_file).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,10 +13,10 @@ use wormhole_ring::session::{GrantError, SegmentTable};
 use wormhole_link::memory;
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
-/// The bootstrap's segment, one session, and arena for it to work with.
+/// Segments for the bootstrap, for one session, and for arena of that session.
 pub const MINIMUM_BYTES: u64 = 4 * SEGMENT;
 
-/// Why a window is refused.
+/// Reason why a window is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     #[error("the window is no anonymous file that can be sealed")]
@@ -41,7 +41,7 @@ pub enum WindowError {
     Io(#[from] io::Error),
 }
 
-/// How large the window is, and who owns its segments.
+/// Size of a window, and the owners of its segments.
 #[derive(Debug)]
 pub struct Window {
     bytes: u64,
@@ -49,11 +49,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// Checks the file that a launcher attached. Only of an anonymous file, which its seals show it to be, more is asked:
-    /// other files may take as long as they like to answer.
+    /// Checks the file that a launcher attached. The seals show whether it is an anonymous file.
+    /// Other files are not queried further, because that may block for as long as the file's owner
+    /// likes.
     ///
     /// # Errors
-    /// It is not what was announced, or its size can still change.
+    /// The file is not as announced, or its size can still change.
     pub fn accept(file: &OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
         let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
         let needed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
@@ -92,7 +93,7 @@ impl Window {
         self.bytes
     }
 
-    /// Why segments are not granted, and how the tenant's owner gives it more.
+    /// Explains why segments are not granted, and how the tenant's owner adds more.
     pub fn explain(&self, error: &GrantError) -> String {
         match error {
             GrantError::Empty { .. } => error.to_string(),

@@ -1,4 +1,4 @@
-//! Workers, from the start to the reaping, and the spare ones that wait with a ready device.
+//! Workers, from the start to the reaping, and spare ones with a ready device.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,10 +20,10 @@ use wormhole_link::channel::ChannelError;
 use wormhole_link::process::BROKEN;
 use wormhole_sandbox::Ending;
 
-/// Portions of log that are read of a worker that has ended: more than a pipe holds.
+/// Number of portions read from the log of an ended worker: more than a pipe holds.
 const LAST_PORTIONS: usize = 512;
 
-/// One worker process.
+/// A worker process.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub process: Process,
@@ -31,34 +31,34 @@ pub(super) struct Worker {
     log: Option<Log>,
     tokens: [u32; 2],
     hash: u64,
-    /// What it was started with beyond what every worker is.
+    /// Environment beyond that of every worker.
     environment: Vec<(OsString, OsString)>,
-    /// The tenant whose demand started it.
+    /// Tenant whose demand started it.
     account: Option<Id>,
     state: WorkerState,
-    /// When it came into that state.
+    /// Time at which it entered that state.
     since: Instant,
-    /// The session it has or is to have.
+    /// Session that it has or is going to have.
     session: Option<Id>,
-    /// Why it cannot serve, where that is known before its end.
+    /// Reason why it cannot serve, if that is known before its end.
     refusal: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkerState {
-    /// It has its process and not yet its device, and until then to get it.
+    /// The process runs without its device so far. Contains the deadline for the device.
     Starting(Instant),
-    /// It has had no device in time and was killed, and until then is waited for.
+    /// Killed because it had no device in time. Contains the deadline for its end.
     Late(Instant),
-    /// It was killed and has not ended in time: something in the kernel holds it.
+    /// Killed and not ended in time: the kernel is holding it.
     Stuck,
     Ready,
-    /// It has been told its session.
+    /// Has received its session.
     Assigned,
 }
 
 impl Worker {
-    /// Whether it is known if the device works in it.
+    /// Returns whether it is known if the device works in this worker.
     pub fn is_settled(&self) -> bool {
         !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late(_))
     }
@@ -88,8 +88,8 @@ impl Worker {
 }
 
 impl Worker {
-    /// Asks the worker to log a line for each queue of its device. Does nothing while earlier messages wait to be sent to
-    /// the worker.
+    /// Asks the worker to log a line for each queue of its device. Does nothing while earlier
+    /// messages to the worker are queued.
     pub(super) fn ask_for_queues(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
         if self.peer.is_waiting() {
             return Ok(());
@@ -126,7 +126,7 @@ impl fmt::Display for Worker {
     }
 }
 
-/// What a worker said, without what it was read from.
+/// Message of a worker, as an owned value.
 enum Report {
     Ready(u64, String),
     Refused(String),
@@ -135,7 +135,7 @@ enum Report {
     Removed(ArenaRun),
     RefusedArena(ArenaRun),
     Share(Share, Option<OwnedFd>),
-    /// As `Share`; there was no room for its descriptor.
+    /// A `Share` whose descriptor was lost, because none was free.
     ShareLost(u32),
     Fetch(Fetch),
     Unshare(Fetch),
@@ -143,12 +143,13 @@ enum Report {
 }
 
 impl Supervisor {
-    /// Sees to it that a spare worker is ready, or getting so, for every protocol.
+    /// Requests a spare worker for every protocol that has none.
     pub(super) fn keep_spares(&mut self, ops: &mut EventOps<'_>) {
         self.replace_spares(ops, None);
     }
 
-    /// As [`keep_spares`](Self::keep_spares); what is missing was taken by the tenant `account`.
+    /// Requests spares as [`keep_spares`](Self::keep_spares) does, on behalf of the tenant
+    /// `account`, which took the missing ones.
     fn replace_spares(&mut self, ops: &mut EventOps<'_>, account: Option<Id>) {
         if self.stopping {
             return;
@@ -175,7 +176,7 @@ impl Supervisor {
         self.failures.insert(hash, reason);
     }
 
-    /// Starts those workers whose turn it is.
+    /// Starts the workers whose turn it is.
     fn start_next(&mut self, ops: &mut EventOps<'_>) {
         while !self.stopping {
             let waiting: BTreeSet<Id> = self
@@ -214,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// Workers have been started, could not be, or have ended.
+    /// Handles the spawner's reports: workers that have started, could not start, or have ended.
     pub(super) fn spawner_event(&mut self, ops: &mut EventOps<'_>) {
         loop {
             match self.starts.spawner().report() {
@@ -270,12 +271,13 @@ impl Supervisor {
                 self.scrubber.failed(&reason);
                 self.hear_scrubber(ops);
             }
-            // Said once, before anything else.
+            // Sent once, before all other reports.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}
         }
     }
 
-    /// The spawner has ended, and the kernel has killed all workers with it. Without it nobody is served.
+    /// Handles the end of the spawner, with which the kernel has killed all workers. Without it no
+    /// session can be served.
     fn spawner_lost(&mut self, ops: &mut EventOps<'_>, error: SpawnerError) {
         connection::forget(ops, self.starts.spawner());
         let reason = error.to_string();
@@ -288,12 +290,13 @@ impl Supervisor {
             self.worker_ended(ops, id, Ending::Signalled(libc::SIGKILL), false);
         }
         self.stop(ops, "no worker can be started any more");
-        // Nor any process that gives memory back.
+        // Scrubbers cannot be started either.
         self.scrubber.failed(&reason);
         self.hear_scrubber(ops);
     }
 
-    /// With a worker still to come, a failure is not the last word on the device.
+    /// Answers waiting launchers, unless the device has failed so far but another worker is
+    /// starting.
     fn answer_if_known(&mut self, ops: &mut EventOps<'_>) {
         if self.device_works || self.starts.is_empty() {
             self.answer_attached(ops);
@@ -351,7 +354,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the event loop watch a worker's stream and log, or neither.
+    /// Makes the event loop watch a worker's stream and log, or neither.
     fn watch_worker(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -374,7 +377,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills the workers that have had no device in time.
+    /// Kills the workers that have no device in time.
     pub(super) fn end_late_workers(&mut self, now: Instant) {
         let mut gives_way = false;
         for worker in self.workers.values_mut() {
@@ -408,7 +411,7 @@ impl Supervisor {
         self.workers.get_mut(&worker)
     }
 
-    /// Gives a session a spare worker that was started like it wants, or has one started.
+    /// Assigns a session a spare worker with the same protocol and environment, or requests one.
     pub(super) fn find_worker(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -450,7 +453,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Tells a ready worker its session.
+    /// Sends a ready worker its session.
     fn assign(&mut self, ops: &mut EventOps<'_>, id: Id) {
         let Some(key) = self.workers.get(&id).and_then(|worker| worker.session) else {
             return;
@@ -488,14 +491,14 @@ impl Supervisor {
         let Some(worker) = self.workers.get_mut(&id) else {
             return;
         };
-        // Its end is announced on its own descriptor; this one would only repeat itself.
+        // The spawner reports its end; the stream would only report the same event again.
         worker.process.kill();
         worker.peer.forget(ops);
         let token = std::mem::take(&mut worker.tokens[0]);
         self.sources.remove(&token);
     }
 
-    /// `Err(None)`: the stream ended.
+    /// Returns `Err(None)` if the stream ended.
     fn serve_worker(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -543,7 +546,7 @@ impl Supervisor {
                 Some(Message::Share(share)) => {
                     match worker.peer.incoming.descriptor() {
                         Some(descriptor) => Report::Share(share, Some(descriptor)),
-                        // The lack is the supervisor's own.
+                        // The descriptor was lost because the supervisor had none free.
                         None if worker.peer.incoming.was_lost() => Report::ShareLost(share.id),
                         None => {
                             let reason = "it shares a descriptor that did not come";
@@ -574,7 +577,7 @@ impl Supervisor {
             .session
             .filter(|_| worker.state == WorkerState::Assigned);
         match (report, assigned) {
-            // Its end is on its way.
+            // The worker has been killed.
             _ if matches!(worker.state, WorkerState::Late(_) | WorkerState::Stuck) => Ok(()),
             (Report::Ready(hash, device), None) if !worker.is_settled() => {
                 if hash != worker.hash {
@@ -587,7 +590,7 @@ impl Supervisor {
                 let name: String = name.chars().take(200).collect();
                 tracing::debug!("worker {} is ready on {name:?}", worker.process.pid());
                 worker.enter(WorkerState::Ready);
-                // It has not met a guest yet, so it can be believed.
+                // It has not served a guest yet, so its description is trustworthy.
                 self.devices = observers::devices(&device);
                 self.device_works = true;
                 self.answer_attached(ops);
@@ -599,7 +602,7 @@ impl Supervisor {
                 worker.refusal = Some(reason);
                 Ok(())
             }
-            // No guest has met it yet, or its guest has left and it has not been killed yet.
+            // No guest uses it yet, or its guest has left and it is not dead yet.
             (Report::Refused(reason), Some(session))
                 if self.is_preparing(session) || self.is_dying(session) =>
             {
@@ -638,7 +641,7 @@ impl Supervisor {
         }
     }
 
-    /// A worker's process has ended.
+    /// Handles the end of a worker's process.
     fn worker_ended(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -646,9 +649,10 @@ impl Supervisor {
         ending: Ending,
         out_of_memory: bool,
     ) {
-        // What it said last may say why.
+        // Its last messages may give the reason.
         let _ = self.serve_worker(ops, id, EventSet::IN);
-        // The worker may have left the pipe's other end somewhere, so its end may never be seen.
+        // The worker may have left the pipe's other end open in another process, so the end of the
+        // log may never come.
         for _ in 0..LAST_PORTIONS {
             if self.read_log(id) != Portion::Data {
                 break;
@@ -680,7 +684,8 @@ impl Supervisor {
                 let descriptors = worker.peer.into_descriptors();
                 self.session_lost_worker(ops, session, &why, descriptors);
             }
-            // It has met no guest: it has sent what it should, which is closed here.
+            // It has served no guest, so it has sent no foreign descriptors, and the supervisor
+            // closes them itself.
             None => self.worker_failed(worker.hash, why),
         }
         self.start_next(ops);
@@ -711,7 +716,7 @@ impl Supervisor {
             .session
             .and_then(|session| self.sessions.get(&session))
             .and_then(|session| self.tenants.get_mut(&session.tenant));
-        // A spare has met nobody; all spares have one budget.
+        // A spare has served no guest; all spares share one budget.
         let budget = tenant.map_or(&mut self.spare_log, |tenant| &mut tenant.worker_log);
         worker
             .log

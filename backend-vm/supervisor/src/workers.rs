@@ -1,4 +1,4 @@
-//! Worker processes: which executables there are, how one is started, what it says in its log.
+//! Worker processes: installed executables, starting one, and its log.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,18 +14,18 @@ use super::log_budget::{LogBudget, Verdict};
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 
-/// Worker executables are the files whose names begin like this.
+/// Prefix of the names of worker executables.
 const NAME: &str = "wormhole-worker";
-/// How long an executable may take to print its protocol.
+/// Time within which an executable must print its protocol.
 const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes of a line of log.
+/// Largest size of a log line in bytes.
 const LINE_LIMIT: usize = 1024;
-/// Lines of a worker that a dump may have.
+/// Largest number of a worker's lines in a dump.
 const DUMP_LINES: usize = 40;
-/// The part of a line by which a worker marks it as one of a dump.
+/// Text by which a worker marks a line of a dump.
 const DUMP_LINE: &str = " dump: ";
 
-/// Why the installed workers cannot be used.
+/// Reason why the installed workers cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutablesError {
     #[error("the workers' directory {directory} cannot be read")]
@@ -38,17 +38,17 @@ pub enum ExecutablesError {
     None(String),
 }
 
-/// The installed workers by the hash of the protocol they speak.
+/// Installed workers, by the hash of their protocol.
 #[derive(Clone, Debug, Default)]
 pub struct Executables {
     by_hash: BTreeMap<u64, PathBuf>,
 }
 
 impl Executables {
-    /// Asks every worker in `directories` for its protocol, confined as it will be.
+    /// Runs every worker in `directories`, confined, for its protocol.
     ///
     /// # Errors
-    /// A directory cannot be read, or no worker is there.
+    /// A directory cannot be read, or contains no worker.
     pub fn find(
         directories: &[PathBuf],
         confinement: &Confinement,
@@ -67,7 +67,7 @@ impl Executables {
                 .collect();
             files.sort();
             for file in files {
-                // The path must hold after the directory changes and inside another root.
+                // The path must stay valid after a change of directory and in another root.
                 let Ok(file) = file.canonicalize() else {
                     continue;
                 };
@@ -98,7 +98,7 @@ impl Executables {
         self.by_hash.keys().copied()
     }
 
-    /// The hashes, for a refusal.
+    /// Returns the hashes, for a refusal.
     pub fn names(&self) -> String {
         let names: Vec<String> = self.hashes().map(|hash| format!("{hash:016x}")).collect();
         names.join(", ")
@@ -109,7 +109,7 @@ fn is_worker(path: &Path) -> bool {
     let named = path
         .file_name()
         .and_then(|name| name.to_str())
-        // Build tools leave notes beside what they build.
+        // Build tools leave files beside the executables.
         .is_some_and(|name| name.starts_with(NAME) && !name.ends_with(".d"));
     named
         && path
@@ -172,16 +172,16 @@ fn read_until_end(mut reader: File, deadline: Duration) -> Result<String, String
 #[derive(Debug)]
 pub struct Started {
     pub child: Child,
-    /// The supervisor's end of the worker's stream.
+    /// Supervisor's end of the worker's stream.
     pub socket: OwnedFd,
-    /// The read end of the worker's log, which does not wait.
+    /// Read end of the worker's log, non-blocking.
     pub log: OwnedFd,
 }
 
 /// Starts a worker on `device`.
 ///
 /// # Errors
-/// The process cannot be made or confined.
+/// The process cannot be created or confined.
 pub fn start(
     program: &Path,
     device: DeviceChoice,
@@ -208,21 +208,21 @@ pub fn start(
     })
 }
 
-/// What one look at a worker's log found.
+/// Result of one read of a worker's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
     Data,
-    /// Nothing for now: somebody still holds the pipe's other end.
+    /// No data now; a process still holds the pipe's other end.
     Empty,
     Closed,
 }
 
-/// What a worker writes to its log, passed on line by line as far as a budget goes.
+/// A worker's log, passed on line by line as far as a budget permits.
 #[derive(Debug)]
 pub struct Log {
     pipe: File,
     line: Vec<u8>,
-    /// Lines of a dump that are still awaited.
+    /// Number of a dump's lines still expected.
     awaited: usize,
 }
 
@@ -239,12 +239,13 @@ impl Log {
         &self.pipe
     }
 
-    /// The worker was asked for its part of a dump: these lines are as important as the supervisor's own.
+    /// Expects the worker's lines of a dump, which are as important as the supervisor's own.
     pub fn await_dump(&mut self) {
         self.awaited = DUMP_LINES;
     }
 
-    /// Reads once, without waiting, and spends from the budget of the worker's tenant what it passes on.
+    /// Reads once, without blocking, and passes lines on. Spends their bytes from the budget of the
+    /// worker's tenant.
     pub fn read(&mut self, pid: i32, budget: &mut LogBudget) -> Portion {
         let mut buffer = [0; 4096];
         let count = match self.pipe.read(&mut buffer) {
@@ -295,13 +296,13 @@ impl Log {
 
 fn pipe() -> io::Result<(File, File)> {
     let mut ends = [0; 2];
-    // SAFETY: two integers the kernel fills.
+    // SAFETY: two integers that the kernel fills.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both were just made.
+    // SAFETY: pipe2 has just created both.
     let (reader, writer) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
-    // SAFETY: an open descriptor and a flag of its own, not of the worker's end.
+    // SAFETY: an open descriptor, and a flag of the read end's file description alone.
     unsafe {
         libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
     }

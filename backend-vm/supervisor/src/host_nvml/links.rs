@@ -1,11 +1,11 @@
-//! NVLinks: where the host's NVML says that they lead, and what of that their tenant knows.
+//! NVLinks: the ends that the host's NVML reports, reduced to those that the tenant may know.
 
 use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
 };
 use wormhole_ring::control::facts::Link;
 
-/// A place in the host's PCI space.
+/// PCI address on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub domain: u32,
@@ -14,10 +14,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The last bus that there can be.
+    /// Highest bus number.
     const LAST_BUS: u32 = 0xff;
 
-    /// Whether there can be no such place: earlier drivers have the bus too large, later ones the domain.
+    /// Returns whether no device can have this address: earlier drivers report too large a bus,
+    /// later ones too large a domain.
     const fn is_none(self) -> bool {
         self.bus > Self::LAST_BUS || self.domain == u32::MAX
     }
@@ -33,7 +34,7 @@ impl From<&nvmlPciInfo_t> for Place {
     }
 }
 
-/// What is at the other end of an active link, as far as the host's NVML tells.
+/// Device at the other end of an active link, as far as the host's NVML reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Remote {
     /// `nvmlIntNvLinkDeviceType_t`.
@@ -41,8 +42,8 @@ pub(super) struct Remote {
     pub place: Option<Place>,
 }
 
-/// A link of which the host's NVML gave an error, or what is at its other end if it is active, as the tenant knows it
-/// whose devices are at the places `own`.
+/// Returns a link as a tenant may know it whose devices are at the addresses `own`: NVML's error,
+/// or the device at the other end if the link is active.
 pub(super) fn known(link: Result<Option<Remote>, u32>, own: &[Option<Place>]) -> Link {
     let remote = match link {
         Err(code) => return Link::Failed(code),
@@ -50,8 +51,9 @@ pub(super) fn known(link: Result<Option<Remote>, u32>, own: &[Option<Place>]) ->
     };
     match remote.place {
         _ if remote.kind == Some(SWITCH) => Link::Switch,
-        // Where the host is a virtual machine itself and has the GPUs without their switches, NVML gives a place that is
-        // none. NCCL takes that for a switch too (ncclTopoGetXmlFromGpu in its src/graph/xml.cc).
+        // If the host is itself a virtual machine that has the GPUs without their switches, NVML
+        // reports an invalid address. NCCL also treats that as a switch (ncclTopoGetXmlFromGpu in
+        // its src/graph/xml.cc).
         Some(place) if place.is_none() => Link::Switch,
         Some(place) => own
             .iter()

@@ -1,28 +1,29 @@
-//! What the supervisor and a scrubber's process say to each other.
+//! Messages between the supervisor and a scrubber's process.
 
 use std::io;
 
 use wormhole_ring::session::Run;
 use wormhole_ring::status::EndCause;
 
-/// Runs in one message.
+/// Largest number of runs in one message.
 pub const MAX_RUNS: usize = 1024;
 
-/// What is to be done with the descriptors that come along, before they are closed.
+/// Work to do with the descriptors of a message, before they are closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     Close,
-    /// End, and so close them all.
+    /// Exit, which closes all descriptors.
     End,
-    /// Give the memory of runs of a session's file back, [`MAX_RUNS`] at most.
+    /// Free the memory of runs of a session's file, at most [`MAX_RUNS`].
     Scrub(Vec<Run>),
-    /// Give back all the memory of a session's file from an offset on.
+    /// Free all memory of a session's file from an offset on.
     Discard(u64),
-    /// Complete what these parties of an event, a bit each, have recorded in its words.
+    /// Complete the records of these parties, a bit each, in the words of an event.
     Bury(u32),
-    /// Write the bootstrap of a window of so many bytes.
+    /// Write the bootstrap of a window of this many bytes.
     Bootstrap(u64),
-    /// Say in the status word of a session, with its own segment here in its file, why it has ended.
+    /// Write the cause of a session's end to its status word. `segment` is the session's own
+    /// segment in its file.
     Status {
         segment: u32,
         result: u32,
@@ -30,18 +31,19 @@ pub enum Work {
     },
 }
 
-/// A message to the process.
+/// Message to the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     Do {
         ticket: u64,
         work: Work,
     },
-    /// The supervisor has no descriptor any more of those that came before.
+    /// The supervisor has closed its copies of the descriptors sent so far.
     Released,
 }
 
-/// A message from the process: work is done and its descriptors are closed. 0, or the number of an error.
+/// Message from the process: the work is done and its descriptors are closed. `error` is 0 or an
+/// error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub ticket: u64,

@@ -1,10 +1,11 @@
-//! Scrubbers: processes that close what came from outside, give memory back and map foreign files for the event loop,
-//! which waits for nobody.
+//! Scrubbers: processes that close descriptors from outside, free memory and map foreign files for
+//! the event loop, which never blocks.
 //!
-//! To close a descriptor can take as long as its owner likes: a socket that lingers, a file of a file system that a user
-//! serves, the last hold on gigabytes. So the loop passes each descriptor that it did not make on to a process, and lets
-//! go of its own copy first. A process works for one tenant at a time. One that cannot go on holds up its tenant alone,
-//! and what it holds counts as the tenant's.
+//! Closing a descriptor can take as long as its sender likes: a lingering socket, a file of a FUSE
+//! file system, the last reference to gigabytes. So the loop passes each descriptor that it did not
+//! create on to a scrubber, which waits until the loop has closed its own copy. A scrubber works
+//! for one tenant at a time. If it blocks, it delays that tenant alone, and its descriptors count
+//! as the tenant's.
 
 mod message;
 pub(crate) mod process;
@@ -29,31 +30,32 @@ use super::datagram::{self, DESCRIPTORS};
 use super::spawner::{Orders, SpawnerError};
 use wormhole_link::channel::MAX_RECEIVED;
 
-/// The account of connections that were refused. A process closes some of them by ending, for then no socket lingers that
-/// a stranger has put into one.
+/// Account of refused connections. A scrubber closes some of them by exiting, because sockets that
+/// a stranger has queued in them do not linger then.
 pub const REFUSED: Id = 0;
-/// Orders that a process has at the same time.
+/// Largest number of orders that a process has at the same time.
 const WINDOW: usize = 8;
-/// Orders to close a stream with all that one read of it can bring, and the few descriptors that were there before.
+/// Orders needed to close a stream with all descriptors that one read of it can bring, and the few
+/// received before.
 const STREAM: usize = (MAX_RECEIVED + DESCRIPTORS).div_ceil(DESCRIPTORS);
 const _: () = assert!(STREAM <= WINDOW);
-/// Processes that wait for the next tenant with work.
+/// Largest number of idle processes.
 const IDLE: usize = 4;
-/// How long until what failed for want of something is tried again.
+/// Time until a failed operation is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A notice to the event loop that an order is finished.
+/// Result of an order for the event loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// The run of a session that goes on may be granted again, unless it cannot be scrubbed.
+    /// The run may be granted again if it was scrubbed. The session goes on.
     Scrubbed { session: Id, run: Run },
-    /// The file that a session asked to let go of, by this number, is closed.
+    /// The file of a session's request with this number is closed.
     Forgotten { session: Id, request: u32 },
     /// The records of these parties of the event with this token are complete.
     Buried { token: [u64; 2], parties: u32 },
-    /// The window of a tenant has its bootstrap, unless it cannot be written.
+    /// The bootstrap of a tenant's window was written, or could not be.
     Attached { tenant: Id },
-    /// A session's status word says why it has ended, unless it cannot be written.
+    /// A session's status word was written, or could not be.
     Status { session: Id },
 }
 
@@ -66,7 +68,8 @@ struct Order {
 }
 
 impl Order {
-    /// Somebody waits for it: it goes before others, however many the process has.
+    /// Returns whether a guest or worker waits for the order, so that it goes before others and
+    /// beyond the limit of orders.
     fn is_urgent(&self) -> bool {
         matches!(
             self.told,
@@ -75,17 +78,17 @@ impl Order {
     }
 }
 
-/// A tenant's work that is not finished.
+/// Unfinished work of a tenant.
 #[derive(Debug, Default)]
 struct Account {
     waiting: VecDeque<Order>,
-    /// By ticket: how many descriptors, and what is told.
+    /// Number of descriptors and the result to report, by ticket.
     sent: BTreeMap<u64, (usize, Option<Told>)>,
-    /// What no process takes.
+    /// Descriptors that no process accepts.
     kept: Vec<OwnedFd>,
-    /// Descriptors in all of these.
+    /// Number of descriptors in all of these.
     held: usize,
-    /// Those of them that this process has.
+    /// Number of them that this process holds.
     here: usize,
     process: Option<u32>,
 }
@@ -96,23 +99,23 @@ struct Process {
     account: Option<Id>,
 }
 
-/// The event loop's handle on the processes.
+/// Event loop's handle on the processes.
 #[derive(Debug)]
 pub struct Scrubber {
     spawner: Orders,
     accounts: BTreeMap<Id, Account>,
-    /// By token of the event loop.
+    /// Processes, by token of the event loop.
     processes: BTreeMap<u32, Process>,
-    /// Processes that were ordered and have not come.
+    /// Number of processes ordered and not started yet.
     coming: usize,
-    /// None could be had the last time.
+    /// Whether the last order of a process failed.
     lacking: bool,
     next_ticket: u64,
     held: usize,
     finished: Vec<(Told, io::Result<()>)>,
-    /// Tenants of whose descriptors this process has none any more.
+    /// Tenants whose last descriptor in this process was passed on.
     drained: Vec<Id>,
-    /// When to try what could not be sent.
+    /// Time to retry failed sends.
     again: Option<Instant>,
 }
 
@@ -132,21 +135,21 @@ impl Scrubber {
         }
     }
 
-    /// Has a run of a session that goes on scrubbed; [`finished`](Self::finished) tells when that is done.
+    /// Scrubs a run of a session that goes on; [`finished`](Self::finished) reports the end.
     pub fn scrub(&mut self, tenant: Id, session: Id, file: OwnedFd, run: Run) {
         let told = Some(Told::Scrubbed { session, run });
         self.order(tenant, Work::Scrub(vec![run]), vec![file], told);
     }
 
-    /// Has the memory of a session that has ended given back.
+    /// Frees the memory of a session that has ended.
     pub fn discard(&mut self, tenant: Id, file: OwnedFd) {
         self.order(tenant, Work::Discard(0), vec![file], None);
     }
 
-    /// Has runs of a session scrubbed that nobody is granted.
+    /// Scrubs runs of a session that are not granted again.
     ///
     /// # Errors
-    /// No descriptor is left for so many.
+    /// No descriptor is free for the copies.
     pub fn scrub_all(&mut self, tenant: Id, file: &OwnedFd, runs: &[Run]) -> io::Result<()> {
         for runs in runs.chunks(MAX_RUNS) {
             let file = file.try_clone()?;
@@ -167,7 +170,7 @@ impl Scrubber {
         }
     }
 
-    /// Closes a connection that was refused.
+    /// Closes a refused connection.
     pub fn refuse(&mut self, connection: OwnedFd) {
         let waiting = self.accounts.get_mut(&REFUSED);
         match waiting.and_then(|account| {
@@ -186,31 +189,33 @@ impl Scrubber {
         }
     }
 
-    /// Whether a process that ends closes refused connections by that.
+    /// Returns whether a process that has exited closed refused connections by that.
     pub fn closes_refused(&self, token: u32) -> bool {
         let process = self.processes.get(&token);
         process.is_some_and(|process| process.account == Some(REFUSED))
     }
 
-    /// Closes one for a session that waits for it; [`finished`](Self::finished) tells when that is done.
+    /// Closes a descriptor for a session that waits for it; [`finished`](Self::finished) reports
+    /// the end.
     pub fn close_for(&mut self, tenant: Id, file: OwnedFd, session: Id, request: u32) {
         let told = Some(Told::Forgotten { session, request });
         self.order(tenant, Work::Close, vec![file], told);
     }
 
-    /// Completes what parties have recorded of an event with its words in `file`.
+    /// Completes the records of parties in an event's words, which are in `file`.
     pub fn bury(&mut self, tenant: Id, file: OwnedFd, token: [u64; 2], parties: u32) {
         let told = Some(Told::Buried { token, parties });
         self.order(tenant, Work::Bury(parties), vec![file], told);
     }
 
-    /// Writes the bootstrap of a window of so many bytes.
+    /// Writes the bootstrap of a window of `bytes` bytes.
     pub fn write_bootstrap(&mut self, tenant: Id, file: OwnedFd, bytes: u64) {
         let told = Some(Told::Attached { tenant });
         self.order(tenant, Work::Bootstrap(bytes), vec![file], told);
     }
 
-    /// Has a session's guest read why the session has ended; [`finished`](Self::finished) tells when it can.
+    /// Writes the cause of a session's end to its status word; [`finished`](Self::finished) reports
+    /// the end.
     pub fn set_status(
         &mut self,
         tenant: Id,
@@ -241,7 +246,7 @@ impl Scrubber {
         self.serve(tenant);
     }
 
-    /// Sends a tenant's process what it takes now.
+    /// Sends a tenant's process as many orders as it may have.
     fn serve(&mut self, tenant: Id) {
         let Some(account) = self.accounts.get_mut(&tenant) else {
             return;
@@ -273,19 +278,20 @@ impl Scrubber {
                     self.next_ticket += 1;
                     account.here -= order.files.len();
                     account.sent.insert(ticket, (order.files.len(), order.told));
-                    // Not the last copies: the process keeps its own until it is told that these are gone.
+                    // These are not the last copies: the process keeps its own until it receives
+                    // `Released`.
                     drop(order.files);
                     let released = Sent::Released.encode();
-                    // When it has ended, so has the need to tell it.
+                    // Fails only if the process has ended, and then the message is not needed.
                     let _ = datagram::send(&process.socket, &released, &[], false);
                 }
-                // Other processes of this user may have as many descriptors on their way as it may.
+                // Other processes of this user may have used up the limit on descriptors in flight.
                 Err(Errno::TOOMANYREFS | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
                     account.waiting.push_front(order);
                     self.again.get_or_insert_with(|| Instant::now() + AGAIN);
                     return;
                 }
-                // Its end is announced.
+                // The event loop reports its end.
                 Err(Errno::PIPE | Errno::CONNRESET) => {
                     account.waiting.push_front(order);
                     return;
@@ -329,7 +335,7 @@ impl Scrubber {
         }
     }
 
-    /// Gives a process that waits for work to a tenant that has some.
+    /// Assigns an idle process to a tenant with work.
     fn serve_next(&mut self) {
         let mut accounts = self.accounts.iter();
         let next = accounts
@@ -340,7 +346,7 @@ impl Scrubber {
         }
     }
 
-    /// A process has come: the event loop watches its socket, by this token.
+    /// Adds a process, whose socket the event loop watches under this token.
     pub fn add(&mut self, token: u32, socket: OwnedFd) {
         self.coming = self.coming.saturating_sub(1);
         self.lacking = false;
@@ -349,8 +355,9 @@ impl Scrubber {
         self.serve_next();
     }
 
-    /// A process that was ordered cannot be had. It is ordered again in a while. Neither a launcher nor a guest waits for
-    /// that: [`finished`](Self::finished) tells that the window or the status word is not written.
+    /// Handles the failure to start a process. It is ordered again after a while. Launchers and
+    /// guests do not wait for that: [`finished`](Self::finished) reports their window or status
+    /// word as failed.
     pub fn failed(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.lacking, true) {
             tracing::error!("no process can be had to give memory back: {reason}");
@@ -370,7 +377,7 @@ impl Scrubber {
         }
     }
 
-    /// Reads what a process says. False if it has ended.
+    /// Reads a process's answers. Returns false if it has ended.
     #[must_use]
     pub fn read(&mut self, token: u32) -> bool {
         loop {
@@ -403,7 +410,8 @@ impl Scrubber {
         self.serve(tenant);
     }
 
-    /// Removes a process that has ended; the kernel has closed its descriptors. Its unfinished orders have failed.
+    /// Removes a process that has ended; the kernel has closed its descriptors. Its unfinished
+    /// orders have failed.
     pub fn remove(&mut self, token: u32) -> Option<OwnedFd> {
         let process = self.processes.remove(&token)?;
         if let Some(tenant) = process.account
@@ -421,7 +429,7 @@ impl Scrubber {
         Some(process.socket)
     }
 
-    /// A process that is one too many while there is no work.
+    /// Returns an idle process beyond the limit, if there is one.
     pub fn surplus(&self) -> Option<u32> {
         let mut idle = self.processes.iter();
         let mut idle = idle
@@ -430,17 +438,17 @@ impl Scrubber {
         idle.nth(IDLE).map(|(token, _)| *token)
     }
 
-    /// What was finished since the last call, and whether it could be done.
+    /// Takes the results since the last call.
     pub fn finished(&mut self) -> Vec<(Told, io::Result<()>)> {
         std::mem::take(&mut self.finished)
     }
 
-    /// When there is something to [try again](Self::try_again).
+    /// Returns the time at which to [try again](Self::try_again), if any.
     pub fn deadline(&self) -> Option<Instant> {
         self.again
     }
 
-    /// Tries what could not be sent.
+    /// Retries failed sends.
     pub fn try_again(&mut self, now: Instant) {
         if self.again.take_if(|again| *again <= now).is_some() {
             let tenants: Vec<Id> = self.accounts.keys().copied().collect();
@@ -451,36 +459,37 @@ impl Scrubber {
         }
     }
 
-    /// Tenants of whose descriptors this process has passed on the last since the last call.
+    /// Takes the tenants whose last descriptor in this process was passed on since the last call.
     pub fn drained(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.drained)
     }
 
-    /// Whether this process has descriptors of a tenant that it is to pass on.
+    /// Returns whether this process holds descriptors of a tenant that are to be passed on.
     pub fn is_behind(&self, tenant: Id) -> bool {
         self.accounts
             .get(&tenant)
             .is_some_and(|account| account.here > 0)
     }
 
-    /// Whether what one read of a tenant's stream brings is passed on, as soon as there is a process.
+    /// Returns whether descriptors from one read of a tenant's stream would be passed on at once,
+    /// or as soon as there is a process.
     pub fn takes_at_once(&self, tenant: Id) -> bool {
         self.accounts.get(&tenant).is_none_or(|account| {
             account.waiting.is_empty() && account.sent.len() + STREAM <= WINDOW
         })
     }
 
-    /// Descriptors of a tenant that are not closed yet.
+    /// Returns the number of a tenant's descriptors that are not closed yet.
     pub fn held_for(&self, tenant: Id) -> usize {
         self.accounts.get(&tenant).map_or(0, |account| account.held)
     }
 
-    /// Those of all tenants.
+    /// Returns the number of all tenants' descriptors that are not closed yet.
     pub fn held(&self) -> usize {
         self.held - self.held_for(REFUSED)
     }
 
-    /// Whether there is work for a tenant, which may be gone.
+    /// Returns whether there is work for a tenant, which may be gone.
     pub fn serves(&self, tenant: Id) -> bool {
         self.accounts.contains_key(&tenant)
     }

@@ -1,5 +1,5 @@
-//! The process: closes, gives memory back and maps for one tenant at a time. Whatever it waits for, only that tenant
-//! waits with it.
+//! Scrubber process: closes descriptors, frees memory and maps files for one tenant at a time. If
+//! it blocks, it delays only that tenant.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,11 @@ use super::message::{Done, Order, Work};
 use crate::session_file;
 use crate::{datagram, privileges};
 
-/// Bytes that are given back before other orders are looked at.
+/// Bytes to free before the process checks for other orders.
 const SLICE: u64 = 64 << 20;
 
-/// Serves the supervisor until it closes its end, without privileges: the process's exit status.
+/// Serves the supervisor until it closes its end, without privileges. Returns the process's exit
+/// status.
 pub fn main(socket: &OwnedFd) -> i32 {
     let confined = privileges::drop_capabilities().is_ok() && privileges::filter(false).is_ok();
     if !confined {
@@ -31,7 +32,7 @@ pub fn main(socket: &OwnedFd) -> i32 {
     0
 }
 
-/// As [`main`], as this process is.
+/// Serves as [`main`] does, with the privileges of this process.
 pub fn serve(socket: &OwnedFd) {
     let mut queue = Queue::default();
     loop {
@@ -41,7 +42,7 @@ pub fn serve(socket: &OwnedFd) {
                 Some(order) => {
                     queue.add(order, files);
                     if queue.ends() {
-                        // The end of this process closes them, and waits for no socket that lingers.
+                        // The exit closes them, and does not wait for lingering sockets.
                         std::mem::forget(queue);
                         return;
                     }
@@ -61,7 +62,7 @@ pub fn serve(socket: &OwnedFd) {
     }
 }
 
-/// An order with its descriptors, in part done.
+/// An order with its descriptors, possibly done in part.
 #[derive(Debug)]
 struct Job {
     ticket: u64,
@@ -71,7 +72,8 @@ struct Job {
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// The supervisor may still have copies of their descriptors, and is not to have the last.
+    /// Jobs whose descriptors the supervisor may still hold. They wait, so that the supervisor does
+    /// not close a last copy.
     held: Vec<Job>,
     released: VecDeque<Job>,
 }
@@ -86,7 +88,7 @@ impl Queue {
             }),
             Order::Released => {
                 for job in self.held.drain(..) {
-                    // Somebody may wait for it, and it is mostly done at once.
+                    // Often awaited, and mostly done at once.
                     if matches!(job.work, Work::Close | Work::Status { .. }) {
                         self.released.push_front(job);
                     } else {
@@ -97,7 +99,8 @@ impl Queue {
         }
     }
 
-    /// Does all that is to be done for the supervisor at the other end of `socket`. False if it has closed that.
+    /// Executes all orders from the supervisor at the other end of `socket`. Returns false if the
+    /// supervisor has closed it.
     #[cfg(any(test, fuzzing))]
     pub fn serve_all(&mut self, socket: &OwnedFd) -> bool {
         loop {
@@ -123,12 +126,13 @@ impl Queue {
         }
     }
 
-    /// Whether the supervisor has no copy any more of what is to be closed by the end of this process.
+    /// Returns whether an order to exit is due: the supervisor has closed its copies of the order's
+    /// descriptors.
     fn ends(&self) -> bool {
         self.released.iter().any(|job| job.work == Work::End)
     }
 
-    /// Does a part of the first job: what became of it if it was the last part.
+    /// Does a part of the first job. Returns the result if it was the last part.
     fn turn(&mut self) -> Option<Done> {
         let mut job = self.released.pop_front()?;
         let result = match job.part() {
@@ -140,14 +144,14 @@ impl Queue {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        // Closed before anybody is told.
+        // Closed before the supervisor gets the result.
         drop(job.files);
         Some(Done::new(job.ticket, &result))
     }
 }
 
 impl Job {
-    /// Does a part of the work, and says what is left of it.
+    /// Does a part of the work, and returns the rest.
     fn part(&self) -> io::Result<Option<Work>> {
         let Some(file) = self.files.first() else {
             return Ok(None);
@@ -189,7 +193,8 @@ fn scrub(file: &OwnedFd, runs: &[Run]) -> io::Result<Option<Work>> {
     Ok((!rest.is_empty()).then_some(Work::Scrub(rest)))
 }
 
-/// Gives back what comes first in a session's file from an offset on. Its end is reached even if somebody still writes.
+/// Frees the first data in a session's file from an offset on. Terminates even if a process keeps
+/// writing.
 fn discard(file: &OwnedFd, from: u64) -> io::Result<Option<Work>> {
     let data = match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(data) => data,
@@ -205,7 +210,7 @@ fn discard(file: &OwnedFd, from: u64) -> io::Result<Option<Work>> {
     Ok(Some(Work::Discard(data + slice)))
 }
 
-/// Completes what these parties of an event, a bit each, have recorded in its words.
+/// Completes the records of these parties, a bit each, in an event's words.
 pub fn bury(file: &OwnedFd, parties: u32) -> io::Result<()> {
     let mapping = Mapping::new(file, 0, WORDS_FILE)?;
     // SAFETY: pages of a file that cannot shrink, mapped until the end of this function.

@@ -1,11 +1,11 @@
-//! What the supervisor and its spawner say to each other: one datagram each.
+//! Messages between the supervisor and its spawner: one datagram each.
 
 use wormhole_sandbox::Ending;
 
-/// An order of the supervisor. The spawner alone knows the workers' programs and how they are confined.
+/// Order of the supervisor. The spawner alone knows the workers' programs and their confinement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Start the worker for a protocol. `environment` is a guest's, in lines of `NAME=VALUE`.
+    /// Start the worker for a protocol. `environment` comes from a guest, in lines of `NAME=VALUE`.
     Start {
         ticket: u64,
         hash: u64,
@@ -14,26 +14,26 @@ pub enum Order {
     Kill {
         ticket: u64,
     },
-    /// A worker is a tenant's from now on.
+    /// Move a worker into a tenant's cgroup.
     Assign {
         ticket: u64,
         tenant: u32,
     },
-    /// Make a process that closes descriptors.
+    /// Fork a process that closes descriptors.
     Scrubber,
 }
 
-/// What the spawner says, by the ticket of the order.
+/// Report of the spawner, by the ticket of the order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Workers can be started: their protocols, and what they are started on or why nothing can be.
+    /// Workers can be started: their protocols, and their device or the reason why there is none.
     Ready {
         hashes: Vec<u64>,
         device: Result<String, String>,
     },
     /// Workers cannot be started on this system.
     Unfit(String),
-    /// A worker has executed its program. Its stream and its log come with this.
+    /// A worker has executed its program. Its stream and its log come with the report.
     Started {
         ticket: u64,
         pid: i32,
@@ -48,9 +48,9 @@ pub enum Report {
         ending: Ending,
         out_of_memory: bool,
     },
-    /// A process that closes descriptors was made. Its socket comes with this.
+    /// A process that closes descriptors was forked. Its socket comes with the report.
     Scrubber,
-    /// It could not be made.
+    /// The process could not be forked.
     NoScrubber(String),
 }
 
@@ -59,7 +59,7 @@ pub enum Report {
 #[error("{0} bytes between supervisor and spawner are no message")]
 pub struct Malformed(usize);
 
-/// Takes a message apart, from its start.
+/// Decoder of a message's fields, in order.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
         self.bytes().map(|[byte]| byte)
     }
 
-    /// All that is left.
+    /// Takes all remaining bytes as text.
     fn text(&mut self) -> Option<String> {
         let bytes: &'a [u8] = std::mem::take(&mut self.0);
         std::str::from_utf8(bytes).ok().map(str::to_owned)
@@ -115,7 +115,7 @@ impl Order {
     }
 
     /// # Errors
-    /// The bytes are not what [`encode`](Self::encode) gives.
+    /// The bytes are no encoding of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         let mut read = || {
@@ -184,7 +184,7 @@ impl Report {
     }
 
     /// # Errors
-    /// The bytes are not what [`encode`](Self::encode) gives.
+    /// The bytes are no encoding of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         let mut read = || {

@@ -1,11 +1,12 @@
-//! The spawner: a process of its own that starts, kills and reaps workers for the supervisor.
+//! The spawner: a separate process that starts, kills and reaps workers for the supervisor.
 //!
-//! Confining a worker takes privileges: namespaces, users, cgroups. Hearing guests takes none. So the supervisor forks
-//! the spawner before it hears anyone, and gives up its own privileges ([`crate::privileges`]). The spawner holds the
-//! privileges, the executables and the confinement, and takes four orders: start the worker of a protocol, kill a worker that it
-//! started, move one into its tenant's cgroup, and fork a process that closes descriptors ([`crate::scrubber`]). Of a
-//! guest's environment it passes on known variables alone. It never reads what a guest, a launcher or a worker that
-//! has met a guest wrote, and holds no descriptor of theirs.
+//! Confining a worker needs privileges: namespaces, users, cgroups. Reading guests' messages needs
+//! none. So the supervisor forks the spawner before it reads any, and drops its own privileges
+//! ([`crate::privileges`]). The spawner keeps the privileges, the executables and the confinement,
+//! and executes four orders: start the worker of a protocol, kill a worker that it started, move
+//! one into its tenant's cgroup, and fork a process that closes descriptors ([`crate::scrubber`]).
+//! Of a guest's environment it passes on known variables only. It never reads bytes written by a
+//! guest, a launcher or a worker that has served a guest, and holds none of their descriptors.
 //!
 //! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
 
@@ -26,7 +27,7 @@ pub use self::setup::{Setup, Tenants};
 use crate::datagram;
 use crate::listener::Place;
 
-/// Why there is no spawner.
+/// Reason why there is no spawner.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnerError {
     #[error("the process that starts workers cannot be made")]
@@ -43,19 +44,19 @@ pub enum SpawnerError {
     Unfit(String),
 }
 
-/// The supervisor's end. Readable when the spawner has something to report.
+/// Supervisor's end of the socket. Readable when the spawner has sent a report.
 #[derive(Debug)]
 pub struct Spawner {
     socket: Arc<OwnedFd>,
     pid: libc::pid_t,
 }
 
-/// What can be started.
+/// Workers that can be started.
 #[derive(Debug)]
 pub struct Abilities {
-    /// Protocols that workers speak.
+    /// Protocol hashes of the workers.
     pub hashes: Vec<u64>,
-    /// What workers are started on, or why none can be.
+    /// Device of the workers, or the reason why none can be started.
     pub device: Result<String, String>,
 }
 
@@ -67,32 +68,33 @@ pub struct Heard {
 }
 
 impl Spawner {
-    /// Forks the spawner and waits until it knows what can be started. The spawner keeps no descriptor of `closes`, and
-    /// removes the socket at `place` in the end. To be called by a process of one thread, in the thread that lives as
-    /// long as workers are to live.
+    /// Forks the spawner and waits for its `Ready` report. The spawner closes the descriptors
+    /// `closes`, and removes the socket at `place` when it ends. Call it in a process of one
+    /// thread, on a thread that lives as long as the workers.
     ///
     /// # Errors
-    /// No process can be made, or it cannot start workers.
+    /// The process cannot be forked, or it cannot start workers.
     pub fn fork(
         setup: Setup,
         closes: &[RawFd],
         place: Option<Place>,
     ) -> Result<(Self, Abilities), SpawnerError> {
         let (near, far) = datagram::pair().map_err(SpawnerError::Fork)?;
-        // SAFETY: the process has one thread, so the child finds every lock free; it leaves by `serve` alone.
+        // SAFETY: the process has one thread, so the child finds every lock free; the child runs
+        // `serve` and then exits.
         let pid = unsafe { libc::fork() };
         match pid {
             ..0 => return Err(SpawnerError::Fork(tasks::named(io::Error::last_os_error()))),
             0 => {
                 drop(near);
                 for fd in closes {
-                    // SAFETY: copies of the parent's descriptors. Nothing in this process uses them.
+                    // SAFETY: copies of the parent's descriptors, which this process does not use.
                     unsafe {
                         libc::close(*fd);
                     }
                 }
                 let status = process::serve(&far, setup, place.as_ref());
-                // SAFETY: ends the process, without destructors of what the parent owns.
+                // SAFETY: ends the process, without destructors of the parent's objects.
                 unsafe { libc::_exit(status) }
             }
             1.. => {}
@@ -109,7 +111,7 @@ impl Spawner {
         }
     }
 
-    /// Takes a stand-in for the spawner at the other end of `socket`.
+    /// Creates a handle on a test that plays the spawner at the other end of `socket`.
     #[cfg(any(test, fuzzing))]
     pub fn played_by(socket: OwnedFd) -> Self {
         Self {
@@ -133,7 +135,7 @@ impl Spawner {
         }
     }
 
-    /// The next report that is there.
+    /// Receives the next report, if there is one.
     ///
     /// # Errors
     /// The spawner has ended, and with it all workers.
@@ -141,7 +143,7 @@ impl Spawner {
         self.next(false)
     }
 
-    /// Orders a worker; false when the spawner has ended.
+    /// Orders a worker. Returns false if the spawner has ended.
     pub fn start(&self, ticket: u64, hash: u64, environment: String) -> bool {
         let order = Order::Start {
             ticket,
@@ -151,12 +153,12 @@ impl Spawner {
         datagram::send(&self.socket, &order.encode(), &[], true).is_ok()
     }
 
-    /// What orders processes that close descriptors.
+    /// Returns a handle that orders processes to close descriptors.
     pub fn orders(&self) -> Orders {
         Orders(Arc::clone(&self.socket))
     }
 
-    /// The worker of an order.
+    /// Returns the handle of the worker of an order.
     pub fn process(&self, ticket: u64, pid: i32) -> Process {
         Process {
             socket: Arc::clone(&self.socket),
@@ -165,7 +167,7 @@ impl Spawner {
         }
     }
 
-    /// Has the spawner end all workers and itself, and waits for that.
+    /// Ends all workers and the spawner, and waits until it has exited.
     pub fn end(&self) {
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
         let mut status = 0;
@@ -182,18 +184,18 @@ impl AsRawFd for Spawner {
     }
 }
 
-/// Orders processes that close descriptors.
+/// Handle that orders processes to close descriptors.
 #[derive(Clone, Debug)]
 pub struct Orders(Arc<OwnedFd>);
 
 impl Orders {
-    /// Orders one; false when the spawner has ended.
+    /// Orders one. Returns false if the spawner has ended.
     pub fn scrubber(&self) -> bool {
         datagram::send(&self.0, &Order::Scrubber.encode(), &[], true).is_ok()
     }
 }
 
-/// A worker process, which the spawner reaps.
+/// A worker process, reaped by the spawner.
 #[derive(Clone, Debug)]
 pub struct Process {
     socket: Arc<OwnedFd>,
@@ -206,12 +208,13 @@ impl Process {
         self.ticket
     }
 
-    /// The process's number in the supervisor's PID namespace: for people to read, never an identity.
+    /// Returns the process's number in the supervisor's PID namespace: for log messages, not as an
+    /// identity.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Counts the process among a tenant's: it is killed if the system does not let it.
+    /// Moves the process into its tenant's cgroup. The spawner kills it if that fails.
     pub fn assign(&self, tenant: u32) {
         let order = Order::Assign {
             ticket: self.ticket,
@@ -220,12 +223,12 @@ impl Process {
         let _ = datagram::send(&self.socket, &order.encode(), &[], true);
     }
 
-    /// Ends the process with SIGKILL; nothing happens when it has ended already.
+    /// Kills the process with SIGKILL. Has no effect if it has ended.
     pub fn kill(&self) {
         let order = Order::Kill {
             ticket: self.ticket,
         };
-        // The spawner always reads. When it has ended, so have the workers.
+        // The spawner always reads. If it has ended, so have the workers.
         let _ = datagram::send(&self.socket, &order.encode(), &[], true);
     }
 }

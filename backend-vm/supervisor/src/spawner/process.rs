@@ -1,4 +1,4 @@
-//! The spawner's own side: one loop over the supervisor's orders, workers that were started, and workers that end.
+//! Spawner process: one loop over the supervisor's orders, started workers and ended workers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -16,12 +16,12 @@ use crate::listener::Place;
 use crate::workers::Started;
 use crate::{datagram, environment, scrubber};
 
-/// Time between two looks at whether the last workers have ended.
+/// Interval between checks whether the last workers have ended.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Characters of a reason.
+/// Largest number of characters of a reason.
 const LONGEST_REASON: usize = 4000;
 
-/// Serves the supervisor until it closes its end: the process's exit status.
+/// Serves the supervisor until it closes its end. Returns the process's exit status.
 pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
     let status = match live_and_die_with_supervisor().and_then(|()| prepare(socket, setup)) {
         Ok(mut spawner) => {
@@ -31,7 +31,7 @@ pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
         }
         Err(reason) => {
             let report = Report::Unfit(reason);
-            // When nobody hears it, the supervisor has ended.
+            // Fails only if the supervisor has ended.
             let _ = datagram::send(socket, &report.encode(), &[], true);
             2
         }
@@ -42,10 +42,12 @@ pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
     status
 }
 
-/// Has the kernel kill this process when the supervisor dies; the orderly end is the end of the socket. Signals for the
-/// supervisor's process group are the supervisor's. SIGUSR1 asks a supervisor for a dump, and this process has its name.
+/// Makes the kernel kill this process when the supervisor dies; normally it ends with the socket.
+/// Detaches from the supervisor's process group, whose signals are for the supervisor. Blocks
+/// SIGUSR1, which requests a dump from the supervisor and may reach this process, since both have
+/// the same name.
 fn live_and_die_with_supervisor() -> Result<(), String> {
-    // SAFETY: system calls on integers, and on a local signal set, of which all zeroes is a valid value.
+    // SAFETY: system calls on integers, and on a local signal set, for which all zeros are valid.
     unsafe {
         libc::setsid();
         let mut dump: libc::sigset_t = std::mem::zeroed();
@@ -85,17 +87,17 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
     })
 }
 
-/// The spawner's state.
+/// State of the spawner.
 struct Spawner {
     prepared: Prepared,
-    /// How long it waits for its workers at its end.
+    /// Time to wait for workers at the end.
     reap_limit: Duration,
     starter: Starter,
-    /// By ticket.
+    /// Running workers, by ticket.
     workers: BTreeMap<u64, Child>,
-    /// Processes to be reaped when they have ended.
+    /// Scrubber processes to reap when they have ended.
     scrubbers: Vec<libc::pid_t>,
-    /// What the supervisor's socket has had no room for.
+    /// Reports for which the supervisor's socket had no room.
     reports: VecDeque<(Report, Vec<OwnedFd>)>,
 }
 
@@ -120,12 +122,12 @@ impl Spawner {
             ];
             entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
             let count = libc::nfds_t::try_from(entries.len()).unwrap_or(0);
-            // SAFETY: a live array of as many entries.
+            // SAFETY: a live array of this many entries.
             if unsafe { libc::poll(entries.as_mut_ptr(), count, -1) } < 0 {
                 continue;
             }
             self.announce_started();
-            // Fewer than before if an end was announced meanwhile; the others are looked at again.
+            // Fewer than before if an end was reported meanwhile; the others are checked again.
             for (ticket, entry) in tickets.iter().zip(&entries[2..]) {
                 if entry.revents != 0 {
                     self.announce_end(*ticket);
@@ -170,7 +172,8 @@ impl Spawner {
         }
     }
 
-    /// False when the supervisor has closed its end, or says what it never says.
+    /// Executes pending orders. Returns false when the supervisor has closed its end or sent an
+    /// invalid message.
     fn take_orders(&mut self, socket: &OwnedFd) -> bool {
         loop {
             let bytes = match datagram::receive(socket, false) {
@@ -185,7 +188,8 @@ impl Spawner {
                     environment,
                 }) => self.start(ticket, hash, &environment),
                 Ok(Order::Kill { ticket }) => {
-                    // One that has ended may still be killed by who has not heard of it.
+                    // A worker that has ended may still be killed by a supervisor that has not read
+                    // the report yet.
                     if let Some(child) = self.workers.get(&ticket) {
                         child.kill();
                     }
@@ -200,7 +204,8 @@ impl Spawner {
         }
     }
 
-    /// A worker that cannot be counted among its tenant's would escape that tenant's limits.
+    /// Moves a worker into its tenant's cgroup. Kills it if that fails, because it would escape the
+    /// tenant's limits.
     fn assign(&mut self, ticket: u64, tenant: u32) {
         let Some(child) = self.workers.get_mut(&ticket) else {
             return;
@@ -213,7 +218,7 @@ impl Spawner {
     }
 
     fn make_scrubber(&mut self) {
-        // SAFETY: integers. One that cannot end yet is asked again.
+        // SAFETY: integers. A process that has not ended is polled again later.
         let runs =
             |pid: &_| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == 0;
         self.scrubbers.retain(runs);
@@ -251,7 +256,7 @@ impl Spawner {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as many reports as the socket takes.
     fn flush(&mut self, socket: &OwnedFd) {
         while let Some((report, descriptors)) = self.reports.pop_front() {
             match datagram::send(socket, &report.encode(), &descriptors, false) {
@@ -261,7 +266,7 @@ impl Spawner {
                     return;
                 }
                 Err(error) => {
-                    // Kills the worker, so that the supervisor sees at least its end.
+                    // Kills the worker, so that at least its end is reported.
                     tracing::error!("the supervisor is not told of {report:?}: {error}");
                     if let Report::Started { ticket, .. } = report
                         && let Some(child) = self.workers.get(&ticket)
@@ -273,7 +278,7 @@ impl Spawner {
         }
     }
 
-    /// Ends and reaps all workers, as far as they end in time.
+    /// Kills and reaps all workers, as far as they end in time.
     fn end(mut self) {
         self.starter.end();
         let started = self.starter.finished().into_iter();
@@ -303,18 +308,18 @@ impl Spawner {
     }
 }
 
-/// Makes a process that closes descriptors for the supervisor, which has its socket. It holds no other descriptor of this
-/// one's, but for the standard ones.
+/// Forks a process that closes descriptors, and returns the supervisor's end of its socket. It
+/// keeps no other descriptor of this process but the standard ones.
 fn fork_scrubber() -> io::Result<(libc::pid_t, OwnedFd)> {
-    /// Where the process has its socket.
+    /// Number of the process's socket.
     const SOCKET: RawFd = 3;
     let (near, far) = datagram::pair()?;
-    // SAFETY: the child leaves by `main` alone. The C library leaves it an allocator that works, and it takes no lock of
-    // the other thread, which starts workers.
+    // SAFETY: the child runs `main` and then exits. The C library keeps its allocator usable after
+    // a fork, and the child takes no lock of the other thread, which starts workers.
     match unsafe { libc::fork() } {
         ..0 => Err(tasks::named(io::Error::last_os_error())),
-        // SAFETY: system calls on integers and literals; nothing in this process uses a descriptor from `SOCKET` on but
-        // the one that is put there.
+        // SAFETY: system calls on integers and literals; the child uses no descriptor from `SOCKET`
+        // on but the socket that is put there.
         0 => unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
             libc::prctl(libc::PR_SET_NAME, c"scrubber".as_ptr(), 0, 0, 0);

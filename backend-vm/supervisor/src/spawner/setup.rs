@@ -1,4 +1,4 @@
-//! What the spawner finds out before it says that workers can be started.
+//! Checks and preparation before the spawner reports that workers can be started.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,32 +13,32 @@ use wormhole_sandbox::{
 use crate::environment;
 use crate::workers::{Executables, ExecutablesError};
 
-/// How the tenants of a supervisor stand to each other.
+/// Trust between the tenants of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tenants {
-    /// There is one.
+    /// There is one tenant.
     One,
-    /// They trust each other.
+    /// The tenants trust each other.
     Trusting,
-    /// One may have taken its worker over and attack the others.
+    /// A tenant may have compromised its worker and attack the others.
     Strangers,
 }
 
-/// What workers are to be.
+/// Options for starting workers.
 #[derive(Debug)]
 pub struct Setup {
     pub device: DeviceChoice,
     /// Directories of worker executables.
     pub workers: Vec<PathBuf>,
     pub tenants: Tenants,
-    /// Start workers although this system lets nobody confine them with namespaces.
+    /// Start workers even if this system provides no namespaces to confine them.
     pub without_namespaces: bool,
     pub memory: MemoryLimits,
-    /// How long workers may take to end when the supervisor has ended.
+    /// Time within which workers must end after the supervisor has.
     pub reap_limit: Duration,
 }
 
-/// Why no worker can be started.
+/// Reason why no worker can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     #[error("workers cannot be confined on this system: {0}")]
@@ -57,13 +57,13 @@ pub enum SetupError {
     Executables(#[from] ExecutablesError),
 }
 
-/// What workers are started with.
+/// Prepared parameters of workers' starts.
 #[derive(Debug)]
 pub struct Prepared {
-    /// What workers are started on, or why none can be.
+    /// Device of the workers, or the reason why none can be started.
     pub device: Result<DeviceChoice, String>,
     pub executables: Executables,
-    /// The environment of every worker, before its guest's.
+    /// Environment of every worker, before its guest's.
     pub environment: Vec<(OsString, OsString)>,
     pub confinement: Confinement,
 }
@@ -137,7 +137,7 @@ impl Setup {
         })
     }
 
-    /// How workers' memory is limited without cgroups: said aloud where tenants depend on it.
+    /// Logs how workers' memory is limited without cgroups: as a warning if tenants depend on it.
     fn tell_unlimited(&self, reason: &str) {
         let mebibytes = self.memory.worker >> 20;
         let limit = match self.device.profile() {
@@ -154,8 +154,9 @@ impl Setup {
     }
 }
 
-/// What a worker for `device` calls it, the device files it needs, and in `environment` what shows it no
-/// others. Without a driver there is nothing to show: the worker will say what is missing.
+/// Returns the device as the worker names it and the device files that it needs, and adds the
+/// variables to `environment` that hide other devices. Without a driver there are no files: the
+/// worker then reports that it is missing.
 fn shown(
     device: DeviceChoice,
     environment: &mut Vec<(OsString, OsString)>,
@@ -176,10 +177,12 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
-/// user of its own. With it programs share memory by `cuIpcGetMemHandle`. The driver's handle holds a process number,
-/// counters and sizes: any process on the GPU that guesses them opens the memory (shown on an H200 with driver 580).
-/// Strangers therefore have a namespace for each worker, in which the device offers no such handles.
+/// Returns the PID namespace that all workers share, if the device's driver identifies processes by
+/// number and each worker has a user of its own. With it programs share memory by
+/// `cuIpcGetMemHandle`. The driver's handle contains a process number, counters and sizes: any
+/// process on the GPU that guesses them opens the memory (shown on an H200 with driver 580). With
+/// strangers, each worker therefore has a namespace of its own, in which the device offers no such
+/// handles.
 fn processes(profile: Profile, isolation: Isolation, tenants: Tenants) -> Option<Arc<Processes>> {
     let numbered = (profile, isolation) == (Profile::Cuda, Isolation::Namespaces);
     if !numbered || tenants == Tenants::Strangers || !is_root() {

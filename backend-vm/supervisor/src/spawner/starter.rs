@@ -1,4 +1,5 @@
-//! The thread that starts workers: a clone, mounts and an exec that the spawner's loop does not wait for.
+//! Thread that starts workers: a clone, mounts and an exec for which the spawner's loop does not
+//! wait.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,12 +23,13 @@ pub struct Order {
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// What became of an order, by its ticket.
+/// Result of an order, with its ticket.
 type Outcome = (u64, Result<Started, SpawnError>);
 
-/// The loop's handle on the thread. It is readable when an order is finished.
+/// Spawner loop's handle on the thread. Readable when an order is finished.
 ///
-/// The kernel kills a worker when the thread that started it ends, so the thread lives as long as this.
+/// The kernel kills a worker when the thread that started it ends, so the thread lives as long as
+/// this value.
 #[derive(Debug)]
 pub struct Starter {
     orders: Option<Sender<(u64, Order)>>,
@@ -40,7 +42,7 @@ impl Starter {
     /// Starts the thread, with the calling thread's signal mask.
     ///
     /// # Errors
-    /// No descriptor or no thread can be had.
+    /// No descriptor or thread can be created.
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         let bell = EventFd::new(EFD_NONBLOCK)?;
         let theirs = bell.try_clone()?;
@@ -57,21 +59,21 @@ impl Starter {
         })
     }
 
-    /// Hands the thread an order; false when it has ended.
+    /// Sends the thread an order. Returns false if the thread has ended.
     pub fn order(&self, ticket: u64, order: Order) -> bool {
         self.orders
             .as_ref()
             .is_some_and(|orders| orders.send((ticket, order)).is_ok())
     }
 
-    /// What has become of orders since the last call.
+    /// Returns the results since the last call.
     pub fn finished(&self) -> Vec<Outcome> {
-        // Empty when nothing was finished.
+        // The read fails if no order was finished.
         let _ = self.bell.read();
         self.outcomes.try_iter().collect()
     }
 
-    /// Waits for the order in hand; there can be no more.
+    /// Waits for the order in progress. No order may follow.
     pub fn end(&mut self) {
         self.orders = None;
         if let Some(thread) = self.thread.take()
