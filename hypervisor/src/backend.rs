@@ -1,4 +1,4 @@
-//! Starting a backend and talking to it on a tenant stream.
+//! Starts a backend and communicates with it on a tenant stream.
 
 use std::fs::File;
 use std::io::Read;
@@ -24,7 +24,7 @@ use wormhole_ring::layout::SEGMENT_BYTES;
 use crate::installation::{Installation, InstallationError};
 use crate::signals::{PASSED, Set};
 
-/// Why there is no backend, or none any more.
+/// Reason why there is no backend, or none any more.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     #[error(transparent)]
@@ -65,16 +65,16 @@ pub enum BackendError {
     Wait(#[source] std::io::Error),
 }
 
-/// What a backend did.
+/// Outcome of a backend.
 #[derive(Debug, Default)]
 pub struct Served {
-    /// The sessions that the backend reported.
+    /// Reports of the tenant's sessions.
     pub sessions: SessionReports,
     /// The error that ended the backend before its tenant.
     pub failure: Option<BackendError>,
 }
 
-/// Names the limit that a file of a window's size runs into.
+/// Names the resource limit, if a window's size exceeds it.
 fn file_size_limit(error: &std::io::Error) -> &'static str {
     if error.kind() == std::io::ErrorKind::FileTooLarge {
         ", which is more than the size limit of files allows (ulimit -f)"
@@ -83,10 +83,11 @@ fn file_size_limit(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// Sessions that a tenant may have at the same time: each has a worker process of the host's.
+/// Largest number of sessions that a tenant may have at the same time: each has a worker process on
+/// the host.
 const SESSION_LIMIT: u32 = 64;
 
-/// A supervisor of our own, with one tenant.
+/// A supervisor started by this process, with one tenant.
 #[derive(Debug)]
 pub struct Backend {
     supervisor: Child,
@@ -120,11 +121,11 @@ impl Backend {
             .arg(installation.folder())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // The supervisor is the only process that is started while its end can be inherited.
+        // No other process is started while this descriptor can be inherited.
         fcntl_setfd(&theirs, FdFlags::empty())
             .map_err(|error| BackendError::Start(error.into()))?;
-        // In a process group of its own, which signals from the terminal do not reach: they are for the program, which
-        // has its backend until it ends.
+        // The supervisor gets a process group of its own, so that signals from the terminal do not
+        // reach it: they are for the program, which needs its backend until it ends.
         let passed = Set::of(&PASSED);
         // SAFETY: between fork and exec this makes one system call and allocates nothing.
         unsafe {
@@ -172,7 +173,8 @@ impl Backend {
         }
     }
 
-    /// The cause of an error in attaching: where the stream ended or broke, the supervisor's own end.
+    /// Returns the cause of an error in attaching: the supervisor's own exit, if the stream ended
+    /// or broke.
     fn why(mut self, error: BackendError) -> BackendError {
         if !matches!(error, BackendError::Ended | BackendError::Stream(_)) {
             return error;
@@ -185,19 +187,20 @@ impl Backend {
         }
     }
 
-    /// The tenant's window.
+    /// Returns the tenant's window.
     pub fn window(&self) -> &File {
         &self.window
     }
 
-    /// Where guest processes' control streams are handed to the supervisor.
+    /// Returns the port that passes guest processes' control streams to the supervisor.
     pub fn port(&self) -> Port {
         self.port.clone()
     }
 
-    /// Begins to listen to the supervisor, and lets the guest see in its window what it is granted; guests that
-    /// are processes of this system have none. A guest that cannot be shown its memory is stopped at once: what
-    /// its window holds is not certain any more.
+    /// Starts the thread that reads the supervisor's messages and maps granted runs into the
+    /// guest's window; guests that are processes of this system have no such window. If a run
+    /// cannot be mapped or unmapped, the guest is stopped at once, because its window's contents
+    /// are uncertain.
     pub fn listen(&mut self, guest: Option<(Window, StopHandle)>) -> Result<(), BackendError> {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
@@ -214,7 +217,8 @@ impl Backend {
                 stop.stop();
             }
             if served.failure.is_some() {
-                // Without the launcher nobody is granted anything: the supervisor is to end the sessions.
+                // Without the launcher no run can be granted, so the supervisor must end the
+                // sessions.
                 drop(stream.shutdown(std::net::Shutdown::Both));
             }
             served
@@ -223,11 +227,12 @@ impl Backend {
         Ok(())
     }
 
-    /// Ends the tenant and returns what its sessions did, and how the backend failed if it did.
+    /// Ends the tenant. Returns the reports of its sessions, and the backend's failure if there was
+    /// one.
     pub fn finish(mut self) -> Served {
-        // The stream ends with the last word of the supervisor, which it says once this side has said its own.
+        // The supervisor closes its direction after this side has closed its own.
         let early = self.listener.as_ref().is_some_and(JoinHandle::is_finished);
-        // Fails only where the other side is gone, which its status tells.
+        // Fails only if the supervisor is gone, and its exit status shows that.
         drop(self.stream.shutdown(std::net::Shutdown::Write));
         let mut served = match self.listener.take().map(JoinHandle::join) {
             Some(Ok(served)) => served,
@@ -244,7 +249,7 @@ impl Backend {
     }
 }
 
-/// Listens until the supervisor has said its last word: the reports of all sessions.
+/// Handles messages until the supervisor has sent all reports and closed its direction.
 fn listen(
     stream: &UnixStream,
     port: &Port,
@@ -262,7 +267,7 @@ fn listen(
                 let (start, bytes) = range(run);
                 window.show(&file.into(), start, bytes)?;
                 match port.send(&Message::WindowMapped(run), &[]) {
-                    // This side has said its last word: nobody waits for the answer.
+                    // This side's direction is closed, so the answer is not needed.
                     Err(BackendError::Stream(error))
                         if error.kind() == std::io::ErrorKind::BrokenPipe => {}
                     sent => sent?,
@@ -278,7 +283,7 @@ fn listen(
     Ok(())
 }
 
-/// First byte and bytes of a run.
+/// Returns the offset and the size of a run in bytes.
 fn range(run: WindowRun) -> (u64, u64) {
     let segment = SEGMENT_BYTES as u64;
     (
@@ -289,19 +294,19 @@ fn range(run: WindowRun) -> (u64, u64) {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // The end of the tenant stream ends the supervisor; this only collects it.
+        // The end of the tenant stream ends the supervisor; this only reaps it.
         drop(self.stream.shutdown(std::net::Shutdown::Both));
         drop(self.supervisor.wait());
     }
 }
 
-/// The sending direction of the tenant stream, shared by who has something to send.
+/// Sending direction of the tenant stream, shared by all senders.
 #[derive(Clone, Debug)]
 pub struct Port(Arc<Mutex<UnixStream>>);
 
 impl Port {
-    /// Hands the control stream of a guest process to the supervisor. `local`: the process runs on this system
-    /// and can be sent its session's file itself.
+    /// Passes the control stream of a guest process to the supervisor. `local`: the process runs on
+    /// this system, and the supervisor sends it the session's file itself.
     pub fn forward(&self, guest: &OwnedFd, local: bool) -> Result<(), BackendError> {
         let stream = Stream {
             local: local.into(),
@@ -312,7 +317,7 @@ impl Port {
     fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {
         let frame = message.to_vec()?;
         let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Frames are far smaller than a socket's buffer, which takes them whole.
+        // Frames are far smaller than a socket's buffer, so each is sent whole.
         stream
             .send_with_fds(&[&frame[..]], descriptors)
             .map(drop)
@@ -320,7 +325,7 @@ impl Port {
     }
 }
 
-/// A sparse memfd whose size nobody can change any more.
+/// Creates a sparse memfd, sealed against changes of its size.
 fn window(size: u64) -> Result<File, Errno> {
     let window = memfd_create(
         "wormhole-window",
@@ -334,7 +339,7 @@ fn window(size: u64) -> Result<File, Errno> {
     Ok(window.into())
 }
 
-/// The next message with the file that came with it; none at the end of the stream.
+/// Receives the next message and the file that came with it. Returns none at the end of the stream.
 fn receive<'a>(
     mut stream: &UnixStream,
     body: &'a mut Vec<u8>,

@@ -37,7 +37,7 @@ pub struct Options {
     rebuild: bool,
 }
 
-/// Why there is no image.
+/// Reason why there is no image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]

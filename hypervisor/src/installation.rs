@@ -1,9 +1,9 @@
-//! Where the parts of Wormhole lie on this host.
+//! Location of Wormhole's parts on this host.
 
 use std::path::{Path, PathBuf};
 
-/// The folder that holds what `wormhole` starts and takes along: the supervisor, the workers, the
-/// frontend libraries and the init program of images.
+/// Folder of the programs and libraries that `wormhole` starts or copies into images: the
+/// supervisor, the workers, the frontend libraries and the init program.
 #[derive(Debug, Clone)]
 pub struct Installation {
     command: PathBuf,
@@ -11,7 +11,7 @@ pub struct Installation {
     images: PathBuf,
 }
 
-/// A part that is not where it should be.
+/// Error for a missing part.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallationError {
     #[error("cannot tell where the wormhole command itself lies")]
@@ -23,7 +23,8 @@ pub enum InstallationError {
 }
 
 impl Installation {
-    /// `../lib/wormhole` and `../share/wormhole/images` beside the folder of the running command.
+    /// Locates `../lib/wormhole` and `../share/wormhole/images` relative to the folder of the
+    /// running command.
     pub fn locate() -> Result<Self, InstallationError> {
         let command = std::env::current_exe().map_err(InstallationError::Command)?;
         let prefix = command.parent().and_then(Path::parent);
@@ -35,18 +36,18 @@ impl Installation {
         })
     }
 
-    /// The folder of images: the user's choice, the installation's, or the user's own; see
+    /// Returns the folder of images: the user's choice, the installation's, or the user's own; see
     /// [`wormhole_images::default_folder`].
     pub fn images(&self) -> Option<PathBuf> {
         wormhole_images::default_folder(&self.images)
     }
 
-    /// The running command.
+    /// Returns the path of the running command.
     pub fn command(&self) -> &Path {
         &self.command
     }
 
-    /// The folder of all parts; workers are found in it by name.
+    /// Returns the folder of all parts. The supervisor finds workers in it by name.
     pub fn folder(&self) -> &Path {
         &self.parts
     }
@@ -59,7 +60,7 @@ impl Installation {
         self.part("wormhole-worker")
     }
 
-    /// The guests' libraries, the CUDA driver's and NVML, under the names that programs open.
+    /// Returns the guest's libraries, CUDA driver and NVML, under the names that programs open.
     pub fn frontends(&self) -> Result<Vec<PathBuf>, InstallationError> {
         ["libcuda.so.1", "libnvidia-ml.so.1"]
             .map(|name| self.part(name))

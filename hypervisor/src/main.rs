@@ -1,7 +1,8 @@
 //! The `wormhole` command.
 //!
-//! Policy only: what to start, in which order, and what to tell the user. The mechanisms are the
-//! monitor (`wormhole-monitor`), its link to the backend (`wormhole-link`) and the images (`wormhole-images`).
+//! Contains policy only: which processes to start, in which order, and which messages to print. The
+//! mechanisms are in the monitor (`wormhole-monitor`), its link to the backend (`wormhole-link`)
+//! and the images (`wormhole-images`).
 
 mod backend;
 mod image;
@@ -75,14 +76,14 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Says in one sentence what is wrong with the arguments; help and version are what was asked for.
+/// Prints in one sentence what is wrong with the arguments; prints help and version as requested.
 fn refuse(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         error.exit();
     }
     let text = error.to_string();
-    // Paragraphs: what is wrong, perhaps a tip, the usage.
+    // The paragraphs are the error, possibly a tip, and the usage.
     let told: Vec<String> = text
         .trim_start_matches("error: ")
         .split("\n\n")

@@ -1,7 +1,7 @@
 //! Output of the command itself.
 //!
-//! Nothing that happens to it changes how a run ends: errors are ignored, and so is the signal for a file that has
-//! reached the size limit (SIGPIPE is ignored by the standard library).
+//! Failures of the output do not change how a run ends: errors are ignored, and so is SIGXFSZ, the
+//! signal for the file size limit (the standard library ignores SIGPIPE).
 
 use std::fmt::Arguments;
 use std::io::Write;
@@ -9,13 +9,14 @@ use std::io::Write;
 use vmm_sys_util::signal::register_signal_handler;
 use wormhole_link::harmless;
 
-/// Writes a line to standard error in one piece, after the command's name. Parts of it come from guests, workers and the
-/// names of files: what would move a terminal's cursor or change its state is shown as a dot.
+/// Writes a line to standard error in one piece, after the command's name. Parts of it come from
+/// guests, workers and file names, so characters that would move a terminal's cursor or change its
+/// state are replaced by dots.
 pub fn line(text: Arguments<'_>) {
     to_stderr(&format!("wormhole: {}\n", harmless(&text.to_string())));
 }
 
-/// Writes text to standard error as it is.
+/// Writes text to standard error unchanged.
 pub fn to_stderr(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -25,12 +26,12 @@ pub fn result(text: Arguments<'_>) {
     let _ = std::io::stdout().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Makes writes beyond the size limit of files fail instead of ending this process. Programs that it starts have the
-/// signal's default action: a handler does not outlive execve(2).
+/// Makes writes beyond the file size limit fail instead of ending this process. Programs that it
+/// starts have the signal's default action: a handler does not outlive execve(2).
 pub fn survive_the_file_size_limit() {
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     if !crate::signals::is_ignored(libc::SIGXFSZ) {
-        // Fails for no valid signal, and then the signal has its default action.
+        // Cannot fail for a valid signal; otherwise the signal keeps its default action.
         let _ = register_signal_handler(libc::SIGXFSZ, nothing);
     }
 }

@@ -1,7 +1,7 @@
-//! Signals that are for the program: the launcher takes them and passes them on.
+//! Signals for the program: the launcher receives them and passes them on.
 //!
-//! They are blocked in every thread, and one thread waits for them. While no program runs they do to the launcher what
-//! they do to any process.
+//! They are blocked in every thread, and one thread waits for them. While no program runs they have
+//! their default effect on the launcher.
 
 use std::io;
 use std::mem;
@@ -17,10 +17,10 @@ use wormhole_privileges::drop_capabilities;
 
 use crate::say;
 
-/// The status of a program that was killed, as a shell has it.
+/// Status of a killed program, as shells report it.
 pub const KILLED: u8 = 128 + 9;
 
-/// A signal's number.
+/// Number of a signal.
 pub type Signal = libc::c_int;
 
 /// Signals that are passed to the program.
@@ -33,10 +33,11 @@ pub const PASSED: [Signal; 6] = [
     libc::SIGUSR2,
 ];
 
-/// A repetition within this time is the same request: timeout(1) signals its child, and then the child's group.
+/// A repetition within this time counts as the same request: timeout(1) signals its child, and then
+/// the child's group.
 const REPETITION: Duration = Duration::from_millis(500);
 
-/// The name of one of the passed signals.
+/// Returns the name of a passed signal.
 pub fn name(signal: Signal) -> &'static str {
     match signal {
         libc::SIGHUP => "SIGHUP",
@@ -55,7 +56,8 @@ pub struct Set(libc::sigset_t);
 
 impl Set {
     pub fn of(signals: &[Signal]) -> Self {
-        // SAFETY: all zeroes is a set; the functions write nothing else and refuse numbers that are no signals.
+        // SAFETY: all zeros are a valid set; the functions write nothing else and refuse numbers
+        // that are no signals.
         unsafe {
             let mut set: libc::sigset_t = mem::zeroed();
             libc::sigemptyset(&raw mut set);
@@ -66,9 +68,9 @@ impl Set {
         }
     }
 
-    /// Blocks the set in this thread, in those that it starts, and in a program that it becomes.
+    /// Blocks the set in this thread, in threads that it starts, and across an exec.
     pub fn block(&self) {
-        // SAFETY: reads the set, and has nowhere to write the old one.
+        // SAFETY: reads the set, and writes no old one.
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const self.0, ptr::null_mut()) };
     }
 
@@ -85,15 +87,15 @@ impl Set {
             tv_nsec: limit.subsec_nanos().into(),
         });
         let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: set and time outlive the call, which has nowhere to write more about the signal.
+        // SAFETY: set and time outlive the call, which writes no further information on the signal.
         let signal = unsafe { libc::sigtimedwait(&raw const self.0, ptr::null_mut(), limit) };
         (signal > 0).then_some(signal)
     }
 }
 
-/// Whether the process ignores a signal, as a command under nohup(1) ignores SIGHUP.
+/// Returns whether the process ignores a signal, as a command under nohup(1) ignores SIGHUP.
 pub fn is_ignored(signal: Signal) -> bool {
-    // SAFETY: all zeroes is a valid sigaction, which the call overwrites; there is no new one.
+    // SAFETY: all zeros are a valid sigaction, which the call overwrites; no new action is passed.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         libc::sigaction(signal, ptr::null(), &raw mut action) == 0
@@ -101,7 +103,7 @@ pub fn is_ignored(signal: Signal) -> bool {
     }
 }
 
-/// Sends a signal to a process. Whether it is there, and may be signalled.
+/// Sends a signal to a process. Returns whether the process exists and may be signalled.
 pub fn send(process: Pid, signal: Signal) -> bool {
     // SAFETY: kill takes no pointers.
     unsafe { libc::kill(process.as_raw_nonzero().get(), signal) == 0 }
@@ -109,25 +111,26 @@ pub fn send(process: Pid, signal: Signal) -> bool {
 
 /// Ends this process by a signal's default action.
 fn end_by(signal: Signal) {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
     Set::of(&[signal]).unblock();
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::raise(signal) };
 }
 
-/// Takes the signals for a program. Returns the time at which it is to be called again, without a signal.
+/// Receives the signals for a program. Returns the time at which it must be called again, without a
+/// signal.
 pub type Receiver = Box<dyn FnMut(Option<Signal>) -> Option<Instant> + Send>;
 
-/// The launcher's signals.
+/// Signals of the launcher.
 #[derive(Clone, Default)]
 pub struct Signals(Arc<Mutex<Option<Receiver>>>);
 
 impl Signals {
-    /// Takes the signals from now on. To be called while the process has one thread.
+    /// Receives the signals from now on. Call it while the process has one thread.
     ///
     /// # Errors
-    /// The system has no thread for them.
+    /// No thread can be created for them.
     pub fn take() -> io::Result<Self> {
         let passed: Vec<Signal> = PASSED
             .into_iter()
@@ -138,8 +141,8 @@ impl Signals {
         let signals = Self::default();
         let receiver = signals.clone();
         tasks::spawn("signals", move || {
-            // It needs none, and what confines this process later reaches no other thread's. It has none to lose where
-            // this fails.
+            // The thread needs no capabilities, and the later confinement of this process changes
+            // those of its own thread only. Dropping them fails only if there are none.
             let _ = drop_capabilities();
             let mut wake = None::<Instant>;
             loop {
@@ -155,7 +158,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Gives a signal to the receiver. Without one it ends this process.
+    /// Passes a signal to the receiver. Without a receiver the signal ends this process.
     fn receive(&self, signal: Option<Signal>) -> Option<Instant> {
         let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (receiver.as_mut(), signal) {
@@ -168,17 +171,18 @@ impl Signals {
         }
     }
 
-    /// Hands the signals to `receiver`, until the guard goes.
+    /// Sends the signals to `receiver`, until the guard is dropped.
     pub fn to(&self, receiver: Receiver) -> Passing {
         self.set(Some(receiver));
         Passing(self.clone())
     }
 
-    /// Starts a program and hands the signals to its receiver, until the guard goes. A signal that comes meanwhile waits:
-    /// it is the program's if there is one, which may be stopped with the launcher as soon as it runs.
+    /// Starts a program and sends the signals to its receiver, until the guard is dropped. A signal
+    /// that arrives meanwhile waits: if the start succeeds, it is for the program. The program may be
+    /// stopped together with the launcher as soon as it runs.
     ///
     /// # Errors
-    /// Those of `start`.
+    /// The error of `start`.
     pub fn to_started<T, E>(
         &self,
         start: impl FnOnce() -> Result<(T, Receiver), E>,
@@ -195,13 +199,14 @@ impl Signals {
     }
 }
 
-/// As long as this lives, signals are passed on.
+/// Guard: signals are passed on while it lives.
 #[must_use]
 pub struct Passing(Signals);
 
 impl Drop for Passing {
-    /// A signal that ended the program may come here later than the program's end: the status is the program's all the
-    /// same. A second request ends the launcher, should it hang.
+    /// Keeps ignoring single signals: one that ended the program may arrive here after the
+    /// program's end, and the exit status must still be the program's. A second request ends the
+    /// launcher, in case it hangs.
     fn drop(&mut self) {
         let mut grace = Grace::new(Duration::MAX);
         self.0.set(Some(Box::new(move |signal| {
@@ -215,7 +220,7 @@ impl Drop for Passing {
     }
 }
 
-/// Why a program is killed.
+/// Reason why a program is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Patience {
     #[error("a second signal came: the program is killed")]
@@ -224,8 +229,8 @@ pub enum Patience {
     Exhausted(Duration, Signal),
 }
 
-/// Passes signals to a machine's first process, which sends them to its program. `end` is called when the program is to
-/// be killed.
+/// Returns a receiver that passes signals to a machine's first process, which sends them to its
+/// program. It calls `end` when the program must be killed.
 pub fn to_machine(
     stream: UnixStream,
     grace: Duration,
@@ -236,7 +241,8 @@ pub fn to_machine(
         let now = Instant::now();
         let patience = match signal {
             Some(signal) => {
-                // A machine that takes nothing must not hold up the launcher, and one that is gone has no program.
+                // A machine that reads nothing must not block the launcher, and one that is gone
+                // has no program.
                 let number = u8::try_from(signal).unwrap_or_default();
                 let _ = send_to(
                     &stream,
@@ -256,7 +262,7 @@ pub fn to_machine(
     })
 }
 
-/// What a program is granted that was asked to end: a time, until somebody asks again.
+/// Time that a program has to end after the first request, unless another follows.
 #[derive(Clone, Copy, Debug)]
 pub struct Grace {
     time: Duration,
@@ -268,7 +274,7 @@ impl Grace {
         Self { time, asked: None }
     }
 
-    /// Counts a signal. The program is to be killed where this is not the first one that asks it to end.
+    /// Counts a signal. Returns a reason to kill the program if it is a second request to end.
     pub fn count(&mut self, signal: Signal, now: Instant) -> Option<Patience> {
         if matches!(signal, libc::SIGUSR1 | libc::SIGUSR2) {
             return None;
@@ -284,13 +290,14 @@ impl Grace {
         }
     }
 
-    /// The time at which the program is to be killed. None was asked for, or it is too far away to come.
+    /// Returns the time at which the program must be killed. None without a request, or if the time
+    /// is out of range.
     pub fn end(&self) -> Option<Instant> {
         self.asked
             .and_then(|(first, _)| first.checked_add(self.time))
     }
 
-    /// Whether that time has come.
+    /// Returns the reason to kill the program, once that time has come.
     pub fn exhausted(&self, now: Instant) -> Option<Patience> {
         let (_, signal) = self.asked?;
         self.end()
@@ -339,7 +346,7 @@ mod tests {
         assert_eq!(grace.end(), None);
         assert_eq!(grace.count(libc::SIGTERM, start), None);
         assert_eq!(grace.end(), Some(after(5_000)));
-        // The same request again, as timeout(1) makes it.
+        // The same request again, as timeout(1) sends it.
         assert_eq!(grace.count(libc::SIGTERM, after(20)), None);
         assert_eq!(grace.count(libc::SIGUSR2, after(3_000)), None);
         assert_eq!(grace.exhausted(after(4_999)), None);

@@ -1,8 +1,8 @@
-//! What the launcher of a guest can do once the guest runs.
+//! Confinement of a guest's launcher once the guest runs.
 //!
-//! The monitor's threads are in this process, and share its memory: what they gave up is worth no more than what the
-//! others keep. So all threads keep the system calls of one list. No call of it opens a file, connects, or starts or
-//! signals another process.
+//! The monitor's threads are in this process and share its memory, so a restriction of one thread
+//! is only as strong as that of the others. Therefore one system call filter applies to all
+//! threads. No call on its list opens a file, connects, or starts or signals another process.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use wormhole_privileges::{
     report_denied_calls,
 };
 
-/// Why the launcher cannot be confined.
+/// Reason why the launcher cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfinementError {
     #[error(transparent)]
@@ -25,7 +25,8 @@ pub enum ConfinementError {
     Report(#[source] io::Error),
 }
 
-/// What the launcher needs beside the monitor: threads, signals, the window's files, the end of its children.
+/// Calls that the launcher makes beyond the monitor's: threads, signals, the window's files, the
+/// end of its children.
 const CALLS: &[i64] = &[
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
@@ -40,7 +41,7 @@ const CALLS: &[i64] = &[
     libc::SYS_waitid,
 ];
 
-/// Calls that the standard library makes to copy streams, and does without.
+/// Calls that the standard library tries for copying streams, with a fallback.
 const ABSENT: &[i64] = &[
     libc::SYS_splice,
     libc::SYS_sendfile,
@@ -63,11 +64,12 @@ fn filter() -> Result<Filter, FilterError> {
         .compile(Denial::Signal)
 }
 
-/// Leaves all threads of this process the calls of the list, and takes capabilities and the file system from this
-/// thread and those that it starts. To be called before any of them reads what the guest writes.
+/// Restricts all threads of this process to the calls of the list, and removes capabilities and the
+/// file system from this thread and those that it starts. Call it before any of them reads bytes
+/// that the guest writes.
 ///
 /// # Errors
-/// The kernel has no filters.
+/// The kernel does not support filters.
 pub fn enter() -> Result<(), ConfinementError> {
     report_denied_calls().map_err(ConfinementError::Report)?;
     drop_capabilities().map_err(ConfinementError::Capabilities)?;
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_confined_thread_starts_threads() {
-        // In a thread, whose filter ends with it.
+        // Run in a thread of its own, because the filter cannot be removed from the thread.
         let confined = thread::spawn(|| {
             filter().expect("it compiles").install().expect("installed");
             let value = thread::Builder::new()

@@ -1,4 +1,4 @@
-//! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which this
+//! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which the
 //! same command runs the program in a guest of that machine's KVM.
 
 use std::ffi::OsStr;
@@ -22,33 +22,34 @@ use super::network::{self, NetworkError};
 use super::summary::Summary;
 use super::{Options, RunError, images, not_executed};
 
-/// Where the inner command leaves its summary.
+/// File to which the inner command writes its summary.
 const SUMMARY: &str = "/run/summary.json";
-/// Processors of the emulated host: the guest's, and one for the backend that polls.
+/// Number of processors of the emulated host: the guest's, and one for the backend that polls.
 const PROCESSORS: u32 = 2;
-/// Memory of the emulated host beside the guest's RAM and window, bytes.
+/// Memory of the emulated host beside the guest's RAM and window, in bytes.
 const HOST_MEMORY: u64 = 768 << 20;
-/// Time for the emulated host itself to come up and to go down.
+/// Time for the emulated host itself to boot and to shut down.
 const HOST_TIME: Duration = Duration::from_secs(60);
 
-/// Standard error, of which the end is kept.
+/// Writer to standard error that stores the last bytes.
 #[derive(Default)]
 struct Errors {
     end: Vec<u8>,
 }
 
 impl Errors {
-    /// Enough for the inner command's last words.
+    /// Number of bytes stored: enough for the inner command's last message.
     const KEPT: usize = 1024;
 
-    /// Whether the guest's processor gave up: Linux does not let it come to that on a real one.
+    /// Returns whether the guest's processor reported a triple fault. On a real processor Linux
+    /// never causes one.
     fn tell_of_a_triple_fault(&self) -> bool {
         String::from_utf8_lossy(&self.end)
             .lines()
             .any(|line| line.starts_with("wormhole: guest: ") && line.contains("(triple fault)"))
     }
 
-    /// Whether the inner command, or its supervisor, has said why there is no summary.
+    /// Returns whether the inner command, or its supervisor, has printed why there is no summary.
     fn tell_of_the_command(&self) -> bool {
         String::from_utf8_lossy(&self.end)
             .lines()
@@ -61,7 +62,7 @@ impl Write for Errors {
         self.end.extend_from_slice(bytes);
         let excess = self.end.len().saturating_sub(Self::KEPT);
         self.end.drain(..excess);
-        // A standard error that takes nothing keeps nothing from being noticed here.
+        // The scan of these bytes must work even if standard error fails.
         let _ = io::stderr().write_all(bytes);
         Ok(bytes.len())
     }
@@ -71,7 +72,8 @@ impl Write for Errors {
     }
 }
 
-/// Runs the same command one level down. `why` says why not on this machine's own KVM.
+/// Runs the same command in the emulated host. `why` is the reason for not using this machine's
+/// KVM.
 pub fn run(
     options: &Options,
     program: &Path,
@@ -120,7 +122,7 @@ pub fn run(
     if options.interactive {
         arguments.push("--interactive".into());
     }
-    // The machine's disks have these names there.
+    // Names of the machine's disks inside the emulated host.
     for (letter, disk) in (b'a'..=b'z').zip(&disks) {
         let read_only = match disk.access() {
             DiskAccess::ReadOnly => ":ro",
@@ -129,7 +131,7 @@ pub fn run(
         let name = format!("/dev/vd{}{read_only}", char::from(letter));
         arguments.extend(["--disk".into(), name.into()]);
     }
-    // The machine bridges its taps with those of this one.
+    // QEMU bridges the machine's taps with those of this host.
     for (number, (option, network)) in options.network.iter().zip(&networks).enumerate() {
         let value = format!("tap=tap{number},mac={},{}", network.mac, option.guest);
         arguments.extend(["--network".into(), value.into()]);
@@ -229,20 +231,20 @@ pub fn run(
         None if errors.tell_of_a_triple_fault() => Err(RunError::EmulatedProcessor),
         None if errors.tell_of_the_command() => Err(RunError::Said(report.ending.status())),
         None => match report.ending {
-            // A signal that came before the program did.
+            // A signal that came before the program started.
             Ending::Signalled(_) => Err(RunError::Said(report.ending.status())),
             ending => Err(RunError::Inner(ending.status())),
         },
     }
 }
 
-/// Passes signals on from the time at which the machine listens until the socket is shut down. Until then there is no
-/// program, and they end this process, and QEMU with it.
+/// Passes signals on once the machine listens, until the socket is shut down. Before that there is
+/// no program, and signals end this process, and QEMU with it.
 fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> io::Result<JoinHandle<()>> {
     tasks::spawn("pass", move || {
         let mut word = [0];
         let mut passing = None;
-        // A machine that is started once more says it again.
+        // A restarted machine sends the byte again.
         while matches!(stream.read(&mut word), Ok(1)) {
             let Ok(to) = stream.try_clone() else { break };
             drop(passing.take());

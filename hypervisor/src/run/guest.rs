@@ -1,4 +1,5 @@
-//! Placement `host`: the program in a guest VM of this machine's KVM, the backend a process beside it.
+//! Placement `host`: the program runs in a guest VM of this machine's KVM, and the backend is a
+//! process of this system.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -26,13 +27,14 @@ use super::confinement::{self, ConfinementError};
 use super::summary::Summary;
 use super::{Options, RunError, images, network, not_executed};
 
-/// The guest's vsock address. Every guest has a monitor of its own, so that one number serves all.
+/// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 const GUEST_CID: u32 = 3;
 
-/// Tells programs in the guest the port at which the monitor learns what they are doing.
+/// Environment variable of the guest's programs with the vsock port on which they report their
+/// activity to the monitor.
 const ACCOUNTS_VARIABLE: &str = "WORMHOLE_EXIT_ACCOUNTS";
 
-/// How a guest went wrong.
+/// Failure of a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     #[error(transparent)]
@@ -50,7 +52,7 @@ pub enum GuestError {
     NoReport(Vec<String>),
 }
 
-/// The console's last lines, as an appendix to a sentence.
+/// Formats the console's last lines as an appendix to a sentence.
 fn console(tail: &[String]) -> String {
     if tail.is_empty() {
         return String::new();
@@ -58,7 +60,7 @@ fn console(tail: &[String]) -> String {
     format!("; its console's last lines:\n{}", tail.join("\n"))
 }
 
-/// Boots a guest that runs the program and nothing else.
+/// Boots a guest that runs only the program.
 pub fn run(
     options: &Options,
     program: &Path,
@@ -122,7 +124,7 @@ pub fn run(
     })
     .map_err(GuestError::from)?;
 
-    // All files are open, and all processes are started.
+    // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
     backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let stats = vm.stats();
@@ -144,7 +146,7 @@ pub fn run(
         source,
     })?;
     let report = vm.run().map_err(GuestError::from)?;
-    // The VM is gone, and with it the other ends of all streams: the attendant comes to its end.
+    // The VM is gone, and with it the other ends of all streams, so the attendant ends.
     let seen = attendant.join().unwrap_or_default();
     let served = backend.finish();
 
@@ -159,7 +161,7 @@ pub fn run(
     } else {
         match status(report.outcome, seen.report, report.console_tail) {
             Ok(status) => status,
-            // The cause comes before what it led to.
+            // The backend's failure is reported first, because it causes the other error.
             Err(error) => return Err(served.failure.map_or(error, RunError::from)),
         }
     };
@@ -169,7 +171,8 @@ pub fn run(
     Ok((status, summary))
 }
 
-/// Takes the guest's connections: control streams go to the supervisor, the rest to the attendant.
+/// Returns the acceptor of the guest's connections. Control streams go to the supervisor, the
+/// others to the attendant.
 fn acceptor(
     port: Port,
     interactive: bool,
@@ -181,7 +184,7 @@ fn acceptor(
         if request.port == ports::CONTROL {
             return port.forward(&stream.into(), false).map_err(|_| Refused);
         }
-        // Each of the others is connected once, by the first process, before the program starts.
+        // The first process connects each of the other ports once, before the program starts.
         let at = open
             .iter()
             .position(|port| *port == request.port)
@@ -191,15 +194,16 @@ fn acceptor(
     }
 }
 
-/// What came out of a guest beside its program's output.
+/// Results of a guest beside its program's output.
 #[derive(Debug, Default)]
 struct Seen {
     report: Option<Report>,
-    /// VM exits of all vCPUs from the program's start to its report.
+    /// Number of VM exits of all vCPUs from the program's start to its report.
     exits: Option<u64>,
 }
 
-/// Copies the program's output through, passes signals, reads the report, and counts exits between start and report.
+/// Copies the program's output, passes signals on, reads the report, and counts VM exits from start
+/// to report.
 fn attend(
     streams: &Receiver<(u32, UnixStream)>,
     stats: &VmStats,
@@ -220,9 +224,10 @@ fn attend(
                 ports::STDIN => super::feed(stream),
                 ports::SIGNALS => passing = Some(pass(stream)),
                 _ => {
-                    // The last connection before the program starts; its report comes when it has ended.
+                    // The last connection before the program starts; the report arrives when the
+                    // program has ended.
                     before = stats.read().ok();
-                    // No files were asked for.
+                    // The request named no files.
                     seen.report = Report::read(stream, 0).ok();
                     seen.exits = before
                         .take()
@@ -240,7 +245,8 @@ fn exits(before: &Snapshot, after: &Snapshot) -> u64 {
     after.since(before).vcpu_sum("exits")
 }
 
-/// Does the work in a thread of the scope. Without one it is left, and the log says so.
+/// Runs the work in a thread of the scope. If no thread can be created, the work is dropped and a
+/// line is printed.
 fn in_thread<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
     work: impl FnOnce() + Send + 'scope,
@@ -252,7 +258,7 @@ fn in_thread<'scope>(
 }
 
 fn copy(mut from: UnixStream, mut to: impl Write) {
-    // A guest that goes away or an output that is closed ends the copy; the run tells how it went.
+    // The copy ends if the guest goes away or an output is closed; the run reports its own outcome.
     drop(io::copy(&mut from, &mut to).and_then(|_| to.flush()));
 }
 

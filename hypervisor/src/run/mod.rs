@@ -1,4 +1,4 @@
-//! `wormhole run`: one program, one fresh tenant.
+//! `wormhole run`: runs one program with a tenant of its own.
 
 mod confinement;
 mod emulated;
@@ -35,7 +35,7 @@ use crate::installation::{Installation, InstallationError};
 use crate::say;
 use crate::signals::Signals;
 
-/// Where the backend runs relative to the program.
+/// Placement of the backend relative to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Placement {
     /// Program and backend are processes of this system.
@@ -44,7 +44,7 @@ enum Placement {
     Host,
 }
 
-/// What a guest VM runs on.
+/// Host on which a guest VM runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Host {
     /// This machine's KVM where it can run Linux, the emulated host otherwise.
@@ -54,7 +54,7 @@ enum Host {
     Emulated,
 }
 
-/// The guest's kernel.
+/// Kernel of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kernel {
     #[value(name = "6.1")]
@@ -63,10 +63,10 @@ pub enum Kernel {
     V6_12,
 }
 
-/// A variable of a program's environment: its name and its value.
+/// Environment variable of a program: name and value.
 type Variable = (OsString, OsString);
 
-/// Bytes, written with their unit, such as `512M` or `1G`.
+/// Number of bytes, written with a unit, such as `512M` or `1G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -87,7 +87,7 @@ impl std::fmt::Display for Kernel {
 
 impl std::fmt::Display for Size {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Every size is a whole number of K, since none is written without a unit.
+        // Every size is a multiple of K, because a size needs a unit.
         let units = [(40, 'T'), (30, 'G'), (20, 'M')];
         let exact = units
             .into_iter()
@@ -120,7 +120,7 @@ impl FromStr for Size {
     }
 }
 
-/// A disk as `--disk` names it.
+/// A disk as given by `--disk`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Disk {
     path: PathBuf,
@@ -229,7 +229,7 @@ impl Options {
         self.disk.iter().map(open).collect()
     }
 
-    /// Refuses what cannot be, or would have no effect.
+    /// Refuses options that are impossible, or that would have no effect.
     fn check(&self) -> Result<(), RunError> {
         if self.placement == Placement::Process {
             let of_guests: Vec<&str> = [
@@ -273,7 +273,7 @@ impl Options {
     }
 }
 
-/// A variable as `--env` names it.
+/// Parses a variable as given by `--env`.
 fn variable(text: OsString) -> Result<Variable, String> {
     let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
     let name = OsStr::from_bytes(parts.next().unwrap_or_default());
@@ -330,7 +330,8 @@ pub enum RunError {
     NoImages,
     #[error("wormhole on the emulated host ended with status {0}")]
     Inner(u8),
-    /// The command on the emulated host has said why, or was ended by a signal of this one's.
+    /// The command on the emulated host has printed the error, or a signal to this process has
+    /// ended it.
     #[error("wormhole on the emulated host has said why it ended with status {0}")]
     Said(u8),
     #[error(
@@ -357,43 +358,45 @@ pub enum RunError {
     },
 }
 
-/// The exit status of everything that is wrong before or beside the program itself.
+/// Exit status of all errors before or beside the program itself.
 pub const USAGE: u8 = 2;
-/// `EX_UNAVAILABLE` of `sysexits.h`: the backend ended before the program, which did not fail itself.
+/// `EX_UNAVAILABLE` of `sysexits.h`: the backend ended before the program, which itself succeeded.
 const BACKEND_FAILED: u8 = 69;
-/// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may do better.
+/// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may succeed.
 const AGAIN: u8 = 75;
 
-/// The exit statuses of `wormhole run`, for its help.
+/// Exit statuses of `wormhole run`, for its help.
 pub const STATUSES: &str = "Exit status: the program's own, 128 + N if signal N ended it. Otherwise 2: wormhole itself \
     refused or failed; 69: the backend ended before the program, which returned 0; 75: QEMU's emulation failed, and \
     the run may be repeated; 126: the program cannot be executed; 127: the program or its interpreter is missing.";
 
 impl RunError {
-    /// Whether the cause has been printed already, by the process that failed.
+    /// Returns whether the process that failed has printed the cause already.
     pub fn is_said(&self) -> bool {
         matches!(self, Self::Said(_) | Self::Backend(BackendError::Said))
     }
 
-    /// The exit status of a run that ends so.
+    /// Returns the exit status of a run with this error.
     pub fn status(&self) -> u8 {
         match self {
             Self::NotExecuted(error) => error.status(),
             Self::NotRun { status, .. } | Self::Said(status) => *status,
-            // It is the emulated host that failed, so that nothing is known of the program.
+            // The emulated host failed, so the program's status is unknown.
             Self::EmulatedProcessor | Self::Image(ImageError::HostTimeout { .. }) => AGAIN,
-            // QEMU itself ends well when its machine fails.
+            // QEMU itself exits with success when its machine fails.
             Self::Image(ImageError::HostDied { status, .. }) if status.success() => AGAIN,
             _ => USAGE,
         }
     }
 }
 
-/// The least memory in which a guest's kernel and first file system can be unpacked, and the most that it can have.
+/// Least memory in which a guest's kernel and first file system can be unpacked, and below the most
+/// that it can have.
 const LEAST_MEMORY: u64 = 128 << 20;
 const MOST_MEMORY: u64 = 1 << 40;
 
-/// The smallest window with which a session can start: bootstrap, session and one arena segment each.
+/// Smallest window with which a session can start: one segment each for bootstrap, session and
+/// arena.
 const LEAST_WINDOW: u64 = 8 << 20;
 
 /// Runs the program and returns its exit status.
@@ -405,12 +408,12 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     options.check()?;
     let mut program = find_program(&options.command[0])?;
     if options.placement == Placement::Host {
-        // A guest has the program at its real path, where what lies beside it is looked for.
+        // A guest has the program at its real path, and programs search for files beside their own.
         program = std::fs::canonicalize(&program)
             .map_err(|source| NotExecuted::because(&program, source))?;
     }
     for path in &mut options.take {
-        // Links stay: the guest looks for what it was named.
+        // Links are not resolved, because the guest opens the path as given.
         let named = std::fs::metadata(&*path).and_then(|_| std::path::absolute(&*path));
         *path = named.map_err(|source| RunError::Io {
             what: format!("cannot take {} along", path.display()),
@@ -424,7 +427,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             return Err(RunError::Overwritten(read.clone()));
         }
     }
-    // Fail before the run, not after it.
+    // Detects an unwritable file before the run, not after it.
     let json = options.json.as_deref().map(|path| {
         let open = writable(path).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
@@ -467,15 +470,15 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     Ok(status)
 }
 
-/// Whether both paths lead to one file.
+/// Returns whether both paths name the same file.
 fn same_file(one: &Path, other: &Path) -> bool {
     let identity = |path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));
     matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Whether a file can be written there. It is not there afterwards, so that a run that fails leaves neither an
-/// empty summary nor another run's. A named pipe, a device or a link stays open: who reads a pipe would see its end
-/// otherwise, and open it no second time.
+/// Checks that a file can be written. Removes it again, so that a run that fails leaves neither an
+/// empty summary nor one of another run. A named pipe, a device or a link stays open: the reader of
+/// a pipe would otherwise see its end, and not open it a second time.
 fn writable(path: &Path) -> io::Result<Option<File>> {
     let file = File::create(path)?;
     if std::fs::symlink_metadata(path)?.is_file() {
@@ -485,7 +488,8 @@ fn writable(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The program as a path: as given where it names a file, searched in PATH otherwise, as execvp(3) does.
+/// Returns the path of the program: the name itself if it contains a slash, otherwise the result of
+/// a search in PATH, as execvp(3) does.
 fn find_program(name: &OsStr) -> Result<PathBuf, NotExecuted> {
     if name.is_empty() {
         return Err(NotExecuted::NoName);
@@ -501,14 +505,14 @@ fn find_program(name: &OsStr) -> Result<PathBuf, NotExecuted> {
         match look(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.status() == wormhole_images::status::NOT_FOUND => {}
-            // As shells do: another folder may have one that can be executed.
+            // As shells do, the search goes on: another folder may have an executable one.
             Err(error) => found = found.or(Some(error)),
         }
     }
     Err(found.unwrap_or_else(|| NotExecuted::NotInPath(name.display().to_string())))
 }
 
-/// Whether there is an executable file.
+/// Checks that a path names an executable file.
 fn look(path: &Path) -> Result<(), NotExecuted> {
     let refused = |source| NotExecuted::because(path, source);
     let data = std::fs::metadata(path).map_err(refused)?;
@@ -518,7 +522,7 @@ fn look(path: &Path) -> Result<(), NotExecuted> {
     access(path, Access::EXEC_OK).map_err(|error| refused(error.into()))
 }
 
-/// Tells errors of the program itself from those of the images that it is put into.
+/// Separates errors of the program itself from errors of the image that contains it.
 fn not_executed(program: &Path, error: ImageError) -> RunError {
     match error {
         ImageError::Elf { path, .. } if path == program => NotExecuted::format(program).into(),
@@ -534,10 +538,10 @@ fn not_executed(program: &Path, error: ImageError) -> RunError {
     }
 }
 
-/// This machine's KVM, for the guest.
+/// Usability of this machine's KVM for the guest.
 enum Kvm {
     Usable,
-    /// An emulated one is taken; `why` if that was not asked for.
+    /// The emulated host is used; `why` if the user did not request it.
     Emulated {
         why: Option<String>,
     },
@@ -563,7 +567,7 @@ fn images(installation: &Installation) -> Result<PathBuf, RunError> {
     installation.images().ok_or(RunError::NoImages)
 }
 
-/// Connects standard input to the socket that is returned, once its holder says `!`.
+/// Returns a socket that delivers standard input once its holder has written a `!`.
 fn standard_input() -> Result<UnixStream, RunError> {
     let (ours, theirs) = UnixStream::pair().map_err(|source| RunError::Io {
         what: "standard input cannot be connected".to_owned(),
@@ -573,18 +577,19 @@ fn standard_input() -> Result<UnixStream, RunError> {
     Ok(theirs)
 }
 
-/// Copies standard input to `stream`, once its other end says `!`. Nobody waits for the thread: it ends with the input, or
-/// with this process.
+/// Copies standard input to `stream`, once the peer has written a `!`. The thread is never joined:
+/// it ends with the input, or with this process.
 fn feed(mut stream: UnixStream) {
     let fed = tasks::spawn("stdin", move || {
         let mut ready = [0];
         if !matches!(stream.read(&mut ready), Ok(1)) {
             return;
         }
-        // A program that does not read its input to the end is no failure.
+        // A program that does not read all of its input is no failure.
         drop(io::copy(&mut io::stdin().lock(), &mut stream));
         drop(stream.shutdown(Shutdown::Write));
-        // QEMU forgets what it has not read of a socket whose other end is closed, so this end stays open until it has.
+        // QEMU drops unread data of a socket whose peer is closed, so this end stays open until
+        // QEMU closes its own.
         drop(io::copy(&mut stream, &mut io::sink()));
     });
     if let Err(error) = fed {
@@ -592,7 +597,7 @@ fn feed(mut stream: UnixStream) {
     }
 }
 
-/// The variables of this environment that CUDA programs and the frontend read.
+/// Returns the environment variables that CUDA programs and the frontend read.
 fn forwarded_variables() -> Vec<(OsString, OsString)> {
     std::env::vars_os()
         .filter(|(name, _)| {

@@ -1,4 +1,4 @@
-//! `--network`: a tap interface of this machine, and the guest's end of it.
+//! `--network`: a tap interface of this machine, and the guest's address on it.
 
 use std::io;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use wormhole_images::Network;
 use wormhole_monitor::{MAX_NETWORKS, MacAddress, NetConfig, Tap, TapError};
 
-/// A network as `--network` names it.
+/// A network as given by `--network`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkOption {
     tap: String,
@@ -14,7 +14,7 @@ pub struct NetworkOption {
     pub guest: Network,
 }
 
-/// Why a guest cannot have its networks.
+/// Reason why a guest cannot have its networks.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     #[error("a guest cannot have {0} networks: at most {MAX_NETWORKS} are possible")]
@@ -63,7 +63,7 @@ impl FromStr for NetworkOption {
     }
 }
 
-/// Refuses networks that no guest can have together.
+/// Refuses networks that a guest cannot have together.
 pub fn check(networks: &[NetworkOption]) -> Result<(), NetworkError> {
     if networks.len() > MAX_NETWORKS {
         return Err(NetworkError::Count(networks.len()));

@@ -1,4 +1,4 @@
-//! Placement `process`: the program is a process of this system, the backend another.
+//! Placement `process`: the program and the backend are processes of this system.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -21,10 +21,11 @@ use super::reaper::{Program, Reaper};
 use super::summary::Summary;
 use super::{Options, RunError, Variable};
 
-/// How long the listener pauses when it cannot accept.
+/// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Runs the program with the frontends where it looks first, and its control streams handed to a backend.
+/// Runs the program with the frontends first in its library path, and passes its control streams to
+/// a backend.
 pub fn run(
     options: &Options,
     program: &Path,
@@ -44,7 +45,7 @@ pub fn run(
     let accepting = tasks::spawn("accept", move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
-                // No descriptor is left for now, or the process has gone again.
+                // No descriptor is free, or the process has closed the connection.
                 std::thread::sleep(RETRY);
                 continue;
             };
@@ -63,8 +64,8 @@ pub fn run(
         installation.command(),
         Program {
             path: program,
-            // Programs look for what belongs to them beside the name they were called by: a Python environment's
-            // interpreter is a link.
+            // Programs search for their files beside the name by which they were called: the
+            // interpreter of a Python environment is a link.
             command: &options.command,
             variables: options
                 .env
@@ -93,8 +94,8 @@ pub fn run(
     }
 }
 
-/// Listens at an abstract address, which leaves no file behind, however this process ends. Its name is random, so that
-/// nobody else can take it first.
+/// Listens at an abstract address, which leaves no file behind however this process ends. Its name
+/// is random, so that no other process can bind it first.
 fn listener() -> std::io::Result<(UnixListener, String)> {
     let mut random = [0; 16];
     let mut rest = &mut random[..];
@@ -110,7 +111,7 @@ fn listener() -> std::io::Result<(UnixListener, String)> {
     Ok((UnixListener::bind_addr(&address)?, name))
 }
 
-/// The folder of the frontends before everything that the user set.
+/// Returns the library path: the folder of the frontends before the user's folders.
 fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
     let own = frontends
         .map(|folder| folder.as_os_str().to_owned())
@@ -125,7 +126,7 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
     }
 }
 
-/// Abstract addresses have no permissions, so the peer's user is asked for.
+/// Returns whether the peer runs as the same user. Abstract addresses have no permissions.
 fn same_user(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
 }

@@ -1,12 +1,13 @@
-//! The process between the launcher and a program of this system.
+//! Reaper: the process between the launcher and a program of this system.
 //!
-//! It starts the program, passes signals to it, reports its end, and outlives the launcher for as long as it takes to
-//! kill everything that the program started. The kernel gives it every orphan among its descendants
-//! (PR_SET_CHILD_SUBREAPER), so that nothing is left once it has no child. A PID namespace would do the same in one
-//! step, but programs would have other process numbers inside than outside; a cgroup cannot be had everywhere.
+//! It starts the program, passes signals to it, reports its end, and outlives the launcher until it
+//! has killed all of the program's descendants. As subreaper (PR_SET_CHILD_SUBREAPER) it becomes
+//! the parent of every orphan among its descendants, so no process is left once it has no child. A
+//! PID namespace would do the same in one step, but programs would have different process numbers
+//! inside and outside; cgroups are not available everywhere.
 //!
-//! The reaper is in the program's process group, where it sees whether a signal was sent to the group: such a signal has
-//! reached the program already, and is not passed again.
+//! The reaper is in the program's process group, where it receives signals sent to the group: such
+//! a signal has reached the program already, and is not passed again.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -29,21 +30,23 @@ use wormhole_link::tasks;
 use crate::say;
 use crate::signals::{self, Grace, PASSED, Passing, Receiver, Set, Signal, Signals};
 
-/// How long the reaper waits for its own copy of a signal that the launcher got. The kernel signals a group in one go.
+/// Time to wait for the reaper's own copy of a signal that the launcher received. The kernel
+/// signals a group in one go.
 const COPY: Duration = Duration::from_millis(20);
 
-/// How often the reaper looks again for children that it has not killed yet.
+/// Interval between checks for children that are not killed yet.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Everything that must not end or stop the reaper.
+/// Signals that would stop the reaper.
 const STOPPING: [Signal; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// The signal by which the launcher passes one: these are queued, and are no others' copies.
+/// Returns the real-time signal by which the launcher passes a signal. These are queued, and cannot
+/// be confused with signals to the group.
 fn passing(index: usize) -> Signal {
     libc::SIGRTMIN() + Signal::try_from(index).unwrap_or_default()
 }
 
-/// All signals that the reaper blocks.
+/// Returns all signals that the reaper blocks.
 fn blocked() -> Vec<Signal> {
     let mut all = [libc::SIGCHLD, libc::SIGCONT].to_vec();
     all.extend(PASSED);
@@ -52,7 +55,7 @@ fn blocked() -> Vec<Signal> {
     all
 }
 
-/// Why nothing is known of the program.
+/// Reason why the program's outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum ReaperError {
     #[error("cannot start the program's reaper")]
@@ -61,27 +64,27 @@ pub enum ReaperError {
     NoReport(ExitStatus),
 }
 
-/// The reaper, as the launcher has it.
+/// Launcher's handle on the reaper.
 #[derive(Debug)]
 pub struct Reaper {
     process: Child,
     report: PipeReader,
 }
 
-/// A program and how it is started.
+/// A program and the parameters of its start.
 #[derive(Debug)]
 pub struct Program<'a> {
     pub path: &'a Path,
-    /// The name by which the program was called, and its arguments.
+    /// Name by which the program was called, and its arguments.
     pub command: &'a [OsString],
     pub variables: Vec<(OsString, OsString)>,
-    /// The time between a signal that asks the program to end and its kill.
+    /// Time between a signal that asks the program to end and its kill.
     pub grace: Duration,
 }
 
 impl Reaper {
-    /// Starts the reaper, which is the command itself, and through it the program. The launcher's signals are passed on
-    /// for as long as the guard lives.
+    /// Starts the reaper, which is this same command, and through it the program. The launcher's
+    /// signals are passed on while the guard lives.
     pub fn start(
         wormhole: &Path,
         program: Program<'_>,
@@ -140,7 +143,7 @@ impl Reaper {
     /// Waits for the program's end.
     pub fn wait(mut self, passing: Passing) -> Result<Ending, ReaperError> {
         let report = Report::read(&self.report, 0);
-        // Before the reaper's number can be another process's.
+        // Dropped before another process can have the reaper's number.
         drop(passing);
         let status = self.process.wait().map_err(ReaperError::Start)?;
         report
@@ -149,7 +152,7 @@ impl Reaper {
     }
 }
 
-/// The arguments of the reaper.
+/// Arguments of the reaper.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The launcher's process number.
@@ -168,9 +171,9 @@ pub struct Options {
 
 /// Runs as the reaper.
 pub fn reap(options: &Options) {
-    // SAFETY: the launcher gave this descriptor to this process for this use.
+    // SAFETY: the launcher passed this descriptor to this process for this use.
     let report = unsafe { OwnedFd::from_raw_fd(options.report) };
-    // The program has no use for it.
+    // The program must not inherit it.
     let _ = fcntl_setfd(&report, FdFlags::CLOEXEC);
     let ending = run(options).unwrap_or_else(|error| Ending::Failed {
         status: error.status(),
@@ -180,7 +183,7 @@ pub fn reap(options: &Options) {
         ending,
         files: Vec::new(),
     };
-    // A launcher that is gone reads nothing.
+    // Fails only if the launcher is gone.
     let _ = report_of.write(File::from(report));
 }
 
@@ -209,13 +212,13 @@ fn run(options: &Options) -> Result<Ending, NotExecuted> {
     Ok(attendance.run(&all))
 }
 
-/// The reaper at work.
+/// State of a running reaper.
 struct Attendance {
     launcher: Option<Pid>,
     program: Pid,
     ending: Option<Ending>,
     grace: Grace,
-    /// Signals that came to the reaper itself, and so to the whole group.
+    /// Signals received by the reaper itself, and so by the whole group.
     copies: [bool; PASSED.len()],
 }
 
@@ -255,14 +258,14 @@ impl Attendance {
         }
     }
 
-    /// Whether a signal that came to the launcher has come to the program as well.
+    /// Returns whether a signal that the launcher received has reached the program as well.
     fn has_it(&mut self, index: usize) -> bool {
         let copied = std::mem::take(&mut self.copies[index])
             || Set::of(&[PASSED[index]]).wait(Some(COPY)).is_some();
         copied && getpgid(Some(self.program)) == getpgid(None)
     }
 
-    /// Collects children that have ended, in whatever process group they are. Whether any is left.
+    /// Reaps children that have ended, in any process group. Returns whether any is left.
     fn collect(&mut self) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -276,10 +279,10 @@ impl Attendance {
         }
     }
 
-    /// Kills the program and everything that it started, and returns when nothing of it is left.
+    /// Kills the program and all its descendants, and returns when none is left.
     ///
-    /// Only own children are killed: their numbers cannot be those of other processes before they are collected. The
-    /// orphans of each become children in turn.
+    /// Kills only own children: their numbers cannot be reused before they are reaped. The orphans
+    /// of each become children in turn.
     fn end_all(&mut self) -> Ending {
         let mut killed = Vec::new();
         while self.collect() {
@@ -287,7 +290,7 @@ impl Attendance {
             if self.ending.is_none() {
                 children.push(self.program);
             }
-            // Another user's program, which may not be killed, is left.
+            // Children of another user, which may not be killed, are left.
             children.retain(|child| signals::send(*child, libc::SIGKILL));
             if children.is_empty() {
                 break;
@@ -312,7 +315,7 @@ fn ending(status: WaitStatus) -> Ending {
     }
 }
 
-/// The children of this process, which has one thread.
+/// Returns the children of this process, which has one thread.
 fn children() -> Vec<Pid> {
     let text = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     text.split_whitespace()

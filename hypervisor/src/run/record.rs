@@ -1,7 +1,8 @@
-//! The process that writes a run's summary to its file.
+//! Process that writes a run's summary to its file.
 //!
-//! The launcher of a guest opens no file any more once the guest runs. This process is started before, and gets the
-//! summary on its standard input. Without one it writes nothing: a launcher that fails leaves no file.
+//! The launcher of a guest may not open files once the guest runs. So this process is started
+//! before, and receives the summary on standard input. Without a summary it writes nothing: a
+//! launcher that fails leaves no file.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,10 +15,10 @@ use wormhole_link::tasks;
 use super::summary::Summary;
 use crate::say;
 
-/// More than a summary has.
+/// Limit on the size of a summary, above any real one.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The arguments of the process.
+/// Arguments of the process.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Standard output is the file, open already.
@@ -38,7 +39,7 @@ pub fn write(options: &Options) {
         true => io::stdout().write_all(&summary),
         false => std::fs::write(&options.path, &summary),
     });
-    // The program's status counts for more than a summary that cannot be written.
+    // A failure to write does not change the exit status, which is the program's.
     if let Err(error) = written.and_then(|()| io::stdout().flush()) {
         say::line(format_args!(
             "cannot write {}: {error}",
@@ -47,7 +48,7 @@ pub fn write(options: &Options) {
     }
 }
 
-/// The process, as the launcher has it.
+/// Launcher's handle on the process.
 #[derive(Debug)]
 pub struct Record(Child);
 
@@ -55,7 +56,7 @@ impl Record {
     /// Starts the process for a summary at `path`, which may be open already.
     ///
     /// # Errors
-    /// The system gives no process.
+    /// The process cannot be created.
     pub fn start(wormhole: &Path, path: &Path, open: Option<File>) -> io::Result<Self> {
         let process = Command::new(wormhole)
             .arg("record")
@@ -68,11 +69,11 @@ impl Record {
         process.map(Self).map_err(tasks::named)
     }
 
-    /// Has the summary written, and waits for that.
+    /// Sends the summary, and waits until it is written.
     pub fn write(mut self, summary: &Summary) {
         let text = serde_json::to_vec_pretty(summary).unwrap_or_default();
         if let Some(mut input) = self.0.stdin.take() {
-            // A process that is gone has said why.
+            // A process that has ended has printed the reason.
             let _ = input.write_all(&text);
         }
     }

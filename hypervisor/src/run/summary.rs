@@ -1,4 +1,4 @@
-//! What a run forwarded and what it cost.
+//! Summary of a run: forwarded calls and costs.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,31 +10,32 @@ use wormhole_monitor::exit_accounting;
 
 use crate::backend::Served;
 
-/// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
+/// Outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Summary {
     /// `none`, `kvm` or `emulated`.
     pub guest: String,
-    /// Wall time of the whole run, seconds.
+    /// Wall time of the whole run in seconds.
     pub seconds: f64,
     pub records: u64,
     pub requests: u64,
-    /// Calls answered in the guest, as the guest counted them.
+    /// Number of calls answered in the guest, as counted by the guest.
     pub local_calls: u64,
     pub fences: u64,
     /// Bytes copied to and from the device.
     pub bytes_to_device: u64,
     pub bytes_from_device: u64,
-    /// VM exits of all vCPUs while the program ran, from KVM's statistics; none without a VM.
+    /// Number of VM exits of all vCPUs while the program ran, from KVM's statistics; none without a
+    /// VM.
     pub vm_exits: Option<u64>,
-    /// VM exits by what the program said it was doing; none without a VM.
+    /// VM exits by the activity that the program reported; none without a VM.
     pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
-    /// Why the backend ended before the program; none where it did not.
+    /// Reason why the backend ended before the program; none if it did not.
     pub backend_failure: Option<String>,
-    /// The number of sessions: one for each guest process that used the driver.
+    /// Number of sessions: one for each guest process that used the driver.
     pub session_count: u64,
-    /// The newest sessions in full. With more than [`wormhole_link::report::KEPT`] the first report holds the sums of
-    /// the earlier ones.
+    /// Newest sessions in full. With more than [`wormhole_link::report::KEPT`] sessions, the first
+    /// report contains the sums of the earlier ones.
     pub sessions: Vec<SessionReport>,
 }
 
