@@ -265,7 +265,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Has a scrubber free the memory of a run that is not in use any more.
+    /// Orders a scrubber to free the memory of a run that is not in use any more.
     fn scrub_run(&mut self, key: Id, run: Run) {
         let Some(session) = self.sessions.get(&key) else {
             return;

@@ -66,6 +66,7 @@ impl Peer {
     /// Reads once, if the stream `may` be read now; otherwise stops watching it for input until
     /// [`set_reading`](Self::set_reading). Returns whether it was read.
     ///
+    /// # Errors
     /// Same as [`Incoming::fill`]. Also `Ended` for a stream that may not be read and whose end is
     /// in `set`, because the loop would announce that end again and again.
     pub fn fill(

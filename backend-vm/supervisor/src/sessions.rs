@@ -484,7 +484,7 @@ impl Supervisor {
         self.finish_session(ops, key);
     }
 
-    /// Has a scrubber write a session's status word.
+    /// Orders a scrubber to write a session's status word.
     fn write_status(&mut self, ops: &mut EventOps<'_>, key: Id, status: (u32, EndCause)) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;

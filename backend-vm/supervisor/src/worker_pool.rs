@@ -53,7 +53,7 @@ enum WorkerState {
     /// Killed and not ended in time: the kernel is holding it.
     Stuck,
     Ready,
-    /// Has received its session.
+    /// Session received.
     Assigned,
 }
 

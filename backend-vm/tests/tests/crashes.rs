@@ -143,7 +143,7 @@ fn scribble(mut stub: Stub) {
         }
         stub.say(&format!("round {round} of scribbling"));
     }
-    // Wait until the supervisor has read the memory.
+    // Wait until the guest returns arena, which it does after the test's checks.
     while stub.take_removal().is_none() {
         std::thread::yield_now();
     }

@@ -77,7 +77,7 @@ impl<T> Notifier<T> {
         }
     }
 
-    /// Wakes the executor, whatever it waits for.
+    /// Wakes the executor by its eventfd.
     pub fn ring(&self) {
         // The write fails only if the counter is full, and then the eventfd is readable already.
         let _ = self.bell.eventfd.write(1);

@@ -115,7 +115,7 @@ impl Order {
     }
 
     /// # Errors
-    /// The bytes are no encoding of [`encode`](Self::encode).
+    /// The bytes are no output of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         let mut read = || {
@@ -184,7 +184,7 @@ impl Report {
     }
 
     /// # Errors
-    /// The bytes are no encoding of [`encode`](Self::encode).
+    /// The bytes are no output of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         let mut read = || {
