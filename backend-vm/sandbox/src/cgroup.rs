@@ -8,9 +8,9 @@
 //! | cgroup | what |
 //! |---|---|
 //! | `supervisor` | everybody who was in the delegated cgroup: one with limits for its children may hold no processes. The root of the hierarchy may, so nobody is moved there. Its processes come before all workers where processors are short |
-//! | `workers-PID` | what one supervisor made, locked as long as it lives: a limit of memory for all workers |
+//! | `workers-PID` | what one supervisor made, locked as long as it lives: limits of memory and tasks for all workers |
 //! | `workers-PID/spare` | workers that have met no guest |
-//! | `workers-PID/tenant-T` | the workers of one tenant: a limit of memory, and a share of the processors as large as every other tenant's |
+//! | `workers-PID/tenant-T` | the workers of one tenant: limits of memory and tasks, and a share of the processors as large as every other tenant's |
 //! | `workers-PID/*/N` | one worker. It is born as a spare, and moved when it gets its first session |
 //!
 //! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. One that is killed
@@ -47,6 +47,8 @@ const PROCESSORS: &str = "cpu";
 const FIRST_WEIGHT: &str = "10000";
 /// Set by systemd on what it delegates: by the system's manager, and by a user's.
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
+/// Bytes of memory without which no worker starts.
+pub const LEAST_MEMORY: u64 = 64 << 20;
 /// How often a cgroup is looked at whose processes change meanwhile.
 const TURNS: usize = 16;
 /// Milliseconds that an abandoned worker may take to end.
@@ -80,9 +82,9 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupEr
     move |cause| CgroupError::File { what, path, cause }
 }
 
-/// Bytes of memory.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryLimits {
+/// How much of one thing there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
     /// Of one worker.
     pub worker: u64,
     /// Of the workers of one tenant together.
@@ -91,13 +93,96 @@ pub struct MemoryLimits {
     pub all: u64,
 }
 
+/// What workers may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory.
+    pub memory: Limit,
+    /// Threads.
+    pub tasks: Limit,
+}
+
+impl Limits {
+    /// Limits that leave a quarter of what this process may have to others. `tenants` is the largest number of tenants
+    /// and `sessions` the largest number of sessions of one. Memory is divided equally among the tenants, unless `worker`
+    /// or `tenant` gives the bytes for one of them. Threads are not: an equal share would be less than an honest tenant
+    /// needs. A tenant may have as many as its sessions need, but not the second half while there may be other tenants.
+    pub fn of(worker: Option<u64>, tenant: Option<u64>, tenants: usize, sessions: usize) -> Self {
+        let (tenants, sessions) = (tenants as u64, sessions as u64);
+        Self {
+            memory: memory_limit(memory(), worker, tenant, tenants),
+            tasks: task_limit(tasks(), tenants, sessions),
+        }
+    }
+}
+
+fn memory_limit(system: u64, worker: Option<u64>, tenant: Option<u64>, tenants: u64) -> Limit {
+    let named = worker.max(tenant).unwrap_or(0);
+    let all = (system / 4 * 3).max(LEAST_MEMORY).max(named);
+    let share = (all / tenants.max(1)).max(LEAST_MEMORY);
+    let tenant = tenant.unwrap_or_else(|| share.max(worker.unwrap_or(0)));
+    Limit {
+        // The device of a worker on the CPU is as large as this says: no larger than it can become.
+        worker: worker.unwrap_or(tenant),
+        tenant,
+        all,
+    }
+}
+
+fn task_limit(system: u64, tenants: u64, sessions: u64) -> Limit {
+    let all = system / 4 * 3;
+    let most = if tenants > 1 { all / 2 } else { all };
+    Limit {
+        worker: THREADS,
+        tenant: most.min(sessions.saturating_mul(THREADS)),
+        all,
+    }
+}
+
+/// Bytes of memory that this process and all beside it may have.
+fn memory() -> u64 {
+    // SAFETY: they take no pointers.
+    let (pages, bytes) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
+    all.min(limit_above("memory.max"))
+}
+
+/// Threads that this process and all beside it may have.
+fn tasks() -> u64 {
+    let of_system = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"]
+        .map(|file| number(Path::new(file)).unwrap_or(u64::MAX));
+    let of_system = of_system[0].min(of_system[1]);
+    of_system.min(limit_above("pids.max"))
+}
+
+/// The least value of a limit in the cgroup of this process and in those above.
+fn limit_above(file: &str) -> u64 {
+    let Ok((mount, place)) = own_place() else {
+        return u64::MAX;
+    };
+    let own = mount.join(place);
+    let cgroups = own.ancestors().take_while(|path| path.starts_with(&mount));
+    let limits = cgroups.filter_map(|path| number(&path.join(file)));
+    limits.min().unwrap_or(u64::MAX)
+}
+
+/// The number in a file; none where there is no limit.
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
 /// Where this supervisor makes workers' cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
     directory: PathBuf,
     /// Says to others that this supervisor lives.
     _lock: File,
-    memory: MemoryLimits,
+    limits: Limits,
     controllers: Vec<&'static str>,
     next: AtomicU64,
     /// Those of tenants that have workers, by the tenant's number.
@@ -109,7 +194,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// The system has none to give.
-    pub fn prepare(memory: MemoryLimits) -> Result<Self, CgroupError> {
+    pub fn prepare(limits: Limits) -> Result<Self, CgroupError> {
         let base = delegated()?;
         let found = read(&base.join("cgroup.controllers"))?;
         let has = |controller| found.split_whitespace().any(|name| name == controller);
@@ -145,15 +230,15 @@ impl Cgroups {
         let cgroups = Self {
             directory,
             _lock: lock,
-            memory,
+            limits,
             controllers,
             next: AtomicU64::new(0),
             tenants: Mutex::default(),
         };
-        limit(&cgroups.directory, memory.all)?;
+        limit(&cgroups.directory, limits.memory.all, limits.tasks.all)?;
         enable(&cgroups.directory, &cgroups.controllers)?;
         // Stays until all are removed.
-        cgroups.make_level(SPARE.to_owned(), memory.all)?;
+        cgroups.make_level(SPARE.to_owned(), limits.memory.all, limits.tasks.all)?;
         Ok(cgroups)
     }
 
@@ -165,11 +250,11 @@ impl Cgroups {
         self.make_in(&self.directory.join(SPARE), None)
     }
 
-    /// A directory for cgroups of workers, which may have so much memory together.
-    fn make_level(&self, name: String, memory: u64) -> Result<PathBuf, CgroupError> {
+    /// A directory for cgroups of workers, which may have so much memory and so many tasks together.
+    fn make_level(&self, name: String, memory: u64, tasks: u64) -> Result<PathBuf, CgroupError> {
         let path = self.directory.join(name);
         fs::create_dir(&path).map_err(failed("made", &path))?;
-        let limited = limit(&path, memory).and_then(|()| enable(&path, &self.controllers));
+        let limited = limit(&path, memory, tasks).and_then(|()| enable(&path, &self.controllers));
         if let Err(error) = limited {
             let _ = fs::remove_dir(&path);
             return Err(error);
@@ -184,7 +269,8 @@ impl Cgroups {
         if let Some(level) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return Ok(level);
         }
-        let path = self.make_level(format!("{TENANT}{tenant}"), self.memory.tenant)?;
+        let Limits { memory, tasks } = self.limits;
+        let path = self.make_level(format!("{TENANT}{tenant}"), memory.tenant, tasks.tenant)?;
         let level = Arc::new(Level(path));
         tenants.insert(tenant, Arc::downgrade(&level));
         Ok(level)
@@ -211,16 +297,17 @@ impl Cgroups {
             _level: level,
             parent: Arc::clone(self),
         };
-        limit(&cgroup.path, self.memory.worker)?;
+        let Limits { memory, tasks } = self.limits;
+        limit(&cgroup.path, memory.worker, tasks.worker)?;
         // Threads of one worker are of no use without each other.
         cgroup.set("memory.oom.group", "1")?;
-        cgroup.set("pids.max", &THREADS.to_string())?;
         Ok(cgroup)
     }
 }
 
-/// Limits the memory of a cgroup, and lets none of it be swapped.
-fn limit(path: &Path, memory: u64) -> Result<(), CgroupError> {
+/// Limits the tasks of a cgroup and its memory, and lets none of it be swapped.
+fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
+    write(&path.join("pids.max"), &tasks.to_string())?;
     write(&path.join("memory.max"), &memory.to_string())?;
     // A kernel that does not swap has no such limit.
     let swap = path.join("memory.swap.max");
@@ -303,19 +390,24 @@ impl Drop for Cgroup {
     }
 }
 
-/// The delegated cgroup that this process is in.
-fn delegated() -> Result<PathBuf, CgroupError> {
+/// Where the hierarchy is mounted, and where this process is in it.
+fn own_place() -> Result<(PathBuf, PathBuf), CgroupError> {
     let mounts = read(Path::new("/proc/self/mountinfo"))?;
     let membership = read(Path::new("/proc/self/cgroup"))?;
     let mount = mounts.lines().find_map(mount_point);
     let own = membership
         .lines()
         .find_map(|line| line.strip_prefix("0::/"));
-    let (Some(mount), Some(own)) = (mount, own) else {
-        return Err(CgroupError::NoHierarchy);
-    };
+    mount
+        .zip(own.map(PathBuf::from))
+        .ok_or(CgroupError::NoHierarchy)
+}
+
+/// The delegated cgroup that this process is in.
+fn delegated() -> Result<PathBuf, CgroupError> {
+    let (mount, own) = own_place()?;
     // Made here by an earlier supervisor.
-    let place = Path::new(own);
+    let place = own.as_path();
     let place = if place.file_name().is_some_and(|name| name == LEAF) {
         place.parent().unwrap_or(place)
     } else {
@@ -502,6 +594,41 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tenants_divide_three_quarters_of_the_memory_if_nothing_else_is_said() {
+        const GIB: u64 = 1 << 30;
+        let shares = |worker, tenant, tenants| {
+            let Limit {
+                worker,
+                tenant,
+                all,
+            } = memory_limit(64 * GIB, worker, tenant, tenants);
+            [worker, tenant, all].map(|bytes| bytes / GIB)
+        };
+        assert_eq!(shares(None, None, 1), [48, 48, 48], "one has all");
+        assert_eq!(shares(None, None, 4), [12, 12, 48]);
+        assert_eq!(shares(Some(2 * GIB), None, 4), [2, 12, 48]);
+        assert_eq!(shares(Some(20 * GIB), None, 4), [20, 20, 48]);
+        assert_eq!(shares(None, Some(30 * GIB), 4), [30, 30, 48]);
+        assert_eq!(shares(None, Some(60 * GIB), 4), [60, 60, 60]);
+        let least = memory_limit(GIB, None, None, 64);
+        assert_eq!((least.worker, least.tenant), (LEAST_MEMORY, LEAST_MEMORY));
+    }
+
+    #[test]
+    fn one_of_several_tenants_leaves_half_of_the_threads_to_others() {
+        let shares = |tenants, sessions| {
+            let Limit { tenant, all, .. } = task_limit(32_768, tenants, sessions);
+            (tenant, all)
+        };
+        assert_eq!(shares(1, 128), (24_576, 24_576), "one may have all");
+        assert_eq!(shares(2, 128), (12_288, 24_576));
+        assert_eq!(shares(64, 128), (12_288, 24_576));
+        let needed = 2 * THREADS;
+        assert_eq!(shares(1, 2), (needed, 24_576), "what its sessions need");
+        assert_eq!(shares(64, 2), (needed, 24_576));
+    }
 
     #[test]
     fn the_hierarchy_is_found_among_the_mounts() {

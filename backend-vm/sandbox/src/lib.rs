@@ -21,7 +21,7 @@ mod seccomp;
 mod spawn;
 mod standing;
 
-pub use self::cgroup::{CgroupError, Cgroups, MemoryLimits};
+pub use self::cgroup::{CgroupError, Cgroups, LEAST_MEMORY, Limit, Limits};
 pub use self::gpu::{GpuError, Gpus};
 pub use self::processes::Processes;
 pub use self::spawn::{

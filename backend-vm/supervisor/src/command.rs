@@ -1,5 +1,6 @@
 //! The supervisor's command line.
 
+use std::collections::BTreeSet;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,9 +12,10 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::process::keep_ended_children;
 use wormhole_link::{arguments, chain};
+use wormhole_sandbox::LEAST_MEMORY;
 
 use crate::log::Log;
-use crate::{Listener, MemoryLimits, Options, Quotas};
+use crate::{Limits, Listener, Options, Quotas};
 
 /// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
 /// each guest process.
@@ -44,20 +46,24 @@ struct Arguments {
     /// How workers are confined.
     #[arg(long, value_enum, default_value_t = Sandbox::Full)]
     sandbox: Sandbox,
-    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. Three
-    /// quarters of the system's memory if not given. A cgroup of each worker's own limits it where the
+    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. As much as its
+    /// tenant if not given. A cgroup of each worker's own limits it where the
     /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
     /// device, for private memory, and nothing does with CUDA.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     worker_memory: Option<u64>,
-    /// Memory that the workers of one tenant may have together, where there are cgroups. Three quarters of the system's
-    /// memory if not given, which is what all workers may have together.
+    /// Memory that the workers of one tenant may have together, where there are cgroups. If not given, three quarters of
+    /// the system's memory, or of the supervisor's own limit, which is what all workers may have together, divided by the
+    /// tenants that there may be at the same time: --tenants-per-user for the supervisor's own user and each --tenant-user.
+    /// With --trusted-tenants each may have all of it.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     tenant_memory: Option<u64>,
     /// Tenants that one user may have over the socket at the same time.
     #[arg(long, value_name = "N", default_value_t = Quotas::default().tenants_per_user)]
     tenants_per_user: usize,
-    /// Sessions, which are CUDA processes, that one tenant may have at the same time.
+    /// Sessions, which are CUDA processes, that one tenant may have at the same time. Where there are cgroups, their
+    /// workers may have 5,120 threads for each, but one of several tenants at most half of the threads that all workers
+    /// may have: three quarters of the system's limit.
     #[arg(long, value_name = "N", default_value_t = Quotas::default().sessions)]
     sessions: usize,
     /// Sessions that all tenants of one user may have at the same time.
@@ -78,9 +84,6 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// A driver destroys a context within seconds.
 const REAP_LIMIT: Duration = Duration::from_secs(60);
 
-/// A worker cannot start with less.
-const LEAST_MEMORY: u64 = 64 << 20;
-
 fn memory(text: &str) -> Result<u64, String> {
     let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
     let (digits, shift) = units
@@ -95,29 +98,14 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
 }
 
-/// Returns three quarters of the system's memory: the CPU device uses at most half of the system's
-/// memory.
-fn default_memory() -> u64 {
-    // SAFETY: the calls take no pointers.
-    let (pages, bytes) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
-    (all / 4 * 3).max(LEAST_MEMORY)
-}
-
-fn limits(worker: Option<u64>, tenant: Option<u64>) -> MemoryLimits {
-    let all = default_memory()
-        .max(worker.unwrap_or(0))
-        .max(tenant.unwrap_or(0));
-    MemoryLimits {
-        worker: worker.unwrap_or_else(default_memory),
-        tenant: tenant.unwrap_or(all),
-        all,
+/// Returns how many tenants there may be that do not trust each other.
+fn strangers(arguments: &Arguments) -> usize {
+    if arguments.listen.is_none() || arguments.trusted_tenants {
+        return 1;
     }
+    let own = rustix::process::geteuid().as_raw();
+    let users: BTreeSet<u32> = arguments.tenant_user.iter().copied().chain([own]).collect();
+    users.len().saturating_mul(arguments.tenants_per_user)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -167,6 +155,12 @@ fn survive_the_file_size_limit() {
 }
 
 fn start(arguments: Arguments) -> Result<(), String> {
+    let limits = Limits::of(
+        arguments.worker_memory,
+        arguments.tenant_memory,
+        strangers(&arguments),
+        arguments.sessions,
+    );
     let stream = arguments.fd.map(inherited).transpose()?;
     let listener = match &arguments.listen {
         Some(path) => {
@@ -183,7 +177,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         stream,
         trusted_tenants: arguments.trusted_tenants,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
-        memory: limits(arguments.worker_memory, arguments.tenant_memory),
+        limits,
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
         reap_limit: REAP_LIMIT,

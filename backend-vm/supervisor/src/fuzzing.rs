@@ -27,7 +27,7 @@ use wormhole_ring::control::{
 };
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::session::Owner;
-use wormhole_sandbox::{Ending, MemoryLimits};
+use wormhole_sandbox::{Ending, Limits};
 
 use crate::descriptors::Descriptors;
 use crate::scrubber::process::Queue;
@@ -174,11 +174,7 @@ impl Scene {
             stream: None,
             trusted_tenants: true,
             without_namespaces: false,
-            memory: MemoryLimits {
-                worker: 0,
-                tenant: 0,
-                all: 0,
-            },
+            limits: Limits::of(Some(1 << 30), None, 1, 8),
             start_limit: LONG,
             hello_limit: LONG,
             reap_limit: LONG,

@@ -79,7 +79,7 @@ use self::worker_pool::Worker;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
-pub use wormhole_sandbox::MemoryLimits;
+pub use wormhole_sandbox::Limits;
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: result of every call after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -104,8 +104,8 @@ pub struct Options {
     pub trusted_tenants: bool,
     /// Start workers even if this system provides no namespaces to confine them.
     pub without_namespaces: bool,
-    /// Limits on workers' memory.
-    pub memory: MemoryLimits,
+    /// Limits on workers' memory and threads.
+    pub limits: Limits,
     /// Time within which a worker must have its device.
     pub start_limit: Duration,
     /// Time within which a guest must send its hello, and a launcher that connects must attach.
@@ -255,7 +255,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
             (Some(_), false) => Tenants::Strangers,
         },
         without_namespaces: options.without_namespaces,
-        memory: options.memory,
+        limits: options.limits,
         reap_limit: options.reap_limit / 3,
     };
     come_last_when_memory_is_short();

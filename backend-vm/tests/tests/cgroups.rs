@@ -140,7 +140,11 @@ fn in_machine() {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     assert_eq!(own, "0::/delegated/supervisor\n");
 
-    tenants_are_held_to_their_memory_together(&delegated);
+    let limit = TENANT_MEMORY.to_string();
+    tenants_are_held_to_their_memory_together(&delegated, &["--tenant-memory", &limit]);
+    // A sixth of three quarters of the machine's memory is less than two sips, and more than a worker's.
+    let sixth = ["--tenants-per-user", "6"];
+    tenants_are_held_to_their_memory_together(&delegated, &sixth);
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -202,17 +206,28 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     );
 }
 
-fn tenants_are_held_to_their_memory_together(base: &Path) {
+fn tenants_are_held_to_their_memory_together(base: &Path, limits: &[&str]) {
     let socket = std::env::temp_dir().join("tenants");
-    let limit = TENANT_MEMORY.to_string();
-    let listen = [
-        "--listen",
-        socket.to_str().unwrap(),
-        "--tenant-memory",
-        &limit,
-    ];
-    let mut backend = start_with(&listen);
+    // In one word: the harness says of all others that their tenants trust each other.
+    let listen = format!("--listen={}", socket.display());
+    let mut backend = start_with(&[&[listen.as_str()], limits].concat());
     let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let number = |file: PathBuf| -> u64 {
+        let text = fs::read_to_string(&file).unwrap();
+        text.trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("{}: {text}", file.display()))
+    };
+    let all = |file| number(place.join(file));
+    let whole = number("/proc/sys/kernel/pid_max".into())
+        .min(number("/proc/sys/kernel/threads-max".into()));
+    assert_eq!(all("pids.max"), whole / 4 * 3);
+    let memory = match limits {
+        ["--tenants-per-user", count] => all("memory.max") / count.parse::<u64>().unwrap(),
+        _ => TENANT_MEMORY as u64,
+    };
+    // 5,120 for each of 128 sessions, and at most half of all.
+    let threads = (all("pids.max") / 2).min(5120 * 128);
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     let _first = assign(&mut backend, SIP);
@@ -234,7 +249,10 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     assert!(!levels.is_empty());
     for level in &levels {
         let read = |file| fs::read_to_string(place.join(level).join(file)).unwrap();
-        assert_eq!(read("memory.max"), format!("{TENANT_MEMORY}\n"));
+        let limit = |file| number(place.join(level).join(file));
+        // The kernel counts whole pages.
+        assert!(memory - limit("memory.max") < 4096, "{memory} of memory");
+        assert_eq!(limit("pids.max"), threads);
         assert_eq!(read("cpu.weight"), "100\n");
     }
     let own = fs::read_to_string(base.join("supervisor/cpu.weight")).unwrap();
@@ -248,7 +266,7 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
     assert!(!place.exists());
-    println!("tenants are held to their memory together");
+    println!("tenants are held to their memory together: {limits:?}");
 }
 
 fn without_cgroups_several_tenants_are_not_served() {

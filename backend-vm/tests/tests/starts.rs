@@ -112,11 +112,7 @@ fn impatient_supervisor() {
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
         trusted_tenants: true,
         without_namespaces: false,
-        memory: wormhole_supervisor::MemoryLimits {
-            worker: 1 << 30,
-            tenant: 1 << 30,
-            all: 1 << 30,
-        },
+        limits: wormhole_supervisor::Limits::of(Some(1 << 30), None, 1, 8),
         start_limit: Duration::from_millis(limit),
         hello_limit: Duration::from_secs(2),
         reap_limit: Duration::from_millis(600),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{
-    Cgroups, Confinement, GpuError, Gpus, Isolation, MemoryLimits, Processes, Profile,
+    Cgroups, Confinement, GpuError, Gpus, Isolation, Limits, Processes, Profile,
 };
 
 use crate::environment;
@@ -33,7 +33,7 @@ pub struct Setup {
     pub tenants: Tenants,
     /// Start workers even if this system provides no namespaces to confine them.
     pub without_namespaces: bool,
-    pub memory: MemoryLimits,
+    pub limits: Limits,
     /// Time within which workers must end after the supervisor has.
     pub reap_limit: Duration,
 }
@@ -94,8 +94,8 @@ impl Setup {
             Ok((device, files)) => (Ok(device), files),
             Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
         };
-        let memory = self.memory.worker;
-        let cgroups = match Cgroups::prepare(self.memory) {
+        let memory = self.limits.memory.worker;
+        let cgroups = match Cgroups::prepare(self.limits) {
             Ok(cgroups) => Some(Arc::new(cgroups)),
             Err(error) => {
                 let reason = wormhole_link::chain(&error);
@@ -107,10 +107,15 @@ impl Setup {
             }
         };
         if cgroups.is_some() {
+            let Limits { memory, tasks } = self.limits;
             let [worker, tenant, all] =
-                [memory, self.memory.tenant, self.memory.all].map(|bytes| bytes >> 20);
+                [memory.worker, memory.tenant, memory.all].map(|bytes| bytes >> 20);
             tracing::info!(
-                "by cgroups a worker may have {worker} MiB of memory, a tenant {tenant} MiB, all workers {all} MiB"
+                "by cgroups a worker may have {worker} MiB of memory, a tenant {tenant} MiB, all workers {all} MiB; and \
+                 {}, {} and {} threads",
+                tasks.worker,
+                tasks.tenant,
+                tasks.all
             );
         }
         let confinement = Confinement {
@@ -139,7 +144,7 @@ impl Setup {
 
     /// Logs how workers' memory is limited without cgroups: as a warning if tenants depend on it.
     fn tell_unlimited(&self, reason: &str) {
-        let mebibytes = self.memory.worker >> 20;
+        let mebibytes = self.limits.memory.worker >> 20;
         let limit = match self.device.profile() {
             Profile::Cpu => {
                 format!("a worker may have {mebibytes} MiB of private memory, by a resource limit")
