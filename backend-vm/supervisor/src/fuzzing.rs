@@ -648,6 +648,8 @@ impl Scene {
 mod tests {
     use proptest::prelude::*;
 
+    use super::{Scene, Steps};
+
     /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/supervisor");
@@ -671,6 +673,38 @@ mod tests {
         });
         let piece = prop_oneof![3 => seed, 1 => prop::collection::vec(any::<u8>(), 0..40)];
         prop::collection::vec(piece, 1..8).prop_map(|pieces| pieces.concat())
+    }
+
+    #[test]
+    fn a_spare_that_dies_before_its_session_has_it_is_replaced() {
+        let mut scene = Scene::new();
+        let mut play = |input: &[u8]| {
+            let mut steps = Steps(input);
+            while scene.step(&mut steps).is_some() {
+                scene.settle();
+            }
+            let alive: Vec<u64> = scene.workers.iter().map(|worker| worker.ticket).collect();
+            alive
+        };
+        let start = [12, 0];
+        assert_eq!(play(&start), [0]);
+        let ready = [6, 0, 0, 0, 0, 0];
+        let (launcher, attach) = ([0, 0], [1, 0, 31, 31, 0]);
+        let (scrub, stream, hello) = ([9], [2, 0, 1], [3, 0, 0, 0, 0, 0]);
+        let inputs = [
+            &ready[..],
+            &launcher,
+            &attach,
+            &start,
+            &scrub,
+            &stream,
+            &hello,
+            &start,
+        ];
+        assert_eq!(play(&inputs.concat()), [0], "the session has the spare");
+        let (guest_leaves, worker_ends) = ([4, 0], [8, 0]);
+        let inputs = [guest_leaves, start, worker_ends, start];
+        assert_eq!(play(&inputs.concat()), [1]);
     }
 
     #[test]

@@ -682,7 +682,12 @@ impl Supervisor {
         match worker.session {
             Some(session) => {
                 let descriptors = worker.peer.into_descriptors();
+                let tenant = self.sessions.get(&session).map(|session| session.tenant);
                 self.session_lost_worker(ops, session, &why, descriptors);
+                // A spare that a session took is replaced at `Assigned`, which this one may not have sent.
+                if self.lost.is_none() {
+                    self.replace_spares(ops, tenant);
+                }
             }
             // It has served no guest, so it has sent no foreign descriptors, and the supervisor
             // closes them itself.
