@@ -146,10 +146,10 @@ mod tests {
         assert!(!Descriptors::of(0, false).allow(none, STREAM));
     }
 
-    /// README states this number, and the other constants give a tenant's cost.
+    /// docs/tenants.md states this number, and the other constants give a tenant's cost.
     #[test]
-    fn a_supervisor_needs_as_many_open_files_as_the_readme_says() {
-        let readme = include_str!("../../../README.md");
+    fn a_supervisor_needs_as_many_open_files_as_its_page_says() {
+        let page = include_str!("../../../docs/tenants.md");
         let own = TENANT + STREAM;
         let mut held = Held::default();
         let mut tenants = 0;
@@ -163,13 +163,13 @@ mod tests {
         }
         for said in [
             format!("a hard limit of {LEAST} open files"),
-            format!("of which {OWN} are its own"),
+            format!("{OWN} of them for itself"),
             format!(
-                "A tenant takes {TENANT}, each of its control streams {STREAM} and each session {SESSION}"
+                "A tenant takes {TENANT}, each of its control streams {STREAM}, each session {SESSION}"
             ),
             format!("room for {tenants} tenants"),
         ] {
-            assert!(readme.contains(&said), "{said}");
+            assert!(page.contains(&said), "{said}");
         }
     }
 
