@@ -181,7 +181,7 @@ pub(crate) fn is_empty(body: &Body) -> bool {
     body.fields.is_empty() && body.tails.is_empty()
 }
 
-fn borrows(body: &Body) -> bool {
+pub(crate) fn borrows(body: &Body) -> bool {
     !body.tails.is_empty()
 }
 

@@ -9,8 +9,9 @@
 //! struct NAME [align BYTES]      element of an array in a tail; the alignment is that in memory
 //!     NAME TYPE
 //! message ID NAME KIND [next]    KIND: record | request | request blocking
-//!     NAME TYPE [nonzero]
-//!     tail NAME ELEMENT max N    ELEMENT: bytes | a struct
+//!     NAME TYPE [nonzero] [example VALUE...]
+//!     tail NAME ELEMENT max N [example TEXT]
+//!                                ELEMENT: bytes | a struct
 //!   reply
 //!     NAME TYPE [= CONSTANT]
 //!     tail NAME ELEMENT max N
@@ -29,6 +30,10 @@
 //! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
 //! module library function graph pool memory array mipmap`, where a stream may be the legacy one; `minted stream` may not; `new event`
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
+//!
+//! `example`: the field's value in the message that tests send; no part of the protocol. VALUE is a number for each
+//! element of an array, the name of an enum's value, or the method of the tests' `Source` that gives an address, a handle
+//! or a fence. Without one, numbers are 0 (1 where `nonzero`), optional fields are absent and tails are empty.
 //!
 //! `driver`: one call of this driver function answers the message, so that the device's operation, the CUDA device's
 //! implementation of it and the worker's service are generated. An ARGUMENT is a field, a field of the reply or
@@ -309,7 +314,12 @@ impl Parser {
             }
             return Ok(());
         }
-        if let ["tail", name, element, "max", max] = words {
+        if let ["tail", name, element, "max", max, rest @ ..] = words {
+            let example = match (*element, rest) {
+                (_, []) => String::new(),
+                ("bytes", ["example", text]) => (*text).to_owned(),
+                _ => return Err(format!("{rest:?} says nothing about tail {name}")),
+            };
             let element = match *element {
                 "bytes" => None,
                 name if self.table.structs.iter().any(|s| s.name == name) => Some(name.to_owned()),
@@ -324,6 +334,7 @@ impl Parser {
                 name: rust_name(name)?,
                 element,
                 max: number(max)?,
+                example,
             };
             self.body()?.tails.push(tail);
             return Ok(());
@@ -351,10 +362,16 @@ impl Parser {
             return Err("a field needs a name".to_owned());
         };
         let (kind, rest) = self.field_type(words)?;
-        let (nonzero, constant) = match rest {
-            [] => (false, None),
-            ["nonzero"] => (true, None),
-            ["=", constant] => (false, Some(rust_name(constant)?)),
+        let (nonzero, rest) = match rest {
+            ["nonzero", rest @ ..] => (true, rest),
+            _ => (false, rest),
+        };
+        let (constant, example) = match rest {
+            [] => (None, Vec::new()),
+            ["=", constant] if !nonzero => (Some(rust_name(constant)?), Vec::new()),
+            ["example", values @ ..] if matches!(self.open, Open::Body) => {
+                (None, example(name, &kind, values)?)
+            }
             _ => return Err(format!("{rest:?} says nothing about field {name}")),
         };
         Ok(Field {
@@ -363,6 +380,7 @@ impl Parser {
             kind,
             nonzero,
             constant,
+            example,
         })
     }
 
@@ -392,6 +410,20 @@ impl Parser {
             [] => return Err("a field needs a type".to_owned()),
         })
     }
+}
+
+/// Checks the values of an example: one name, or at most as many numbers as the field has elements.
+fn example(field: &str, kind: &FieldType, values: &[&str]) -> Result<Vec<String>, String> {
+    let count = match kind {
+        FieldType::Array(_, count) => *count,
+        _ => 1,
+    };
+    let numbers = values.len() <= count && values.iter().all(|word| word.parse::<f32>().is_ok());
+    let name = matches!(values, [name] if check_name(name).is_ok());
+    if values.is_empty() || !(numbers || name) {
+        return Err(format!("{values:?} is no example of field {field}"));
+    }
+    Ok(values.iter().map(|word| (*word).to_owned()).collect())
 }
 
 fn array(word: &str) -> Option<(Scalar, usize)> {

@@ -203,6 +203,8 @@ pub struct Field {
     pub nonzero: bool,
     /// Rust constant that a field of a reply always holds.
     pub constant: Option<String>,
+    /// Value in the example of the message: numbers, or one name. Not part of the protocol.
+    pub example: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -255,6 +257,8 @@ pub struct Tail {
     pub element: Option<String>,
     /// Greatest number of elements.
     pub max: u32,
+    /// Bytes in the example of the message. Not part of the protocol.
+    pub example: String,
 }
 
 impl Class {

@@ -139,11 +139,20 @@ fn any_change_to_what_crosses_the_ring_changes_the_hash() {
         protocol_hash(&table(), true),
         protocol_hash(&table(), false)
     );
-    let documented = text.replace("message 3 MemAlloc", "/// More words.\nmessage 3 MemAlloc");
-    assert_eq!(
-        protocol_hash(&parse(&documented).expect("the table"), false),
-        hash
-    );
+    for (from, to) in [
+        ("message 3 MemAlloc", "/// More words.\nmessage 3 MemAlloc"),
+        ("bytes u64 example 4096", "bytes u64 example 8192"),
+        ("bytes u64 example 4096", "bytes u64"),
+        ("max 5120 example store", "max 5120"),
+    ] {
+        assert!(text.contains(from), "{from:?} is not in the table");
+        let changed = parse(&text.replace(from, to)).expect("still in the language");
+        assert_eq!(
+            protocol_hash(&changed, false),
+            hash,
+            "{from:?} became {to:?}"
+        );
+    }
 }
 
 #[test]

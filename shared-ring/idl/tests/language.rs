@@ -160,3 +160,27 @@ fn a_driver_line_names_each_field_once() {
     let record = "message 1 Ask record\n    block u32\n  driver cuAsk(block)";
     assert!(refused(record).contains("must be blocking"));
 }
+
+#[test]
+fn an_example_fits_its_field() {
+    let field = |line: &str| refused(&format!("message 1 First record\n    {line}"));
+    for (line, reason) in [
+        ("size u64 example", "[] is no example of field size"),
+        (
+            "size u64 example 1 2",
+            "[\"1\", \"2\"] is no example of field size",
+        ),
+        (
+            "size u32[2] example 1 b",
+            "[\"1\", \"b\"] is no example of field size",
+        ),
+        (
+            "tail data bytes max 4 example a b",
+            "says nothing about tail data",
+        ),
+    ] {
+        assert!(field(line).contains(reason), "{}", field(line));
+    }
+    let reply = refused("message 1 First request\n  reply\n    size u64 example 1");
+    assert!(reply.contains("says nothing about field size"), "{reply}");
+}
