@@ -1,76 +1,39 @@
 //! Valid records of graphs.
 
 use wormhole_api::{
-    DevicePtr, Element, GraphBegin, GraphBody, GraphBranch, GraphCondition, GraphConditional,
-    GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
-    GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
-    GraphUpdate, GraphUpload, Items, MemoryOperation,
+    Element, GraphBegin, GraphBody, GraphCondition, GraphConditional, GraphCopy, GraphDestroy,
+    GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphFill, GraphInstantiate,
+    GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Items, MemoryOperation,
 };
 
 use crate::attack::Entry;
-use crate::grammar::{ARRAY, Things, entry};
-use crate::guest::Guest;
+use crate::grammar::{Example, Source, entry};
 
 /// Returns records of a graph with a node of every kind, from its description to its destruction.
-pub fn graphs(things: &Things, guest: &mut Guest) -> Vec<Entry> {
-    let Things {
-        stream,
-        event,
-        function,
-        array,
-        device,
-        ..
-    } = *things;
-    let [width, height] = ARRAY;
-    let (graph, from) = (guest.mint(), guest.mint());
+pub fn graphs(source: &mut Source<'_>) -> Vec<Entry> {
+    let begin = GraphBegin::example(source);
+    let graph = begin.new;
+    let address = source.device().0;
+    macro_rules! of_graph {
+        ($message:ident $(, $field:ident: $value:expr)*) => {
+            entry(&$message { graph, $($field: $value,)* ..Example::example(source) })
+        };
+    }
     vec![
-        entry(&GraphBegin { new: graph }),
-        entry(&GraphKernel {
-            graph,
-            function,
-            grid: [2, 1, 1],
-            block: [32, 1, 1],
-            shared: 0,
-            attributes: Items::new(&[]),
-            parameters: &device.0.to_le_bytes(),
-        }),
-        entry(&GraphCopy {
-            graph,
-            extent: [width / 2, height / 2, 1],
-            to_array: Some(array),
-            to_origin: [3, 2, 0],
-            to_memory: DevicePtr(0),
-            to_pitch: 0,
-            to_rows: 0,
-            from_array: None,
-            from_origin: [0; 3],
-            from_memory: device,
-            from_pitch: width,
-            from_rows: height,
-        }),
-        entry(&GraphFill {
-            graph,
-            destination: device,
-            pitch: 256,
-            width: 16,
-            height: 4,
-            value: 3,
-            element: Element::Word,
-        }),
+        entry(&begin),
+        of_graph!(GraphKernel, parameters: &address.to_le_bytes()),
+        of_graph!(GraphCopy),
+        of_graph!(GraphFill),
         entry(&GraphMemory {
             graph,
             operations: Items::new(&[MemoryOperation {
                 kind: 2,
                 flags: 0,
-                address: device.0,
+                address,
                 value: 7,
             }]),
         }),
-        entry(&GraphEvent {
-            graph,
-            event,
-            kind: GraphEventKind::Record,
-        }),
+        of_graph!(GraphEvent),
         entry(&GraphEmpty { graph }),
         entry(&GraphEdges {
             graph,
@@ -80,37 +43,16 @@ pub fn graphs(things: &Things, guest: &mut Guest) -> Vec<Entry> {
                 data: 0,
             }]),
         }),
-        entry(&GraphCondition {
-            graph,
-            default: 2,
-            assigned: 1,
-        }),
-        entry(&GraphConditional {
-            graph,
-            condition: 1,
-            branch: GraphBranch::Switch,
-            bodies: 3,
-        }),
-        entry(&GraphBody { graph, body: 3 }),
-        entry(&GraphFill {
-            graph,
-            destination: device,
-            pitch: 0,
-            width: 16,
-            height: 1,
-            value: 4,
-            element: Element::Byte,
-        }),
-        entry(&GraphInstantiate { graph, flags: 0 }),
-        entry(&GraphLaunch { graph, stream }),
-        entry(&GraphUpload { graph, stream }),
-        entry(&GraphEnable {
-            graph,
-            node: 0,
-            enabled: 0,
-        }),
-        entry(&GraphBegin { new: from }),
-        entry(&GraphUpdate { graph, from }),
+        of_graph!(GraphCondition),
+        of_graph!(GraphConditional),
+        of_graph!(GraphBody),
+        of_graph!(GraphFill, pitch: 0, height: 1, element: Element::Byte),
+        of_graph!(GraphInstantiate),
+        of_graph!(GraphLaunch),
+        of_graph!(GraphUpload),
+        of_graph!(GraphEnable),
+        entry(&GraphBegin::example(source)),
+        of_graph!(GraphUpdate),
         entry(&GraphDestroy { graph }),
     ]
 }

@@ -9,9 +9,7 @@
 pub mod attack;
 pub mod backend;
 pub mod grammar;
-mod grammar_code;
 mod grammar_graphs;
-mod grammar_sharing;
 pub mod guest;
 pub mod messages;
 pub mod random;
