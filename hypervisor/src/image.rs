@@ -18,7 +18,7 @@ pub enum Action {
 
 #[derive(Debug, Subcommand)]
 pub enum Build {
-    /// What guests boot from.
+    /// The image that guests boot from.
     Guest(Options),
     /// A machine with emulated virtualization, for hosts whose KVM cannot run Linux.
     EmulatedHost(Options),

@@ -82,18 +82,18 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupEr
     move |cause| CgroupError::File { what, path, cause }
 }
 
-/// How much of one thing there may be.
+/// Limits of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Of one worker.
+    /// Limit for one worker.
     pub worker: u64,
-    /// Of the workers of one tenant together.
+    /// Limit for all workers of one tenant.
     pub tenant: u64,
-    /// Of all workers together.
+    /// Limit for all workers.
     pub all: u64,
 }
 
-/// What workers may have.
+/// Limits of all resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of memory.
@@ -185,7 +185,7 @@ pub struct Cgroups {
     limits: Limits,
     controllers: Vec<&'static str>,
     next: AtomicU64,
-    /// Those of tenants that have workers, by the tenant's number.
+    /// Levels of the tenants that have workers, by the tenant's number.
     tenants: Mutex<BTreeMap<u32, Weak<Level>>>,
 }
 
@@ -262,7 +262,7 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// That of a tenant, which goes with its last worker.
+    /// Returns the level of a tenant. It is removed with the tenant's last worker.
     fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         tenants.retain(|_, level| level.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! What the new process does to itself between `clone` and `exec`.
+//! Confines the new process, in that process, between `clone` and `exec`.
 //!
 //! Only system calls on data prepared beforehand: no allocation, no lock, no destructor, since another
 //! thread of the parent may have held any lock at the moment of the clone. For the same reason nothing of the

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "dev/nvidiactl";
 const GPUS: &str = "proc/driver/nvidia/gpus";
-/// What every GPU's user needs besides the GPU's own file.
+/// Device files that every user of a GPU needs, besides the GPU's own file.
 /// `/dev/nvidia-uvm-tools` is for profilers, which see other processes' work.
 const SHARED: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
 
@@ -85,7 +85,7 @@ impl Gpus {
         SHARED.iter().map(PathBuf::from).chain(own).collect()
     }
 
-    /// What makes the driver count as is done here and see these GPUs only.
+    /// Returns the variables that make the driver number GPUs by PCI address and see these GPUs only.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut variables = vec![("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into())];
         if let Some(uuids) = self.uuids() {

@@ -38,7 +38,7 @@ impl Processes {
         Ok(processes)
     }
 
-    /// What processes `make` makes are in the namespace. It makes no threads.
+    /// Calls `make` such that the processes that it creates are in the namespace. It must not create threads.
     ///
     /// # Errors
     /// The namespace is gone, and there is no other to be had.

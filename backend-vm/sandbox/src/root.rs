@@ -36,11 +36,11 @@ pub(super) enum Step {
     Mask(CString),
 }
 
-/// Of `/sys` the driver needs processors, memory nodes and PCI devices. The rest tells of others: control groups of all
-/// tenants, block devices, modules.
+/// Parts of `/sys` that the driver needs: processors, memory nodes and PCI devices. The rest reveals facts about others:
+/// control groups of all tenants, block devices, modules.
 const SYSTEM: [&str; 2] = ["/sys/devices", "/sys/bus/pci"];
 const MODULES: &str = "/sys/module";
-/// What tells in `/proc` of the system's keys, timers, processors and memory, and so of others' work.
+/// Files of `/proc` that reveal keys, timers, and the use of processors and memory, and so the work of others.
 const MASKED: [&str; 20] = [
     "/proc/buddyinfo",
     "/proc/diskstats",

@@ -3,7 +3,7 @@
 use wormhole_link::device::Profile;
 use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, masked, within};
 
-/// What any worker needs: memory, threads, reading files, its descriptors, time.
+/// System calls of every worker: memory, threads, reading files, its descriptors, time.
 const COMMON: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -86,7 +86,7 @@ const COMMON: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// What the NVIDIA driver adds.
+/// Further system calls of the NVIDIA driver.
 const DRIVER: &[i64] = &[
     libc::SYS_pwrite64,
     libc::SYS_mlock,
@@ -172,7 +172,7 @@ const MAPPED: i32 = libc::MAP_SHARED
     | libc::MAP_POPULATE
     | libc::MAP_STACK;
 
-/// What takes a clock first. Numbers of clocks from here on are other processes' time.
+/// System calls whose first argument is a clock. Greater numbers of clocks are other processes' time.
 const CLOCKS: &[i64] = &[
     libc::SYS_clock_gettime,
     libc::SYS_clock_getres,

@@ -40,7 +40,7 @@ pub struct Confinement {
     pub device_files: Vec<PathBuf>,
     /// Bytes of memory that a worker may have.
     pub memory: u64,
-    /// What holds it to that, and to its number of tasks.
+    /// Cgroups that enforce the limits of memory and tasks.
     pub cgroups: Option<Arc<Cgroups>>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
     pub library_directories: Vec<PathBuf>,
@@ -48,10 +48,10 @@ pub struct Confinement {
     pub execution_limit: Duration,
 }
 
-/// Far more than that takes where files can be reached at all.
+/// Default of the limit: far more than a process needs whose files can be reached at all.
 pub const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
-/// What to start.
+/// Process to start.
 #[derive(Debug)]
 pub struct Command<'a> {
     pub program: &'a Path,

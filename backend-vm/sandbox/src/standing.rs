@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// What a process does, in a sentence: where in the kernel it is, how long it has executed, and how many others want to
-/// execute. A process that waits is told from a system that is too busy.
+/// Describes the state of a process in a sentence: its place in the kernel, the time that it has executed, and the number of
+/// processes that want to execute. The sentence distinguishes a process that waits from a system that is too busy.
 pub(super) fn of(pid: libc::pid_t) -> String {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let stat = read("stat");

@@ -36,7 +36,7 @@ struct Arguments {
     /// cuIpcGetMemHandle, with handles of the driver's that another tenant's worker could guess if it were taken over.
     #[arg(long, requires = "listen")]
     trusted_tenants: bool,
-    /// What to execute on: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
+    /// Devices that execute: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
     /// with commas between them in the order in which programs see them.
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,

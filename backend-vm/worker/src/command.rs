@@ -17,7 +17,7 @@ struct Arguments {
     /// Print the hash of the protocol that this worker speaks, and end.
     #[arg(long)]
     protocol: bool,
-    /// What to execute on: cpu, cpu:N, or cuda:N with commas between several.
+    /// Devices that execute: cpu, cpu:N, or cuda:N with commas between several.
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
 }

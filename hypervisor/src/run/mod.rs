@@ -152,7 +152,7 @@ pub struct Options {
     /// uninitialised memory in kernels' shared memory, and tells the program's standard error.
     #[arg(long, default_value = "cpu", value_parser = device)]
     device: String,
-    /// What the guest VM runs on; this machine's KVM where it can run Linux (auto) if not given.
+    /// Host of the guest VM; this machine's KVM where it can run Linux (auto) if not given.
     #[arg(long, value_enum)]
     host: Option<Host>,
     /// The guest's kernel; 6.1 if not given.
