@@ -86,9 +86,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::alone::alone;
 
     #[test]
     fn what_sleeps_for_ever_is_interrupted_and_what_only_takes_long_is_not() {
+        let _alone = alone();
         install().unwrap();
         // SAFETY: no descriptors. The signal may reach another thread, so the wait has a limit.
         let wait = || unsafe { libc::poll(std::ptr::null_mut(), 0, 1000) };

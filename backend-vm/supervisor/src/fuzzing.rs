@@ -649,6 +649,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Scene, Steps};
+    use crate::alone::alone;
 
     /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
@@ -677,6 +678,7 @@ mod tests {
 
     #[test]
     fn a_spare_that_dies_before_its_session_has_it_is_replaced() {
+        let _alone = alone();
         let mut scene = Scene::new();
         let mut play = |input: &[u8]| {
             let mut steps = Steps(input);
@@ -709,6 +711,7 @@ mod tests {
 
     #[test]
     fn the_seeds_reach_a_session() {
+        let _alone = alone();
         assert!(seeds().iter().any(|seed| super::play(seed) > 0));
     }
 
@@ -717,6 +720,7 @@ mod tests {
         fn whatever_tenants_and_workers_do_the_books_are_right_and_nothing_is_left(
             input in inputs(),
         ) {
+            let _alone = alone();
             super::play(&input);
         }
     }

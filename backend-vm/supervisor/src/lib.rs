@@ -15,6 +15,8 @@
 //! streams, whose end the guests notice.
 
 mod alarm;
+#[cfg(test)]
+mod alone;
 mod arena;
 mod command;
 mod connection;

@@ -202,6 +202,7 @@ mod tests {
     /// Runs a call under the filter in a child. Returns the child's output and exit status.
     fn under_filter(make: impl FnOnce()) -> (String, i32) {
         use std::io::Read;
+        let _alone = crate::alone::alone();
         let (mut said, end) = io::pipe().unwrap();
         let filter = compiled(false).unwrap();
         // SAFETY: the child makes system calls on prepared data, and ends.
