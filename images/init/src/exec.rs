@@ -340,8 +340,13 @@ mod tests {
     }
 
     fn executable(path: &Path, content: &[u8]) {
-        fs::write(path, content).expect("it is written");
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let source = path.with_extension("source");
+        fs::write(&source, content).expect("it is written");
+        // A process of its own writes the file: a fork of another test could hold a writer of this process open, and
+        // execve(2) would fail with ETXTBSY.
+        let mut install = Command::new("install");
+        let made = install.args(["-m", "755"]).args([&source, path]).status();
+        assert!(made.expect("it is there").success());
     }
 
     fn refused(program: &Path, status: u8, words: &str) {
