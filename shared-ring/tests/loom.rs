@@ -239,7 +239,7 @@ fn parked_consumer() {
     });
 }
 
-/// Models two producers that push, of which only one must ring. A doorbell wakes the consumer once; loom reports a
+/// Models two producers that push to a consumer that may sleep. One doorbell is enough for each sleep; loom reports a
 /// sleep without a doorbell as a deadlock.
 fn one_of_two_producers_rings() {
     explore(2, || {

@@ -296,8 +296,8 @@ pub(crate) fn run_fill(fill: &Fill) {
     let [low, second, ..] = fill.value.to_le_bytes();
     for row in 0..fill.height {
         let start = pointer(fill.destination + row * fill.pitch);
-        // SAFETY: the whole extent lies in memory of the device or in a registered range, both of which stay mapped; it
-        // is aligned to the element. Other threads of the program may write it at the same time; this code reads
+        // SAFETY: device memory and registered ranges stay mapped. The whole fill lies in one of them, and each row is
+        // aligned to the element. Other threads of the program may write there at the same time; this code reads
         // nothing.
         unsafe {
             match fill.element {

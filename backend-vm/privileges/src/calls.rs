@@ -37,8 +37,8 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP) as u64;
 
-/// System calls by number, each with rules on its arguments, of which at least one must hold. An empty list allows any
-/// arguments.
+/// Rules on the arguments of system calls, by the call's number. A call is allowed if one of its rules holds. An empty
+/// list allows any arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// List of the system calls that a thread may make.

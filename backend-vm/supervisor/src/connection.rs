@@ -49,8 +49,8 @@ impl Peer {
         })
     }
 
-    /// Fills as [`fill`](Self::fill), from a stream of which the sender may keep a copy. Also
-    /// returns whether the read slept.
+    /// Fills as [`fill`](Self::fill) from a stream that its sender may have copied. Also returns
+    /// whether the read slept.
     ///
     /// # Errors
     /// Same as [`fill`](Self::fill).

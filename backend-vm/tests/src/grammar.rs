@@ -138,7 +138,7 @@ impl Source<'_> {
     }
 }
 
-/// Message of which the table gives an example.
+/// Message with an example in the table.
 pub trait Example: Message {
     /// Makes the message from the values that the table gives its fields.
     fn example(source: &mut Source<'_>) -> Self;

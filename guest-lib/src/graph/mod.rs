@@ -53,7 +53,7 @@ pub struct Node {
     pub work: Work,
     pub before: Vec<Edge>,
     pub after: Vec<Edge>,
-    /// Node of which this is a clone.
+    /// Node that this node was cloned from.
     original: Option<NodeHandle>,
 }
 

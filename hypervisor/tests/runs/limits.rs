@@ -116,7 +116,7 @@ fn tasks_of(user: u32) -> usize {
         .sum()
 }
 
-/// Each process of the program forks more, some of which use CUDA. Only its user's RLIMIT_NPROC bounds them.
+/// Runs a program whose processes fork without end. Some of them use CUDA. Only the user's RLIMIT_NPROC bounds them.
 #[test]
 fn a_fork_bomb_ends_with_its_launcher_and_its_neighbour_computes() {
     const TASKS: u64 = 60;

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn words_that_hide_their_subject_are_found_anywhere() {
-        let text = "/// The window.\n/// A page is nobody's then.\n";
+        let text = "/// Frees the page.\n/// The page is nobody's.\n";
         assert_eq!(found(text), [(2, "\"nobody's\"".to_owned())]);
     }
 }

@@ -35,7 +35,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns the file of which all parts are shared mappings at consecutive offsets.
+    /// Returns the file that all parts map: shared, and at consecutive offsets.
     pub fn of(parts: &[Mapping]) -> Option<Self> {
         let first = parts.first()?;
         let same = |part: &Mapping| {
