@@ -80,7 +80,7 @@ pub fn allocate_async(
 
 /// Frees memory from a pool of `owner`, after the work in a stream.
 pub fn free_async(owner: &SessionDevice, address: u64, stream: &StreamObject) -> Result<()> {
-    if stream.device == *owner || stream.device.holds(address) {
+    if stream.device != *owner && stream.device.holds(address) {
         return stream.device.free_async(address, stream.raw);
     }
     in_place_of(stream, owner, |there| owner.free_async(address, there))
@@ -88,28 +88,25 @@ pub fn free_async(owner: &SessionDevice, address: u64, stream: &StreamObject) ->
 
 /// Launches a graph of `owner` at the stream's place in order.
 pub fn launch_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObject) -> Result<()> {
-    if stream.device == *owner {
-        return owner.launch_graph(graph, stream.raw);
-    }
     in_place_of(stream, owner, |there| owner.launch_graph(graph, there))
 }
 
 /// Uploads a graph of `owner` at the stream's place in order.
 pub fn upload_graph(owner: &SessionDevice, graph: RawGraph, stream: &StreamObject) -> Result<()> {
-    if stream.device == *owner {
-        return owner.upload_graph(graph, stream.raw);
-    }
     in_place_of(stream, owner, |there| owner.upload_graph(graph, there))
 }
 
-/// Runs `work` of `owner` in the order of a stream of another device. `work` receives the stream of
-/// `owner` to use.
+/// Runs `work` of `owner` in the order of a stream. `work` receives the stream of `owner` to use: the
+/// stream itself if it is of that device.
 fn in_place_of(
     stream: &StreamObject,
     owner: &SessionDevice,
     work: impl FnOnce(RawStream) -> Result<()>,
 ) -> Result<()> {
     let waiting = &stream.device;
+    if waiting == owner {
+        return work(stream.raw);
+    }
     with_event(waiting, |before| {
         waiting.record_event(before, stream.raw, 0)?;
         with_event(owner, |after| {
