@@ -213,6 +213,9 @@ impl fmt::Debug for VmConfig {
     }
 }
 
+/// Prepares the confinement of one kind of thread.
+type ConfinementOf = fn() -> Result<Confinement, ConfinementError>;
+
 /// A VM that is ready to run.
 #[derive(Debug)]
 pub struct Vm {
@@ -228,9 +231,7 @@ pub struct Vm {
     timeout: Option<Duration>,
     ending: Ending,
     // Everything below is dropped after the vCPUs, which use it.
-    device_thread: DeviceThread,
-    disk_threads: Vec<DeviceThread>,
-    network_threads: Vec<DeviceThread>,
+    device_threads: Vec<(DeviceThread, ConfinementOf)>,
     machine: Machine,
 }
 
@@ -275,7 +276,8 @@ impl Vm {
         let worker = Box::new(RngWorker::new(ram.clone()));
         chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
         let ending = Ending::default();
-        let mut disk_threads = Vec::new();
+        let mut device_threads: Vec<(_, ConfinementOf)> =
+            vec![(device_thread, Confinement::of_devices)];
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
@@ -283,14 +285,13 @@ impl Vm {
             let worker = BlockWorker::new(ram.clone(), image, name, ending.clone());
             let worker = Box::new(worker);
             chipset.add_virtio(&thread, device, worker)?;
-            disk_threads.push(thread);
+            device_threads.push((thread, Confinement::of_disk));
         }
-        let mut network_threads = Vec::new();
         for (number, NetConfig { tap, mac }) in config.networks.into_iter().enumerate() {
             let thread = DeviceThread::start(&format!("net-{number}"))?;
             let worker = Box::new(NetWorker::new(ram.clone(), tap));
             chipset.add_virtio(&thread, Box::new(Net::new(mac)), worker)?;
-            network_threads.push(thread);
+            device_threads.push((thread, Confinement::of_network));
         }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
@@ -329,9 +330,7 @@ impl Vm {
             window_range: layout.window,
             timeout: config.timeout,
             ending,
-            device_thread,
-            disk_threads,
-            network_threads,
+            device_threads,
             machine: Machine {
                 _vm: vm,
                 _ram: ram,
@@ -375,12 +374,8 @@ impl Vm {
     pub fn run(self) -> Result<Report, VmError> {
         let (sender, receiver) = &self.events;
         let start = Instant::now();
-        self.device_thread.confine(Confinement::of_devices()?)?;
-        for thread in &self.disk_threads {
-            thread.confine(Confinement::of_disk()?)?;
-        }
-        for thread in &self.network_threads {
-            thread.confine(Confinement::of_network()?)?;
+        for (thread, confinement) in &self.device_threads {
+            thread.confine(confinement()?)?;
         }
         let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
