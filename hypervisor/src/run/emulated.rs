@@ -20,7 +20,7 @@ use crate::signals::{KILLED, Signals, to_machine};
 use super::guest::GuestError;
 use super::network::{self, NetworkError};
 use super::summary::Summary;
-use super::{Options, RunError, images, not_executed};
+use super::{LIBRARY_PATH, Options, RunError, images, not_executed};
 
 /// File to which the inner command writes its summary.
 const SUMMARY: &str = "/run/summary.json";
@@ -139,6 +139,10 @@ pub fn run(
     arguments.extend(["--".into(), program.into()]);
     arguments.extend(options.command[1..].iter().cloned());
 
+    // The outer overlay looks for the program's libraries in these folders.
+    let mut variables = super::forwarded_variables();
+    let paths = options.env.iter().filter(|(name, _)| name == LIBRARY_PATH);
+    variables.extend(paths.cloned());
     let mut programs = vec![program.to_path_buf()];
     programs.extend(options.take.iter().cloned());
     let overlay = host_overlay(&HostRun {
@@ -155,7 +159,7 @@ pub fn run(
         guest: Image::guest(&folder, kernel)?,
         guest_kernel: kernel,
         arguments,
-        variables: super::forwarded_variables(),
+        variables,
         stdin: options.interactive,
         programs,
         taps: networks.len(),

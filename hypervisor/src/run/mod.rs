@@ -597,12 +597,50 @@ fn feed(mut stream: UnixStream) {
     }
 }
 
-/// Returns the environment variables that CUDA programs and the frontend read.
-fn forwarded_variables() -> Vec<(OsString, OsString)> {
+/// Names the folders in which the loader looks for libraries first (ld.so(8)).
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+
+/// Returns the variables of this environment that a guest's program gets: those that CUDA programs and the frontend
+/// read, and the folders of libraries.
+fn forwarded_variables() -> Vec<Variable> {
+    let folders = std::env::var_os(LIBRARY_PATH).and_then(|path| absolute_folders(&path));
     std::env::vars_os()
         .filter(|(name, _)| {
             let name = name.to_string_lossy();
             name.starts_with("CUDA_") || name == "WORMHOLE_LOG"
         })
+        .chain(folders.map(|path| (LIBRARY_PATH.into(), path)))
         .collect()
+}
+
+/// Makes the folders of a path absolute. The loader takes an empty name for the working directory.
+fn absolute_folders(path: &OsStr) -> Option<OsString> {
+    if path.is_empty() {
+        return None;
+    }
+    let folders = std::env::split_paths(path).filter_map(|folder| {
+        let named = !folder.as_os_str().is_empty();
+        let whole = if named {
+            std::path::absolute(&folder)
+        } else {
+            std::env::current_dir()
+        };
+        whole.ok()
+    });
+    std::env::join_paths(folders).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_libraries_are_the_same_in_a_guest() {
+        let here = std::env::current_dir().expect("a working directory");
+        let here = here.to_str().expect("text");
+        let absolute = |path: &str| absolute_folders(path.as_ref());
+        let wanted = format!("/opt/lib:{here}/lib:{here}");
+        assert_eq!(absolute("/opt/lib:lib:"), Some(wanted.into()));
+        assert_eq!(absolute(""), None);
+    }
 }

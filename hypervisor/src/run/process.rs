@@ -19,7 +19,7 @@ use crate::signals::Signals;
 
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Options, RunError, Variable};
+use super::{LIBRARY_PATH, Options, RunError, Variable};
 
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -72,10 +72,7 @@ pub fn run(
                 .iter()
                 .cloned()
                 .chain([
-                    (
-                        "LD_LIBRARY_PATH".into(),
-                        library_path(frontends, &options.env),
-                    ),
+                    (LIBRARY_PATH.into(), library_path(frontends, &options.env)),
                     ("WORMHOLE_CONTROL".into(), format!("unix:@{address}").into()),
                 ])
                 .collect(),
@@ -116,11 +113,9 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
     let own = frontends
         .map(|folder| folder.as_os_str().to_owned())
         .unwrap_or_default();
-    let chosen = variables
-        .iter()
-        .rfind(|(name, _)| name == "LD_LIBRARY_PATH");
+    let chosen = variables.iter().rfind(|(name, _)| name == LIBRARY_PATH);
     let chosen = chosen.map(|(_, value)| value.clone());
-    match chosen.or_else(|| std::env::var_os("LD_LIBRARY_PATH")) {
+    match chosen.or_else(|| std::env::var_os(LIBRARY_PATH)) {
         Some(others) if !others.is_empty() => [own, others].join(std::ffi::OsStr::new(":")),
         _ => own,
     }

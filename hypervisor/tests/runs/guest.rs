@@ -727,3 +727,39 @@ fn a_guest_executes_programs_as_any_system_does() {
     let run = finish(wormhole(&["run", "--"]).arg(&script).arg(&odd));
     assert_eq!(run.status.code(), Some(6), "{}", run.stderr);
 }
+
+#[test]
+fn libraries_are_found_in_the_folders_that_the_caller_names() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let compile = |source: &str, arguments: &[&str]| {
+        std::fs::write(folder.path().join("source.c"), source).expect("it is written");
+        let compiled = Command::new("cc")
+            .args(["source.c", "-L."])
+            .args(arguments)
+            .current_dir(folder.path())
+            .status();
+        assert!(compiled.expect("a compiler").success());
+    };
+    compile(
+        "int mine(void) { return 7; }",
+        &["-shared", "-fPIC", "-o", "libmine.so"],
+    );
+    compile(
+        "int mine(void); int main(void) { return mine(); }",
+        &["-o", "program", "-lmine"],
+    );
+    let program = folder.path().join("program");
+    let mut environment = wormhole(&["run", "--"]);
+    environment
+        .arg(&program)
+        .env("LD_LIBRARY_PATH", ".")
+        .current_dir(folder.path());
+    let option = format!("LD_LIBRARY_PATH={}", folder.path().display());
+    let mut option = wormhole(&["run", "--env", &option, "--"]);
+    option.arg(&program);
+    for command in [&mut environment, &mut option] {
+        let run = finish(command);
+        assert_eq!(run.status.code(), Some(7), "{}", run.stderr);
+    }
+}
