@@ -64,6 +64,11 @@ pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Optio
 }
 
 impl Tenant {
+    /// Whether its launcher waits for a report that the device works.
+    pub fn awaits_device(&self) -> bool {
+        self.awaits_device
+    }
+
     pub fn user(&self) -> u32 {
         self.user
     }

@@ -108,6 +108,19 @@ fn a_limit_of_memory_is_named_where_a_thread_has_no_stack() {
     assert!(run.stderr.contains("RLIMIT_DATA"), "{}", run.stderr);
 }
 
+#[test]
+fn a_limit_of_address_space_is_named_once() {
+    let _alone = alone();
+    let run = under("-v 8000000");
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let count = run.stderr.matches("RLIMIT_AS").count();
+    assert!(
+        count == 1 && run.stderr.lines().count() == 1,
+        "{}",
+        run.stderr
+    );
+}
+
 /// Returns the number of processes and threads of a user.
 fn tasks_of(user: u32) -> usize {
     let processes = fs::read_dir("/proc").expect("it is mounted").flatten();
