@@ -25,6 +25,8 @@ const KERNEL: &str = "vmlinuz";
 const MODULES: &str = "modules.cpio";
 const RELEASE: &str = "release";
 const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
+/// Beside them: what the image was built of. An image of an older Wormhole has none.
+const RECIPE: &str = "recipe";
 
 /// Name and parameters of a module to load.
 pub(crate) type Wanted = (&'static str, &'static str);
@@ -71,6 +73,18 @@ impl<'a> Content<'a> {
             modules,
             file: None,
         }
+    }
+
+    /// A text that differs from those of other contents.
+    fn recipe(&self) -> String {
+        let modules = self
+            .modules
+            .iter()
+            .map(|(name, parameters)| format!("module {name} {parameters}\n"));
+        let file = self
+            .file
+            .map(|(path, data)| format!("file {path} {}\n", sums::of(data)));
+        modules.chain(file).collect()
     }
 }
 
@@ -216,7 +230,8 @@ pub(crate) fn build(
         rebuild,
         progress,
     } = options;
-    if !rebuild && let Ok(image) = Image::open(what, folder, kernel) {
+    let current = |progress: &dyn Fn(&str)| current(what, content, folder, kernel, progress);
+    if !rebuild && let Some(image) = current(progress) {
         return Ok(image);
     }
     fs::create_dir_all(folder).map_err(io("make", folder))?;
@@ -224,7 +239,7 @@ pub(crate) fn build(
     let lock = File::create(&path).map_err(io("make", &path))?;
     lock.lock().map_err(io("lock", &path))?;
     // The previous holder of the lock may have built the image.
-    if !rebuild && let Ok(image) = Image::open(what, folder, kernel) {
+    if !rebuild && let Some(image) = current(&|_| ()) {
         return Ok(image);
     }
 
@@ -266,6 +281,7 @@ pub(crate) fn build(
     archive.file(MODULE_LIST.trim_start_matches('/'), 0o644, list.as_bytes())?;
     write(&fresh.path().join(MODULES), &archive.finish())?;
     write(&fresh.path().join(RELEASE), package.release.as_bytes())?;
+    write(&fresh.path().join(RECIPE), content.recipe().as_bytes())?;
     sums::write(fresh.path(), &FILES)?;
 
     let place = place(what, folder, kernel);
@@ -274,6 +290,34 @@ pub(crate) fn build(
     }
     fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
     Image::open(what, folder, kernel)
+}
+
+/// The image, unless it is missing, damaged or of another recipe.
+fn current(
+    what: &'static str,
+    content: &Content<'_>,
+    folder: &Path,
+    kernel: Kernel,
+    progress: &dyn Fn(&str),
+) -> Option<Image> {
+    let image = Image::open(what, folder, kernel).ok()?;
+    match fs::read_to_string(place(what, folder, kernel).join(RECIPE)) {
+        Ok(recipe) if recipe == content.recipe() => Some(image),
+        Ok(_) => {
+            progress(&format!(
+                "the {what} image of kernel {kernel} was built by another version of Wormhole, which packed other \
+                 modules: building it again"
+            ));
+            None
+        }
+        Err(_) => {
+            progress(&format!(
+                "the {what} image of kernel {kernel} is there, but does not say which modules it was built with: \
+                 --rebuild builds it again"
+            ));
+            Some(image)
+        }
+    }
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), ImageError> {
@@ -375,5 +419,39 @@ mod tests {
         refused("vmlinuz is missing");
         fs::write(place.join(sums::FILE), "").expect("a file");
         refused("vmlinuz is missing");
+    }
+
+    #[test]
+    fn an_image_of_another_recipe_is_built_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("guest-6.1");
+        fs::create_dir(&place).expect("a folder");
+        for name in FILES {
+            fs::write(place.join(name), name).expect("it is ours");
+        }
+        sums::write(&place, &FILES).expect("sums");
+        let (old, new) = (&VIRTIO[..3], &VIRTIO[..]);
+        let look = |modules| {
+            let said = std::cell::RefCell::new(String::new());
+            let content = Content::modules(modules);
+            let found = current("guest", &content, folder.path(), Kernel::V6_1, &|line| {
+                said.borrow_mut().push_str(line);
+            });
+            (found.is_some(), said.into_inner())
+        };
+        let (is_kept, said) = look(new);
+        assert!(is_kept && said.contains("--rebuild"), "{said}");
+        let recipe = Content::modules(old).recipe();
+        fs::write(place.join(RECIPE), recipe).expect("it is ours");
+        assert_eq!(look(old), (true, String::new()));
+        let (is_kept, said) = look(new);
+        assert!(!is_kept && said.contains("other modules"), "{said}");
+        // A file counts as well.
+        let with = |data| Content {
+            modules: old,
+            file: Some(("table", data)),
+        };
+        assert_ne!(with(b"1").recipe(), with(b"2").recipe());
+        assert_ne!(with(b"1").recipe(), Content::modules(old).recipe());
     }
 }

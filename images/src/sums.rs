@@ -70,12 +70,17 @@ pub fn compare(folder: &Path, names: &[&'static str]) -> Result<Option<Damage>, 
 fn line(path: &Path, name: &str) -> io::Result<String> {
     let mut sum = Sha256::new();
     io::copy(&mut File::open(path)?, &mut Sum(&mut sum))?;
-    let digits: String = sum
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    Ok(format!("{digits}  {name}\n"))
+    Ok(format!("{}  {name}\n", digits(sum)))
+}
+
+/// The sum of `data`.
+pub fn of(data: &[u8]) -> String {
+    digits(Sha256::new_with_prefix(data))
+}
+
+fn digits(sum: Sha256) -> String {
+    let bytes = sum.finalize();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writer that feeds a hash.
