@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use wormhole_init::InterpreterFault;
 use wormhole_init::report::ReportError;
 
 use crate::kernel::Kernel;
@@ -82,11 +83,14 @@ pub enum ImageError {
     #[error("{needed_by} needs the library {name}, which is not on this machine")]
     MissingLibrary { name: String, needed_by: PathBuf },
     #[error(
-        "the script {script} names the interpreter {interpreter}, which is not on this machine"
+        "the script {} names the interpreter {}, which is {fault}",
+        .script.display(),
+        .interpreter.display()
     )]
-    NoInterpreter {
+    Interpreter {
         script: PathBuf,
         interpreter: PathBuf,
+        fault: InterpreterFault,
     },
     #[error("the emulated host did not end within {} s; its console says: {console}", .after.as_secs())]
     HostTimeout { after: Duration, console: String },

@@ -30,4 +30,6 @@ pub use kernel::{Kernel, UnknownKernel};
 pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
 pub use sums::Damage;
 pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};
-pub use wormhole_init::{Ending, Execution, Network, NotExecuted, Report, status};
+pub use wormhole_init::{
+    Ending, Execution, InterpreterFault, Network, NotExecuted, Report, status,
+};

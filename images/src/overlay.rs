@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use wormhole_init::{Network, RUN_FILE, RunFile, Sink};
+use wormhole_init::{InterpreterFault, Network, RUN_FILE, RunFile, Sink};
 
 use crate::cpio::Archive;
 use crate::error::{ImageError, io};
@@ -342,10 +342,11 @@ impl Overlay {
                 self.library(&library)?;
             }
         } else if let Some(interpreter) = interpreter(&data) {
-            if !interpreter.is_file() {
-                return Err(ImageError::NoInterpreter {
+            if let Some(fault) = InterpreterFault::of(&interpreter) {
+                return Err(ImageError::Interpreter {
                     script: source.to_owned(),
                     interpreter,
+                    fault,
                 });
             }
             self.take(&interpreter)?;

@@ -526,12 +526,14 @@ fn look(path: &Path) -> Result<(), NotExecuted> {
 fn not_executed(program: &Path, error: ImageError) -> RunError {
     match error {
         ImageError::Elf { path, .. } if path == program => NotExecuted::format(program).into(),
-        ImageError::NoInterpreter {
+        ImageError::Interpreter {
             script,
             interpreter,
+            fault,
         } if script == program => NotExecuted::Interpreter {
             program: script.display().to_string(),
             interpreter,
+            fault,
         }
         .into(),
         error => error.into(),

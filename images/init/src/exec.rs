@@ -35,10 +35,11 @@ pub enum NotExecuted {
     Kind { program: String, what: &'static str },
     #[error("cannot run {0}: it is not executable")]
     Permission(String),
-    #[error("cannot run {program}: its interpreter {} is not there", .interpreter.display())]
+    #[error("cannot run {program}: its interpreter {} is {fault}", .interpreter.display())]
     Interpreter {
         program: String,
         interpreter: PathBuf,
+        fault: InterpreterFault,
     },
     #[error("cannot run {program}: Exec format error: it is {what}")]
     Format { program: String, what: &'static str },
@@ -48,12 +49,52 @@ pub enum NotExecuted {
     System { program: String, source: io::Error },
 }
 
+/// Why an interpreter is not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterpreterFault {
+    Missing,
+    /// Names the kind of file that stands there in place of a program.
+    Kind(&'static str),
+    NotExecutable,
+}
+
+impl InterpreterFault {
+    /// The fault of the file at a path; none if it may be executed.
+    #[must_use]
+    pub fn of(interpreter: &Path) -> Option<Self> {
+        match fs::metadata(interpreter) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(Self::Missing),
+            // The error of execve(2) says it.
+            Err(_) => None,
+            Ok(data) => match not_a_program(data.file_type()) {
+                Some(what) => Some(Self::Kind(what)),
+                None => is_not_executable(interpreter).then_some(Self::NotExecutable),
+            },
+        }
+    }
+}
+
+impl fmt::Display for InterpreterFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("not there"),
+            Self::Kind(what) => write!(f, "{what}, not a program"),
+            Self::NotExecutable => f.write_str("not executable"),
+        }
+    }
+}
+
 impl NotExecuted {
     /// Returns the exit status that shells use: 127 if the program or its interpreter is missing, 126 otherwise.
     #[must_use]
     pub fn status(&self) -> u8 {
         match self {
-            Self::NoName | Self::NotInPath(_) | Self::Interpreter { .. } => status::NOT_FOUND,
+            Self::NoName
+            | Self::NotInPath(_)
+            | Self::Interpreter {
+                fault: InterpreterFault::Missing,
+                ..
+            } => status::NOT_FOUND,
             Self::System { source, .. } if source.kind() == ErrorKind::NotFound => {
                 status::NOT_FOUND
             }
@@ -76,10 +117,12 @@ impl NotExecuted {
             };
         }
         match source.raw_os_error() {
-            Some(libc::ENOENT) => match interpreter(program) {
-                Ok(Some(interpreter)) => Self::Interpreter {
+            Some(libc::EACCES) if is_not_executable(program) => Self::Permission(name()),
+            Some(libc::ENOENT | libc::EACCES) => match interpreter(program) {
+                Ok(Some((interpreter, fault))) => Self::Interpreter {
                     program: name(),
                     interpreter,
+                    fault,
                 },
                 _ => Self::System {
                     program: name(),
@@ -88,7 +131,6 @@ impl NotExecuted {
             },
             // Linux returns EIO for a file that is shorter than its header requires.
             Some(libc::ENOEXEC | libc::EIO) => Self::format(program),
-            Some(libc::EACCES) if is_not_executable(program) => Self::Permission(name()),
             _ => Self::System {
                 program: name(),
                 source,
@@ -251,16 +293,16 @@ fn is_not_executable(program: &Path) -> bool {
 
 /// Returns the interpreter in a script's first line or a program's PT_INTERP if it does not exist. The interpreter of a
 /// script may be a script whose interpreter is missing.
-fn interpreter(program: &Path) -> io::Result<Option<PathBuf>> {
+fn interpreter(program: &Path) -> io::Result<Option<(PathBuf, InterpreterFault)>> {
     let mut file = File::open(program)?;
     let Some(named) = script_interpreter(&mut file)?.or(elf_interpreter(&mut file)?) else {
         return Ok(None);
     };
-    Ok(match fs::metadata(&named) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(named),
+    Ok(match InterpreterFault::of(&named) {
+        Some(fault) => Some((named, fault)),
         // No loop: the kernel follows scripts at most five deep and would have failed with ELOOP.
-        _ if named == program => None,
-        _ => interpreter(&named)?,
+        None if named == program => None,
+        None => interpreter(&named)?,
     })
 }
 
@@ -412,6 +454,15 @@ mod tests {
         let chain = format!("#!{}\n", path("script").display());
         executable(&path("second"), chain.as_bytes());
         refused(&path("second"), 127, "/no/such/shell is not there");
+        executable(&path("script"), b"#!/tmp\n");
+        for script in ["script", "second"] {
+            let words = "its interpreter /tmp is a folder, not a program";
+            refused(&path(script), 126, words);
+        }
+        let text = path("text").display().to_string();
+        executable(&path("script"), format!("#!{text}\n").as_bytes());
+        let words = format!("its interpreter {text} is not executable");
+        refused(&path("script"), 126, &words);
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub mod network;
 pub mod report;
 pub mod run_file;
 
-pub use exec::{Execution, NotExecuted};
+pub use exec::{Execution, InterpreterFault, NotExecuted};
 pub use network::Network;
 pub use report::{Ending, MAX_FILES, Report};
 pub use run_file::{RunFile, Sink};
