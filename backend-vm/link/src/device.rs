@@ -20,12 +20,12 @@ pub enum DeviceChoice {
     Cuda(Vec<u32>),
 }
 
-/// Kind of device, which decides the system calls that a worker needs.
+/// Kind of device, which decides the needs of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// CPU device: memory, threads and the worker's own descriptors.
+pub enum DeviceKind {
+    /// Devices that execute PTX on processors.
     Cpu,
-    /// NVIDIA driver: also `ioctl` on its device files, memory policy and a cache directory.
+    /// Devices of the NVIDIA driver.
     Cuda,
 }
 
@@ -33,11 +33,10 @@ pub enum Profile {
 pub const MOST: usize = MOST_DEVICES;
 
 impl DeviceChoice {
-    /// Returns the profile of system calls that a worker on this device needs.
-    pub fn profile(&self) -> Profile {
+    pub fn kind(&self) -> DeviceKind {
         match self {
-            Self::Cpu { .. } => Profile::Cpu,
-            Self::Cuda(_) => Profile::Cuda,
+            Self::Cpu { .. } => DeviceKind::Cpu,
+            Self::Cuda(_) => DeviceKind::Cuda,
         }
     }
 }

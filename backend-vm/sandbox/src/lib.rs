@@ -14,7 +14,7 @@
 
 mod cgroup;
 mod child;
-mod gpu;
+pub mod device;
 mod processes;
 mod root;
 mod seccomp;
@@ -22,9 +22,8 @@ mod spawn;
 mod standing;
 
 pub use self::cgroup::{CgroupError, Cgroups, LEAST_MEMORY, Limit, Limits};
-pub use self::gpu::{GpuError, Gpus};
 pub use self::processes::Processes;
 pub use self::spawn::{
     Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, SpawnError, null_device, probe,
 };
-pub use wormhole_link::device::Profile;
+pub use wormhole_link::device::DeviceKind;

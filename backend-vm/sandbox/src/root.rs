@@ -4,7 +4,9 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use wormhole_link::device::Profile;
+use wormhole_link::device::DeviceKind;
+
+use crate::device::needs;
 
 /// Where the new root is assembled: a directory that exists everywhere and that nothing is taken from.
 pub(super) const STAGE: &str = "/proc";
@@ -36,10 +38,6 @@ pub(super) enum Step {
     Mask(CString),
 }
 
-/// Parts of `/sys` that the driver needs: processors, memory nodes and PCI devices. The rest reveals facts about others:
-/// control groups of all tenants, block devices, modules.
-const SYSTEM: [&str; 2] = ["/sys/devices", "/sys/bus/pci"];
-const MODULES: &str = "/sys/module";
 /// Files of `/proc` that reveal keys, timers, and the use of processors and memory, and so the work of others.
 const MASKED: [&str; 20] = [
     "/proc/buddyinfo",
@@ -64,10 +62,10 @@ const MASKED: [&str; 20] = [
     "/proc/zoneinfo",
 ];
 
-/// The steps for a worker of this profile that may open `device_files`. `library_directories` are further
+/// Returns the steps for a worker on a kind of device that may open `device_files`. `library_directories` are further
 /// places the host keeps shared libraries in.
 pub(super) fn steps(
-    profile: Profile,
+    kind: DeviceKind,
     program: &Path,
     device_files: &[PathBuf],
     library_directories: &[PathBuf],
@@ -88,25 +86,8 @@ pub(super) fn steps(
     steps.0.push(Step::Proc(staged(Path::new("/proc"))));
     let masks = MASKED.map(|file| Step::Mask(staged(Path::new(file))));
     steps.0.extend(masks);
-    steps.directory("/tmp");
-    steps.0.push(Step::Temporary(staged(Path::new("/tmp"))));
-    if profile == Profile::Cuda {
-        for file in device_files {
-            steps.file(file, true);
-        }
-        // Where the driver keeps a file of its process before it shares memory with others.
-        steps.directory("/dev/shm");
-        steps.0.push(Step::Temporary(staged(Path::new("/dev/shm"))));
-        for part in SYSTEM {
-            steps.part(Path::new(part));
-        }
-        for module in nvidia_modules() {
-            steps.part(&module);
-        }
-        for directory in library_directories {
-            steps.tree(directory);
-        }
-    }
+    steps.temporary("/tmp");
+    (needs(kind).root)(&mut steps, device_files, library_directories);
     steps.0.push(Step::File(staged(Path::new(PROGRAM))));
     steps.0.push(Step::Bind {
         source: c_string(program.as_os_str()),
@@ -119,23 +100,18 @@ pub(super) fn steps(
     steps.0
 }
 
-/// The folders in which the driver's modules say which they are.
-fn nvidia_modules() -> Vec<PathBuf> {
-    let Ok(modules) = std::fs::read_dir(MODULES) else {
-        return Vec::new();
-    };
-    modules
-        .flatten()
-        .filter(|module| module.file_name().as_bytes().starts_with(b"nvidia"))
-        .map(|module| module.path())
-        .collect()
-}
-
-struct Steps(Vec<Step>);
+/// Steps that are being collected.
+pub(super) struct Steps(Vec<Step>);
 
 impl Steps {
-    fn directory(&mut self, path: &str) {
+    pub(super) fn directory(&mut self, path: &str) {
         self.0.push(Step::Directory(staged(Path::new(path))));
+    }
+
+    /// A directory in memory that the worker may write to.
+    pub(super) fn temporary(&mut self, path: &str) {
+        self.directory(path);
+        self.0.push(Step::Temporary(staged(Path::new(path))));
     }
 
     /// A top-level directory of the system, which may be a link (`/lib` → `usr/lib`).
@@ -155,12 +131,12 @@ impl Steps {
         }
     }
 
-    fn tree(&mut self, path: &Path) {
+    pub(super) fn tree(&mut self, path: &Path) {
         self.view(path, true);
     }
 
     /// A directory without what is mounted below it.
-    fn part(&mut self, path: &Path) {
+    pub(super) fn part(&mut self, path: &Path) {
         self.view(path, false);
     }
 
@@ -185,7 +161,7 @@ impl Steps {
         });
     }
 
-    fn file(&mut self, path: &Path, writable: bool) {
+    pub(super) fn file(&mut self, path: &Path, writable: bool) {
         if !path.exists() {
             return;
         }

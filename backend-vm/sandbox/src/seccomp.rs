@@ -1,7 +1,9 @@
 //! The system calls a worker may make.
 
-use wormhole_link::device::Profile;
-use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, masked, within};
+use wormhole_link::device::DeviceKind;
+use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, within};
+
+use crate::device::needs;
 
 /// System calls of every worker: memory, threads, reading files, its descriptors, time.
 const COMMON: &[i64] = &[
@@ -86,68 +88,6 @@ const COMMON: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Further system calls of the NVIDIA driver.
-const DRIVER: &[i64] = &[
-    libc::SYS_pwrite64,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
-    libc::SYS_munlock,
-    libc::SYS_mincore,
-    libc::SYS_msync,
-    libc::SYS_mbind,
-    libc::SYS_get_mempolicy,
-    libc::SYS_set_mempolicy,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_get_priority_max,
-    libc::SYS_sched_get_priority_min,
-    libc::SYS_getpriority,
-    libc::SYS_getcpu,
-    libc::SYS_pipe,
-    libc::SYS_eventfd,
-    libc::SYS_epoll_create,
-    libc::SYS_select,
-    libc::SYS_pselect6,
-    libc::SYS_getdents,
-    libc::SYS_mkdir,
-    libc::SYS_mkdirat,
-    libc::SYS_rename,
-    libc::SYS_unlink,
-    libc::SYS_unlinkat,
-    libc::SYS_rmdir,
-    libc::SYS_chmod,
-    libc::SYS_fchmod,
-    libc::SYS_umask,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_statfs,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_times,
-    libc::SYS_timer_settime,
-    libc::SYS_timer_delete,
-    // `cuInit` names an abstract socket after its process, in the worker's own network namespace.
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_connect,
-    libc::SYS_setsockopt,
-];
-
-/// Requests of the NVIDIA modules: those of the resource manager have this type (`NV_IOCTL_MAGIC`), those of the unified
-/// memory module are small numbers but for the first and the last of a file (`UVM_INITIALIZE`, `UVM_DEINITIALIZE`; open
-/// kernel modules, `nv-ioctl-numbers.h`, `uvm_linux_ioctl.h`, `uvm_ioctl.h`).
-const NVIDIA_TYPE: u64 = (b'F' as u64) << 8;
-const TYPE_BITS: u64 = 0xFF00;
-const UVM_BITS: u64 = 0xFFFF_FF00;
-/// Requests with any other descriptor: those of UVM's above, and what the C library asks of a descriptor.
-const IOCTLS: &[u64] = &[
-    0x3000_0001,
-    0x3000_0002,
-    libc::FIONBIO,
-    libc::FIOCLEX,
-    libc::FIONREAD,
-    libc::TCGETS,
-];
-
 /// Commands of `fcntl`: copies and flags of a descriptor, and seals. Locks of files and leases are left out, since no
 /// control group counts them. So are `F_NOTIFY`, which tells of others' accesses to a folder, and `F_SETOWN`.
 const FCNTL: &[i32] = &[
@@ -177,7 +117,6 @@ const CLOCKS: &[i64] = &[
     libc::SYS_clock_gettime,
     libc::SYS_clock_getres,
     libc::SYS_clock_nanosleep,
-    libc::SYS_timer_create,
 ];
 const LAST_CLOCK: u64 = 15;
 
@@ -185,45 +124,30 @@ const LAST_CLOCK: u64 = 15;
 /// a worker outlive its supervisor.
 const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 
-/// The filter for a worker.
-pub(super) fn filter(profile: Profile) -> Result<Filter, FilterError> {
+/// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
+pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
+
+/// Compiles the filter for a worker on a kind of device.
+pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let mapped = MAPPED.unsigned_abs().into();
     let mut calls = Calls::any(COMMON).and_where(libc::SYS_mmap, vec![within(3, mapped)?]);
     for &command in FCNTL {
         let command = command.unsigned_abs().into();
         calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);
     }
-    // The files that the CPU device's memory is in, and of a driver any but those of huge pages.
-    let flags = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING).into();
-    let file = match profile {
-        Profile::Cpu => equals(1, flags)?,
-        Profile::Cuda => within(1, flags)?,
-    };
-    calls = calls.and_where(libc::SYS_memfd_create, vec![file]);
-    if profile == Profile::Cuda {
-        calls = calls.and(DRIVER);
-        // The driver locks the index of its cache and keeps nothing there where that fails: a second load of PTX would
-        // take as long as the first. No other process has this index.
-        let lock = equals(1, libc::F_SETLK.unsigned_abs().into())?;
-        calls = calls.idle_where(libc::SYS_fcntl, vec![lock]);
-        let nvidia = vec![masked(1, TYPE_BITS, NVIDIA_TYPE)?, masked(1, UVM_BITS, 0)?];
-        let unix = equals(0, libc::AF_UNIX.unsigned_abs().into())?;
-        calls = calls
-            .and_where(libc::SYS_ioctl, nvidia)
-            .and_where(libc::SYS_socket, vec![unix]);
-        for &request in IOCTLS {
-            calls = calls.and_where(libc::SYS_ioctl, vec![equals(1, request)?]);
-        }
-    }
     for &operation in PRCTL {
         calls = calls.and_where(libc::SYS_prctl, vec![equals(0, operation)?]);
     }
     for &call in CLOCKS {
-        if profile == Profile::Cuda || call != libc::SYS_timer_create {
-            calls = calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]);
-        }
+        calls = with_clock(calls, call)?;
     }
+    let calls = (needs(kind).calls)(calls)?;
     calls.and_threads()?.compile(Denial::Fails(libc::EPERM))
+}
+
+/// Adds a system call whose first argument is a clock.
+pub(super) fn with_clock(calls: Calls, call: i64) -> Result<Calls, FilterError> {
+    Ok(calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]))
 }
 
 #[cfg(test)]
@@ -231,9 +155,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_profiles_compile_to_filters_the_kernel_can_take() {
-        for profile in [Profile::Cpu, Profile::Cuda] {
-            filter(profile).expect("the filter compiles");
+    fn the_filters_of_all_kinds_compile() {
+        for kind in [DeviceKind::Cpu, DeviceKind::Cuda] {
+            filter(kind).expect("the filter compiles");
         }
     }
 }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::cgroup::{Cgroup, CgroupError, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
+use super::device::needs;
 use super::processes::Processes;
 use super::root::{self, PROGRAM, STAGE};
 use super::seccomp;
 use super::standing;
-use wormhole_link::device::Profile;
+use wormhole_link::device::DeviceKind;
 use wormhole_link::tasks;
 
 /// How a worker is kept apart from the rest of the system.
@@ -35,7 +36,7 @@ pub struct Confinement {
     pub isolation: Isolation,
     /// The PID namespace that workers have in common; without it each has its own.
     pub processes: Option<Arc<Processes>>,
-    pub profile: Profile,
+    pub kind: DeviceKind,
     /// Device files that a worker may open, beyond those of every worker.
     pub device_files: Vec<PathBuf>,
     /// Bytes of memory that a worker may have.
@@ -126,7 +127,7 @@ impl Confinement {
             Vec::new()
         } else {
             root::steps(
-                self.profile,
+                self.kind,
                 command.program,
                 &self.device_files,
                 &self.library_directories,
@@ -182,11 +183,12 @@ impl Confinement {
             descriptors,
             lifeline: command.lifeline.then_some(3),
             open_files: OPEN_FILES,
-            memory: match self.profile {
-                Profile::Cpu => self.memory,
-                Profile::Cuda => libc::RLIM_INFINITY,
+            memory: if needs(self.kind).limits_memory {
+                self.memory
+            } else {
+                libc::RLIM_INFINITY
             },
-            filter: seccomp::filter(self.profile)?,
+            filter: seccomp::filter(self.kind)?,
             program: executed,
             arguments: pointers(&argument_strings),
             environment: pointers(&environment_strings),
@@ -389,13 +391,13 @@ impl std::fmt::Display for Ending {
 ///
 /// # Errors
 /// What was missing for namespaces, and for namespaces inside a user namespace.
-pub fn probe(profile: Profile) -> Result<Isolation, String> {
+pub fn probe(kind: DeviceKind) -> Result<Isolation, String> {
     let mut reasons = Vec::new();
     for isolation in [Isolation::Namespaces, Isolation::UserNamespace] {
         let confinement = Confinement {
             isolation,
             processes: None,
-            profile,
+            kind,
             device_files: Vec::new(),
             memory: libc::RLIM_INFINITY,
             cgroups: None,

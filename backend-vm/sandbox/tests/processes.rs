@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use wormhole_backend_tests::backend::children_of;
 use wormhole_sandbox::{
-    Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, Processes, Profile, probe,
+    Child, Command, Confinement, DeviceKind, EXECUTION_LIMIT, Ending, Isolation, Processes, probe,
 };
 
 /// Says its number and those that it sees, then waits for a line.
@@ -19,7 +19,7 @@ fn confinement(processes: Option<Arc<Processes>>) -> Confinement {
     Confinement {
         isolation: Isolation::Namespaces,
         processes,
-        profile: Profile::Cpu,
+        kind: DeviceKind::Cpu,
         device_files: Vec::new(),
         memory: 1 << 30,
         cgroups: None,
@@ -60,7 +60,7 @@ fn shell(confinement: &Confinement) -> (Child, u32, Vec<u32>, OwnedFd) {
 fn is_root() -> bool {
     // SAFETY: it takes nothing and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
-    let can = root && matches!(probe(Profile::Cpu), Ok(Isolation::Namespaces));
+    let can = root && matches!(probe(DeviceKind::Cpu), Ok(Isolation::Namespaces));
     if !can {
         println!("skipped: only root makes these namespaces");
     }

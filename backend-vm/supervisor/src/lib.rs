@@ -82,6 +82,7 @@ use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
 pub use wormhole_sandbox::Limits;
+use wormhole_sandbox::device::needs;
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: result of every call after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -265,10 +266,11 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     privileges::drop_capabilities().map_err(SupervisorError::Privileges)?;
     // Threads started later inherit the blocked signals.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
-    let sampler = match options.device {
-        DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
-        DeviceChoice::Cpu { .. } => None,
-    };
+    let sampler = needs(options.device.kind())
+        .has_figures
+        .then(Sampler::new)
+        .transpose()
+        .map_err(SupervisorError::Sampler)?;
     alarm::install().map_err(SupervisorError::Signals)?;
     let turns = Turns::new().map_err(SupervisorError::Turns)?;
     let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;

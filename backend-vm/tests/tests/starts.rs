@@ -15,7 +15,7 @@ use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_link::device::DeviceChoice;
 use wormhole_ring::control::Attach;
-use wormhole_sandbox::{Command, Confinement, Isolation, Profile, SpawnError};
+use wormhole_sandbox::{Command, Confinement, DeviceKind, Isolation, SpawnError};
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some(IMPATIENT) {
@@ -198,7 +198,7 @@ fn confinement(execution_limit: Duration) -> Confinement {
     Confinement {
         isolation: Isolation::None,
         processes: None,
-        profile: Profile::Cpu,
+        kind: DeviceKind::Cpu,
         device_files: Vec::new(),
         memory: 1 << 30,
         cgroups: None,

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wormhole_link::device::DeviceChoice;
-use wormhole_sandbox::{
-    Cgroups, Confinement, GpuError, Gpus, Isolation, Limits, Processes, Profile,
-};
+use wormhole_sandbox::device::{Needs, needs};
+use wormhole_sandbox::{Cgroups, Confinement, Isolation, Limits, Processes};
 
 use crate::environment;
 use crate::workers::{Executables, ExecutablesError};
@@ -72,11 +71,12 @@ impl Setup {
     /// # Errors
     /// Workers cannot be confined or found.
     pub fn prepare(self) -> Result<Prepared, SetupError> {
-        let profile = self.device.profile();
-        if (profile, self.tenants, is_root()) == (Profile::Cuda, Tenants::Strangers, false) {
+        let kind = self.device.kind();
+        let needs = needs(kind);
+        if needs.identifies_processes && self.tenants == Tenants::Strangers && !is_root() {
             return Err(SetupError::Users);
         }
-        let isolation = match wormhole_sandbox::probe(profile) {
+        let isolation = match wormhole_sandbox::probe(kind) {
             Ok(isolation) => isolation,
             Err(reason) if self.without_namespaces => {
                 tracing::warn!("workers run without namespaces: {reason}");
@@ -90,8 +90,11 @@ impl Setup {
             .filter(|(name, _)| name == "LD_LIBRARY_PATH")
             .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
             .collect();
-        let (device, device_files) = match shown(self.device.clone(), &mut environment) {
-            Ok((device, files)) => (Ok(device), files),
+        let (device, device_files) = match (needs.find)(&self.device) {
+            Ok(found) => {
+                environment.extend(found.environment);
+                (Ok(found.device), found.files)
+            }
             Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
         };
         let memory = self.limits.memory.worker;
@@ -120,8 +123,8 @@ impl Setup {
         }
         let confinement = Confinement {
             isolation,
-            processes: processes(profile, isolation, self.tenants),
-            profile,
+            processes: processes(needs, isolation, self.tenants),
+            kind,
             device_files,
             memory,
             cgroups,
@@ -145,11 +148,10 @@ impl Setup {
     /// Logs how workers' memory is limited without cgroups: as a warning if tenants depend on it.
     fn tell_unlimited(&self, reason: &str) {
         let mebibytes = self.limits.memory.worker >> 20;
-        let limit = match self.device.profile() {
-            Profile::Cpu => {
-                format!("a worker may have {mebibytes} MiB of private memory, by a resource limit")
-            }
-            Profile::Cuda => "workers' memory is not limited".to_owned(),
+        let limit = if needs(self.device.kind()).limits_memory {
+            format!("a worker may have {mebibytes} MiB of private memory, by a resource limit")
+        } else {
+            "workers' memory is not limited".to_owned()
         };
         if self.tenants == Tenants::Trusting {
             tracing::warn!("{limit}, tenants' not at all, nor their processors: {reason}");
@@ -157,25 +159,6 @@ impl Setup {
             tracing::info!("{limit}: {reason}");
         }
     }
-}
-
-/// Returns the device as the worker names it and the device files that it needs, and adds the
-/// variables to `environment` that hide other devices. Without a driver there are no files: the
-/// worker then reports that it is missing.
-fn shown(
-    device: DeviceChoice,
-    environment: &mut Vec<(OsString, OsString)>,
-) -> Result<(DeviceChoice, Vec<PathBuf>), GpuError> {
-    let DeviceChoice::Cuda(ordinals) = &device else {
-        return Ok((device, Vec::new()));
-    };
-    Ok(match Gpus::find(ordinals)? {
-        Some(gpus) => {
-            environment.extend(gpus.environment());
-            (DeviceChoice::Cuda(gpus.ordinals()), gpus.files())
-        }
-        None => (device, Vec::new()),
-    })
 }
 
 fn is_root() -> bool {
@@ -188,8 +171,8 @@ fn is_root() -> bool {
 /// process on the GPU that guesses them opens the memory (shown on an H200 with driver 580). With
 /// strangers, each worker therefore has a namespace of its own, in which the device offers no such
 /// handles.
-fn processes(profile: Profile, isolation: Isolation, tenants: Tenants) -> Option<Arc<Processes>> {
-    let numbered = (profile, isolation) == (Profile::Cuda, Isolation::Namespaces);
+fn processes(needs: &Needs, isolation: Isolation, tenants: Tenants) -> Option<Arc<Processes>> {
+    let numbered = needs.identifies_processes && isolation == Isolation::Namespaces;
     if !numbered || tenants == Tenants::Strangers || !is_root() {
         return None;
     }

@@ -1,0 +1,155 @@
+//! Needs of workers on devices of the NVIDIA driver.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use wormhole_link::device::DeviceChoice;
+use wormhole_privileges::{Calls, FilterError, equals, masked, within};
+
+use super::gpus::{GpuError, Gpus};
+use super::{Found, Needs};
+use crate::root::Steps;
+use crate::seccomp::{MEMORY_FILE, with_clock};
+
+pub(super) const NEEDS: Needs = Needs {
+    calls,
+    root,
+    find,
+    limits_memory: false,
+    identifies_processes: true,
+    has_figures: true,
+};
+
+/// System calls of the driver beside those of every worker.
+const DRIVER: &[i64] = &[
+    libc::SYS_pwrite64,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_munlock,
+    libc::SYS_mincore,
+    libc::SYS_msync,
+    libc::SYS_mbind,
+    libc::SYS_get_mempolicy,
+    libc::SYS_set_mempolicy,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_get_priority_max,
+    libc::SYS_sched_get_priority_min,
+    libc::SYS_getpriority,
+    libc::SYS_getcpu,
+    libc::SYS_pipe,
+    libc::SYS_eventfd,
+    libc::SYS_epoll_create,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_getdents,
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_rename,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_rmdir,
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_umask,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_statfs,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_times,
+    libc::SYS_timer_settime,
+    libc::SYS_timer_delete,
+    // `cuInit` names an abstract socket after its process, in the worker's own network namespace.
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_connect,
+    libc::SYS_setsockopt,
+];
+
+/// Requests of the NVIDIA modules: those of the resource manager have this type (`NV_IOCTL_MAGIC`), those of the unified
+/// memory module are small numbers but for the first and the last of a file (`UVM_INITIALIZE`, `UVM_DEINITIALIZE`; open
+/// kernel modules, `nv-ioctl-numbers.h`, `uvm_linux_ioctl.h`, `uvm_ioctl.h`).
+const NVIDIA_TYPE: u64 = (b'F' as u64) << 8;
+const TYPE_BITS: u64 = 0xFF00;
+const UVM_BITS: u64 = 0xFFFF_FF00;
+/// Requests with any other descriptor: those of UVM's above, and what the C library asks of a descriptor.
+const IOCTLS: &[u64] = &[
+    0x3000_0001,
+    0x3000_0002,
+    libc::FIONBIO,
+    libc::FIOCLEX,
+    libc::FIONREAD,
+    libc::TCGETS,
+];
+
+/// Parts of `/sys` that the driver needs: processors, memory nodes and PCI devices. The rest reveals facts about others:
+/// control groups of all tenants, block devices, modules.
+const SYSTEM: [&str; 2] = ["/sys/devices", "/sys/bus/pci"];
+const MODULES: &str = "/sys/module";
+/// Adds the system calls of the driver.
+fn calls(calls: Calls) -> Result<Calls, FilterError> {
+    // The driver locks the index of its cache and keeps nothing there where that fails: a second load of PTX would
+    // take as long as the first. No other process has this index.
+    let lock = equals(1, libc::F_SETLK.unsigned_abs().into())?;
+    let nvidia = vec![masked(1, TYPE_BITS, NVIDIA_TYPE)?, masked(1, UVM_BITS, 0)?];
+    let unix = equals(0, libc::AF_UNIX.unsigned_abs().into())?;
+    let mut calls = with_clock(calls.and(DRIVER), libc::SYS_timer_create)?
+        .and_where(libc::SYS_memfd_create, vec![within(1, MEMORY_FILE)?])
+        .idle_where(libc::SYS_fcntl, vec![lock])
+        .and_where(libc::SYS_ioctl, nvidia)
+        .and_where(libc::SYS_socket, vec![unix]);
+    for &request in IOCTLS {
+        calls = calls.and_where(libc::SYS_ioctl, vec![equals(1, request)?]);
+    }
+    Ok(calls)
+}
+
+/// Adds the driver's device files, its modules' parts of `/sys`, and its libraries.
+fn root(root: &mut Steps, files: &[PathBuf], libraries: &[PathBuf]) {
+    for file in files {
+        root.file(file, true);
+    }
+    // Where the driver keeps a file of its process before it shares memory with others.
+    root.temporary("/dev/shm");
+    for part in SYSTEM {
+        root.part(Path::new(part));
+    }
+    for module in nvidia_modules() {
+        root.part(&module);
+    }
+    for directory in libraries {
+        root.tree(directory);
+    }
+}
+
+/// The folders in which the driver's modules say which they are.
+fn nvidia_modules() -> Vec<PathBuf> {
+    let Ok(modules) = std::fs::read_dir(MODULES) else {
+        return Vec::new();
+    };
+    modules
+        .flatten()
+        .filter(|module| module.file_name().as_bytes().starts_with(b"nvidia"))
+        .map(|module| module.path())
+        .collect()
+}
+
+/// Finds the chosen GPUs. Without a driver there are no files: the worker then reports that it is missing.
+fn find(device: &DeviceChoice) -> Result<Found, GpuError> {
+    let gpus = match device {
+        DeviceChoice::Cuda(ordinals) => Gpus::find(ordinals)?,
+        DeviceChoice::Cpu { .. } => None,
+    };
+    Ok(match gpus {
+        Some(gpus) => Found {
+            device: DeviceChoice::Cuda(gpus.ordinals()),
+            files: gpus.files(),
+            environment: gpus.environment(),
+        },
+        None => Found {
+            device: device.clone(),
+            files: Vec::new(),
+            environment: Vec::new(),
+        },
+    })
+}
