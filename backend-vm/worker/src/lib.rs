@@ -20,6 +20,7 @@ pub mod exchange;
 pub mod executor;
 pub mod jobs;
 mod objects;
+mod open;
 mod peers;
 mod ranges;
 pub mod registrar;
@@ -49,6 +50,7 @@ use self::abort_on_panic::AbortOnPanic;
 use self::devices::Devices;
 use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
+use self::open::Opened;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
 use self::wake::{Inbox, Notifier};
@@ -162,9 +164,8 @@ enum Order {
 /// No session can be served, or the supervisor broke the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
-    let linger = linger(&choice);
-    let devices = match open(choice) {
-        Ok(devices) => devices,
+    let Opened { devices, linger } = match open::open(choice) {
+        Ok(opened) => opened,
         Err(error) => {
             let mut reports = Reports {
                 socket,
@@ -273,15 +274,6 @@ struct Served {
     notifier: Notifier<Event>,
     registrar: Registrar,
     status: Status,
-}
-
-/// Returns how long the executor stays awake without work. The CPU device needs the host's
-/// processors itself, so there it does not linger.
-fn linger(choice: &DeviceChoice) -> Duration {
-    match choice {
-        DeviceChoice::Cpu { .. } => Duration::ZERO,
-        DeviceChoice::Cuda(_) => Duration::from_millis(2),
-    }
 }
 
 fn serve(
@@ -515,65 +507,6 @@ fn register(
     // it.
     unsafe { registrations.add(address, bytes) }
         .map_err(|error| WorkerError::Register { address, error })
-}
-
-/// Opens the devices, after reserving the address bands.
-fn open(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, WorkerError> {
-    reserve_bands()?;
-    let opened = match &choice {
-        DeviceChoice::Cpu { count, check } => open_cpu(*count, *check),
-        DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),
-    };
-    opened.map_err(|reason| WorkerError::Device {
-        device: choice,
-        reason,
-    })
-}
-
-fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
-    use wormhole_cpu_device::{CpuDevice, Options};
-    let options = Options {
-        check,
-        most: device_memory(),
-        ..Options::default()
-    };
-    let devices = CpuDevice::open_several(&options, count);
-    let devices = devices
-        .map_err(|error| wormhole_link::chain(&error))?
-        .into_iter();
-    Ok(devices
-        .map(|device| Arc::new(device) as Arc<dyn Device>)
-        .collect())
-}
-
-/// Returns the bytes that devices in this process's memory may use, if the supervisor has set
-/// `RLIMIT_DATA`: two thirds of the limit. By default the limit is three quarters of the system's
-/// memory, so this is half of it. The rest is for the window and the worker itself.
-fn device_memory() -> Option<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: a local structure.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur / 3 * 2)
-}
-
-fn open_cuda(ordinals: &[u32]) -> Result<Vec<Arc<dyn Device>>, String> {
-    use wormhole_cuda_device::{CudaDevice, Options};
-    wormhole_cuda_device::reserve_bands().map_err(|error| wormhole_link::chain(&error))?;
-    wormhole_cuda_device::capture_output().map_err(|error| wormhole_link::chain(&error))?;
-    let open = |&ordinal| {
-        let options = Options {
-            ordinal,
-            ..Default::default()
-        };
-        match CudaDevice::open(&options) {
-            Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
-            Err(error) => Err(wormhole_link::chain(&error)),
-        }
-    };
-    ordinals.iter().map(open).collect()
 }
 
 /// Takes the control stream that the supervisor passed to this process.

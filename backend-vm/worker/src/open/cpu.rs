@@ -1,0 +1,40 @@
+//! Opens devices that execute PTX on processors.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wormhole_cpu_device::{CpuDevice, Options};
+use wormhole_device::Device;
+
+use super::Opened;
+
+pub(super) fn open(count: u8, check: bool) -> Result<Opened, String> {
+    let options = Options {
+        check,
+        most: device_memory(),
+        ..Options::default()
+    };
+    let devices =
+        CpuDevice::open_several(&options, count).map_err(|error| wormhole_link::chain(&error))?;
+    Ok(Opened {
+        devices: devices
+            .into_iter()
+            .map(|device| Arc::new(device) as Arc<dyn Device>)
+            .collect(),
+        // The devices need the processors themselves.
+        linger: Duration::ZERO,
+    })
+}
+
+/// Returns the bytes that devices in this process's memory may use, if the supervisor has set
+/// `RLIMIT_DATA`: two thirds of the limit. By default the limit is three quarters of the system's
+/// memory, so this is half of it. The rest is for the window and the worker itself.
+fn device_memory() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a local structure.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur / 3 * 2)
+}

@@ -1,0 +1,36 @@
+//! Opens the devices of a worker: one file for each kind.
+
+mod cpu;
+mod cuda;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wormhole_device::Device;
+use wormhole_link::device::DeviceChoice;
+
+use crate::{WorkerError, reserve_bands};
+
+/// Devices of a worker, opened.
+#[derive(Debug)]
+pub struct Opened {
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Time for which the executor stays awake without work.
+    pub linger: Duration,
+}
+
+/// Opens devices, after reserving the address bands.
+///
+/// # Errors
+/// The bands are taken, or a device cannot be used.
+pub fn open(choice: DeviceChoice) -> Result<Opened, WorkerError> {
+    reserve_bands()?;
+    let opened = match &choice {
+        DeviceChoice::Cpu { count, check } => cpu::open(*count, *check),
+        DeviceChoice::Cuda(ordinals) => cuda::open(ordinals),
+    };
+    opened.map_err(|reason| WorkerError::Device {
+        device: choice,
+        reason,
+    })
+}
