@@ -8,10 +8,11 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use wormhole_device::DeviceOutput;
 
 /// Greatest number of bytes of each kind that one call takes.
@@ -144,13 +145,8 @@ impl Source {
 impl Text {
     /// Opens a new memory file and duplicates it onto the descriptor.
     fn behind(descriptor: RawFd) -> io::Result<Self> {
-        // SAFETY: the name is a C string.
-        let memory = unsafe { libc::memfd_create(c"device-output".as_ptr(), libc::MFD_CLOEXEC) };
-        if memory < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and this object's own.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(memory) });
+        let file = memfd_create(c"device-output", MemfdFlags::CLOEXEC)?;
+        let file = File::from(file);
         // SAFETY: both descriptors are open; the target is the one to be replaced.
         if unsafe { libc::dup2(file.as_raw_fd(), descriptor) } < 0 {
             return Err(io::Error::last_os_error());
@@ -171,21 +167,7 @@ impl Text {
 
     /// Frees the memory of the taken text. The file keeps its length, since a writer may be at its end.
     fn free_taken(&self) -> io::Result<()> {
-        let length = libc::off_t::try_from(self.taken).unwrap_or(libc::off_t::MAX);
-        // SAFETY: the descriptor is this object's own.
-        let result = unsafe {
-            libc::fallocate(
-                self.file.as_raw_fd(),
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                0,
-                length,
-            )
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        wormhole_device::file::punch_hole(&self.file, 0, self.taken)
     }
 }
 

@@ -2,62 +2,43 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Creates a memfd that can be sealed and is closed on `exec`.
 ///
 /// # Errors
 /// As `memfd_create`.
 pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
-    // SAFETY: a C string; the result is a new descriptor or an error.
-    unsafe {
-        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(rustix::fs::memfd_create(name, flags)?)
 }
 
 /// Seals the size of a memfd.
 ///
 /// # Errors
 /// As `F_ADD_SEALS`.
-pub fn seal_size(file: &impl AsRawFd) -> io::Result<()> {
-    seal(
-        file,
-        libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
-    )
+pub fn seal_size(file: &impl AsFd) -> io::Result<()> {
+    let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    Ok(rustix::fs::fcntl_add_seals(file, seals)?)
 }
 
 /// Adds `F_SEAL_FUTURE_WRITE`: the file is written by existing mappings alone, and no holes are punched into it.
 ///
 /// # Errors
 /// As `F_ADD_SEALS`.
-pub fn seal_writes(file: &impl AsRawFd) -> io::Result<()> {
-    seal(file, libc::F_SEAL_FUTURE_WRITE)
-}
-
-fn seal(file: &impl AsRawFd, seals: i32) -> io::Result<()> {
-    // SAFETY: an open descriptor and flags.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+pub fn seal_writes(file: &impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE)?)
 }
 
 /// Returns the seals of a memfd. Fails for other files.
 ///
 /// # Errors
 /// As `F_GET_SEALS`.
-pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
-    // SAFETY: an open descriptor.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(seals)
+pub fn seals(file: &impl AsFd) -> io::Result<SealFlags> {
+    Ok(rustix::fs::fcntl_get_seals(file)?)
 }
 
 /// Maps a part of a file, shared, at an address chosen by the kernel.

@@ -5,6 +5,8 @@ use std::fmt;
 use std::io;
 use std::thread::JoinHandle;
 
+use rustix::process::{Resource, getrlimit};
+
 /// Limits for which clone(2) and pthread_create(3) fail with `EAGAIN`. Displays as the end of a
 /// sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,17 +17,9 @@ pub struct TaskLimit {
 
 impl TaskLimit {
     fn here() -> Self {
-        let is_limited = |resource| {
-            let mut limit = libc::rlimit {
-                rlim_cur: libc::RLIM_INFINITY,
-                rlim_max: libc::RLIM_INFINITY,
-            };
-            // SAFETY: a local structure that the kernel fills.
-            unsafe { libc::getrlimit(resource, &raw mut limit) };
-            limit.rlim_cur != libc::RLIM_INFINITY
-        };
+        let is_limited = |resource| getrlimit(resource).current.is_some();
         Self {
-            memory_is_limited: is_limited(libc::RLIMIT_DATA) || is_limited(libc::RLIMIT_AS),
+            memory_is_limited: is_limited(Resource::Data) || is_limited(Resource::As),
         }
     }
 }

@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use event_manager::EventOps;
+use rustix::fs::SealFlags;
 use wormhole_device::{PARTIES, WORDS_FILE, file};
 use wormhole_link::memory;
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
@@ -299,8 +300,8 @@ fn forget(index: &mut BTreeMap<Id, BTreeSet<Token>>, session: Id, token: Token) 
 /// Returns whether a file is anonymous memory that can be mapped writable, with the fixed size of
 /// an event's words.
 fn holds_words(file: &OwnedFd) -> bool {
-    let read_only = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
-    let writable = memory::seals(file).is_ok_and(|seals| seals & read_only == 0);
+    let read_only = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
+    let writable = memory::seals(file).is_ok_and(|seals| !seals.intersects(read_only));
     writable && file::fixed_size(file) == Some(WORDS_FILE as u64)
 }
 

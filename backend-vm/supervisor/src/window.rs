@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::fs::SealFlags;
 use wormhole_ring::control::Attach;
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use wormhole_ring::session::{GrantError, SegmentTable};
@@ -57,11 +58,10 @@ impl Window {
     /// The file is not as announced, or its size can still change.
     pub fn accept(file: &OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
         let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
-        let needed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
-        if seals & needed != needed {
+        if !seals.contains(SealFlags::GROW | SealFlags::SHRINK) {
             return Err(WindowError::Resizable);
         }
-        if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
+        if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(WindowError::ReadOnly);
         }
         let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;

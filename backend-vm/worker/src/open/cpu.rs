@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Resource;
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 
@@ -30,11 +31,6 @@ pub(super) fn open(count: u8, check: bool) -> Result<Opened, String> {
 /// `RLIMIT_DATA`: two thirds of the limit. By default the limit is three quarters of the system's
 /// memory, so this is half of it. The rest is for the window and the worker itself.
 fn device_memory() -> Option<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: a local structure.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur / 3 * 2)
+    let limit = rustix::process::getrlimit(Resource::Data).current?;
+    Some(limit / 3 * 2)
 }

@@ -6,8 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -66,16 +65,11 @@ fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
 /// Returns whether a file is shared memory (tmpfs) and long enough. A file of another file system
 /// may be changed, or its reads held up, by processes outside the guest.
 fn is_shared_memory(file: &File, end: u64) -> bool {
-    let mut system = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the kernel fills the structure if it succeeds.
-    let kind = unsafe {
-        if libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) != 0 {
-            return false;
-        }
-        system.assume_init().f_type
+    let Ok(system) = rustix::fs::fstatfs(file) else {
+        return false;
     };
     let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-    kind == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
+    system.f_type == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
 }
 
 fn map(
