@@ -136,9 +136,10 @@ fn nvidia_modules() -> Vec<PathBuf> {
 
 /// Finds the chosen GPUs. Without a driver there are no files: the worker then reports that it is missing.
 fn find(device: &DeviceChoice) -> Result<Found, GpuError> {
-    let gpus = match device {
-        DeviceChoice::Cuda(ordinals) => Gpus::find(ordinals)?,
-        DeviceChoice::Cpu { .. } => None,
+    let gpus = if let DeviceChoice::Cuda(ordinals) = device {
+        Gpus::find(ordinals)?
+    } else {
+        None
     };
     Ok(match gpus {
         Some(gpus) => Found {
