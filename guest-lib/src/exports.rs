@@ -5,7 +5,7 @@
 )]
 #![expect(
     clippy::undocumented_unsafe_blocks,
-    reason = "generated code has no comments; `wormhole_idl::exports` says why each block is sound"
+    reason = "generated code has no comments; `wormhole_idl::exports` says why lists are sound"
 )]
 
 use wormhole_api::ctypes::*;

@@ -1,9 +1,10 @@
 //! The parameters of the C exports, typed.
 //!
 //! A program passes addresses, and keeps the contract of the C function: memory that is not null has the documented
-//! length, is not written by others while the call reads it, and is writable where results go. The generated exports
-//! make these types out of the addresses, as the API table describes each parameter. Everything else is safe: the use
-//! of a null place is `CUDA_ERROR_INVALID_VALUE`, and an index is compared with the length.
+//! length, is not written by others while the call reads it, and is writable where results go. All but lists are an
+//! address in C as well, so that the functions that programs call have these types as parameters. What each type says of
+//! its memory is the program's part of the contract. Everything else is safe: the use of a null place is `CUDA_ERROR_INVALID_VALUE`,
+//! and an index is compared with the length.
 //!
 //! None of these types is ever a reference. A program may pass one place for two results, a place of any alignment, and
 //! memory that its other threads or a device write next.
@@ -14,13 +15,17 @@ use std::marker::PhantomData;
 
 use crate::error::{CuError, Result};
 
-/// An input: one `T`, or a list of them.
+/// An input: one `T`, or a list of them. The place is null, or holds values that stay as they are for `'a`. So does what
+/// the pointers in them lead to, as the C function documents it.
+#[repr(transparent)]
 pub struct In<'a, T: ?Sized>(*const T, PhantomData<&'a T>);
 
-/// Place of a result, or of a list of them.
+/// Place of a result, or of a list of them. It is null, or may be written for `'a`.
+#[repr(transparent)]
 pub struct Out<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 
-/// Place of a value that a function reads and then writes.
+/// Place of a value that a function reads and then writes, as an [`In`] and as an [`Out`].
+#[repr(transparent)]
 pub struct InOut<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 
 /// Place of a list of results whose capacity is a number in the program's memory.
@@ -29,14 +34,17 @@ pub struct Room<'a, T, N> {
     count: InOut<'a, N>,
 }
 
-/// A string.
+/// A string that stays as it is for `'a`, or null.
+#[repr(transparent)]
 pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 
-/// Memory whose length and type only the function knows.
+/// Memory whose length and type only the function knows. It is null, or leads to what the C function documents, which
+/// may be used so for `'a`.
+#[repr(transparent)]
 pub struct Pointer<'a, T>(*mut T, PhantomData<&'a T>);
 
-/// An address that may be the program's own memory.
-#[derive(Clone, Copy, Debug)]
+/// An address that may be the program's own memory, which is then valid for what the C function does.
+#[repr(transparent)]
 pub struct UnifiedPtr<'a>(u64, PhantomData<&'a u8>);
 
 macro_rules! plain {
@@ -64,6 +72,7 @@ plain! {
     Room<'a, T, N>: place;
     Text<'a>: 0;
     Pointer<'a, T>: 0;
+    UnifiedPtr<'a>: 0;
 }
 
 /// The length of a list, as C functions pass it.
@@ -102,14 +111,6 @@ fn checked(is_null: bool) -> Result {
 }
 
 impl<'a, T: Copy> In<'a, T> {
-    /// # Safety
-    /// `place` is null, or holds a `T` that stays as it is for `'a`. So does what the pointers in it lead to, as the C
-    /// function documents it.
-    #[inline]
-    pub const unsafe fn new(place: *const T) -> Self {
-        Self(place, PhantomData)
-    }
-
     #[inline]
     pub fn is_null(self) -> bool {
         self.0.is_null()
@@ -118,7 +119,7 @@ impl<'a, T: Copy> In<'a, T> {
     #[inline]
     pub fn get(self) -> Result<T> {
         checked(self.is_null())?;
-        // SAFETY: not null, so a value by the contract of `new`; of any alignment.
+        // SAFETY: not null, so a value by the contract of the type; of any alignment.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -131,7 +132,7 @@ impl<'a, T: Copy> In<'a, T> {
 
 impl<'a, T: Copy> In<'a, [T]> {
     /// # Safety
-    /// As for [`In::new`], with `count` elements.
+    /// `place` is null, or holds `count` elements as an [`In`] says.
     #[inline]
     pub const unsafe fn list(place: *const T, count: usize) -> Self {
         Self(std::ptr::slice_from_raw_parts(place, count), PhantomData)
@@ -186,13 +187,6 @@ impl In<'_, [u8]> {
 }
 
 impl<'a, T: Copy> Out<'a, T> {
-    /// # Safety
-    /// `place` is null, or may be written for `'a`.
-    #[inline]
-    pub const unsafe fn new(place: *mut T) -> Self {
-        Self(place, PhantomData)
-    }
-
     /// Returns a null place.
     pub const fn none() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
@@ -215,8 +209,16 @@ impl<'a, T: Copy> Out<'a, T> {
     #[inline]
     pub fn put_if_wanted(self, value: T) {
         if !self.is_null() {
-            // SAFETY: not null, so writable by the contract of `new`; of any alignment.
+            // SAFETY: not null, so writable by the contract of the type; of any alignment.
             unsafe { self.0.write_unaligned(value) };
+        }
+    }
+
+    /// Writes zeroes, unless the place is null.
+    pub fn clear(self) {
+        if !self.is_null() {
+            // SAFETY: not null, so writable by the contract of the type; bytes have any alignment.
+            unsafe { self.0.cast::<u8>().write_bytes(0, size_of::<T>()) };
         }
     }
 }
@@ -266,7 +268,7 @@ impl Out<'_, [u8]> {
 
 impl<'a, T: Copy> InOut<'a, T> {
     /// # Safety
-    /// As for [`In::new`] and for [`Out::new`].
+    /// `place` is as an [`InOut`] says.
     #[inline]
     pub const unsafe fn new(place: *mut T) -> Self {
         Self(place, PhantomData)
@@ -349,13 +351,6 @@ impl<'a, T: Copy, N: Length> Room<'a, T, N> {
 }
 
 impl<'a> Text<'a> {
-    /// # Safety
-    /// `text` is null, or a string that stays as it is for `'a`.
-    #[inline]
-    pub const unsafe fn new(text: *const c_char) -> Self {
-        Self(text, PhantomData)
-    }
-
     #[inline]
     pub fn is_null(self) -> bool {
         self.0.is_null()
@@ -363,17 +358,21 @@ impl<'a> Text<'a> {
 
     pub fn get(self) -> Result<&'a CStr> {
         checked(self.is_null())?;
-        // SAFETY: not null, so a string by the contract of `new`.
+        // SAFETY: not null, so a string by the contract of the type.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
 }
 
 impl<'a, T> Pointer<'a, T> {
     /// # Safety
-    /// `place` is null, or leads to what the C function documents, which may be used so for `'a`.
+    /// `place` is as a [`Pointer`] says.
     #[inline]
     pub const unsafe fn new(place: *mut T) -> Self {
         Self(place, PhantomData)
+    }
+
+    pub const fn null() -> Self {
+        Self(std::ptr::null_mut(), PhantomData)
     }
 
     #[inline]
@@ -394,7 +393,7 @@ impl<'a, T> Pointer<'a, T> {
     where
         T: Copy,
     {
-        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        // SAFETY: as documented, which the program keeps by the contract of the type.
         unsafe { In::list(self.0, count) }
     }
 
@@ -403,7 +402,7 @@ impl<'a, T> Pointer<'a, T> {
     /// # Safety
     /// The C function documents that many.
     pub unsafe fn bytes(self, count: usize) -> In<'a, [u8]> {
-        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        // SAFETY: as documented, which the program keeps by the contract of the type.
         unsafe { In::list(self.0.cast(), count) }
     }
 
@@ -412,7 +411,7 @@ impl<'a, T> Pointer<'a, T> {
     /// # Safety
     /// The C function documents one `U`, initialised where it is read.
     pub unsafe fn of<U: Copy>(self) -> InOut<'a, U> {
-        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        // SAFETY: as documented, which the program keeps by the contract of the type.
         unsafe { InOut::new(self.0.cast()) }
     }
 
@@ -421,22 +420,39 @@ impl<'a, T> Pointer<'a, T> {
     /// # Safety
     /// The C function documents room for that many.
     pub unsafe fn room(self, bytes: usize) -> Out<'a, [u8]> {
-        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        // SAFETY: as documented, which the program keeps by the contract of the type.
         unsafe { Out::list(self.0.cast(), bytes) }
     }
 }
 
 impl UnifiedPtr<'_> {
-    /// # Safety
-    /// Where the address is the program's own memory, that is valid for what the C function does.
-    #[inline]
-    pub const unsafe fn new(address: u64) -> Self {
-        Self(address, PhantomData)
-    }
-
     #[inline]
     pub const fn address(self) -> u64 {
         self.0
+    }
+}
+
+/// Parameters of the library's own tests.
+#[cfg(test)]
+mod of_references {
+    use super::*;
+
+    impl<'a, T> From<&'a mut T> for Out<'a, T> {
+        fn from(place: &'a mut T) -> Self {
+            Self(place, PhantomData)
+        }
+    }
+
+    impl<'a, T> From<&'a mut T> for InOut<'a, T> {
+        fn from(place: &'a mut T) -> Self {
+            Self(place, PhantomData)
+        }
+    }
+
+    impl<'a> From<&'a CStr> for Text<'a> {
+        fn from(text: &'a CStr) -> Self {
+            Self(text.as_ptr(), PhantomData)
+        }
     }
 }
 
@@ -448,14 +464,9 @@ mod tests {
 
     #[test]
     fn a_place_that_is_null_is_an_invalid_value_where_it_is_needed() {
-        // SAFETY: all are null.
-        let (input, both, text) = unsafe {
-            (
-                In::<u32>::new(std::ptr::null()),
-                InOut::<u32>::new(std::ptr::null_mut()),
-                Text::new(std::ptr::null()),
-            )
-        };
+        let input = In::<u32>(std::ptr::null(), PhantomData);
+        let both = InOut::<u32>(std::ptr::null_mut(), PhantomData);
+        let text = Text(std::ptr::null(), PhantomData);
         assert_eq!(input.get().map(drop), NULL);
         assert_eq!((both.get().map(drop), both.put(1)), (NULL, NULL));
         assert_eq!(text.get().map(drop), NULL);
@@ -468,18 +479,16 @@ mod tests {
     fn results_may_share_a_place_of_any_alignment() {
         let mut bytes = [0_u8; 9];
         let place = bytes[1..].as_mut_ptr();
-        // SAFETY: eight bytes from there on.
-        let (long, word, both) = unsafe {
-            (
-                Out::<u64>::new(place.cast()),
-                Out::<u32>::new(place.cast()),
-                InOut::<u64>::new(place.cast()),
-            )
-        };
+        let long = Out::<u64>(place.cast(), PhantomData);
+        let word = Out::<u32>(place.cast(), PhantomData);
+        let both = InOut::<u64>(place.cast(), PhantomData);
         long.put(u64::MAX).unwrap();
         word.put(7).unwrap();
         assert_eq!(both.get(), Ok(0xFFFF_FFFF_0000_0007));
         assert_eq!(bytes[0], 0);
+        long.clear();
+        Out::<u64>::none().clear();
+        assert_eq!(bytes, [0; 9]);
     }
 
     #[test]

@@ -50,17 +50,6 @@ pub fn unsupported(index: usize) -> CUresult {
     CuError::NOT_SUPPORTED.0
 }
 
-/// Zeroes a result, if it has a place.
-///
-/// # Safety
-/// `place` is null or writable.
-pub unsafe fn clear<T>(place: *mut T) {
-    if !place.is_null() {
-        // SAFETY: not null, so writable; of any alignment.
-        unsafe { place.cast::<u8>().write_bytes(0, size_of::<T>()) };
-    }
-}
-
 /// Returns the error of a function that always fails with `code`, as natively.
 #[cold]
 pub fn refuse(index: usize, code: CUresult) -> CUresult {

@@ -136,18 +136,9 @@ mod tests {
     use crate::exports;
 
     fn ask(symbol: &std::ffi::CStr, version: i32, flags: u64) -> (CUresult, usize, u32) {
-        let mut pointer = ptr::null_mut();
-        let mut status = 99;
-        // SAFETY: all places are writable.
-        let code = unsafe {
-            exports::cuGetProcAddress_v2(
-                symbol.as_ptr(),
-                &raw mut pointer,
-                version,
-                flags,
-                &raw mut status,
-            )
-        };
+        let (mut pointer, mut status) = (ptr::null_mut(), 99);
+        let (place, of_status) = (Out::from(&mut pointer), Out::from(&mut status));
+        let code = exports::cuGetProcAddress_v2(symbol.into(), place, version, flags, of_status);
         (code, pointer.addr(), status)
     }
 
@@ -173,10 +164,8 @@ mod tests {
     #[test]
     fn the_four_argument_form_reports_what_is_not_found() {
         let mut pointer = ptr::null_mut();
-        // SAFETY: all places are writable.
-        let code = unsafe {
-            exports::cuGetProcAddress(c"cuNoSuchThing".as_ptr(), &raw mut pointer, 13000, 0)
-        };
+        let (name, place) = (c"cuNoSuchThing".into(), Out::from(&mut pointer));
+        let code = exports::cuGetProcAddress(name, place, 13000, 0);
         assert_eq!(code, 500);
     }
 }

@@ -18,12 +18,14 @@ use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter
 /// - `crate::runtime::tracing() -> bool`, and when it is true
 ///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
 /// - `crate::runtime::unsupported(usize) -> CUresult`;
-/// - for a plain return code `crate::runtime::clear(*mut T)`, unsafe, for every result, and then
+/// - for a plain return code `Out::clear()` for every result, and then
 ///   `crate::runtime::refuse(usize, CUresult) -> CUresult`;
 /// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
 ///
-/// Its unsafe blocks are sound: the caller fulfils the contract of the C function, the table declares the size behind
-/// each pointer, and the names of functions and variables belong to this library alone.
+/// The types of `crate::parameter` are addresses in C, so the exports have them as parameters. Only a list needs an
+/// unsafe block, which joins its address and its length. It is sound: the program keeps the contract of the C function,
+/// and the table names the parameter that is the length. The names of functions and variables belong to this library
+/// alone.
 #[must_use]
 pub fn exports(table: &Table) -> String {
     let functions = table.functions.iter().enumerate();
@@ -80,34 +82,27 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
         Some(code) => (
             quote! {
                 /// CUDA driver API: always returns this code, without results.
-                ///
-                /// # Safety
-                /// Pointers to results are valid or null.
             },
             refused(&index, forwarded, code),
         ),
         None => {
-            let contract = format!(" The caller keeps the contract of `{name}`.");
             let per_thread = matches!(function.body, FunctionBody::PerThread(_));
             (
                 quote! {
                     /// CUDA driver API.
-                    ///
-                    /// # Safety
-                    #[doc = #contract]
                 },
                 served(&index, &ident(&base.name), forwarded, per_thread),
             )
         }
     };
     let parameters = forwarded.parameters.iter().map(|parameter| {
-        let (name, kind) = (ident(&parameter.name), rust_type(parameter));
+        let (name, kind) = (ident(&parameter.name), typed(forwarded, parameter));
         quote!(#name: #kind)
     });
     quote! {
         #docs
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn #name(#(#parameters),*) -> CUresult {
+        pub extern "C" fn #name(#(#parameters),*) -> CUresult {
             // With this feature a function can return at once, to find the tests that notice.
             #[cfg(feature = "mutants")]
             if crate::mutants::returns_at_once(#index) {
@@ -121,13 +116,8 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
 fn refused(index: &Literal, forwarded: &Forwarded, code: u32) -> TokenStream {
     let code = Literal::u32_unsuffixed(code);
     let results: Vec<Ident> = names(forwarded);
-    let cleared = (!results.is_empty()).then(|| {
-        quote! {
-            unsafe { #(crate::runtime::clear(#results);)* }
-        }
-    });
     quote! {
-        #cleared
+        #(#results.clear();)*
         crate::runtime::refuse(#index, #code)
     }
 }
@@ -138,13 +128,13 @@ fn served(
     forwarded: &Forwarded,
     per_thread: bool,
 ) -> TokenStream {
-    let made = forwarded
+    let lists = forwarded
         .parameters
         .iter()
-        .filter_map(|parameter| Some((ident(&parameter.name), typed(forwarded, parameter)?)));
-    let (made_names, made): (Vec<_>, Vec<_>) = made.unzip();
-    let typed =
-        (!made.is_empty()).then(|| quote!(let (#(#made_names,)*) = unsafe { (#(#made,)*) };));
+        .filter_map(|parameter| Some((ident(&parameter.name), list(forwarded, parameter)?)));
+    let (list_names, lists): (Vec<_>, Vec<_>) = lists.unzip();
+    let lists =
+        (!lists.is_empty()).then(|| quote!(let (#(#list_names,)*) = unsafe { (#(#lists,)*) };));
     let default = forwarded.stream.then(|| match per_thread {
         true => quote!(DefaultStream::PerThread,),
         false => quote!(DefaultStream::Legacy,),
@@ -158,7 +148,7 @@ fn served(
     quote! {
         crate::runtime::enter(#index);
         let result = {
-            #typed
+            #lists
             crate::calls::code(crate::calls::#function(#default #(#arguments),*))
         };
         if crate::runtime::tracing() {
@@ -173,44 +163,53 @@ fn names(forwarded: &Forwarded) -> Vec<Ident> {
     parameters.map(|parameter| ident(&parameter.name)).collect()
 }
 
-/// Code that converts a C parameter to a type of `crate::parameter`; `None` for numbers, handles and functions.
-fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
-    let (kind, name) = (parameter.kind.as_str(), ident(&parameter.name));
+/// Type of an export's parameter. A list is a `Pointer` until its length is known.
+fn typed(forwarded: &Forwarded, parameter: &Parameter) -> TokenStream {
+    let kind = parameter.kind.as_str();
+    let pointed = pointed(kind);
     let direction = ident(&format!("{:?}", parameter.direction));
-    let bytes = matches!(kind, "void" | "char");
-    let in_bytes = bytes.then(|| quote!(.cast::<u8>()));
-    Some(match (parameter.direction, parameter.length.as_deref()) {
-        (Direction::In, None) if kind == "string" => quote!(Text::new(#name)),
-        (Direction::In, None) if kind == "CUdeviceptr" && forwarded.unified => {
-            quote!(UnifiedPtr::new(#name))
-        }
-        (Direction::In, None) => return None,
-        (Direction::In, Some("")) => quote!(Pointer::new(#name.cast_mut())),
-        (_, Some("")) => quote!(Pointer::new(#name)),
-        (_, None) if kind == "void" => quote!(Pointer::new(#name)),
-        (_, None | Some("1")) => quote!(#direction::new(#name)),
-        (_, Some(length)) => match length.parse() {
-            Ok(length) => {
-                let length = Literal::usize_unsuffixed(length);
-                let element = if bytes { quote!(u8) } else { pointed(kind) };
-                quote!(#direction::new(#name.cast::<[#element; #length]>()))
-            }
-            Err(_) => {
-                let mut others = forwarded.parameters.iter();
-                let count = others.find(|other| other.name == length)?;
-                let length = ident(length);
-                // The array of result pointers is read, not written.
-                let direction = match (kind, parameter.direction) {
-                    ("void*", Direction::Out) => ident("In"),
-                    _ => direction,
-                };
-                match count.direction {
-                    Direction::In => quote!(#direction::list(#name #in_bytes, #length.length())),
-                    _ => quote!(Room::new(#name #in_bytes, InOut::new(#length))),
-                }
-            }
+    let length = parameter.length.as_deref().map(str::parse::<usize>);
+    match (parameter.direction, length) {
+        (Direction::In, None) => match kind {
+            "string" => quote!(Text<'_>),
+            "CUdeviceptr" if forwarded.unified => quote!(UnifiedPtr<'_>),
+            _ => pointed,
         },
-    })
+        (_, None) if kind == "void" => quote!(Pointer<'_, c_void>),
+        (_, None | Some(Ok(1))) => quote!(#direction<'_, #pointed>),
+        (_, Some(Ok(length))) => {
+            let (element, length) = (element(kind), Literal::usize_unsuffixed(length));
+            quote!(#direction<'_, [#element; #length]>)
+        }
+        (_, Some(Err(_))) => quote!(Pointer<'_, #pointed>),
+    }
+}
+
+/// Code that makes a list of a parameter and its length; `None` for parameters that are no lists.
+fn list(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
+    let (kind, name) = (parameter.kind.as_str(), ident(&parameter.name));
+    let length = parameter.length.as_deref()?;
+    let count = forwarded.parameters.iter().find(|it| it.name == length)?;
+    let length = ident(length);
+    let element = element(kind);
+    let place = quote!(#name.as_ptr().cast::<#element>());
+    if count.direction != Direction::In {
+        return Some(quote!(Room::new(#place, #length)));
+    }
+    // The array of result pointers is read, not written.
+    let direction = match (kind, parameter.direction) {
+        ("void*", Direction::Out) => ident("In"),
+        (_, direction) => ident(&format!("{direction:?}")),
+    };
+    Some(quote!(#direction::list(#place, #length.length())))
+}
+
+/// Type of a list's elements.
+fn element(kind: &str) -> TokenStream {
+    match kind {
+        "void" | "char" => quote!(u8),
+        _ => pointed(kind),
+    }
 }
 
 /// Type that a pointer points to.
