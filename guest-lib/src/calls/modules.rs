@@ -54,12 +54,6 @@ pub(super) fn file(name: Text<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the bytes of an image.
-fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
-    // SAFETY: the image stays as it is for the call, by the contract of `Pointer`.
-    unsafe { image::bytes(image.as_ptr()) }
-}
-
 pub fn cuModuleLoad(module: Out<'_, CUmodule>, fname: Text<'_>) -> Result {
     let scope = context::scope()?;
     load::<ModuleKind>(scope, module, &file(fname)?, None, &jit::NONE)
@@ -67,7 +61,7 @@ pub fn cuModuleLoad(module: Out<'_, CUmodule>, fname: Text<'_>) -> Result {
 
 pub fn cuModuleLoadData(module: Out<'_, CUmodule>, image: Pointer<'_, c_void>) -> Result {
     let scope = context::scope()?;
-    load::<ModuleKind>(scope, module, &bytes(image)?, None, &jit::NONE)
+    load::<ModuleKind>(scope, module, &image::bytes(image)?, None, &jit::NONE)
 }
 
 pub fn cuModuleLoadDataEx(
@@ -78,7 +72,7 @@ pub fn cuModuleLoadDataEx(
     optionValues: InOut<'_, [*mut c_void]>,
 ) -> Result {
     let scope = context::scope()?;
-    let (jit, bytes) = (Jit::read(options, optionValues)?, bytes(image)?);
+    let (jit, bytes) = (Jit::read(options, optionValues)?, image::bytes(image)?);
     load::<ModuleKind>(scope, module, &bytes, None, &jit)
 }
 
@@ -182,7 +176,7 @@ pub fn cuLibraryLoadData(
         return Err(CuError::INVALID_VALUE);
     }
     let jit = Jit::read(jitOptions, jitOptionsValues)?;
-    let bytes = bytes(code)?;
+    let bytes = image::bytes(code)?;
     let preserved = libraryOptions
         .values()?
         .any(|option| option == BINARY_IS_PRESERVED);

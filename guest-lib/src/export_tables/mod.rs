@@ -17,7 +17,7 @@ use wormhole_api::handle::Module as ModuleKind;
 use self::compilations::{
     ask_compilation, find_compilation, forget_question, free_compilation, keep_compilation,
 };
-use crate::calls;
+use crate::calls::{self, code};
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::object::context::{self, Context};
@@ -25,6 +25,7 @@ use crate::object::jit::Logs;
 use crate::object::storage::Destructor;
 use crate::object::stream;
 use crate::object::{image, jit, module};
+use crate::parameter::{Out, Pointer};
 use crate::session::session;
 use crate::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream, DefaultStream};
 
@@ -138,21 +139,6 @@ pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
     })
 }
 
-fn code(result: Result) -> CUresult {
-    result.err().map_or(0, |error| error.0)
-}
-
-/// # Safety
-/// `place` is null or writable.
-unsafe fn put<T>(place: *mut T, value: T) -> Result {
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so writable.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
 extern "C" fn unused() -> CUresult {
     CuError::NOT_SUPPORTED.0
 }
@@ -162,47 +148,40 @@ extern "C" fn succeed() -> CUresult {
 }
 
 /// Returns the handle of the primary context, without making it active.
-unsafe extern "C" fn primary_context(place: *mut CUcontext, device: CUdevice) -> CUresult {
-    code(calls::ordinal(device).and_then(|device| {
-        // SAFETY: as the caller promises.
-        unsafe { put(place, context::primary_context(device)?.1) }
-    }))
+extern "C" fn primary_context(place: Out<'_, CUcontext>, device: CUdevice) -> CUresult {
+    let primary = calls::ordinal(device).and_then(context::primary_context);
+    code(primary.and_then(|(_, handle)| place.put(handle)))
 }
 
-unsafe fn load(place: *mut CUmodule, wrapper: *const c_void) -> Result {
+fn load(place: Out<'_, CUmodule>, wrapper: Pointer<'_, c_void>) -> Result {
     let scope = context::scope()?;
-    // SAFETY: as the caller promises.
-    let bytes = unsafe { image::bytes(wrapper) }?;
+    let bytes = image::bytes(wrapper)?;
     let handle = module::load::<ModuleKind>(scope, &bytes, None, &jit::NONE, &mut Logs::default())?;
-    // SAFETY: as the caller promises.
-    unsafe { put(place, handle) }
+    place.put(handle)
 }
 
-unsafe extern "C" fn load_wrapped(place: *mut CUmodule, wrapper: *const c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(unsafe { load(place, wrapper) })
+extern "C" fn load_wrapped(place: Out<'_, CUmodule>, wrapper: Pointer<'_, c_void>) -> CUresult {
+    code(load(place, wrapper))
 }
 
-unsafe extern "C" fn load_result_first(
-    place: *mut CUmodule,
-    wrapper: *const c_void,
+extern "C" fn load_result_first(
+    place: Out<'_, CUmodule>,
+    wrapper: Pointer<'_, c_void>,
     _: *mut c_void,
     _: *mut c_void,
     _: u32,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(unsafe { load(place, wrapper) })
+    code(load(place, wrapper))
 }
 
-unsafe extern "C" fn load_image_first(
-    image: *const c_void,
-    place: *mut CUmodule,
+extern "C" fn load_image_first(
+    image: Pointer<'_, c_void>,
+    place: Out<'_, CUmodule>,
     _: *mut c_void,
     _: *mut c_void,
     _: u32,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(unsafe { load(place, image) })
+    code(load(place, image))
 }
 
 /// Flags per callback, all zero, which the runtime reads and a profiler would set.
@@ -213,33 +192,25 @@ struct Flags<const N: usize>(UnsafeCell<[u32; N]>);
 unsafe impl<const N: usize> Sync for Flags<N> {}
 
 impl<const N: usize> Flags<N> {
-    /// # Safety
-    /// Both places are null or writable.
-    unsafe fn give(&'static self, buffer: *mut *mut c_void, length: *mut usize) {
-        // SAFETY: as the caller promises. The function has no result that could report a null.
-        unsafe {
-            let _ = put(buffer, self.0.get().cast());
-            let _ = put(length, N);
-        }
+    fn give(&'static self, buffer: Out<'_, *mut c_void>, length: Out<'_, usize>) {
+        buffer.put_if_wanted(self.0.get().cast());
+        length.put_if_wanted(N);
     }
 }
 
 static FIRST_FLAGS: Flags<1024> = Flags(UnsafeCell::new([0; 1024]));
 static SECOND_FLAGS: Flags<14> = Flags(UnsafeCell::new([0; 14]));
 
-unsafe extern "C" fn first_flags(buffer: *mut *mut c_void, length: *mut usize) {
-    // SAFETY: as the caller promises.
-    unsafe { FIRST_FLAGS.give(buffer, length) };
+extern "C" fn first_flags(buffer: Out<'_, *mut c_void>, length: Out<'_, usize>) {
+    FIRST_FLAGS.give(buffer, length);
 }
 
-unsafe extern "C" fn second_flags(buffer: *mut *mut c_void, length: *mut usize) {
-    // SAFETY: as the caller promises.
-    unsafe { SECOND_FLAGS.give(buffer, length) };
+extern "C" fn second_flags(buffer: Out<'_, *mut c_void>, length: Out<'_, usize>) {
+    SECOND_FLAGS.give(buffer, length);
 }
 
-unsafe extern "C" fn current_context(place: *mut CUcontext) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(session().and_then(|_| unsafe { put(place, context::current()) }))
+extern "C" fn current_context(place: Out<'_, CUcontext>) -> CUresult {
+    code(session().and_then(|_| place.put(context::current())))
 }
 
 /// Returns the context of a storage call: null and all ones mean the current one.
@@ -256,7 +227,7 @@ fn storage_context(ctx: CUcontext) -> Result<&'static Context> {
         .ok_or(CuError::INVALID_CONTEXT)
 }
 
-unsafe extern "C" fn storage_put(
+extern "C" fn storage_put(
     ctx: CUcontext,
     key: *mut c_void,
     value: *mut c_void,
@@ -271,7 +242,7 @@ unsafe extern "C" fn storage_put(
     }))
 }
 
-unsafe extern "C" fn storage_delete(ctx: CUcontext, key: *mut c_void) -> CUresult {
+extern "C" fn storage_delete(ctx: CUcontext, key: *mut c_void) -> CUresult {
     code(storage_context(ctx).and_then(|context| {
         if context.storage().delete(key.addr()) {
             Ok(())
@@ -281,8 +252,8 @@ unsafe extern "C" fn storage_delete(ctx: CUcontext, key: *mut c_void) -> CUresul
     }))
 }
 
-unsafe extern "C" fn storage_get(
-    place: *mut *mut c_void,
+extern "C" fn storage_get(
+    place: Out<'_, *mut c_void>,
     ctx: CUcontext,
     key: *mut c_void,
 ) -> CUresult {
@@ -291,21 +262,19 @@ unsafe extern "C" fn storage_get(
             .storage()
             .get(key.addr())
             .ok_or(CuError::INVALID_HANDLE)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(place, ptr::with_exposed_provenance_mut(value)) }
+        place.put(ptr::with_exposed_provenance_mut(value))
     }))
 }
 
 /// Clears the flag. The second result stays unchanged: clearing it breaks `cublasCreate`.
-unsafe extern "C" fn check_context(_: CUcontext, flag: *mut u32, _: *mut *mut c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(unsafe { put(flag, 0) })
+extern "C" fn check_context(_: CUcontext, flag: Out<'_, u32>, _: *mut *mut c_void) -> CUresult {
+    code(flag.put(0))
 }
 
-unsafe extern "C" fn check_consistency(
+extern "C" fn check_consistency(
     version: u32,
     unix_seconds: u64,
-    result: *mut [u64; 2],
+    result: Out<'_, [u64; 2]>,
 ) -> CUresult {
     code(session().and_then(|session| {
         // SAFETY: takes no argument and cannot fail.
@@ -330,49 +299,42 @@ unsafe extern "C" fn check_consistency(
             pci_bus: device.value(attribute::PCI_BUS_ID),
             pci_device: device.value(attribute::PCI_DEVICE_ID),
         });
-        // SAFETY: as the caller promises.
-        unsafe { put(result, consistency::answer(&process, devices)) }
+        result.put(consistency::answer(&process, devices))
     }))
 }
 
-unsafe extern "C" fn answers_one(_: CUcontext, place: *mut u32) -> CUresult {
-    // SAFETY: as the caller promises.
-    code(unsafe { put(place, 1) })
+extern "C" fn answers_one(_: CUcontext, place: Out<'_, u32>) -> CUresult {
+    code(place.put(1))
 }
 
 /// Returns the stream's identity as its object: callers pass it back and never dereference it.
-unsafe extern "C" fn stream_object(
+extern "C" fn stream_object(
     _: CUcontext,
     stream: CUstream,
-    place: *mut *mut c_void,
+    place: Out<'_, *mut c_void>,
 ) -> CUresult {
     code(
         stream::target(DefaultStream::Legacy, stream).and_then(|(_, target)| {
             let id = target.stream.id.load(std::sync::atomic::Ordering::Relaxed);
-            let object = ptr::without_provenance_mut(usize::try_from(id).unwrap_or(0));
-            // SAFETY: as the caller promises.
-            unsafe { put(place, object) }
+            place.put(ptr::without_provenance_mut(
+                usize::try_from(id).unwrap_or(0),
+            ))
         }),
     )
 }
 
-unsafe extern "C" fn object_stream_id(
-    _: CUcontext,
-    object: *mut c_void,
-    place: *mut u32,
-) -> CUresult {
+extern "C" fn object_stream_id(_: CUcontext, object: *mut c_void, place: Out<'_, u32>) -> CUresult {
     #[expect(
         clippy::cast_possible_truncation,
         reason = "identities are counted from 1"
     )]
     let id = object.addr() as u32;
-    // SAFETY: as the caller promises.
-    code(unsafe { put(place, id) })
+    code(place.put(id))
 }
 
 /// Calls `visit` with each function of a module, in the order of `cuModuleEnumerateFunctions`. Returns the number of
 /// functions.
-unsafe extern "C" fn visit_functions(
+extern "C" fn visit_functions(
     _: CUcontext,
     module: CUmodule,
     visit: Option<unsafe extern "C" fn(user: *mut c_void, function: CUfunction)>,
@@ -382,7 +344,7 @@ unsafe extern "C" fn visit_functions(
         let visit = visit.ok_or(CuError::INVALID_VALUE)?;
         let functions = module::functions::<ModuleKind>(context::scope()?, module, usize::MAX)?;
         for function in &functions {
-            // SAFETY: the caller's own function, with the caller's own argument.
+            // SAFETY: the program passes a function that takes its argument and a function of the module.
             unsafe { visit(user, *function) };
         }
         Ok(functions.len())
@@ -446,15 +408,13 @@ mod tests {
 
     #[test]
     fn callback_flags_are_arrays_of_zero_words() {
-        let (mut buffer, mut length) = (ptr::null_mut(), 0);
-        // SAFETY: both places are writable.
-        unsafe { first_flags(&raw mut buffer, &raw mut length) };
+        let (mut buffer, mut length) = (ptr::null_mut::<c_void>(), 0);
+        first_flags((&mut buffer).into(), (&mut length).into());
         assert_eq!(length, 1024);
         // SAFETY: the buffer has that many words.
         let words = unsafe { std::slice::from_raw_parts(buffer.cast::<u32>(), length) };
         assert!(words.iter().all(|word| *word == 0));
-        // SAFETY: as above.
-        unsafe { second_flags(&raw mut buffer, &raw mut length) };
+        second_flags((&mut buffer).into(), (&mut length).into());
         assert_eq!(length, 14);
     }
 }

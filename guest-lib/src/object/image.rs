@@ -5,8 +5,11 @@
 
 use std::borrow::Cow;
 use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
 
 use crate::error::{CuError, Result};
+use crate::parameter::Pointer;
 use crate::readable::readable;
 
 /// `__fatBinC_Wrapper_t`: magic, version, pointer to the image. Version 2 has a pointer to the null-terminated list
@@ -21,53 +24,120 @@ const ELF_MAGIC: [u8; 4] = *b"\x7FELF";
 /// Bytes searched at a time for the end of a text.
 const TEXT_STEP: usize = 64 << 10;
 
+/// Memory of the program from an address on, of unknown length: an image, its wrapper or the wrapper's list.
+#[derive(Clone, Copy)]
+struct Memory<'a>(*const u8, PhantomData<&'a [u8]>);
+
+impl<'a> Memory<'a> {
+    /// Returns the memory at an address that a wrapper or its list contains.
+    fn behind(header: &[u8], offset: usize) -> Result<Self> {
+        let address = u64::from_le_bytes(word(header, offset)?);
+        let address = usize::try_from(address).map_err(|_| CuError::INVALID_IMAGE)?;
+        Ok(Self(ptr::with_exposed_provenance(address), PhantomData))
+    }
+
+    fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    fn skip(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_add(bytes), PhantomData)
+    }
+
+    /// Returns the bytes up to the first that cannot be read, at most `most`.
+    fn up_to(self, most: usize) -> &'a [u8] {
+        let length = readable(self.0, most);
+        if length == 0 {
+            return &[];
+        }
+        // SAFETY: that much can be read. It is a part of the image or of its wrapper, which the program leaves as they
+        // are during the call, or lies behind them in the same readable mapping, of which only a text is looked at.
+        unsafe { std::slice::from_raw_parts(self.0, length) }
+    }
+
+    /// Returns the first bytes, if that many can be read.
+    fn first(self, length: usize) -> Result<&'a [u8]> {
+        if isize::try_from(length).is_err() {
+            return Err(CuError::INVALID_IMAGE);
+        }
+        let found = self.up_to(length);
+        match found.len() == length {
+            true => Ok(found),
+            false => Err(CuError::INVALID_IMAGE),
+        }
+    }
+
+    fn head<const N: usize>(self) -> Result<[u8; N]> {
+        word(self.first(N)?, 0)
+    }
+
+    /// Returns the image that begins here.
+    fn image(self) -> Result<&'a [u8]> {
+        let (header, length) = match self.head::<4>() {
+            Ok(magic) if u32::from_le_bytes(magic) == FATBIN_MAGIC => {
+                (16, fatbin_length(&self.head()?)?)
+            }
+            Ok(ELF_MAGIC) => (64, elf_length(&self.head()?)?),
+            // Any other image is text; its zero byte is sent too.
+            _ => (0, self.text_length()?),
+        };
+        if length < header {
+            return Err(CuError::INVALID_IMAGE);
+        }
+        self.first(length)
+    }
+
+    /// Returns the length of a text with its zero byte.
+    fn text_length(self) -> Result<usize> {
+        let mut length = 0;
+        loop {
+            let part = self.skip(length).up_to(TEXT_STEP);
+            if part.is_empty() {
+                return Err(CuError::INVALID_IMAGE);
+            }
+            if let Some(end) = part.iter().position(|byte| *byte == 0) {
+                return Ok(length + end + 1);
+            }
+            length += part.len();
+        }
+    }
+}
+
 /// Returns the bytes of an image, from behind its wrapper, if it has one, to its end. A linked image is followed by
 /// the images that it was linked from, since a device may be unable to run the linked one.
 ///
 /// # Errors
 /// `INVALID_IMAGE`, also if the image extends into memory that cannot be read.
-///
-/// # Safety
-/// The readable bytes behind `image`, and behind the pointers of a wrapper, do not change while the result is in use.
-pub unsafe fn bytes<'a>(image: *const c_void) -> Result<Cow<'a, [u8]>> {
+pub fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
     if image.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let start: *const u8 = image.cast();
-    // SAFETY: as the caller promises.
-    unsafe {
-        if head::<4>(start).map(u32::from_le_bytes) != Ok(WRAPPER_MAGIC) {
-            return bytes_behind(start).map(Cow::Borrowed);
-        }
-        let wrapper = head::<16>(start)?;
-        let first = bytes_behind(pointer(&wrapper, 8)?)?;
-        if word(&wrapper, 4).map(u32::from_le_bytes) != Ok(WRAPPER_OF_LINKED) {
-            return Ok(Cow::Borrowed(first));
-        }
-        let wrapper = head::<24>(start)?;
-        with_inputs(first, pointer(&wrapper, 16)?)
+    let start = Memory(image.as_ptr().cast_const().cast(), PhantomData);
+    if start.head::<4>().map(u32::from_le_bytes) != Ok(WRAPPER_MAGIC) {
+        return start.image().map(Cow::Borrowed);
     }
+    let wrapper = start.head::<16>()?;
+    let first = Memory::behind(&wrapper, 8)?.image()?;
+    if word(&wrapper, 4).map(u32::from_le_bytes) != Ok(WRAPPER_OF_LINKED) {
+        return Ok(Cow::Borrowed(first));
+    }
+    let wrapper = start.head::<24>()?;
+    with_inputs(first, Memory::behind(&wrapper, 16)?)
 }
 
 /// Concatenates a linked fat binary and the images of its null-terminated list.
-///
-/// # Safety
-/// As for [`bytes`].
-unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const u8) -> Result<Cow<'a, [u8]>> {
+fn with_inputs<'a>(linked: &'a [u8], list: Memory<'a>) -> Result<Cow<'a, [u8]>> {
     if list.is_null() {
         return Ok(Cow::Borrowed(linked));
     }
     let mut all = linked.to_vec();
     for index in 0..MOST_LINKED {
-        let entry = list.wrapping_add(index * size_of::<u64>());
-        // SAFETY: as the caller promises.
-        let input = unsafe { head::<8>(entry) }?;
-        let input = pointer(&input, 0)?;
+        let entry = list.skip(index * size_of::<u64>()).head::<8>()?;
+        let input = Memory::behind(&entry, 0)?;
         if input.is_null() {
             return Ok(Cow::Owned(all));
         }
-        // SAFETY: as the caller promises.
-        let input = unsafe { bytes_behind(input) }?;
+        let input = input.image()?;
         if !input.starts_with(&FATBIN_MAGIC.to_le_bytes()) {
             break;
         }
@@ -75,66 +145,6 @@ unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const u8) -> Result<Cow<'a, [
         all.extend_from_slice(input);
     }
     Err(CuError::INVALID_IMAGE)
-}
-
-/// Reads the first bytes at a pointer, if they are readable.
-///
-/// # Safety
-/// As for [`bytes`].
-unsafe fn head<const N: usize>(start: *const u8) -> Result<[u8; N]> {
-    if readable(start, N) < N {
-        return Err(CuError::INVALID_IMAGE);
-    }
-    // SAFETY: they can be read, and stay as they are.
-    Ok(unsafe { start.cast::<[u8; N]>().read() })
-}
-
-fn pointer(header: &[u8], offset: usize) -> Result<*const u8> {
-    let address = u64::from_le_bytes(word(header, offset)?);
-    let address = usize::try_from(address).map_err(|_| CuError::INVALID_IMAGE)?;
-    Ok(std::ptr::with_exposed_provenance(address))
-}
-
-/// # Safety
-/// As for [`bytes`].
-unsafe fn bytes_behind<'a>(start: *const u8) -> Result<&'a [u8]> {
-    // SAFETY: as the caller promises.
-    let (header, length) = unsafe {
-        match head::<4>(start) {
-            Ok(magic) if u32::from_le_bytes(magic) == FATBIN_MAGIC => {
-                (16, fatbin_length(&head(start)?)?)
-            }
-            Ok(ELF_MAGIC) => (64, elf_length(&head(start)?)?),
-            // Any other image is text; its zero byte is sent too.
-            _ => (0, text_length(start)?),
-        }
-    };
-    if length < header || isize::try_from(length).is_err() || readable(start, length) < length {
-        return Err(CuError::INVALID_IMAGE);
-    }
-    // SAFETY: that much can be read, and stays as it is.
-    Ok(unsafe { std::slice::from_raw_parts(start, length) })
-}
-
-/// Returns the length of a text with its zero byte.
-///
-/// # Safety
-/// As for [`bytes`].
-unsafe fn text_length(start: *const u8) -> Result<usize> {
-    let mut length = 0;
-    loop {
-        let next = start.wrapping_add(length);
-        let bytes = readable(next, TEXT_STEP);
-        if bytes == 0 {
-            return Err(CuError::INVALID_IMAGE);
-        }
-        // SAFETY: that much can be read, and stays as it is.
-        let part = unsafe { std::slice::from_raw_parts(next, bytes) };
-        if let Some(end) = part.iter().position(|byte| *byte == 0) {
-            return Ok(length + end + 1);
-        }
-        length += bytes;
-    }
 }
 
 fn word<const N: usize>(header: &[u8], offset: usize) -> Result<[u8; N]> {
@@ -174,6 +184,11 @@ mod tests {
     use super::*;
     use crate::readable::tests::Edge;
 
+    fn bytes<'a>(image: *const u8) -> Result<Cow<'a, [u8]>> {
+        // SAFETY: each test leaves its image as it is while it uses the result.
+        super::bytes(unsafe { Pointer::new(image.cast_mut().cast()) })
+    }
+
     fn fatbin(rest: u64) -> Vec<u8> {
         let mut image = FATBIN_MAGIC.to_le_bytes().to_vec();
         image.extend(1_u16.to_le_bytes());
@@ -191,36 +206,30 @@ mod tests {
         wrapper.extend(1_u32.to_le_bytes());
         wrapper.extend(image.as_ptr().expose_provenance().to_le_bytes());
         wrapper.extend([0; 8]);
-        // SAFETY: wrapper and image outlive the slices.
-        unsafe {
-            assert_eq!(*bytes(wrapper.as_ptr().cast()).unwrap(), *image);
-            assert_eq!(*bytes(image.as_ptr().cast()).unwrap(), *image);
-        }
+        assert_eq!(*bytes(wrapper.as_ptr()).unwrap(), *image);
+        assert_eq!(*bytes(image.as_ptr()).unwrap(), *image);
     }
 
     #[test]
     fn what_was_linked_is_followed_by_what_it_was_linked_of() {
         let (linked, first, second) = (fatbin(24), fatbin(8), fatbin(16));
-        let list = [first.as_ptr(), second.as_ptr(), std::ptr::null()];
+        let list = [first.as_ptr(), second.as_ptr(), ptr::null()];
         let mut wrapper = Vec::new();
         wrapper.extend(WRAPPER_MAGIC.to_le_bytes());
         wrapper.extend(WRAPPER_OF_LINKED.to_le_bytes());
         wrapper.extend(linked.as_ptr().expose_provenance().to_le_bytes());
         wrapper.extend(list.as_ptr().expose_provenance().to_le_bytes());
-        // SAFETY: wrapper, list and images outlive the result.
-        let found = unsafe { bytes(wrapper.as_ptr().cast()) }.unwrap();
+        let found = bytes(wrapper.as_ptr()).unwrap();
         assert_eq!(*found, *[linked.clone(), first, second].concat());
         wrapper[16..].fill(0);
-        // SAFETY: as above.
-        let found = unsafe { bytes(wrapper.as_ptr().cast()) }.unwrap();
+        let found = bytes(wrapper.as_ptr()).unwrap();
         assert_eq!(*found, *linked, "no list");
     }
 
     #[test]
     fn text_ends_with_its_zero_byte() {
         for text in [c".version 9.0", c"x", c""] {
-            // SAFETY: the text is static.
-            let found = unsafe { bytes(text.as_ptr().cast()) }.unwrap();
+            let found = bytes(text.as_ptr().cast()).unwrap();
             assert_eq!(*found, *text.to_bytes_with_nul());
         }
     }
@@ -234,8 +243,7 @@ mod tests {
         for (offset, value) in [(54, 56_u16), (56, 2), (58, 64), (60, 3)] {
             image[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
         }
-        // SAFETY: the image outlives the slice.
-        let found = unsafe { bytes(image.as_ptr().cast()) }.unwrap();
+        let found = bytes(image.as_ptr()).unwrap();
         assert_eq!(found.len(), 300 + 3 * 64);
     }
 
@@ -245,8 +253,7 @@ mod tests {
         header[6..8].copy_from_slice(&16_u16.to_le_bytes());
         header[8..].copy_from_slice(&u64::MAX.to_le_bytes());
         assert_eq!(fatbin_length(&header), Err(CuError::INVALID_IMAGE));
-        // SAFETY: null is refused before it is followed.
-        let null = unsafe { bytes(std::ptr::null()) };
+        let null = bytes(ptr::null());
         assert_eq!(null, Err(CuError::INVALID_VALUE));
     }
 
@@ -263,8 +270,7 @@ mod tests {
     /// Measures an image that ends at unreadable memory.
     fn measured(edge: &Edge, image: &[u8]) -> Result<usize> {
         let start = edge.put(image);
-        // SAFETY: the image stays as it is.
-        let found = unsafe { bytes(start.cast()) }?;
+        let found = bytes(start)?;
         assert!(found.len() <= image.len());
         Ok(found.len())
     }
@@ -302,8 +308,7 @@ mod tests {
                 wrapper.extend(u32::to_le_bytes(version));
                 wrapper.extend(u64::to_le_bytes(first));
                 wrapper.extend(u64::to_le_bytes(list));
-                // SAFETY: the wrapper and what it points to stay as they are.
-                let found = unsafe { bytes(wrapper.as_ptr().cast()) };
+                let found = bytes(wrapper.as_ptr());
                 let is_good = (first, list) == (good, 0);
                 assert_eq!(found.is_ok(), is_good, "{first:#x} {list:#x}");
             }
