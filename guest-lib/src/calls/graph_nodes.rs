@@ -16,7 +16,7 @@ use crate::graph::{
 use crate::handle::to_pointer;
 use crate::object::context::{self, Scope};
 use crate::object::event;
-use crate::parameter::{In, InOut, Out};
+use crate::parameter::{In, InOut, Out, Pointer};
 use crate::session::session;
 use crate::types::{
     CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_CHILD_GRAPH_NODE_PARAMS, CUDA_CONDITIONAL_NODE_PARAMS,
@@ -26,7 +26,7 @@ use crate::types::{
     CUgraphExec, CUgraphNode, CUgraphNodeParams, CUkernelNodeAttrID, CUlaunchAttribute,
     CUmemPoolProps, CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
 };
-use crate::work::launch::{Attributes, kernel_attribute};
+use crate::work::launch::{Arguments, Attributes, kernel_attribute};
 
 /// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`, `_MOVE`.
 const CLONE: u32 = 0;
@@ -71,8 +71,14 @@ fn kernel(
     wanted: &CUDA_KERNEL_NODE_PARAMS,
     attributes: &[LaunchAttribute],
 ) -> Result<Work> {
-    // SAFETY: what the description leads to is as documented, by the contract of these.
-    let kernel = unsafe { Kernel::read(scope, wanted, attributes) }?;
+    // SAFETY: both are as those of `cuLaunchKernel` (`CUDA_KERNEL_NODE_PARAMS`).
+    let arguments = unsafe {
+        Arguments {
+            values: Pointer::new(wanted.first.kernelParams),
+            extra: Pointer::new(wanted.first.extra),
+        }
+    };
+    let kernel = Kernel::read(scope, wanted, arguments, attributes)?;
     Ok(Work::Kernel(Arc::new(kernel)))
 }
 

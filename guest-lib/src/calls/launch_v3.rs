@@ -6,7 +6,7 @@ use super::launches::launch;
 use crate::error::{CuError, Result};
 use crate::object::function;
 use crate::object::stream::target;
-use crate::parameter::In;
+use crate::parameter::{In, Pointer};
 use crate::types::{CUfunction, CUstream, DefaultStream};
 use crate::work::launch::{Arguments, Attributes, Shape};
 
@@ -89,9 +89,9 @@ pub fn cuLaunchGridAsync(
         std::ptr::null_mut(),
     ];
     let arguments = Arguments {
-        values: std::ptr::null_mut(),
-        extra: extra.as_mut_ptr(),
+        values: Pointer::null(),
+        // SAFETY: a list as `cuLaunchKernel` documents it, with a buffer as long as it says.
+        extra: unsafe { Pointer::new(extra.as_mut_ptr()) },
     };
-    // SAFETY: the buffer is as long as the list says, and is compared with the function's parameters.
-    unsafe { launch(scope, target, f, shape, Attributes::NONE, arguments) }
+    launch(scope, target, f, shape, Attributes::NONE, arguments)
 }

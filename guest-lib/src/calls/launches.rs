@@ -17,39 +17,22 @@ use crate::types::{
 use crate::work::launch::{Arguments, Attributes, Launch, Shape, with_launch};
 
 /// Launches a kernel.
-///
-/// # Safety
-/// The arguments fit the function's parameters.
-pub(super) unsafe fn launch(
+#[inline]
+pub(super) fn launch(
     scope: Scope,
     target: Target,
     function: CUfunction,
     shape: Shape,
     attributes: &Attributes,
-    arguments: Arguments,
+    arguments: Arguments<'_>,
 ) -> Result {
     let take = |launch: Launch<'_>| submit(scope, target, Operation::Kernel(launch));
-    // SAFETY: as the caller promises.
-    unsafe { with_launch(scope, target, function, shape, attributes, arguments, take) }
-}
-
-/// Launches a kernel with the program's arguments, from a [`Pointer`] or from a structure of an [`In`].
-#[inline]
-fn launch_with(
-    scope: Scope,
-    target: Target,
-    function: CUfunction,
-    shape: Shape,
-    attributes: &Attributes,
-    arguments: Arguments,
-) -> Result {
-    // SAFETY: they fit the function's parameters, by the contract of these.
-    unsafe { launch(scope, target, function, shape, attributes, arguments) }
+    with_launch(scope, target, function, shape, attributes, arguments, take)
 }
 
 /// Reads the launch attributes of a configuration from an [`In`].
 pub(super) fn attributes_of(config: &CUlaunchConfig) -> Result<Attributes> {
-    // SAFETY: there are as many as it says, by the contract of `In`.
+    // SAFETY: `numAttrs` is the length of `attrs` (`CUlaunchConfig`).
     let list = unsafe { In::list(config.attrs.cast_const(), config.numAttrs as usize) };
     Attributes::read(list.values()?)
 }
@@ -76,10 +59,10 @@ pub fn cuLaunchKernel(
         shared: sharedMemBytes,
     };
     let arguments = Arguments {
-        values: kernelParams.as_ptr(),
-        extra: extra.as_ptr(),
+        values: kernelParams,
+        extra,
     };
-    launch_with(scope, target, f, shape, Attributes::NONE, arguments)
+    launch(scope, target, f, shape, Attributes::NONE, arguments)
 }
 
 pub fn cuLaunchCooperativeKernel(
@@ -102,11 +85,11 @@ pub fn cuLaunchCooperativeKernel(
         shared: sharedMemBytes,
     };
     let arguments = Arguments {
-        values: kernelParams.as_ptr(),
-        extra: std::ptr::null_mut(),
+        values: kernelParams,
+        extra: Pointer::null(),
     };
     let attributes = Attributes::cooperative();
-    launch_with(scope, target, f, shape, &attributes, arguments)
+    launch(scope, target, f, shape, &attributes, arguments)
 }
 
 /// Launches one kernel on each of several devices, each on its own stream. The launches begin when the earlier work
@@ -142,11 +125,12 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
             shared: one.sharedMemBytes,
         };
         let arguments = Arguments {
-            values: one.kernelParams,
-            extra: std::ptr::null_mut(),
+            // SAFETY: as in `cuLaunchKernel` (`CUDA_LAUNCH_PARAMS`).
+            values: unsafe { Pointer::new(one.kernelParams) },
+            extra: Pointer::null(),
         };
         let attributes = Attributes::cooperative();
-        launch_with(*scope, *target, one.function, shape, &attributes, arguments)?;
+        launch(*scope, *target, one.function, shape, &attributes, arguments)?;
     }
     if flags & NO_POST_LAUNCH_SYNC == 0 {
         meet(&targets)?;
@@ -184,12 +168,12 @@ pub fn cuLaunchKernelEx(
         shared: config.sharedMemBytes,
     };
     let arguments = Arguments {
-        values: kernelParams.as_ptr(),
-        extra: extra.as_ptr(),
+        values: kernelParams,
+        extra,
     };
     if config.numAttrs == 0 {
-        return launch_with(scope, target, f, shape, Attributes::NONE, arguments);
+        return launch(scope, target, f, shape, Attributes::NONE, arguments);
     }
     let attributes = attributes_of(&config)?;
-    launch_with(scope, target, f, shape, &attributes, arguments)
+    launch(scope, target, f, shape, &attributes, arguments)
 }

@@ -128,12 +128,10 @@ impl Kernel {
     }
 
     /// Reads a program's description of a kernel node, with the attributes that the node had before.
-    ///
-    /// # Safety
-    /// The arguments fit the function's parameters.
-    pub unsafe fn read(
+    pub fn read(
         scope: Scope,
         wanted: &CUDA_KERNEL_NODE_PARAMS,
+        arguments: Arguments<'_>,
         attributes: &[LaunchAttribute],
     ) -> Result<Self> {
         let first = &wanted.first;
@@ -154,13 +152,8 @@ impl Kernel {
             shared: first.sharedMemBytes,
         };
         check(scope, facts, &shape)?;
-        let arguments = Arguments {
-            values: first.kernelParams,
-            extra: first.extra,
-        };
         let pack = |packed: &[u8]| Self::new(function, shape, attributes.to_vec(), packed);
-        // SAFETY: as the caller promises.
-        unsafe { with_parameters(facts, arguments, pack) }
+        with_parameters(facts, arguments, pack)
     }
 
     /// Returns the description for a program. The pointers lead to the node's own values.

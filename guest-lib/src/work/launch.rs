@@ -21,6 +21,7 @@ use crate::object::event;
 use crate::object::function::{self, Configuration, Function, attribute};
 use crate::object::stream::Target;
 use crate::object::stream::attributes::{ACCESS_POLICY_WINDOW, window_for_device};
+use crate::parameter::Pointer;
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
 
 /// Bytes of packed parameters that suffice for nearly all kernels.
@@ -139,11 +140,8 @@ impl<const BYTES: usize> Packed<BYTES> {
     }
 
     /// Packs the values that an array of pointers points to.
-    ///
-    /// # Safety
-    /// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
     #[inline(always)]
-    unsafe fn gather(&mut self, parameters: &[Parameter], values: *const *mut c_void) -> Result {
+    fn gather(&mut self, parameters: &[Parameter], values: Pointer<'_, *mut c_void>) -> Result {
         for (index, parameter) in parameters.iter().enumerate() {
             let (offset, size) = (parameter.offset as usize, parameter.size as usize);
             self.zero_up_to(offset);
@@ -151,15 +149,15 @@ impl<const BYTES: usize> Packed<BYTES> {
                 .bytes
                 .get_mut(offset..offset + size)
                 .ok_or(CuError::NOT_SUPPORTED)?;
-            // SAFETY: the caller's array has a pointer for each parameter.
-            let value = unsafe { values.add(index).read() };
+            // SAFETY: `kernelParams` has a pointer for each parameter of the function (`cuLaunchKernel`).
+            let value = unsafe { values.as_ptr().add(index).read() };
             if value.is_null() {
                 return Err(CuError::INVALID_VALUE);
             }
             let place = place.as_mut_ptr().cast::<u8>();
             let value = value.cast_const().cast::<u8>();
             // Nearly all parameters have one of two sizes; with the size known, a copy is one move.
-            // SAFETY: the caller vouches for `size` bytes there; `place` has as many.
+            // SAFETY: each pointer leads to a value of its parameter's size (`cuLaunchKernel`); `place` has as many bytes.
             unsafe {
                 match size {
                     4 => place.copy_from_nonoverlapping(value, 4),
@@ -187,14 +185,12 @@ impl<const BYTES: usize> Packed<BYTES> {
     }
 }
 
-/// Returns the parameters that the program has packed itself.
-///
-/// # Safety
-/// `extra` is as `cuLaunchKernel` documents it, and what it points to outlives the result.
-unsafe fn buffer<'a>(mut extra: *const *mut c_void) -> Result<&'a [u8]> {
+/// Returns the parameters that the program has packed itself, from a list that is not null.
+fn buffer<'a>(extra: Pointer<'a, *mut c_void>) -> Result<&'a [u8]> {
+    let mut extra = extra.as_ptr().cast_const();
     let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0);
     loop {
-        // SAFETY: the list goes on until its end mark.
+        // SAFETY: the list goes on until its end mark (`cuLaunchKernel`).
         let key = unsafe { extra.read() }.addr();
         if key == END {
             break;
@@ -213,17 +209,18 @@ unsafe fn buffer<'a>(mut extra: *const *mut c_void) -> Result<&'a [u8]> {
     match size {
         0 => Ok(&[]),
         _ if pointer.is_null() => Err(CuError::INVALID_VALUE),
-        // SAFETY: the program vouches for that many bytes there.
+        // SAFETY: the list documents that many bytes there, which stay as they are during the call.
         1..=MOST_PARAMETERS => Ok(unsafe { std::slice::from_raw_parts(pointer, size) }),
         _ => Err(CuError::NOT_SUPPORTED),
     }
 }
 
-/// Pointers to a launch's parameters.
+/// Arguments of a launch: `kernelParams` and `extra` of `cuLaunchKernel`, which fit the parameters of the function that
+/// is launched.
 #[derive(Clone, Copy, Debug)]
-pub struct Arguments {
-    pub values: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
+pub struct Arguments<'a> {
+    pub values: Pointer<'a, *mut c_void>,
+    pub extra: Pointer<'a, *mut c_void>,
 }
 
 /// An event that a launch records.
@@ -423,17 +420,14 @@ static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// Checks a launch, packs its parameters and hands it to `take`.
-///
-/// # Safety
-/// The arguments fit the function's parameters.
 #[inline]
-pub unsafe fn with_launch(
+pub fn with_launch(
     scope: Scope,
     target: Target,
     function: *mut c_void,
     shape: Shape,
     attributes: &Attributes,
-    arguments: Arguments,
+    arguments: Arguments<'_>,
     take: impl FnOnce(Launch<'_>) -> Result,
 ) -> Result {
     let (handle, facts) = function::find_on(scope, function)?;
@@ -460,8 +454,7 @@ pub unsafe fn with_launch(
             parameters,
         })
     };
-    // SAFETY: as the caller promises.
-    unsafe { with_parameters(facts, arguments, take) }
+    with_parameters(facts, arguments, take)
 }
 
 /// Checks a launch as the native driver does at the call, with its codes. Inlined, like `Packed::gather`, because both
@@ -471,22 +464,18 @@ pub fn check(scope: Scope, facts: &Function, shape: &Shape) -> Result {
     shape.check(&Limits::of(scope.session.device(), facts))
 }
 
-/// Packs the parameters of a function and hands them to `take`.
-///
-/// # Safety
-/// The arguments fit the function's parameters.
+/// Packs the arguments of a function and hands them to `take`.
 #[inline]
-pub unsafe fn with_parameters<R>(
+pub fn with_parameters<R>(
     facts: &Function,
-    arguments: Arguments,
+    arguments: Arguments<'_>,
     take: impl FnOnce(&[u8]) -> Result<R>,
 ) -> Result<R> {
     if !arguments.extra.is_null() {
         if !arguments.values.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: as the caller promises.
-        let packed = unsafe { buffer(arguments.extra) }?;
+        let packed = buffer(arguments.extra)?;
         return match facts.parameter_bytes {
             bytes if packed.len() >= bytes => take(packed),
             _ if packed.is_empty() => Err(CuError::INVALID_VALUE),
@@ -501,11 +490,9 @@ pub unsafe fn with_parameters<R>(
         return Err(CuError::INVALID_VALUE);
     }
     if facts.parameter_bytes > PARAMETERS {
-        // SAFETY: as the caller promises.
-        return unsafe { with_large(facts, arguments.values, take) };
+        return with_large(facts, arguments.values, take);
     }
-    // SAFETY: as the caller promises.
-    unsafe { with_values::<PARAMETERS, R>(facts, arguments.values, take) }
+    with_values::<PARAMETERS, R>(facts, arguments.values, take)
 }
 
 /// Extends a program's own buffer with zeroes. It may be shorter than the parameters: NCCL leaves out those that its
@@ -523,33 +510,26 @@ fn with_rest<const BYTES: usize, R>(
     take(whole)
 }
 
-/// # Safety
-/// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
 #[inline]
-unsafe fn with_values<const BYTES: usize, R>(
+fn with_values<const BYTES: usize, R>(
     facts: &Function,
-    values: *const *mut c_void,
+    values: Pointer<'_, *mut c_void>,
     take: impl FnOnce(&[u8]) -> Result<R>,
 ) -> Result<R> {
     let mut packed = Packed::<BYTES>::new();
-    // SAFETY: as the caller promises.
-    unsafe { packed.gather(&facts.parameters, values) }?;
+    packed.gather(&facts.parameters, values)?;
     take(packed.as_slice())
 }
 
 /// Packs parameters in a large stack frame, which other launches do not need.
-///
-/// # Safety
-/// As [`with_values`].
 #[cold]
 #[inline(never)]
-unsafe fn with_large<R>(
+fn with_large<R>(
     facts: &Function,
-    values: *const *mut c_void,
+    values: Pointer<'_, *mut c_void>,
     take: impl FnOnce(&[u8]) -> Result<R>,
 ) -> Result<R> {
-    // SAFETY: as the caller promises.
-    unsafe { with_values::<MOST_PARAMETERS, R>(facts, values, take) }
+    with_values::<MOST_PARAMETERS, R>(facts, values, take)
 }
 
 /// A launch that has passed the checks.
@@ -687,6 +667,11 @@ mod tests {
         }
     }
 
+    fn pointer(list: &[*mut c_void]) -> Pointer<'_, *mut c_void> {
+        // SAFETY: each test makes a list as `cuLaunchKernel` documents it.
+        unsafe { Pointer::new(list.as_ptr().cast_mut()) }
+    }
+
     #[test]
     fn a_packed_buffer_is_taken_as_it_is() {
         let bytes: Vec<u8> = (0..100).collect();
@@ -698,12 +683,11 @@ mod tests {
             (&raw mut size).cast::<c_void>(),
             std::ptr::null_mut(),
         ];
-        // SAFETY: the list is as documented.
-        assert_eq!(unsafe { buffer(list.as_ptr()) }, Ok(&bytes[..]));
+        let found = buffer(pointer(&list));
+        assert_eq!(found, Ok(&bytes[..]));
         let mut long = MOST_PARAMETERS + 1;
         let list = [list[0], list[1], list[2], (&raw mut long).cast(), list[4]];
-        // SAFETY: too long a buffer is refused before it is read.
-        let refused = unsafe { buffer(list.as_ptr()) };
+        let refused = buffer(pointer(&list));
         assert_eq!(refused, Err(CuError::NOT_SUPPORTED));
     }
 
@@ -775,8 +759,7 @@ mod tests {
             let pointers: Vec<*mut c_void> =
                 values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
             let mut packed = Packed::<PARAMETERS>::new();
-            // SAFETY: one pointer per parameter, each to a value of its size.
-            unsafe { packed.gather(&layout, pointers.as_ptr()) }.unwrap();
+            packed.gather(&layout, pointer(&pointers)).unwrap();
             let mut wanted = vec![0; offset as usize];
             for (parameter, value) in layout.iter().zip(&values) {
                 wanted[parameter.offset as usize..][..value.len()].copy_from_slice(value);
