@@ -7,9 +7,10 @@ use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
 use super::copies::copy;
-use super::copy3d::copy_3d;
 use super::devices::device;
 use crate::error::{CuError, Result};
+use crate::graph::submit::{Operation, submit};
+use crate::memory::end::CopyEnd;
 use crate::object::array;
 use crate::object::context::Scope;
 use crate::object::stream::{Target, target};
@@ -18,8 +19,8 @@ use crate::types::{
     CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
     CUmemcpyAttributes, CUstream, DefaultStream, LOCATION_DEVICE,
 };
-use crate::work::copy::{Direction, Mode, check};
-use crate::work::copy3d::Place;
+use crate::work::copy::{Mode, check};
+use crate::work::copy3d::{Copy3d, Place};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
@@ -97,17 +98,9 @@ impl Batch<'_> {
                 *failed = index;
                 return Err(CuError::INVALID_VALUE);
             }
-            // SAFETY: what the lists lead to is valid for the copy, by the contract of `In`.
-            unsafe {
-                copy(
-                    scope,
-                    target,
-                    Direction::Unified,
-                    (to, from),
-                    bytes,
-                    Mode::Asynchronous,
-                )
-            }?;
+            // SAFETY: memory of the program in these lists is valid for the copy (`cuMemcpyBatchAsync`).
+            let ends = unsafe { (CopyEnd::unified(to), CopyEnd::unified(from)) };
+            copy(scope, target, ends, bytes, Mode::Asynchronous)?;
         }
         if during_call {
             target.synchronize(scope)
@@ -275,8 +268,10 @@ fn boxes(
     let mut during_call = false;
     for copy in copies {
         let (ends, extent) = described(&copy)?;
-        // SAFETY: what a description leads to is valid for the copy, by the contract of `In`.
-        unsafe { copy_3d(scope, target, ends, extent, Mode::Asynchronous) }?;
+        scope.session.alive()?;
+        // SAFETY: memory of the program in a description is valid for the copy (`cuMemcpy3DBatchAsync`).
+        let one = unsafe { Copy3d::new(ends, extent, Mode::Asynchronous) }?;
+        submit(scope, target, Operation::Copy3d(one))?;
         during_call |= copy.srcAccessOrder == DURING_CALL;
     }
     if during_call {

@@ -4,25 +4,22 @@ use wormhole_api::Element;
 
 use crate::error::Result;
 use crate::graph::submit::{Operation, submit};
+use crate::memory::end::CopyEnd;
 use crate::memory::is_synchronous;
 use crate::object::context::Scope;
 use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out, UnifiedPtr};
 use crate::types::{CUdeviceptr, CUstream, DefaultStream};
-use crate::work::copy::{self, Direction, Fill, Mode};
+use crate::work::copy::{Copy, Fill, Mode};
 
 /// Default stream, for copies without a stream parameter.
 pub const NO_STREAM: CUstream = std::ptr::null_mut();
 
 /// Submits a copy to a stream.
-///
-/// # Safety
-/// An end that is host memory is valid for the copy.
-pub(super) unsafe fn copy(
+pub(super) fn copy(
     scope: Scope,
     target: Target,
-    direction: Direction,
-    ends: (u64, u64),
+    ends: (CopyEnd, CopyEnd),
     bytes: usize,
     mode: Mode,
 ) -> Result {
@@ -30,55 +27,21 @@ pub(super) unsafe fn copy(
     if bytes == 0 {
         return Ok(());
     }
-    // SAFETY: as the caller promises.
-    let copy = unsafe { copy::Copy::new(direction, ends, bytes, mode) }?;
+    let copy = Copy::new(ends, bytes, mode)?;
     submit(scope, target, Operation::Copy(copy))
 }
 
-/// Copy call of the driver API.
-struct Copy {
+/// Submits a copy of the driver API, to the destination that comes first.
+fn run(
     default: DefaultStream,
     stream: CUstream,
-    direction: Direction,
+    (to, from): (CopyEnd, CopyEnd),
+    bytes: usize,
     mode: Mode,
-}
-
-impl Copy {
-    const fn synchronous(default: DefaultStream, direction: Direction) -> Self {
-        Self {
-            default,
-            stream: NO_STREAM,
-            direction,
-            mode: Mode::Synchronous,
-        }
-    }
-
-    const fn asynchronous(default: DefaultStream, stream: CUstream, direction: Direction) -> Self {
-        Self {
-            default,
-            stream,
-            direction,
-            mode: Mode::Asynchronous,
-        }
-    }
-
-    /// Submits the copy. Host memory of the program comes from an [`In`], an [`Out`] or a [`UnifiedPtr`] only.
-    fn run(self, destination: u64, source: u64, bytes: usize) -> Result {
-        let (scope, target) = target(self.default, self.stream)?;
-        // SAFETY: host memory of these types is valid for the copy. Pageable memory is refused as an end that the
-        // direction places on the device.
-        unsafe {
-            copy(
-                scope,
-                target,
-                self.direction,
-                (destination, source),
-                bytes,
-                self.mode,
-            )
-        }?;
-        settle(scope, target, [destination, source], self.mode)
-    }
+) -> Result {
+    let (scope, target) = target(default, stream)?;
+    copy(scope, target, (to, from), bytes, mode)?;
+    settle(scope, target, [to.address(), from.address()], mode)
 }
 
 /// Synchronizes a synchronous copy if `cuPointerSetAttribute` requires it for one of the allocations.
@@ -96,8 +59,8 @@ pub fn cuMemcpy(
     src: UnifiedPtr<'_>,
     ByteCount: usize,
 ) -> Result {
-    let copy = Copy::synchronous(default, Direction::Unified);
-    copy.run(dst.address(), src.address(), ByteCount)
+    let ends = (dst.into(), src.into());
+    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
 pub fn cuMemcpyAsync(
@@ -107,8 +70,8 @@ pub fn cuMemcpyAsync(
     ByteCount: usize,
     hStream: CUstream,
 ) -> Result {
-    let copy = Copy::asynchronous(default, hStream, Direction::Unified);
-    copy.run(dst.address(), src.address(), ByteCount)
+    let ends = (dst.into(), src.into());
+    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }
 
 pub fn cuMemcpyHtoD_v2(
@@ -117,8 +80,8 @@ pub fn cuMemcpyHtoD_v2(
     srcHost: In<'_, [u8]>,
     ByteCount: usize,
 ) -> Result {
-    let copy = Copy::synchronous(default, Direction::HostToDevice);
-    copy.run(dstDevice, srcHost.address(), ByteCount)
+    let ends = (CopyEnd::device(dstDevice), srcHost.into());
+    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
 pub fn cuMemcpyHtoDAsync_v2(
@@ -128,8 +91,8 @@ pub fn cuMemcpyHtoDAsync_v2(
     ByteCount: usize,
     hStream: CUstream,
 ) -> Result {
-    let copy = Copy::asynchronous(default, hStream, Direction::HostToDevice);
-    copy.run(dstDevice, srcHost.address(), ByteCount)
+    let ends = (CopyEnd::device(dstDevice), srcHost.into());
+    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }
 
 pub fn cuMemcpyDtoH_v2(
@@ -138,8 +101,8 @@ pub fn cuMemcpyDtoH_v2(
     srcDevice: CUdeviceptr,
     ByteCount: usize,
 ) -> Result {
-    let copy = Copy::synchronous(default, Direction::DeviceToHost);
-    copy.run(dstHost.address(), srcDevice, ByteCount)
+    let ends = (dstHost.into(), CopyEnd::device(srcDevice));
+    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
 pub fn cuMemcpyDtoHAsync_v2(
@@ -149,8 +112,8 @@ pub fn cuMemcpyDtoHAsync_v2(
     ByteCount: usize,
     hStream: CUstream,
 ) -> Result {
-    let copy = Copy::asynchronous(default, hStream, Direction::DeviceToHost);
-    copy.run(dstHost.address(), srcDevice, ByteCount)
+    let ends = (dstHost.into(), CopyEnd::device(srcDevice));
+    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }
 
 pub fn cuMemcpyDtoD_v2(
@@ -159,8 +122,8 @@ pub fn cuMemcpyDtoD_v2(
     srcDevice: CUdeviceptr,
     ByteCount: usize,
 ) -> Result {
-    let copy = Copy::synchronous(default, Direction::DeviceToDevice);
-    copy.run(dstDevice, srcDevice, ByteCount)
+    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
+    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
 pub fn cuMemcpyDtoDAsync_v2(
@@ -170,8 +133,8 @@ pub fn cuMemcpyDtoDAsync_v2(
     ByteCount: usize,
     hStream: CUstream,
 ) -> Result {
-    let copy = Copy::asynchronous(default, hStream, Direction::DeviceToDevice);
-    copy.run(dstDevice, srcDevice, ByteCount)
+    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
+    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }
 
 /// Submits a fill.

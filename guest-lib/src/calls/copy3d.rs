@@ -4,14 +4,13 @@ use super::copies::NO_STREAM;
 use crate::error::Result;
 use crate::graph::submit::{Operation, submit};
 use crate::object::context;
-use crate::object::context::Scope;
-use crate::object::stream::{Target, target};
+use crate::object::stream::target;
 use crate::parameter::{In, Out};
 use crate::types::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUstream, DefaultStream,
 };
 use crate::work::copy::Mode;
-use crate::work::copy3d::{Copy3d, Place};
+use crate::work::copy3d::Copy3d;
 use crate::work::described::{ARRAY, DEVICE, Described, HOST, address, described};
 
 /// Reads a description. If it is null, an invalid stream is reported first.
@@ -37,23 +36,8 @@ fn run(
     }
     let extent = extent.map(|extent| extent as u64);
     let ends = (to.place(extent)?, from.place(extent)?);
-    // SAFETY: host memory of these types, and in descriptions, is valid for the copy.
-    unsafe { copy_3d(scope, target, ends, extent, mode) }
-}
-
-/// Submits a 3-D copy to a stream.
-///
-/// # Safety
-/// An end that is host memory is valid for the copy.
-pub(super) unsafe fn copy_3d(
-    scope: Scope,
-    target: Target,
-    ends: (Place, Place),
-    extent: [u64; 3],
-    mode: Mode,
-) -> Result {
     scope.session.alive()?;
-    // SAFETY: as the caller promises.
+    // SAFETY: memory of the program in a description is valid for the copy (`cuMemcpy3D`), as is an `In` or an `Out`.
     let copy = unsafe { Copy3d::new(ends, extent, mode) }?;
     submit(scope, target, Operation::Copy3d(copy))
 }

@@ -6,12 +6,13 @@ use super::contexts::{current, scope_of};
 use super::copies::{NO_STREAM, copy};
 use super::devices::{ordinal, tell_atomics};
 use crate::error::{CuError, Result};
+use crate::memory::end::CopyEnd;
 use crate::object::context;
 use crate::object::stream;
 use crate::parameter::{In, Out};
 use crate::session::session;
 use crate::types::{CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUstream, DefaultStream};
-use crate::work::copy::{Direction, Mode};
+use crate::work::copy::Mode;
 use crate::work::peer;
 
 /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
@@ -100,18 +101,8 @@ pub fn cuMemcpyPeer(
     check([dstContext, srcContext])?;
     let scope = context::scope()?;
     let target = stream::resolve(scope, default, NO_STREAM)?;
-    let (places, mode) = ((dstDevice, srcDevice), Mode::Synchronous);
-    // SAFETY: in this direction neither end is memory of the program's own.
-    unsafe {
-        copy(
-            scope,
-            target,
-            Direction::DeviceToDevice,
-            places,
-            ByteCount,
-            mode,
-        )
-    }
+    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
+    copy(scope, target, ends, ByteCount, Mode::Synchronous)
 }
 
 pub fn cuMemcpyPeerAsync(
@@ -127,18 +118,8 @@ pub fn cuMemcpyPeerAsync(
     // The stream determines where the copy runs, so no current context is needed.
     let scope = context::scope().or_else(|_| stream::scope_of(hStream))?;
     let target = stream::resolve(scope, default, hStream)?;
-    let (places, mode) = ((dstDevice, srcDevice), Mode::Asynchronous);
-    // SAFETY: in this direction neither end is memory of the program's own.
-    unsafe {
-        copy(
-            scope,
-            target,
-            Direction::DeviceToDevice,
-            places,
-            ByteCount,
-            mode,
-        )
-    }
+    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
+    copy(scope, target, ends, ByteCount, Mode::Asynchronous)
 }
 
 /// Enables access to another context's device. Fails for a context of the same device.

@@ -1,9 +1,11 @@
 //! Kinds of memory by address, for copies and fills.
 
+use wormhole_api::constants::memory_type::{DEVICE, HOST, UNIFIED};
 use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
 
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
+use crate::parameter::{In, Out, UnifiedPtr};
 use crate::session::session;
 
 /// Kind of memory at one end of a copy.
@@ -28,6 +30,79 @@ impl End {
             }),
             None if address == 0 || is_reserved(address) => Err(CuError::INVALID_VALUE),
             None => Ok((Self::Pageable, address)),
+        }
+    }
+}
+
+/// One end of a copy, as a program names it. The program's own memory is valid for the copy, when it is handed to its
+/// stream.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyEnd {
+    /// `CUmemorytype`: `DEVICE`, `HOST`, or `UNIFIED` for an address that determines its kind itself.
+    kind: u32,
+    address: u64,
+}
+
+impl CopyEnd {
+    /// Returns an end on the device, which cannot be pageable memory.
+    pub const fn device(address: u64) -> Self {
+        Self {
+            kind: DEVICE,
+            address,
+        }
+    }
+
+    /// Returns an end of any kind.
+    ///
+    /// # Safety
+    /// Where the address is the program's own memory, that is valid for the copy, when it is handed to its stream.
+    pub const unsafe fn unified(address: u64) -> Self {
+        Self {
+            kind: UNIFIED,
+            address,
+        }
+    }
+
+    pub const fn kind(self) -> u32 {
+        self.kind
+    }
+
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Returns the kind of memory, and its address for the side that reaches it.
+    pub fn find(self, bytes: usize) -> Result<(End, u64)> {
+        match End::of(self.address, bytes as u64)? {
+            (End::Pageable, _) if self.kind == DEVICE => Err(CuError::INVALID_VALUE),
+            found => Ok(found),
+        }
+    }
+}
+
+impl From<UnifiedPtr<'_>> for CopyEnd {
+    fn from(place: UnifiedPtr<'_>) -> Self {
+        Self {
+            kind: UNIFIED,
+            address: place.address(),
+        }
+    }
+}
+
+impl From<In<'_, [u8]>> for CopyEnd {
+    fn from(source: In<'_, [u8]>) -> Self {
+        Self {
+            kind: HOST,
+            address: source.address(),
+        }
+    }
+}
+
+impl From<Out<'_, [u8]>> for CopyEnd {
+    fn from(destination: Out<'_, [u8]>) -> Self {
+        Self {
+            kind: HOST,
+            address: destination.address(),
         }
     }
 }

@@ -10,7 +10,7 @@ use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
-use crate::memory::end::End;
+use crate::memory::end::{CopyEnd, End};
 use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
 use crate::session::STAGING_BYTES;
@@ -38,16 +38,6 @@ fn chunks(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Kinds of ends that a call accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    HostToDevice,
-    DeviceToHost,
-    DeviceToDevice,
-    /// Any ends; the addresses determine their kinds.
-    Unified,
-}
-
 /// Checks that a copy may name a range.
 pub fn check(address: u64, bytes: usize) -> Result {
     match bytes {
@@ -59,9 +49,8 @@ pub fn check(address: u64, bytes: usize) -> Result {
 /// A copy of a range.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    pub direction: Direction,
-    /// The addresses of the destination and of the source as the program gave them.
-    pub given: (u64, u64),
+    /// The destination and the source as the program gave them.
+    pub given: (CopyEnd, CopyEnd),
     /// Kinds of memory of both ends; `places` has their addresses for the side that reaches them.
     ends: (End, End),
     places: (u64, u64),
@@ -71,28 +60,10 @@ pub struct Copy {
 
 impl Copy {
     /// Looks both ends up. `bytes` must not be 0.
-    ///
-    /// # Safety
-    /// An end that is host memory is valid for the copy, when it is handed to its stream.
-    pub unsafe fn new(
-        direction: Direction,
-        given: (u64, u64),
-        bytes: usize,
-        mode: Mode,
-    ) -> Result<Self> {
-        let (to, destination) = End::of(given.0, bytes as u64)?;
-        let (from, source) = End::of(given.1, bytes as u64)?;
-        let device_end = match direction {
-            Direction::HostToDevice => to != End::Pageable,
-            Direction::DeviceToHost => from != End::Pageable,
-            Direction::DeviceToDevice => to != End::Pageable && from != End::Pageable,
-            Direction::Unified => true,
-        };
-        if !device_end {
-            return Err(CuError::INVALID_VALUE);
-        }
+    pub fn new(given: (CopyEnd, CopyEnd), bytes: usize, mode: Mode) -> Result<Self> {
+        let (to, destination) = given.0.find(bytes)?;
+        let (from, source) = given.1.find(bytes)?;
         Ok(Self {
-            direction,
             given,
             ends: (to, from),
             places: (destination, source),
@@ -108,7 +79,7 @@ impl Copy {
 
     /// Hands the copy to a stream.
     pub fn send(self, scope: Scope, target: Target) -> Result {
-        // SAFETY: as the caller of `new` promised.
+        // SAFETY: an end that is the program's own memory is valid, by the contract of `CopyEnd`.
         unsafe { hand_over(scope, target, self.ends, self.places, self.bytes, self.mode) }
     }
 }

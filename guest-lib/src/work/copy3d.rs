@@ -7,10 +7,10 @@ use wormhole_api::array::{ArrayShape, span};
 use wormhole_api::{Array, DevicePtr, Handle};
 
 use crate::error::{CuError, Result};
-use crate::memory::end::End;
+use crate::memory::end::{CopyEnd, End};
 use crate::object::context::Scope;
 use crate::object::stream::Target;
-use crate::work::copy::{self, CHUNK, Direction, Mode, host_pointer, stage_down, stage_up};
+use crate::work::copy::{self, CHUNK, Mode, host_pointer, stage_down, stage_up};
 
 /// Bytes of a row, rows, slices; or an offset of these in an array.
 type Extent = [u64; 3];
@@ -191,7 +191,7 @@ fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent
 pub unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
     let width = usize::try_from(extent[0]).unwrap_or(0);
     for (to, from) in to.row_starts(extent).zip(from.row_starts(extent)) {
-        // SAFETY: as the caller promises.
+        // SAFETY: both rows are valid for their width, because the boxes are valid.
         unsafe { host_pointer(to).copy_from(host_pointer(from), width) };
     }
 }
@@ -245,11 +245,12 @@ impl Copy3d {
     pub fn range(&self) -> Option<Result<copy::Copy>> {
         let extent = self.ends.extent;
         let (to, from) = self.given;
-        let ends = to.contiguous(extent).zip(from.contiguous(extent))?;
+        let (to, from) = to.contiguous(extent).zip(from.contiguous(extent))?;
         let bytes = usize::try_from(extent.iter().product::<u64>());
         Some(bytes.map_err(|_| CuError::INVALID_VALUE).and_then(|bytes| {
-            // SAFETY: as the caller of `new` promised.
-            unsafe { copy::Copy::new(Direction::Unified, ends, bytes, self.mode) }
+            // SAFETY: these are the ends of this copy, and valid by the contract of `new`.
+            let ends = unsafe { (CopyEnd::unified(to), CopyEnd::unified(from)) };
+            copy::Copy::new(ends, bytes, self.mode)
         }))
     }
 

@@ -19,9 +19,9 @@ use crate::object::stream::Target;
 use crate::types::{
     CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUstreamBatchMemOpParams,
 };
-use crate::work::copy::{CheckedFill, Copy, Direction, Mode};
+use crate::work::copy::{CheckedFill, Copy, Mode};
 use crate::work::copy3d::Copy3d;
-use crate::work::described::{DEVICE, Described, HOST, UNIFIED, description, description_of};
+use crate::work::described::{Described, description, description_of};
 use crate::work::host_function::Function;
 use crate::work::launch::{Launch, Milestone};
 
@@ -104,16 +104,10 @@ fn dependency(when: Milestone) -> CUgraphEdgeData {
 }
 
 fn range(copy: &Copy) -> Result<CUDA_MEMCPY3D> {
-    let (to, from) = match copy.direction {
-        Direction::HostToDevice => (DEVICE, HOST),
-        Direction::DeviceToHost => (HOST, DEVICE),
-        Direction::DeviceToDevice => (DEVICE, DEVICE),
-        Direction::Unified => (UNIFIED, UNIFIED),
-    };
-    let (destination, source) = copy.given;
+    let (to, from) = copy.given;
     let ends = (
-        Described::memory(to, destination),
-        Described::memory(from, source),
+        Described::memory(to.kind(), to.address()),
+        Described::memory(from.kind(), from.address()),
     );
     description(ends, [copy.bytes, 1, 1])
 }
