@@ -1,7 +1,7 @@
-//! `cargo xtask structure`: checks the dependency rules between crates and the layers of the guest's library, and
-//! prints the size of each crate.
+//! `cargo xtask structure`: checks the dependency rules between crates, the layers of the guest's library and the number
+//! of unsafe blocks, and prints the size of each crate.
 //!
-//! It reads `cargo metadata` and the sources, and builds nothing.
+//! It reads `cargo metadata` and the sources, and generates the code that build scripts generate. It builds nothing.
 
 mod layers;
 
@@ -70,6 +70,12 @@ const RULES: &[(&str, &[&[&str]])] = &[
 /// Lines above which a file is listed, because it is hard to review in one sitting.
 const LONG: usize = 500;
 
+/// Limit of unsafe blocks in the workspace, with generated code.
+const UNSAFE_BLOCKS: usize = 1488;
+
+/// Folder of the tables that code is generated from.
+const TABLES: &str = "shared-ring/api";
+
 /// The used fields of the output of `cargo metadata`.
 #[derive(Debug, Deserialize)]
 struct Metadata {
@@ -132,6 +138,7 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
         "{:26} {:>7} {:>7}  files over {LONG} lines",
         "crate", "lines", "unsafe"
     );
+    let generated = generated(root)?;
     let mut total = Size::default();
     for (name, folder) in &members {
         let size = Size::of(folder)?;
@@ -153,14 +160,19 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
         total.unsafe_blocks += size.unsafe_blocks;
         total.long.extend(size.long);
     }
+    for (name, text) in &generated {
+        let (lines, unsafe_blocks) = (text.lines().count(), unsafe_blocks(text));
+        println!("{:26} {lines:>7} {unsafe_blocks:>7}", format!("{name}/out"));
+        total.unsafe_blocks += unsafe_blocks;
+    }
     let files = total.long.len();
     println!(
         "{:26} {:>7} {:>7}  {files}",
-        "all", total.lines, total.unsafe_blocks
+        "all, lines not generated", total.lines, total.unsafe_blocks
     );
+    let mut holds = within(total.unsafe_blocks);
 
     let links = metadata.links();
-    let mut holds = true;
     for (name, rules) in RULES {
         if !members.contains_key(name) {
             return Err(Failure::new(format!(
@@ -182,6 +194,33 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
         holds &= ways.is_empty();
     }
     Ok(holds & layers::layers(root)?)
+}
+
+/// Returns the generated code that can have unsafe blocks, by its crate: each C export, and each call of the driver.
+fn generated(root: &Path) -> Result<[(&'static str, String); 3], Failure> {
+    fn unread(error: impl std::fmt::Display) -> Failure {
+        Failure::new(format!("{TABLES} cannot be read: {error}"))
+    }
+    let folder = root.join(TABLES);
+    let table = wormhole_idl::load(&folder).map_err(unread)?;
+    let nvml = wormhole_idl::Nvml::load(&folder).map_err(unread)?;
+    let calls = wormhole_idl::cuda_driver_calls(&table).map_err(unread)?;
+    Ok([
+        ("wormhole-guest", wormhole_idl::exports(&table)),
+        ("wormhole-nvml", wormhole_idl::nvml_exports(&nvml)),
+        ("wormhole-cuda-device", calls),
+    ])
+}
+
+/// Returns true if the workspace has no more unsafe blocks than its limit, and complains otherwise.
+fn within(unsafe_blocks: usize) -> bool {
+    let holds = unsafe_blocks <= UNSAFE_BLOCKS;
+    if !holds {
+        println!(
+            "BROKEN: the workspace has {unsafe_blocks} unsafe blocks, {UNSAFE_BLOCKS} are allowed"
+        );
+    }
+    holds
 }
 
 impl Metadata {
@@ -321,6 +360,11 @@ mod tests {
         }"#;
         let metadata: Metadata = serde_json::from_str(text).unwrap();
         assert_eq!(metadata.links(), links(&[("a", "b")]));
+    }
+
+    #[test]
+    fn no_more_than_the_limit_is_allowed() {
+        assert!(within(UNSAFE_BLOCKS) && !within(UNSAFE_BLOCKS + 1));
     }
 
     #[test]

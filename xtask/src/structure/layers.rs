@@ -1,9 +1,9 @@
-//! Checks the layers of the guest's library, as a part of `cargo xtask structure`.
+//! Checks the layers of the guest's library and its unsafe blocks, as a part of `cargo xtask structure`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::sources;
+use super::{sources, unsafe_blocks};
 use crate::command::Failure;
 
 /// Modules of each layer, from the top. A module may use its own layer and those below it.
@@ -32,14 +32,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// Limit of unsafe blocks in a layer. Exports get their parameters as types that can be used safely.
+const LIMITS: &[(&str, usize)] = &[("exports", 60)];
+
+/// Words that justify no unsafe block of these layers: their callers are programs, which promise only what the C
+/// function documents.
+const EMPTY_WORDS: &str = "as the caller promises";
+
 /// Folder of the sources.
 const FOLDER: &str = "guest-lib/src";
 
-/// Prints the layers and returns whether no module uses a layer above its own.
+/// Prints the layers. Returns whether no module uses a layer above its own, and unsafe blocks are within their limits.
 pub fn layers(root: &Path) -> Result<bool, Failure> {
     let folder = root.join(FOLDER);
     let mut complaints = Vec::new();
-    let mut counts = vec![(0, 0); LAYERS.len()];
+    let mut counts = vec![Count::default(); LAYERS.len()];
     for (path, text) in sources(&folder)? {
         let file = path.strip_prefix(&folder).unwrap_or(&path);
         let file = file.to_string_lossy().into_owned();
@@ -47,14 +54,20 @@ pub fn layers(root: &Path) -> Result<bool, Failure> {
             continue;
         };
         if let Some(own) = layer(module) {
-            counts[own].0 += 1;
-            counts[own].1 += text.lines().count();
+            counts[own].add(&text);
         }
         complaints.extend(wrong(&file, module, &text));
     }
-    println!("{:26} {:>7} {:>7}", "layer of the guest", "files", "lines");
-    for ((name, _), (files, lines)) in LAYERS.iter().zip(counts) {
-        println!("{name:26} {files:>7} {lines:>7}");
+    println!(
+        "{:26} {:>7} {:>7} {:>7}",
+        "layer of the guest", "files", "lines", "unsafe"
+    );
+    for ((name, _), count) in LAYERS.iter().zip(&counts) {
+        println!(
+            "{name:26} {:>7} {:>7} {:>7}",
+            count.files, count.lines, count.unsafe_blocks
+        );
+        complaints.extend(over_limit(name, count.unsafe_blocks));
     }
     for complaint in &complaints {
         println!("BROKEN: {complaint}");
@@ -62,12 +75,42 @@ pub fn layers(root: &Path) -> Result<bool, Failure> {
     Ok(complaints.is_empty())
 }
 
+/// Size of a layer.
+#[derive(Clone, Debug, Default)]
+struct Count {
+    files: usize,
+    lines: usize,
+    unsafe_blocks: usize,
+}
+
+impl Count {
+    fn add(&mut self, text: &str) {
+        self.files += 1;
+        self.lines += text.lines().count();
+        self.unsafe_blocks += unsafe_blocks(text);
+    }
+}
+
+/// Complains of a layer with more unsafe blocks than its limit.
+fn over_limit(layer: &str, unsafe_blocks: usize) -> Option<String> {
+    let (_, limit) = LIMITS.iter().find(|(limited, _)| *limited == layer)?;
+    (unsafe_blocks > *limit)
+        .then(|| format!("{layer} has {unsafe_blocks} unsafe blocks, {limit} are allowed"))
+}
+
+/// Returns true for a module of a layer with a limit.
+fn is_limited(module: &str) -> bool {
+    let name = layer(module).and_then(|own| LAYERS.get(own));
+    name.is_some_and(|(name, _)| LIMITS.iter().any(|(limited, _)| limited == name))
+}
+
 /// Returns the module of the crate that a file is in; none for the crate's root, which names them all.
 fn module_of(file: &str) -> Option<&str> {
     file.split(['/', '.']).next().filter(|name| *name != "lib")
 }
 
-/// Complains of a module's file: of each layer above its own that it uses, and of each name without a layer.
+/// Complains of a module's file: of each layer above its own that it uses, of each name without a layer, and of
+/// [`EMPTY_WORDS`].
 fn wrong(file: &str, module: &str, text: &str) -> Vec<String> {
     let Some(own) = layer(module) else {
         return vec![format!("{file} belongs to no layer")];
@@ -78,7 +121,11 @@ fn wrong(file: &str, module: &str, text: &str) -> Vec<String> {
         Some(other) if other < own => Some(format!("{file} uses {used}, which is a layer above")),
         Some(_) => None,
     };
-    used.filter_map(complaint).collect()
+    let mut complaints: Vec<String> = used.filter_map(complaint).collect();
+    if is_limited(module) && text.to_lowercase().contains(EMPTY_WORDS) {
+        complaints.push(format!("{file} says \"{EMPTY_WORDS}\" of an unsafe block"));
+    }
+    complaints
 }
 
 /// Returns the number of a module's layer, from the top.
@@ -166,6 +213,23 @@ mod tests {
         assert_eq!(wrong("new.rs", "new", ""), ["new.rs belongs to no layer"]);
         assert_eq!(module_of("work/a.rs"), Some("work"));
         assert_eq!(module_of("lib.rs"), None);
+    }
+
+    #[test]
+    fn an_export_says_what_its_caller_promises() {
+        let text = "// SAFETY: As the caller promises.\n";
+        let complaint = ["calls/a.rs says \"as the caller promises\" of an unsafe block"];
+        assert_eq!(wrong("calls/a.rs", "calls", text), complaint);
+        assert_eq!(wrong("session/a.rs", "session", text), [""; 0]);
+    }
+
+    #[test]
+    fn a_layer_has_no_more_unsafe_blocks_than_its_limit() {
+        let complaint = over_limit("exports", 61);
+        let wanted = "exports has 61 unsafe blocks, 60 are allowed";
+        assert_eq!(complaint.as_deref(), Some(wanted));
+        assert_eq!(over_limit("exports", 60), None);
+        assert_eq!(over_limit("session", 61), None);
     }
 
     #[test]
