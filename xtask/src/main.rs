@@ -114,3 +114,33 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_commands_of_the_pages_parse() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let docs = fs::read_dir(root.join("docs")).expect("the folder of pages");
+        let docs = docs.flatten().map(|entry| entry.path());
+        let docs = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+        let mut parsed = 0;
+        for page in docs.chain(["README.md", "CONTRIBUTING.md"].map(|name| root.join(name))) {
+            let text = fs::read_to_string(&page).expect("a page");
+            for line in text.split("cargo xtask ").skip(1) {
+                let line = line.split(['`', '\n', '#']).next().unwrap_or(line);
+                let words = line.split_whitespace();
+                if let Err(error) =
+                    Command::try_parse_from(["cargo xtask"].into_iter().chain(words))
+                {
+                    panic!("{}: {error}", page.display());
+                }
+                parsed += 1;
+            }
+        }
+        assert!(parsed > 10, "only {parsed} commands were found");
+    }
+}
