@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg,
+    sendmsg, socketpair,
 };
 
 /// Largest size of a message in bytes.
@@ -86,4 +87,38 @@ pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec
     bytes.truncate(count);
     // Every message has at least one byte.
     Ok((count > 0).then_some((bytes, descriptors)))
+}
+
+/// Message of a sender that must send no descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plain {
+    /// Its bytes, as many as fit into the buffer. No bytes also stand for the end.
+    Bytes { count: usize, is_cut: bool },
+    /// Descriptors came with it. The message stays in the socket, since receiving it would close
+    /// them in this process.
+    Descriptors,
+}
+
+/// Receives the next message if it has no descriptors, without waiting.
+///
+/// # Errors
+/// Same as `recvmsg`; `AGAIN` if there is no message.
+pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Plain, Errno> {
+    // Descriptors for which there is no room are reported as cut. The kernel drops its references
+    // of this look at the message, but the message has its own.
+    let peeked = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(buffer)],
+        &mut RecvAncillaryBuffer::default(),
+        RecvFlags::PEEK | RecvFlags::DONTWAIT,
+    )?;
+    if peeked.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok(Plain::Descriptors);
+    }
+    // Drops the message that was just copied: only this process reads the socket.
+    recv(socket, &mut [0; 1], RecvFlags::DONTWAIT)?;
+    Ok(Plain::Bytes {
+        count: peeked.bytes,
+        is_cut: peeked.flags.contains(ReturnFlags::TRUNC),
+    })
 }

@@ -9,7 +9,6 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -92,7 +91,7 @@ struct Worker {
     ticket: u64,
     end: End,
     /// Kept open while the worker lives.
-    _log: io::PipeWriter,
+    _log: OwnedFd,
     was_killed: bool,
     /// Answers that the worker still has to send.
     owed: Vec<Owed>,
@@ -458,11 +457,10 @@ impl Scene {
                 }
                 Order::Start { ticket, .. } => {
                     let (end, far) = End::pair();
-                    let (log, writer) = io::pipe().expect("a pipe");
+                    let (log, writer) = datagram::pair().expect("a pair of sockets");
                     let pid = i32::try_from(ticket).unwrap_or(0) + 1000;
-                    rustix::io::ioctl_fionbio(&log, true).expect("a pipe that does not wait");
                     let report = Report::Started { ticket, pid };
-                    self.report(&report, &[far, log.into()]);
+                    self.report(&report, &[far, log]);
                     self.workers.push(Worker {
                         ticket,
                         end,

@@ -20,7 +20,7 @@ use wormhole_link::channel::ChannelError;
 use wormhole_link::process::BROKEN;
 use wormhole_sandbox::Ending;
 
-/// Number of portions read from the log of an ended worker: more than a pipe holds.
+/// Number of writes read from the log of an ended worker: more than its socket holds.
 const LAST_PORTIONS: usize = 512;
 
 /// A worker process.
@@ -372,7 +372,7 @@ impl Supervisor {
             self.sources.remove(&stream);
             error
         })?;
-        match self.add_source(ops, log.pipe(), Source::WorkerLog(id)) {
+        match self.add_source(ops, log.socket(), Source::WorkerLog(id)) {
             Ok(log) => Ok((peer, [stream, log])),
             Err(error) => {
                 peer.forget(ops);
@@ -486,8 +486,8 @@ impl Supervisor {
         let Some(worker) = self.workers.get(&id) else {
             return;
         };
-        let (pid, session) = (worker.process.pid(), worker.session);
-        let tenant = session.and_then(|key| Some(self.sessions.get(&key)?.tenant));
+        let pid = worker.process.pid();
+        let tenant = self.tenant_of(id);
         if let Some(reason) = reason
             && tenant.is_none_or(|tenant| self.may_log(tenant))
         {
@@ -656,21 +656,19 @@ impl Supervisor {
     ) {
         // Its last messages may give the reason.
         let _ = self.serve_worker(ops, id, EventSet::IN);
-        // The worker may have left the pipe's other end open in another process, so the end of the
+        // The worker may have left the log's other end open in another process, so the end of the
         // log may never come.
         for _ in 0..LAST_PORTIONS {
             if self.read_log(id) != Portion::Data {
                 break;
             }
         }
+        let log = self.take_log(ops, id);
         let Some(worker) = self.workers.remove(&id) else {
             return;
         };
         if worker.tokens[0] != 0 {
             worker.peer.forget(ops);
-        }
-        if let Some(log) = &worker.log {
-            connection::forget(ops, log.pipe());
         }
         for token in worker.tokens {
             self.sources.remove(&token);
@@ -686,7 +684,8 @@ impl Supervisor {
         };
         match worker.session {
             Some(session) => {
-                let descriptors = worker.peer.into_descriptors();
+                let mut descriptors = worker.peer.into_descriptors();
+                descriptors.extend(log);
                 let tenant = self.sessions.get(&session).map(|session| session.tenant);
                 self.session_lost_worker(ops, session, &why, descriptors);
                 // A spare that a session took is replaced at `Assigned`, which this one may not have sent.
@@ -703,17 +702,40 @@ impl Supervisor {
     }
 
     pub(super) fn worker_log(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        if self.read_log(id) != Portion::Closed {
+        let portion = self.read_log(id);
+        if matches!(portion, Portion::Data | Portion::Empty) {
             return;
         }
-        let Some(worker) = self.workers.get_mut(&id) else {
-            return;
-        };
-        if let Some(log) = worker.log.take() {
-            connection::forget(ops, log.pipe());
-            let token = std::mem::take(&mut worker.tokens[1]);
-            self.sources.remove(&token);
+        let tenant = self.tenant_of(id);
+        // One that has served no guest has no foreign descriptors to send.
+        if let (Some(log), Some(tenant)) = (self.take_log(ops, id), tenant) {
+            self.scrubber.close(tenant, [log]);
         }
+        if portion == Portion::Descriptors
+            && let Some(worker) = self.workers.get(&id)
+        {
+            worker.process.kill();
+            let pid = worker.process.pid();
+            if tenant.is_none_or(|tenant| self.may_log(tenant)) {
+                tracing::warn!("worker {pid} is killed: it sent descriptors on its log");
+            }
+        }
+    }
+
+    /// Returns the tenant that a worker serves, if any.
+    fn tenant_of(&self, id: Id) -> Option<Id> {
+        let session = self.workers.get(&id)?.session?;
+        Some(self.sessions.get(&session)?.tenant)
+    }
+
+    /// Removes a worker's log from the event loop and returns its socket.
+    fn take_log(&mut self, ops: &mut EventOps<'_>, id: Id) -> Option<OwnedFd> {
+        let worker = self.workers.get_mut(&id)?;
+        let log = worker.log.take()?;
+        connection::forget(ops, log.socket());
+        let token = std::mem::take(&mut worker.tokens[1]);
+        self.sources.remove(&token);
+        Some(log.into_socket())
     }
 
     /// Passes on one portion of a worker's log.

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
+use super::datagram::{self, Plain};
 use super::log_budget::{LogBudget, Verdict};
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
@@ -20,6 +23,8 @@ const NAME: &str = "wormhole-worker";
 const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
 /// Largest size of a log line in bytes.
 const LINE_LIMIT: usize = 1024;
+/// Largest number of bytes of one write to a log that are passed on.
+const WRITE_LIMIT: usize = 16 << 10;
 /// Largest number of a worker's lines in a dump.
 const DUMP_LINES: usize = 40;
 /// Text by which a worker marks a line of a dump.
@@ -118,7 +123,7 @@ fn is_worker(path: &Path) -> bool {
 }
 
 fn protocol_of(file: &Path, confinement: &Confinement) -> Result<u64, String> {
-    let (reader, writer) = pipe().map_err(|error| error.to_string())?;
+    let (reader, writer) = io::pipe().map_err(|error| error.to_string())?;
     let null = wormhole_sandbox::null_device().map_err(|error| wormhole_link::chain(&error))?;
     let child = confinement
         .spawn(&Command {
@@ -132,7 +137,7 @@ fn protocol_of(file: &Path, confinement: &Confinement) -> Result<u64, String> {
         })
         .map_err(|error| wormhole_link::chain(&error))?;
     drop(writer);
-    let text = read_until_end(reader, PROTOCOL_DEADLINE);
+    let text = read_until_end(OwnedFd::from(reader).into(), PROTOCOL_DEADLINE);
     child.kill();
     child.wait();
     let text = text?;
@@ -174,7 +179,7 @@ pub struct Started {
     pub child: Child,
     /// Supervisor's end of the worker's stream.
     pub socket: OwnedFd,
-    /// Read end of the worker's log, non-blocking.
+    /// Supervisor's end of the worker's log.
     pub log: OwnedFd,
 }
 
@@ -190,7 +195,7 @@ pub fn start(
 ) -> Result<Started, SpawnError> {
     let prepare = |what| move |cause| SpawnError::Prepare { what, cause };
     let (near, far) = UnixStream::pair().map_err(prepare("a stream"))?;
-    let (reader, writer) = pipe().map_err(prepare("a pipe"))?;
+    let (log, writer) = datagram::pair().map_err(prepare("a socket for its log"))?;
     let null = wormhole_sandbox::null_device()?;
     let child = confinement.spawn(&Command {
         program,
@@ -204,7 +209,7 @@ pub fn start(
     Ok(Started {
         child,
         socket: near.into(),
-        log: reader.into(),
+        log,
     })
 }
 
@@ -212,31 +217,41 @@ pub fn start(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
     Data,
-    /// No data now; a process still holds the pipe's other end.
+    /// No data now; a process still holds the other end.
     Empty,
     Closed,
+    /// The worker has sent descriptors, which wait in the socket.
+    Descriptors,
 }
 
 /// A worker's log, passed on line by line as far as a budget permits.
+///
+/// It is a socket and no pipe: a write to a pipe holds a lock while it copies from the writer's
+/// memory, and a read waits for that lock. A worker can make the copy take long.
 #[derive(Debug)]
 pub struct Log {
-    pipe: File,
+    socket: OwnedFd,
     line: Vec<u8>,
     /// Number of a dump's lines still expected.
     awaited: usize,
 }
 
 impl Log {
-    pub fn new(pipe: OwnedFd) -> Self {
+    pub fn new(socket: OwnedFd) -> Self {
         Self {
-            pipe: pipe.into(),
+            socket,
             line: Vec::new(),
             awaited: 0,
         }
     }
 
-    pub fn pipe(&self) -> &File {
-        &self.pipe
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Returns the socket, which may contain descriptors.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 
     /// Expects the worker's lines of a dump, which are as important as the supervisor's own.
@@ -247,18 +262,12 @@ impl Log {
     /// Reads once, without blocking, and passes lines on. Spends their bytes from the budget of the
     /// worker's tenant.
     pub fn read(&mut self, pid: i32, budget: &mut LogBudget) -> Portion {
-        let mut buffer = [0; 4096];
-        let count = match self.pipe.read(&mut buffer) {
-            Ok(0) => return Portion::Closed,
-            Ok(count) => count,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                return Portion::Empty;
-            }
+        let mut buffer = [0; WRITE_LIMIT];
+        let (count, is_cut) = match datagram::receive_plain(&self.socket, &mut buffer) {
+            Ok(Plain::Descriptors) => return Portion::Descriptors,
+            Ok(Plain::Bytes { count: 0, .. }) => return Portion::Closed,
+            Ok(Plain::Bytes { count, is_cut }) => (count, is_cut),
+            Err(Errno::AGAIN | Errno::INTR) => return Portion::Empty,
             Err(_) => return Portion::Closed,
         };
         for &byte in &buffer[..count] {
@@ -268,6 +277,10 @@ impl Log {
             if byte != b'\n' {
                 self.line.push(byte);
             }
+        }
+        if is_cut {
+            self.line.extend_from_slice(b" [cut]");
+            self.pass_on(pid, budget);
         }
         Portion::Data
     }
@@ -292,19 +305,4 @@ impl Log {
         }
         self.line.clear();
     }
-}
-
-fn pipe() -> io::Result<(File, File)> {
-    let mut ends = [0; 2];
-    // SAFETY: two integers that the kernel fills.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: pipe2 has just created both.
-    let (reader, writer) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
-    // SAFETY: an open descriptor, and a flag of the read end's file description alone.
-    unsafe {
-        libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
-    }
-    Ok((reader, writer))
 }

@@ -1,9 +1,11 @@
-//! Attacks on a live window, random and directed, and descriptors that block the process
-//! that closes them.
+//! Attacks on a live window, random and directed, descriptors that block the process
+//! that closes them, and writes that hold a lock of the kernel.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::thread::JoinHandle;
 
 use wormhole_api::MESSAGES;
 use wormhole_ring::layout::{MAX_RECORD, RECORD_HEADER, RING_BYTES, UNIT, session};
@@ -163,4 +165,69 @@ pub fn lingering() -> (OwnedFd, TcpStream) {
     // The peer reads none of it, and SO_LINGER makes close wait until all is sent.
     while (&near).write(&[0; 65536]).is_ok() {}
     (near.into(), far)
+}
+
+/// A write to a descriptor in which the kernel waits for the memory to write (userfaultfd(2)). It
+/// ends when this value is dropped.
+pub struct EndlessWrite {
+    faults: Option<File>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EndlessWrite {
+    const BYTES: usize = 4096;
+
+    /// Starts the write, and returns when it waits. Returns none where the system lets this process
+    /// have no such memory.
+    pub fn start(descriptor: OwnedFd) -> Option<Self> {
+        // The requests UFFDIO_API and UFFDIO_REGISTER with their structures, from Linux's
+        // userfaultfd.h.
+        const API: libc::c_ulong = 0xc018_aa3f;
+        const REGISTER: libc::c_ulong = 0xc020_aa00;
+        /// Size of a message about a fault.
+        const FAULT: usize = 32;
+        let mut version = [0xaa_u64, 0, 0];
+        // SAFETY: the calls get local structures of the sizes in the requests; the mapping is new,
+        // and stays.
+        let (mut faults, page) = unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+            let faults = File::from_raw_fd(fd);
+            if libc::ioctl(fd, API, version.as_mut_ptr()) != 0 {
+                return None;
+            }
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page = libc::mmap(std::ptr::null_mut(), Self::BYTES, access, flags, -1, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            // The range, the mode (a missing page) and room for an answer.
+            let mut range = [page as u64, Self::BYTES as u64, 1, 0];
+            if libc::ioctl(fd, REGISTER, range.as_mut_ptr()) != 0 {
+                return None;
+            }
+            (faults, page as usize)
+        };
+        let thread = std::thread::spawn(move || {
+            let page = page as *const libc::c_void;
+            // SAFETY: an open descriptor, and a mapped page, which only the kernel reads.
+            unsafe {
+                libc::write(descriptor.as_raw_fd(), page, Self::BYTES);
+            }
+        });
+        faults.read_exact(&mut [0; FAULT]).unwrap();
+        Some(Self {
+            faults: Some(faults),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for EndlessWrite {
+    fn drop(&mut self) {
+        // Without the descriptor the page reads as zeros.
+        drop(self.faults.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
 }

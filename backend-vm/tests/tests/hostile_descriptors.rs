@@ -1,6 +1,7 @@
 //! Descriptors that a tenant sends delay that tenant alone, however long closing them takes.
 
-use std::io::IoSlice;
+use std::fs::File;
+use std::io::{IoSlice, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -9,12 +10,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use wormhole_api::MemGetInfo;
-use wormhole_backend_tests::attack::lingering;
+use wormhole_backend_tests::attack::{EndlessWrite, lingering};
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, is_stopped, kill, limit_descriptors, wait_until,
 };
-use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{Attach, Message, Observe, Stream};
 
@@ -48,12 +50,17 @@ fn two() -> Two {
 
 /// Sends a byte out of band, with a descriptor.
 fn send_out_of_band(socket: &UnixStream, descriptor: &OwnedFd) {
+    send(socket, &[0], descriptor, SendFlags::OOB);
+}
+
+/// Sends bytes with a descriptor.
+fn send(socket: impl AsFd, bytes: &[u8], descriptor: &OwnedFd, flags: SendFlags) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [descriptor.as_fd()];
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let sent = sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::OOB);
-    assert_eq!(sent, Ok(1));
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
+    assert_eq!(sent, Ok(bytes.len()));
 }
 
 impl Two {
@@ -62,14 +69,7 @@ impl Two {
     /// take that hour.
     fn sends_a_lingering(&mut self, send: impl FnOnce(&mut Self, OwnedFd)) -> TcpStream {
         let (descriptor, far) = lingering();
-        let supervisor = self.backend.child.id().cast_signed();
-        kill(supervisor, libc::SIGSTOP);
-        wait_until(
-            || is_stopped(supervisor),
-            || "a supervisor that stands".into(),
-        );
-        send(self, descriptor);
-        kill(supervisor, libc::SIGCONT);
+        self.while_it_stands(|two| send(two, descriptor));
         far
     }
 
@@ -109,6 +109,43 @@ impl Two {
         (near, end)
     }
 
+    /// Stops the supervisor, executes `work` and lets the supervisor go on.
+    fn while_it_stands<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let supervisor = self.backend.child.id().cast_signed();
+        kill(supervisor, libc::SIGSTOP);
+        wait_until(
+            || is_stopped(supervisor),
+            || "a supervisor that stands".into(),
+        );
+        let result = work(self);
+        kill(supervisor, libc::SIGCONT);
+        result
+    }
+
+    /// Opens a session of the hostile tenant. Returns its guest and a copy of its worker's log, as
+    /// code in the worker has it; none unless this test runs as root.
+    fn takes_a_log(&mut self) -> Option<(Guest, File)> {
+        /// Number of the log in a worker.
+        const LOG: i32 = 4;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can copy a descriptor of a worker");
+            return None;
+        }
+        self.hostile.attach(64, Attach::default()).unwrap();
+        let guest = self.hostile.connect().open();
+        let has_session = |pid: &i32| {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+            maps.unwrap_or_default().contains("wormhole-session")
+        };
+        let workers = self.backend.workers();
+        let mut serving = workers.into_iter().filter(has_session);
+        let worker = Pid::from_raw(serving.next().unwrap()).unwrap();
+        assert_eq!(serving.next(), None, "another tenant's worker");
+        let worker = pidfd_open(worker, PidfdFlags::empty()).unwrap();
+        let log = pidfd_getfd(worker, LOG, PidfdGetfdFlags::empty()).unwrap();
+        Some((guest, log.into()))
+    }
+
     /// Checks that every request of the victim succeeds.
     fn serves_the_victim(&mut self) {
         let mut guest = self.backend.connect().open();
@@ -140,6 +177,60 @@ fn a_descriptor_beside_a_byte_out_of_band_holds_up_its_tenant_alone() {
     let _far = two.sends_a_lingering(|_, descriptor| {
         send_out_of_band(&guest.socket, &descriptor);
     });
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_worker_whose_write_to_its_log_does_not_end_holds_up_nobody() {
+    let mut two = two();
+    let Some((_guest, mut log)) = two.takes_a_log() else {
+        return;
+    };
+    let write = two.while_it_stands(|_| {
+        // What is there already has the supervisor read the log.
+        log.write_all(b"a line\n").unwrap();
+        EndlessWrite::start(log.into())
+    });
+    let Some(_write) = write else {
+        eprintln!("skipped: this process may not have the kernel wait for memory");
+        return;
+    };
+    two.backend.wait_for_log("a line");
+    two.serves_the_victim();
+}
+
+#[test]
+fn descriptors_on_a_workers_log_that_are_never_closed_hold_up_its_tenant_alone() {
+    // A message without bytes looks like the log's end.
+    let attacks: [&[&[u8]]; 3] = [&[b"x"], &[b""], &[b"", b"x"]];
+    for messages in attacks {
+        let mut two = two();
+        let Some((_guest, mut log)) = two.takes_a_log() else {
+            return;
+        };
+        let _far = two.sends_a_lingering(|_, descriptor| {
+            let (last, others) = messages.split_last().unwrap();
+            for message in others {
+                rustix::net::send(&log, message, SendFlags::empty()).unwrap();
+            }
+            send(&log, last, &descriptor, SendFlags::empty());
+        });
+        two.serves_the_victim();
+        // The supervisor reads the log no more.
+        wait_until(|| log.write(b"x").is_err(), || "the log's end".into());
+    }
+}
+
+#[test]
+fn a_worker_that_sends_descriptors_on_its_log_is_killed() {
+    let mut two = two();
+    let Some((_guest, log)) = two.takes_a_log() else {
+        return;
+    };
+    let (descriptor, _) = std::io::pipe().unwrap();
+    send(&log, b"x", &descriptor.into(), SendFlags::empty());
+    two.backend.wait_for_log("it sent descriptors on its log");
+    two.backend.wait_for_log("was ended by signal 9");
     two.serves_the_victim();
 }
 

@@ -62,9 +62,9 @@ fn is_started_by_supervisor() -> bool {
     }
 }
 
-/// Directs log lines to the supervisor's pipe. The supervisor writes them to its own log.
+/// Directs log lines to the supervisor's socket. The supervisor writes them to its own log.
 fn log_to_supervisor() {
-    // SAFETY: the supervisor put a pipe at this number, and nothing else in this process uses it.
+    // SAFETY: the supervisor put a socket at this number, and nothing else in this process uses it.
     let log = unsafe { File::from_raw_fd(LOG) };
     let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "info".to_owned());
     tracing_subscriber::fmt()
