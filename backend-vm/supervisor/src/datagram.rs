@@ -89,7 +89,7 @@ pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec
     Ok((count > 0).then_some((bytes, descriptors)))
 }
 
-/// Message of a sender that must send no descriptors.
+/// Bytes of a sender that must send no descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
     /// Its bytes, as many as fit into the buffer. No bytes also stand for the end.
@@ -99,7 +99,7 @@ pub enum Plain {
     Descriptors,
 }
 
-/// Receives the next message if it has no descriptors, without waiting.
+/// Receives the next message, or bytes of a stream, if no descriptors came with them. Does not wait.
 ///
 /// # Errors
 /// Same as `recvmsg`; `AGAIN` if there is no message.
@@ -115,8 +115,12 @@ pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Plain, Errno
     if peeked.flags.contains(ReturnFlags::CTRUNC) {
         return Ok(Plain::Descriptors);
     }
-    // Drops the message that was just copied: only this process reads the socket.
-    recv(socket, &mut [0; 1], RecvFlags::DONTWAIT)?;
+    // Drops what was just copied: only this process reads the socket.
+    recv(
+        socket,
+        &mut buffer[..peeked.bytes.max(1)],
+        RecvFlags::DONTWAIT,
+    )?;
     Ok(Plain::Bytes {
         count: peeked.bytes,
         is_cut: peeked.flags.contains(ReturnFlags::TRUNC),

@@ -6,7 +6,7 @@ use std::io;
 
 use wormhole_link::channel::MAX_RECEIVED;
 
-/// Connections of users who may not attach, queued for a scrubber to close.
+/// Refused connections with descriptors in them, queued for a scrubber to close.
 pub const REFUSED: usize = 64;
 /// Descriptors for the supervisor itself: spare workers, a starting worker and scrubbers; refused
 /// connections; descriptors received with one read, until they are passed on.
@@ -85,6 +85,11 @@ impl Descriptors {
             shared: limit.saturating_sub(OWN),
             many_users,
         }
+    }
+
+    /// Returns the number that tenants may hold together.
+    pub fn for_tenants(self) -> usize {
+        self.shared
     }
 
     /// Returns whether a tenant may hold `more` descriptors: with these, its user holds at most as

@@ -103,13 +103,22 @@ enum Owed {
     Removed(ArenaRun),
 }
 
+/// A process that closes descriptors, executed by this one.
+struct PlayedScrubber {
+    pid: i32,
+    socket: OwnedFd,
+    queue: Queue,
+}
+
 /// The supervisor and all its peers.
 struct Scene {
     supervisor: Rc<RefCell<Supervisor>>,
     manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>>,
     subscriber: SubscriberId,
     spawner: OwnedFd,
-    scrubbers: Vec<(OwnedFd, Queue)>,
+    scrubbers: Vec<PlayedScrubber>,
+    /// Number of the scrubber that was started last.
+    last_scrubber: i32,
     tenants: Vec<End>,
     guests: Vec<End>,
     workers: Vec<Worker>,
@@ -204,6 +213,7 @@ impl Scene {
             subscriber,
             spawner: far,
             scrubbers: Vec::new(),
+            last_scrubber: 0,
             tenants: Vec::new(),
             guests: Vec::new(),
             workers: Vec::new(),
@@ -304,7 +314,9 @@ impl Scene {
             9 => self.scrub(),
             10 => {
                 let [scrubber] = steps.next()?;
-                remove(&mut self.scrubbers, scrubber);
+                if let Some(PlayedScrubber { pid, .. }) = remove(&mut self.scrubbers, scrubber) {
+                    self.report(&Report::ScrubberEnded { pid }, &[]);
+                }
             }
             11 => {
                 let [tenant, how] = steps.next()?;
@@ -481,8 +493,14 @@ impl Scene {
                 }
                 Order::Scrubber => {
                     let (near, far) = datagram::pair().expect("a pair of sockets");
-                    self.report(&Report::Scrubber, &[far]);
-                    self.scrubbers.push((near, Queue::default()));
+                    self.last_scrubber += 1;
+                    let pid = self.last_scrubber;
+                    self.report(&Report::Scrubber { pid }, &[far]);
+                    self.scrubbers.push(PlayedScrubber {
+                        pid,
+                        socket: near,
+                        queue: Queue::default(),
+                    });
                 }
             }
             fails >>= 1;
@@ -525,8 +543,17 @@ impl Scene {
 
     /// Executes all orders sent to the scrubbers.
     fn scrub(&mut self) {
-        self.scrubbers
-            .retain_mut(|(socket, queue)| queue.serve_all(socket));
+        let mut ended = Vec::new();
+        self.scrubbers.retain_mut(|scrubber| {
+            let lives = scrubber.queue.serve_all(&scrubber.socket);
+            if !lives {
+                ended.push(scrubber.pid);
+            }
+            lives
+        });
+        for pid in ended {
+            self.report(&Report::ScrubberEnded { pid }, &[]);
+        }
     }
 
     /// Runs the event loop until it is idle, and reads the supervisor's messages.

@@ -67,7 +67,7 @@ use self::observers::Observers;
 pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::{REFUSED, Scrubber, Told};
+use self::scrubber::{Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
@@ -448,8 +448,7 @@ impl Supervisor {
         loop {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.next_id;
-            let used = id == REFUSED
-                || self.tenants.contains_key(&id)
+            let used = self.tenants.contains_key(&id)
                 || self.guests.contains_key(&id)
                 || self.sessions.contains_key(&id)
                 || self.workers.contains_key(&id)
@@ -475,10 +474,10 @@ impl Supervisor {
     }
 
     /// Registers the socket of a new scrubber.
-    fn add_scrubber(&mut self, ops: &mut EventOps<'_>, socket: OwnedFd) {
+    fn add_scrubber(&mut self, ops: &mut EventOps<'_>, pid: i32, socket: OwnedFd) {
         match self.add_source(ops, &socket, Source::Scrubber) {
             Ok(token) => {
-                self.scrubber.add(token, socket);
+                self.scrubber.add(token, pid, socket);
             }
             Err(error) => {
                 self.scrubber.failed(&error.to_string());
@@ -490,11 +489,21 @@ impl Supervisor {
     /// Handles a scrubber's answers, or its end.
     fn memory_given_back(&mut self, ops: &mut EventOps<'_>, token: u32) {
         if !self.scrubber.read(token) {
-            if !self.scrubber.closes_refused(token) {
+            if !self.scrubber.exits(token) {
                 tracing::error!("a process that gives memory back has ended");
             }
             self.remove_scrubber(ops, token);
         }
+        self.hear_scrubber(ops);
+    }
+
+    /// Handles the report that a scrubber was reaped.
+    fn scrubber_ended(&mut self, ops: &mut EventOps<'_>, pid: i32) {
+        // The end of its socket may come later.
+        if let Some(token) = self.scrubber.token_of(pid) {
+            self.memory_given_back(ops, token);
+        }
+        self.scrubber.reaped(pid);
         self.hear_scrubber(ops);
     }
 
@@ -580,7 +589,7 @@ impl Supervisor {
         peer.shut_down();
         let descriptors = peer.into_descriptors();
         // Closed here if it brings no further descriptors.
-        if !matches!(&descriptors[..], [socket] if listener::has_brought_nothing(socket)) {
+        if !matches!(&descriptors[..], [socket] if listener::has_no_descriptors(socket)) {
             self.scrubber.close(tenant, descriptors);
         }
     }

@@ -11,6 +11,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use super::datagram::{self, Plain};
+
 /// Reason why tenants cannot connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -194,15 +196,73 @@ pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
 }
 
 /// Returns whether the event loop itself can close a connection that was accepted and then shut
-/// down: no data, and so no descriptor, is queued in it, and none can arrive. Valid only if no
-/// other process has a copy of the socket.
-pub fn has_brought_nothing(stream: &OwnedFd) -> bool {
-    rustix::io::ioctl_fionread(stream) == Ok(0)
+/// down: no descriptor is queued in it, and none can arrive. Drops bytes that were queued. Valid
+/// only if no other process has a copy of the socket.
+pub fn has_no_descriptors(stream: &OwnedFd) -> bool {
+    /// Largest number of reads: more than a connection's buffer takes.
+    const READS: usize = 32;
+    // Otherwise a byte out of band would be freed unseen, with its descriptors.
+    if rustix::net::sockopt::set_socket_oobinline(stream, true).is_err() {
+        return false;
+    }
+    let mut buffer = [0; 16 << 10];
+    for _ in 0..READS {
+        match datagram::receive_plain(stream, &mut buffer) {
+            Ok(Plain::Bytes { count: 0, .. }) => return true,
+            Ok(Plain::Bytes { .. }) => {}
+            Ok(Plain::Descriptors) | Err(_) => return false,
+        }
+    }
+    false
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
     use super::*;
+
+    fn bytes(stream: &OwnedFd, count: usize) {
+        let sent = rustix::net::send(stream, &vec![0; count], SendFlags::empty());
+        assert_eq!(sent, Ok(count));
+    }
+
+    /// Sends a byte with a descriptor.
+    fn send(stream: &OwnedFd, flags: SendFlags) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [stream.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(stream, &[IoSlice::new(&[0])], &mut control, flags).unwrap();
+    }
+
+    #[test]
+    fn a_connection_is_closed_here_if_it_has_no_descriptors() {
+        let has_none = |bring: fn(&OwnedFd)| {
+            let (near, far) = UnixStream::pair().unwrap();
+            let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
+            bring(&near);
+            rustix::net::shutdown(&far, rustix::net::Shutdown::Both).unwrap();
+            has_no_descriptors(&far)
+        };
+        assert!(has_none(|_| ()));
+        assert!(has_none(|stream| bytes(stream, 100_000)));
+        assert!(!has_none(|stream| send(stream, SendFlags::empty())));
+        assert!(!has_none(|stream| send(stream, SendFlags::OOB)));
+        assert!(!has_none(|stream| {
+            bytes(stream, 100_000);
+            send(stream, SendFlags::empty());
+        }));
+        assert!(!has_none(|stream| {
+            bytes(stream, 10);
+            send(stream, SendFlags::OOB);
+            bytes(stream, 10);
+        }));
+    }
 
     #[test]
     fn a_file_that_is_no_socket_stays() {

@@ -14,7 +14,6 @@ use super::descriptors::{self, Held, SESSION, STREAM, TENANT};
 use super::guests::Guest;
 use super::listener::{self, Accepted};
 use super::log_budget::{LogBudget, Verdict};
-use super::scrubber::REFUSED;
 use super::turns::TURN;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
@@ -114,7 +113,8 @@ impl Supervisor {
                 all,
                 ..Held::default()
             };
-            let why = if self.scrubber.held_for(REFUSED) >= descriptors::REFUSED {
+            let kept = self.descriptors.for_tenants();
+            let why = if !self.scrubber.may_refuse(descriptors::REFUSED, kept) {
                 "connections that were refused are being closed".to_owned()
             } else if self.descriptors.allow(anybody, TENANT) {
                 match listener.accept() {
@@ -127,7 +127,7 @@ impl Supervisor {
                             "user {user} may not attach: the supervisor serves root, its own user and those that \
                              --tenant-user names"
                         );
-                        self.refuse_connection(stream, Refusal::NoDevice, &reason);
+                        self.refuse_connection(stream, None, Refusal::NoDevice, &reason);
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -161,7 +161,7 @@ impl Supervisor {
             (!may).then(|| format!("user {user} has as many descriptors as are left to others"))
         });
         if let Some(reason) = too_many {
-            return self.refuse_connection(stream, Refusal::Quota, &reason);
+            return self.refuse_connection(stream, Some(user), Refusal::Quota, &reason);
         }
         let end = Instant::now() + self.hello_limit;
         self.set_deadline(end);
@@ -169,7 +169,13 @@ impl Supervisor {
     }
 
     /// Sends the refusal, as far as the socket takes it at once, and closes the connection.
-    fn refuse_connection(&mut self, stream: OwnedFd, refusal: Refusal, reason: &str) {
+    fn refuse_connection(
+        &mut self,
+        stream: OwnedFd,
+        user: Option<u32>,
+        refusal: Refusal,
+        reason: &str,
+    ) {
         let refused = Message::Refused {
             code: refusal as u32,
             reason,
@@ -178,8 +184,8 @@ impl Supervisor {
         self.log_refused(reason);
         // After the shutdown no further data can arrive in it.
         let _ = rustix::net::shutdown(&stream, rustix::net::Shutdown::Both);
-        if !listener::has_brought_nothing(&stream) {
-            self.scrubber.refuse(stream);
+        if !listener::has_no_descriptors(&stream) {
+            self.scrubber.refuse(user, stream);
         }
     }
 

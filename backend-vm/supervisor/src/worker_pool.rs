@@ -267,11 +267,12 @@ impl Supervisor {
                     self.worker_ended(ops, id, ending, out_of_memory);
                 }
             }
-            Spawned::Scrubber => {
+            Spawned::Scrubber { pid } => {
                 for socket in heard.descriptors {
-                    self.add_scrubber(ops, socket);
+                    self.add_scrubber(ops, pid, socket);
                 }
             }
+            Spawned::ScrubberEnded { pid } => self.scrubber_ended(ops, pid),
             Spawned::NoScrubber(reason) => {
                 self.scrubber.failed(&reason);
                 self.hear_scrubber(ops);

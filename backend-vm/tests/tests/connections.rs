@@ -1,9 +1,9 @@
 //! Connections, from any user and in any number, take no resources from tenants of another user.
 
 use std::collections::VecDeque;
-use std::fs::Permissions;
-use std::io::{IoSlice, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::{File, Permissions};
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Uid;
 use wormhole_api::{MemGetInfo, PROTOCOL_HASH};
-use wormhole_backend_tests::attack::lingering;
+use wormhole_backend_tests::attack::{EndlessWrite, lingering};
 use wormhole_backend_tests::backend::{
-    Backend, Tenant, Workers, is_stopped, kill, limit_descriptors, wait_until,
+    Backend, Tenant, Workers, is_running, is_stopped, kill, limit_descriptors, wait_until,
 };
 use wormhole_backend_tests::guest::Reply;
 use wormhole_ring::control::{Attach, Message};
@@ -29,6 +29,15 @@ const STRANGER: u32 = 65533;
 /// Starts a supervisor that may have `files` open files, listens, and serves root and [`HOSTILE`].
 /// Returns it with its socket, or none unless this test runs as root.
 fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)> {
+    backend_with(folder, files, &[])
+}
+
+/// Starts a supervisor as [`backend`] does, with further arguments.
+fn backend_with(
+    folder: &tempfile::TempDir,
+    files: u64,
+    more: &[&str],
+) -> Option<(Backend, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can become another user");
         return None;
@@ -43,6 +52,7 @@ fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)>
     }
     let user = HOSTILE.to_string();
     let arguments = ["--listen", socket.to_str().unwrap(), "--tenant-user", &user];
+    let arguments = [&arguments, more].concat();
     let mut backend = Backend::start_as(command, Workers::built(), &arguments);
     backend.attach(64, Attach::default()).unwrap();
     Some((backend, socket))
@@ -51,6 +61,17 @@ fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)>
 /// Sets the calling thread's user.
 fn become_user(user: u32) {
     rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
+}
+
+/// Executes `work` as [`HOSTILE`].
+fn as_hostile<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            become_user(HOSTILE);
+            work()
+        });
+        thread.join().unwrap()
+    })
 }
 
 /// Checks that an attached tenant and a new one each get a session.
@@ -132,6 +153,62 @@ fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
         });
     });
     kill(supervisor, libc::SIGCONT);
+    serves(&mut backend, &socket);
+}
+
+#[test]
+fn refused_connections_that_are_never_closed_leave_few_processes_and_hold_up_no_other_user() {
+    const WAVES: usize = 16;
+    const TENANTS: usize = 8;
+    let folder = tempfile::tempdir().unwrap();
+    let most = TENANTS.to_string();
+    let Some((mut backend, socket)) = backend_with(&folder, 4096, &["--tenants-per-user", &most])
+    else {
+        return;
+    };
+    // Closing a reading end waits for a write to the pipe.
+    let (reader, writer) = std::io::pipe().unwrap();
+    let again = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let mut readers: Vec<OwnedFd> = (0..WAVES)
+        .map(|_| File::open(&again).unwrap().into())
+        .collect();
+    let Some(write) = EndlessWrite::start(writer.into()) else {
+        eprintln!("skipped: this process may not have the kernel wait for memory");
+        return;
+    };
+    let tenants = [(); TENANTS].map(|()| {
+        as_hostile(|| {
+            let mut tenant = Tenant::join(&socket);
+            tenant.attach(4, Attach::default()).unwrap();
+            tenant
+        })
+    });
+    let supervisor = backend.child.id().cast_signed();
+    while let Some(reader) = readers.pop() {
+        kill(supervisor, libc::SIGSTOP);
+        wait_until(
+            || is_stopped(supervisor),
+            || "a supervisor that stands".into(),
+        );
+        let mut connection = as_hostile(|| {
+            let connection = UnixStream::connect(&socket).unwrap();
+            send(&connection, reader);
+            connection
+        });
+        kill(supervisor, libc::SIGCONT);
+        let mut refusal = Vec::new();
+        // Fails in the end, since the connection is closed with the descriptor unread.
+        let _ = connection.read_to_end(&mut refusal);
+        assert!(!refusal.is_empty());
+        serves(&mut backend, &socket);
+    }
+    // One exits, one keeps the others, and some wait for orders.
+    let scrubbers = backend.scrubbers();
+    assert!(scrubbers.len() <= 8, "{} processes", scrubbers.len());
+    drop(write);
+    let ended = || scrubbers.iter().filter(|pid| !is_running(**pid)).count();
+    wait_until(|| ended() >= 2, || "the end of what was kept".into());
+    drop(tenants);
     serves(&mut backend, &socket);
 }
 

@@ -12,6 +12,8 @@ pub const MAX_RUNS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     Close,
+    /// Keep the descriptors open until the process exits. The process does not report that.
+    Keep,
     /// Exit, which closes all descriptors.
     End,
     /// Free the memory of runs of a session's file, at most [`MAX_RUNS`].
@@ -62,6 +64,7 @@ impl Order {
                     Work::Bury(parties) => (4, vec![u64::from(*parties)]),
                     Work::Bootstrap(bytes) => (5, vec![*bytes]),
                     Work::End => (6, Vec::new()),
+                    Work::Keep => (8, Vec::new()),
                     Work::Status {
                         segment,
                         result,
@@ -95,6 +98,7 @@ impl Order {
             (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
             (5, [bytes]) => Work::Bootstrap(*bytes),
             (6, []) => Work::End,
+            (8, []) => Work::Keep,
             (7, [segment, result, cause]) => Work::Status {
                 segment: u32::try_from(*segment).ok()?,
                 result: u32::try_from(*result).ok()?,
@@ -157,6 +161,7 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         let works = [
             Work::Close,
+            Work::Keep,
             Work::End,
             Work::Scrub(Vec::new()),
             Work::Scrub(vec![

@@ -6,6 +6,10 @@
 //! create on to a scrubber, which waits until the loop has closed its own copy. A scrubber works
 //! for one tenant at a time. If it blocks, it delays that tenant alone, and its descriptors count
 //! as the tenant's.
+//!
+//! Refused connections are closed by the exit of a scrubber, because sockets that were queued in
+//! them do not linger then. An exit may never end. So at most one process of a user is exiting, and
+//! one more keeps the user's connections until the first was reaped.
 
 mod message;
 pub(crate) mod process;
@@ -30,9 +34,14 @@ use super::datagram::{self, DESCRIPTORS};
 use super::spawner::{Orders, SpawnerError};
 use wormhole_link::channel::MAX_RECEIVED;
 
-/// Account of refused connections. A scrubber closes some of them by exiting, because sockets that
-/// a stranger has queued in them do not linger then.
-pub const REFUSED: Id = 0;
+/// Owner of descriptors to close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Tenant(Id),
+    /// User whose connections were refused, or none for all users who may not connect.
+    Refused(Option<u32>),
+}
+
 /// Largest number of orders that a process has at the same time.
 const WINDOW: usize = 8;
 /// Orders needed to close a stream with all descriptors that one read of it can bring, and the few
@@ -78,7 +87,7 @@ impl Order {
     }
 }
 
-/// Unfinished work of a tenant.
+/// Unfinished work for an owner.
 #[derive(Debug, Default)]
 struct Account {
     waiting: VecDeque<Order>,
@@ -86,6 +95,11 @@ struct Account {
     sent: BTreeMap<u64, (usize, Option<Told>)>,
     /// Descriptors that no process accepts.
     kept: Vec<OwnedFd>,
+    /// Number of descriptors that the process keeps until it exits.
+    keeps: usize,
+    /// Numbers of descriptors of processes that are exiting or have ended, by process. They are
+    /// closed when the process is reaped.
+    ending: BTreeMap<i32, usize>,
     /// Number of descriptors in all of these.
     held: usize,
     /// Number of them that this process holds.
@@ -93,17 +107,36 @@ struct Account {
     process: Option<u32>,
 }
 
+impl Account {
+    fn is_over(&self) -> bool {
+        self.process.is_none()
+            && self.waiting.is_empty()
+            && self.sent.is_empty()
+            && self.kept.is_empty()
+            && self.ending.is_empty()
+    }
+}
+
 #[derive(Debug)]
 struct Process {
     socket: OwnedFd,
-    account: Option<Id>,
+    pid: i32,
+    account: Option<Owner>,
+    /// Whether it was ordered to exit.
+    exits: bool,
+}
+
+impl Process {
+    fn is_idle(&self) -> bool {
+        self.account.is_none() && !self.exits
+    }
 }
 
 /// Event loop's handle on the processes.
 #[derive(Debug)]
 pub struct Scrubber {
     spawner: Orders,
-    accounts: BTreeMap<Id, Account>,
+    accounts: BTreeMap<Owner, Account>,
     /// Processes, by token of the event loop.
     processes: BTreeMap<u32, Process>,
     /// Number of processes ordered and not started yet.
@@ -111,6 +144,7 @@ pub struct Scrubber {
     /// Whether the last order of a process failed.
     lacking: bool,
     next_ticket: u64,
+    /// Number of descriptors of all tenants.
     held: usize,
     finished: Vec<(Told, io::Result<()>)>,
     /// Tenants whose last descriptor in this process was passed on.
@@ -170,29 +204,33 @@ impl Scrubber {
         }
     }
 
-    /// Closes a refused connection.
-    pub fn refuse(&mut self, connection: OwnedFd) {
-        let waiting = self.accounts.get_mut(&REFUSED);
-        match waiting.and_then(|account| {
-            Some((
-                account.waiting.back_mut()?,
-                &mut account.held,
-                &mut account.here,
-            ))
-        }) {
-            Some((last, held, here)) if last.files.len() < DESCRIPTORS => {
-                last.files.push(connection);
-                (*held, *here) = (*held + 1, *here + 1);
-                self.held += 1;
-            }
-            _ => self.order(REFUSED, Work::End, vec![connection], None),
+    /// Closes a connection of a user that was refused, or of one who may not connect.
+    pub fn refuse(&mut self, user: Option<u32>, connection: OwnedFd) {
+        let owner = Owner::Refused(user);
+        if let Some(account) = self.accounts.get_mut(&owner)
+            && let Some(last) = account.waiting.back_mut()
+            && last.files.len() < DESCRIPTORS
+        {
+            last.files.push(connection);
+            account.held += 1;
+            account.here += 1;
+            return;
         }
+        self.order_for(owner, Work::Keep, vec![connection], None);
     }
 
-    /// Returns whether a process that has exited closed refused connections by that.
-    pub fn closes_refused(&self, token: u32) -> bool {
+    /// Returns whether another connection may be refused: fewer than `here` of those refused wait
+    /// for a process, and no user has `kept` that are not closed.
+    pub fn may_refuse(&self, here: usize, kept: usize) -> bool {
+        let users = || self.accounts.range(Owner::Refused(None)..);
+        users().map(|(_, account)| account.here).sum::<usize>() < here
+            && users().all(|(_, account)| account.held < kept)
+    }
+
+    /// Returns whether a process was ordered to exit.
+    pub fn exits(&self, token: u32) -> bool {
         let process = self.processes.get(&token);
-        process.is_some_and(|process| process.account == Some(REFUSED))
+        process.is_some_and(|process| process.exits)
     }
 
     /// Closes a descriptor for a session that waits for it; [`finished`](Self::finished) reports
@@ -233,34 +271,43 @@ impl Scrubber {
     }
 
     fn order(&mut self, tenant: Id, work: Work, files: Vec<OwnedFd>, told: Option<Told>) {
-        let account = self.accounts.entry(tenant).or_default();
+        self.held += files.len();
+        self.order_for(Owner::Tenant(tenant), work, files, told);
+    }
+
+    fn order_for(&mut self, owner: Owner, work: Work, files: Vec<OwnedFd>, told: Option<Told>) {
+        let account = self.accounts.entry(owner).or_default();
         account.held += files.len();
         account.here += files.len();
-        self.held += files.len();
         let order = Order { work, files, told };
         if order.is_urgent() {
             account.waiting.push_front(order);
         } else {
             account.waiting.push_back(order);
         }
-        self.serve(tenant);
+        self.serve(owner);
     }
 
-    /// Sends a tenant's process as many orders as it may have.
-    fn serve(&mut self, tenant: Id) {
-        let Some(account) = self.accounts.get_mut(&tenant) else {
+    /// Sends an owner's process as many orders as it may have.
+    fn serve(&mut self, owner: Owner) {
+        let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
         if account.process.is_none() && !account.waiting.is_empty() {
             let mut idle = self.processes.iter_mut();
-            let idle = idle.find(|(_, process)| process.account.is_none());
+            let idle = idle.find(|(_, process)| process.is_idle());
             if let Some((token, process)) = idle {
-                process.account = Some(tenant);
+                process.account = Some(owner);
                 account.process = Some(*token);
             }
         }
-        let process = account.process.and_then(|token| self.processes.get(&token));
+        let process = account
+            .process
+            .and_then(|token| self.processes.get_mut(&token));
         let Some(process) = process else {
+            if account.is_over() {
+                self.accounts.remove(&owner);
+            }
             self.order_processes();
             return;
         };
@@ -269,21 +316,20 @@ impl Scrubber {
             .pop_front_if(|order| account.sent.len() < WINDOW || order.is_urgent())
         {
             let ticket = self.next_ticket;
-            let message = Sent::Do {
-                ticket,
-                work: order.work.clone(),
-            };
-            match datagram::send(&process.socket, &message.encode(), &order.files, false) {
+            match pass_on(process, ticket, &order.work, &order.files) {
                 Ok(()) => {
                     self.next_ticket += 1;
-                    account.here -= order.files.len();
-                    account.sent.insert(ticket, (order.files.len(), order.told));
+                    let count = order.files.len();
+                    account.here -= count;
+                    if order.work == Work::Keep {
+                        account.keeps += count;
+                    } else {
+                        account.sent.insert(ticket, (count, order.told));
+                    }
                     // These are not the last copies: the process keeps its own until it receives
                     // `Released`.
                     drop(order.files);
-                    let released = Sent::Released.encode();
-                    // Fails only if the process has ended, and then the message is not needed.
-                    let _ = datagram::send(&process.socket, &released, &[], false);
+                    release(process);
                 }
                 // Other processes of this user may have used up the limit on descriptors in flight.
                 Err(Errno::TOOMANYREFS | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
@@ -298,7 +344,7 @@ impl Scrubber {
                 }
                 Err(error) => {
                     tracing::error!(
-                        "tenant {tenant}: {} descriptors cannot be passed on to be closed: {error}",
+                        "{owner}: {} descriptors cannot be passed on to be closed: {error}",
                         order.files.len()
                     );
                     account.kept.extend(order.files);
@@ -307,14 +353,27 @@ impl Scrubber {
                 }
             }
         }
-        if account.here == 0 {
+        if account.here == 0
+            && let Owner::Tenant(tenant) = owner
+        {
             self.drained.push(tenant);
         }
-        let idle = account.sent.is_empty() && account.waiting.is_empty();
+        if account.keeps > 0 && account.ending.is_empty() {
+            if pass_on(process, self.next_ticket, &Work::End, &[]).is_err() {
+                self.again.get_or_insert_with(|| Instant::now() + AGAIN);
+                return;
+            }
+            release(process);
+            (process.account, process.exits) = (None, true);
+            account.process = None;
+            let count = std::mem::take(&mut account.keeps);
+            account.ending.insert(process.pid, count);
+        }
+        let idle = account.sent.is_empty() && account.waiting.is_empty() && account.keeps == 0;
         if idle {
             let token = account.process.take();
-            if account.kept.is_empty() {
-                self.accounts.remove(&tenant);
+            if account.is_over() {
+                self.accounts.remove(&owner);
             }
             if let Some(process) = token.and_then(|token| self.processes.get_mut(&token)) {
                 process.account = None;
@@ -323,7 +382,7 @@ impl Scrubber {
         }
     }
 
-    /// Orders as many processes as there are tenants without one.
+    /// Orders as many processes as there are owners without one.
     fn order_processes(&mut self) {
         let without = |account: &&Account| account.process.is_none() && !account.waiting.is_empty();
         let wanted = self.accounts.values().filter(without).count();
@@ -335,23 +394,28 @@ impl Scrubber {
         }
     }
 
-    /// Assigns an idle process to a tenant with work.
+    /// Assigns an idle process to an owner with work.
     fn serve_next(&mut self) {
         let mut accounts = self.accounts.iter();
         let next = accounts
             .find(|(_, account)| account.process.is_none() && !account.waiting.is_empty())
-            .map(|(tenant, _)| *tenant);
-        if let Some(tenant) = next {
-            self.serve(tenant);
+            .map(|(owner, _)| *owner);
+        if let Some(owner) = next {
+            self.serve(owner);
         }
     }
 
     /// Adds a process, whose socket the event loop watches under this token.
-    pub fn add(&mut self, token: u32, socket: OwnedFd) {
+    pub fn add(&mut self, token: u32, pid: i32, socket: OwnedFd) {
         self.coming = self.coming.saturating_sub(1);
         self.lacking = false;
-        let account = None;
-        self.processes.insert(token, Process { socket, account });
+        let process = Process {
+            socket,
+            pid,
+            account: None,
+            exits: false,
+        };
+        self.processes.insert(token, process);
         self.serve_next();
     }
 
@@ -384,57 +448,85 @@ impl Scrubber {
             let Some(process) = self.processes.get(&token) else {
                 return true;
             };
-            let (tenant, heard) = (process.account, datagram::receive(&process.socket, false));
+            let (owner, heard) = (process.account, datagram::receive(&process.socket, false));
             let done = match heard {
                 Ok(Some((bytes, _))) => Done::decode(&bytes),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 _ => None,
             };
-            let (Some(done), Some(tenant)) = (done, tenant) else {
+            let (Some(done), Some(owner)) = (done, owner) else {
                 return false;
             };
-            self.finish(tenant, done);
+            self.finish(owner, done);
         }
     }
 
-    fn finish(&mut self, tenant: Id, done: Done) {
-        let Some(account) = self.accounts.get_mut(&tenant) else {
+    fn finish(&mut self, owner: Owner, done: Done) {
+        let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
         let Some((count, told)) = account.sent.remove(&done.ticket) else {
             return;
         };
-        account.held -= count;
-        self.held -= count;
+        self.closed(owner, count);
         self.finished.extend(told.map(|told| (told, done.result())));
-        self.serve(tenant);
+        self.serve(owner);
     }
 
-    /// Removes a process that has ended; the kernel has closed its descriptors. Its unfinished
-    /// orders have failed.
+    /// Subtracts closed descriptors.
+    fn closed(&mut self, owner: Owner, count: usize) {
+        if let Some(account) = self.accounts.get_mut(&owner) {
+            account.held -= count;
+        }
+        if let Owner::Tenant(_) = owner {
+            self.held -= count;
+        }
+    }
+
+    /// Removes a process that has ended or is about to. Its unfinished orders have failed; their
+    /// descriptors count until the process is [reaped](Self::reaped).
     pub fn remove(&mut self, token: u32) -> Option<OwnedFd> {
         let process = self.processes.remove(&token)?;
-        if let Some(tenant) = process.account
-            && let Some(account) = self.accounts.get_mut(&tenant)
+        if let Some(owner) = process.account
+            && let Some(account) = self.accounts.get_mut(&owner)
         {
             account.process = None;
+            let mut left = std::mem::take(&mut account.keeps);
             for (count, told) in std::mem::take(&mut account.sent).into_values() {
-                account.held -= count;
-                self.held -= count;
+                left += count;
                 let lost = io::Error::from_raw_os_error(libc::ESRCH);
                 self.finished.extend(told.map(|told| (told, Err(lost))));
             }
-            self.serve(tenant);
+            account.ending.insert(process.pid, left);
+            self.serve(owner);
         }
         Some(process.socket)
+    }
+
+    /// Returns the token of a process that was not removed.
+    pub fn token_of(&self, pid: i32) -> Option<u32> {
+        let mut processes = self.processes.iter();
+        let found = processes.find(|(_, process)| process.pid == pid);
+        found.map(|(token, _)| *token)
+    }
+
+    /// Handles the end of a process that was removed: its descriptors are closed.
+    pub fn reaped(&mut self, pid: i32) {
+        let mut accounts = self.accounts.iter_mut();
+        let ended = accounts.find_map(|(owner, account)| {
+            let count = account.ending.remove(&pid)?;
+            Some((*owner, count))
+        });
+        if let Some((owner, count)) = ended {
+            self.closed(owner, count);
+            self.serve(owner);
+        }
     }
 
     /// Returns an idle process beyond the limit, if there is one.
     pub fn surplus(&self) -> Option<u32> {
         let mut idle = self.processes.iter();
-        let mut idle = idle
-            .by_ref()
-            .filter(|(_, process)| process.account.is_none());
+        let mut idle = idle.by_ref().filter(|(_, process)| process.is_idle());
         idle.nth(IDLE).map(|(token, _)| *token)
     }
 
@@ -451,9 +543,9 @@ impl Scrubber {
     /// Retries failed sends.
     pub fn try_again(&mut self, now: Instant) {
         if self.again.take_if(|again| *again <= now).is_some() {
-            let tenants: Vec<Id> = self.accounts.keys().copied().collect();
-            for tenant in tenants {
-                self.serve(tenant);
+            let owners: Vec<Owner> = self.accounts.keys().copied().collect();
+            for owner in owners {
+                self.serve(owner);
             }
             self.order_processes();
         }
@@ -466,40 +558,66 @@ impl Scrubber {
 
     /// Returns whether this process holds descriptors of a tenant that are to be passed on.
     pub fn is_behind(&self, tenant: Id) -> bool {
-        self.accounts
-            .get(&tenant)
-            .is_some_and(|account| account.here > 0)
+        let account = self.account(tenant);
+        account.is_some_and(|account| account.here > 0)
     }
 
     /// Returns whether descriptors from one read of a tenant's stream would be passed on at once,
     /// or as soon as there is a process.
     pub fn takes_at_once(&self, tenant: Id) -> bool {
-        self.accounts.get(&tenant).is_none_or(|account| {
+        self.account(tenant).is_none_or(|account| {
             account.waiting.is_empty() && account.sent.len() + STREAM <= WINDOW
         })
     }
 
     /// Returns the number of a tenant's descriptors that are not closed yet.
     pub fn held_for(&self, tenant: Id) -> usize {
-        self.accounts.get(&tenant).map_or(0, |account| account.held)
+        self.account(tenant).map_or(0, |account| account.held)
     }
 
     /// Returns the number of all tenants' descriptors that are not closed yet.
     pub fn held(&self) -> usize {
-        self.held - self.held_for(REFUSED)
+        self.held
     }
 
     /// Returns whether there is work for a tenant, which may be gone.
     pub fn serves(&self, tenant: Id) -> bool {
-        self.accounts.contains_key(&tenant)
+        self.account(tenant).is_some()
+    }
+
+    fn account(&self, tenant: Id) -> Option<&Account> {
+        self.accounts.get(&Owner::Tenant(tenant))
+    }
+}
+
+/// Sends a process an order.
+fn pass_on(process: &Process, ticket: u64, work: &Work, files: &[OwnedFd]) -> Result<(), Errno> {
+    let work = work.clone();
+    let message = Sent::Do { ticket, work }.encode();
+    datagram::send(&process.socket, &message, files, false)
+}
+
+/// Tells a process that the event loop has closed its copies of the descriptors.
+fn release(process: &Process) {
+    // Fails only if the process has ended, and then the message is not needed.
+    let _ = datagram::send(&process.socket, &Sent::Released.encode(), &[], false);
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant(tenant) => write!(f, "tenant {tenant}"),
+            Self::Refused(Some(user)) => write!(f, "user {user} who was refused"),
+            Self::Refused(None) => f.write_str("users who may not connect"),
+        }
     }
 }
 
 impl fmt::Display for Scrubber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} files are being given back", self.held)?;
-        for (tenant, account) in &self.accounts {
-            write!(f, ", {} of tenant {tenant}", account.held)?;
+        for (owner, account) in &self.accounts {
+            write!(f, ", {} of {owner}", account.held)?;
         }
         Ok(())
     }

@@ -88,6 +88,11 @@ impl Queue {
             }),
             Order::Released => {
                 for job in self.held.drain(..) {
+                    if job.work == Work::Keep {
+                        // The exit closes them.
+                        std::mem::forget(job.files);
+                        continue;
+                    }
                     // Often awaited, and mostly done at once.
                     if matches!(job.work, Work::Close | Work::Status { .. }) {
                         self.released.push_front(job);
@@ -157,7 +162,7 @@ impl Job {
             return Ok(None);
         };
         match &self.work {
-            Work::Close | Work::End => Ok(None),
+            Work::Close | Work::Keep | Work::End => Ok(None),
             Work::Scrub(runs) => scrub(file, runs),
             Work::Discard(from) => discard(file, *from),
             Work::Bury(parties) => bury(file, *parties).map(|()| None),

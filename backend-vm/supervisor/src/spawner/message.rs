@@ -49,7 +49,13 @@ pub enum Report {
         out_of_memory: bool,
     },
     /// A process that closes descriptors was forked. Its socket comes with the report.
-    Scrubber,
+    Scrubber {
+        pid: i32,
+    },
+    /// Such a process has ended and was reaped.
+    ScrubberEnded {
+        pid: i32,
+    },
     /// The process could not be forked.
     NoScrubber(String),
 }
@@ -178,7 +184,8 @@ impl Report {
                 ]
                 .concat()
             }
-            Self::Scrubber => vec![6],
+            Self::Scrubber { pid } => [&[6], &pid.to_le_bytes()[..]].concat(),
+            Self::ScrubberEnded { pid } => [&[8], &pid.to_le_bytes()[..]].concat(),
             Self::NoScrubber(reason) => [&[7], reason.as_bytes()].concat(),
         }
     }
@@ -222,7 +229,12 @@ impl Report {
                         out_of_memory: fields.byte()? == 1,
                     }
                 }
-                6 => Self::Scrubber,
+                6 => Self::Scrubber {
+                    pid: fields.signed()?,
+                },
+                8 => Self::ScrubberEnded {
+                    pid: fields.signed()?,
+                },
                 7 => Self::NoScrubber(fields.text()?),
                 _ => return None,
             };
@@ -279,7 +291,8 @@ mod tests {
                 ending: Ending::Signalled(9),
                 out_of_memory: true,
             },
-            Report::Scrubber,
+            Report::Scrubber { pid: 5 },
+            Report::ScrubberEnded { pid: 5 },
             Report::NoScrubber("why".to_owned()),
         ];
         for report in reports {

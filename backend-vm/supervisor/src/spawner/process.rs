@@ -82,7 +82,7 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
         reap_limit,
         starter,
         workers: BTreeMap::new(),
-        scrubbers: Vec::new(),
+        scrubbers: BTreeMap::new(),
         reports: VecDeque::new(),
     })
 }
@@ -95,8 +95,8 @@ struct Spawner {
     starter: Starter,
     /// Running workers, by ticket.
     workers: BTreeMap<u64, Child>,
-    /// Scrubber processes to reap when they have ended.
-    scrubbers: Vec<libc::pid_t>,
+    /// Scrubber processes that run, by number.
+    scrubbers: BTreeMap<libc::pid_t, OwnedFd>,
     /// Reports for which the supervisor's socket had no room.
     reports: VecDeque<(Report, Vec<OwnedFd>)>,
 }
@@ -121,16 +121,25 @@ impl Spawner {
                 entry(self.starter.as_raw_fd(), libc::POLLIN),
             ];
             entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
+            let scrubbers: Vec<libc::pid_t> = self.scrubbers.keys().copied().collect();
+            let ends = self.scrubbers.values().map(AsRawFd::as_raw_fd);
+            entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
             let count = libc::nfds_t::try_from(entries.len()).unwrap_or(0);
             // SAFETY: a live array of this many entries.
             if unsafe { libc::poll(entries.as_mut_ptr(), count, -1) } < 0 {
                 continue;
             }
             self.announce_started();
+            let (workers, others) = entries[2..].split_at(tickets.len());
             // Fewer than before if an end was reported meanwhile; the others are checked again.
-            for (ticket, entry) in tickets.iter().zip(&entries[2..]) {
+            for (ticket, entry) in tickets.iter().zip(workers) {
                 if entry.revents != 0 {
                     self.announce_end(*ticket);
+                }
+            }
+            for (pid, entry) in scrubbers.iter().zip(others) {
+                if entry.revents != 0 {
+                    self.announce_scrubber_end(*pid);
                 }
             }
             if !self.take_orders(socket) {
@@ -168,6 +177,15 @@ impl Spawner {
                 ending,
                 out_of_memory: child.ran_out_of_memory(),
             };
+            self.reports.push_back((report, Vec::new()));
+        }
+    }
+
+    fn announce_scrubber_end(&mut self, pid: libc::pid_t) {
+        // SAFETY: integers; a child of this process.
+        let reaped = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+        if reaped == pid && self.scrubbers.remove(&pid).is_some() {
+            let report = Report::ScrubberEnded { pid };
             self.reports.push_back((report, Vec::new()));
         }
     }
@@ -218,14 +236,10 @@ impl Spawner {
     }
 
     fn make_scrubber(&mut self) {
-        // SAFETY: integers. A process that has not ended is polled again later.
-        let runs =
-            |pid: &_| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == 0;
-        self.scrubbers.retain(runs);
-        let report = match fork_scrubber() {
-            Ok((pid, socket)) => {
-                self.scrubbers.push(pid);
-                (Report::Scrubber, vec![socket])
+        let report = match fork_scrubber().and_then(watched) {
+            Ok((pid, end, socket)) => {
+                self.scrubbers.insert(pid, end);
+                (Report::Scrubber { pid }, vec![socket])
             }
             Err(error) => (Report::NoScrubber(error.to_string()), Vec::new()),
         };
@@ -305,6 +319,26 @@ impl Spawner {
             self.reap_limit,
             left.join(", ")
         );
+    }
+}
+
+/// Opens a pidfd, which is readable when the forked process has ended. Ends the process if that
+/// fails.
+fn watched((pid, socket): (libc::pid_t, OwnedFd)) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
+    let opened = rustix::process::Pid::from_raw(pid)
+        .ok_or(Errno::SRCH)
+        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
+    match opened {
+        Ok(end) => Ok((pid, end, socket)),
+        Err(error) => {
+            // The process has no descriptors yet, so it ends at once.
+            // SAFETY: integers; a child of this process.
+            unsafe {
+                libc::kill(pid, libc::SIGKILL);
+                libc::waitpid(pid, std::ptr::null_mut(), 0);
+            }
+            Err(error.into())
+        }
     }
 }
 
