@@ -1,5 +1,6 @@
 //! Listening socket for tenants.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -7,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -80,9 +81,7 @@ impl Listener {
             bound => bound.map_err(failed)?,
         };
         let own = rustix::process::geteuid().as_raw();
-        // The supervisor checks the user of each connection.
-        let mode = if users.is_empty() { 0o600 } else { 0o666 };
-        let place = open_to(path, mode, own).map_err(failed)?;
+        let place = open_to(path, users, own).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         Ok(Self {
             socket,
@@ -141,11 +140,13 @@ impl Place {
     }
 }
 
-/// Sets the mode of the socket that was bound at `path`.
+/// Lets this user and `users` connect to the socket that was bound at `path`. On a file system
+/// without access control lists every user can connect; the supervisor checks the user of each
+/// connection.
 ///
 /// Another user who can write to the folder may have replaced the file since. So it is opened once,
 /// without following links, and its mode changes only if it is a socket of this user.
-fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
+fn open_to(path: &Path, users: &[u32], own: u32) -> io::Result<Place> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let there = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = there.metadata()?;
@@ -156,8 +157,50 @@ fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
     }
     // fchmod fails on an O_PATH descriptor, so its name in /proc is used.
     let name = format!("/proc/self/fd/{}", there.as_raw_fd());
-    fs::set_permissions(name, Permissions::from_mode(mode))?;
+    fs::set_permissions(&name, Permissions::from_mode(0o600))?;
+    if !users.is_empty() {
+        let list = access_list(users);
+        match rustix::fs::setxattr(&name, ACCESS_LIST, &list, XattrFlags::empty()) {
+            Ok(()) => {}
+            Err(Errno::OPNOTSUPP) => fs::set_permissions(name, Permissions::from_mode(0o666))?,
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(Place::of(path, &metadata))
+}
+
+/// Extended attribute with a file's access control list (acl(5)).
+const ACCESS_LIST: &str = "system.posix_acl_access";
+
+/// Returns a list by which the owner and `users` may read and write, as Linux's
+/// `posix_acl_xattr.h` lays it out.
+fn access_list(users: &[u32]) -> Vec<u8> {
+    const VERSION: u32 = 2;
+    const OWNER: u16 = 0x01;
+    const USER: u16 = 0x02;
+    const GROUP: u16 = 0x04;
+    const MASK: u16 = 0x10;
+    const OTHERS: u16 = 0x20;
+    const READ_WRITE: u16 = 6;
+    const NO_USER: u32 = u32::MAX;
+    // The kernel wants them in order.
+    let users: BTreeSet<u32> = users.iter().copied().collect();
+    let users = users.into_iter().map(|user| (USER, READ_WRITE, user));
+    let entries = [(OWNER, READ_WRITE, NO_USER)]
+        .into_iter()
+        .chain(users)
+        .chain([
+            (GROUP, 0, NO_USER),
+            (MASK, READ_WRITE, NO_USER),
+            (OTHERS, 0, NO_USER),
+        ]);
+    let mut bytes = VERSION.to_le_bytes().to_vec();
+    for (tag, access, user) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(access.to_le_bytes());
+        bytes.extend(user.to_le_bytes());
+    }
+    bytes
 }
 
 /// Connects to a socket without blocking.
@@ -289,17 +332,51 @@ mod tests {
         std::os::unix::fs::symlink(&secret, &link).unwrap();
         let own = rustix::process::geteuid().as_raw();
         for path in [&secret, &link] {
-            let error = open_to(path, 0o666, own).unwrap_err();
+            let error = open_to(path, &[], own).unwrap_err();
             assert!(error.to_string().contains("took its place"), "{error}");
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&secret), 0o600);
         let _socket = UnixListener::bind(&socket).unwrap();
-        assert!(open_to(&socket, 0o666, own + 1).is_err());
-        open_to(&socket, 0o666, own).unwrap();
-        assert_eq!(mode(&socket), 0o666);
-        open_to(&socket, 0o600, own).unwrap();
+        assert!(open_to(&socket, &[], own + 1).is_err());
+        open_to(&socket, &[], own).unwrap();
         assert_eq!(mode(&socket), 0o600);
+    }
+
+    #[test]
+    fn the_named_users_alone_can_connect_where_there_are_access_lists() {
+        const NAMED: u32 = 65534;
+        const STRANGER: u32 = 65533;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can become another user");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("socket");
+        let listener = Listener::bind(&path, &[NAMED, 3, NAMED]).unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let list = access_list(&[NAMED]);
+        let set = rustix::fs::setxattr(&file, ACCESS_LIST, &list, XattrFlags::empty());
+        if set == Err(Errno::OPNOTSUPP) {
+            eprintln!("skipped: the folder's file system has no access control lists");
+            return;
+        }
+        let connect = |user| {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(user)).unwrap();
+                    try_connect(&path).map(drop)
+                });
+                thread.join().unwrap()
+            })
+        };
+        assert_eq!(connect(STRANGER), Err(Errno::ACCESS));
+        for user in [0, NAMED] {
+            assert_eq!(connect(user), Ok(()));
+            assert!(matches!(listener.accept(), Ok(Accepted::Tenant(_, found)) if found == user));
+        }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! A supervisor under test, and a launcher for it.
 
-use std::fs::File;
+use std::ffi::CString;
+use std::fs::{File, Permissions};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -424,6 +427,17 @@ fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
+}
+
+/// Lets every user connect to a supervisor's socket, as on a file system without access control
+/// lists.
+pub fn open_to_all(socket: &Path) {
+    let path = CString::new(socket.as_os_str().as_bytes()).unwrap();
+    // SAFETY: C strings. The call fails where there are no lists.
+    unsafe {
+        libc::removexattr(path.as_ptr(), c"system.posix_acl_access".as_ptr());
+    }
+    std::fs::set_permissions(socket, Permissions::from_mode(0o666)).unwrap();
 }
 
 /// Returns the children of all threads of a process.

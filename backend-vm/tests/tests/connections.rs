@@ -17,7 +17,8 @@ use rustix::process::Uid;
 use wormhole_api::{MemGetInfo, PROTOCOL_HASH};
 use wormhole_backend_tests::attack::{EndlessWrite, lingering};
 use wormhole_backend_tests::backend::{
-    Backend, Tenant, Workers, is_running, is_stopped, kill, limit_descriptors, wait_until,
+    Backend, Tenant, Workers, is_running, is_stopped, kill, limit_descriptors, open_to_all,
+    wait_until,
 };
 use wormhole_backend_tests::guest::Reply;
 use wormhole_ring::control::{Attach, Message};
@@ -135,6 +136,7 @@ fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
     let Some((mut backend, socket)) = backend(&folder, 4096) else {
         return;
     };
+    open_to_all(&socket);
     let (descriptor, _far) = lingering();
     let supervisor = backend.child.id().cast_signed();
     kill(supervisor, libc::SIGSTOP);

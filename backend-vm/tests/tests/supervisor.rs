@@ -16,7 +16,8 @@ use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
 use wormhole_backend_tests::backend::{
-    Backend, PATIENCE, Tenant, Workers, is_running, kill, limit_descriptors, wait_until,
+    Backend, PATIENCE, Tenant, Workers, is_running, kill, limit_descriptors, open_to_all,
+    wait_until,
 };
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_backend_tests::random::Random;
@@ -605,6 +606,7 @@ fn another_users_tenant_is_refused_unless_it_is_named() {
     ];
     let mut backend = Backend::start(Workers::built(), &arguments);
     backend.attach(64, Attach::default()).unwrap();
+    open_to_all(&socket);
     let reason = join_as(4321, &socket).attached().unwrap_err();
     assert!(reason.contains("user 4321 may not attach"), "{reason}");
     join_as(1234, &socket)
