@@ -11,8 +11,8 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -137,6 +137,11 @@ impl Write for Told<'_> {
     }
 }
 
+/// Returns whether an exit status shows a defect of QEMU: an orderly end without a report, or a failed assertion.
+fn is_defect(status: ExitStatus) -> bool {
+    status.success() || status.signal() == Some(libc::SIGABRT)
+}
+
 impl EmulatedHost<'_> {
     /// Checks that QEMU is installed.
     pub fn available() -> Result<(), ImageError> {
@@ -147,10 +152,9 @@ impl EmulatedHost<'_> {
 
     /// Boots the machine, forwards the program's output as it arrives, and returns the report.
     ///
-    /// QEMU's emulation of virtualization has defects: a machine may hang, or end with a fault that real processors do
-    /// not
-    /// raise, after which QEMU exits with status 0. A machine that ends so before its program has written anything is
-    /// started once more, with a message on `stderr`.
+    /// QEMU's emulation of virtualization has defects: a machine may hang, may end with a fault that real processors do
+    /// not raise, after which QEMU exits with status 0, or may abort by an assertion of QEMU. A machine that ends so
+    /// before its program has written anything is started once more, with a message on `stderr`.
     pub fn run(
         &self,
         stdout: &mut (dyn Write + Send),
@@ -167,7 +171,7 @@ impl EmulatedHost<'_> {
         let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
         match self.attempt(&initrd, signals, &mut out, &mut err) {
             Err(ImageError::HostDied { status, .. })
-                if status.success() && !out.told && !err.told =>
+                if is_defect(status) && !out.told && !err.told =>
             {
                 // If stderr is closed, the message is lost too.
                 let _ = writeln!(
@@ -429,4 +433,21 @@ fn tail(mut from: PipeReader) -> String {
 
 fn join<T: Default>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_is_no_defect_of_qemu() {
+        for (status, defect) in [
+            (0, true),
+            (libc::SIGABRT, true),
+            (libc::SIGKILL, false),
+            (1 << 8, false),
+        ] {
+            assert_eq!(is_defect(ExitStatus::from_raw(status)), defect, "{status}");
+        }
+    }
 }
