@@ -31,8 +31,8 @@ use crate::say;
 use crate::signals::{self, Grace, PASSED, Passing, Receiver, Set, Signal, Signals};
 
 /// Time to wait for the reaper's own copy of a signal that the launcher received. The kernel
-/// signals a group in one go.
-const COPY: Duration = Duration::from_millis(20);
+/// signals a group in one go, but on a busy machine the launcher may run before the loop has ended.
+const COPY: Duration = Duration::from_millis(100);
 
 /// Interval between checks for children that are not killed yet.
 const AGAIN: Duration = Duration::from_millis(10);
