@@ -673,8 +673,11 @@ impl Scene {
 mod tests {
     use proptest::prelude::*;
 
+    use wormhole_ring::control::{ArenaRequest, Message};
+
     use super::{Scene, Steps};
     use crate::alone::alone;
+    use crate::turns::TURN;
 
     /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
@@ -732,6 +735,50 @@ mod tests {
         let (guest_leaves, worker_ends) = ([4, 0], [8, 0]);
         let inputs = [guest_leaves, start, worker_ends, start];
         assert_eq!(play(&inputs.concat()), [1]);
+    }
+
+    #[test]
+    fn a_guests_messages_are_executed_a_turn_at_a_time() {
+        const SENT: usize = 40;
+        let _alone = alone();
+        let mut scene = Scene::new();
+        let (start, ready, assigned) = ([12, 0], [6, 0, 0, 0, 0, 0], [7, 0, 0]);
+        let (launcher, attach) = ([0, 0], [1, 0, 31, 31, 0]);
+        let (scrub, stream, hello) = ([9], [2, 0, 1], [3, 0, 0, 0, 0, 0]);
+        let inputs = [
+            &start[..],
+            &ready,
+            &launcher,
+            &attach,
+            &start,
+            &scrub,
+            &stream,
+            &hello,
+            &assigned,
+        ];
+        let inputs = inputs.concat();
+        let mut steps = Steps(&inputs);
+        while scene.step(&mut steps).is_some() {
+            scene.settle();
+        }
+        // The window has not so many segments.
+        let segments = u32::MAX;
+        for id in 0..SENT {
+            let id = u32::try_from(id).unwrap();
+            let request = ArenaRequest { id, segments };
+            scene.guests[0].send(&Message::ArenaRequest(request), Vec::new());
+        }
+        let mut left = SENT;
+        while left > 0 {
+            scene.manager.run_with_timeout(0).unwrap();
+            let answers = std::iter::from_fn(|| {
+                let is_denial = |message: Message<'_>| matches!(message, Message::ArenaDenied(..));
+                scene.guests[0].read(is_denial).filter(|denial| *denial)
+            });
+            let answers = answers.count();
+            assert_eq!(answers, left.min(TURN));
+            left -= answers;
+        }
     }
 
     #[test]
