@@ -22,7 +22,8 @@ fuzz_target!(|input: &[u8]| {
     let mut steps = Steps(input);
     let Some([device]) = steps.next() else { return };
     let mut served = match device % 8 {
-        0 | 4 => Served::rng(),
+        0 => Served::rng(),
+        4 => Served::balloon(),
         1 | 5 => Served::block(),
         6 => Served::net(),
         _ => Served::vsock(),

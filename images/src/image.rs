@@ -31,13 +31,14 @@ const RECIPE: &str = "recipe";
 /// Name and parameters of a module to load.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// Drivers of a guest's virtio devices: disks, networks, vsock and entropy.
-pub(crate) const VIRTIO: [Wanted; 5] = [
+/// Drivers of a guest's virtio devices: disks, networks, vsock, entropy and balloon.
+pub(crate) const VIRTIO: [Wanted; 6] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
     ("virtio_net", ""),
     ("vmw_vsock_virtio_transport", ""),
     ("virtio_rng", ""),
+    ("virtio_balloon", ""),
 ];
 
 /// Drivers of a guest's window.

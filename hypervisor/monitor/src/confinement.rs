@@ -94,8 +94,9 @@ const DISK: &[i64] = &[
     libc::SYS_fallocate,
 ];
 
-/// Additional system calls of a network interface's thread: its event loop. Frames are read and written.
-const NETWORK: &[i64] = &[
+/// Additional system calls of an event loop: all that the balloon's thread needs, and a network interface's thread, which
+/// reads and writes frames.
+const EVENT_LOOP: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_ctl,
@@ -165,8 +166,12 @@ fn of_disks() -> Result<Calls, FilterError> {
 fn of_networks() -> Result<Calls, FilterError> {
     let offloads = libc::TUNSETOFFLOAD;
     Ok(common()?
-        .and(NETWORK)
+        .and(EVENT_LOOP)
         .and_where(libc::SYS_ioctl, vec![equals(1, offloads)?]))
+}
+
+fn of_balloons() -> Result<Calls, FilterError> {
+    Ok(common()?.and(EVENT_LOOP))
 }
 
 /// System calls by which a thread confines itself.
@@ -194,6 +199,7 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_all(of_devices()?)
         .and_all(of_disks()?)
         .and_all(of_networks()?)
+        .and_all(of_balloons()?)
         .and(GIVING_UP)
         .and_where(libc::SYS_prctl, giving_up))
 }
@@ -208,8 +214,7 @@ impl Confinement {
         Self::of(of_vcpus()?)
     }
 
-    /// Prepares the confinement of the thread that serves the queues of all devices except disks and network
-    /// interfaces.
+    /// Prepares the confinement of the thread that serves the queues of the devices without a thread of their own.
     pub fn of_devices() -> Result<Self, ConfinementError> {
         Self::of(of_devices()?)
     }
@@ -222,6 +227,11 @@ impl Confinement {
     /// Prepares the confinement of a thread that serves a network interface's queues.
     pub fn of_network() -> Result<Self, ConfinementError> {
         Self::of(of_networks()?)
+    }
+
+    /// Prepares the confinement of the thread that serves the balloon's queues.
+    pub fn of_balloon() -> Result<Self, ConfinementError> {
+        Self::of(of_balloons()?)
     }
 
     fn of(calls: Calls) -> Result<Self, ConfinementError> {
@@ -324,6 +334,13 @@ mod tests {
         let test = "a_disk_thread_has_its_calls_and_no_others";
         let confinement = Confinement::of_disk().expect("a list");
         has_its_calls_and_no_others("disk-0", confinement, test);
+    }
+
+    #[test]
+    fn the_balloon_thread_has_its_calls_and_no_others() {
+        let test = "the_balloon_thread_has_its_calls_and_no_others";
+        let confinement = Confinement::of_balloon().expect("a list");
+        has_its_calls_and_no_others("balloon", confinement, test);
     }
 
     #[test]

@@ -186,6 +186,8 @@ pub struct Report {
     pub unclaimed_accesses: u64,
     /// Exits of all vCPUs, by the account that the guest selected ([`crate::exit_accounting`]).
     pub exit_accounts: [u64; crate::exit_accounting::COUNT],
+    /// Bytes of RAM that the guest reported as free and the host took back. A page may count several times.
+    pub reclaimed_bytes: u64,
 }
 
 #[cfg(test)]

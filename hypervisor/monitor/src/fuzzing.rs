@@ -13,6 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{BusDevice, Buses};
 use crate::device_thread::DeviceThread;
+use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskAccess, DiskImage};
 use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
@@ -136,6 +137,13 @@ impl Served {
         sender.send(host).expect("the receiver is here");
         let device = Net::new(MacAddress::local(0));
         Self::new(ram, &device, Box::new(worker), streams)
+    }
+
+    /// Starts a balloon.
+    pub fn balloon() -> Self {
+        let ram = test_ram(Self::RAM);
+        let worker = BalloonWorker::new(ram.clone(), Arc::default());
+        Self::new(ram, &Balloon, Box::new(worker), channel().1)
     }
 
     fn new(

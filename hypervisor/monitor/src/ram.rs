@@ -7,13 +7,15 @@ use std::ptr;
 use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::Result as MemoryResult;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection,
-    GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion, VolatileSlice,
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionCollection, GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion,
+    VolatileSlice,
 };
 
 /// RAM of a guest.
 pub type GuestRam = GuestRegionCollection<RamRegion>;
 
+const PAGE: u64 = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -128,6 +130,40 @@ impl Drop for AlignedMapping {
         // SAFETY: this value owns the mapping, and the region that referred to it has been dropped.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
+}
+
+/// Gives the memory of whole pages of one range back to the host. They read as zeros.
+///
+/// # Errors
+/// The range is not made of whole pages of one range of RAM.
+pub(crate) fn discard(memory: &GuestRam, start: GuestAddress, bytes: u64) -> io::Result<()> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    let whole = start.0.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
+    let region = memory.find_region(start).filter(|_| whole);
+    let region = region.ok_or_else(invalid)?;
+    let offset = MemoryRegionAddress(start.0 - region.start_addr().0);
+    if bytes > region.len() - offset.0 {
+        return Err(invalid());
+    }
+    let address = region.get_host_address(offset).map_err(io::Error::other)?;
+    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+    // SAFETY: the range lies in the region's mapping, which is private and anonymous: its pages are replaced by zeros.
+    // Nothing refers to guest memory but by volatile accesses, since the guest may change it at any time.
+    match unsafe { libc::madvise(address.cast(), bytes, libc::MADV_DONTNEED) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns whether the host has memory for the page at an address, for tests.
+#[cfg(test)]
+pub(crate) fn is_resident(memory: &GuestRam, page: GuestAddress) -> bool {
+    let mut state = 0;
+    let address = memory.get_host_address(page).expect("in RAM");
+    // SAFETY: one page of the region's mapping, and one byte for its state.
+    let result = unsafe { libc::mincore(address.cast(), 4096, &raw mut state) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    state & 1 == 1
 }
 
 /// Allocates RAM from address 0, for tests.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::chipset::{self, Chipset};
 use crate::confinement::{Confinement, ConfinementError};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
+use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskImage};
 use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{NoBarSpace, PciFull};
@@ -230,6 +232,7 @@ pub struct Vm {
     window_range: Option<Range>,
     timeout: Option<Duration>,
     ending: Ending,
+    reclaimed: Arc<AtomicU64>,
     // Everything below is dropped after the vCPUs, which use it.
     device_threads: Vec<(DeviceThread, ConfinementOf)>,
     machine: Machine,
@@ -278,6 +281,11 @@ impl Vm {
         let ending = Ending::default();
         let mut device_threads: Vec<(_, ConfinementOf)> =
             vec![(device_thread, Confinement::of_devices)];
+        let thread = DeviceThread::start("balloon")?;
+        let reclaimed = Arc::new(AtomicU64::new(0));
+        let worker = Box::new(BalloonWorker::new(ram.clone(), Arc::clone(&reclaimed)));
+        chipset.add_virtio(&thread, Box::new(Balloon), worker)?;
+        device_threads.push((thread, Confinement::of_balloon));
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
@@ -330,6 +338,7 @@ impl Vm {
             window_range: layout.window,
             timeout: config.timeout,
             ending,
+            reclaimed,
             device_threads,
             machine: Machine {
                 _vm: vm,
@@ -397,6 +406,7 @@ impl Vm {
             exits: self.counters.read(),
             unclaimed_accesses: self.buses.ports.unclaimed() + self.buses.memory.unclaimed(),
             exit_accounts: lock(&self.accounting).entered(),
+            reclaimed_bytes: self.reclaimed.load(Ordering::Relaxed),
         })
     }
 }

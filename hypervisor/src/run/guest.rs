@@ -155,7 +155,7 @@ pub fn run(
             "the guest ran out of memory ({line}): give it more with --memory"
         ));
     }
-    let exit_accounts = report.exit_accounts;
+    let (exit_accounts, reclaimed) = (report.exit_accounts, report.reclaimed_bytes);
     let status = if killed.load(Ordering::Acquire) {
         KILLED
     } else {
@@ -168,6 +168,7 @@ pub fn run(
     let mut summary = Summary::of(served, "kvm", start.elapsed());
     summary.vm_exits = seen.exits;
     summary.exit_accounts = Some(exit_accounts);
+    summary.reclaimed_bytes = Some(reclaimed);
     Ok((status, summary))
 }
 

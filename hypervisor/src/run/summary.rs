@@ -30,6 +30,8 @@ pub struct Summary {
     pub vm_exits: Option<u64>,
     /// VM exits by the activity that the program reported; none without a VM.
     pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
+    /// Bytes of memory that the guest did not use any more and the host took back; none without a VM.
+    pub reclaimed_bytes: Option<u64>,
     /// Reason why the backend ended before the program; none if it did not.
     pub backend_failure: Option<String>,
     /// Number of sessions: one for each guest process that used the driver.
@@ -57,6 +59,7 @@ impl Summary {
             bytes_from_device: sum(|session| session.bytes_out),
             vm_exits: None,
             exit_accounts: None,
+            reclaimed_bytes: None,
             backend_failure: failure.map(|error| chain(&error)),
             session_count,
             sessions,

@@ -1,5 +1,6 @@
 //! Emulates devices. Each device is one folder or file.
 
+pub mod balloon;
 pub mod block;
 pub mod net;
 pub mod pci;

@@ -19,6 +19,10 @@ pub trait VirtioDevice: Debug + Send {
     }
     /// Returns the maximum size of each queue, powers of two.
     fn queue_sizes(&self) -> &[u16];
+    /// Returns how many queues every driver sets up. Those after them belong to features that a driver may leave out.
+    fn required_queues(&self) -> usize {
+        self.queue_sizes().len()
+    }
     /// Returns the device-specific configuration. The driver reads zeros past its end.
     fn config(&self) -> &[u8] {
         &[]
@@ -29,7 +33,7 @@ pub trait VirtioDevice: Debug + Send {
 /// [`Self::finish`] come from the device thread. None may block for long, since other devices share
 /// the thread.
 pub trait VirtioWorker: Debug + Send {
-    /// Starts serving after DRIVER_OK: receives all queues of the device and the negotiated feature bits.
+    /// Starts serving after DRIVER_OK: receives the queues that the driver set up and the negotiated feature bits.
     fn start(&mut self, queues: Vec<ActiveQueue>, features: u64);
     /// Processes a bounded number of buffers after the driver notified `queue`, or the worker requested
     /// another turn ([`ActiveQueue::again`]).

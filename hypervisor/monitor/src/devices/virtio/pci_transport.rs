@@ -277,7 +277,9 @@ impl VirtioPci {
             .queues
             .iter()
             .zip(self.server.kicks())
-            .map(|(setup, kick)| {
+            .enumerate()
+            .take_while(|(at, (setup, _))| setup.enabled || *at < self.device.required_queues())
+            .map(|(_, (setup, kick))| {
                 let interrupt = Arc::clone(&interrupt) as Arc<dyn Interrupt>;
                 let queue = setup.build(&self.memory)?;
                 let kick = Arc::clone(kick);
