@@ -3,6 +3,8 @@
 //! Both are private to the supervisor; values in the window are only hints.
 
 #[cfg(feature = "alloc")]
+mod runs;
+#[cfg(feature = "alloc")]
 mod segments;
 mod state;
 

@@ -18,7 +18,7 @@ use wormhole_ring::{
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
     ring::{Consumer, Producer, RecordBuf, RecordHead},
-    session::{Owner, Run, SegmentTable, SessionId},
+    session::{GrantError, Owner, Run, SegmentTable, SessionId},
     slot::SlotIndex,
 };
 
@@ -371,6 +371,21 @@ fn table_steps() -> impl Strategy<Value = TableStep> {
     ]
 }
 
+/// Returns the runs of segments with an owner by a look at each segment.
+fn runs_of(owners: &[Owner], owner: Owner) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (segment, _) in (0..).zip(owners).filter(|(_, one)| **one == owner) {
+        match runs.last_mut() {
+            Some(run) if run.first + run.count == segment => run.count += 1,
+            _ => runs.push(Run {
+                first: segment,
+                count: 1,
+            }),
+        }
+    }
+    runs
+}
+
 proptest! {
     #![proptest_config(config(512))]
 
@@ -392,17 +407,25 @@ proptest! {
         for step in steps {
             match step {
                 TableStep::Grant { session, count } => {
-                    if let Ok(run) = table.grant(id(session), count) {
-                        prop_assert_eq!(run.count, count);
-                        prop_assert!(all_are(&model, run, Owner::Free), "granted twice");
+                    let before = runs_of(&model, Owner::Free);
+                    let held = table.held();
+                    let wanted = before.iter().filter(|run| run.count >= count);
+                    let wanted = wanted.min_by_key(|run| (run.count, run.first));
+                    let longest = before.iter().map(|run| run.count).max().unwrap_or(0);
+                    let session = id(session);
+                    let due = match wanted {
+                        _ if count == 0 => Err(GrantError::Empty { session }),
+                        _ if held + count > LIMIT => {
+                            Err(GrantError::Quota { session, count, held, limit: LIMIT })
+                        }
+                        Some(run) => Ok(Run { count, ..*run }),
+                        None => Err(GrantError::NoRun { session, count, longest }),
+                    };
+                    prop_assert_eq!(table.grant(session, count), due);
+                    if let Ok(run) = due {
                         let segments = run.first as usize..(run.first + run.count) as usize;
-                        model[segments].fill(Owner::Granted(id(session)));
-                        prop_assert!(table.owns(id(session), run));
-                    } else {
-                        let room = (0..SEGMENTS).any(|first| {
-                            all_are(&model, Run { first, count }, Owner::Free)
-                        });
-                        prop_assert!(count == 0 || !room || table.held() + count > LIMIT);
+                        model[segments].fill(Owner::Granted(session));
+                        prop_assert!(table.owns(session, run));
                     }
                 }
                 TableStep::TakeBack { session, run } => {
@@ -414,15 +437,13 @@ proptest! {
                     }
                 }
                 TableStep::TakeBackAll(session) => {
-                    let mut quarantined = 0;
                     for owner in &mut model {
                         if *owner == Owner::Granted(id(session)) {
                             *owner = Owner::Quarantined(id(session));
                         }
-                        quarantined += u32::from(*owner == Owner::Quarantined(id(session)));
                     }
                     let runs = table.take_back_all(id(session));
-                    prop_assert_eq!(runs.iter().map(|run| run.count).sum::<u32>(), quarantined);
+                    prop_assert_eq!(runs, runs_of(&model, Owner::Quarantined(id(session))));
                 }
                 TableStep::Scrub { session, run } => {
                     let owned = all_are(&model, run, Owner::Quarantined(id(session)));

@@ -1,6 +1,7 @@
-use alloc::{vec, vec::Vec};
+use alloc::{collections::BTreeMap, vec::Vec};
 
 use super::SessionId;
+use super::runs::Runs;
 
 /// Contiguous segments of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,24 +116,38 @@ pub enum TakeBackError {
 /// ```
 #[derive(Clone, Debug)]
 pub struct SegmentTable {
-    /// One entry per segment of the window; entry 0 is [`Owner::Reserved`].
-    owners: Vec<Owner>,
+    /// Segments of the window. Segment 0 is [`Owner::Reserved`].
+    segments: u32,
+    free: Runs,
+    sessions: BTreeMap<SessionId, Held>,
     /// Most segments granted or quarantined at the same time.
     limit: u32,
     /// Segments granted or quarantined; at most `limit`.
     held: u32,
 }
 
+/// Segments of a session. A session without any has no entry in the table.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    granted: Runs,
+    quarantined: Runs,
+}
+
 impl SegmentTable {
     /// Creates the table of a window of `segments` segments. At most `limit` of them are in use at a time.
     #[must_use]
     pub fn new(segments: u32, limit: u32) -> Self {
-        let mut owners = vec![Owner::Free; segments as usize];
-        if let Some(first) = owners.first_mut() {
-            *first = Owner::Reserved;
+        let mut free = Runs::default();
+        if segments > 1 {
+            free.insert(Run {
+                first: 1,
+                count: segments - 1,
+            });
         }
         Self {
-            owners,
+            segments,
+            free,
+            sessions: BTreeMap::new(),
             limit,
             held: 0,
         }
@@ -140,9 +155,8 @@ impl SegmentTable {
 
     /// Returns the number of segments of the window.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "made from a u32")]
     pub fn segments(&self) -> u32 {
-        self.owners.len() as u32
+        self.segments
     }
 
     /// Returns the number of segments that are granted or quarantined.
@@ -154,23 +168,40 @@ impl SegmentTable {
     /// Returns the number of segments that can still be granted: free ones, contiguous or not, within the quota.
     #[must_use]
     pub fn room(&self) -> u32 {
-        let most = self.limit.min(self.segments().saturating_sub(1));
+        let most = self.limit.min(self.segments.saturating_sub(1));
         most.saturating_sub(self.held)
     }
 
-    /// Returns the owner of `segment`, or `None` if the window has no such segment.
+    /// Returns the owner of `segment`, or `None` if the window has no such segment. Searches all sessions.
     #[must_use]
     pub fn owner(&self, segment: u32) -> Option<Owner> {
-        self.owners.get(segment as usize).copied()
+        if segment >= self.segments {
+            return None;
+        }
+        if segment == 0 {
+            return Some(Owner::Reserved);
+        }
+        let mut owners = self.sessions.iter().filter_map(|(session, held)| {
+            if held.granted.at(segment).is_some() {
+                Some(Owner::Granted(*session))
+            } else if held.quarantined.at(segment).is_some() {
+                Some(Owner::Quarantined(*session))
+            } else {
+                None
+            }
+        });
+        Some(owners.next().unwrap_or(Owner::Free))
     }
 
     /// Returns true if every segment of the run is granted to `session`.
     #[must_use]
     pub fn owns(&self, session: SessionId, run: Run) -> bool {
-        self.all_are(Owner::Granted(session), session, run).is_ok()
+        let held = self.sessions.get(&session);
+        held.is_some_and(|held| held.granted.missing(run).is_none())
     }
 
-    /// Grants `session` the first free run of `count` segments.
+    /// Grants `session` the start of the shortest free run with `count` segments, of several the first. The time
+    /// depends on the number of free runs by its logarithm.
     ///
     /// # Errors
     /// See [`GrantError`].
@@ -187,30 +218,22 @@ impl SegmentTable {
                 limit,
             });
         }
-        let mut longest = 0;
-        let mut free = 0;
-        for segment in 0..self.segments() {
-            free = if self.owners[segment as usize] == Owner::Free {
-                free + 1
-            } else {
-                0
-            };
-            longest = longest.max(free);
-            if free == count {
-                let run = Run {
-                    first: segment + 1 - count,
-                    count,
-                };
-                self.entries(run).fill(Owner::Granted(session));
-                self.held += count;
-                return Ok(run);
-            }
-        }
-        Err(GrantError::NoRun {
-            session,
-            count,
-            longest,
-        })
+        let Some(free) = self.free.shortest(count) else {
+            return Err(GrantError::NoRun {
+                session,
+                count,
+                longest: self.free.longest(),
+            });
+        };
+        let run = Run { count, ..free };
+        self.free.remove(run);
+        self.sessions
+            .entry(session)
+            .or_default()
+            .granted
+            .insert(run);
+        self.held += count;
+        Ok(run)
     }
 
     /// Grants like [`SegmentTable::grant`], but only if at least `kept` segments remain afterwards.
@@ -241,19 +264,22 @@ impl SegmentTable {
     /// # Errors
     /// See [`TakeBackError`]. Nothing changes if it fails.
     pub fn take_back(&mut self, session: SessionId, run: Run) -> Result<(), TakeBackError> {
-        self.all_are(Owner::Granted(session), session, run)?;
-        self.entries(run).fill(Owner::Quarantined(session));
+        let held = self.held_run(session, run, |held| &held.granted)?;
+        held.granted.remove(run);
+        held.quarantined.insert(run);
         Ok(())
     }
 
-    /// Quarantines all segments granted to `session` and returns all its quarantined runs.
+    /// Quarantines all segments granted to `session` and returns all its quarantined runs, in order and none beside
+    /// another.
     pub fn take_back_all(&mut self, session: SessionId) -> Vec<Run> {
-        for owner in &mut self.owners {
-            if *owner == Owner::Granted(session) {
-                *owner = Owner::Quarantined(session);
-            }
+        let Some(held) = self.sessions.get_mut(&session) else {
+            return Vec::new();
+        };
+        for run in core::mem::take(&mut held.granted).iter() {
+            held.quarantined.insert(run);
         }
-        self.runs(Owner::Quarantined(session))
+        held.quarantined.iter().collect()
     }
 
     /// Frees a quarantined run that is zeroed again and that no process maps.
@@ -261,48 +287,35 @@ impl SegmentTable {
     /// # Errors
     /// See [`TakeBackError`]. Nothing changes if it fails.
     pub fn scrubbed(&mut self, session: SessionId, run: Run) -> Result<(), TakeBackError> {
-        self.all_are(Owner::Quarantined(session), session, run)?;
-        self.entries(run).fill(Owner::Free);
+        let held = self.held_run(session, run, |held| &held.quarantined)?;
+        held.quarantined.remove(run);
+        if held.granted.is_empty() && held.quarantined.is_empty() {
+            self.sessions.remove(&session);
+        }
+        self.free.insert(run);
         self.held -= run.count;
         Ok(())
     }
 
-    /// Returns the runs of segments with this owner, in order.
-    #[must_use]
-    pub fn runs(&self, owner: Owner) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        for segment in (0..self.segments()).filter(|&s| self.owners[s as usize] == owner) {
-            match runs.last_mut() {
-                Some(run) if run.first + run.count == segment => run.count += 1,
-                _ => runs.push(Run {
-                    first: segment,
-                    count: 1,
-                }),
-            }
-        }
-        runs
-    }
-
-    fn all_are(&self, wanted: Owner, session: SessionId, run: Run) -> Result<(), TakeBackError> {
-        let segments = self.segments();
+    /// Returns the session's segments, if these of its runs contain the whole `run`.
+    fn held_run(
+        &mut self,
+        session: SessionId,
+        run: Run,
+        runs: impl Fn(&Held) -> &Runs,
+    ) -> Result<&mut Held, TakeBackError> {
+        let segments = self.segments;
         if run.count == 0 || run.first >= segments || run.count > segments - run.first {
             return Err(TakeBackError::OutOfWindow { run, segments });
         }
-        match (run.first..run.first + run.count).find(|&s| self.owners[s as usize] != wanted) {
-            None => Ok(()),
-            Some(segment) => {
-                let owner = self.owners[segment as usize];
-                Err(TakeBackError::NotOwned {
-                    segment,
-                    session,
-                    owner,
-                })
-            }
+        let held = self.sessions.get(&session);
+        if let Some(segment) = held.map_or(Some(run.first), |held| runs(held).missing(run)) {
+            return Err(TakeBackError::NotOwned {
+                segment,
+                session,
+                owner: self.owner(segment).unwrap_or(Owner::Free),
+            });
         }
-    }
-
-    /// Returns the entries of a run that lies in the window.
-    fn entries(&mut self, run: Run) -> &mut [Owner] {
-        &mut self.owners[run.first as usize..(run.first + run.count) as usize]
+        Ok(self.sessions.entry(session).or_default())
     }
 }
