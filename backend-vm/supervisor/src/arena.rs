@@ -17,6 +17,9 @@ use wormhole_link::channel::ChannelError;
 
 /// Largest number of unfinished requests and returns of arena in a session.
 const MAX_PENDING_ARENA: usize = 16;
+/// Largest number of a session's runs of arena. It bounds the work of a request and of the
+/// session's end in a window of any size.
+const MAX_EXTENTS: usize = 4096;
 
 /// A run of arena.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +72,9 @@ impl Supervisor {
             .count();
         let granted = if pending >= MAX_PENDING_ARENA {
             Err((Refusal::Quota, format!("{pending} runs are on their way")))
+        } else if session.extents.len() >= MAX_EXTENTS {
+            let reason = format!("a session has at most {MAX_EXTENTS} runs of arena");
+            Err((Refusal::Quota, reason))
         } else {
             window
                 .segments

@@ -432,6 +432,23 @@ fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
     assert!(backend.wait_for_end().success());
 }
 
+/// A request, and the end of a session, may cost the event loop time for each run.
+#[test]
+fn a_session_has_a_limited_number_of_runs_of_arena() {
+    let mut backend = Backend::with_window(5000);
+    let mut guest = backend.connect().open();
+    let runs = (1..5000).take_while(|id| match guest.request_arena(*id, 1) {
+        Reply::ArenaGrant(_) => true,
+        reply => {
+            assert_eq!(reply, Reply::ArenaDenied(*id, Refusal::Quota as u32));
+            false
+        }
+    });
+    // The session started with one.
+    assert_eq!(runs.count(), 4095);
+    backend.wait_for_log("a session has at most 4096 runs of arena");
+}
+
 #[test]
 fn workers_do_not_outlive_a_killed_supervisor() {
     let mut backend = Backend::with_window(64);
