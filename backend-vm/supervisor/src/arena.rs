@@ -336,7 +336,9 @@ impl Supervisor {
         };
         extent.state = ExtentState::Scrubbing;
         let (tenant, local) = (session.tenant, session.local);
-        self.hide_run(ops, tenant, local, key, run);
+        if !local {
+            self.hide_run(ops, tenant, key, run);
+        }
         self.scrub_run(key, run);
         Ok(())
     }

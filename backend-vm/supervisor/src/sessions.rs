@@ -596,35 +596,45 @@ impl Supervisor {
         }
     }
 
-    /// Orders the launcher to unmap a run; after that the run can be granted again.
-    fn free_run(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, run: Run) {
-        self.hide_run(ops, session.tenant, session.local, key, run);
-        if let Some(window) = window_of(&mut self.tenants, session.tenant)
-            && let Err(error) = window.segments.scrubbed(session.id, run)
-        {
-            tracing::error!("{error}");
+    /// Orders the launcher to unmap runs; after that they can be granted again.
+    fn free_runs(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, runs: &[Run]) {
+        // After the first failure the launcher is cut off and gets no further orders.
+        let _ = session.local
+            || runs
+                .iter()
+                .all(|run| self.hide_run(ops, session.tenant, key, *run));
+        let Some(window) = window_of(&mut self.tenants, session.tenant) else {
+            return;
+        };
+        for run in runs {
+            if let Err(error) = window.segments.scrubbed(session.id, *run) {
+                tracing::error!("{error}");
+            }
         }
     }
 
     /// Orders the launcher of a guest VM to unmap a run from the guest. Orders about the same
     /// segments are executed in the order sent. A launcher to which the order cannot be sent is cut
-    /// off, so that the guest does not keep access to another session's segments.
+    /// off, so that the guest does not keep access to another session's segments. Returns whether
+    /// the order was sent.
     pub(super) fn hide_run(
         &mut self,
         ops: &mut EventOps<'_>,
         tenant: Id,
-        local: bool,
         key: Id,
         run: Run,
-    ) {
-        if local {
-            return;
-        }
+    ) -> bool {
         let message = Message::WindowUnmap(window_run(key, run));
-        if let Err(error) = self.tell_tenant(ops, tenant, &message, Vec::new()) {
-            tracing::warn!("tenant {tenant} is cut off: {run} cannot be taken from it: {error}");
+        let sent = self.tell_tenant(ops, tenant, &message, Vec::new());
+        if let Err(error) = &sent {
+            if self.may_log(tenant) {
+                tracing::warn!(
+                    "tenant {tenant} is cut off: {run} cannot be taken from it: {error}"
+                );
+            }
             self.cut_off(tenant);
         }
+        sent.is_ok()
     }
 
     /// Frees a session's segments once no process can access them.
@@ -664,9 +674,7 @@ impl Supervisor {
             .and_then(|tenant| tenant.window.as_mut())
             .map(|window| window.segments.take_back_all(session.id))
             .unwrap_or_default();
-        for run in &runs {
-            self.free_run(ops, &session, key, *run);
-        }
+        self.free_runs(ops, &session, key, &runs);
         advance(&self.tenants, &session, SessionState::scrubbed);
         advance(&self.tenants, &session, SessionState::release);
         tracing::debug!(

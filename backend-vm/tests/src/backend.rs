@@ -365,6 +365,23 @@ impl Tenant {
         }
     }
 
+    /// Waits for an order to map a run for a guest, and answers that it is mapped.
+    pub fn show_run(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        let run = loop {
+            match self.incoming.take().expect("the tenant stream") {
+                Some(Message::WindowMap(run)) => break run,
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        };
+        self.incoming.descriptor().expect("the session's file");
+        self.send(&Message::WindowMapped(run), Vec::new());
+    }
+
     /// Waits for the next report of an ended session.
     pub fn report(&mut self) -> SessionReport {
         let end = Instant::now() + PATIENCE;
