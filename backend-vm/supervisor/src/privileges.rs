@@ -40,6 +40,7 @@ const CALLS: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_newfstatat,
     libc::SYS_lseek,
     libc::SYS_memfd_create,

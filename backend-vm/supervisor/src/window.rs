@@ -23,6 +23,10 @@ pub enum WindowError {
     #[error("the window is no anonymous file that can be sealed")]
     NotSealable(#[source] io::Error),
     #[error(
+        "the window is a file of huge pages (MFD_HUGETLB), which cannot be freed in parts: make it of ordinary pages"
+    )]
+    HugePages,
+    #[error(
         "the window can still be resized: it must be sealed with F_SEAL_GROW and F_SEAL_SHRINK"
     )]
     Resizable,
@@ -58,6 +62,9 @@ impl Window {
     /// The file is not as announced, or its size can still change.
     pub fn accept(file: &OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
         let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
+        if rustix::fs::fstatfs(file).map_err(io::Error::from)?.f_type == libc::HUGETLBFS_MAGIC {
+            return Err(WindowError::HugePages);
+        }
         if !seals.contains(SealFlags::GROW | SealFlags::SHRINK) {
             return Err(WindowError::Resizable);
         }
@@ -146,6 +153,19 @@ mod tests {
             "{error}"
         );
         assert!(Window::accept(&file(size, SEALED), &attach(size)).is_ok());
+    }
+
+    #[test]
+    fn a_window_of_huge_pages_is_refused() {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(file) = memfd_create("window", flags) else {
+            return eprintln!("skipped: this kernel has no huge pages (CONFIG_HUGETLBFS)");
+        };
+        ftruncate(&file, MINIMUM_BYTES).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK).unwrap();
+        let error = Window::accept(&file, &attach(MINIMUM_BYTES)).unwrap_err();
+        assert!(matches!(error, WindowError::HugePages), "{error}");
     }
 
     #[test]
