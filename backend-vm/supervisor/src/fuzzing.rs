@@ -364,6 +364,17 @@ impl Scene {
         Some(())
     }
 
+    /// Executes steps without a check of the state. Returns the tickets of the workers that are
+    /// alive.
+    #[cfg(test)]
+    fn play(&mut self, input: &[u8]) -> Vec<u64> {
+        let mut steps = Steps(input);
+        while self.step(&mut steps).is_some() {
+            self.settle();
+        }
+        self.workers.iter().map(|worker| worker.ticket).collect()
+    }
+
     fn guest_says(&mut self, steps: &mut Steps<'_>) -> Option<()> {
         let [guest, kind, id, first, count] = steps.next()?;
         let message = match kind % 10 {
@@ -675,7 +686,7 @@ mod tests {
 
     use wormhole_ring::control::{ArenaRequest, Message};
 
-    use super::{Scene, Steps};
+    use super::Scene;
     use crate::alone::alone;
     use crate::turns::TURN;
 
@@ -708,14 +719,7 @@ mod tests {
     fn a_spare_that_dies_before_its_session_has_it_is_replaced() {
         let _alone = alone();
         let mut scene = Scene::new();
-        let mut play = |input: &[u8]| {
-            let mut steps = Steps(input);
-            while scene.step(&mut steps).is_some() {
-                scene.settle();
-            }
-            let alive: Vec<u64> = scene.workers.iter().map(|worker| worker.ticket).collect();
-            alive
-        };
+        let mut play = |input: &[u8]| scene.play(input);
         let start = [12, 0];
         assert_eq!(play(&start), [0]);
         let ready = [6, 0, 0, 0, 0, 0];
@@ -756,11 +760,7 @@ mod tests {
             &hello,
             &assigned,
         ];
-        let inputs = inputs.concat();
-        let mut steps = Steps(&inputs);
-        while scene.step(&mut steps).is_some() {
-            scene.settle();
-        }
+        scene.play(&inputs.concat());
         // The window has not so many segments.
         let segments = u32::MAX;
         for id in 0..SENT {
@@ -779,6 +779,31 @@ mod tests {
             assert_eq!(answers, left.min(TURN));
             left -= answers;
         }
+    }
+
+    #[test]
+    fn a_queued_spare_is_requested_again_if_its_session_ends_before_its_start() {
+        let _alone = alone();
+        let mut scene = Scene::new();
+        let mut play = |input: &[u8]| scene.play(input);
+        let start = [12, 0];
+        play(&start);
+        let ready = |worker| [6, worker, 0, 0, 0, 0];
+        let (launcher, attach) = ([0, 0], [1, 0, 31, 31, 0]);
+        let (scrub, stream) = ([9], [2, 0, 1]);
+        let hello = |guest, environment| [3, guest, 0, environment, 0, 0];
+        let inputs = [&ready(0)[..], &launcher, &attach, &start, &scrub];
+        play(&inputs.concat());
+        // The first session takes the spare, the second one needs a worker of its own.
+        let inputs = [&stream[..], &hello(0, 0), &stream, &hello(1, 1)];
+        play(&inputs.concat());
+        // The next spare waits behind that worker, and the third session claims it.
+        let assigned = [7, 0, 0];
+        let inputs = [&assigned[..], &stream, &hello(2, 0)];
+        assert_eq!(play(&inputs.concat()), [0]);
+        let third_leaves = [4, 2];
+        assert_eq!(play(&[&third_leaves[..], &start].concat()), [0, 1]);
+        assert_eq!(play(&[&ready(1)[..], &start].concat()), [0, 1, 2]);
     }
 
     #[test]

@@ -92,14 +92,20 @@ impl Starts {
         self.queue.waiting.push_back(start);
     }
 
-    /// Drops requests of sessions and accounts that do not exist any more.
-    pub fn retain(&mut self, wanted: impl Fn(Id) -> bool, is_tenant: impl Fn(Id) -> bool) {
-        self.queue
-            .waiting
-            .retain(|start| start.session.is_none_or(&wanted));
+    /// Drops requests of sessions and accounts that do not exist any more. Returns the dropped ones:
+    /// a session may have claimed a spare.
+    pub fn retain(
+        &mut self,
+        wanted: impl Fn(Id) -> bool,
+        is_tenant: impl Fn(Id) -> bool,
+    ) -> Vec<Start> {
+        let waiting = std::mem::take(&mut self.queue.waiting).into_iter();
+        let (kept, dropped) = waiting.partition(|start| start.session.is_none_or(&wanted));
+        self.queue.waiting = kept;
         self.queue
             .turns
             .retain(|account, _| account.is_none_or(&is_tenant));
+        dropped.into()
     }
 
     /// Takes the next worker to [`order`](Self::order). `starting` are the accounts of the workers

@@ -154,6 +154,11 @@ impl Supervisor {
         if self.stopping {
             return;
         }
+        self.request_spares(account);
+        self.start_next(ops);
+    }
+
+    fn request_spares(&mut self, account: Option<Id>) {
         for hash in self.hashes.clone() {
             let is_spare = |worker: &Worker| {
                 worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
@@ -168,7 +173,6 @@ impl Supervisor {
                 });
             }
         }
-        self.start_next(ops);
     }
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
@@ -190,10 +194,13 @@ impl Supervisor {
                 .copied()
                 .filter(|session| !self.is_dying(*session))
                 .collect();
-            self.starts.retain(
+            let dropped = self.starts.retain(
                 |session| waiting.contains(&session),
                 |tenant| self.tenants.contains_key(&tenant),
             );
+            if let Some(start) = dropped.first() {
+                self.request_spares(start.account);
+            }
             let starting = self.workers.values().filter(|worker| !worker.is_settled());
             let Some(start) = self.starts.next(starting.map(|worker| worker.account)) else {
                 return;
