@@ -54,7 +54,8 @@ struct Arguments {
     worker_memory: Option<u64>,
     /// Memory that the workers of one tenant may have together, where there are cgroups. If not given, three quarters of
     /// the system's memory, or of the supervisor's own limit, which is what all workers may have together, divided by the
-    /// tenants that there may be at the same time: --tenants-per-user for the supervisor's own user and each --tenant-user.
+    /// tenants that there may be at the same time: --tenants-per-user for the supervisor's own user and each --tenant-user,
+    /// but no more than have 512 MiB each, or --worker-memory if that is more. Further ones are refused.
     /// With --trusted-tenants each may have all of it.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     tenant_memory: Option<u64>,
@@ -98,14 +99,36 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
 }
 
-/// Returns how many tenants there may be that do not trust each other.
-fn strangers(arguments: &Arguments) -> usize {
+/// Least memory of a tenant among strangers, unless `--tenant-memory` names another: a default
+/// window, its workers, and what a CPU device holds.
+const TENANT_MEMORY: u64 = 512 << 20;
+
+/// Returns the quotas, and the number of tenants to divide the memory among: those that do not
+/// trust each other.
+fn quotas(arguments: &Arguments) -> (Quotas, usize) {
+    let quotas = Quotas {
+        tenants_per_user: arguments.tenants_per_user,
+        tenant_memory: None,
+        sessions: arguments.sessions,
+        sessions_per_user: arguments.sessions_per_user,
+        window: arguments.window_limit.unwrap_or(Quotas::default().window),
+    };
     if arguments.listen.is_none() || arguments.trusted_tenants {
-        return 1;
+        return (quotas, 1);
     }
     let own = rustix::process::geteuid().as_raw();
     let users: BTreeSet<u32> = arguments.tenant_user.iter().copied().chain([own]).collect();
-    users.len().saturating_mul(arguments.tenants_per_user)
+    let quotas = match arguments.tenant_memory {
+        Some(_) => quotas,
+        None => {
+            let all = Limits::of(arguments.worker_memory, None, 1, arguments.sessions)
+                .memory
+                .all;
+            let least = arguments.worker_memory.unwrap_or(0).max(TENANT_MEMORY);
+            quotas.within_memory(all / users.len() as u64, least)
+        }
+    };
+    (quotas, users.len().saturating_mul(quotas.tenants_per_user))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -155,10 +178,11 @@ fn survive_the_file_size_limit() {
 }
 
 fn start(arguments: Arguments) -> Result<(), String> {
+    let (quotas, strangers) = quotas(&arguments);
     let limits = Limits::of(
         arguments.worker_memory,
         arguments.tenant_memory,
-        strangers(&arguments),
+        strangers,
         arguments.sessions,
     );
     let stream = arguments.fd.map(inherited).transpose()?;
@@ -181,12 +205,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
         reap_limit: REAP_LIMIT,
-        quotas: Quotas {
-            tenants_per_user: arguments.tenants_per_user,
-            sessions: arguments.sessions,
-            sessions_per_user: arguments.sessions_per_user,
-            window: arguments.window_limit.unwrap_or(Quotas::default().window),
-        },
+        quotas,
     });
     result.map_err(|error| {
         // If the spawner was forked, it removes the socket itself.

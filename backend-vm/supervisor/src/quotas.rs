@@ -9,6 +9,8 @@ use super::tenants::Tenant;
 pub struct Quotas {
     /// Largest number of tenants of one user.
     pub tenants_per_user: usize,
+    /// Bytes of memory for each of them, if the memory and not the operator sets that number.
+    pub tenant_memory: Option<u64>,
     /// Largest number of sessions of one tenant.
     pub sessions: usize,
     /// Largest number of sessions of all tenants of one user.
@@ -21,10 +23,37 @@ impl Default for Quotas {
     fn default() -> Self {
         Self {
             tenants_per_user: 64,
+            tenant_memory: None,
             sessions: 128,
             sessions_per_user: 1024,
             window: 1 << 40,
         }
+    }
+}
+
+impl Quotas {
+    /// Lowers the number of a user's tenants to as many as have `least` bytes each of the `memory`
+    /// of all of them, at least one.
+    #[must_use]
+    pub fn within_memory(mut self, memory: u64, least: u64) -> Self {
+        let room = usize::try_from(memory / least).unwrap_or(usize::MAX).max(1);
+        if room < self.tenants_per_user {
+            (self.tenants_per_user, self.tenant_memory) = (room, Some(least));
+        }
+        self
+    }
+
+    /// Returns the reason why a user with `count` tenants may not have another one, if there is one.
+    fn too_many_tenants(&self, user: u32, count: usize) -> Option<String> {
+        let most = self.tenants_per_user;
+        let why = match self.tenant_memory {
+            None => format!("--tenants-per-user allows {most}"),
+            Some(bytes) => format!(
+                "there is memory for {most} of {} MiB each: a smaller --tenant-memory lets more attach",
+                bytes >> 20
+            ),
+        };
+        (count >= most).then(|| format!("user {user} has {count} tenants, and {why}"))
     }
 }
 
@@ -36,10 +65,7 @@ impl Supervisor {
         let (living, gone) = (self.tenants.values().map(Tenant::user), &self.gone);
         let count = living.chain(gone.values().copied());
         let count = count.filter(|owner| *owner == user).count();
-        let most = self.quotas.tenants_per_user;
-        (count >= most).then(|| {
-            format!("user {user} has {count} tenants, and --tenants-per-user allows {most}")
-        })
+        self.quotas.too_many_tenants(user, count)
     }
 
     /// Returns the reason why a tenant may not have another session beside its `live` ones, if
@@ -74,5 +100,35 @@ impl Supervisor {
     fn is_of(&self, session: &Session, user: u32) -> bool {
         let tenant = self.tenants.get(&session.tenant);
         tenant.is_some_and(|tenant| tenant.user() == user)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: u64 = 512 << 20;
+
+    #[test]
+    fn no_more_tenants_attach_than_the_memory_has_room_for() {
+        let quotas = Quotas::default().within_memory(6 << 30, LEAST);
+        assert_eq!(quotas.too_many_tenants(7, 11), None);
+        assert_eq!(
+            quotas.too_many_tenants(7, 12).unwrap(),
+            "user 7 has 12 tenants, and there is memory for 12 of 512 MiB each: a smaller --tenant-memory lets more attach"
+        );
+        // One may attach always.
+        let quotas = Quotas::default().within_memory(1, LEAST);
+        assert_eq!(quotas.tenants_per_user, 1);
+    }
+
+    #[test]
+    fn memory_for_more_tenants_than_the_operator_allows_changes_nothing() {
+        let quotas = Quotas::default().within_memory(1 << 40, LEAST);
+        assert_eq!(quotas, Quotas::default());
+        assert_eq!(
+            quotas.too_many_tenants(7, 64).unwrap(),
+            "user 7 has 64 tenants, and --tenants-per-user allows 64"
+        );
     }
 }
