@@ -270,6 +270,15 @@ unsafe fn take_step(plan: &Plan, step: &Step) -> Outcome {
                     return Err((3, errno()));
                 }
             }
+            Step::MaskFolder(at) => {
+                let masked = mount_new(c"tmpfs", at, c"mode=555,size=4k");
+                if masked != 0 && errno() != libc::ENOENT {
+                    return Err((3, errno()));
+                }
+                if masked == 0 {
+                    check(3, set_mount_flags(at, MOUNT_ATTR_RDONLY, false))?;
+                }
+            }
         }
     }
     Ok(())

@@ -36,11 +36,14 @@ pub(super) enum Step {
     Proc(CString),
     /// A file that reads as empty from now on, if it is there.
     Mask(CString),
+    /// A folder that is empty from now on, if it is there.
+    MaskFolder(CString),
 }
 
 /// Files of `/proc` that reveal keys, timers, and the use of processors and memory, and so the work of others.
-const MASKED: [&str; 20] = [
+const MASKED: [&str; 29] = [
     "/proc/buddyinfo",
+    "/proc/cgroups",
     "/proc/diskstats",
     "/proc/interrupts",
     "/proc/kallsyms",
@@ -49,18 +52,29 @@ const MASKED: [&str; 20] = [
     "/proc/latency_stats",
     "/proc/loadavg",
     "/proc/locks",
+    "/proc/mdstat",
     "/proc/pagetypeinfo",
+    "/proc/partitions",
     "/proc/sched_debug",
     "/proc/schedstat",
     "/proc/slabinfo",
     "/proc/softirqs",
     "/proc/stat",
     "/proc/swaps",
+    "/proc/sys/fs/aio-nr",
+    "/proc/sys/fs/dentry-state",
+    "/proc/sys/fs/file-nr",
+    "/proc/sys/fs/inode-nr",
+    "/proc/sys/fs/inode-state",
     "/proc/timer_list",
     "/proc/timer_stats",
+    "/proc/uptime",
     "/proc/vmstat",
     "/proc/zoneinfo",
 ];
+
+/// Folders of `/proc` that reveal the same.
+const MASKED_FOLDERS: [&str; 3] = ["/proc/fs", "/proc/irq", "/proc/pressure"];
 
 /// Returns the steps for a worker on a kind of device that may open `device_files`. `library_directories` are further
 /// places the host keeps shared libraries in.
@@ -85,6 +99,8 @@ pub(super) fn steps(
     steps.directory("/proc");
     steps.0.push(Step::Proc(staged(Path::new("/proc"))));
     let masks = MASKED.map(|file| Step::Mask(staged(Path::new(file))));
+    steps.0.extend(masks);
+    let masks = MASKED_FOLDERS.map(|folder| Step::MaskFolder(staged(Path::new(folder))));
     steps.0.extend(masks);
     steps.temporary("/tmp");
     (needs(kind).root)(&mut steps, device_files, library_directories);
@@ -144,14 +160,8 @@ impl Steps {
         if !path.is_absolute() || !path.is_dir() {
             return;
         }
-        let mut parents: Vec<&Path> = path
-            .ancestors()
-            .filter(|at| at.parent().is_some())
-            .collect();
-        parents.reverse();
-        for parent in parents {
-            self.0.push(Step::Directory(staged(parent)));
-        }
+        self.parents(path);
+        self.0.push(Step::Directory(staged(path)));
         self.0.push(Step::Bind {
             source: c_string(path.as_os_str()),
             at: staged(path),
@@ -159,6 +169,19 @@ impl Steps {
             writable: false,
             recursive,
         });
+    }
+
+    /// The directories above a path.
+    pub(super) fn parents(&mut self, path: &Path) {
+        let mut parents: Vec<&Path> = path
+            .ancestors()
+            .skip(1)
+            .filter(|at| at.parent().is_some())
+            .collect();
+        parents.reverse();
+        for parent in parents {
+            self.0.push(Step::Directory(staged(parent)));
+        }
     }
 
     pub(super) fn file(&mut self, path: &Path, writable: bool) {

@@ -82,10 +82,22 @@ const IOCTLS: &[u64] = &[
     libc::TCGETS,
 ];
 
-/// Parts of `/sys` that the driver needs: processors, memory nodes and PCI devices. The rest reveals facts about others:
-/// control groups of all tenants, block devices, modules.
-const SYSTEM: [&str; 2] = ["/sys/devices", "/sys/bus/pci"];
+/// List of PCI devices, as links. Of the devices themselves a worker has NVIDIA's.
+const PCI: &str = "/sys/bus/pci";
+/// Vendor of NVIDIA's PCI devices.
+const NVIDIA: &str = "0x10de";
+/// Files about processors and memory that the driver reads (strace, driver 580). Others beside them count load:
+/// frequencies, idle states, temperatures, statistics of memory nodes.
+const SYSTEM: [&str; 4] = [
+    "/sys/devices/system/cpu/online",
+    "/sys/devices/system/cpu/possible",
+    "/sys/devices/system/cpu/present",
+    "/sys/devices/system/memory/block_size_bytes",
+];
+const NODES: &str = "/sys/devices/system/node";
+const OF_NODE: [&str; 3] = ["cpulist", "cpumap", "distance"];
 const MODULES: &str = "/sys/module";
+
 /// Adds the system calls of the driver.
 fn calls(calls: Calls) -> Result<Calls, FilterError> {
     // The driver locks the index of its cache and keeps nothing there where that fails: a second load of PTX would
@@ -111,11 +123,13 @@ fn root(root: &mut Steps, files: &[PathBuf], libraries: &[PathBuf]) {
     }
     // Where the driver keeps a file of its process before it shares memory with others.
     root.temporary("/dev/shm");
-    for part in SYSTEM {
-        root.part(Path::new(part));
+    root.part(Path::new(PCI));
+    for file in SYSTEM.map(PathBuf::from).into_iter().chain(node_files()) {
+        root.parents(&file);
+        root.file(&file, false);
     }
-    for module in nvidia_modules() {
-        root.part(&module);
+    for part in nvidia_modules().into_iter().chain(nvidia_devices()) {
+        root.part(&part);
     }
     for directory in libraries {
         root.tree(directory);
@@ -131,6 +145,35 @@ fn nvidia_modules() -> Vec<PathBuf> {
         .flatten()
         .filter(|module| module.file_name().as_bytes().starts_with(b"nvidia"))
         .map(|module| module.path())
+        .collect()
+}
+
+/// The folders of NVIDIA's PCI devices.
+fn nvidia_devices() -> Vec<PathBuf> {
+    let Ok(devices) = std::fs::read_dir(Path::new(PCI).join("devices")) else {
+        return Vec::new();
+    };
+    let is_nvidia = |device: &PathBuf| {
+        std::fs::read_to_string(device.join("vendor")).is_ok_and(|text| text.trim() == NVIDIA)
+    };
+    devices
+        .flatten()
+        .map(|device| device.path())
+        .filter(is_nvidia)
+        .filter_map(|device| device.canonicalize().ok())
+        .collect()
+}
+
+/// The files that say which processors belong to each memory node.
+fn node_files() -> Vec<PathBuf> {
+    let Ok(nodes) = std::fs::read_dir(NODES) else {
+        return Vec::new();
+    };
+    nodes
+        .flatten()
+        .map(|node| node.path())
+        .filter(|node| node.is_dir())
+        .flat_map(|node| OF_NODE.map(|name| node.join(name)))
         .collect()
 }
 

@@ -329,6 +329,16 @@ const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
     ("/sys/kernel", READ, both(libc::ENOENT)),
     ("/sys/class", READ, both(libc::ENOENT)),
     ("/sys/devices", READ, [Some(libc::ENOENT), None]),
+    ("/sys/devices/virtual", READ, both(libc::ENOENT)),
+    ("/sys/devices/system/cpu/cpu0", READ, both(libc::ENOENT)),
+    ("/sys/devices/system/cpu/cpufreq", READ, both(libc::ENOENT)),
+    (
+        "/sys/devices/system/node/node0/meminfo",
+        READ,
+        both(libc::ENOENT),
+    ),
+    ("/proc/pressure/cpu", READ, both(libc::ENOENT)),
+    ("/proc/irq/0", READ, both(libc::ENOENT)),
     ("/proc/kcore", READ, both(libc::EACCES)),
     (
         "/proc/sys/kernel/core_pattern",
@@ -593,6 +603,24 @@ const OTHERS: &[Row] = &[
     (
         "read how much the system has to do",
         |_| reads("/proc/loadavg"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read how long the processors had nothing to do",
+        |_| reads("/proc/uptime"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read how many files are open",
+        |_| reads("/proc/sys/fs/file-nr"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read how many control groups there are",
+        |_| reads("/proc/cgroups"),
         both(libc::ENOENT),
         Control::Succeeds,
     ),
