@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use wormhole_api::constants::log_level::ERROR;
+
 use crate::error::{CuError, Result};
 use crate::log;
 use crate::types::{CUlogIterator, CUlogsCallback};
 
 /// Number of lines kept (CUDA driver API, "Error Log Management Functions").
 const LINES: usize = 100;
-/// `CU_LOG_LEVEL_ERROR`.
-const ERROR: u32 = 0;
 
 /// A program's callback with its user data.
 #[derive(Clone, Copy, Debug)]

@@ -55,8 +55,8 @@ unsafe extern "C" {
     fn cuGraphLaunch(executable: Pointer, stream: Pointer) -> u32;
 }
 
-const NOT_READY: u32 = 600;
-const ILLEGAL_ADDRESS: u32 = 700;
+const NOT_READY: u32 = wormhole_api::CuResult::NOT_READY.0;
+const ILLEGAL_ADDRESS: u32 = wormhole_api::CuResult::ILLEGAL_ADDRESS.0;
 
 /// Process with a kernel, a blocking stream, and the objects that the calls below name.
 struct Ready {

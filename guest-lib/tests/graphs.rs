@@ -67,7 +67,7 @@ extern "C" fn nothing(_: Pointer) {}
 /// Natively the handle of a destroyed object may crash the program.
 #[test]
 fn what_is_gone_is_refused_and_harms_nobody() {
-    const INVALID_VALUE: u32 = 1;
+    const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
     in_process(|| {
         let _backend = Backend::start();
         let mut context = null_mut();

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda as _;
 use support::{Backend, in_process, is_skipped};
+use wormhole_api::constants::host_register_flags::DEVICEMAP;
 
 unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
@@ -32,7 +33,6 @@ unsafe extern "C" {
 }
 
 const BYTES: usize = 64 << 10;
-const DEVICEMAP: u32 = 2;
 const STACK_BYTES: usize = 256 << 10;
 
 /// Starts a process with a context, some device memory, and some host memory.

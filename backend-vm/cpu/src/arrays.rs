@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::array::{CUBEMAP, LAYERED};
+use wormhole_device::constants::resource_view_format::{
+    FLOAT_4X32, UINT_1X8, UNSIGNED_BC1, UNSIGNED_BC7,
+};
 use wormhole_device::constants::{address_mode, filter_mode, texture_flags};
 use wormhole_device::{
     ArrayShape, CuError, Format, RawArray, RawMipmap, Resource, Result, Sampling, Texels, View,
@@ -387,10 +390,6 @@ const VIEWED: [ChannelType; 8] = [
     ChannelType::Half,
     ChannelType::Single,
 ];
-/// `CUresourceViewFormat`: the last value without block compression, the next one, and the last value of all.
-const LAST_PLAIN_VIEW: u32 = 0x18;
-const AFTER_PLAIN: u32 = LAST_PLAIN_VIEW + 1;
-const LAST_VIEW: u32 = 0x22;
 
 /// Applies a resource view to an image (CUDA driver API, `cuTexObjectCreate`).
 fn viewed(mut image: Image, view: &View) -> Result<Image> {
@@ -399,16 +398,16 @@ fn viewed(mut image: Image, view: &View) -> Result<Image> {
         return Err(CuError::INVALID_VALUE);
     }
     match view.format {
-        1..=LAST_PLAIN_VIEW => {
+        UINT_1X8..=FLOAT_4X32 => {
             let before = image.texel_bytes();
-            let index = view.format - 1;
+            let index = view.format - UINT_1X8;
             image.channel = VIEWED[(index / 3) as usize];
             image.channels = [1, 2, 4][(index % 3) as usize];
             if image.texel_bytes() != before {
                 return Err(CuError::INVALID_VALUE);
             }
         }
-        AFTER_PLAIN..=LAST_VIEW => return Err(CuError::NOT_SUPPORTED),
+        UNSIGNED_BC1..=UNSIGNED_BC7 => return Err(CuError::NOT_SUPPORTED),
         _ => return Err(CuError::INVALID_VALUE),
     }
     let [first, last] = view.levels.map(|level| level as usize);
@@ -431,7 +430,11 @@ fn viewed(mut image: Image, view: &View) -> Result<Image> {
 }
 
 fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
-    const KNOWN: u32 = 0x73;
+    const KNOWN: u32 = texture_flags::READ_AS_INTEGER
+        | texture_flags::NORMALIZED_COORDINATES
+        | texture_flags::SRGB
+        | texture_flags::DISABLE_TRILINEAR_OPTIMIZATION
+        | texture_flags::SEAMLESS_CUBEMAP;
     let mode = |mode| match mode {
         address_mode::WRAP => Ok(AddressMode::Wrap),
         address_mode::CLAMP => Ok(AddressMode::Clamp),

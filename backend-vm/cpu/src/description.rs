@@ -3,6 +3,8 @@
 use std::fs;
 
 use wormhole_device::Description;
+use wormhole_device::constants::api_version::VERSION;
+use wormhole_device::constants::device_attribute as attribute;
 
 /// Threads of a warp.
 pub const WARP: u32 = 32;
@@ -32,10 +34,6 @@ pub const PRIORITIES: (i32, i32) = (0, -5);
 
 /// A UUID of version 8 (RFC 9562, section 5.8) that spells the first device's name.
 const UUID: [u8; 16] = *b"wormho\x80e\x80cpudev0";
-/// Attributes that differ between devices: each has its own bus.
-const PCI_BUS_ID: i32 = 33;
-const MULTI_GPU_BOARD_GROUP_ID: i32 = 85;
-const CUDA_VERSION: i32 = 13_000;
 const L2_BYTES: u32 = 4 << 20;
 
 /// Describes a device with `memory` bytes and one multiprocessor for each of `processors`. `number` is its number in
@@ -43,7 +41,11 @@ const L2_BYTES: u32 = 4 << 20;
 pub fn describe(memory: u64, processors: u32, number: u8) -> Description {
     let mut attributes = attributes(processors);
     for (id, value) in &mut attributes {
-        if matches!(*id, PCI_BUS_ID | MULTI_GPU_BOARD_GROUP_ID) {
+        // Each device has its own bus.
+        if matches!(
+            *id,
+            attribute::PCI_BUS_ID | attribute::MULTI_GPU_BOARD_GROUP_ID
+        ) {
             *value = number.into();
         }
     }
@@ -53,7 +55,7 @@ pub fn describe(memory: u64, processors: u32, number: u8) -> Description {
         name: format!("Wormhole CPU device ({})", processor_name()),
         uuid,
         total_memory: memory,
-        driver_version: CUDA_VERSION,
+        driver_version: VERSION,
         attributes,
         stream_priorities: PRIORITIES,
     }
@@ -78,63 +80,90 @@ fn signed(value: u32) -> i32 {
 /// Attributes of features that the device lacks are 0.
 fn attributes(processors: u32) -> Vec<(i32, i32)> {
     let mut all = vec![
-        (1, signed(MAX_BLOCK_THREADS)),             // MAX_THREADS_PER_BLOCK
-        (2, signed(MAX_BLOCK[0])),                  // MAX_BLOCK_DIM_X
-        (3, signed(MAX_BLOCK[1])),                  // MAX_BLOCK_DIM_Y
-        (4, signed(MAX_BLOCK[2])),                  // MAX_BLOCK_DIM_Z
-        (5, signed(MAX_GRID[0])),                   // MAX_GRID_DIM_X
-        (6, signed(MAX_GRID[1])),                   // MAX_GRID_DIM_Y
-        (7, signed(MAX_GRID[2])),                   // MAX_GRID_DIM_Z
-        (8, signed(SHARED_PER_BLOCK)),              // MAX_SHARED_MEMORY_PER_BLOCK
-        (9, 64 << 10),                              // TOTAL_CONSTANT_MEMORY
-        (10, signed(WARP)),                         // WARP_SIZE
-        (11, i32::MAX),                             // MAX_PITCH
-        (12, signed(REGISTERS_PER_BLOCK)),          // MAX_REGISTERS_PER_BLOCK
-        (13, 1_000_000),                            // CLOCK_RATE, kHz
-        (14, signed(TEXTURE_ALIGNMENT)),            // TEXTURE_ALIGNMENT
-        (15, 1),                                    // GPU_OVERLAP
-        (16, signed(processors)),                   // MULTIPROCESSOR_COUNT
-        (19, 1),                                    // CAN_MAP_HOST_MEMORY
-        (30, 512),                                  // SURFACE_ALIGNMENT
-        (31, 1),                                    // CONCURRENT_KERNELS
-        (36, 1_000_000),                            // MEMORY_CLOCK_RATE, kHz
-        (37, 64),                                   // GLOBAL_MEMORY_BUS_WIDTH, bits
-        (38, signed(L2_BYTES)),                     // L2_CACHE_SIZE
-        (39, signed(THREADS_PER_MULTIPROCESSOR)),   // MAX_THREADS_PER_MULTIPROCESSOR
-        (40, 1),                                    // ASYNC_ENGINE_COUNT
-        (41, 1),                                    // UNIFIED_ADDRESSING
-        (51, signed(TEXTURE_PITCH_ALIGNMENT)),      // TEXTURE_PITCH_ALIGNMENT
-        (75, 9),                                    // COMPUTE_CAPABILITY_MAJOR
-        (76, 0),                                    // COMPUTE_CAPABILITY_MINOR
-        (78, 1),                                    // STREAM_PRIORITIES_SUPPORTED
-        (79, 1),                                    // GLOBAL_L1_CACHE_SUPPORTED
-        (80, 1),                                    // LOCAL_L1_CACHE_SUPPORTED
-        (81, signed(SHARED_PER_MULTIPROCESSOR)),    // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-        (82, signed(REGISTERS_PER_MULTIPROCESSOR)), // MAX_REGISTERS_PER_MULTIPROCESSOR
-        (86, 1),                                    // HOST_NATIVE_ATOMIC_SUPPORTED
-        (87, 2),                                    // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
-        (90, 1),                                    // COMPUTE_PREEMPTION_SUPPORTED
-        (91, 1),                                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-        (95, 1),                                    // COOPERATIVE_LAUNCH
-        (96, 1),                                    // COOPERATIVE_MULTI_DEVICE_LAUNCH
-        (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        (99, 1),                                    // HOST_REGISTER_SUPPORTED
-        (102, 1),                                   // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        (103, 1),                                   // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        (106, signed(BLOCKS_PER_MULTIPROCESSOR)),   // MAX_BLOCKS_PER_MULTIPROCESSOR
-        (111, signed(SHARED_RESERVED)),             // RESERVED_SHARED_MEMORY_PER_BLOCK
-        (115, 1),                                   // MEMORY_POOLS_SUPPORTED
-        (125, 1),                                   // IPC_EVENT_SUPPORTED
-        (119, 1),                                   // MEMPOOL_SUPPORTED_HANDLE_TYPES
-        (122, 1),                                   // CAN_USE_64_BIT_STREAM_MEM_OPS
-        (123, 1),                                   // CAN_USE_STREAM_WAIT_VALUE_NOR
-        (126, 1),                                   // MEM_SYNC_DOMAIN_COUNT
-        (130, 0),                                   // NUMA_CONFIG: none
-        (131, -1),                                  // NUMA_ID
-        (134, -1),                                  // HOST_NUMA_ID
+        (attribute::MAX_THREADS_PER_BLOCK, signed(MAX_BLOCK_THREADS)),
+        (attribute::MAX_BLOCK_DIM_X, signed(MAX_BLOCK[0])),
+        (attribute::MAX_BLOCK_DIM_Y, signed(MAX_BLOCK[1])),
+        (attribute::MAX_BLOCK_DIM_Z, signed(MAX_BLOCK[2])),
+        (attribute::MAX_GRID_DIM_X, signed(MAX_GRID[0])),
+        (attribute::MAX_GRID_DIM_Y, signed(MAX_GRID[1])),
+        (attribute::MAX_GRID_DIM_Z, signed(MAX_GRID[2])),
+        (
+            attribute::MAX_SHARED_MEMORY_PER_BLOCK,
+            signed(SHARED_PER_BLOCK),
+        ),
+        (attribute::TOTAL_CONSTANT_MEMORY, 64 << 10),
+        (attribute::WARP_SIZE, signed(WARP)),
+        (attribute::MAX_PITCH, i32::MAX),
+        (
+            attribute::MAX_REGISTERS_PER_BLOCK,
+            signed(REGISTERS_PER_BLOCK),
+        ),
+        (attribute::CLOCK_RATE, 1_000_000), // kHz
+        (attribute::TEXTURE_ALIGNMENT, signed(TEXTURE_ALIGNMENT)),
+        (attribute::GPU_OVERLAP, 1),
+        (attribute::MULTIPROCESSOR_COUNT, signed(processors)),
+        (attribute::CAN_MAP_HOST_MEMORY, 1),
+        (attribute::SURFACE_ALIGNMENT, 512),
+        (attribute::CONCURRENT_KERNELS, 1),
+        (attribute::MEMORY_CLOCK_RATE, 1_000_000), // kHz
+        (attribute::GLOBAL_MEMORY_BUS_WIDTH, 64),  // bits
+        (attribute::L2_CACHE_SIZE, signed(L2_BYTES)),
+        (
+            attribute::MAX_THREADS_PER_MULTIPROCESSOR,
+            signed(THREADS_PER_MULTIPROCESSOR),
+        ),
+        (attribute::ASYNC_ENGINE_COUNT, 1),
+        (attribute::UNIFIED_ADDRESSING, 1),
+        (
+            attribute::TEXTURE_PITCH_ALIGNMENT,
+            signed(TEXTURE_PITCH_ALIGNMENT),
+        ),
+        (attribute::COMPUTE_CAPABILITY_MAJOR, 9),
+        (attribute::COMPUTE_CAPABILITY_MINOR, 0),
+        (attribute::STREAM_PRIORITIES_SUPPORTED, 1),
+        (attribute::GLOBAL_L1_CACHE_SUPPORTED, 1),
+        (attribute::LOCAL_L1_CACHE_SUPPORTED, 1),
+        (
+            attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            signed(SHARED_PER_MULTIPROCESSOR),
+        ),
+        (
+            attribute::MAX_REGISTERS_PER_MULTIPROCESSOR,
+            signed(REGISTERS_PER_MULTIPROCESSOR),
+        ),
+        (attribute::HOST_NATIVE_ATOMIC_SUPPORTED, 1),
+        (attribute::SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 2),
+        (attribute::COMPUTE_PREEMPTION_SUPPORTED, 1),
+        (attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1),
+        (attribute::COOPERATIVE_LAUNCH, 1),
+        (attribute::COOPERATIVE_MULTI_DEVICE_LAUNCH, 1),
+        (
+            attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            signed(SHARED_PER_BLOCK_OPTIN),
+        ),
+        (attribute::HOST_REGISTER_SUPPORTED, 1),
+        (attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1),
+        (attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1),
+        (
+            attribute::MAX_BLOCKS_PER_MULTIPROCESSOR,
+            signed(BLOCKS_PER_MULTIPROCESSOR),
+        ),
+        (
+            attribute::RESERVED_SHARED_MEMORY_PER_BLOCK,
+            signed(SHARED_RESERVED),
+        ),
+        (attribute::MEMORY_POOLS_SUPPORTED, 1),
+        (attribute::IPC_EVENT_SUPPORTED, 1),
+        (attribute::MEMPOOL_SUPPORTED_HANDLE_TYPES, 1),
+        (attribute::CAN_USE_64_BIT_STREAM_MEM_OPS, 1),
+        (attribute::CAN_USE_STREAM_WAIT_VALUE_NOR, 1),
+        (attribute::MEM_SYNC_DOMAIN_COUNT, 1),
+        (attribute::NUMA_CONFIG, 0), // none
+        (attribute::NUMA_ID, -1),
+        (attribute::HOST_NUMA_ID, -1),
     ];
     all.extend(TEXTURE_LIMITS);
-    for id in 1..ATTRIBUTES_END {
+    for id in 1..attribute::MAX {
         if !all.iter().any(|(known, _)| *known == id) {
             all.push((id, 0));
         }
@@ -143,53 +172,50 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
     all
 }
 
-/// One past the last attribute of CUDA 13.0.
-const ATTRIBUTES_END: i32 = 148;
-
 /// Limits of textures and surfaces ("CUDA C++ programming guide", technical specifications per
-/// compute capability), attributes 21 to 29, 42 to 49, 52 to 74 and 77.
+/// compute capability).
 pub const TEXTURE_LIMITS: [(i32, i32); 41] = [
-    (21, 131_072),
-    (22, 131_072),
-    (23, 65_536),
-    (24, 16_384),
-    (25, 16_384),
-    (26, 16_384),
-    (27, 32_768),
-    (28, 32_768),
-    (29, 2_048),
-    (42, 32_768),
-    (43, 2_048),
-    (44, 1),
-    (45, 32_768),
-    (46, 32_768),
-    (47, 8_192),
-    (48, 8_192),
-    (49, 32_768),
-    (52, 32_768),
-    (53, 32_768),
-    (54, 2_046),
-    (55, 32_768),
-    (56, 131_072),
-    (57, 65_536),
-    (58, 16_384),
-    (59, 16_384),
-    (60, 16_384),
-    (61, 32_768),
-    (62, 2_048),
-    (63, 32_768),
-    (64, 32_768),
-    (65, 2_048),
-    (66, 32_768),
-    (67, 32_768),
-    (68, 2_046),
-    (69, 268_435_456),
-    (70, 131_072),
-    (71, 65_000),
-    (72, 2_097_120),
-    (73, 32_768),
-    (74, 32_768),
-    (77, 32_768),
+    (attribute::MAXIMUM_TEXTURE1D_WIDTH, 131_072),
+    (attribute::MAXIMUM_TEXTURE2D_WIDTH, 131_072),
+    (attribute::MAXIMUM_TEXTURE2D_HEIGHT, 65_536),
+    (attribute::MAXIMUM_TEXTURE3D_WIDTH, 16_384),
+    (attribute::MAXIMUM_TEXTURE3D_HEIGHT, 16_384),
+    (attribute::MAXIMUM_TEXTURE3D_DEPTH, 16_384),
+    (attribute::MAXIMUM_TEXTURE2D_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURE2D_LAYERED_HEIGHT, 32_768),
+    (attribute::MAXIMUM_TEXTURE2D_LAYERED_LAYERS, 2_048),
+    (attribute::MAXIMUM_TEXTURE1D_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURE1D_LAYERED_LAYERS, 2_048),
+    (attribute::CAN_TEX2D_GATHER, 1),
+    (attribute::MAXIMUM_TEXTURE2D_GATHER_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURE2D_GATHER_HEIGHT, 32_768),
+    (attribute::MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE, 8_192),
+    (attribute::MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE, 8_192),
+    (attribute::MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE, 32_768),
+    (attribute::MAXIMUM_TEXTURECUBEMAP_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS, 2_046),
+    (attribute::MAXIMUM_SURFACE1D_WIDTH, 32_768),
+    (attribute::MAXIMUM_SURFACE2D_WIDTH, 131_072),
+    (attribute::MAXIMUM_SURFACE2D_HEIGHT, 65_536),
+    (attribute::MAXIMUM_SURFACE3D_WIDTH, 16_384),
+    (attribute::MAXIMUM_SURFACE3D_HEIGHT, 16_384),
+    (attribute::MAXIMUM_SURFACE3D_DEPTH, 16_384),
+    (attribute::MAXIMUM_SURFACE1D_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_SURFACE1D_LAYERED_LAYERS, 2_048),
+    (attribute::MAXIMUM_SURFACE2D_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_SURFACE2D_LAYERED_HEIGHT, 32_768),
+    (attribute::MAXIMUM_SURFACE2D_LAYERED_LAYERS, 2_048),
+    (attribute::MAXIMUM_SURFACECUBEMAP_WIDTH, 32_768),
+    (attribute::MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH, 32_768),
+    (attribute::MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS, 2_046),
+    (attribute::MAXIMUM_TEXTURE1D_LINEAR_WIDTH, 268_435_456),
+    (attribute::MAXIMUM_TEXTURE2D_LINEAR_WIDTH, 131_072),
+    (attribute::MAXIMUM_TEXTURE2D_LINEAR_HEIGHT, 65_000),
+    (attribute::MAXIMUM_TEXTURE2D_LINEAR_PITCH, 2_097_120),
+    (attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, 32_768),
+    (attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT, 32_768),
+    (attribute::MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, 32_768),
 ];
 
 #[cfg(test)]
@@ -199,6 +225,6 @@ mod tests {
     #[test]
     fn every_attribute_is_answered_once_in_order() {
         let ids: Vec<i32> = attributes(4).into_iter().map(|(id, _)| id).collect();
-        assert_eq!(ids, (1..ATTRIBUTES_END).collect::<Vec<_>>());
+        assert_eq!(ids, (1..attribute::MAX).collect::<Vec<_>>());
     }
 }

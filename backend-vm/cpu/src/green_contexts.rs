@@ -4,18 +4,20 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use wormhole_device::constants::resource_split_flags::{
+    IGNORE_SM_COSCHEDULING, MAX_POTENTIAL_CLUSTER_SIZE,
+};
 use wormhole_device::{
     CuError, Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
 };
 
 use crate::device::CpuDevice;
 
-/// Granularity of a split in multiprocessors: by default, and with `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`.
+/// Granularity of a split in multiprocessors: by default, and with `IGNORE_SM_COSCHEDULING`.
 const TOGETHER: u32 = 8;
 const APART: u32 = 2;
-/// `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING` and `_MAX_POTENTIAL_CLUSTER_SIZE`, which exclude each other.
-const IGNORE_COSCHEDULING: u32 = 1;
-const BOTH: u32 = 3;
+/// Flags that exclude each other.
+const BOTH: u32 = IGNORE_SM_COSCHEDULING | MAX_POTENTIAL_CLUSTER_SIZE;
 
 /// Green contexts of a context: the last number, and the multiprocessors of each.
 #[derive(Debug, Default)]
@@ -67,7 +69,7 @@ impl GreenContexts for CpuDevice {
         if from.least == 0 || least > from.count {
             return Err(CuError::INVALID_RESOURCE_CONFIGURATION);
         }
-        let unit = if flags & IGNORE_COSCHEDULING != 0 {
+        let unit = if flags & IGNORE_SM_COSCHEDULING != 0 {
             APART
         } else {
             TOGETHER

@@ -1,6 +1,7 @@
 //! Checks sizes of arrays and textures against the device's attributes.
 
 use wormhole_device::array::{CUBEMAP, LAYERED, TEXTURE_GATHER};
+use wormhole_device::constants::device_attribute as attribute;
 use wormhole_device::{ArrayShape, CuError, Result};
 
 use crate::description::{TEXTURE_ALIGNMENT, TEXTURE_LIMITS, TEXTURE_PITCH_ALIGNMENT};
@@ -32,16 +33,60 @@ pub fn check_array(shape: &ArrayShape) -> Result<()> {
     let [_, height, depth] = extent;
     let flags = shape.flags();
     let ids = match (flags & LAYERED != 0, flags & CUBEMAP != 0) {
-        (true, true) => [53, 53, 54],
-        (false, true) => [52, 52, 54],
-        (true, false) if height == 0 => [42, 42, 43],
-        (true, false) => [27, 28, 29],
+        (true, true) => [
+            attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH,
+            attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH,
+            attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS,
+        ],
+        (false, true) => [
+            attribute::MAXIMUM_TEXTURECUBEMAP_WIDTH,
+            attribute::MAXIMUM_TEXTURECUBEMAP_WIDTH,
+            attribute::MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS,
+        ],
+        (true, false) if height == 0 => [
+            attribute::MAXIMUM_TEXTURE1D_LAYERED_WIDTH,
+            attribute::MAXIMUM_TEXTURE1D_LAYERED_WIDTH,
+            attribute::MAXIMUM_TEXTURE1D_LAYERED_LAYERS,
+        ],
+        (true, false) => [
+            attribute::MAXIMUM_TEXTURE2D_LAYERED_WIDTH,
+            attribute::MAXIMUM_TEXTURE2D_LAYERED_HEIGHT,
+            attribute::MAXIMUM_TEXTURE2D_LAYERED_LAYERS,
+        ],
         (false, false) if depth != 0 => {
-            return check(within(extent, [24, 25, 26]) || within(extent, [47, 48, 49]));
+            return check(
+                within(
+                    extent,
+                    [
+                        attribute::MAXIMUM_TEXTURE3D_WIDTH,
+                        attribute::MAXIMUM_TEXTURE3D_HEIGHT,
+                        attribute::MAXIMUM_TEXTURE3D_DEPTH,
+                    ],
+                ) || within(
+                    extent,
+                    [
+                        attribute::MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE,
+                        attribute::MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE,
+                        attribute::MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE,
+                    ],
+                ),
+            );
         }
-        (false, false) if flags & TEXTURE_GATHER != 0 => [45, 46, 46],
-        (false, false) if height == 0 => [21, 21, 21],
-        (false, false) => [22, 23, 23],
+        (false, false) if flags & TEXTURE_GATHER != 0 => [
+            attribute::MAXIMUM_TEXTURE2D_GATHER_WIDTH,
+            attribute::MAXIMUM_TEXTURE2D_GATHER_HEIGHT,
+            attribute::MAXIMUM_TEXTURE2D_GATHER_HEIGHT,
+        ],
+        (false, false) if height == 0 => [
+            attribute::MAXIMUM_TEXTURE1D_WIDTH,
+            attribute::MAXIMUM_TEXTURE1D_WIDTH,
+            attribute::MAXIMUM_TEXTURE1D_WIDTH,
+        ],
+        (false, false) => [
+            attribute::MAXIMUM_TEXTURE2D_WIDTH,
+            attribute::MAXIMUM_TEXTURE2D_HEIGHT,
+            attribute::MAXIMUM_TEXTURE2D_HEIGHT,
+        ],
     };
     check(within(extent, ids))
 }
@@ -49,8 +94,22 @@ pub fn check_array(shape: &ArrayShape) -> Result<()> {
 /// Checks the extent of a mipmapped array.
 pub fn check_mipmap(shape: &ArrayShape) -> Result<()> {
     match shape.extent() {
-        extent @ [_, 0, 0] => check(within(extent, [77, 77, 77])),
-        extent @ [_, _, 0] => check(within(extent, [73, 74, 74])),
+        extent @ [_, 0, 0] => check(within(
+            extent,
+            [
+                attribute::MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH,
+                attribute::MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH,
+                attribute::MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH,
+            ],
+        )),
+        extent @ [_, _, 0] => check(within(
+            extent,
+            [
+                attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH,
+                attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT,
+                attribute::MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT,
+            ],
+        )),
         _ => check_array(shape),
     }
 }
@@ -71,9 +130,9 @@ pub fn check_rows(address: u64, [width, height, pitch]: [u64; 3]) -> Result<()> 
     check(
         address.is_multiple_of(TEXTURE_ALIGNMENT.into())
             && pitch.is_multiple_of(TEXTURE_PITCH_ALIGNMENT.into())
-            && (1..=limit(70)).contains(&width)
-            && (1..=limit(71)).contains(&height)
-            && (1..=limit(72)).contains(&pitch),
+            && (1..=limit(attribute::MAXIMUM_TEXTURE2D_LINEAR_WIDTH)).contains(&width)
+            && (1..=limit(attribute::MAXIMUM_TEXTURE2D_LINEAR_HEIGHT)).contains(&height)
+            && (1..=limit(attribute::MAXIMUM_TEXTURE2D_LINEAR_PITCH)).contains(&pitch),
     )
 }
 
@@ -81,7 +140,7 @@ pub fn check_rows(address: u64, [width, height, pitch]: [u64; 3]) -> Result<()> 
 mod tests {
     use super::*;
 
-    const BYTE: u32 = 1;
+    use wormhole_device::constants::array_format::UNSIGNED_INT8 as BYTE;
 
     fn array(extent: [u64; 3], flags: u32) -> Result<()> {
         check_array(&ArrayShape::new(extent, BYTE, 1, flags).expect("a shape"))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use wormhole_device::constants::function_attribute::{
-    BINARY_VERSION, CONST_SIZE_BYTES, END, LOCAL_SIZE_BYTES, MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    BINARY_VERSION, CONST_SIZE_BYTES, LOCAL_SIZE_BYTES, MAX, MAX_DYNAMIC_SHARED_SIZE_BYTES,
     MAX_THREADS_PER_BLOCK, NUM_REGS, PREFERRED_SHARED_MEMORY_CARVEOUT, PTX_VERSION,
     REQUIRED_CLUSTER_DEPTH, REQUIRED_CLUSTER_WIDTH, SHARED_SIZE_BYTES,
 };
@@ -110,7 +110,7 @@ impl Kernel {
 
     /// Returns all attributes and their values.
     pub fn attributes(&self) -> Vec<(i32, i32)> {
-        (0..END)
+        (0..MAX)
             .filter_map(|id| Some((id, self.attribute(id).ok()?)))
             .collect()
     }
@@ -135,7 +135,7 @@ impl Kernel {
                         .map_or(0, |cluster| cluster[axis]),
                 )
             }
-            id if (0..END).contains(&id) => 0,
+            id if (0..MAX).contains(&id) => 0,
             _ => return Err(CuError::INVALID_VALUE),
         })
     }

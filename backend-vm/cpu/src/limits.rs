@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_device::constants::limit::{
-    DEV_RUNTIME_PENDING_LAUNCH_COUNT, END, MALLOC_HEAP_SIZE, MAX_L2_FETCH_GRANULARITY,
+    DEV_RUNTIME_PENDING_LAUNCH_COUNT, MALLOC_HEAP_SIZE, MAX, MAX_L2_FETCH_GRANULARITY,
     PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE, STACK_SIZE,
 };
 use wormhole_device::{CuError, Result};
@@ -41,7 +41,7 @@ impl Limits {
             MALLOC_HEAP_SIZE => Ok(&self.heap),
             DEV_RUNTIME_PENDING_LAUNCH_COUNT => Ok(&self.launches),
             MAX_L2_FETCH_GRANULARITY => Ok(&self.granularity),
-            limit if limit < END => Err(CuError::UNSUPPORTED_LIMIT),
+            limit if limit < MAX => Err(CuError::UNSUPPORTED_LIMIT),
             _ => Err(CuError::INVALID_VALUE),
         }
     }

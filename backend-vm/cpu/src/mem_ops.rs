@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use wormhole_device::constants::launch_attribute::{
+    ACCESS_POLICY_WINDOW, MEM_SYNC_DOMAIN, MEM_SYNC_DOMAIN_MAP, NVLINK_UTIL_CENTRIC_SCHEDULING,
+    PRIORITY, SYNCHRONIZATION_POLICY,
+};
 use wormhole_device::{
     CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result,
     StreamMemory, condition,
@@ -12,9 +16,15 @@ use crate::device::CpuDevice;
 use crate::memory::{Memory, Use, pointer};
 use crate::scheduler::{Outcome, Work};
 
-/// Attributes of streams (`CUlaunchAttributeID`): access policy window, synchronization policy, priority,
-/// memory synchronization domain map and domain, scheduling for NVLink.
-const STREAM_ATTRIBUTES: [u32; 6] = [1, 3, 8, 9, 10, 16];
+/// Attributes of streams.
+const STREAM_ATTRIBUTES: [u32; 6] = [
+    ACCESS_POLICY_WINDOW,
+    SYNCHRONIZATION_POLICY,
+    PRIORITY,
+    MEM_SYNC_DOMAIN_MAP,
+    MEM_SYNC_DOMAIN,
+    NVLINK_UTIL_CENTRIC_SCHEDULING,
+];
 
 /// Refuses invalid operations.
 pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {

@@ -1,5 +1,9 @@
 //! Implements the `Peers` trait: peer access, and waits and copies between devices of one process.
 
+use wormhole_device::constants::peer_attribute::{
+    ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED, ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED,
+    PERFORMANCE_RANK,
+};
 use wormhole_device::{
     Access, CuError, MemCopy3d, Peer, Peers, RawEvent, RawPool, RawStream, Result,
 };
@@ -10,10 +14,10 @@ use crate::device::{Context, Sibling};
 use crate::event::Last;
 use crate::scheduler::Work;
 
-/// Attributes (`CUdevice_P2PAttribute`) with the value 1: ACCESS_SUPPORTED and NATIVE_ATOMIC_SUPPORTED. The others,
-/// PERFORMANCE_RANK, CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED, are 0.
-const SUPPORTED: [u32; 2] = [2, 3];
-const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=5;
+/// Attributes (`CUdevice_P2PAttribute`) with the value 1. The others are 0.
+const SUPPORTED: [u32; 2] = [ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED];
+const ATTRIBUTES: std::ops::RangeInclusive<u32> =
+    PERFORMANCE_RANK..=ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED;
 
 impl CpuDevice {
     /// Makes a stream wait for an event of another device.

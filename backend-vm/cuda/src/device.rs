@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wormhole_api::constants::device_attribute::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
 };
-use wormhole_api::constants::function_attribute::END as FUNCTION_ATTRIBUTES_END;
+use wormhole_api::constants::function_attribute::MAX as FUNCTION_ATTRIBUTES_END;
 use wormhole_api::constants::jit_input;
 use wormhole_api::constants::{host_register_flags, launch_param};
 use wormhole_api::ctypes::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
@@ -94,7 +94,16 @@ pub(crate) fn size(value: u64) -> usize {
 /// Returns whether an error of a query means that the context is dead. Other errors: the query was wrong (invalid
 /// handles, no context, capture) or early.
 fn is_sticky(error: CuError) -> bool {
-    !matches!(error.0, 1 | 3 | 201 | 400 | 600 | 900..=909)
+    let of_captures = CuError::STREAM_CAPTURE_UNSUPPORTED.0..=CuError::TIMEOUT.0;
+    let early_or_wrong = matches!(
+        error,
+        CuError::INVALID_VALUE
+            | CuError::NOT_INITIALIZED
+            | CuError::INVALID_CONTEXT
+            | CuError::INVALID_HANDLE
+            | CuError::NOT_READY
+    );
+    !early_or_wrong && !of_captures.contains(&error.0)
 }
 
 impl CudaDevice {

@@ -2,8 +2,8 @@
 
 use std::ptr;
 
+use wormhole_api::constants::device_resource_type::SM;
 use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
-use wormhole_api::constants::resource_kind::SM;
 use wormhole_api::ctypes::{CUcontext, CUdevResource, CUstream};
 use wormhole_device::{
     CuError, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,

@@ -6,14 +6,13 @@ use std::ptr;
 use wormhole_api::constants::device_attribute::{
     IPC_EVENT_SUPPORTED, MEMPOOL_SUPPORTED_HANDLE_TYPES, PAGEABLE_MEMORY_ACCESS,
 };
-use wormhole_api::constants::{memory_handle_type, stream_flags};
+use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
+use wormhole_api::constants::stream_flags;
 use wormhole_api::ctypes::{CUcontext, CUstream, CUuuid};
 use wormhole_device::{CuError, Description, Result};
 
 use crate::driver::{Driver, DriverError};
 
-/// The only supported handle type of pools.
-const FILE_DESCRIPTOR: i32 = memory_handle_type::POSIX_FILE_DESCRIPTOR.cast_signed();
 /// Upper bound of the attributes of any known driver, exclusive.
 const ATTRIBUTES_END: i32 = 256;
 
@@ -127,7 +126,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             let known = unsafe { driver.cuDeviceGetAttribute(&raw mut value, id, device) };
             // Pools can be shared by descriptors only.
             let value = match id {
-                MEMPOOL_SUPPORTED_HANDLE_TYPES => value & FILE_DESCRIPTOR,
+                MEMPOOL_SUPPORTED_HANDLE_TYPES => value & POSIX_FILE_DESCRIPTOR.cast_signed(),
                 IPC_EVENT_SUPPORTED if !has_a_number() => 0,
                 _ => value,
             };

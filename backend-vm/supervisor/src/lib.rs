@@ -78,16 +78,17 @@ use self::tenants::Tenant;
 use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::worker_pool::Worker;
+use wormhole_api::CuResult;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
 pub use wormhole_sandbox::Limits;
 use wormhole_sandbox::device::needs;
 
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: result of every call after the worker died.
-pub const WORKER_LOST_RESULT: u32 = 709;
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: result of every call after the supervisor was ordered to stop.
-pub const REVOKED_RESULT: u32 = 802;
+/// Result of every call after the worker died.
+pub const WORKER_LOST_RESULT: u32 = CuResult::CONTEXT_IS_DESTROYED.0;
+/// Result of every call after the supervisor was ordered to stop.
+pub const REVOKED_RESULT: u32 = CuResult::SYSTEM_NOT_READY.0;
 
 /// `oom_score_adj` (proc(5)) of the supervisor and its spawner.
 const OOM_SCORE: &str = "-900";

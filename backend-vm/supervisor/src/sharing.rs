@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 
 use event_manager::EventOps;
 use rustix::fs::SealFlags;
+use wormhole_api::CuResult;
 use wormhole_device::{PARTIES, WORDS_FILE, file};
 use wormhole_link::memory;
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
@@ -38,8 +39,8 @@ const TENANT_LIMIT: usize = 1 << 15;
 /// Largest number of objects that all tenants may share.
 const LIMIT: usize = 1 << 18;
 /// Results of a guest's calls with a token, as `CUresult`s.
-const INVALID_VALUE: u32 = 1;
-const OUT_OF_MEMORY: u32 = 2;
+const INVALID_VALUE: u32 = CuResult::INVALID_VALUE.0;
+const OUT_OF_MEMORY: u32 = CuResult::OUT_OF_MEMORY.0;
 
 type Token = [u64; 2];
 

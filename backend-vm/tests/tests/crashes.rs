@@ -30,7 +30,7 @@ use wormhole_ring::bootstrap;
 use wormhole_ring::control::{Attach, Message, Observe, Refusal};
 
 const SEGMENTS: u64 = 33;
-const NOT_READY: u32 = 600;
+const NOT_READY: u32 = wormhole_api::CuResult::NOT_READY.0;
 /// Environment variable in which a guest passes an event's token to its worker.
 const TOKEN: &str = "CUDA_MODULE_LOADING";
 /// Contents of a guest's arena.

@@ -15,8 +15,8 @@ use wormhole_link::memory::{Mapping, anonymous_file};
 use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::layout::FILES;
 
-const INVALID_VALUE: u32 = 1;
-const NOT_SUPPORTED: u32 = 801;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const NOT_SUPPORTED: u32 = wormhole_api::CuResult::NOT_SUPPORTED.0;
 const PAGE: u64 = 4096;
 const BYTES: u64 = 4 * PAGE;
 const WORDS: usize = 4 * 1024;

@@ -16,9 +16,9 @@ use wormhole_backend_tests::backend::{
 use wormhole_backend_tests::guest::Guest;
 use wormhole_ring::control::Attach;
 
-const INVALID_VALUE: u32 = 1;
-const INVALID_CONTEXT: u32 = 201;
-const INVALID_HANDLE: u32 = 400;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const INVALID_CONTEXT: u32 = wormhole_api::CuResult::INVALID_CONTEXT.0;
+const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
 const BYTES: u64 = 64 << 10;
 /// Offset of the last word of as many bytes.
 const WORDS_END: usize = (64 << 10) - 4;
@@ -28,7 +28,7 @@ type Token = [u8; 16];
 
 #[test]
 fn a_supervisor_without_room_for_a_descriptor_refuses_it_and_ends_nobody() {
-    const OUT_OF_MEMORY: u32 = 2;
+    const OUT_OF_MEMORY: u32 = wormhole_api::CuResult::OUT_OF_MEMORY.0;
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();
     let event = guest.mint();

@@ -19,8 +19,8 @@ use super::session::{Answer, Call, Event, Session};
 use super::wake::Inbox;
 use wormhole_link::counters::Counter;
 
-/// `CUDA_ERROR_UNKNOWN`: result of every call after the guest corrupted its ring.
-pub const VIOLATION_RESULT: u32 = 999;
+/// Result of every call after the guest corrupted its ring.
+pub const VIOLATION_RESULT: u32 = CuResult::UNKNOWN.0;
 
 /// Spins for some 50 µs and yields for a few hundred before it parks and needs the doorbell.
 const IDLE: Policy = Policy {

@@ -63,8 +63,8 @@ use wormhole_link::neighbours::Neighbours;
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
 use wormhole_link::tasks;
 
-/// `CUDA_ERROR_SYSTEM_NOT_READY`: result of every call after the supervisor is gone.
-pub const SUPERVISOR_LOST_RESULT: u32 = 802;
+/// Result of every call after the supervisor is gone.
+pub const SUPERVISOR_LOST_RESULT: u32 = CuResult::SYSTEM_NOT_READY.0;
 
 /// Reason why a worker cannot serve.
 #[derive(Debug, thiserror::Error)]

@@ -17,8 +17,8 @@ use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
 use wormhole_worker::session::Event;
 
-const INVALID_VALUE: u32 = 1;
-const NOT_SUPPORTED: u32 = 801;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const NOT_SUPPORTED: u32 = wormhole_api::CuResult::NOT_SUPPORTED.0;
 /// Bytes of the session's memory.
 const BYTES: u64 = 4096;
 

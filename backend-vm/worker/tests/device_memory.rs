@@ -19,8 +19,8 @@ struct Two {
     sequence: u64,
 }
 
-const INVALID_VALUE: u32 = 1;
-const INVALID_DEVICE: u32 = 101;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const INVALID_DEVICE: u32 = wormhole_api::CuResult::INVALID_DEVICE.0;
 
 impl Two {
     fn start() -> Self {

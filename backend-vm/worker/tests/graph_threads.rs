@@ -15,8 +15,8 @@ use wormhole_api::{
 };
 use wormhole_device::Device;
 
-const OPERATING_SYSTEM: u32 = 304;
-const INVALID_HANDLE: u32 = 400;
+const OPERATING_SYSTEM: u32 = wormhole_api::CuResult::OPERATING_SYSTEM.0;
+const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
 
 struct Ready {
     device: Arc<Recorder>,

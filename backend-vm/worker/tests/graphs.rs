@@ -20,8 +20,8 @@ use wormhole_device::Device;
 use wormhole_worker::registrar::Task;
 use wormhole_worker::session::Event;
 
-const INVALID_VALUE: u32 = 1;
-const INVALID_HANDLE: u32 = 400;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
 /// Bytes of the session's memory.
 const BYTES: u64 = 4096;
 
@@ -269,8 +269,8 @@ fn a_description_names_what_the_session_has_or_is_never_executed() {
 
 #[test]
 fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
-    const NOT_SUPPORTED: u32 = 801;
-    const OUT_OF_MEMORY: u32 = 2;
+    const NOT_SUPPORTED: u32 = wormhole_api::CuResult::NOT_SUPPORTED.0;
+    const OUT_OF_MEMORY: u32 = wormhole_api::CuResult::OUT_OF_MEMORY.0;
     fn add(condition: u32, branch: GraphBranch, bodies: u32) -> impl Fn(&mut Ready, Handle<Graph>) {
         move |ready, graph| {
             ready.condition(graph);

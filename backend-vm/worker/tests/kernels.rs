@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
 use support::served::{Served, handle};
-use wormhole_api::constants::function_attribute::END;
+use wormhole_api::constants::function_attribute::MAX;
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function,
@@ -204,7 +204,7 @@ fn only_numbers_of_attributes_reach_the_device() {
     let ready = ready();
     let function = handle(1);
     let mut sequence = 3;
-    for (attribute, result, arrivals) in [(0, 0, 1), (END - 1, 0, 2), (END, 1, 2), (-1, 1, 2)] {
+    for (attribute, result, arrivals) in [(0, 0, 1), (MAX - 1, 0, 2), (MAX, 1, 2), (-1, 1, 2)] {
         let get = FunctionGetAttribute {
             function,
             attribute,

@@ -21,7 +21,7 @@ use wormhole_worker::session::Event;
 const PAGE_BYTES: usize = 4096;
 const PAGE: u64 = PAGE_BYTES as u64;
 const WORDS: u64 = PAGE / 4;
-const SUCCESS: u32 = 0;
+const SUCCESS: u32 = CuResult::SUCCESS.0;
 const FIRST: u16 = 0;
 const SECOND: u16 = 1;
 const LEGACY: Handle<Stream> = Handle::LEGACY;

@@ -15,8 +15,8 @@ use wormhole_api::{
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_device::Device;
 
-const INVALID_VALUE: u32 = 1;
-const INVALID_HANDLE: u32 = 400;
+const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
+const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
 /// Granularity of the recorder, and the size of its reservations.
 const UNIT: u64 = 1 << 20;
 

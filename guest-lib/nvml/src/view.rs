@@ -2,18 +2,8 @@
 
 use std::time::Instant;
 
+pub use wormhole_api::constants::device_attribute as attribute;
 use wormhole_ring::control::facts::{self, Link};
-
-/// `CUdevice_attribute` numbers.
-pub mod attribute {
-    pub const COMPUTE_MODE: i32 = 20;
-    pub const PCI_BUS_ID: i32 = 33;
-    pub const PCI_DEVICE_ID: i32 = 34;
-    pub const MEMORY_BUS_WIDTH: i32 = 37;
-    pub const PCI_DOMAIN_ID: i32 = 50;
-    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
-    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
-}
 
 /// A process of the tenant and the bytes of its device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

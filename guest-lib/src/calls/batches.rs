@@ -4,6 +4,9 @@
 
 use wormhole_api::Handle;
 use wormhole_api::array::ArrayShape;
+use wormhole_api::constants::copy_flags::PREFER_OVERLAP_WITH_COMPUTE;
+use wormhole_api::constants::copy_source_order::{ANY, DURING_API_CALL, STREAM};
+use wormhole_api::constants::{copy_operand, memory_location};
 use wormhole_api::handle::Array;
 
 use super::copies::copy;
@@ -22,22 +25,15 @@ use crate::types::{
 use crate::work::copy::{Mode, check};
 use crate::work::copy3d::{Copy3d, Place};
 
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
-const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
-const DURING_CALL: u32 = 2;
-/// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, a hint.
-const KNOWN_FLAGS: u32 = 1;
+const ORDERS: std::ops::RangeInclusive<u32> = STREAM..=ANY;
 /// Failure index if no single copy of the batch is the cause.
 const NO_COPY: usize = usize::MAX;
-
-/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the greatest location type.
-const LOCATIONS: u32 = 4;
 
 /// Returns whether a location hint names an existing location.
 fn is_place(hint: CUmemLocation) -> bool {
     match hint.r#type {
         LOCATION_DEVICE => device(hint.id).is_ok(),
-        kind => kind <= LOCATIONS,
+        kind => kind <= memory_location::HOST_NUMA_CURRENT,
     }
 }
 
@@ -75,14 +71,14 @@ impl Batch<'_> {
                 first >= least
             };
             let known = ORDERS.contains(&attributes.srcAccessOrder)
-                && attributes.flags & !KNOWN_FLAGS == 0
+                && attributes.flags & !PREFER_OVERLAP_WITH_COMPUTE == 0
                 && is_place(attributes.srcLocHint)
                 && is_place(attributes.dstLocHint);
             if !in_order || first >= self.count || !known {
                 return Err(CuError::INVALID_VALUE);
             }
             least = first + 1;
-            during_call |= attributes.srcAccessOrder == DURING_CALL;
+            during_call |= attributes.srcAccessOrder == DURING_API_CALL;
         }
         Ok(during_call)
     }
@@ -173,15 +169,11 @@ pub fn cuMemcpyBatchAsync(
     outcome
 }
 
-/// `CU_MEMCPY_OPERAND_TYPE_POINTER` and `_ARRAY`.
-const OPERAND_POINTER: u32 = 1;
-const OPERAND_ARRAY: u32 = 2;
-
 /// Looks up the array of an operand, if the operand is an array.
 fn array_of(operand: &CUmemcpy3DOperand) -> Result<Option<(Handle<Array>, ArrayShape)>> {
     match operand.kind {
-        OPERAND_POINTER => Ok(None),
-        OPERAND_ARRAY => array::find(to_handle(operand.place[0])).map(Some),
+        copy_operand::POINTER => Ok(None),
+        copy_operand::ARRAY => array::find(to_handle(operand.place[0])).map(Some),
         _ => Err(CuError::INVALID_VALUE),
     }
 }
@@ -236,7 +228,8 @@ fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])
     let [width, height, depth] = copy.extent.map(|extent| extent as u64);
     let width = width.checked_mul(element).ok_or(CuError::INVALID_VALUE)?;
     let extent = [width, height, depth];
-    let known = ORDERS.contains(&copy.srcAccessOrder) && copy.flags & !KNOWN_FLAGS == 0;
+    let known =
+        ORDERS.contains(&copy.srcAccessOrder) && copy.flags & !PREFER_OVERLAP_WITH_COMPUTE == 0;
     if !known || extent.contains(&0) {
         return Err(CuError::INVALID_VALUE);
     }
@@ -272,7 +265,7 @@ fn boxes(
         // SAFETY: memory of the program in a description is valid for the copy (`cuMemcpy3DBatchAsync`).
         let one = unsafe { Copy3d::new(ends, extent, Mode::Asynchronous) }?;
         submit(scope, target, Operation::Copy3d(one))?;
-        during_call |= copy.srcAccessOrder == DURING_CALL;
+        during_call |= copy.srcAccessOrder == DURING_API_CALL;
     }
     if during_call {
         target.synchronize(scope)

@@ -1,11 +1,14 @@
 //! Stream capture.
 
+use wormhole_api::constants::capture_mode::RELAXED;
+use wormhole_api::constants::capture_status::{ACTIVE, NONE};
+use wormhole_api::constants::capture_update::{ADD_CAPTURE_DEPENDENCIES, SET_CAPTURE_DEPENDENCIES};
+
 use super::graphs::nodes_with_data;
 use crate::error::{CuError, Result};
-use crate::graph::capture::{self, ACTIVE};
 use crate::graph::{Model, graph_handle, with};
 use crate::handle::to_pointer;
-use crate::object::capture_mode::{RELAXED, exchange_mode};
+use crate::object::capture_mode::exchange_mode;
 use crate::object::stream::target;
 use crate::parameter::{In, InOut, Out};
 use crate::session::session;
@@ -13,10 +16,6 @@ use crate::types::{
     CUgraph, CUgraphEdgeData, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
     DefaultStream,
 };
-
-/// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES` and `CU_STREAM_SET_CAPTURE_DEPENDENCIES`.
-const ADD: u32 = 0;
-const SET: u32 = 1;
 
 /// Begins a capture that forbids no calls: this version, of CUDA 10.0, predates the capture modes.
 pub fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> Result {
@@ -74,7 +73,7 @@ pub fn cuStreamIsCapturing(
     scope.session.alive()?;
     let status = match target.is_captured() {
         true => with(|model| model.capture_status(target))?,
-        false => capture::NONE,
+        false => NONE,
     };
     captureStatus.put(status)
 }
@@ -108,7 +107,7 @@ fn info(default: DefaultStream, stream: CUstream, places: &Places<'_>) -> Result
     };
     let (status, info) = match target.is_captured() {
         true => with(answer)?,
-        false => (capture::NONE, None),
+        false => (NONE, None),
     };
     places.status.put(status)?;
     if let Some(info) = info {
@@ -211,14 +210,14 @@ pub fn cuStreamUpdateCaptureDependencies_v2(
     flags: u32,
 ) -> Result {
     let (_, target) = target(default, hStream)?;
-    if flags != ADD && flags != SET {
+    if flags != ADD_CAPTURE_DEPENDENCIES && flags != SET_CAPTURE_DEPENDENCIES {
         return Err(CuError::INVALID_VALUE);
     }
     if !target.is_captured() {
         return Err(CuError::ILLEGAL_STATE);
     }
     let before = nodes_with_data(dependencies, dependencyData)?;
-    with(|model| model.set_capture_dependencies(target, before, flags == ADD))
+    with(|model| model.set_capture_dependencies(target, before, flags == ADD_CAPTURE_DEPENDENCIES))
 }
 
 pub fn cuThreadExchangeStreamCaptureMode(mode: InOut<'_, CUstreamCaptureMode>) -> Result {

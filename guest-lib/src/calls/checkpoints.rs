@@ -3,11 +3,10 @@
 
 use std::ffi::c_void;
 
+use wormhole_api::constants::process_state::RUNNING;
+
 use crate::error::{CuError, Result};
 use crate::parameter::{Out, Pointer};
-
-/// `CU_PROCESS_STATE_RUNNING`.
-const RUNNING: u32 = 0;
 
 /// Checks that a process is the calling one. The CUDA state of other processes is not known here.
 fn this(pid: i32) -> Result {

@@ -3,6 +3,8 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use wormhole_api::constants::graph_condition_flags::ASSIGN_DEFAULT;
+
 use super::graph_nodes::Member as _;
 
 use crate::error::{CuError, Result};
@@ -13,9 +15,6 @@ use crate::parameter::Out;
 use crate::types::{
     CUDA_CONDITIONAL_NODE_PARAMS, CUcontext, CUgraph, CUgraphConditionalHandle, CUgraphNodeParams,
 };
-
-/// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
-const ASSIGN_DEFAULT: u32 = 1;
 
 pub fn cuGraphConditionalHandleCreate(
     pHandle_out: Out<'_, CUgraphConditionalHandle>,

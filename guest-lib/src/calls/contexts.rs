@@ -5,6 +5,8 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use wormhole_api::constants::context_flags::FLAGS_MASK;
+use wormhole_api::constants::function_cache::PREFER_EQUAL;
 use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
 
 use super::devices::ordinal;
@@ -14,14 +16,12 @@ use crate::object::context::{self, Scope, primary_scope};
 use crate::object::{array, capture_mode, event, green_context, module, stream, texture};
 use crate::parameter::{Out, Pointer};
 use crate::session::session;
-use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
+use crate::types::{CUcontext, CUdevice, CUfunc_cache, CUlimit};
 use crate::work::{host_function, peer};
 use crate::{graph, memory};
 
 /// API version that `cuCtxGetApiVersion` reports for contexts of this interface.
 const API_VERSION: u32 = 3020;
-/// Greatest `CUfunc_cache`.
-const CACHE_CONFIGS: CUfunc_cache = 3;
 
 /// Cached limits (`cuCtxGetLimit`, `cuCtxSetLimit`), by device.
 static LIMITS: LazyLock<Mutex<HashMap<(usize, CUlimit), u64>>> = LazyLock::new(Mutex::default);
@@ -80,7 +80,7 @@ pub fn cuCtxPopCurrent_v2(pctx: Out<'_, CUcontext>) -> Result {
 
 pub fn cuCtxCreate_v2(pctx: Out<'_, CUcontext>, flags: u32, dev: CUdevice) -> Result {
     let device = ordinal(dev)?;
-    if pctx.is_null() || flags & !CTX_FLAGS_MASK != 0 {
+    if pctx.is_null() || flags & !FLAGS_MASK != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     pctx.put(context::create(device, flags)?)
@@ -176,7 +176,7 @@ pub fn cuCtxGetCacheConfig(pconfig: Out<'_, CUfunc_cache>) -> Result {
 
 pub fn cuCtxSetCacheConfig(config: CUfunc_cache) -> Result {
     let context = current()?;
-    if config > CACHE_CONFIGS {
+    if config > PREFER_EQUAL {
         return Err(CuError::INVALID_VALUE);
     }
     context.cache_config.store(config, Ordering::Relaxed);
@@ -341,7 +341,7 @@ pub fn cuDevicePrimaryCtxGetState(
 
 pub fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> Result {
     let device = ordinal(dev)?;
-    if flags & !CTX_FLAGS_MASK != 0 {
+    if flags & !FLAGS_MASK != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     let (context, _) = context::primary_context(device)?;

@@ -1,5 +1,9 @@
 //! Device queries, answered from the description received at `cuInit`.
 
+use wormhole_api::constants::atomic_capability::{
+    REDUCTION, SCALAR_32, SCALAR_64, SIGNED, UNSIGNED,
+};
+
 use crate::device::{Device, attribute, copy_string};
 use crate::error::{CuError, Result};
 use crate::parameter::{In, Out, Text};
@@ -133,19 +137,9 @@ pub fn cuDeviceGetExecAffinitySupport(
     pi.put(0)
 }
 
-/// `CU_ATOMIC_CAPABILITY_*`.
-mod capability {
-    pub const SIGNED: u32 = 1;
-    pub const UNSIGNED: u32 = 2;
-    pub const REDUCTION: u32 = 4;
-    pub const SCALAR_32: u32 = 8;
-    pub const SCALAR_64: u32 = 16;
-}
-
 /// Capabilities of each `CUatomicOperation` in PTX ("PTX ISA", `atom` and `red`), for a device with native atomic
 /// operations on host memory.
 const ATOMICS: [u32; 13] = {
-    use capability::{REDUCTION, SCALAR_32, SCALAR_64, SIGNED, UNSIGNED};
     const INTEGERS: u32 = SIGNED | UNSIGNED | REDUCTION | SCALAR_32 | SCALAR_64;
     const WRAPPING: u32 = UNSIGNED | REDUCTION | SCALAR_32;
     const BITS: u32 = UNSIGNED | REDUCTION | SCALAR_32 | SCALAR_64;

@@ -4,6 +4,10 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
+use wormhole_api::constants::nvscisync_flags::{SIGNAL, WAIT};
+use wormhole_api::constants::rdma_flush_scope::{TO_ALL_DEVICES, TO_OWNER};
+use wormhole_api::constants::rdma_flush_target::CURRENT_CTX;
+
 use super::devices::device;
 use crate::error::{CuError, Result};
 use crate::object::context;
@@ -123,22 +127,17 @@ pub fn cuDeviceGetNvSciSyncAttributes(
     if nvSciSyncAttrList.is_null() {
         return Err(CuError::INVALID_HANDLE);
     }
-    Err(if (1..=3).contains(&flags) {
+    Err(if flags != 0 && flags & !(SIGNAL | WAIT) == 0 {
         CuError::NOT_SUPPORTED
     } else {
         CuError::INVALID_VALUE
     })
 }
 
-/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`.
-const TARGET_CURRENT: u32 = 0;
-/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER` and `_TO_ALL_DEVICES`.
-const SCOPES: [u32; 2] = [100, 200];
-
 /// Succeeds without a flush: no other device writes to GPU memory of a guest.
 pub fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) -> Result {
     context::scope()?;
-    if target == TARGET_CURRENT && SCOPES.contains(&scope) {
+    if target == CURRENT_CTX && matches!(scope, TO_OWNER | TO_ALL_DEVICES) {
         Ok(())
     } else {
         Err(CuError::INVALID_VALUE)

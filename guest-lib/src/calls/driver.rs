@@ -3,6 +3,11 @@
 use std::ffi::{c_char, c_void};
 use std::ptr;
 
+use wormhole_api::constants::api_version::VERSION;
+use wormhole_api::constants::proc_address_flags::{LEGACY_STREAM, PER_THREAD_DEFAULT_STREAM};
+use wormhole_api::constants::proc_address_result::{
+    SUCCESS, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT,
+};
 use wormhole_api::{NoEntryPoint, entry_point};
 
 use crate::error::{CuError, Result};
@@ -11,18 +16,6 @@ use crate::exports::ADDRESSES;
 use crate::parameter::{In, Out, Text};
 use crate::types::{CUdriverProcAddressQueryResult, CUresult, CUuuid};
 use crate::{logs, session};
-
-/// CUDA version of the API that this library exports.
-const VERSION: i32 = 13000;
-
-/// `CU_GET_PROC_ADDRESS_SUCCESS`, `_SYMBOL_NOT_FOUND`, `_VERSION_NOT_SUFFICIENT`.
-const FOUND: CUdriverProcAddressQueryResult = 0;
-const NO_SYMBOL: CUdriverProcAddressQueryResult = 1;
-const OLD_VERSION: CUdriverProcAddressQueryResult = 2;
-
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. The other flag selects the legacy stream.
-const PER_THREAD: u64 = 2;
-const FLAGS: u64 = 3;
 
 pub fn cuInit(Flags: u32) -> Result {
     logs::keep();
@@ -74,13 +67,13 @@ fn address(
     flags: u64,
 ) -> std::result::Result<*mut c_void, CUdriverProcAddressQueryResult> {
     if symbol.is_empty() {
-        return Err(NO_SYMBOL);
+        return Err(SYMBOL_NOT_FOUND);
     }
     let version = u32::try_from(version).unwrap_or(0);
-    match entry_point(symbol, version, flags & PER_THREAD != 0) {
+    match entry_point(symbol, version, flags & PER_THREAD_DEFAULT_STREAM != 0) {
         Ok(index) => Ok(ADDRESSES[index]().cast_mut()),
-        Err(NoEntryPoint::Symbol) => Err(NO_SYMBOL),
-        Err(NoEntryPoint::Version) => Err(OLD_VERSION),
+        Err(NoEntryPoint::Symbol) => Err(SYMBOL_NOT_FOUND),
+        Err(NoEntryPoint::Version) => Err(VERSION_NOT_SUFFICIENT),
     }
 }
 
@@ -105,13 +98,13 @@ pub fn cuGetProcAddress_v2(
     symbolFound: Out<'_, CUdriverProcAddressQueryResult>,
 ) -> Result {
     session::not_ended()?;
-    if flags & !FLAGS != 0 {
+    if flags & !(LEGACY_STREAM | PER_THREAD_DEFAULT_STREAM) != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     let symbol = symbol.get()?;
     let found = address(symbol.to_bytes(), driverVersion, flags);
     pfn.put(found.unwrap_or(ptr::null_mut()))?;
-    symbolFound.put_if_wanted(found.err().unwrap_or(FOUND));
+    symbolFound.put_if_wanted(found.err().unwrap_or(SUCCESS));
     if symbolFound.is_null() {
         found.map(|_| ()).map_err(|_| CuError::NOT_FOUND)
     } else {
@@ -144,21 +137,24 @@ mod tests {
 
     #[test]
     fn entry_points_are_found_by_version_and_default_stream() {
-        assert_eq!(ask(c"", 0, 0), (0, 0, NO_SYMBOL));
-        assert_eq!(ask(c"cuNoSuchThing", 13000, 0), (0, 0, NO_SYMBOL));
+        assert_eq!(ask(c"", 0, 0), (0, 0, SYMBOL_NOT_FOUND));
+        assert_eq!(ask(c"cuNoSuchThing", 13000, 0), (0, 0, SYMBOL_NOT_FOUND));
         let launch = ask(c"cuLaunchKernel", 13000, 0);
         assert_eq!(
             launch,
-            (0, exports::cuLaunchKernel as *const () as usize, FOUND)
+            (0, exports::cuLaunchKernel as *const () as usize, SUCCESS)
         );
-        let per_thread = ask(c"cuLaunchKernel", 13000, PER_THREAD);
+        let per_thread = ask(c"cuLaunchKernel", 13000, PER_THREAD_DEFAULT_STREAM);
         assert_eq!(
             per_thread.1,
             exports::cuLaunchKernel_ptsz as *const () as usize
         );
         let old = ask(c"cuCtxGetDevice", 12000, 0).1;
         assert_eq!(old, exports::cuCtxGetDevice as *const () as usize);
-        assert_eq!(ask(c"cuLibraryLoadData", 11000, 0), (0, 0, OLD_VERSION));
+        assert_eq!(
+            ask(c"cuLibraryLoadData", 11000, 0),
+            (0, 0, VERSION_NOT_SUFFICIENT)
+        );
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
+use wormhole_api::constants::function_loading_state::LOADED;
+
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
@@ -13,9 +15,6 @@ use crate::types::{
     CUdevice, CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUkernel,
     CUlibrary, CUmodule,
 };
-
-/// `CU_FUNCTION_LOADING_STATE_LOADED`.
-const LOADED: CUfunctionLoadingState = 1;
 
 /// Returns the calling thread's scope with another device.
 fn on_device(dev: CUdevice) -> Result<Scope> {

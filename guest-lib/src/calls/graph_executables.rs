@@ -1,7 +1,10 @@
 //! Executable graphs.
 
+use wormhole_api::constants::graph_instantiate_flags::UPLOAD;
+use wormhole_api::constants::graph_instantiate_result::SUCCESS;
+
 use crate::error::{CuError, Result};
-use crate::graph::executable::{self, INSTANTIATED, Refused, UPLOAD};
+use crate::graph::executable::{self, Refused};
 use crate::graph::{graph_handle, node_handle, with};
 use crate::handle::to_pointer;
 use crate::object::capture_mode::check_call;
@@ -86,7 +89,7 @@ pub fn cuGraphInstantiateWithParams(
     let mut wanted = instantiateParams.get()?;
     let made = instantiate(phGraphExec, hGraph, wanted.flags);
     (wanted.result_out, wanted.hErrNode_out) = match made {
-        Ok(_) => (INSTANTIATED, std::ptr::null_mut()),
+        Ok(_) => (SUCCESS, std::ptr::null_mut()),
         Err(why) => (
             why.result,
             why.node.map_or(std::ptr::null_mut(), to_pointer),

@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use wormhole_api::constants::child_graph_ownership::{CLONE, MOVE};
 use wormhole_api::handle::Event;
 use wormhole_api::{Handle, LaunchAttribute};
 
@@ -27,10 +28,6 @@ use crate::types::{
     CUmemPoolProps, CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
 };
 use crate::work::launch::{Arguments, Attributes, kernel_attribute};
-
-/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`, `_MOVE`.
-const CLONE: u32 = 0;
-const MOVE: u32 = 1;
 
 /// Place of a new node.
 struct Place<'a> {

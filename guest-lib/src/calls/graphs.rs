@@ -2,6 +2,12 @@
 
 use std::ffi::CStr;
 
+use wormhole_api::constants::graph_memory_attribute::{
+    RESERVED_MEM_CURRENT, RESERVED_MEM_HIGH, USED_MEM_CURRENT, USED_MEM_HIGH,
+};
+use wormhole_api::constants::graph_user_object_flags::MOVE;
+use wormhole_api::constants::user_object_flags::NO_DESTRUCTOR_SYNC;
+
 use crate::error::{CuError, Result};
 use crate::graph::user_object::{self, release, retain};
 use crate::graph::work::Work;
@@ -15,10 +21,6 @@ use crate::types::{
     CUhostFn, CUuserObject, c_void,
 };
 use std::sync::atomic::Ordering;
-
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is required, and `CU_GRAPH_USER_OBJECT_MOVE`.
-const NO_DESTRUCTOR_SYNC: u32 = 1;
-const MOVE: u32 = 1;
 
 /// Reads an array of nodes with their edge data, if given.
 pub fn nodes_with_data(
@@ -386,11 +388,7 @@ pub fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32
     release(object, count)
 }
 
-/// `CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT`, `_USED_MEM_HIGH`, `_RESERVED_MEM_CURRENT` and `_RESERVED_MEM_HIGH`. Used and
-/// reserved memory are equal here.
-const CURRENT: [CUgraphMem_attribute; 2] = [0, 2];
-const HIGH: [CUgraphMem_attribute; 2] = [1, 3];
-
+/// Writes how much memory graphs use or reserve. The two are equal here.
 pub fn cuDeviceGetGraphMemAttribute(
     device: CUdevice,
     attr: CUgraphMem_attribute,
@@ -399,8 +397,8 @@ pub fn cuDeviceGetGraphMemAttribute(
     super::devices::device(device)?;
     let (now, most) = usage();
     let bytes = match attr {
-        attr if CURRENT.contains(&attr) => now,
-        attr if HIGH.contains(&attr) => most,
+        USED_MEM_CURRENT | RESERVED_MEM_CURRENT => now,
+        USED_MEM_HIGH | RESERVED_MEM_HIGH => most,
         _ => return Err(CuError::INVALID_VALUE),
     };
     // SAFETY: the attributes are words of 64 bits (CUDA driver API, `CUgraphMem_attribute`).
@@ -416,7 +414,7 @@ pub fn cuDeviceSetGraphMemAttribute(
     super::devices::device(device)?;
     // SAFETY: as above.
     let value = unsafe { value.of::<u64>() };
-    if !HIGH.contains(&attr) || value.get()? != 0 {
+    if !matches!(attr, USED_MEM_HIGH | RESERVED_MEM_HIGH) || value.get()? != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     let (now, most) = usage();

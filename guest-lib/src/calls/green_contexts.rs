@@ -3,6 +3,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::context_flags::MAP_HOST;
+use wormhole_api::constants::device_resource_type::SM;
+use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
+
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
@@ -16,11 +20,6 @@ use crate::types::{
     STREAM_NON_BLOCKING,
 };
 use crate::{handle, memory};
-
-/// `CU_GREEN_CTX_DEFAULT_STREAM`.
-const DEFAULT_STREAM: u32 = 1;
-/// `CU_CTX_MAP_HOST`, the flags of green contexts.
-const FLAGS: u32 = 8;
 
 /// Returns the scope of a context.
 fn scope_of(ctx: CUcontext) -> Result<Scope> {
@@ -43,7 +42,7 @@ fn tell(scope: Scope, resource: Out<'_, CUdevResource>, kind: u32) -> Result {
     if resource.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    if kind != green_context::MULTIPROCESSORS {
+    if kind != SM {
         return Err(CuError::INVALID_RESOURCE_TYPE);
     }
     resource.put(green_context::describe(scope)?)
@@ -124,7 +123,7 @@ pub fn cuGreenCtxCreate(
     if phCtx.is_null() || flags != DEFAULT_STREAM {
         return Err(CuError::INVALID_VALUE);
     }
-    let made = context::create_aside(ordinal, FLAGS)?;
+    let made = context::create_aside(ordinal, MAP_HOST)?;
     match scope_of(made).and_then(|scope| green_context::create(scope, desc.addr())) {
         Ok(()) => phCtx.put(made),
         Err(error) => context::destroy(made).and(Err(error)),

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::multi_device_launch_flags::{NO_POST_LAUNCH_SYNC, NO_PRE_LAUNCH_SYNC};
+
 use crate::error::{CuError, Result};
 use crate::graph::order::meet;
 use crate::graph::submit::{Operation, submit};
@@ -99,8 +101,6 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
     numDevices: u32,
     flags: u32,
 ) -> Result {
-    const NO_PRE_LAUNCH_SYNC: u32 = 1;
-    const NO_POST_LAUNCH_SYNC: u32 = 2;
     let devices = session()?.devices().len();
     let known = flags & !(NO_PRE_LAUNCH_SYNC | NO_POST_LAUNCH_SYNC) == 0;
     let count = usize::try_from(numDevices).unwrap_or(usize::MAX);

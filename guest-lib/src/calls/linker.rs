@@ -5,6 +5,8 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use wormhole_api::constants::jit_input::{CUBIN, NVVM, PTX};
+
 use super::modules::file;
 use crate::error::{CuError, Result};
 use crate::object::context;
@@ -12,12 +14,6 @@ use crate::object::jit::{Jit, Logs};
 use crate::object::link::{Goal, Input, link};
 use crate::parameter::{In, InOut, Out, Text};
 use crate::types::{CUjit_option, CUjitInputType, CUlinkState};
-
-/// `CU_JIT_INPUT_*` up to `CU_JIT_INPUT_NVVM`.
-const INPUT_TYPES: u32 = 6;
-/// `CU_JIT_INPUT_CUBIN` and `CU_JIT_INPUT_PTX`.
-const CUBIN: CUjitInputType = 0;
-const PTX: CUjitInputType = 1;
 
 #[derive(Debug)]
 struct Link {
@@ -85,7 +81,7 @@ impl Link {
             State::Complete(_) => return Err(CuError::INVALID_VALUE),
             State::Failed(error) => return Err(*error),
         }
-        if kind >= INPUT_TYPES || data.is_empty() {
+        if kind > NVVM || data.is_empty() {
             return Err(CuError::INVALID_VALUE);
         }
         let name = match name {

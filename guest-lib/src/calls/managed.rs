@@ -3,11 +3,23 @@
 use std::ffi::c_void;
 use std::path::Path;
 
+use wormhole_api::constants::device_ordinal::{CPU, INVALID};
+use wormhole_api::constants::memory_advice::{
+    SET_ACCESSED_BY, SET_PREFERRED_LOCATION, SET_READ_MOSTLY, UNSET_ACCESSED_BY,
+    UNSET_PREFERRED_LOCATION, UNSET_READ_MOSTLY,
+};
+use wormhole_api::constants::memory_attach_flags::{GLOBAL, HOST, SINGLE};
+use wormhole_api::constants::memory_location;
+use wormhole_api::constants::memory_range_attribute::{
+    ACCESSED_BY, LAST_PREFETCH_LOCATION, LAST_PREFETCH_LOCATION_ID, LAST_PREFETCH_LOCATION_TYPE,
+    PREFERRED_LOCATION, PREFERRED_LOCATION_ID, PREFERRED_LOCATION_TYPE, READ_MOSTLY,
+};
+
 use super::device;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::memory;
-use crate::memory::managed::{DEVICE_CPU, DEVICE_INVALID, Location, Range};
+use crate::memory::managed::{Location, Range};
 use crate::object::context;
 use crate::object::stream::target;
 use crate::parameter::{In, Out};
@@ -15,13 +27,6 @@ use crate::types::{
     CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream,
     DefaultStream,
 };
-
-/// Values of `CUmemLocationType`.
-const LOCATION_INVALID: u32 = 0;
-const LOCATION_DEVICE: u32 = 1;
-const LOCATION_HOST: u32 = 2;
-const LOCATION_HOST_NUMA: u32 = 3;
-const LOCATION_HOST_NUMA_CURRENT: u32 = 4;
 
 pub fn cuMemAllocManaged(dptr: Out<'_, CUdeviceptr>, bytesize: usize, flags: u32) -> Result {
     if dptr.is_null() {
@@ -34,7 +39,7 @@ pub fn cuMemAllocManaged(dptr: Out<'_, CUdeviceptr>, bytesize: usize, flags: u32
 
 /// Returns the location of a device ordinal; -1 is the host.
 fn place(ordinal: CUdevice) -> Result<Location> {
-    if ordinal == DEVICE_CPU {
+    if ordinal == CPU {
         return Ok(Location::Host);
     }
     device(ordinal)?;
@@ -43,13 +48,15 @@ fn place(ordinal: CUdevice) -> Result<Location> {
 
 fn location(location: CUmemLocation) -> Result<Location> {
     match location.r#type {
-        LOCATION_DEVICE => {
+        memory_location::DEVICE => {
             device(location.id)?;
             Ok(Location::Device(location.id))
         }
-        LOCATION_HOST => Ok(Location::Host),
-        LOCATION_HOST_NUMA if numa_node_exists(location.id) => Ok(Location::HostNuma(location.id)),
-        LOCATION_HOST_NUMA_CURRENT => Ok(Location::HostNumaCurrent),
+        memory_location::HOST => Ok(Location::Host),
+        memory_location::HOST_NUMA if numa_node_exists(location.id) => {
+            Ok(Location::HostNuma(location.id))
+        }
+        memory_location::HOST_NUMA_CURRENT => Ok(Location::HostNumaCurrent),
         _ => Err(CuError::INVALID_VALUE),
     }
 }
@@ -68,18 +75,19 @@ fn advise(
     context::scope()?;
     let range = Range::of(address, bytes as u64)?;
     match advice {
-        1 | 2 => range.change(|of| of.read_mostly = advice == 1),
-        3 => {
+        SET_READ_MOSTLY => range.change(|of| of.read_mostly = true),
+        UNSET_READ_MOSTLY => range.change(|of| of.read_mostly = false),
+        SET_PREFERRED_LOCATION => {
             let preferred = Some(place()?);
             range.change(|of| of.preferred = preferred);
         }
-        4 => range.change(|of| of.preferred = None),
-        5 | 6 => {
+        UNSET_PREFERRED_LOCATION => range.change(|of| of.preferred = None),
+        SET_ACCESSED_BY | UNSET_ACCESSED_BY => {
             let accessor = place()?;
             if matches!(accessor, Location::HostNuma(_) | Location::HostNumaCurrent) {
                 return Err(CuError::INVALID_VALUE);
             }
-            range.change(|of| of.set_accessed_by(accessor, advice == 5));
+            range.change(|of| of.set_accessed_by(accessor, advice == SET_ACCESSED_BY));
         }
         _ => return Err(CuError::INVALID_VALUE),
     }
@@ -276,9 +284,6 @@ pub fn cuStreamAttachMemAsync(
     length: usize,
     flags: u32,
 ) -> Result {
-    const GLOBAL: u32 = 1;
-    const HOST: u32 = 2;
-    const SINGLE: u32 = 4;
     let (scope, target) = target(default, hStream)?;
     scope.session.alive()?;
     capture::check_work(target)?;
@@ -302,28 +307,27 @@ pub fn cuStreamAttachMemAsync(
 fn ordinal(place: Option<Location>) -> i32 {
     match place {
         Some(Location::Device(ordinal)) => ordinal,
-        Some(_) => DEVICE_CPU,
-        None => DEVICE_INVALID,
+        Some(_) => CPU,
+        None => INVALID,
     }
 }
 
 /// Returns the type and id of a location as a `CUmemLocation`.
 fn pair(place: Option<Location>) -> (u32, i32) {
     match place {
-        Some(Location::Device(ordinal)) => (LOCATION_DEVICE, ordinal),
-        Some(Location::Host) => (LOCATION_HOST, DEVICE_CPU),
-        Some(Location::HostNuma(node)) => (LOCATION_HOST_NUMA, node),
-        Some(Location::HostNumaCurrent) => (LOCATION_HOST_NUMA_CURRENT, 0),
-        None => (LOCATION_INVALID, DEVICE_INVALID),
+        Some(Location::Device(ordinal)) => (memory_location::DEVICE, ordinal),
+        Some(Location::Host) => (memory_location::HOST, CPU),
+        Some(Location::HostNuma(node)) => (memory_location::HOST_NUMA, node),
+        Some(Location::HostNumaCurrent) => (memory_location::HOST_NUMA_CURRENT, 0),
+        None => (memory_location::INVALID, INVALID),
     }
 }
 
 /// Writes an attribute of a range.
 fn put_attribute(data: Out<'_, [u8]>, attribute: CUmem_range_attribute, range: Range) -> Result {
-    /// `CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY`, the only attribute that is a list; all others are one word.
-    const ACCESSED_BY: CUmem_range_attribute = 3;
     let bytes = data.len();
     let words = bytes / size_of::<i32>();
+    // The only attribute that is a list; all others are one word.
     let fits = match attribute {
         ACCESSED_BY => words > 0 && bytes.is_multiple_of(size_of::<i32>()),
         _ => bytes == size_of::<i32>(),
@@ -332,18 +336,18 @@ fn put_attribute(data: Out<'_, [u8]>, attribute: CUmem_range_attribute, range: R
         return Err(CuError::INVALID_VALUE);
     }
     let value = match attribute {
-        1 => i32::from(range.is_read_mostly()),
-        2 => ordinal(range.preferred()),
+        READ_MOSTLY => i32::from(range.is_read_mostly()),
+        PREFERRED_LOCATION => ordinal(range.preferred()),
         ACCESSED_BY => {
-            let rest = std::iter::repeat(DEVICE_INVALID);
+            let rest = std::iter::repeat(INVALID);
             let words = range.accessed_by().chain(rest).take(words);
             return data.put_all(words.flat_map(i32::to_ne_bytes));
         }
-        4 => ordinal(range.prefetched()),
-        5 => pair(range.preferred()).0.cast_signed(),
-        6 => pair(range.preferred()).1,
-        7 => pair(range.prefetched()).0.cast_signed(),
-        8 => pair(range.prefetched()).1,
+        LAST_PREFETCH_LOCATION => ordinal(range.prefetched()),
+        PREFERRED_LOCATION_TYPE => pair(range.preferred()).0.cast_signed(),
+        PREFERRED_LOCATION_ID => pair(range.preferred()).1,
+        LAST_PREFETCH_LOCATION_TYPE => pair(range.prefetched()).0.cast_signed(),
+        LAST_PREFETCH_LOCATION_ID => pair(range.prefetched()).1,
         _ => return Err(CuError::INVALID_VALUE),
     };
     data.put_all(value.to_ne_bytes())

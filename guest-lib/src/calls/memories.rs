@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use wormhole_api::MemGetInfo;
+use wormhole_api::constants::host_alloc_flags::{DEVICEMAP, PORTABLE};
 
 use crate::error::{CuError, Result};
 use crate::graph;
@@ -115,11 +116,9 @@ pub fn cuMemHostUnregister(p: *mut c_void) -> Result {
     memory::unregister(context::scope_or_primary()?, address_of(p))
 }
 
-/// Adds the flags PORTABLE and MAPPED, because all page-locked memory has these properties.
+/// Adds the flags PORTABLE and DEVICEMAP, because all page-locked memory has these properties.
 fn reported_flags(flags: u32) -> u32 {
-    const PORTABLE: u32 = 1;
-    const MAPPED: u32 = 2;
-    flags | PORTABLE | MAPPED
+    flags | PORTABLE | DEVICEMAP
 }
 
 pub fn cuMemHostGetFlags(pFlags: Out<'_, u32>, p: *mut c_void) -> Result {

@@ -6,6 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use wormhole_api::constants::library_option::{
+    BINARY_IS_PRESERVED, HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE,
+};
+use wormhole_api::constants::module_loading_mode::{EAGER_LOADING, LAZY_LOADING};
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 
 use crate::error::{CuError, Result};
@@ -19,10 +23,6 @@ use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
     CUmoduleLoadingMode,
 };
-
-/// `CU_MODULE_EAGER_LOADING` and `CU_MODULE_LAZY_LOADING`.
-const EAGER: CUmoduleLoadingMode = 1;
-const LAZY: CUmoduleLoadingMode = 2;
 
 /// Loads an image and writes its handle to `place`.
 fn load<K: Loadable>(
@@ -91,7 +91,7 @@ pub fn cuModuleUnload(hmod: CUmodule) -> Result {
 pub fn cuModuleGetLoadingMode(mode: Out<'_, CUmoduleLoadingMode>) -> Result {
     session::session()?;
     let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER");
-    mode.put(if eager { EAGER } else { LAZY })
+    mode.put(if eager { EAGER_LOADING } else { LAZY_LOADING })
 }
 
 fn function<K: Loadable>(
@@ -142,19 +142,16 @@ pub fn cuModuleGetGlobal_v2(
     global::<ModuleKind>(context::scope_or_primary()?, dptr, bytes, hmod, name)
 }
 
-/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays unchanged in memory until the library is unloaded. The other
-/// option registers host code with a library, which has no meaning across the window.
-const BINARY_IS_PRESERVED: CUlibraryOption = 1;
-const HOST_TABLE: CUlibraryOption = 0;
-
-/// Returns whether a host table is requested without a table.
+/// Returns whether a host table is requested without a table. The table registers host code with a library, which has
+/// no meaning across the window.
 fn lacks_table(
     options: In<'_, [CUlibraryOption]>,
     values: InOut<'_, [*mut c_void]>,
 ) -> Result<bool> {
     let mut numbered = options.values()?.enumerate();
     Ok(numbered.any(|(index, option)| {
-        option == HOST_TABLE && !values.get(index).is_ok_and(|table| !table.is_null())
+        option == HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE
+            && !values.get(index).is_ok_and(|table| !table.is_null())
     }))
 }
 
@@ -177,6 +174,7 @@ pub fn cuLibraryLoadData(
     }
     let jit = Jit::read(jitOptions, jitOptionsValues)?;
     let bytes = image::bytes(code)?;
+    // A preserved image stays unchanged in memory until the library is unloaded.
     let preserved = libraryOptions
         .values()?
         .any(|option| option == BINARY_IS_PRESERVED);

@@ -1,6 +1,7 @@
 //! Peer access between devices.
 
 use wormhole_api::PeerAttribute;
+use wormhole_api::constants::peer_attribute::ACCESS_SUPPORTED;
 
 use super::contexts::{current, scope_of};
 use super::copies::{NO_STREAM, copy};
@@ -14,9 +15,6 @@ use crate::session::session;
 use crate::types::{CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUstream, DefaultStream};
 use crate::work::copy::Mode;
 use crate::work::peer;
-
-/// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
-const ACCESS_SUPPORTED: u32 = 2;
 
 /// Requests a peer attribute of two different devices from the host's driver.
 fn attribute(from: usize, to: usize, attribute: u32) -> Result<i32> {

@@ -2,6 +2,10 @@
 
 use std::ffi::c_void;
 
+use wormhole_api::constants::{
+    device_ordinal, memory_type, pointer_access_flags, pointer_attribute as attribute,
+};
+
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::memory::map::{Allocation, Origin};
@@ -13,13 +17,8 @@ use crate::parameter::{In, Pointer};
 use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute};
 
-/// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
-const TYPE_HOST: u32 = 1;
-const TYPE_DEVICE: u32 = 2;
-/// `CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE`.
-const READ_WRITE: u32 = 3;
 /// Ordinal for an address that belongs to no device.
-const NO_DEVICE: u32 = (-2_i32).cast_unsigned();
+const NO_DEVICE: u32 = device_ordinal::INVALID.cast_unsigned();
 
 /// Value of an attribute, with the width that the driver writes. Booleans are words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,51 +51,39 @@ fn value(
         _ => Some(address),
     };
     Ok(Some(match attribute {
-        // CONTEXT
-        1 if allocation.outlives_context() => Value::Long(0),
-        1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
-        // MEMORY_TYPE
-        2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
-        // DEVICE_POINTER: equal to the address, except for registered memory
-        3 => return Ok(device.map(Value::Long)),
-        // HOST_POINTER
-        4 => return Ok(allocation.for_host(address).map(Value::Long)),
-        // IS_LEGACY_CUDA_IPC_CAPABLE
-        10 => Value::Word(u32::from(
+        attribute::CONTEXT if allocation.outlives_context() => Value::Long(0),
+        attribute::CONTEXT => Value::Long(context::by_number(allocation.context)?.addr() as u64),
+        attribute::MEMORY_TYPE => Value::Word(if is_host {
+            memory_type::HOST
+        } else {
+            memory_type::DEVICE
+        }),
+        // Equal to the address, except for registered memory.
+        attribute::DEVICE_POINTER => return Ok(device.map(Value::Long)),
+        attribute::HOST_POINTER => return Ok(allocation.for_host(address).map(Value::Long)),
+        attribute::IS_LEGACY_CUDA_IPC_CAPABLE => Value::Word(u32::from(
             allocation.origin == Origin::Device
                 && sharing::has_handles(session()?.on(device_of(allocation) as usize)),
         )),
-        // IS_GPU_DIRECT_RDMA_CAPABLE
-        15 => Value::Word(0),
-        // SYNC_MEMOPS
-        6 => Value::Word(u32::from(allocation.synchronous)),
-        // IS_MANAGED
-        8 => Value::Word(u32::from(allocation.is_managed())),
-        // BUFFER_ID
-        7 => Value::Long(allocation.id),
-        // DEVICE_ORDINAL
-        9 => Value::Word(device_of(allocation)),
-        // RANGE_START_ADDR, MAPPING_BASE_ADDR
-        11 | 19 => Value::Long(allocation.base),
-        // RANGE_SIZE, MAPPING_SIZE
-        12 | 18 => Value::Long(allocation.bytes),
-        // MAPPED
-        13 => Value::Word(u32::from(device.is_some())),
-        // ALLOWED_HANDLE_TYPES
-        14 => Value::Long(match allocation.origin {
+        attribute::IS_GPU_DIRECT_RDMA_CAPABLE => Value::Word(0),
+        attribute::SYNC_MEMOPS => Value::Word(u32::from(allocation.synchronous)),
+        attribute::IS_MANAGED => Value::Word(u32::from(allocation.is_managed())),
+        attribute::BUFFER_ID => Value::Long(allocation.id),
+        attribute::DEVICE_ORDINAL => Value::Word(device_of(allocation)),
+        attribute::RANGE_START_ADDR | attribute::MAPPING_BASE_ADDR => Value::Long(allocation.base),
+        attribute::RANGE_SIZE | attribute::MAPPING_SIZE => Value::Long(allocation.bytes),
+        attribute::MAPPED => Value::Word(u32::from(device.is_some())),
+        attribute::ALLOWED_HANDLE_TYPES => Value::Long(match allocation.origin {
             Origin::Mapped { memory } => virtual_memory::handle_types(memory).into(),
             Origin::Pool { pool } => pool::handle_types(pool).into(),
             _ => 0,
         }),
-        // ACCESS_FLAGS
-        16 => Value::Word(READ_WRITE),
-        // MEMPOOL_HANDLE
-        17 => Value::Long(match allocation.origin {
+        attribute::ACCESS_FLAGS => Value::Word(pointer_access_flags::READWRITE),
+        attribute::MEMPOOL_HANDLE => Value::Long(match allocation.origin {
             Origin::Pool { pool } => to_pointer(pool).addr() as u64,
             _ => 0,
         }),
-        // MEMORY_BLOCK_ID
-        20 => Value::Long(allocation.id),
+        attribute::MEMORY_BLOCK_ID => Value::Long(allocation.id),
         _ => return Err(CuError::INVALID_VALUE),
     }))
 }
@@ -113,10 +100,16 @@ fn device_of(allocation: &Allocation) -> u32 {
 /// Returns an attribute's value for an address that CUDA does not know.
 fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
     Ok(match attribute {
-        1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Value::Long(0),
-        2 | 16 => Value::Word(0),
-        9 => Value::Word(NO_DEVICE),
-        6 | 8 | 10 | 13 | 15 => Value::Word(0),
+        attribute::CONTEXT
+        | attribute::DEVICE_POINTER
+        | attribute::HOST_POINTER
+        | attribute::BUFFER_ID
+        | attribute::RANGE_START_ADDR
+        | attribute::RANGE_SIZE
+        | attribute::ALLOWED_HANDLE_TYPES
+        | attribute::MEMPOOL_HANDLE..=attribute::MEMORY_BLOCK_ID => Value::Long(0),
+        attribute::DEVICE_ORDINAL => Value::Word(NO_DEVICE),
+        attribute::MEMORY_TYPE..=attribute::ACCESS_FLAGS => Value::Word(0),
         _ => return Err(CuError::INVALID_VALUE),
     })
 }
@@ -163,16 +156,14 @@ pub fn cuPointerGetAttributes(
     Ok(())
 }
 
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only settable attribute.
-const SYNC_MEMOPS: CUpointer_attribute = 6;
-
+/// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only settable attribute.
 pub fn cuPointerSetAttribute(
     value: Pointer<'_, c_void>,
     attribute: CUpointer_attribute,
     ptr: CUdeviceptr,
 ) -> Result {
     context::scope()?;
-    if value.is_null() || attribute != SYNC_MEMOPS {
+    if value.is_null() || attribute != attribute::SYNC_MEMOPS {
         return Err(CuError::INVALID_VALUE);
     }
     // SAFETY: the attribute is a word.

@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
+use wormhole_api::constants::{memory_location, pool_attribute};
 use wormhole_api::handle::Pool;
 use wormhole_api::{Access, Handle};
 
@@ -15,18 +17,16 @@ use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out, Pointer};
 use crate::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstream, DefaultStream, LOCATION_DEVICE,
-    MEMORY_PINNED,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstream, DefaultStream, HANDLE_TYPES,
+    LOCATION_DEVICE, MEMORY_PINNED,
 };
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const FILE_DESCRIPTOR: u32 = 1;
-/// All `CUmemAllocationHandleType`s: file descriptors, two of Windows, fabric.
-const HANDLE_TYPES: u32 = 0xF;
 /// Attributes with 32-bit values; the others have 64 bits.
-const WORDS: std::ops::RangeInclusive<u32> = 1..=3;
+const WORDS: std::ops::RangeInclusive<u32> = pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES
+    ..=pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 /// All attributes; the last four are statistics.
-const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=8;
+const ATTRIBUTES: std::ops::RangeInclusive<u32> =
+    pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES..=pool_attribute::USED_MEM_HIGH;
 
 fn allocate(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Result<u64> {
     let mut address = 0;
@@ -114,7 +114,9 @@ fn located(location: CUmemLocation, kind: CUmemAllocationType) -> Result<usize> 
         }),
         (LOCATION_DEVICE, _) => Err(CuError::NOT_SUPPORTED),
         // The device attributes report no support for pools of host memory.
-        (2 | 3, MEMORY_PINNED) => Err(CuError::NOT_SUPPORTED),
+        (memory_location::HOST | memory_location::HOST_NUMA, MEMORY_PINNED) => {
+            Err(CuError::NOT_SUPPORTED)
+        }
         _ => Err(CuError::INVALID_VALUE),
     }
 }
@@ -160,7 +162,7 @@ pub fn cuMemPoolCreate(pool: Out<'_, CUmemoryPool>, poolProps: In<'_, CUmemPoolP
         return Err(CuError::INVALID_VALUE);
     }
     let device = located(wanted.location, wanted.allocType)?;
-    if wanted.handleTypes & !FILE_DESCRIPTOR != 0 {
+    if wanted.handleTypes & !POSIX_FILE_DESCRIPTOR != 0 {
         return Err(CuError::NOT_SUPPORTED);
     }
     let made = pool::create(

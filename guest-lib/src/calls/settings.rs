@@ -3,6 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use wormhole_api::ResetPersistingL2;
+use wormhole_api::constants::context_flags::{
+    FLAGS_MASK, LMEM_RESIZE_TO_MAX, SCHED_MASK, SYNC_MEMOPS,
+};
+use wormhole_api::constants::execution_affinity::SM_COUNT;
+use wormhole_api::constants::shared_memory_config::{EIGHT_BYTE_BANK_SIZE, FOUR_BYTE_BANK_SIZE};
 
 use super::contexts::{cuCtxDestroy_v2, current};
 use crate::device::attribute;
@@ -10,39 +15,33 @@ use crate::error::{CuError, Result};
 use crate::object::{context, function};
 use crate::parameter::Out;
 use crate::types::{
-    CTX_FLAGS_KEPT, CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam,
-    CUexecAffinityType, CUfunction, CUsharedconfig,
+    CUcontext, CUexecAffinityParam, CUexecAffinityType, CUfunction, CUsharedconfig,
 };
 
-/// Greatest `CUsharedconfig`.
-const SHARED_CONFIGS: CUsharedconfig = 2;
-/// `CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE`, the bank size of all devices since compute capability 5.0.
-const FOUR_BYTE_BANKS: CUsharedconfig = 1;
-/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`, the only affinity type.
-const SM_COUNT: CUexecAffinityType = 0;
+/// Flags that a context reports.
+const KEPT: u32 = SCHED_MASK | LMEM_RESIZE_TO_MAX | SYNC_MEMOPS;
 
 pub fn cuCtxSetFlags(flags: u32) -> Result {
     let context = current()?;
     // At most one scheduling flag may be set.
-    let scheduling = flags & CTX_SCHED_MASK;
-    if flags & !CTX_FLAGS_MASK != 0 || scheduling.count_ones() > 1 {
+    let scheduling = flags & SCHED_MASK;
+    if flags & !FLAGS_MASK != 0 || scheduling.count_ones() > 1 {
         return Err(CuError::INVALID_VALUE);
     }
     // The other flags are not stored: host memory is always mapped, and core dumps cannot be enabled.
-    context
-        .flags
-        .store(flags & CTX_FLAGS_KEPT, Ordering::Relaxed);
+    context.flags.store(flags & KEPT, Ordering::Relaxed);
     Ok(())
 }
 
+/// Reports the bank size of all devices since compute capability 5.0.
 pub fn cuCtxGetSharedMemConfig(pConfig: Out<'_, CUsharedconfig>) -> Result {
     current()?;
-    pConfig.put(FOUR_BYTE_BANKS)
+    pConfig.put(FOUR_BYTE_BANK_SIZE)
 }
 
 pub fn cuCtxSetSharedMemConfig(config: CUsharedconfig) -> Result {
     current()?;
-    if config > SHARED_CONFIGS {
+    if config > EIGHT_BYTE_BANK_SIZE {
         Err(CuError::INVALID_VALUE)
     } else {
         Ok(())
@@ -52,7 +51,7 @@ pub fn cuCtxSetSharedMemConfig(config: CUsharedconfig) -> Result {
 pub fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> Result {
     context::scope()?;
     function::find(hfunc)?;
-    if config > SHARED_CONFIGS {
+    if config > EIGHT_BYTE_BANK_SIZE {
         Err(CuError::INVALID_VALUE)
     } else {
         Ok(())

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 
+use wormhole_api::constants::memory_handle_type::{POSIX_FILE_DESCRIPTOR, WIN32};
+
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::memory::{pool, virtual_memory};
@@ -13,11 +15,6 @@ use crate::types::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUmemAllocationHandleType,
     CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool,
 };
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const FILE_DESCRIPTOR: u32 = 1;
-/// `CU_MEM_HANDLE_TYPE_WIN32`.
-const WIN32: u32 = 2;
 
 pub fn cuIpcGetMemHandle(pHandle: Out<'_, CUipcMemHandle>, dptr: CUdeviceptr) -> Result {
     let scope = context::scope()?;
@@ -66,7 +63,7 @@ pub fn cuIpcOpenEventHandle(phEvent: Out<'_, CUevent>, handle: CUipcEventHandle)
 /// Returns the descriptor that a program passes as a pointer.
 fn passed_descriptor(handle: *mut c_void, kind: CUmemAllocationHandleType) -> Result<RawFd> {
     match kind {
-        FILE_DESCRIPTOR => RawFd::try_from(handle.addr()).map_err(|_| CuError::UNKNOWN),
+        POSIX_FILE_DESCRIPTOR => RawFd::try_from(handle.addr()).map_err(|_| CuError::UNKNOWN),
         WIN32 => Err(CuError::NOT_SUPPORTED),
         _ => Err(CuError::INVALID_VALUE),
     }
@@ -79,7 +76,7 @@ pub fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> Result {
     let scope = context::scope_or_primary()?;
-    if shareableHandle.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
+    if shareableHandle.is_null() || handleType != POSIX_FILE_DESCRIPTOR || flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     let descriptor = virtual_memory::export(scope, handle)?;
@@ -108,7 +105,7 @@ pub fn cuMemPoolExportToShareableHandle(
 ) -> Result {
     let scope = context::scope_or_primary()?;
     let pool = pool::find(pool)?;
-    if handle_out.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
+    if handle_out.is_null() || handleType != POSIX_FILE_DESCRIPTOR || flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     let descriptor = pool::export(scope, pool)?;

@@ -2,6 +2,11 @@
 
 use std::ffi::c_void;
 
+use wormhole_api::constants::address_mode::{BORDER, CLAMP};
+use wormhole_api::constants::filter_mode::LINEAR;
+use wormhole_api::constants::texture_flags::SEAMLESS_CUBEMAP;
+use wormhole_api::constants::texture_reference_flags::OVERRIDE_FORMAT;
+
 use crate::error::{CuError, Result};
 use crate::object::texture_reference::{self, Bound, Texture};
 use crate::object::{array, context, function};
@@ -10,15 +15,8 @@ use crate::types::{
     CUDA_ARRAY_DESCRIPTOR, CUarray, CUdeviceptr, CUfunction, CUmipmappedArray, CUmodule,
 };
 
-/// `CU_TRSA_OVERRIDE_FORMAT`.
-const OVERRIDE_FORMAT: u32 = 1;
-/// All `CU_TRSF_*`.
-const FLAGS: u32 = 0x7F;
-/// `CU_TR_ADDRESS_MODE_CLAMP`, which replaces modes above the greatest one.
-const CLAMP: u32 = 1;
-const GREATEST_MODE: u32 = 3;
-/// `CU_TR_FILTER_MODE_LINEAR`.
-const LINEAR: u32 = 1;
+/// All bits up to the last `CU_TRSF_*`, as natively.
+const FLAGS: u32 = (SEAMLESS_CUBEMAP << 1) - 1;
 
 /// Converts a reference's number to its handle.
 fn to_pointer(number: usize) -> *mut c_void {
@@ -178,7 +176,8 @@ fn dimension(dim: i32) -> Result<usize> {
 
 pub fn cuTexRefSetAddressMode(hTexRef: *mut c_void, dim: i32, am: u32) -> Result {
     change(hTexRef, |texture| {
-        texture.modes[dimension(dim)?] = if am <= GREATEST_MODE { am } else { CLAMP };
+        // As natively, CLAMP replaces unknown modes.
+        texture.modes[dimension(dim)?] = if am <= BORDER { am } else { CLAMP };
         Ok(())
     })
 }

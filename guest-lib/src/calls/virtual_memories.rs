@@ -3,6 +3,10 @@
 use std::ffi::c_void;
 
 use wormhole_api::Access;
+use wormhole_api::constants::memory_compression::GENERIC;
+use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
+use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
+use wormhole_api::constants::memory_location;
 
 use super::devices::{named, ordinal};
 use crate::error::{CuError, Result};
@@ -11,15 +15,8 @@ use crate::object::context::{self, on_device};
 use crate::parameter::{In, Out};
 use crate::types::{
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation, LOCATION_DEVICE, MEMORY_PINNED,
+    CUmemGenericAllocationHandle, CUmemLocation, HANDLE_TYPES, LOCATION_DEVICE, MEMORY_PINNED,
 };
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const FILE_DESCRIPTOR: u32 = 1;
-/// All `CUmemAllocationHandleType`s: file descriptors, two of Windows, fabric.
-const HANDLE_TYPES: u32 = 0xF;
-/// `CU_MEM_ALLOCATION_COMP_GENERIC`, a hint.
-const COMPRESSIBLE: u8 = 1;
 
 pub fn cuMemAddressReserve(
     ptr: Out<'_, CUdeviceptr>,
@@ -46,16 +43,19 @@ fn offered(properties: In<'_, CUmemAllocationProp>) -> Result<CUmemAllocationPro
     let unknown = wanted.requestedHandleTypes & !HANDLE_TYPES != 0
         || !wanted.win32HandleMetaData.is_null()
         || wanted.reserved != [0; 4];
-    if wanted.r#type != MEMORY_PINNED || wanted.compressionType > COMPRESSIBLE || unknown {
+    // Compression is a hint.
+    if wanted.r#type != MEMORY_PINNED || wanted.compressionType > GENERIC || unknown {
         return Err(CuError::INVALID_VALUE);
     }
     match wanted.location.r#type {
         LOCATION_DEVICE => ordinal(wanted.location.id)?,
         // The device attributes report no support for host memory.
-        2..=4 => return Err(CuError::NOT_SUPPORTED),
+        memory_location::HOST..=memory_location::HOST_NUMA_CURRENT => {
+            return Err(CuError::NOT_SUPPORTED);
+        }
         _ => return Err(CuError::INVALID_VALUE),
     };
-    let known = wanted.requestedHandleTypes & !FILE_DESCRIPTOR == 0
+    let known = wanted.requestedHandleTypes & !POSIX_FILE_DESCRIPTOR == 0
         && wanted.gpuDirectRDMACapable == 0
         && wanted.usage == 0;
     if known {
@@ -109,8 +109,8 @@ pub fn cuMemGetAllocationGranularity(
     }
     let known = memory::granularity(scope)?;
     let bytes = match option {
-        0 => known.minimum,
-        1 => known.recommended,
+        MINIMUM => known.minimum,
+        RECOMMENDED => known.recommended,
         _ => return Err(CuError::INVALID_VALUE),
     };
     granularity.put(usize::try_from(bytes).unwrap_or(usize::MAX))

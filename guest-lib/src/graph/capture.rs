@@ -11,22 +11,20 @@ mod nodes;
 use std::collections::HashMap;
 
 use wormhole_api::Handle;
+use wormhole_api::constants::capture_mode::RELAXED;
+use wormhole_api::constants::capture_status::{ACTIVE, INVALIDATED, NONE};
+use wormhole_api::constants::graph_dependency_type::PROGRAMMATIC;
 use wormhole_api::handle::{Event, Stream};
 
 pub use self::nodes::take;
 use crate::error::{CuError, Result};
 use crate::graph::work::Work;
-use crate::graph::{Edge, GraphHandle, Model, NodeHandle, PROGRAMMATIC, with};
+use crate::graph::{Edge, GraphHandle, Model, NodeHandle, with};
 use crate::handle::to_pointer;
-use crate::object::capture_mode::{self, RELAXED, UnderWay};
+use crate::object::capture_mode::{self, UnderWay};
 use crate::object::event;
 use crate::object::stream::{self, Target};
 use crate::types::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
-
-/// `CUstreamCaptureStatus`.
-pub const NONE: CUstreamCaptureStatus = 0;
-pub const ACTIVE: CUstreamCaptureStatus = 1;
-pub const INVALIDATED: CUstreamCaptureStatus = 2;
 
 /// One capture, from its begin to its end.
 #[derive(Debug)]

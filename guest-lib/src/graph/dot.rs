@@ -11,11 +11,10 @@ use crate::handle::to_pointer;
 use crate::log;
 use crate::object::function;
 use wormhole_api::GraphBranch;
+use wormhole_api::constants::graph_debug_flags::{CONDITIONAL_NODE_PARAMS, VERBOSE};
 
-/// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`.
-const VERBOSE: u32 = 1;
 /// All known flags.
-const FLAGS: u32 = 0xFFFF;
+const FLAGS: u32 = (CONDITIONAL_NODE_PARAMS << 1) - 1;
 
 /// Implements `cuGraphDebugDotPrint`: prints a cluster of nodes for each graph.
 pub fn print(model: &Model, graph: GraphHandle, flags: u32) -> Result<String> {

@@ -4,6 +4,10 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use wormhole_api::constants::graph_instantiate_flags::{
+    AUTO_FREE_ON_LAUNCH, DEVICE_LAUNCH, UPLOAD, USE_NODE_PRIORITY,
+};
+use wormhole_api::constants::graph_instantiate_result as result;
 use wormhole_api::handle::{Event, Graph as ExecutableKind};
 use wormhole_api::{
     GraphDestroy, GraphEnable, GraphInstantiate, GraphLaunch, GraphUpdate, GraphUpload, Handle,
@@ -20,20 +24,6 @@ use crate::object::event;
 use crate::object::stream::{Cover, Target};
 use crate::types::CUgraphExec;
 use crate::work::host_function::{self, Function};
-
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
-const AUTO_FREE_ON_LAUNCH: u64 = 1;
-pub const UPLOAD: u64 = 2;
-const DEVICE_LAUNCH: u64 = 4;
-const USE_NODE_PRIORITY: u64 = 8;
-
-/// `CUgraphInstantiateResult`.
-pub const INSTANTIATED: u32 = 0;
-const INSTANTIATE_ERROR: u32 = 1;
-const INVALID_STRUCTURE: u32 = 2;
-const OPERATION_NOT_SUPPORTED: u32 = 3;
-const MULTIPLE_CONTEXTS: u32 = 4;
-const CONDITIONAL_HANDLE_UNUSED: u32 = 5;
 
 /// Facts of an executable graph for a launch without the model's lock.
 #[derive(Debug, Default)]
@@ -100,7 +90,7 @@ impl From<CuError> for Refused {
     fn from(code: CuError) -> Self {
         Self {
             code,
-            result: INSTANTIATE_ERROR,
+            result: result::ERROR,
             node: None,
         }
     }
@@ -195,13 +185,13 @@ pub fn instantiate(
     if !model.all_conditions_used(graph)? {
         return Err(Refused {
             code: CuError::INVALID_VALUE,
-            result: CONDITIONAL_HANDLE_UNUSED,
+            result: result::CONDITIONAL_HANDLE_UNUSED,
             node: None,
         });
     }
     let plan = Plan::of(model, graph)?.map_err(|Cycle(node)| Refused {
         code: CuError::INVALID_VALUE,
-        result: INVALID_STRUCTURE,
+        result: result::INVALID_STRUCTURE,
         node: Some(node),
     })?;
     if let Some(node) = plan.misplaced() {
@@ -209,8 +199,8 @@ pub fn instantiate(
             code: CuError::INVALID_VALUE,
             result: match model.node(node)?.work {
                 // Pageable memory belongs to no device.
-                Work::Copy(_) => MULTIPLE_CONTEXTS,
-                _ => OPERATION_NOT_SUPPORTED,
+                Work::Copy(_) => result::MULTIPLE_CTXS_NOT_SUPPORTED,
+                _ => result::NODE_OPERATION_NOT_SUPPORTED,
             },
             node: Some(node),
         });

@@ -21,6 +21,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use wormhole_api::Handle;
+use wormhole_api::constants::graph_dependency_type::PROGRAMMATIC;
+use wormhole_api::constants::kernel_node_port::LAUNCH_ORDER;
 use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
 
 use self::conditional::Condition;
@@ -451,22 +453,11 @@ impl Model {
     }
 }
 
-/// Ports of kernels other than their end (`CU_GRAPH_KERNEL_NODE_PORT_*`).
-pub mod port {
-    /// Port that is reached when all blocks have triggered the launch of dependents, or have ended.
-    pub const PROGRAMMATIC: u8 = 1;
-    /// Port that is reached when all blocks have begun.
-    pub const LAUNCH_ORDER: u8 = 2;
-}
-
-/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
-pub const PROGRAMMATIC: u8 = 1;
-
 /// Refuses invalid kinds of dependencies: only kernels have ports, and only their dependents may begin early.
 fn check_data(from: &Node, data: CUgraphEdgeData) -> Result {
     let plain = data.from_port == 0 && data.r#type == 0;
     let kernel = matches!(from.work, Work::Kernel(_));
-    let known = data.from_port <= port::LAUNCH_ORDER && data.r#type <= PROGRAMMATIC;
+    let known = data.from_port <= LAUNCH_ORDER && data.r#type <= PROGRAMMATIC;
     if data.to_port != 0 || data.reserved != [0; 5] || !(plain || (kernel && known)) {
         return Err(CuError::INVALID_VALUE);
     }

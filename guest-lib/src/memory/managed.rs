@@ -6,14 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::device_ordinal::CPU;
+
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 
 /// Granularity of advice.
 const PAGE: u64 = 4096;
-/// `CU_DEVICE_INVALID` and `CU_DEVICE_CPU`.
-pub const DEVICE_INVALID: i32 = -2;
-pub const DEVICE_CPU: i32 = -1;
 
 /// Location of memory, as a `CUmemLocation` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +185,7 @@ impl Range {
         };
         (0..64)
             .filter(move |ordinal| devices >> ordinal & 1 == 1)
-            .chain(host.then_some(DEVICE_CPU))
+            .chain(host.then_some(CPU))
     }
 }
 

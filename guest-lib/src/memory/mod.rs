@@ -9,6 +9,8 @@ pub mod virtual_memory;
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use wormhole_api::constants::host_register_flags::{DEVICEMAP, IOMEMORY, PORTABLE, READ_ONLY};
+use wormhole_api::constants::{host_alloc_flags, memory_attach_flags};
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use crate::error::{CuError, Result};
@@ -18,15 +20,11 @@ use crate::object::capture_mode::check_call;
 use crate::object::context::Scope;
 use crate::object::{sharing, stream};
 
-/// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
-const ATTACH: [u32; 2] = [1, 2];
-/// Flags that `cuMemHostAlloc` knows: portable, mapped, write-combined.
-const HOST_FLAGS: u32 = 7;
-/// Flags of `cuMemHostRegister`.
-const PORTABLE: u32 = 1;
-const DEVICEMAP: u32 = 2;
-const IOMEMORY: u32 = 4;
-const READ_ONLY: u32 = 8;
+/// Flags that `cuMemAllocManaged` knows, one at a time.
+const ATTACH: [u32; 2] = [memory_attach_flags::GLOBAL, memory_attach_flags::HOST];
+/// Flags that `cuMemHostAlloc` knows.
+const HOST_FLAGS: u32 =
+    host_alloc_flags::PORTABLE | host_alloc_flags::DEVICEMAP | host_alloc_flags::WRITECOMBINED;
 /// Host allocations start at a page.
 const HOST_ALIGN: u64 = 4096;
 

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::pool_attribute::RELEASE_THRESHOLD;
 use wormhole_api::handle::{Pool as PoolKind, Stream};
 use wormhole_api::{
     Access, DevicePtr, Handle, MemFree, OpenPointer, OpenPool, PoolAlloc, PoolCreate, PoolDefault,
@@ -22,9 +23,6 @@ use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::object::stream::{Target, release};
 use crate::types::CUmemoryPool;
-
-/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
-const RELEASE_THRESHOLD: u32 = 4;
 
 /// Facts of a pool.
 #[derive(Debug, Default)]

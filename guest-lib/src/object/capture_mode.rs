@@ -8,12 +8,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::capture_mode::{GLOBAL, RELAXED};
+
 use crate::error::{CuError, Result};
 use crate::types::CUstreamCaptureMode;
-
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL` and `_RELAXED`; `_THREAD_LOCAL` is 1.
-const GLOBAL: CUstreamCaptureMode = 0;
-pub const RELAXED: CUstreamCaptureMode = 2;
 
 /// Captures under way, and their number.
 static UNDER_WAY: Mutex<Vec<Arc<Facts>>> = Mutex::new(Vec::new());

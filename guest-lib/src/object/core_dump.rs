@@ -4,20 +4,13 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::core_dump_flags::{LIGHTWEIGHT_FLAGS, SKIP_ABORT};
+use wormhole_api::constants::core_dump_setting::{
+    ENABLE_ON_EXCEPTION, ENABLE_USER_TRIGGER, FILE, GENERATION_FLAGS, LIGHTWEIGHT, PIPE,
+    TRIGGER_HOST,
+};
+
 use crate::error::{CuError, Result};
-
-/// `CUcoredumpSettings`.
-const ENABLE_ON_EXCEPTION: u32 = 1;
-const TRIGGER_HOST: u32 = 2;
-const LIGHTWEIGHT: u32 = 3;
-const ENABLE_USER_TRIGGER: u32 = 4;
-const FILE: u32 = 5;
-const PIPE: u32 = 6;
-const GENERATION_FLAGS: u32 = 7;
-
-/// `CU_COREDUMP_LIGHTWEIGHT_FLAGS` and `CU_COREDUMP_SKIP_ABORT`.
-const LIGHTWEIGHT_FLAGS: u32 = 0x2F;
-const SKIP_ABORT: u32 = 0x10;
 
 /// Maximum bytes of a name, with its zero byte.
 const NAME_BYTES: usize = 1024;

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use wormhole_api::constants::event_flags::BLOCKING_SYNC;
 pub use wormhole_api::constants::event_use_flags::EXTERNAL;
 use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
 use wormhole_api::{
@@ -20,7 +21,7 @@ use crate::session::FenceLine;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
 /// Flags that `cuEventCreate` accepts.
-const FLAGS: u32 = 7;
+const FLAGS: u32 = BLOCKING_SYNC | EVENT_DISABLE_TIMING | EVENT_INTERPROCESS;
 /// Internal flag: another process created the event.
 const OPENED: u32 = 1 << 31;
 /// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Greater values are the

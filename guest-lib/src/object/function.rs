@@ -6,6 +6,7 @@ use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use wormhole_api::constants::function_cache::PREFER_EQUAL;
 use wormhole_api::handle::{Function as FunctionKind, Library as LibraryKind};
 use wormhole_api::{
     Attribute, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
@@ -333,7 +334,7 @@ impl Function {
         handle: Handle<FunctionKind>,
         config: u32,
     ) -> Result {
-        if config > 3 {
+        if config > PREFER_EQUAL {
             return Err(CuError::INVALID_VALUE);
         }
         self.occupancy().clear();

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::device_resource_type::SM;
 use wormhole_api::{
     GreenCreate, GreenDescribe, GreenDestroy, GreenPart, GreenPartNumber, GreenSplit, Items,
 };
@@ -11,9 +12,6 @@ use wormhole_api::{
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
 use crate::types::CUdevResource;
-
-/// `CU_DEV_RESOURCE_TYPE_SM`.
-pub const MULTIPROCESSORS: u32 = 1;
 
 /// Multiprocessor resource that a program received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +83,7 @@ impl Greens {
             rest: [0; 9],
         };
         if let Some(part) = self.parts.get(index) {
-            told.r#type = MULTIPROCESSORS;
+            told.r#type = SM;
             told.padding[0] = u32::try_from(index + 1).unwrap_or(0);
             told.smCount = part.known.count;
             told.minSmPartitionSize = part.known.least;
@@ -96,7 +94,7 @@ impl Greens {
 
     /// Finds the part of a `CUdevResource`.
     fn find(&self, named: &CUdevResource) -> Result<(usize, Part)> {
-        if named.r#type != MULTIPROCESSORS {
+        if named.r#type != SM {
             return Err(CuError::INVALID_RESOURCE_TYPE);
         }
         let index = (named.padding[0] as usize).checked_sub(1);

@@ -3,21 +3,19 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
+use wormhole_api::constants::jit_option::{
+    ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES, GLOBAL_SYMBOL_COUNT, GLOBAL_SYMBOL_NAMES,
+    INFO_LOG_BUFFER, INFO_LOG_BUFFER_SIZE_BYTES, NUM_OPTIONS, WALL_TIME,
+};
 use wormhole_api::{JitOption, is_plain_jit_option};
 
 use crate::error::{CuError, Result};
 use crate::parameter::{In, InOut};
 use crate::types::CUjit_option;
 
-const WALL_TIME: CUjit_option = 2;
-const INFO_LOG: CUjit_option = 3;
-const INFO_LOG_BYTES: CUjit_option = 4;
-const ERROR_LOG: CUjit_option = 5;
-const ERROR_LOG_BYTES: CUjit_option = 6;
-/// `CU_JIT_GLOBAL_SYMBOL_NAMES`, `_GLOBAL_SYMBOL_ADDRESSES` and `_GLOBAL_SYMBOL_COUNT`: symbols in host memory.
-const GLOBAL_SYMBOLS: std::ops::RangeInclusive<CUjit_option> = 17..=19;
-/// One past the last option of CUDA 13.0.
-const OPTIONS_END: CUjit_option = 35;
+/// Options that name symbols in host memory.
+const GLOBAL_SYMBOLS: std::ops::RangeInclusive<CUjit_option> =
+    GLOBAL_SYMBOL_NAMES..=GLOBAL_SYMBOL_COUNT;
 
 /// Maximum bytes of a log that are sent; the program's buffer may be larger.
 const MOST_LOG: usize = 64 << 10;
@@ -71,7 +69,7 @@ impl Jit {
         if keys.len() == 0 {
             return Ok(NONE);
         }
-        if values.is_null() || keys.clone().any(|key| key >= OPTIONS_END) {
+        if values.is_null() || keys.clone().any(|key| key >= NUM_OPTIONS) {
             return Err(CuError::INVALID_VALUE);
         }
         if keys.clone().any(|key| GLOBAL_SYMBOLS.contains(&key)) {
@@ -104,8 +102,8 @@ impl Jit {
             });
         Ok(Self {
             numbers: numbers.collect::<Result<_>>()?,
-            info: text(INFO_LOG, INFO_LOG_BYTES),
-            errors: text(ERROR_LOG, ERROR_LOG_BYTES),
+            info: text(INFO_LOG_BUFFER, INFO_LOG_BUFFER_SIZE_BYTES),
+            errors: text(ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES),
             time: place(WALL_TIME),
         })
     }
@@ -190,11 +188,11 @@ mod tests {
     fn texts_fit_their_buffers_and_sizes_become_lengths() {
         let (mut info, mut errors) = ([7_u8; 16], [7_u8; 4]);
         let keys = [
-            INFO_LOG,
-            INFO_LOG_BYTES,
+            INFO_LOG_BUFFER,
+            INFO_LOG_BUFFER_SIZE_BYTES,
             0,
-            ERROR_LOG,
-            ERROR_LOG_BYTES,
+            ERROR_LOG_BUFFER,
+            ERROR_LOG_BUFFER_SIZE_BYTES,
             WALL_TIME,
         ];
         let mut values = [
@@ -245,7 +243,7 @@ mod tests {
 
     #[test]
     fn unknown_options_are_refused() {
-        let (key, mut value) = (OPTIONS_END, std::ptr::null_mut());
+        let (key, mut value) = (NUM_OPTIONS, std::ptr::null_mut());
         let refused = |key, value| read(&[key], value).err();
         assert_eq!(refused(key, &raw mut value), Some(CuError::INVALID_VALUE));
         assert_eq!(refused(17, &raw mut value), Some(CuError::NOT_SUPPORTED));

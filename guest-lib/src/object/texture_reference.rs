@@ -6,6 +6,12 @@ use std::ffi::{CStr, CString};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::array::Texels;
+use wormhole_api::constants::address_mode::CLAMP;
+use wormhole_api::constants::array_format::FLOAT;
+use wormhole_api::constants::device_attribute::{
+    MAXIMUM_TEXTURE1D_LINEAR_WIDTH, TEXTURE_ALIGNMENT, TEXTURE_PITCH_ALIGNMENT,
+};
+use wormhole_api::constants::filter_mode::POINT;
 use wormhole_api::handle::{Array as ArrayKind, Mipmap as MipmapKind, Module as ModuleKind};
 use wormhole_api::{
     DevicePtr, Handle, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
@@ -18,15 +24,6 @@ use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::object::module;
 use crate::types::{CUarray, CUmipmappedArray, CUmodule};
-
-/// `CU_TR_ADDRESS_MODE_CLAMP`.
-const CLAMP: u32 = 1;
-/// `CU_AD_FORMAT_FLOAT`.
-const FLOAT: u32 = 0x20;
-/// `CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT`, `_TEXTURE_PITCH_ALIGNMENT` and `_MAXIMUM_TEXTURE1D_LINEAR_WIDTH`.
-const ALIGNMENT: i32 = 14;
-const PITCH_ALIGNMENT: i32 = 51;
-const LINEAR_WIDTH: i32 = 69;
 
 /// Variable of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,8 +83,8 @@ impl Texture {
             format: FLOAT,
             channels: 1,
             modes: [CLAMP; 3],
-            filter: 0,
-            level_filter: 0,
+            filter: POINT,
+            level_filter: POINT,
             level_bias: 0.0,
             level_clamp: [0.0; 2],
             anisotropy: 0,
@@ -106,11 +103,11 @@ impl Texture {
         let device = scope.session.device();
         let limit = |attribute: i32| u64::try_from(device.value(attribute)).unwrap_or(0);
         let texel = Texels::new(self.format, self.channels)?.bytes();
-        if bytes / texel > limit(LINEAR_WIDTH) {
+        if bytes / texel > limit(MAXIMUM_TEXTURE1D_LINEAR_WIDTH) {
             return Err(CuError::INVALID_VALUE);
         }
         let (address, held) = reached(address)?;
-        let offset = address % limit(ALIGNMENT).max(1);
+        let offset = address % limit(TEXTURE_ALIGNMENT).max(1);
         // Bytes beyond the allocation are not bound: a correct program does not read them.
         self.bound = Bound::Linear {
             address: address - offset,
@@ -129,8 +126,8 @@ impl Texture {
         };
         let row = width.checked_mul(Texels::new(self.format, self.channels)?.bytes());
         let (address, _) = reached(address)?;
-        let fits = aligned(address, ALIGNMENT)
-            && aligned(pitch, PITCH_ALIGNMENT)
+        let fits = aligned(address, TEXTURE_ALIGNMENT)
+            && aligned(pitch, TEXTURE_PITCH_ALIGNMENT)
             && row.is_some_and(|row| row <= pitch);
         if !fits {
             return Err(CuError::INVALID_VALUE);

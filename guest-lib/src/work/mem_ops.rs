@@ -2,13 +2,14 @@
 
 use std::sync::atomic::AtomicU64;
 
+use wormhole_api::constants::memory_barrier;
 use wormhole_api::constants::memory_operation::{BARRIER, FLUSH_REMOTE_WRITES};
 pub use wormhole_api::constants::memory_operation::{
     WAIT_VALUE_32 as WAIT_32, WAIT_VALUE_64 as WAIT_64, WRITE_VALUE_32 as WRITE_32,
     WRITE_VALUE_64 as WRITE_64,
 };
-use wormhole_api::constants::wait_value::FLUSH;
 pub use wormhole_api::constants::wait_value::GEQ;
+use wormhole_api::constants::wait_value::{FLUSH, NOR};
 use wormhole_api::{Items, MemoryOperation, StreamMemory};
 
 use crate::error::{CuError, Result};
@@ -18,9 +19,8 @@ use crate::object::stream::Target;
 use crate::types::CUstreamBatchMemOpParams;
 use crate::work::peer;
 
-const CONDITIONS: u32 = 3;
-/// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
-const BARRIER_GPU: u32 = 1;
+/// Bits of the conditions.
+const CONDITIONS: u32 = NOR;
 
 /// Greatest number of operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver accepts
 /// one less.
@@ -58,7 +58,7 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
         // The driver accepts no flag, not even the documented one.
         WRITE_32 => (4, 0),
         WRITE_64 => (8, 0),
-        BARRIER if parameters.barrier_flags & !BARRIER_GPU == 0 => {
+        BARRIER if parameters.barrier_flags & !memory_barrier::GPU == 0 => {
             return Ok(MemoryOperation {
                 kind: BARRIER,
                 flags: parameters.barrier_flags,

@@ -1,15 +1,12 @@
 //! Array shapes: checks descriptors and computes sizes, levels and copy extents (CUDA driver API, `cuArray3DCreate`).
 
+pub use crate::constants::array_flags::{CUBEMAP, LAYERED, SURFACE_LDST, TEXTURE_GATHER};
+use crate::constants::array_flags::{DEFERRED_MAPPING, SPARSE, VIDEO_ENCODE_DECODE};
+use crate::constants::array_format::{
+    FLOAT, HALF, SIGNED_INT8, SIGNED_INT16, SIGNED_INT32, UNSIGNED_INT8, UNSIGNED_INT16,
+    UNSIGNED_INT32,
+};
 use crate::result::CuResult;
-
-/// `CUDA_ARRAY3D_LAYERED`, `_SURFACE_LDST`, `_CUBEMAP`, `_TEXTURE_GATHER`, `_SPARSE`, `_DEFERRED_MAPPING`.
-pub const LAYERED: u32 = 0x01;
-pub const SURFACE_LDST: u32 = 0x02;
-pub const CUBEMAP: u32 = 0x04;
-pub const TEXTURE_GATHER: u32 = 0x08;
-const SPARSE: u32 = 0x40;
-const DEFERRED_MAPPING: u32 = 0x80;
-const VIDEO_ENCODE_DECODE: u32 = 0x100;
 
 /// Upper bound of an array's bytes, exclusive; sums of several arrays' bytes do not overflow.
 const MOST_BYTES: u64 = 1 << 48;
@@ -19,14 +16,14 @@ const FACES: u64 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Format {
-    Unsigned8 = 0x01,
-    Unsigned16 = 0x02,
-    Unsigned32 = 0x03,
-    Signed8 = 0x08,
-    Signed16 = 0x09,
-    Signed32 = 0x0a,
-    Half = 0x10,
-    Single = 0x20,
+    Unsigned8 = UNSIGNED_INT8,
+    Unsigned16 = UNSIGNED_INT16,
+    Unsigned32 = UNSIGNED_INT32,
+    Signed8 = SIGNED_INT8,
+    Signed16 = SIGNED_INT16,
+    Signed32 = SIGNED_INT32,
+    Half = HALF,
+    Single = FLOAT,
 }
 
 impl Format {
@@ -36,14 +33,14 @@ impl Format {
     /// `NOT_SUPPORTED` for formats of blocks, planes and packed channels, `INVALID_VALUE` for other numbers.
     pub const fn new(number: u32) -> Result<Self, CuResult> {
         Ok(match number {
-            0x01 => Self::Unsigned8,
-            0x02 => Self::Unsigned16,
-            0x03 => Self::Unsigned32,
-            0x08 => Self::Signed8,
-            0x09 => Self::Signed16,
-            0x0a => Self::Signed32,
-            0x10 => Self::Half,
-            0x20 => Self::Single,
+            UNSIGNED_INT8 => Self::Unsigned8,
+            UNSIGNED_INT16 => Self::Unsigned16,
+            UNSIGNED_INT32 => Self::Unsigned32,
+            SIGNED_INT8 => Self::Signed8,
+            SIGNED_INT16 => Self::Signed16,
+            SIGNED_INT32 => Self::Signed32,
+            HALF => Self::Half,
+            FLOAT => Self::Single,
             0x50 | 0x91..=0x9f | 0xa1..=0xa9 | 0xb0..=0xb3 | 0xc0..=0xcb => {
                 return Err(CuResult::NOT_SUPPORTED);
             }
@@ -241,8 +238,6 @@ pub fn span([width, height, depth]: [u64; 3], pitch: u64, rows: u64) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const FLOAT: u32 = 0x20;
 
     fn shape(extent: [u64; 3], flags: u32) -> Result<ArrayShape, CuResult> {
         ArrayShape::new(extent, FLOAT, 1, flags)

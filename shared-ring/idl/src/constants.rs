@@ -13,7 +13,7 @@ pub fn constants(table: &Table) -> String {
         let (doc, name, kind) = (docs(&set.doc), ident(&set.name), ident(&set.kind));
         let values = set.values.iter().map(|constant| {
             let (doc, name) = (docs(&constant.doc), ident(&constant.name));
-            let value = Literal::u32_unsuffixed(constant.value);
+            let value = Literal::i64_unsuffixed(constant.value);
             quote!(#doc pub const #name: #kind = #value;)
         });
         quote!(#doc pub mod #name { #(#values)* })
@@ -23,10 +23,16 @@ pub fn constants(table: &Table) -> String {
         let id = Literal::i32_unsuffixed(attribute.id);
         quote!(pub const #name: i32 = #id;)
     });
+    let last = table.attributes.iter().map(|attribute| attribute.id).max();
+    let end = Literal::i32_unsuffixed(last.unwrap_or(0) + 1);
     file(quote! {
         #(#sets)*
         /// `CUdevice_attribute`.
-        pub mod device_attribute { #(#attributes)* }
+        pub mod device_attribute {
+            #(#attributes)*
+            /// One past the last of CUDA 13.0.
+            pub const MAX: i32 = #end;
+        }
     })
 }
 

@@ -22,8 +22,8 @@
 //!     answers SYMBOL VERSION [per-thread]
 //! data NAME BYTES
 //! attribute ID NAME [answers VALUE REASON...]
-//! constants NAME TYPE            TYPE: u32 | i32 | usize
-//!     VALUE NAME
+//! constants NAME TYPE [PREFIX]   TYPE: u8 | u32 | i32 | u64 | usize
+//!     VALUE NAME                 PREFIX: start of the names in `cuda.h`
 //! result CODE NAME TEXT...
 //! ```
 //!
@@ -185,7 +185,17 @@ impl Parser {
                 });
                 self.open = Open::Body;
             }
-            ["constants", name, kind @ ("u32" | "i32" | "usize")] => {
+            [
+                "constants",
+                name,
+                kind @ ("u8" | "u32" | "i32" | "u64" | "usize"),
+                rest @ ..,
+            ] => {
+                let prefix = match rest {
+                    [] => "",
+                    [prefix] => prefix,
+                    _ => return Err(format!("{rest:?} says nothing about constants {name}")),
+                };
                 if self.table.constants.iter().any(|other| other.name == *name) {
                     return Err(format!("constants {name} are declared twice"));
                 }
@@ -193,6 +203,7 @@ impl Parser {
                     doc,
                     name: rust_name(name)?,
                     kind: (*kind).to_owned(),
+                    prefix: prefix.to_owned(),
                     values: Vec::new(),
                 });
                 self.open = Open::Constants;

@@ -22,13 +22,15 @@ pub struct Constants {
     pub name: String,
     /// Name of the Rust type.
     pub kind: String,
+    /// Start of the constants' names in `cuda.h`. Empty for constants that only Wormhole has.
+    pub prefix: String,
     pub values: Vec<Constant>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constant {
     pub doc: Vec<String>,
-    pub value: u32,
+    pub value: i64,
     pub name: String,
 }
 

@@ -100,6 +100,7 @@ fn constants_and_results_are_declared_once() {
         "line 2: FIRST is not a number that fits"
     );
     assert!(refused("constants flags f64").contains("declares nothing"));
+    assert!(refused("constants flags u32 CU_ A").contains("says nothing about constants flags"));
     let results = "result 1 INVALID_VALUE invalid argument\nresult 1 OUT_OF_MEMORY out of memory";
     assert_eq!(
         refused(results),

@@ -1,5 +1,7 @@
 //! Implements the `DriverCalls` trait: questions that a GPU's driver answers by one call.
 
+use wormhole_device::constants::function_cache::PREFER_EQUAL;
+use wormhole_device::constants::occupancy_flags::DISABLE_CACHING_OVERRIDE;
 use wormhole_device::{CuError, DriverCalls, RawFunction, Result, Texels};
 
 use super::CpuDevice;
@@ -26,8 +28,7 @@ impl DriverCalls for CpuDevice {
     }
 
     fn function_set_cache_config(&self, function: RawFunction, config: u32) -> Result<()> {
-        // CU_FUNC_CACHE_PREFER_EQUAL is the last; there is no cache to divide.
-        const PREFER_EQUAL: u32 = 3;
+        // There is no cache to divide.
         self.context()?.modules.kernel(function)?;
         if config > PREFER_EQUAL {
             Err(CuError::INVALID_VALUE)
@@ -37,10 +38,8 @@ impl DriverCalls for CpuDevice {
     }
 
     fn occupancy(&self, function: RawFunction, block: u32, flags: u32, shared: u64) -> Result<i32> {
-        // CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE.
-        const KNOWN_FLAGS: u32 = 1;
         let kernel = self.context()?.modules.kernel(function)?;
-        if block == 0 || flags & !KNOWN_FLAGS != 0 {
+        if block == 0 || flags & !DISABLE_CACHING_OVERRIDE != 0 {
             return Err(CuError::INVALID_VALUE);
         }
         let blocks = crate::launch::occupancy(&kernel.needs(), block, shared);

@@ -9,6 +9,7 @@ use crate::{
     ArrayShape, Copy3dEnd, CuError, Device, MemCopy3d, RawArray, RawStream, Resource, Sampling,
     Texels,
 };
+use wormhole_api::constants::array_format::{FLOAT, UNSIGNED_INT8, UNSIGNED_INT32};
 use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
 
 pub const CHECKS: &[Check] = &[
@@ -71,9 +72,6 @@ pub const CHECKS: &[Check] = &[
 ];
 
 const LEGACY: RawStream = RawStream::LEGACY;
-const UNSIGNED8: u32 = 0x01;
-pub(super) const UNSIGNED32: u32 = 0x03;
-const SINGLE: u32 = 0x20;
 
 /// Kernels that read textures, one thread for each coordinate in memory, and one that writes a surface.
 const KERNELS: &str = r"
@@ -247,7 +245,7 @@ fn boxes_of_memory(device: &dyn Device) -> Outcome {
 }
 
 fn parts_of_arrays(device: &dyn Device) -> Outcome {
-    let shape = shape([16, 8, 0], UNSIGNED8, 4, 0)?;
+    let shape = shape([16, 8, 0], UNSIGNED_INT8, 4, 0)?;
     let first = worked("array", device.create_array(&shape))?;
     let second = worked("array", device.create_array(&shape))?;
     let bytes = counted(64 * 8);
@@ -275,7 +273,7 @@ fn parts_of_arrays(device: &dyn Device) -> Outcome {
 }
 
 fn volumes(device: &dyn Device) -> Outcome {
-    let shape = shape([4, 3, 5], SINGLE, 1, 0)?;
+    let shape = shape([4, 3, 5], FLOAT, 1, 0)?;
     let array = worked("array", device.create_array(&shape))?;
     let bytes = counted(16 * 3 * 5);
     let source = upload(device, &bytes)?;
@@ -299,7 +297,7 @@ fn volumes(device: &dyn Device) -> Outcome {
 
 fn order(device: &dyn Device) -> Outcome {
     let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
-    let shape = shape([256, 64, 0], UNSIGNED32, 1, 0)?;
+    let shape = shape([256, 64, 0], UNSIGNED_INT32, 1, 0)?;
     let array = worked("array", device.create_array(&shape))?;
     let bytes = 1024 * 64;
     let address = worked("allocate", device.allocate(bytes))?;
@@ -390,7 +388,7 @@ fn sample(
 
 /// Creates an array of 32-bit floats with these values.
 fn filled(device: &dyn Device, extent: [u64; 3], values: &[f32]) -> Result<RawArray, String> {
-    let array = worked("array", device.create_array(&shape(extent, SINGLE, 1, 0)?))?;
+    let array = worked("array", device.create_array(&shape(extent, FLOAT, 1, 0)?))?;
     let source = upload(device, &bytes_of(values))?;
     let [width, height, depth] = extent.map(|extent| extent.max(1));
     copy(
@@ -405,7 +403,7 @@ fn filled(device: &dyn Device, extent: [u64; 3], values: &[f32]) -> Result<RawAr
 fn linear_memory(device: &dyn Device) -> Outcome {
     let words: Vec<u8> = (0..8_u32).flat_map(|n| (n * 7).to_le_bytes()).collect();
     let address = upload(device, &words)?;
-    let texels = Texels::new(UNSIGNED32, 1).map_err(|error| format!("{error:?}"))?;
+    let texels = Texels::new(UNSIGNED_INT32, 1).map_err(|error| format!("{error:?}"))?;
     let resource = Resource::Linear {
         address,
         texels,
@@ -515,7 +513,7 @@ fn rows_of_memory(device: &dyn Device) -> Outcome {
     let address = upload(device, &bytes)?;
     let resource = Resource::Rows {
         address,
-        texels: Texels::new(UNSIGNED8, 1).map_err(|error| format!("{error:?}"))?,
+        texels: Texels::new(UNSIGNED_INT8, 1).map_err(|error| format!("{error:?}"))?,
         width: 4,
         height: 3,
         pitch: 512,
@@ -539,7 +537,7 @@ fn close(what: &str, found: &[f32], expected: &[f32]) -> Outcome {
 fn reading(device: &dyn Device) -> Outcome {
     let array = worked(
         "array",
-        device.create_array(&shape([4, 1, 0], UNSIGNED8, 4, 0)?),
+        device.create_array(&shape([4, 1, 0], UNSIGNED_INT8, 4, 0)?),
     )?;
     let mut bytes = [0; 16];
     for (texel, value) in [0, 51, 128, 255].into_iter().enumerate() {
@@ -571,7 +569,7 @@ fn reading(device: &dyn Device) -> Outcome {
 }
 
 fn surfaces(device: &dyn Device) -> Outcome {
-    let shape = shape([8, 2, 0], UNSIGNED32, 1, SURFACE_LDST)?;
+    let shape = shape([8, 2, 0], UNSIGNED_INT32, 1, SURFACE_LDST)?;
     let array = worked("array", device.create_array(&shape))?;
     let target = upload(device, &[0xEE; 64])?;
     let (whole, packed) = ([32, 2, 1], memory(target, 32, 2));
@@ -599,7 +597,7 @@ fn surfaces(device: &dyn Device) -> Outcome {
 fn layers(device: &dyn Device) -> Outcome {
     let array = worked(
         "array",
-        device.create_array(&shape([2, 2, 3], SINGLE, 1, LAYERED)?),
+        device.create_array(&shape([2, 2, 3], FLOAT, 1, LAYERED)?),
     )?;
     let values: Vec<f32> = (0..12_u8).map(f32::from).collect();
     let source = upload(device, &bytes_of(&values))?;
@@ -618,7 +616,7 @@ fn layers(device: &dyn Device) -> Outcome {
 }
 
 fn levels(device: &dyn Device) -> Outcome {
-    let shape = shape([8, 4, 0], SINGLE, 1, 0)?;
+    let shape = shape([8, 4, 0], FLOAT, 1, 0)?;
     same("the most levels", shape.most_levels(), 4)?;
     let mipmap = worked("mipmap", device.create_mipmap(&shape, 3))?;
     for level in 0..3_u8 {
@@ -658,19 +656,19 @@ fn levels(device: &dyn Device) -> Outcome {
 fn longest(device: &dyn Device) -> Outcome {
     let width = |format, channels| device.texture_linear_width(format, channels);
     let (one, four) = (
-        worked("one channel", width(SINGLE, 1))?,
-        worked("four channels", width(SINGLE, 4))?,
+        worked("one channel", width(FLOAT, 1))?,
+        worked("four channels", width(FLOAT, 4))?,
     );
     holds("texels of 16 bytes are fewer", (1..one).contains(&four))?;
     let invalid = Err(CuError::INVALID_VALUE);
-    same("three channels", width(SINGLE, 3), invalid)?;
+    same("three channels", width(FLOAT, 3), invalid)?;
     same("a format of no number", width(0, 1), invalid)?;
     same("any other number", width(u32::MAX, 1), invalid)
 }
 
 fn refusals(device: &dyn Device) -> Outcome {
     let invalid = CuError::INVALID_VALUE;
-    let wide = shape([1 << 20, 1, 0], SINGLE, 1, 0)?;
+    let wide = shape([1 << 20, 1, 0], FLOAT, 1, 0)?;
     same(
         "too wide",
         device.create_array(&wide).map(drop),
@@ -685,7 +683,7 @@ fn refusals(device: &dyn Device) -> Outcome {
     same("no such mode", made.map(drop), Err(invalid))?;
     worked("destroy", device.destroy_array(array))?;
     let (free, _) = worked("memory info", device.memory_info())?;
-    let large = shape([4096, 4096, 0], UNSIGNED8, 4, 0)?;
+    let large = shape([4096, 4096, 0], UNSIGNED_INT8, 4, 0)?;
     let array = worked("array", device.create_array(&large))?;
     let (during, _) = worked("memory info", device.memory_info())?;
     holds("an array takes memory", during + (64 << 20) <= free)?;

@@ -1,5 +1,7 @@
 //! Checks of two devices of one process, and of access between them.
 
+use wormhole_api::constants::array_format::UNSIGNED_INT8;
+
 use super::{
     HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands, kernel,
     launch, same, worked,
@@ -266,10 +268,8 @@ fn events([first, second]: Pair<'_>) -> Outcome {
 fn arrays(pair: Pair<'_>) -> Outcome {
     const ROW: u64 = 64;
     const ROWS: u64 = 8;
-    /// `CU_AD_FORMAT_UNSIGNED_INT8`.
-    const BYTE: u32 = 1;
     let host = HostMemory::new(pair[0], 1)?;
-    let shape = ArrayShape::new([ROW, ROWS, 0], BYTE, 1, 0);
+    let shape = ArrayShape::new([ROW, ROWS, 0], UNSIGNED_INT8, 1, 0);
     let shape = shape.map_err(|error| format!("a shape: {error:?}"))?;
     let make = |device: &dyn Device| worked("array", device.create_array(&shape));
     let arrays = [make(pair[0])?, make(pair[1])?];

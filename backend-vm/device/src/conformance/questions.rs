@@ -9,7 +9,9 @@ use crate::{
     ClusterLaunch, CuError, Device, ImageKind, Launch, LaunchEvents, RawFunction, RawStream,
     TensorMap, TensorMapMode,
 };
-use wormhole_api::constants::device_attribute::MULTIPROCESSOR_COUNT;
+use wormhole_api::constants::device_attribute::{
+    MULTIPROCESSOR_COUNT, TENSOR_MAP_ACCESS_SUPPORTED,
+};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -39,7 +41,6 @@ pub const CHECKS: &[Check] = &[
 ];
 
 const LEGACY: RawStream = RawStream::LEGACY;
-const TENSOR_MAP_ACCESS: i32 = 127;
 
 /// Returns an attribute of the device.
 fn attribute(device: &dyn Device, id: i32) -> i32 {
@@ -136,7 +137,7 @@ fn tensor_map(device: &dyn Device) -> Outcome {
         fill: 0,
     };
     let encoded = device.encode_tensor_map(&map);
-    if attribute(device, TENSOR_MAP_ACCESS) == 0 {
+    if attribute(device, TENSOR_MAP_ACCESS_SUPPORTED) == 0 {
         return same("without a unit", encoded, Err(CuError::NOT_SUPPORTED));
     }
     let encoded = worked("encode", encoded)?;

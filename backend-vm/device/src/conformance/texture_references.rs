@@ -1,9 +1,10 @@
 //! Texture and surface references.
 
-use super::arrays::{POINTS, UNSIGNED32, copy, download, memory, of, shape, upload};
+use super::arrays::{POINTS, copy, download, memory, of, shape, upload};
 use super::{Check, ONE_THREAD, Outcome, function, launch, load, same, worked};
 use crate::array::SURFACE_LDST;
 use crate::{CuError, Device, LoadedModule, RawStream, ReferenceTo, Resource, Sampling, Texels};
+use wormhole_api::constants::array_format::UNSIGNED_INT32;
 use wormhole_api::constants::texture_flags;
 
 pub const CHECKS: &[Check] = &[
@@ -84,7 +85,7 @@ fn found(device: &dyn Device) -> Outcome {
 fn textures(device: &dyn Device) -> Outcome {
     let module = load(device, KERNELS)?;
     let fetch = function(device, &module, "fetch")?;
-    let texels = Texels::new(UNSIGNED32, 1).map_err(|error| format!("{error:?}"))?;
+    let texels = Texels::new(UNSIGNED_INT32, 1).map_err(|error| format!("{error:?}"))?;
     let out = upload(device, &[0; 8])?;
     let sampling = Sampling {
         flags: texture_flags::READ_AS_INTEGER,
@@ -117,7 +118,7 @@ fn surfaces(device: &dyn Device) -> Outcome {
     let module = load(device, KERNELS)?;
     let array = worked(
         "array",
-        device.create_array(&shape([4, 2, 0], UNSIGNED32, 1, SURFACE_LDST)?),
+        device.create_array(&shape([4, 2, 0], UNSIGNED_INT32, 1, SURFACE_LDST)?),
     )?;
     let target = upload(device, &[0; 32])?;
     let (whole, packed) = ([16, 2, 1], memory(target, 16, 2));

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use wormhole_cpu_device::CpuDevice;
 use wormhole_cuda_device::CudaDevice;
-use wormhole_device::Device;
+use wormhole_device::{CuError, Device};
 use wormhole_ptx_conformance::answers::{Answer, module, parse};
 use wormhole_ptx_conformance::run::{Failure, Runner};
 use wormhole_ptx_conformance::table::groups;
@@ -27,8 +27,6 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Maximum duration of one form.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// `CUDA_ERROR_LAUNCH_TIMEOUT`, recorded for a form that did not end.
-const TIMEOUT: u32 = 702;
 
 #[derive(Default)]
 struct Options {
@@ -173,7 +171,8 @@ fn run_group(options: &Options, name: &str) -> Result<()> {
                         .ok()
                         .and_then(|index| forms.get(index));
                     if let Some(form) = form {
-                        let timeout = Failure::Faulted(wormhole_device::CuError(TIMEOUT));
+                        // The form did not end.
+                        let timeout = Failure::Faulted(CuError::LAUNCH_TIMEOUT);
                         let _ = other.write_all(Answer::new(form, Err(timeout)).text().as_bytes());
                     }
                     std::process::exit(1);

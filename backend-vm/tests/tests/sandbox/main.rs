@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 
 use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
-use wormhole_api::PROTOCOL_HASH;
+use wormhole_api::{CuResult, PROTOCOL_HASH};
 use wormhole_backend_tests::backend::{Backend, Tenant, Workers, is_running, wait_until};
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_backend_tests::stub::{self, Given, Stub};
@@ -101,8 +101,8 @@ const PAGE: usize = 4096;
 const SOCKET: &str = "socket";
 /// Environment of a guest whose worker tries every system call.
 const CALL: &str = "CUDA_MODULE_LOADING=CALL\n";
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: status that a guest reads after its worker is lost.
-const WORKER_LOST: u32 = 709;
+/// Status that a guest reads after its worker is lost.
+const WORKER_LOST: u32 = CuResult::CONTEXT_IS_DESTROYED.0;
 /// Prefix of the number of an invalid message that a worker is going to send.
 const RANT: &str = "RANT";
 /// Lines of a KiB each that a worker writes on [`WRITE`].

@@ -22,7 +22,7 @@ const RANKS: u32 = 5;
 /// Refuses numbers that are no function attributes: the driver (580) crashes on some of them.
 fn check_attribute(attribute: i32) -> Result<(), CuResult> {
     match attribute {
-        0..function_attribute::END => Ok(()),
+        0..function_attribute::MAX => Ok(()),
         _ => Err(CuResult::INVALID_VALUE),
     }
 }

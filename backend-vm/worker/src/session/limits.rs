@@ -5,7 +5,7 @@
 //! aside, and resetting it has no effect.
 
 use wormhole_api::constants::limit::{
-    END, MALLOC_HEAP_SIZE, PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE,
+    MALLOC_HEAP_SIZE, MAX, PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE,
 };
 use wormhole_api::{
     ContextGetLimit, ContextGetLimitReply, ContextSetLimit, ContextSetLimitReply, CuResult,
@@ -21,7 +21,7 @@ const MOST_PRINTF: u64 = 64 << 20;
 /// attributes, so unknown limits do not reach it either.
 fn check_limit(limit: u32) -> wormhole_device::Result<()> {
     match limit {
-        0..END => Ok(()),
+        0..MAX => Ok(()),
         _ => Err(CuResult::INVALID_VALUE),
     }
 }

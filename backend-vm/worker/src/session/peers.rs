@@ -2,6 +2,9 @@
 
 use std::ops::RangeInclusive;
 
+use wormhole_api::constants::peer_attribute::{
+    ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED, PERFORMANCE_RANK,
+};
 use wormhole_api::{
     CuResult, Outcome, PeerAttribute, PeerAttributeReply, PeerDisable, PeerEnable, PoolSetAccess,
     Serve,
@@ -11,7 +14,8 @@ use wormhole_device::Peer;
 use super::{Answer, Call, Session};
 
 /// Values of `CUdevice_P2PAttribute` in CUDA 13.0. No other number reaches the driver.
-const PEER_ATTRIBUTES: RangeInclusive<u32> = 1..=5;
+const PEER_ATTRIBUTES: RangeInclusive<u32> =
+    PERFORMANCE_RANK..=ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED;
 
 impl Session {
     /// Returns a peer of the device that the message names.

@@ -282,7 +282,7 @@ pub unsafe fn nvmlDeviceGetArchitecture(
 }
 
 pub unsafe fn nvmlDeviceGetMemoryBusWidth(device: nvmlDevice_t, place: *mut u32) -> Result {
-    let width = known(device, attribute::MEMORY_BUS_WIDTH)?;
+    let width = known(device, attribute::GLOBAL_MEMORY_BUS_WIDTH)?;
     // SAFETY: the caller upholds the contract.
     unsafe { put(place, width.cast_unsigned()) }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::graph_dependency_type::PROGRAMMATIC;
+use wormhole_api::constants::kernel_node_port as port;
 use wormhole_api::constants::launch_attribute::PRIORITY;
 use wormhole_api::{LaunchAttribute, MemoryOperation};
 
@@ -10,7 +12,7 @@ use super::{Recorded, refuse};
 use crate::error::{CuError, Result};
 use crate::graph::submit::Operation;
 use crate::graph::work::{HostCall, Kernel, Operations, Work};
-use crate::graph::{Edge, GraphMemory, PROGRAMMATIC, port, with};
+use crate::graph::{Edge, GraphMemory, with};
 use crate::handle::to_pointer;
 use crate::memory::pool::Alloc;
 use crate::object::context::{self, Scope};

@@ -1,9 +1,12 @@
 //! Stream attributes (`cuStreamSetAttribute`).
 
 use wormhole_api::StreamSetAttribute;
+use wormhole_api::constants::access_property::{PERSISTING, STREAMING};
 pub use wormhole_api::constants::launch_attribute::{
     ACCESS_POLICY_WINDOW, MEM_SYNC_DOMAIN, MEM_SYNC_DOMAIN_MAP, PRIORITY, SYNCHRONIZATION_POLICY,
 };
+use wormhole_api::constants::memory_sync_domain::REMOTE;
+use wormhole_api::constants::synchronization_policy::{AUTO, BLOCKING_SYNC};
 
 use super::Target;
 use crate::error::{CuError, Result};
@@ -76,7 +79,7 @@ pub fn window_for_device(value: &CUstreamAttrValue) -> Result<CUstreamAttrValue>
     let [first, bytes, third, fourth, ..] = *value;
     let ratio = f32::from_bits(low(third));
     let (hit, miss) = (low(third >> 32), low(fourth));
-    if !(0.0..=1.0).contains(&ratio) || hit > 2 || miss > 1 {
+    if !(0.0..=1.0).contains(&ratio) || hit > PERSISTING || miss > STREAMING {
         return Err(CuError::INVALID_VALUE);
     }
     let mut reached = *value;
@@ -98,10 +101,9 @@ fn for_device(id: u32, value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
     let first = value[0];
     let valid = match id {
         ACCESS_POLICY_WINDOW => return window_for_device(value),
-        // From CU_SYNC_POLICY_AUTO to CU_SYNC_POLICY_BLOCKING_SYNC.
-        SYNCHRONIZATION_POLICY => (1..=4).contains(&low(first)),
+        SYNCHRONIZATION_POLICY => (AUTO..=BLOCKING_SYNC).contains(&low(first)),
         MEM_SYNC_DOMAIN_MAP | PRIORITY => true,
-        MEM_SYNC_DOMAIN => low(first) <= 1,
+        MEM_SYNC_DOMAIN => low(first) <= REMOTE,
         _ => false,
     };
     valid.then_some(*value).ok_or(CuError::INVALID_VALUE)

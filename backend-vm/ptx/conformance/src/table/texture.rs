@@ -205,16 +205,13 @@ pub fn modes() -> Vec<Form> {
     forms
 }
 
-/// Flag `CU_TRSF_SEAMLESS_CUBEMAP`.
-const SEAMLESS: u32 = 0x40;
-
 pub fn cubes() -> Vec<Form> {
     let mut forms = Vec::new();
     for geometry in &CUBES {
         let op = format!("tex.{}.v4.f32.f32", geometry.name);
         let operands = format!("[%h, {}]", geometry.place());
         for (filter, name) in FILTERS {
-            for (flags, suffix) in [(0, ""), (SEAMLESS, " seamless")] {
+            for (flags, suffix) in [(0, ""), (texture_flags::SEAMLESS_CUBEMAP, " seamless")] {
                 for (mode, mode_name) in [MODES[1], MODES[3]] {
                     let object = Object::Texture(
                         geometry.picture(),
