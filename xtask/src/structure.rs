@@ -1,8 +1,9 @@
-//! `cargo xtask structure`: checks the dependency rules between crates, the layers of the guest's library and the number
-//! of unsafe blocks, and prints the size of each crate.
+//! `cargo xtask structure`: checks the dependency rules between crates, the layers of the guest's library, the number of
+//! unsafe blocks, and that the driver API's constants are declared once. Prints the size of each crate.
 //!
 //! It reads `cargo metadata` and the sources, and generates the code that build scripts generate. It builds nothing.
 
+mod constants;
 mod layers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,9 @@ const RULES: &[(&str, &[&[&str]])] = &[
         &[DEVICE_CODE, &["wormhole-link", "clap", "tracing"]],
     ),
 ];
+
+/// Crate of the driver API's table.
+const API: &str = "wormhole-api";
 
 /// Lines above which a file is listed, because it is hard to review in one sitting.
 const LONG: usize = 500;
@@ -193,6 +197,12 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
         }
         holds &= ways.is_empty();
     }
+    let with_table = members
+        .iter()
+        .filter(|(name, _)| way(&links, name, API).is_some())
+        .map(|(_, folder)| *folder);
+    let with_table: Vec<&Path> = with_table.collect();
+    holds &= constants::constants(root, &with_table)?;
     Ok(holds & layers::layers(root)?)
 }
 
