@@ -97,27 +97,3 @@ pub struct CUDA_RESOURCE_VIEW_DESC {
     pub lastLayer: u32,
     pub reserved: [u32; 16],
 }
-
-#[cfg(test)]
-mod tests {
-    use core::mem::offset_of;
-
-    use super::*;
-
-    #[test]
-    fn structs_are_laid_out_as_in_c() {
-        assert_eq!(size_of::<CUDA_MEMCPY3D>(), 200);
-        assert_eq!(offset_of!(CUDA_MEMCPY3D, srcHost), 40);
-        assert_eq!(offset_of!(CUDA_MEMCPY3D, dstXInBytes), 88);
-        assert_eq!(offset_of!(CUDA_MEMCPY3D, WidthInBytes), 176);
-        assert_eq!(size_of::<CUDA_ARRAY_DESCRIPTOR>(), 24);
-        assert_eq!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>(), 40);
-        assert_eq!(offset_of!(CUDA_ARRAY3D_DESCRIPTOR, Flags), 32);
-        assert_eq!(size_of::<CUDA_RESOURCE_DESC>(), 144);
-        assert_eq!(offset_of!(CUDA_RESOURCE_DESC, flags), 136);
-        assert_eq!(size_of::<CUDA_TEXTURE_DESC>(), 104);
-        assert_eq!(offset_of!(CUDA_TEXTURE_DESC, borderColor), 40);
-        assert_eq!(size_of::<CUDA_RESOURCE_VIEW_DESC>(), 112);
-        assert_eq!(offset_of!(CUDA_RESOURCE_VIEW_DESC, firstMipmapLevel), 32);
-    }
-}

@@ -142,27 +142,3 @@ pub struct CUgraphExecUpdateResultInfo {
     pub errorNode: CUgraphNode,
     pub errorFromNode: CUgraphNode,
 }
-
-#[cfg(test)]
-mod tests {
-    use core::mem::offset_of;
-
-    use super::*;
-
-    #[test]
-    fn structs_are_laid_out_as_in_c() {
-        assert_eq!(size_of::<CUDA_KERNEL_NODE_PARAMS_v1>(), 56);
-        assert_eq!(size_of::<CUDA_KERNEL_NODE_PARAMS>(), 72);
-        assert_eq!(offset_of!(CUDA_KERNEL_NODE_PARAMS, kern), 56);
-        assert_eq!(size_of::<CUDA_MEMCPY_NODE_PARAMS>(), 216);
-        assert_eq!(size_of::<CUDA_MEMSET_NODE_PARAMS>(), 40);
-        assert_eq!(size_of::<CUDA_BATCH_MEM_OP_NODE_PARAMS>(), 32);
-        assert_eq!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>(), 120);
-        assert_eq!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>(), 32);
-        assert_eq!(offset_of!(CUDA_CONDITIONAL_NODE_PARAMS, phGraph_out), 16);
-        assert_eq!(size_of::<CUgraphNodeParams>(), 256);
-        assert_eq!(offset_of!(CUgraphNodeParams, words), 16);
-        assert_eq!(size_of::<CUDA_GRAPH_INSTANTIATE_PARAMS>(), 32);
-        assert_eq!(size_of::<CUgraphExecUpdateResultInfo>(), 24);
-    }
-}
