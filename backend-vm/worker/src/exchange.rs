@@ -145,7 +145,9 @@ impl Exchange {
         match job {
             // The job holds the receiver until its answer arrives, so the send succeeds.
             Some(job) => drop(job.send(reply)),
-            None => tracing::error!("the supervisor answered question {id}, which nobody asked"),
+            None => tracing::error!(
+                "the supervisor answered request {id}, but no job of this worker waits for it; the answer is dropped"
+            ),
         }
     }
 }

@@ -122,7 +122,7 @@ fn cuda_method(table: &Table, message: &Message, call: &DriverCall) -> Result<To
         .find(|known| known.name == call.function);
     let (_, forwarded) = function
         .and_then(|function| table.forwarded(function))
-        .ok_or("of which the table declares no parameters")?;
+        .ok_or("whose parameters the table does not declare")?;
     let (given, taken) = (&call.arguments, &forwarded.parameters);
     if given.len() != taken.len() {
         let (given, taken) = (given.len(), taken.len());

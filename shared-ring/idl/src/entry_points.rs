@@ -14,7 +14,7 @@ use crate::table::Table;
 pub enum EntryPointError {
     #[error("a source is no Rust: {0}")]
     Source(#[from] proc_macro2::LexError),
-    #[error("{0} is called, of which the table declares no parameters")]
+    #[error("{0} is called, but the table does not declare its parameters: declare the function in driver.idl")]
     NoSuchFunction(String),
 }
 

@@ -33,7 +33,7 @@ pub struct ConnectRequest {
 
 /// The connection is refused; the guest's `connect` fails with ECONNRESET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nobody listens there")]
+#[error("no program of the host accepts connections to this port")]
 pub struct Refused;
 
 /// Accepts connections from a guest. Called on the device's thread, so it must not block.
