@@ -41,7 +41,9 @@ pub enum BackendError {
     Start(#[source] std::io::Error),
     #[error("{0}")]
     Refused(String),
-    #[error("the supervisor closed the connection before it answered; its log lines above may name the cause")]
+    #[error(
+        "the supervisor closed the connection before it answered; its log lines above may name the cause"
+    )]
     Ended,
     #[error("the supervisor has said why it ended")]
     Said,

@@ -8,8 +8,8 @@ use wormhole_device::constants::launch_attribute::{
     PRIORITY, SYNCHRONIZATION_POLICY,
 };
 use wormhole_device::{
-    CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result,
-    StreamMemory, condition,
+    CuError, LaunchAttribute, MemOps, MemoryOperation, MemoryOperationKind, RawStream, Result,
+    condition,
 };
 
 use crate::device::CpuDevice;
@@ -122,7 +122,7 @@ fn is_fulfilled(operation: &MemoryOperation, word: u64) -> bool {
     }
 }
 
-impl StreamMemory for CpuDevice {
+impl MemOps for CpuDevice {
     fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
         let context = self.context()?;
         operations

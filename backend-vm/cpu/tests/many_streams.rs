@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
-    Device, GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchEvents,
-    MemoryOperation, MemoryOperationKind, RawFunction, RawStream, StreamMemory, condition,
+    Device, GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchEvents, MemOps,
+    MemoryOperation, MemoryOperationKind, RawFunction, RawStream, condition,
 };
 
 const MANY: usize = 10_000;

@@ -2,7 +2,7 @@
 
 use wormhole_api::ctypes::CUstreamBatchMemOpParams;
 use wormhole_device::{
-    CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result, StreamMemory,
+    CuError, LaunchAttribute, MemOps, MemoryOperation, MemoryOperationKind, RawStream, Result,
 };
 
 use crate::device::{CudaDevice, stream};
@@ -30,7 +30,7 @@ pub fn parameters(operation: &MemoryOperation) -> CUstreamBatchMemOpParams {
     }
 }
 
-impl StreamMemory for CudaDevice {
+impl MemOps for CudaDevice {
     fn memory_operations(&self, on: RawStream, operations: &[MemoryOperation]) -> Result<()> {
         let mut list = [CUstreamBatchMemOpParams::default(); MOST];
         if operations.len() > MOST {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_api::ctypes::CUevent;
 use wormhole_device::{
-    CuError, Device, EventRecord, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream,
-    Result, Shared, SharedWords, StreamMemory, WORDS_FILE, condition,
+    CuError, Device, EventRecord, Found, MemOps, MemoryOperation, MemoryOperationKind, RawEvent,
+    RawStream, Result, Shared, SharedWords, WORDS_FILE, condition,
 };
 
 use crate::device::{CudaDevice, event, locked};

@@ -55,7 +55,7 @@ pub use graphs::{
 };
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use managed::{Layout, ManagedPlace};
-pub use mem_ops::{MemoryOperation, MemoryOperationKind, StreamMemory};
+pub use mem_ops::{MemOps, MemoryOperation, MemoryOperationKind};
 /// A `CUresult` other than `CUDA_SUCCESS`.
 pub use wormhole_api::CuResult as CuError;
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
@@ -230,7 +230,7 @@ pub trait Device:
     + Pools
     + References
     + Sharing
-    + StreamMemory
+    + MemOps
     + VirtualMemory
     + Send
     + Sync

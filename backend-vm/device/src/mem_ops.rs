@@ -74,7 +74,7 @@ pub struct MemoryOperation {
 }
 
 /// Memory operations and attributes of streams.
-pub trait StreamMemory {
+pub trait MemOps {
     /// Executes operations in order (`cuStreamBatchMemOp`). Asynchronous. Work after a wait is delayed until the word
     /// fulfils the condition.
     fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()>;

@@ -14,7 +14,9 @@ use crate::table::Table;
 pub enum EntryPointError {
     #[error("a source is no Rust: {0}")]
     Source(#[from] proc_macro2::LexError),
-    #[error("{0} is called, but the table does not declare its parameters: declare the function in driver.idl")]
+    #[error(
+        "{0} is called, but the table does not declare its parameters: declare the function in driver.idl"
+    )]
     NoSuchFunction(String),
 }
 

@@ -16,9 +16,9 @@ use std::time::Instant;
 use wormhole_device::{
     Access, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute,
-    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d, MemoryOperation,
-    Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawPool, RawStream, Result, StreamMemory, VirtualMemory,
+    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d, MemOps,
+    MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction,
+    RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, VirtualMemory,
 };
 
 use wormhole_backend_tests::backend::PATIENCE;
@@ -248,7 +248,7 @@ impl Graphs for Recorder {
     }
 }
 
-impl StreamMemory for Recorder {
+impl MemOps for Recorder {
     fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
         self.check(stream.0)?;
         for operation in operations {
