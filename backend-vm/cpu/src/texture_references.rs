@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wormhole_device::{RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling};
+use wormhole_device::{
+    RawArray, RawModule, ReferenceTo, Resource, Result, Sampling, TextureReferences,
+};
 use wormhole_ptx::Reference;
 
 use crate::device::{Context, CpuDevice};
@@ -27,7 +29,7 @@ fn exchange(context: &Context, address: u64, object: u64) {
         .destroy_object(value.swap(object, Ordering::AcqRel));
 }
 
-impl References for CpuDevice {
+impl TextureReferences for CpuDevice {
     fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
         address(self.context()?.as_ref(), module, name, kind).map(drop)
     }

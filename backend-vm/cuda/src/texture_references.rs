@@ -7,7 +7,8 @@ use std::ptr;
 use wormhole_api::constants::texture_reference_flags::OVERRIDE_FORMAT;
 use wormhole_api::ctypes::CUDA_ARRAY_DESCRIPTOR;
 use wormhole_device::{
-    CuError, RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling, Texels,
+    CuError, RawArray, RawModule, ReferenceTo, Resource, Result, Sampling, Texels,
+    TextureReferences,
 };
 
 use crate::device::{CudaDevice, pointer, size};
@@ -111,7 +112,7 @@ impl Driver {
     }
 }
 
-impl References for CudaDevice {
+impl TextureReferences for CudaDevice {
     fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
         self.driver()
             .find_reference(self.image(module)?, name, kind)

@@ -42,7 +42,7 @@ pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool};
 pub use shared_words::{EventRecord, EventWords, PARTIES, SharedWords, WORDS_FILE};
 pub use sharing::{Found, Shared, Sharing};
-pub use texture_references::References;
+pub use texture_references::TextureReferences;
 pub use virtual_memory::{Granularity, RawMemory, VirtualMemory};
 
 mod mem_ops;
@@ -228,7 +228,7 @@ pub trait Device:
     + Kernels
     + Peers
     + Pools
-    + References
+    + TextureReferences
     + Sharing
     + MemOps
     + VirtualMemory

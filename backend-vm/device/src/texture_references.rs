@@ -4,7 +4,7 @@
 use crate::{RawArray, RawModule, ReferenceTo, Resource, Result, Sampling};
 
 /// Operations on references. Callers pass live modules and arrays. All operations may wait.
-pub trait References {
+pub trait TextureReferences {
     /// Checks that the module has such a reference; else `NOT_FOUND`.
     fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()>;
     /// Binds a texture reference for later launches. Without a resource it is unbound.

@@ -1,10 +1,12 @@
-//! References of the recorder: every module has every reference, and binding is logged.
+//! Texture and surface references of the recorder: every module has every reference, and binding is logged.
 
-use wormhole_device::{RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling};
+use wormhole_device::{
+    RawArray, RawModule, ReferenceTo, Resource, Result, Sampling, TextureReferences,
+};
 
 use super::recorder::Recorder;
 
-impl References for Recorder {
+impl TextureReferences for Recorder {
     fn find_reference(&self, module: RawModule, _: &str, _: ReferenceTo) -> Result<()> {
         self.arrive("find_reference");
         self.check(module.0)
