@@ -24,7 +24,7 @@ use crate::arrays::Arrays;
 use crate::description::describe;
 use crate::event::{Events, Last, Reached};
 use crate::graph::Executables;
-use crate::green_contexts::Greens;
+use crate::green_contexts::GreenContextTable;
 use crate::kernel::{Kernel, Surroundings};
 use crate::launch_events::Milestones;
 use crate::limits::Limits;
@@ -104,7 +104,7 @@ pub(crate) struct Context {
     pub events: Events,
     pub modules: Modules,
     pub graphs: Executables,
-    pub greens: Greens,
+    pub green_contexts: GreenContextTable,
     limits: Limits,
     pub arrays: Arrays,
     output: Arc<Output>,
@@ -117,7 +117,7 @@ impl Context {
             events: Events::default(),
             modules: Modules::default(),
             graphs: Executables::default(),
-            greens: Greens::default(),
+            green_contexts: GreenContextTable::default(),
             limits: Limits::default(),
             arrays: Arrays::default(),
             output: Arc::default(),

@@ -21,12 +21,12 @@ const BOTH: u32 = IGNORE_SM_COSCHEDULING | MAX_POTENTIAL_CLUSTER_SIZE;
 
 /// Green contexts of a context: the last number, and the multiprocessors of each.
 #[derive(Debug, Default)]
-pub struct Greens(Mutex<(u64, HashMap<u64, u32>)>);
+pub struct GreenContextTable(Mutex<(u64, HashMap<u64, u32>)>);
 
-impl Greens {
+impl GreenContextTable {
     fn count(&self, green: RawGreenContext) -> Result<u32> {
-        let greens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = greens.1.get(&green.0).copied();
+        let green_contexts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = green_contexts.1.get(&green.0).copied();
         found.ok_or(CuError::INVALID_CONTEXT)
     }
 }
@@ -55,7 +55,7 @@ impl GreenContexts for CpuDevice {
     fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors> {
         let context = self.context()?;
         let count = match green {
-            Some(green) => context.greens.count(green)?,
+            Some(green) => context.green_contexts.count(green)?,
             None => self.multiprocessor_count(),
         };
         Ok(whole(count))
@@ -91,30 +91,30 @@ impl GreenContexts for CpuDevice {
             [] => self.multiprocessor_count(),
             parts => parts.iter().map(|part| part.count).sum(),
         };
-        let mut greens = context
-            .greens
+        let mut green_contexts = context
+            .green_contexts
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        greens.0 += 1;
-        let number = greens.0;
-        greens.1.insert(number, count);
+        green_contexts.0 += 1;
+        let number = green_contexts.0;
+        green_contexts.1.insert(number, count);
         Ok(RawGreenContext(number))
     }
 
     fn destroy_green(&self, green: RawGreenContext) -> Result<()> {
         let context = self.context()?;
-        let mut greens = context
-            .greens
+        let mut green_contexts = context
+            .green_contexts
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let gone = greens.1.remove(&green.0);
+        let gone = green_contexts.1.remove(&green.0);
         gone.map(drop).ok_or(CuError::INVALID_CONTEXT)
     }
 
     fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream> {
-        self.context()?.greens.count(green)?;
+        self.context()?.green_contexts.count(green)?;
         self.create_stream(flags, priority)
     }
 }

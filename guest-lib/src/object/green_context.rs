@@ -41,7 +41,7 @@ impl From<GreenPart> for Known {
 }
 
 #[derive(Debug, Default)]
-struct Greens {
+struct GreenContexts {
     parts: Vec<Part>,
     /// Indices into `parts`.
     places: HashMap<Part, usize>,
@@ -53,15 +53,17 @@ struct Greens {
     contexts: HashMap<u32, u32>,
 }
 
-static GREENS: LazyLock<Mutex<Greens>> = LazyLock::new(Mutex::default);
+static GREEN_CONTEXTS: LazyLock<Mutex<GreenContexts>> = LazyLock::new(Mutex::default);
 /// True once a green context was created; until then [`of`] takes no lock.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-fn greens() -> MutexGuard<'static, Greens> {
-    GREENS.lock().unwrap_or_else(PoisonError::into_inner)
+fn green_contexts() -> MutexGuard<'static, GreenContexts> {
+    GREEN_CONTEXTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Greens {
+impl GreenContexts {
     /// Returns the index of a part, and adds the part if it is new.
     fn enter(&mut self, part: Part) -> usize {
         let next = self.parts.len();
@@ -109,7 +111,7 @@ impl Greens {
 #[inline]
 pub fn of(context: u32) -> Option<u32> {
     if ANY.load(Ordering::Acquire) {
-        greens().contexts.get(&context).copied()
+        green_contexts().contexts.get(&context).copied()
     } else {
         None
     }
@@ -119,9 +121,9 @@ pub fn of(context: u32) -> Option<u32> {
 pub fn describe(scope: Scope) -> Result<CUdevResource> {
     let device = scope.session.ordinal();
     let green = of(scope.context).unwrap_or(0);
-    let known = greens().whole.get(&(device, green)).copied();
+    let known = green_contexts().whole.get(&(device, green)).copied();
     if let Some(index) = known {
-        return Ok(greens().told(index));
+        return Ok(green_contexts().told(index));
     }
     let known = scope
         .session
@@ -131,10 +133,10 @@ pub fn describe(scope: Scope) -> Result<CUdevResource> {
             least: reply.least,
             alignment: reply.alignment,
         })?;
-    let mut greens = greens();
-    let index = greens.enter(Part { device, known });
-    greens.whole.insert((device, green), index);
-    Ok(greens.told(index))
+    let mut green_contexts = green_contexts();
+    let index = green_contexts.enter(Part { device, known });
+    green_contexts.whole.insert((device, green), index);
+    Ok(green_contexts.told(index))
 }
 
 /// Splits a resource into at most `groups` groups of at least `least` multiprocessors each. Returns the groups, the
@@ -145,7 +147,7 @@ pub fn split(
     (flags, least): (u32, u32),
     groups: u32,
 ) -> Result<(Vec<CUdevResource>, u32, CUdevResource)> {
-    let (_, part) = greens().find(input)?;
+    let (_, part) = green_contexts().find(input)?;
     let message = GreenSplit {
         part: part.known.number,
         flags,
@@ -157,28 +159,34 @@ pub fn split(
         let parts: Vec<Known> = reply.parts.iter().map(Known::from).collect();
         (reply.possible, reply.rest != 0, parts)
     })?;
-    let mut greens = greens();
+    let mut green_contexts = green_contexts();
     let indices: Vec<usize> = parts
         .into_iter()
-        .map(|known| greens.enter(Part { known, ..part }))
+        .map(|known| green_contexts.enter(Part { known, ..part }))
         .collect();
     let (groups, left) = indices.split_at(indices.len() - usize::from(rest && !indices.is_empty()));
-    let groups = groups.iter().map(|index| greens.told(*index)).collect();
+    let groups = groups
+        .iter()
+        .map(|index| green_contexts.told(*index))
+        .collect();
     // An empty remainder is a resource of type 0.
-    let left = greens.told(left.first().copied().unwrap_or(usize::MAX));
+    let left = green_contexts.told(left.first().copied().unwrap_or(usize::MAX));
     Ok((groups, possible, left))
 }
 
 /// Generates a resource descriptor (`cuDevResourceGenerateDesc`). Returns the value of the `CUdevResourceDesc`.
 pub fn generate(resources: impl Iterator<Item = CUdevResource>) -> Result<usize> {
-    let mut greens = greens();
+    let mut green_contexts = green_contexts();
     let parts = resources
-        .map(|resource| greens.find(&resource).map(|(index, _)| index))
+        .map(|resource| green_contexts.find(&resource).map(|(index, _)| index))
         .collect::<Result<Vec<_>>>()?;
-    let known = greens.descriptions.iter().position(|known| *known == parts);
-    let index = known.unwrap_or(greens.descriptions.len());
+    let known = green_contexts
+        .descriptions
+        .iter()
+        .position(|known| *known == parts);
+    let index = known.unwrap_or(green_contexts.descriptions.len());
     if known.is_none() {
-        greens.descriptions.push(parts);
+        green_contexts.descriptions.push(parts);
     }
     Ok((index + 1) * 16)
 }
@@ -189,12 +197,12 @@ pub fn create(scope: Scope, description: usize) -> Result {
     let numbers: Vec<GreenPartNumber> = if description == 0 {
         Vec::new()
     } else {
-        let greens = greens();
+        let green_contexts = green_contexts();
         let index = (description / 16).checked_sub(1);
-        let parts = index.and_then(|index| greens.descriptions.get(index));
+        let parts = index.and_then(|index| green_contexts.descriptions.get(index));
         let parts = parts.ok_or(CuError::INVALID_VALUE)?;
         let number = |index: &usize| GreenPartNumber {
-            number: greens.parts[*index].known.number,
+            number: green_contexts.parts[*index].known.number,
         };
         parts.iter().map(number).collect()
     };
@@ -202,18 +210,20 @@ pub fn create(scope: Scope, description: usize) -> Result {
     let green = scope
         .session
         .request(&GreenCreate { parts }, |reply| reply.green)?;
-    greens().contexts.insert(scope.context, green);
+    green_contexts().contexts.insert(scope.context, green);
     ANY.store(true, Ordering::Release);
     Ok(())
 }
 
 /// Destroys the green context behind a context.
 pub fn destroy(scope: Scope) -> Result {
-    let mut greens = greens();
-    let green = greens.contexts.remove(&scope.context);
+    let mut green_contexts = green_contexts();
+    let green = green_contexts.contexts.remove(&scope.context);
     let green = green.ok_or(CuError::INVALID_CONTEXT)?;
     // The worker may reuse the number.
-    greens.whole.remove(&(scope.session.ordinal(), green));
-    drop(greens);
+    green_contexts
+        .whole
+        .remove(&(scope.session.ordinal(), green));
+    drop(green_contexts);
     scope.session.request(&GreenDestroy { green }, |()| ())
 }

@@ -25,7 +25,7 @@ type SplitKey = (u32, u32, u32, u32);
 
 /// Parts and green contexts of a session, with the device of each.
 #[derive(Debug, Default)]
-pub(super) struct Greens {
+pub(super) struct GreenContexts {
     parts: Vec<Part>,
     /// Number of each part, so that none is entered twice.
     numbers: HashMap<Part, u32>,
@@ -62,7 +62,7 @@ impl Ending {
     }
 }
 
-impl Greens {
+impl GreenContexts {
     /// Returns a part of the device `on`.
     fn part(&self, number: u32, on: usize) -> Result<Multiprocessors, CuResult> {
         let index = (number as usize).checked_sub(1);
@@ -171,13 +171,13 @@ impl Serve<GreenDescribe> for Session {
         let on = call.device;
         let green = match message.green {
             0 => None,
-            green => Some(self.objects.greens.context(green, on)?),
+            green => Some(self.objects.green_contexts.context(green, on)?),
         };
         self.ask(
             call,
             self.here(call),
             move |device| device.multiprocessors(green.as_ref().map(|green| green.raw)),
-            move |session, found| match session.objects.greens.enter(on, &found) {
+            move |session, found| match session.objects.green_contexts.enter(on, &found) {
                 Ok(part) => Answer::reply(&GreenDescribeReply {
                     number: part.number,
                     count: part.count,
@@ -193,11 +193,11 @@ impl Serve<GreenDescribe> for Session {
 impl Serve<GreenSplit> for Session {
     fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
         let on = call.device;
-        let part = self.objects.greens.part(message.part, on)?;
+        let part = self.objects.green_contexts.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
         let key = (message.part, flags, least, groups);
-        let known = self.objects.greens.splits.get(&key).cloned();
+        let known = self.objects.green_contexts.splits.get(&key).cloned();
         self.ask(
             call,
             self.here(call),
@@ -206,10 +206,10 @@ impl Serve<GreenSplit> for Session {
                 None => device.split(&part, flags, least, groups).map(Arc::new),
             },
             move |session, split| {
-                let greens = &mut session.objects.greens;
-                let answer = greens.answer(on, &split);
-                if greens.splits.len() < SPLITS {
-                    greens.splits.insert(key, split);
+                let green_contexts = &mut session.objects.green_contexts;
+                let answer = green_contexts.answer(on, &split);
+                if green_contexts.splits.len() < SPLITS {
+                    green_contexts.splits.insert(key, split);
                 }
                 answer
             },
@@ -222,9 +222,9 @@ impl Serve<GreenCreate<'_>> for Session {
         let on = call.device;
         let numbers = message.parts.iter();
         let parts = numbers
-            .map(|part| self.objects.greens.part(part.number, on))
+            .map(|part| self.objects.green_contexts.part(part.number, on))
             .collect::<Result<Vec<_>, _>>()?;
-        if !self.objects.greens.has_room() {
+        if !self.objects.green_contexts.has_room() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let device = self.here(call);
@@ -234,7 +234,7 @@ impl Serve<GreenCreate<'_>> for Session {
             move |device| device.create_green(&parts),
             move |session, raw| {
                 let green = GreenContextObject::new(device, raw, session.registrar.clone());
-                match session.objects.greens.enter_context(on, green) {
+                match session.objects.green_contexts.enter_context(on, green) {
                     Ok(green) => Answer::reply(&GreenCreateReply { green }),
                     Err(error) => Answer::failed(error),
                 }
@@ -248,7 +248,10 @@ impl Serve<GreenCreate<'_>> for Session {
 impl Serve<GreenDestroy> for Session {
     fn serve(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
         let number = message.green;
-        let green = self.objects.greens.remove_context(number, call.device)?;
+        let green = self
+            .objects
+            .green_contexts
+            .remove_context(number, call.device)?;
         self.ask(
             call,
             self.here(call),
@@ -260,7 +263,10 @@ impl Serve<GreenDestroy> for Session {
 
 impl Serve<GreenStream> for Session {
     fn serve(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
-        let green = self.objects.greens.context(message.green, call.device)?;
+        let green = self
+            .objects
+            .green_contexts
+            .context(message.green, call.device)?;
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let its = Arc::clone(&green);
         self.ask(

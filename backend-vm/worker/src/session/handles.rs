@@ -11,7 +11,7 @@ use wormhole_link::counters::{Counter, Counters};
 
 use super::arrays::Arrays;
 use super::graphs::Graphs;
-use super::green_contexts::{Ending, Greens};
+use super::green_contexts::{Ending, GreenContexts};
 use super::images::ImageHandle;
 use super::pools::PoolObject;
 use super::virtual_memory::MemoryObject;
@@ -119,7 +119,7 @@ pub(super) struct Objects {
     libraries: Table<Library, ImageObject>,
     pub functions: Table<Function, FunctionObject>,
     pub arrays: Arrays,
-    pub greens: Greens,
+    pub green_contexts: GreenContexts,
     pub graphs: Graphs,
     pub pools: Table<Pool, Arc<PoolObject>>,
     pub memories: Table<Memory, Arc<MemoryObject>>,
@@ -149,7 +149,7 @@ impl Objects {
             libraries: Table::new(counters),
             functions: Table::new(counters),
             arrays: Arrays::new(counters),
-            greens: Greens::default(),
+            green_contexts: GreenContexts::default(),
             graphs: Graphs::new(counters),
             pools: Table::new(counters),
             memories: Table::new(counters),
@@ -255,7 +255,7 @@ impl Objects {
     /// context is reset. Pools and mappable memory belong to no context and stay.
     pub fn reset(&mut self) -> Ending {
         let streams = self.streams.drain().chain(self.graveyard.clear());
-        let ending = self.greens.clear(streams.collect());
+        let ending = self.green_contexts.clear(streams.collect());
         self.events.drain().for_each(drop);
         self.modules.drain().for_each(drop);
         self.libraries.drain().for_each(drop);
