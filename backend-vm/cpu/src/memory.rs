@@ -14,7 +14,7 @@ use wormhole_device::{CuError, Result, file};
 use crate::aperture::{Aperture, ApertureError, to_usize};
 use crate::holes::Holes;
 use crate::peer_set::{Accesses, PeerSet};
-use crate::virtual_memory::VirtualBooks;
+use crate::virtual_memory::VirtualRanges;
 
 /// Alignment and unit of allocations in bytes.
 pub const ALIGNMENT: u64 = 512;
@@ -80,17 +80,17 @@ pub struct Range {
 }
 
 #[derive(Debug)]
-pub(crate) struct Books {
+pub(crate) struct AddressMap {
     live: BTreeMap<u64, Block>,
     views: BTreeMap<u64, View>,
     pub holes: Holes,
     pub used: u64,
     /// Registered host ranges, address to size.
     registered: BTreeMap<u64, u64>,
-    pub virtual_memory: VirtualBooks,
+    pub virtual_memory: VirtualRanges,
 }
 
-impl Books {
+impl AddressMap {
     /// Returns the allocation that contains `bytes` bytes at `address`.
     fn allocation(&self, address: u64, bytes: u64) -> Option<(Range, &Block)> {
         let end = address.checked_add(bytes)?;
@@ -135,7 +135,7 @@ impl Books {
 pub struct Memory {
     aperture: Aperture,
     limit: u64,
-    books: RwLock<Books>,
+    map: RwLock<AddressMap>,
     family: PeerSet,
 }
 
@@ -150,18 +150,18 @@ impl Memory {
         let aperture = Aperture::reserve(bytes)?;
         let mut holes = Holes::default();
         holes.put(aperture.start(), bytes);
-        let books = RwLock::new(Books {
+        let map = RwLock::new(AddressMap {
             live: BTreeMap::new(),
             views: BTreeMap::new(),
             holes,
             used: 0,
             registered: BTreeMap::new(),
-            virtual_memory: VirtualBooks::default(),
+            virtual_memory: VirtualRanges::default(),
         });
         Ok(Self {
             aperture,
             limit,
-            books,
+            map,
             family: PeerSet::default(),
         })
     }
@@ -170,12 +170,12 @@ impl Memory {
         &self.family
     }
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Books> {
-        self.books.read().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, AddressMap> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Books> {
-        self.books.write().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, AddressMap> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn aperture(&self) -> &Aperture {
@@ -202,21 +202,21 @@ impl Memory {
         }
         let alignment = if bytes >= LARGE { LARGE } else { ALIGNMENT };
         let bytes = bytes.next_multiple_of(ALIGNMENT);
-        let mut books = self.write();
-        if bytes > self.limit - books.used {
+        let mut map = self.write();
+        if bytes > self.limit - map.used {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let address = books
+        let address = map
             .holes
             .take(bytes, alignment)
             .ok_or(CuError::OUT_OF_MEMORY)?;
         if let Err(error) = self.aperture.commit(address, bytes) {
             tracing::warn!(%error, bytes, "the system gives no memory for an allocation");
-            books.holes.put(address, bytes);
+            map.holes.put(address, bytes);
             return Err(CuError::OUT_OF_MEMORY);
         }
-        books.used += bytes;
-        books.live.insert(
+        map.used += bytes;
+        map.live.insert(
             address,
             Block {
                 bytes,
@@ -237,51 +237,51 @@ impl Memory {
 
     /// Frees an allocation and zeroes it.
     pub fn free(&self, address: u64, owner: Owner) -> Result<()> {
-        let mut books = self.write();
-        match books.live.get(&address) {
+        let mut map = self.write();
+        match map.live.get(&address) {
             Some(block) if block.owner == owner => {}
             _ => return Err(CuError::INVALID_VALUE),
         }
-        self.release(&mut books, address);
+        self.release(&mut map, address);
         Ok(())
     }
 
-    fn release(&self, books: &mut Books, address: u64) {
-        let Some(block) = books.live.remove(&address) else {
+    fn release(&self, map: &mut AddressMap, address: u64) {
+        let Some(block) = map.live.remove(&address) else {
             return;
         };
         self.aperture.scrub(address, block.bytes);
-        books.used -= block.bytes;
-        books.holes.put(address, block.bytes);
+        map.used -= block.bytes;
+        map.holes.put(address, block.bytes);
     }
 
     /// Frees all memory of the context and removes all registrations.
     pub fn clear(&self) {
-        let mut books = self.write();
-        let gone: Vec<u64> = books
+        let mut map = self.write();
+        let gone: Vec<u64> = map
             .live
             .iter()
             .filter(|(_, block)| block.owner != Owner::Pool)
             .map(|(address, _)| *address)
             .collect();
         for address in gone {
-            self.release(&mut books, address);
+            self.release(&mut map, address);
         }
-        let shown = books.views.iter();
+        let shown = map.views.iter();
         let hidden: Vec<u64> = shown
             .filter(|(_, view)| view.owner != Owner::Pool)
             .map(|(address, _)| *address)
             .collect();
         for address in hidden {
-            self.hide(&mut books, address);
+            self.hide(&mut map, address);
         }
-        books.registered.clear();
+        map.registered.clear();
     }
 
     /// Returns the device's file, with offset and bytes of an allocation of this owner.
     pub fn home(&self, address: u64, owner: Owner) -> Result<(OwnedFd, u64, u64)> {
-        let books = self.read();
-        let block = books.live.get(&address);
+        let map = self.read();
+        let block = map.live.get(&address);
         let block = block
             .filter(|block| block.owner == owner)
             .ok_or(CuError::INVALID_VALUE)?;
@@ -312,12 +312,12 @@ impl Memory {
         } else {
             PAGE
         };
-        let mut books = self.write();
-        let start = books.holes.take(end - first, alignment);
+        let mut map = self.write();
+        let start = map.holes.take(end - first, alignment);
         let start = start.ok_or(CuError::OUT_OF_MEMORY)?;
         if let Err(error) = self.aperture.show(start, end - first, file, first) {
             tracing::warn!(%error, "memory of another device cannot be shown");
-            books.holes.put(start, end - first);
+            map.holes.put(start, end - first);
             return Err(CuError::OUT_OF_MEMORY);
         }
         let address = start + (offset - first);
@@ -326,7 +326,7 @@ impl Memory {
             owner,
             pages: (start, end - first),
         };
-        books.views.insert(address, view);
+        map.views.insert(address, view);
         Ok(address)
     }
 
@@ -340,21 +340,21 @@ impl Memory {
 
     /// Removes a view created by [`Memory::open`].
     pub fn close(&self, address: u64, owner: Owner) -> Result<()> {
-        let mut books = self.write();
-        match books.views.get(&address) {
-            Some(view) if view.owner == owner => self.hide(&mut books, address),
+        let mut map = self.write();
+        match map.views.get(&address) {
+            Some(view) if view.owner == owner => self.hide(&mut map, address),
             _ => return Err(CuError::INVALID_VALUE),
         }
         Ok(())
     }
 
-    fn hide(&self, books: &mut Books, address: u64) {
-        let Some(view) = books.views.remove(&address) else {
+    fn hide(&self, map: &mut AddressMap, address: u64) {
+        let Some(view) = map.views.remove(&address) else {
             return;
         };
         let (start, bytes) = view.pages;
         match self.aperture.hide(start, bytes) {
-            Ok(()) => books.holes.put(start, bytes),
+            Ok(()) => map.holes.put(start, bytes),
             // The addresses stay allocated, so that they are not used again.
             Err(error) => tracing::error!(%error, "memory of another device is shown for good"),
         }
@@ -369,13 +369,13 @@ impl Memory {
         {
             return Err(CuError::INVALID_VALUE);
         }
-        let mut books = self.write();
-        if let Some((&before, &size)) = books.registered.range(..end).next_back()
+        let mut map = self.write();
+        if let Some((&before, &size)) = map.registered.range(..end).next_back()
             && before + size > address
         {
             return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        books.registered.insert(address, bytes);
+        map.registered.insert(address, bytes);
         Ok(())
     }
 
@@ -397,9 +397,9 @@ impl Memory {
     pub fn region(&self, address: u64, bytes: u64) -> Option<Range> {
         let device = self.family.number();
         let own = {
-            let books = self.read();
-            let allocation = books.allocation(address, bytes).map(|(range, _)| range);
-            allocation.or_else(|| books.shared(address, bytes, device))
+            let map = self.read();
+            let allocation = map.allocation(address, bytes).map(|(range, _)| range);
+            allocation.or_else(|| map.shared(address, bytes, device))
         };
         own.or_else(|| self.region_of_peers(address, bytes))
     }
@@ -413,8 +413,8 @@ impl Memory {
             return Some(range);
         }
         self.family.others().find_map(|(number, peer)| {
-            let books = peer.read();
-            let (mut range, block) = books.allocation(address, bytes)?;
+            let map = peer.read();
+            let (mut range, block) = map.allocation(address, bytes)?;
             if block.owner == Owner::Pool {
                 range.writable = block.accesses.allows(device, Use::Write);
                 return block.accesses.allows(device, Use::Read).then_some(range);
@@ -444,11 +444,11 @@ impl Memory {
     }
 
     fn check_own(&self, address: u64, bytes: u64, intent: Use, device: usize) -> Result<()> {
-        let books = self.read();
-        let allocation = books.allocation(address, bytes).map(|(range, _)| range);
-        match allocation.or_else(|| books.shared(address, bytes, device)) {
+        let map = self.read();
+        let allocation = map.allocation(address, bytes).map(|(range, _)| range);
+        match allocation.or_else(|| map.shared(address, bytes, device)) {
             Some(range) if range.writable || intent == Use::Read => Ok(()),
-            None if !books.virtual_memory.maps(address, bytes) => Err(CuError::INVALID_VALUE),
+            None if !map.virtual_memory.maps(address, bytes) => Err(CuError::INVALID_VALUE),
             _ => Err(CuError::ILLEGAL_ADDRESS),
         }
     }
@@ -460,11 +460,11 @@ impl Memory {
 
     /// Counts memory as in use. Fails with OUT_OF_MEMORY if the limit would be exceeded.
     pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
-        let mut books = self.write();
-        if bytes > self.limit - books.used {
+        let mut map = self.write();
+        if bytes > self.limit - map.used {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        books.used += bytes;
+        map.used += bytes;
         Ok(())
     }
 

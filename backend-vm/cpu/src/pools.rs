@@ -351,9 +351,9 @@ impl Pools {
         let mut state = self.state();
         let pool = state.pool(pool)?;
         pool.accesses.set(device, access);
-        let mut books = self.memory.write();
+        let mut map = self.memory.write();
         for start in pool.chunks.keys() {
-            books.set_accesses(*start, pool.accesses);
+            map.set_accesses(*start, pool.accesses);
         }
         Ok(())
     }

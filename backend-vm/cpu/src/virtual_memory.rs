@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared, file};
 
 use crate::aperture::Aperture;
-use crate::memory::{Books, Memory, Range, Use};
+use crate::memory::{AddressMap, Memory, Range, Use};
 use crate::peer_set::Accesses;
 
 /// Granularity of sizes and addresses, as on existing GPUs.
@@ -48,7 +48,7 @@ struct Mapping {
 
 /// Tables of reservations, mappings and mappable memory.
 #[derive(Debug, Default)]
-pub struct VirtualBooks {
+pub struct VirtualRanges {
     /// Reservations, bytes by address.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
@@ -56,7 +56,7 @@ pub struct VirtualBooks {
     next: u64,
 }
 
-impl VirtualBooks {
+impl VirtualRanges {
     /// Returns the largest range around an address that consists of adjacent mappings with the same access for a
     /// device.
     pub fn find(&self, address: u64, device: usize) -> Option<Range> {
@@ -156,7 +156,7 @@ impl Home {
     }
 }
 
-impl Books {
+impl AddressMap {
     /// Frees mappable memory that has neither a handle nor mappings. Returns its device and its bytes.
     fn sweep(&mut self, memory: u64, aperture: &Aperture) -> Option<(usize, u64)> {
         let memories = &mut self.virtual_memory.memories;
@@ -186,30 +186,29 @@ impl Memory {
         if bytes == 0 || !is_granular(bytes) || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(CuError::INVALID_VALUE);
         }
-        let mut books = self.write();
+        let mut map = self.write();
         let alignment = alignment.max(GRANULARITY);
-        let hinted =
-            hint != 0 && hint.is_multiple_of(alignment) && books.holes.take_at(hint, bytes);
+        let hinted = hint != 0 && hint.is_multiple_of(alignment) && map.holes.take_at(hint, bytes);
         let address = match hinted {
             true => hint,
             false => {
-                let found = books.holes.take(bytes, alignment);
+                let found = map.holes.take(bytes, alignment);
                 found.ok_or(CuError::OUT_OF_MEMORY)?
             }
         };
-        books.virtual_memory.reserved.insert(address, bytes);
+        map.virtual_memory.reserved.insert(address, bytes);
         Ok(address)
     }
 
     pub fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        let mut books = self.write();
-        let known = books.virtual_memory.reserved.get(&address) == Some(&bytes);
-        if !known || books.virtual_memory.is_mapped(address, bytes) {
+        let mut map = self.write();
+        let known = map.virtual_memory.reserved.get(&address) == Some(&bytes);
+        if !known || map.virtual_memory.is_mapped(address, bytes) {
             return Err(CuError::INVALID_VALUE);
         }
-        books.virtual_memory.reserved.remove(&address);
+        map.virtual_memory.reserved.remove(&address);
         self.aperture().forget(address, bytes);
-        books.holes.put(address, bytes);
+        map.holes.put(address, bytes);
         Ok(())
     }
 
@@ -224,23 +223,23 @@ impl Memory {
     }
 
     fn make_memory(&self, device: usize, bytes: u64, exportable: bool) -> Result<RawMemory> {
-        let mut books = self.write();
+        let mut map = self.write();
         let home = if exportable {
             Home::File(file::anonymous(bytes).map_err(|error| {
                 tracing::warn!(%error, bytes, "the system gives no mappable memory");
                 CuError::OUT_OF_MEMORY
             })?)
         } else {
-            let found = books.holes.take(bytes, GRANULARITY);
+            let found = map.holes.take(bytes, GRANULARITY);
             Home::Own(found.ok_or(CuError::OUT_OF_MEMORY)?)
         };
-        Ok(books.virtual_memory.add(home, bytes, device))
+        Ok(map.virtual_memory.add(home, bytes, device))
     }
 
     /// Returns the file of exportable memory.
     pub fn share_memory(&self, memory: RawMemory) -> Result<Shared> {
-        let books = self.read();
-        let physical = match books.virtual_memory.memories.get(&memory.0) {
+        let map = self.read();
+        let physical = match map.virtual_memory.memories.get(&memory.0) {
             Some(physical) if !physical.released => physical,
             _ => return Err(CuError::INVALID_HANDLE),
         };
@@ -265,13 +264,13 @@ impl Memory {
     }
 
     pub fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        let mut books = self.write();
-        match books.virtual_memory.memories.get_mut(&memory.0) {
+        let mut map = self.write();
+        match map.virtual_memory.memories.get_mut(&memory.0) {
             Some(physical) if !physical.released => physical.released = true,
             _ => return Err(CuError::INVALID_HANDLE),
         }
-        let swept = books.sweep(memory.0, self.aperture());
-        drop(books);
+        let swept = map.sweep(memory.0, self.aperture());
+        drop(map);
         self.swept(swept);
         Ok(())
     }
@@ -288,15 +287,15 @@ impl Memory {
     }
 
     pub fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
-        let mut books = self.write();
-        let books = &mut books.virtual_memory;
+        let mut map = self.write();
+        let map = &mut map.virtual_memory;
         let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
-        let reserved = books.reserved.range(..=address).next_back();
+        let reserved = map.reserved.range(..=address).next_back();
         let inside = reserved.is_some_and(|(start, length)| end <= start + length);
-        if bytes == 0 || !is_granular(address) || !inside || books.is_mapped(address, bytes) {
+        if bytes == 0 || !is_granular(address) || !inside || map.is_mapped(address, bytes) {
             return Err(CuError::INVALID_VALUE);
         }
-        let physical = match books.memories.get_mut(&memory.0) {
+        let physical = match map.memories.get_mut(&memory.0) {
             Some(physical) if !physical.released => physical,
             _ => return Err(CuError::INVALID_HANDLE),
         };
@@ -314,16 +313,16 @@ impl Memory {
             memory: memory.0,
             accesses: Accesses::default(),
         };
-        books.mappings.insert(address, mapping);
+        map.mappings.insert(address, mapping);
         Ok(())
     }
 
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        let mut books = self.write();
-        let starts = books.virtual_memory.filled(address, bytes)?;
+        let mut map = self.write();
+        let starts = map.virtual_memory.filled(address, bytes)?;
         let mut swept = Vec::new();
         for start in starts {
-            let Some(mapping) = books.virtual_memory.mappings.get(&start).copied() else {
+            let Some(mapping) = map.virtual_memory.mappings.get(&start).copied() else {
                 continue;
             };
             self.aperture()
@@ -332,13 +331,13 @@ impl Memory {
                     tracing::warn!(%error, "a mapping cannot be ended");
                     CuError::OUT_OF_MEMORY
                 })?;
-            books.virtual_memory.mappings.remove(&start);
-            if let Some(physical) = books.virtual_memory.memories.get_mut(&mapping.memory) {
+            map.virtual_memory.mappings.remove(&start);
+            if let Some(physical) = map.virtual_memory.memories.get_mut(&mapping.memory) {
                 physical.mappings -= 1;
             }
-            swept.extend(books.sweep(mapping.memory, self.aperture()));
+            swept.extend(map.sweep(mapping.memory, self.aperture()));
         }
-        drop(books);
+        drop(map);
         self.swept(swept);
         Ok(())
     }
@@ -350,10 +349,10 @@ impl Memory {
         device: usize,
         access: Access,
     ) -> Result<()> {
-        let mut books = self.write();
-        let books = &mut books.virtual_memory;
-        for start in books.filled(address, bytes)? {
-            if let Some(mapping) = books.mappings.get_mut(&start) {
+        let mut map = self.write();
+        let map = &mut map.virtual_memory;
+        for start in map.filled(address, bytes)? {
+            if let Some(mapping) = map.mappings.get_mut(&start) {
                 mapping.accesses.set(device, access);
             }
         }
