@@ -4,9 +4,9 @@
 //! the next value when all earlier work is complete. Streams without new work send no request.
 
 pub mod attributes;
-mod hold_back;
 mod output;
 pub mod release;
+mod throttle;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use wormhole_api::{
 };
 
 use self::attributes::{PRIORITY, StreamAttributes};
-use self::hold_back::BATCHES;
+use self::throttle::BATCHES;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};

@@ -26,7 +26,7 @@ impl Target {
         }
         let complete = self.stream.complete.load(Ordering::Acquire);
         if work.saturating_sub(complete) >= LIMIT {
-            self.hold_back(scope, work - LIMIT)
+            self.throttle(scope, work - LIMIT)
         } else {
             Ok(())
         }
@@ -50,7 +50,7 @@ impl Target {
 
     /// Waits until more than `work` operations are complete. Every thread that finds the stream full waits here.
     #[cold]
-    fn hold_back(self, scope: Scope, work: u64) -> Result {
+    fn throttle(self, scope: Scope, work: u64) -> Result {
         let ended = {
             let timeline = self.stream.timeline();
             let covers = timeline.batches.iter().flatten();
