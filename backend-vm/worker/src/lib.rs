@@ -92,7 +92,7 @@ pub enum WorkerError {
 
 /// Receiving side of the control stream.
 #[derive(Debug)]
-struct Supervisor {
+struct Orders {
     socket: Arc<OwnedFd>,
     incoming: Incoming,
 }
@@ -123,7 +123,7 @@ impl Reports {
     }
 }
 
-impl Supervisor {
+impl Orders {
     /// Waits for the next message from the supervisor.
     fn receive(&mut self) -> Result<Order, ChannelError> {
         loop {
@@ -193,7 +193,7 @@ pub fn run_on(
         socket: Arc::clone(&socket),
         outgoing: Outgoing::default(),
     };
-    let mut supervisor = Supervisor {
+    let mut supervisor = Orders {
         socket,
         incoming: Incoming::new(true),
     };
@@ -373,7 +373,7 @@ pub fn executor(
 
 /// Handles the supervisor's messages until it is gone, and returns the process's exit status.
 fn listen(
-    supervisor: &mut Supervisor,
+    supervisor: &mut Orders,
     arena: &Arc<Arena>,
     served: &Served,
 ) -> Result<i32, WorkerError> {
