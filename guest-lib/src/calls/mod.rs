@@ -6,6 +6,7 @@
     reason = "names and arguments are those of the CUDA driver API"
 )]
 
+mod allocations;
 mod arrays;
 mod batches;
 mod captures;
@@ -32,7 +33,6 @@ mod linker;
 mod logs;
 mod managed;
 mod mem_ops;
-mod memories;
 mod modules;
 mod occupancy;
 mod peers;
@@ -45,8 +45,9 @@ mod tensors;
 mod texture_references;
 mod textures;
 mod v1_32bit;
-mod virtual_memories;
+mod vmm;
 
+pub use allocations::*;
 pub use arrays::*;
 pub use batches::*;
 pub use captures::*;
@@ -73,7 +74,6 @@ pub use linker::*;
 pub use logs::*;
 pub use managed::*;
 pub use mem_ops::*;
-pub use memories::*;
 pub use modules::*;
 pub use occupancy::*;
 pub use peers::*;
@@ -86,7 +86,7 @@ pub use tensors::*;
 pub use texture_references::*;
 pub use textures::*;
 pub use v1_32bit::*;
-pub use virtual_memories::*;
+pub use vmm::*;
 
 use crate::error::Result;
 use crate::types::CUresult;

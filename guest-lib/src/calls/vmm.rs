@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Virtual memory management (VMM): `cuMemCreate`, `cuMemMap` and the like.
 
 use std::ffi::c_void;
 
