@@ -1,5 +1,6 @@
 //! Green contexts of the driver. They are newer than the oldest supported driver.
 
+use std::mem::offset_of;
 use std::ptr;
 
 use wormhole_api::constants::device_resource_type::SM;
@@ -18,8 +19,8 @@ type Resource = [u64; 18];
 const _: () = assert!(size_of::<Resource>() == size_of::<CUdevResource>());
 
 /// Word with the count and the least part; below, the word with the alignment.
-const COUNT: usize = 12;
-const ALIGNMENT: usize = 13;
+const COUNT: usize = offset_of!(CUdevResource, smCount) / size_of::<u64>();
+const ALIGNMENT: usize = offset_of!(CUdevResource, smCoscheduledAlignment) / size_of::<u64>();
 
 /// Lower and upper half of a word.
 fn halves(word: u64) -> [u32; 2] {
