@@ -175,7 +175,7 @@ const ACCESS_LIST: &str = "system.posix_acl_access";
 /// Returns a list by which the owner and `users` may read and write, as Linux's
 /// `posix_acl_xattr.h` lays it out.
 fn access_list(users: &[u32]) -> Vec<u8> {
-    const VERSION: u32 = 2;
+    const FORMAT: u32 = 2;
     const OWNER: u16 = 0x01;
     const USER: u16 = 0x02;
     const GROUP: u16 = 0x04;
@@ -194,7 +194,7 @@ fn access_list(users: &[u32]) -> Vec<u8> {
             (MASK, READ_WRITE, NO_USER),
             (OTHERS, 0, NO_USER),
         ]);
-    let mut bytes = VERSION.to_le_bytes().to_vec();
+    let mut bytes = FORMAT.to_le_bytes().to_vec();
     for (tag, access, user) in entries {
         bytes.extend(tag.to_le_bytes());
         bytes.extend(access.to_le_bytes());
