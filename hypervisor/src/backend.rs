@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -55,6 +56,8 @@ pub enum BackendError {
     Unexpected(&'static str),
     #[error("the supervisor granted memory without its file")]
     NoFile,
+    #[error("the supervisor gives a guest process no control stream: {0}")]
+    NoStream(String),
     #[error("the guest cannot be shown what it was granted")]
     Show(#[from] MemoryError),
     #[error("the supervisor's report cannot be read")]
@@ -95,9 +98,14 @@ pub struct Backend {
     supervisor: Child,
     stream: UnixStream,
     port: Port,
+    /// Passes new control streams from the listener to the port. None once the listener has it.
+    opened: Option<Sender<Opened>>,
     window: File,
     listener: Option<JoinHandle<Served>>,
 }
+
+/// The guest's end of a new control stream, or the supervisor's reason for a refusal.
+type Opened = Result<UnixStream, String>;
 
 impl Backend {
     /// Starts a supervisor for `device` and attaches a fresh window of `window_size` bytes.
@@ -143,10 +151,15 @@ impl Backend {
         drop(theirs);
 
         let sending = stream.try_clone().map_err(BackendError::Stream)?;
+        let (opened, streams) = channel();
         let backend = Self {
             supervisor,
             stream,
-            port: Port(Arc::new(Mutex::new(sending))),
+            port: Port {
+                sending: Arc::new(Mutex::new(sending)),
+                streams: Arc::new(Mutex::new(streams)),
+            },
+            opened: Some(opened),
             window,
             listener: None,
         };
@@ -194,7 +207,7 @@ impl Backend {
         &self.window
     }
 
-    /// Returns the port that passes guest processes' control streams to the supervisor.
+    /// Returns the port that opens control streams of guest processes.
     pub fn port(&self) -> Port {
         self.port.clone()
     }
@@ -206,11 +219,13 @@ impl Backend {
     pub fn listen(&mut self, guest: Option<(Window, StopHandle)>) -> Result<(), BackendError> {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
+        let opened = self.opened.take();
         let listener = tasks::spawn("listener", move || {
             let mut served = Served::default();
             served.failure = listen(
                 &stream,
                 &port,
+                opened,
                 guest.as_ref().map(|(window, _)| window),
                 &mut served.sessions,
             )
@@ -255,12 +270,22 @@ impl Backend {
 fn listen(
     stream: &UnixStream,
     port: &Port,
+    opened: Option<Sender<Opened>>,
     window: Option<&Window>,
     sessions: &mut SessionReports,
 ) -> Result<(), BackendError> {
     let mut body = Vec::new();
+    let answer = |stream: Opened| {
+        // Without a receiver no request waits any more.
+        let _ = opened.as_ref().map(|opened| opened.send(stream));
+    };
     while let Some((message, file)) = receive(stream, &mut body)? {
         match (message, window) {
+            (Message::Stream(_), _) => answer(match file {
+                Some(file) => Ok(OwnedFd::from(file).into()),
+                None => Err("this process has no free descriptor".to_owned()),
+            }),
+            (Message::Refused { reason, .. }, _) => answer(Err(reason.to_owned())),
             (Message::SessionReport(json), _) => {
                 sessions.push(serde_json::from_str::<SessionReport>(json)?);
             }
@@ -304,21 +329,29 @@ impl Drop for Backend {
 
 /// Sending direction of the tenant stream, shared by all senders.
 #[derive(Clone, Debug)]
-pub struct Port(Arc<Mutex<UnixStream>>);
+pub struct Port {
+    sending: Arc<Mutex<UnixStream>>,
+    /// Answers to requests for control streams. Locked from a request to its answer.
+    streams: Arc<Mutex<Receiver<Opened>>>,
+}
 
 impl Port {
-    /// Passes the control stream of a guest process to the supervisor. `local`: the process runs on
-    /// this system, and the supervisor sends it the session's file itself.
-    pub fn forward(&self, guest: &OwnedFd, local: bool) -> Result<(), BackendError> {
+    /// Opens a control stream for a guest process, and returns the guest's end. Waits for the
+    /// supervisor's answer. `local`: the process runs on this system, and the supervisor sends it
+    /// the session's file itself.
+    pub fn open(&self, local: bool) -> Result<UnixStream, BackendError> {
         let stream = Stream {
             local: local.into(),
         };
-        self.send(&Message::Stream(stream), &[guest.as_raw_fd()])
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send(&Message::Stream(stream), &[])?;
+        let opened = streams.recv().map_err(|_| BackendError::Ended)?;
+        opened.map_err(BackendError::NoStream)
     }
 
     fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {
         let frame = message.to_vec()?;
-        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         // Frames are far smaller than a socket's buffer, so each is sent whole.
         stream
             .send_with_fds(&[&frame[..]], descriptors)

@@ -1,4 +1,4 @@
-//! Keeps tests apart that share a part of their process: the timer, or copies of descriptors in a forked child.
+//! Keeps tests apart that share a part of their process: copies of descriptors in a forked child.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -17,7 +17,7 @@ use wormhole_sandbox::LEAST_MEMORY;
 use crate::log::Log;
 use crate::{Limits, Listener, Options, Quotas};
 
-/// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
+/// Serves tenants' guests with a device: accepts windows, opens control streams, runs a confined worker for
 /// each guest process.
 #[derive(Debug, Parser)]
 #[command(version)]

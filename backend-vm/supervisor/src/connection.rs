@@ -5,7 +5,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use event_manager::{EventOps, EventSet, Events};
 use wormhole_ring::control::Message;
 
-use super::alarm;
 use wormhole_link::channel::{ChannelError, Incoming, Outgoing};
 
 /// A stream registered with the event loop.
@@ -22,7 +21,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Registers `socket` with the event loop, under `token`.
+    /// Registers `socket` with the event loop, under `token`. No other process may have a copy of
+    /// it.
     ///
     /// # Errors
     /// The loop cannot watch the descriptor, which is returned.
@@ -47,20 +47,6 @@ impl Peer {
             watched: EventSet::IN,
             reads: true,
         })
-    }
-
-    /// Fills as [`fill`](Self::fill) from a stream that its sender may have copied. Also returns
-    /// whether the read slept.
-    ///
-    /// # Errors
-    /// Same as [`fill`](Self::fill).
-    pub fn fill_foreign(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        may: bool,
-        set: EventSet,
-    ) -> (Result<bool, ChannelError>, bool) {
-        alarm::within(|| self.fill(ops, may, set))
     }
 
     /// Reads once, if the stream `may` be read now; otherwise stops watching it for input until
@@ -115,9 +101,9 @@ impl Peer {
         self.outgoing.underway(&self.socket)
     }
 
-    /// Returns how many of them are still queued in this process.
-    pub fn unsent(&self) -> usize {
-        self.outgoing.unsent()
+    /// Returns at least as many as [`underway`](Self::underway), from its last result.
+    pub fn unread(&self) -> usize {
+        self.outgoing.unread()
     }
 
     /// Returns whether messages are queued because the reader has left others unread.
@@ -172,15 +158,6 @@ impl Peer {
             }
         }
     }
-}
-
-/// Returns whether a descriptor from outside is a stream socket. Polling one never blocks, while
-/// polling a file of an arbitrary file system may.
-pub fn is_stream(fd: &OwnedFd) -> bool {
-    use rustix::net::{AddressFamily, SocketType, sockopt};
-    let domain = sockopt::socket_domain(fd);
-    domain.is_ok_and(|domain| [AddressFamily::UNIX, AddressFamily::VSOCK].contains(&domain))
-        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
 /// Shuts a stream down in both directions, so that its peer sees the end at once, even while copies

@@ -34,7 +34,7 @@ use crate::signals::Signals;
 use crate::spawner::message::{Order, Report};
 use crate::spawner::{Abilities, Spawner};
 use crate::turns::Turns;
-use crate::{Id, Options, Parts, Quotas, Supervisor, alarm, datagram};
+use crate::{Id, Options, Parts, Quotas, Supervisor, datagram};
 
 /// Protocol hash of all workers.
 const HASH: u64 = 7;
@@ -54,14 +54,17 @@ struct End {
 }
 
 impl End {
-    fn pair() -> (Self, OwnedFd) {
-        let (near, far) = UnixStream::pair().expect("a pair of sockets");
-        let end = Self {
-            socket: near.into(),
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
             incoming: Incoming::new(true),
             outgoing: Outgoing::default(),
-        };
-        (end, far.into())
+        }
+    }
+
+    fn pair() -> (Self, OwnedFd) {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        (Self::new(near.into()), far.into())
     }
 
     /// Sends a message, unless the supervisor has closed the stream.
@@ -75,6 +78,19 @@ impl End {
         let heard = self.incoming.take().ok().flatten().map(heard);
         while self.incoming.descriptor().is_some() {}
         heard
+    }
+
+    /// Reads a launcher's message, and takes the descriptor that it brings.
+    fn read_as_launcher<T>(
+        &mut self,
+        heard: impl FnOnce(Message<'_>) -> T,
+    ) -> Option<(T, Option<OwnedFd>)> {
+        let _ = self.incoming.fill(&self.socket);
+        let message = self.incoming.take().ok().flatten()?;
+        let brings = matches!(message, Message::Stream(_) | Message::WindowMap(_));
+        let heard = heard(message);
+        let descriptor = brings.then(|| self.incoming.descriptor());
+        Some((heard, descriptor.flatten()))
     }
 
     fn write_raw(&self, bytes: &[u8]) {
@@ -171,7 +187,6 @@ fn remove<T>(elements: &mut Vec<T>, byte: u8) -> Option<T> {
 impl Scene {
     fn new() -> Self {
         let (near, far) = datagram::pair().expect("a pair of sockets");
-        alarm::install().expect("a handler of a signal");
         let options = Options {
             device: DeviceChoice::Cpu {
                 count: 1,
@@ -262,12 +277,10 @@ impl Scene {
                 if self.guests.len() < GUESTS
                     && let Some(tenant) = pick(&mut self.tenants, tenant)
                 {
-                    let (end, far) = End::pair();
                     let stream = Stream {
                         local: u32::from(local & 1),
                     };
-                    tenant.send(&Message::Stream(stream), vec![far]);
-                    self.guests.push(end);
+                    tenant.send(&Message::Stream(stream), Vec::new());
                 }
             }
             3 => self.guest_says(steps)?,
@@ -589,11 +602,14 @@ impl Scene {
             }
         }
         for (index, tenant) in self.tenants.iter_mut().enumerate() {
-            while let Some(run) = tenant.read(|message| match message {
+            while let Some((run, descriptor)) = tenant.read_as_launcher(|message| match message {
                 Message::WindowMap(run) => Some(run),
                 _ => None,
             }) {
-                self.shown.extend(run.map(|run| (index, run)));
+                match (run, descriptor) {
+                    (Some(run), _) => self.shown.push((index, run)),
+                    (None, stream) => self.guests.extend(stream.map(End::new)),
+                }
             }
         }
         for guest in &mut self.guests {
@@ -736,6 +752,7 @@ mod tests {
             &start,
         ];
         assert_eq!(play(&inputs.concat()), [0], "the session has the spare");
+        play(&scrub);
         let (guest_leaves, worker_ends) = ([4, 0], [8, 0]);
         let inputs = [guest_leaves, start, worker_ends, start];
         assert_eq!(play(&inputs.concat()), [1]);
@@ -802,7 +819,8 @@ mod tests {
         let inputs = [&assigned[..], &stream, &hello(2, 0)];
         assert_eq!(play(&inputs.concat()), [0]);
         let third_leaves = [4, 2];
-        assert_eq!(play(&[&third_leaves[..], &start].concat()), [0, 1]);
+        let inputs = [&scrub[..], &third_leaves, &start];
+        assert_eq!(play(&inputs.concat()), [0, 1]);
         assert_eq!(play(&[&ready(1)[..], &start].concat()), [0, 1, 2]);
     }
 

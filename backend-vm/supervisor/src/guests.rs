@@ -1,11 +1,14 @@
 //! Control streams of guest processes.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal};
+use wormhole_ring::control::{
+    ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal, Stream,
+};
 use wormhole_ring::status::EndCause;
 
 use super::connection::{self, Peer};
@@ -85,57 +88,83 @@ pub(super) enum GuestError {
 }
 
 impl Supervisor {
+    /// Answers a launcher that requests a control stream: sends it the guest's end of a new one, or
+    /// a refusal.
+    ///
+    /// The event loop polls and reads only sockets that it has made or accepted itself. Another
+    /// process with a copy of its end could change the socket's options, so that a read frees a
+    /// byte out of band and closes the descriptors beside it, or hold the socket's lock.
+    ///
+    /// # Errors
+    /// The answer cannot be sent.
     pub(super) fn add_guest(
         &mut self,
         ops: &mut EventOps<'_>,
         tenant: Id,
-        socket: OwnedFd,
+        stream: Stream,
+    ) -> Result<(), ChannelError> {
+        match self.open_stream(ops, tenant, stream.local != 0) {
+            Ok((far, copy)) => {
+                let sent = self.tell_tenant(ops, tenant, &Message::Stream(stream), vec![copy]);
+                // The launcher may have put it into any number of epoll sets already, which the
+                // last close removes.
+                self.scrubber.close(tenant, [far]);
+                sent
+            }
+            Err(reason) => {
+                let reason = format!("no control stream: {reason}");
+                if self.may_log(tenant) {
+                    tracing::warn!("tenant {tenant}: {reason}");
+                }
+                let refused = Message::Refused {
+                    code: Refusal::Quota as u32,
+                    reason: &reason,
+                };
+                self.tell_tenant(ops, tenant, &refused, Vec::new())
+            }
+        }
+    }
+
+    /// Opens a control stream. Returns the guest's end, and a copy of it.
+    fn open_stream(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
         local: bool,
-    ) {
-        if self.stopping || !self.has_room_for_guest(tenant) {
-            if self.may_log(tenant) {
-                tracing::warn!("tenant {tenant} has too many control streams: one is closed");
-            }
-            return self.scrubber.close(tenant, [socket]);
+    ) -> Result<(OwnedFd, OwnedFd), String> {
+        if self.stopping {
+            return Err("the supervisor ends".to_owned());
         }
-        if !connection::is_stream(&socket) {
-            if self.may_log(tenant) {
-                tracing::warn!(
-                    "tenant {tenant} sent a descriptor as a control stream that is no stream socket"
-                );
-            }
-            return self.scrubber.close(tenant, [socket]);
+        if !self.has_room_for_guest(tenant) {
+            return Err("the tenant has too many".to_owned());
         }
+        let (near, far) = UnixStream::pair().map_err(|error| error.to_string())?;
+        let far = OwnedFd::from(far);
+        let copy = far.try_clone().map_err(|error| error.to_string())?;
         let id = self.id();
         let token = self.token(Source::Guest(id));
-        let hello_end = Instant::now() + self.hello_limit;
-        match Peer::register(ops, socket, token, false) {
-            Ok(peer) => {
-                if let Some(tenant) = self.tenants.get_mut(&tenant) {
-                    tenant.guests += 1;
-                }
-                self.guests.insert(
-                    id,
-                    Guest {
-                        tenant,
-                        local,
-                        peer,
-                        token,
-                        session: None,
-                        observer: None,
-                        hello_end: Some(hello_end),
-                    },
-                );
-                self.set_deadline(hello_end);
-            }
-            Err((error, socket)) => {
-                self.sources.remove(&token);
-                if self.may_log(tenant) {
-                    tracing::warn!("tenant {tenant}: a control stream cannot be watched: {error}");
-                }
-                self.scrubber.close(tenant, [socket]);
-            }
+        let peer = Peer::register(ops, near.into(), token, false).map_err(|(error, _)| {
+            self.sources.remove(&token);
+            error.to_string()
+        })?;
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.guests += 1;
         }
+        let hello_end = Instant::now() + self.hello_limit;
+        self.guests.insert(
+            id,
+            Guest {
+                tenant,
+                local,
+                peer,
+                token,
+                session: None,
+                observer: None,
+                hello_end: Some(hello_end),
+            },
+        );
+        self.set_deadline(hello_end);
+        Ok((far, copy))
     }
 
     pub(super) fn guest_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
@@ -221,11 +250,7 @@ impl Supervisor {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
-        let (filled, waited) = guest.peer.fill_foreign(ops, may, set);
-        if waited {
-            self.lose_patience(tenant);
-        }
-        if !filled? {
+        if !guest.peer.fill(ops, may, set)? {
             return Ok(());
         }
         for _ in 0..TURN {

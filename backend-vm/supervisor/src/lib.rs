@@ -3,8 +3,8 @@
 //! [`spawner`]. The loop reads guests' messages without privileges and under a system call filter
 //! ([`privileges`]).
 //!
-//! Launchers send windows and guest processes' control streams over tenant streams. The supervisor
-//! selects a worker by the protocol hash in a guest's hello, and grants the session once the worker
+//! Launchers send windows over tenant streams, and request control streams for guest processes
+//! there. The supervisor selects a worker by the protocol hash in a guest's hello, and grants the session once the worker
 //! has mapped it. Every message of a launcher, a guest or a worker is checked. A peer that breaks
 //! the protocol loses its stream, with one line in the log, and other peers are not affected.
 //!
@@ -14,7 +14,6 @@
 //! When the supervisor itself is killed, the kernel kills its workers and closes its guests'
 //! streams, whose end the guests notice.
 
-mod alarm;
 #[cfg(test)]
 mod alone;
 mod arena;
@@ -272,7 +271,6 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         .then(Sampler::new)
         .transpose()
         .map_err(SupervisorError::Sampler)?;
-    alarm::install().map_err(SupervisorError::Signals)?;
     let turns = Turns::new().map_err(SupervisorError::Turns)?;
     let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;

@@ -67,9 +67,6 @@ const CALLS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    // Calls that interrupt a sleeping read, and distinguish sleep from preemption.
-    libc::SYS_setitimer,
-    libc::SYS_getrusage,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,

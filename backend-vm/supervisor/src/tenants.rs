@@ -1,4 +1,4 @@
-//! Tenant streams: a launcher attaches a window, then sends control streams.
+//! Tenant streams: a launcher attaches a window, then requests control streams for its guests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -47,8 +47,6 @@ pub(super) struct Tenant {
     pub guests: usize,
     pub sessions: usize,
     log: LogBudget,
-    /// Remaining number of reads of its control streams that may sleep.
-    patience: LogBudget,
     /// Log budget of its workers.
     pub worker_log: LogBudget,
     /// Whether the launcher waits for the result of starting the device.
@@ -86,8 +84,8 @@ impl Tenant {
     /// Returns the number of descriptors that the tenant may use, without those that it shares or
     /// that are waiting to be closed.
     fn held(&self) -> usize {
-        let unsent = self.peer.as_ref().map_or(0, Peer::unsent);
-        TENANT + STREAM * self.guests + SESSION * self.sessions + unsent
+        let sent = self.peer.as_ref().map_or(0, Peer::unread);
+        TENANT + STREAM * self.guests + SESSION * self.sessions + sent
     }
 }
 
@@ -240,7 +238,6 @@ impl Supervisor {
                         guests: 0,
                         sessions: 0,
                         log: LogBudget::of_lines(Instant::now()),
-                        patience: LogBudget::of_lines(Instant::now()),
                         worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
                         leaving: false,
@@ -317,13 +314,7 @@ impl Supervisor {
                     let file = peer.incoming.descriptor();
                     self.attach(ops, id, &attach, file)?;
                 }
-                Request::Stream(stream) => match peer.incoming.descriptor() {
-                    Some(socket) => self.add_guest(ops, id, socket, stream.local != 0),
-                    None if self.may_log(id) => {
-                        tracing::warn!("tenant {id} announced a stream and sent none");
-                    }
-                    None => {}
-                },
+                Request::Stream(stream) => self.add_guest(ops, id, stream)?,
                 Request::Mapped(run) => {
                     if let Err(reason) = self.run_shown(ops, id, &run) {
                         if self.may_log(id) {
@@ -483,27 +474,20 @@ impl Supervisor {
         message: &Message<'_>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
-        match self.tenant_peer(id) {
-            Some(peer) => peer.send(ops, message, descriptors),
-            None => Ok(()),
+        let Some(peer) = self.tenant_peer(id) else {
+            return Ok(());
+        };
+        if !descriptors.is_empty() {
+            // Updates the count of those that the tenant is charged for.
+            peer.underway();
         }
+        peer.send(ops, message, descriptors)
     }
 
     /// Shuts a tenant's stream down; its end is reported like any other.
     pub(super) fn cut_off(&mut self, id: Id) {
         if let Some(peer) = self.tenant_peer(id) {
             peer.shut_down();
-        }
-    }
-
-    /// Counts a read of a tenant's control stream that slept longer than allowed. An honest
-    /// tenant's read sleeps only rarely, for memory.
-    pub(super) fn lose_patience(&mut self, id: Id) {
-        let tenant = self.tenants.get_mut(&id);
-        let verdict = tenant.map(|tenant| tenant.patience.spend(Instant::now()));
-        if verdict == Some(Verdict::Last) {
-            tracing::warn!("tenant {id} is cut off: reads of its control streams have to wait");
-            self.cut_off(id);
         }
     }
 

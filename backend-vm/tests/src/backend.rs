@@ -316,20 +316,43 @@ impl Tenant {
         }
     }
 
-    /// Passes a fresh control stream to the supervisor.
+    /// Requests a control stream. That of a refused guest has ended.
     pub fn connect(&mut self) -> Control {
-        self.bring(Stream { local: 1 })
+        self.request(Stream { local: 1 }, Vec::new())
     }
 
-    /// Passes a control stream of a remote guest, which gets no descriptor of its session's file.
+    /// Requests a control stream for a remote guest, which gets no descriptor of its session's file.
     pub fn connect_remote(&mut self) -> Control {
-        self.bring(Stream { local: 0 })
+        self.request(Stream { local: 0 }, Vec::new())
     }
 
-    fn bring(&mut self, stream: Stream) -> Control {
-        let (near, far) = UnixStream::pair().unwrap();
-        self.send(&Message::Stream(stream), vec![far.into()]);
-        Control::new(near)
+    /// Requests a control stream with descriptors, which launchers must not send.
+    pub fn connect_with(&mut self, descriptors: Vec<OwnedFd>) -> Control {
+        self.request(Stream { local: 1 }, descriptors)
+    }
+
+    fn request(&mut self, stream: Stream, descriptors: Vec<OwnedFd>) -> Control {
+        self.send(&Message::Stream(stream), descriptors);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.take().expect("the tenant stream") {
+                Some(Message::Stream(_)) => {
+                    let socket = self.incoming.descriptor().expect("the guest's end");
+                    return Control::new(socket.into());
+                }
+                Some(Message::Refused { .. }) => {
+                    return Control::new(UnixStream::pair().unwrap().0);
+                }
+                Some(Message::SessionReport(text)) => {
+                    self.reports.push(serde_json::from_str(text).unwrap());
+                }
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        }
     }
 
     /// Waits until the supervisor has read all messages.

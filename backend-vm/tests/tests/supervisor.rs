@@ -296,7 +296,7 @@ fn a_tenant_with_streams_and_sessions_without_end_leaves_descriptors_to_others()
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     works(&mut neighbour.connect().open());
-    backend.wait_for_log("has too many control streams");
+    backend.wait_for_log("no control stream: the tenant has too many");
     let log = backend.log();
     assert!(!log.contains("Too many open files"), "{log}");
     drop((silent, said));

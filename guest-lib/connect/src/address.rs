@@ -145,22 +145,59 @@ pub fn connect() -> Result<UnixStream, ConnectError> {
         Some(text) => text.clone(),
         None => format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST),
     };
+    let failed = |source| ConnectError::Connect {
+        address: name(),
+        source,
+    };
     let connected = address.connect().and_then(|stream| {
         let listener = address.listener(&stream)?;
         Ok((stream, listener))
     });
-    let (stream, listener) = connected.map_err(|source| ConnectError::Connect {
-        address: name(),
-        source,
-    })?;
     // SAFETY: the call takes no arguments and cannot fail.
     let own = unsafe { libc::geteuid() };
-    match listener {
-        Some(user) if !is_trusted(user, own) => Err(ConnectError::Stranger {
+    match connected.map_err(failed)? {
+        (_, Some(user)) if !is_trusted(user, own) => Err(ConnectError::Stranger {
             address: name(),
             user,
         }),
-        _ => Ok(stream),
+        (connection, Some(_)) => receive_stream(&connection).map_err(failed),
+        (stream, None) => Ok(stream),
+    }
+}
+
+/// Control data of one descriptor: a header of 16 bytes, and the descriptor rounded up to 8.
+#[repr(C, align(8))]
+struct OneDescriptor([u8; 24]);
+
+/// Receives the control stream that the listener at a Unix address sends over a connection, beside a byte. The backend
+/// makes the stream itself, because it reads no socket of which a launcher can have a copy.
+fn receive_stream(connection: &UnixStream) -> io::Result<UnixStream> {
+    let mut byte = 0_u8;
+    let mut part = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let mut control = OneDescriptor([0; 24]);
+    // SAFETY: all zeroes is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len();
+    uninterrupted(|| {
+        let flags = libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the header points at live local buffers of the lengths it says.
+        let count = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    })?;
+    // SAFETY: the kernel has filled the control data and set its length. It made the descriptor for this call.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::Error::other("it gave no control stream"));
+        }
+        let number = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
+        Ok(UnixStream::from_raw_fd(number))
     }
 }
 
@@ -196,6 +233,7 @@ fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::net::UnixListener;
     use std::os::unix::thread::JoinHandleExt;
     use std::ptr::null_mut;
@@ -243,6 +281,18 @@ mod tests {
         drop(listener);
         assert!(is_trusted(1000, 1000) && is_trusted(0, 1000));
         assert!(!is_trusted(1000, 0) && !is_trusted(1001, 1000));
+    }
+
+    #[test]
+    fn a_connection_without_a_control_stream_is_an_error() {
+        let (near, far) = UnixStream::pair().unwrap();
+        drop(far);
+        let error = receive_stream(&near).unwrap_err();
+        assert_eq!(error.to_string(), "it gave no control stream");
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(&[0]).unwrap();
+        let error = receive_stream(&near).unwrap_err();
+        assert_eq!(error.to_string(), "it gave no control stream");
     }
 
     static SIGNALS: AtomicU64 = AtomicU64::new(0);

@@ -138,7 +138,12 @@ impl Backend {
             Arc::clone(&control),
         );
         std::thread::spawn(move || {
-            let (stream, _) = listener.accept().expect("the library connects");
+            let (connection, _) = listener.accept().expect("the library connects");
+            let (stream, library) = UnixStream::pair().expect("sockets");
+            connection
+                .send_with_fd(&[0][..], library.as_raw_fd())
+                .expect("the library listens");
+            drop((connection, library));
             *place.lock().expect("not poisoned") = Some(stream.try_clone().expect("a descriptor"));
             grant(&stream, passes_window.then_some(&window));
             let memory = session(base);

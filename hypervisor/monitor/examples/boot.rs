@@ -114,10 +114,11 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Echoes received data on a new thread.
-fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> {
+fn echo(request: ConnectRequest) -> Result<UnixStream, Refused> {
     if request.port == 1 {
         return Err(Refused);
     }
+    let (guest, mut stream) = UnixStream::pair().map_err(|_| Refused)?;
     std::thread::spawn(move || {
         let mut total = 0;
         let mut buffer = [0; 4096];
@@ -130,7 +131,7 @@ fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> 
         }
         println!("vsock port {}: {total} bytes, then the end", request.port);
     });
-    Ok(())
+    Ok(guest)
 }
 
 fn sealed_memfd(bytes: i64) -> Result<OwnedFd, Box<dyn Error>> {

@@ -60,12 +60,14 @@ impl Interrupt for Nobody {
 /// Returns a vsock device's worker and a receiver of the host ends of its connections.
 fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
     let (sender, streams) = channel();
-    let accept = move |request: ConnectRequest, stream: UnixStream| {
+    let accept = move |request: ConnectRequest| {
         if request.port == REFUSED_PORT {
             return Err(Refused);
         }
-        stream.set_nonblocking(true).map_err(|_| Refused)?;
-        sender.send(stream).map_err(|_| Refused)
+        let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
+        host.set_nonblocking(true).map_err(|_| Refused)?;
+        sender.send(host).map_err(|_| Refused)?;
+        Ok(guest)
     };
     let mux = Mux::new(GUEST_CID, Box::new(accept));
     (Box::new(VsockWorker::new(ram.clone(), mux)), streams)

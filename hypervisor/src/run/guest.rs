@@ -172,26 +172,28 @@ pub fn run(
     Ok((status, summary))
 }
 
-/// Returns the acceptor of the guest's connections. Control streams go to the supervisor, the
+/// Returns the acceptor of the guest's connections. Control streams lead to the supervisor, the
 /// others to the attendant.
 fn acceptor(
     port: Port,
     interactive: bool,
     sender: Sender<(u32, UnixStream)>,
-) -> impl FnMut(ConnectRequest, UnixStream) -> Result<(), Refused> + Send {
+) -> impl FnMut(ConnectRequest) -> Result<UnixStream, Refused> + Send {
     let mut open = vec![ports::STDOUT, ports::STDERR, ports::SIGNALS, ports::REPORT];
     open.extend(interactive.then_some(ports::STDIN));
-    move |request, stream| {
+    move |request| {
         if request.port == ports::CONTROL {
-            return port.forward(&stream.into(), false).map_err(|_| Refused);
+            return port.open(false).map_err(|_| Refused);
         }
         // The first process connects each of the other ports once, before the program starts.
         let at = open
             .iter()
             .position(|port| *port == request.port)
             .ok_or(Refused)?;
+        let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
         open.swap_remove(at);
-        sender.send((request.port, stream)).map_err(|_| Refused)
+        sender.send((request.port, host)).map_err(|_| Refused)?;
+        Ok(guest)
     }
 }
 

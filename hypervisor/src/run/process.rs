@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
@@ -10,10 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_images::Ending;
 use wormhole_link::tasks;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::installation::Installation;
 use crate::signals::Signals;
 
@@ -24,8 +26,8 @@ use super::{LIBRARY_PATH, Options, RunError, Variable};
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Runs the program with the frontends first in its library path, and passes its control streams to
-/// a backend.
+/// Runs the program with the frontends first in its library path, and gives each process that
+/// connects a control stream to a backend.
 pub fn run(
     options: &Options,
     program: &Path,
@@ -49,8 +51,15 @@ pub fn run(
                 std::thread::sleep(RETRY);
                 continue;
             };
-            if same_user(&stream) && port.forward(&stream.into(), true).is_err() {
-                break;
+            if !same_user(&stream) {
+                continue;
+            }
+            match port.open(true) {
+                // Fails only if the process is gone.
+                Ok(control) => drop(stream.send_with_fd(&[0][..], control.as_raw_fd())),
+                // The supervisor has logged why. The process finds its connection closed.
+                Err(BackendError::NoStream(_)) => {}
+                Err(_) => break,
             }
         }
     });

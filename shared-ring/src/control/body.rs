@@ -205,7 +205,8 @@ bodies! {
         pub device_memory_limit: u64,
     }
 
-    /// Control stream of a guest process. Its file descriptor travels with the message.
+    /// Request of a launcher for a control stream of a guest process, and the supervisor's answer, with which the guest's
+    /// end of the stream travels. Requests are answered in order, by this message or by `Refused`.
     pub struct Stream {
         /// 1 if guest process and backend run on the same system, so that file descriptors can be passed.
         pub local: u32,

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libloading::Library;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_idl::Nvml;
 use wormhole_ring::control::{HEADER_BYTES, Header, Message};
 
@@ -61,7 +63,11 @@ impl Backend {
         unsafe { std::env::set_var("WORMHOLE_CONTROL", format!("unix:@{name}")) };
         let serving = backend.clone();
         std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for connection in listener.incoming().flatten() {
+                let (stream, library) = UnixStream::pair().expect("sockets");
+                let sent = connection.send_with_fd(&[0][..], library.as_raw_fd());
+                sent.expect("the library listens");
+                drop(library);
                 serving.streams.fetch_add(1, Ordering::Relaxed);
                 let serving = serving.clone();
                 std::thread::spawn(move || serving.serve(stream));

@@ -297,9 +297,10 @@ mod tests {
     fn worker(memory: &GuestRam) -> (VsockWorker, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let streams = Arc::clone(&accepted);
-        let accept = move |_: ConnectRequest, stream: UnixStream| {
-            streams.lock().map_err(|_| Refused)?.push(stream);
-            Ok(())
+        let accept = move |_: ConnectRequest| {
+            let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
+            streams.lock().map_err(|_| Refused)?.push(host);
+            Ok(guest)
         };
         let mux = Mux::new(3, Box::new(accept));
         let mut worker = VsockWorker::new(memory.clone(), mux);

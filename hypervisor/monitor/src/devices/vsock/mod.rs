@@ -1,7 +1,7 @@
 //! Emulates virtio-vsock (virtio 1.2, section 5.10): stream connections from the guest to the host.
 //!
-//! The guest connects to CID 2. For each connection the device passes one end of a socket pair to the
-//! caller's [`VsockAcceptor`]. Packets are copied out of guest memory before they are parsed. No packet
+//! The guest connects to CID 2. For each connection the caller's [`VsockAcceptor`] gives the device a
+//! stream. Packets are copied out of guest memory before they are parsed. No packet
 //! makes the device panic, block or grow without bound: it has at most [`MAX_CONNECTIONS`] connections
 //! with [`BUFFER`] bytes each, and a bounded queue of resets.
 
@@ -36,20 +36,21 @@ pub struct ConnectRequest {
 #[error("no program of the host accepts connections to this port")]
 pub struct Refused;
 
-/// Accepts connections from a guest. Called on the device's thread, so it must not block.
-///
-/// The stream reaches end of file when the guest's socket is closed, however its process ends. Closing
-/// the stream closes the guest's socket.
+/// Accepts connections from a guest. Called on the device's thread: the guest's other connections wait
+/// for it.
 pub trait VsockAcceptor: Send {
-    /// Accepts the host's end of a new connection, or refuses it.
-    fn accept(&mut self, request: ConnectRequest, stream: UnixStream) -> Result<(), Refused>;
+    /// Returns the device's end of a stream for a new connection, or refuses it.
+    ///
+    /// The other end reaches end of file when the guest's socket is closed, however its process ends.
+    /// Closing the other end closes the guest's socket.
+    fn accept(&mut self, request: ConnectRequest) -> Result<UnixStream, Refused>;
 }
 
 impl<F> VsockAcceptor for F
 where
-    F: FnMut(ConnectRequest, UnixStream) -> Result<(), Refused> + Send,
+    F: FnMut(ConnectRequest) -> Result<UnixStream, Refused> + Send,
 {
-    fn accept(&mut self, request: ConnectRequest, stream: UnixStream) -> Result<(), Refused> {
-        self(request, stream)
+    fn accept(&mut self, request: ConnectRequest) -> Result<UnixStream, Refused> {
+        self(request)
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::RawFd;
-use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::connection::{Connection, Fate, Interest, Key};
@@ -143,16 +142,16 @@ impl Mux {
             tracing::debug!(?key, "the guest has too many connections");
             return None;
         }
-        let (ours, theirs) = UnixStream::pair()
-            .and_then(|(ours, theirs)| ours.set_nonblocking(true).map(|()| (ours, theirs)))
-            .inspect_err(|error| tracing::warn!(%error, "no socket for a guest's connection"))
-            .ok()?;
         let wanted = ConnectRequest {
             port: key.host_port,
             peer_port: key.guest_port,
         };
-        self.acceptor.accept(wanted, theirs).ok()?;
-        Some(Connection::new(key, ours, request))
+        let stream = self.acceptor.accept(wanted).ok()?;
+        stream
+            .set_nonblocking(true)
+            .inspect_err(|error| tracing::warn!(%error, "no socket for a guest's connection"))
+            .ok()?;
+        Some(Connection::new(key, stream, request))
     }
 
     /// Handles an event of a connection's socket.
@@ -272,6 +271,7 @@ mod tests {
     use crate::devices::vsock::packet::{SHUTDOWN_BOTH, SHUTDOWN_SEND};
     use proptest::prelude::*;
     use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
     use std::sync::mpsc::{Receiver, channel};
 
     const CID: u64 = 3;
@@ -283,11 +283,13 @@ mod tests {
     /// Returns a mux and a receiver of its accepted streams. Port 1 is refused.
     fn mux() -> (Mux, Receiver<UnixStream>) {
         let (sender, receiver) = channel();
-        let accept = move |request: ConnectRequest, stream| {
+        let accept = move |request: ConnectRequest| {
             if request.port == 1 {
                 return Err(Refused);
             }
-            sender.send(stream).map_err(|_| Refused)
+            let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
+            sender.send(host).map_err(|_| Refused)?;
+            Ok(guest)
         };
         (Mux::new(CID, Box::new(accept)), receiver)
     }
