@@ -2,14 +2,19 @@
 //! occupies the processors and does not use the supervisor.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Uid;
 use wormhole_api::{EventDestroy, ShareEvent, SharedEventCreate};
 use wormhole_backend_tests::attack::lingering;
@@ -30,6 +35,10 @@ const RINGS: usize = 300;
 const HELLOS: usize = 8;
 /// Number of arena requests of a session, written without waiting for responses.
 const ARENA_REQUESTS: u32 = 20_000;
+/// Number of segments of the window of a hostile tenant whose requests cannot be granted: 1 TiB.
+const LARGE_SEGMENTS: u64 = 1 << 19;
+/// Bytes of each memory file sent out of band.
+const FILE: usize = 64 << 20;
 /// Number of events shared at a time, each by a request with its own answer slot.
 const SHARES: u16 = 64;
 /// Maximum number of connections at a time. Each new one replaces the oldest.
@@ -43,6 +52,8 @@ pub enum Attack {
     Doorbells,
     Hellos,
     Arena,
+    Ungrantable,
+    OutOfBand,
     Shares,
     Connections,
 }
@@ -92,12 +103,14 @@ impl Steps {
 
 impl Attack {
     /// All attacks, the control first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Processors,
         Self::Descriptors,
         Self::Doorbells,
         Self::Hellos,
         Self::Arena,
+        Self::Ungrantable,
+        Self::OutOfBand,
         Self::Shares,
         Self::Connections,
     ];
@@ -109,6 +122,8 @@ impl Attack {
             Self::Doorbells => "doorbell flood",
             Self::Hellos => "hello flood",
             Self::Arena => "20,000 arena requests",
+            Self::Ungrantable => "arena beyond 1 TiB",
+            Self::OutOfBand => "64 MiB out of band",
             Self::Shares => "share flood",
             Self::Connections => "unattached connections",
         }
@@ -129,14 +144,20 @@ impl Attack {
             _ => {}
         }
         let mut tenant = Tenant::join(socket);
+        let segments = match self {
+            Self::Ungrantable => LARGE_SEGMENTS,
+            _ => SEGMENTS,
+        };
         tenant
-            .attach(SEGMENTS, Attach::default())
+            .attach(segments, Attach::default())
             .expect("the hostile tenant attaches");
         match self {
             Self::Descriptors => descriptors(&mut tenant, &mut steps),
             Self::Doorbells => doorbells(&mut tenant, &mut steps),
             Self::Hellos => hellos(&mut tenant, &mut steps),
             Self::Arena => arena(&mut tenant, &mut steps),
+            Self::Ungrantable => ungrantable(&mut tenant, &mut steps),
+            Self::OutOfBand => out_of_band(&mut tenant, &mut steps),
             Self::Shares => shares(&mut tenant, &mut steps),
             Self::Processors | Self::Connections => unreachable!("it has no tenant"),
         }
@@ -241,6 +262,48 @@ fn arena(tenant: &mut Tenant, steps: &mut Steps) -> ! {
         drop(guest);
         // The session holds its arena segments until the report.
         tenant.report();
+    }
+}
+
+/// Requests one segment more than are free in a window of 1 TiB, repeatedly.
+fn ungrantable(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let mut guest = tenant.connect();
+    guest.hello(wormhole_api::PROTOCOL_HASH, "");
+    assert!(matches!(guest.receive(), Reply::Grant(_)), "no session");
+    let segments = u32::try_from(LARGE_SEGMENTS - 2).expect("small");
+    let request = Message::ArenaRequest(ArenaRequest { id: 1, segments });
+    let frames = request.to_vec().expect("a frame").repeat(RINGS);
+    loop {
+        guest.send_raw(&frames);
+        for _ in 0..RINGS {
+            assert!(matches!(guest.receive(), Reply::ArenaDenied(..)));
+        }
+        steps.add(RINGS as u64);
+    }
+}
+
+/// Sends bytes out of band on control streams, each with the last descriptor of a file in memory.
+fn out_of_band(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    loop {
+        let guest = tenant.connect();
+        // Has no effect on the supervisor's end.
+        let _ = rustix::net::sockopt::set_socket_oobinline(&guest.socket, false);
+        let file = memfd_create("hostile", MemfdFlags::CLOEXEC).expect("a file");
+        ftruncate(&file, FILE as u64).expect("room");
+        let file = File::from(file);
+        file.write_all_at(&vec![1; FILE], 0).expect("memory");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [file.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        // The supervisor may have closed the stream.
+        let _ = sendmsg(
+            &guest.socket,
+            &[IoSlice::new(&[0])],
+            &mut control,
+            SendFlags::OOB,
+        );
+        steps.add(1);
     }
 }
 

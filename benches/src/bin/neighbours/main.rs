@@ -23,7 +23,7 @@ use crate::victim::{Figures, Samples, Victim};
 
 /// Number of slices of each attack. A slice without an attack precedes each.
 const ROUNDS: usize = 4;
-/// Duration of a slice. With the control and six attacks, 56 s are measured.
+/// Duration of a slice. With the control and eight attacks, 72 s are measured.
 const SLICE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Parser)]
