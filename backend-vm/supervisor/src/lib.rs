@@ -66,7 +66,7 @@ use self::observers::Observers;
 pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::{Scrubber, Told};
+use self::scrubber::{Completion, Scrubber};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
@@ -510,11 +510,11 @@ impl Supervisor {
     fn hear_scrubber(&mut self, ops: &mut EventOps<'_>) {
         for (told, result) in self.scrubber.finished() {
             match told {
-                Told::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
-                Told::Forgotten { session, request } => self.unshared(ops, session, request),
-                Told::Buried { token, parties } => self.shares.buried(token, parties),
-                Told::Attached { tenant } => self.window_written(ops, tenant, result),
-                Told::Status { session } => self.status_written(ops, session, result),
+                Completion::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
+                Completion::Forgotten { session, request } => self.unshared(ops, session, request),
+                Completion::Buried { token, parties } => self.shares.buried(token, parties),
+                Completion::Attached { tenant } => self.window_written(ops, tenant, result),
+                Completion::Status { session } => self.status_written(ops, session, result),
             }
         }
         for tenant in self.scrubber.drained() {

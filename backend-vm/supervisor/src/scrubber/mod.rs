@@ -55,7 +55,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// Result of an order for the event loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Completion {
     /// The run may be granted again if it was scrubbed. The session goes on.
     Scrubbed { session: Id, run: Run },
     /// The file of a session's request with this number is closed.
@@ -73,7 +73,7 @@ pub enum Told {
 struct Order {
     work: Work,
     files: Vec<OwnedFd>,
-    told: Option<Told>,
+    completion: Option<Completion>,
 }
 
 impl Order {
@@ -81,8 +81,8 @@ impl Order {
     /// beyond the limit of orders.
     fn is_urgent(&self) -> bool {
         matches!(
-            self.told,
-            Some(Told::Forgotten { .. } | Told::Status { .. })
+            self.completion,
+            Some(Completion::Forgotten { .. } | Completion::Status { .. })
         )
     }
 }
@@ -92,7 +92,7 @@ impl Order {
 struct Account {
     waiting: VecDeque<Order>,
     /// Number of descriptors and the result to report, by ticket.
-    sent: BTreeMap<u64, (usize, Option<Told>)>,
+    sent: BTreeMap<u64, (usize, Option<Completion>)>,
     /// Descriptors that no process accepts.
     kept: Vec<OwnedFd>,
     /// Number of descriptors that the process keeps until it exits.
@@ -146,7 +146,7 @@ pub struct Scrubber {
     next_ticket: u64,
     /// Number of descriptors of all tenants.
     held: usize,
-    finished: Vec<(Told, io::Result<()>)>,
+    finished: Vec<(Completion, io::Result<()>)>,
     /// Tenants whose last descriptor in this process was passed on.
     drained: Vec<Id>,
     /// Time to retry failed sends.
@@ -171,8 +171,8 @@ impl Scrubber {
 
     /// Scrubs a run of a session that goes on; [`finished`](Self::finished) reports the end.
     pub fn scrub(&mut self, tenant: Id, session: Id, file: OwnedFd, run: Run) {
-        let told = Some(Told::Scrubbed { session, run });
-        self.order(tenant, Work::Scrub(vec![run]), vec![file], told);
+        let completion = Some(Completion::Scrubbed { session, run });
+        self.order(tenant, Work::Scrub(vec![run]), vec![file], completion);
     }
 
     /// Frees the memory of a session that has ended.
@@ -236,20 +236,20 @@ impl Scrubber {
     /// Closes a descriptor for a session that waits for it; [`finished`](Self::finished) reports
     /// the end.
     pub fn close_for(&mut self, tenant: Id, file: OwnedFd, session: Id, request: u32) {
-        let told = Some(Told::Forgotten { session, request });
-        self.order(tenant, Work::Close, vec![file], told);
+        let completion = Some(Completion::Forgotten { session, request });
+        self.order(tenant, Work::Close, vec![file], completion);
     }
 
     /// Completes the records of parties in an event's words, which are in `file`.
     pub fn bury(&mut self, tenant: Id, file: OwnedFd, token: [u64; 2], parties: u32) {
-        let told = Some(Told::Buried { token, parties });
-        self.order(tenant, Work::Bury(parties), vec![file], told);
+        let completion = Some(Completion::Buried { token, parties });
+        self.order(tenant, Work::Bury(parties), vec![file], completion);
     }
 
     /// Writes the bootstrap of a window of `bytes` bytes.
     pub fn write_bootstrap(&mut self, tenant: Id, file: OwnedFd, bytes: u64) {
-        let told = Some(Told::Attached { tenant });
-        self.order(tenant, Work::Bootstrap(bytes), vec![file], told);
+        let completion = Some(Completion::Attached { tenant });
+        self.order(tenant, Work::Bootstrap(bytes), vec![file], completion);
     }
 
     /// Writes the cause of a session's end to its status word; [`finished`](Self::finished) reports
@@ -266,20 +266,36 @@ impl Scrubber {
             result,
             cause,
         };
-        let told = Some(Told::Status { session });
-        self.order(tenant, work, vec![file], told);
+        let completion = Some(Completion::Status { session });
+        self.order(tenant, work, vec![file], completion);
     }
 
-    fn order(&mut self, tenant: Id, work: Work, files: Vec<OwnedFd>, told: Option<Told>) {
+    fn order(
+        &mut self,
+        tenant: Id,
+        work: Work,
+        files: Vec<OwnedFd>,
+        completion: Option<Completion>,
+    ) {
         self.held += files.len();
-        self.order_for(Owner::Tenant(tenant), work, files, told);
+        self.order_for(Owner::Tenant(tenant), work, files, completion);
     }
 
-    fn order_for(&mut self, owner: Owner, work: Work, files: Vec<OwnedFd>, told: Option<Told>) {
+    fn order_for(
+        &mut self,
+        owner: Owner,
+        work: Work,
+        files: Vec<OwnedFd>,
+        completion: Option<Completion>,
+    ) {
         let account = self.accounts.entry(owner).or_default();
         account.held += files.len();
         account.here += files.len();
-        let order = Order { work, files, told };
+        let order = Order {
+            work,
+            files,
+            completion,
+        };
         if order.is_urgent() {
             account.waiting.push_front(order);
         } else {
@@ -324,7 +340,7 @@ impl Scrubber {
                     if order.work == Work::Keep {
                         account.keeps += count;
                     } else {
-                        account.sent.insert(ticket, (count, order.told));
+                        account.sent.insert(ticket, (count, order.completion));
                     }
                     // These are not the last copies: the process keeps its own until it receives
                     // `Released`.
@@ -348,8 +364,10 @@ impl Scrubber {
                         order.files.len()
                     );
                     account.kept.extend(order.files);
-                    let told = order.told.map(|told| (told, Err(error.into())));
-                    self.finished.extend(told);
+                    let completion = order
+                        .completion
+                        .map(|completion| (completion, Err(error.into())));
+                    self.finished.extend(completion);
                 }
             }
         }
@@ -431,12 +449,17 @@ impl Scrubber {
         let accounts = self.accounts.values_mut();
         let without = accounts.filter(|account| account.process.is_none());
         for order in without.flat_map(|account| &mut account.waiting) {
-            let waits =
-                |told: &mut Told| matches!(told, Told::Attached { .. } | Told::Status { .. });
-            if let Some(told) = order.told.take_if(waits) {
+            let waits = |completion: &mut Completion| {
+                matches!(
+                    completion,
+                    Completion::Attached { .. } | Completion::Status { .. }
+                )
+            };
+            if let Some(completion) = order.completion.take_if(waits) {
                 order.work = Work::Close;
                 let reason = format!("no process can be had for that: {reason}");
-                self.finished.push((told, Err(io::Error::other(reason))));
+                self.finished
+                    .push((completion, Err(io::Error::other(reason))));
             }
         }
     }
@@ -465,11 +488,12 @@ impl Scrubber {
         let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
-        let Some((count, told)) = account.sent.remove(&done.ticket) else {
+        let Some((count, completion)) = account.sent.remove(&done.ticket) else {
             return;
         };
         self.closed(owner, count);
-        self.finished.extend(told.map(|told| (told, done.result())));
+        self.finished
+            .extend(completion.map(|completion| (completion, done.result())));
         self.serve(owner);
     }
 
@@ -492,10 +516,11 @@ impl Scrubber {
         {
             account.process = None;
             let mut left = std::mem::take(&mut account.keeps);
-            for (count, told) in std::mem::take(&mut account.sent).into_values() {
+            for (count, completion) in std::mem::take(&mut account.sent).into_values() {
                 left += count;
                 let lost = io::Error::from_raw_os_error(libc::ESRCH);
-                self.finished.extend(told.map(|told| (told, Err(lost))));
+                self.finished
+                    .extend(completion.map(|completion| (completion, Err(lost))));
             }
             account.ending.insert(process.pid, left);
             self.serve(owner);
@@ -531,7 +556,7 @@ impl Scrubber {
     }
 
     /// Takes the results since the last call.
-    pub fn finished(&mut self) -> Vec<(Told, io::Result<()>)> {
+    pub fn finished(&mut self) -> Vec<(Completion, io::Result<()>)> {
         std::mem::take(&mut self.finished)
     }
 
