@@ -70,7 +70,7 @@ use self::scrubber::{Completion, Scrubber};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
-use self::spawn_queue::Starts;
+use self::spawn_queue::SpawnQueue;
 pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::tenants::Tenant;
@@ -200,7 +200,7 @@ struct Supervisor {
     /// Log budget of workers without a session.
     spare_log: LogBudget,
     /// Workers to be started.
-    starts: Starts,
+    starts: SpawnQueue,
     start_limit: Duration,
     hello_limit: Duration,
     reap_limit: Duration,
@@ -346,7 +346,7 @@ impl Supervisor {
             shares: Shares::default(),
             spare_log: LogBudget::of_workers(Instant::now()),
             scrubber: Scrubber::new(parts.spawner.orders()),
-            starts: Starts::new(parts.spawner),
+            starts: SpawnQueue::new(parts.spawner),
             start_limit: options.start_limit,
             hello_limit: options.hello_limit,
             reap_limit: options.reap_limit,

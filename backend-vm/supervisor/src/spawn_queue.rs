@@ -64,7 +64,7 @@ impl Queue {
 
 /// Starts of workers, from the request to the process.
 #[derive(Debug)]
-pub struct Starts {
+pub struct SpawnQueue {
     queue: Queue,
     underway: BTreeMap<u64, Start>,
     /// Time since which an order has been at the spawner without another one being finished.
@@ -73,7 +73,7 @@ pub struct Starts {
     spawner: Spawner,
 }
 
-impl Starts {
+impl SpawnQueue {
     pub fn new(spawner: Spawner) -> Self {
         Self {
             queue: Queue::default(),
@@ -189,7 +189,7 @@ impl Starts {
     }
 }
 
-impl fmt::Display for Starts {
+impl fmt::Display for SpawnQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (waiting, underway) = (self.queue.waiting.len(), self.underway.len());
         write!(
