@@ -22,6 +22,7 @@ use wormhole_ptx::LoadError;
 use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
 use crate::description::describe;
+use crate::errors;
 use crate::event::{Events, Last, Reached};
 use crate::graph::Executables;
 use crate::green_contexts::GreenContextTable;
@@ -316,7 +317,7 @@ pub(crate) fn run_fill(fill: &Fill) {
 fn refused(what: &str, error: &LoadError, jit: &mut Jit) -> CuError {
     tracing::warn!(%error, "{what} is refused");
     jit.errors = format!("error   : {error}\n").into_bytes();
-    CuError(error.cuda_code())
+    errors::of_image(error)
 }
 
 impl Device for CpuDevice {

@@ -13,6 +13,7 @@ use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
 
 use crate::arrays::Objects;
 use crate::description::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::errors;
 use crate::launch::Needs;
 use crate::launch_events::Milestones;
 use crate::memory::{Memory, Owner, pointer};
@@ -200,7 +201,7 @@ impl Kernel {
             }
             result.map_err(|fault| {
                 tracing::warn!(%fault, "a kernel faulted");
-                CuError(fault.cuda_code())
+                errors::of_launch(&fault)
             })
         }
     }

@@ -14,6 +14,7 @@ mod arrays;
 mod copy3d;
 mod description;
 mod device;
+mod errors;
 mod event;
 mod graph;
 mod green_contexts;

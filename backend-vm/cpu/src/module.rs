@@ -9,6 +9,7 @@ use wormhole_device::{
 };
 use wormhole_ptx::{DeviceHeap, Program, Reference};
 
+use crate::errors;
 use crate::kernel::Kernel;
 use crate::limits::Limits;
 use crate::memory::{ALIGNMENT, Memory, Owner, Use, pointer};
@@ -168,7 +169,7 @@ impl Modules {
         let program = Arc::clone(&self.lock().module(module)?.program);
         let code = program.kernel(name).map_err(|error| {
             tracing::warn!(%error, "a kernel is refused");
-            CuError(error.cuda_code())
+            errors::of_kernel(&error)
         })?;
         let mut slab = self.lock();
         let known = slab.module(module)?.functions.get(name).copied();

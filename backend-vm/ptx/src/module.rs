@@ -100,7 +100,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`LoadError`]; its `cuda_code` is the driver API's result.
+    /// [`LoadError`].
     pub fn load(image: &[u8]) -> Result<Self, LoadError> {
         match find_ptx(image)? {
             Found::Ptx(text) => Self::from_ptx(&text),

@@ -540,7 +540,10 @@ fn shapes_that_do_not_exist_are_refused_by_name() {
             .unwrap()
             .link(Vec::new());
         let error = program.kernel("k").unwrap_err();
-        assert_eq!(error.cuda_code(), 801, "{error}");
+        assert!(
+            matches!(error, wormhole_ptx::KernelError::Unsupported { .. }),
+            "{error}"
+        );
         let name = op.split(' ').next().unwrap();
         assert!(error.to_string().contains(name), "{error}");
     }

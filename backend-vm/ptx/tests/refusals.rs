@@ -3,7 +3,7 @@
 mod common;
 
 use common::Device;
-use wormhole_ptx::{KernelError, Module, Reference};
+use wormhole_ptx::{FaultKind, KernelError, Module, Reference};
 
 fn refused(declarations: &str, body: &str) -> KernelError {
     let text = format!(
@@ -32,7 +32,7 @@ fn instructions_are_named() {
     ] {
         let error = refused("", &format!("{instruction};"));
         let name = instruction.split(' ').next().unwrap();
-        assert_eq!(error.cuda_code(), 801, "{error}");
+        assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains(name), "{error}");
     }
 }
@@ -44,7 +44,7 @@ fn a_kernel_whose_blocks_are_clusters_is_named() {
          .reqntid 32, 1, 1 .reqnctapercluster 2, 1, 1 .blocksareclusters { ret; }";
     let program = Module::from_ptx(text).unwrap().link(Vec::new());
     let error = program.kernel("k").unwrap_err();
-    assert_eq!(error.cuda_code(), 801);
+    assert!(matches!(error, KernelError::Unsupported { .. }));
     assert!(error.to_string().contains(".blocksareclusters"), "{error}");
 }
 
@@ -54,7 +54,7 @@ fn functions_of_the_device_runtime_are_named() {
     let call = "{ .param .b64 f; .param .align 4 .b8 g[12]; .param .b64 r;
                 call.uni (r), cudaGetParameterBufferV2, (f, g); }";
     let error = refused(declaration, call);
-    assert_eq!(error.cuda_code(), 801);
+    assert!(matches!(error, KernelError::UnknownFunction { .. }));
     assert!(
         error.to_string().contains("`cudaGetParameterBufferV2`"),
         "{error}"
@@ -101,7 +101,10 @@ fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
         device.launch("k", 1, 32, &[0]).unwrap();
         let memory = device.memory.upload(&[0_u64; 4]);
         let fault = device.launch("k", 1, 32, &[memory]).unwrap_err();
-        assert_eq!(fault.cuda_code(), 715, "{fault}");
+        assert!(
+            matches!(fault.kind, FaultKind::IllegalInstruction(_)),
+            "{fault}"
+        );
         assert!(fault.to_string().contains("multicast"), "{fault}");
     }
     for instruction in [
@@ -112,7 +115,7 @@ fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
         "multimem.red.global.add.acc::f32.f16x2 [%rd1], %r1",
     ] {
         let error = refused("", &format!("{instruction};"));
-        assert_eq!(error.cuda_code(), 801, "{error}");
+        assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");
     }
     for instruction in [
         "multimem.ld_reduce.global.f32 %f1, [%rd1]",
