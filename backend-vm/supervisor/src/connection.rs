@@ -9,7 +9,7 @@ use wormhole_link::channel::{ChannelError, Incoming, Outgoing};
 
 /// A stream registered with the event loop.
 #[derive(Debug)]
-pub struct Peer {
+pub struct Connection {
     socket: OwnedFd,
     pub incoming: Incoming,
     outgoing: Outgoing,
@@ -20,7 +20,7 @@ pub struct Peer {
     reads: bool,
 }
 
-impl Peer {
+impl Connection {
     /// Registers `socket` with the event loop, under `token`. No other process may have a copy of
     /// it.
     ///

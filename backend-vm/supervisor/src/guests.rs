@@ -11,7 +11,7 @@ use wormhole_ring::control::{
 };
 use wormhole_ring::status::EndCause;
 
-use super::connection::{self, Peer};
+use super::connection::{self, Connection};
 use super::observers::Observer;
 use super::turns::TURN;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
@@ -23,7 +23,7 @@ pub(super) struct Guest {
     pub tenant: Id,
     /// Whether descriptors can be passed over the stream.
     pub local: bool,
-    pub peer: Peer,
+    pub peer: Connection,
     token: u32,
     /// Session of the guest, from the hello on.
     pub session: Option<Id>,
@@ -143,7 +143,7 @@ impl Supervisor {
         let copy = far.try_clone().map_err(|error| error.to_string())?;
         let id = self.id();
         let token = self.token(Source::Guest(id));
-        let peer = Peer::register(ops, near.into(), token, false).map_err(|(error, _)| {
+        let peer = Connection::register(ops, near.into(), token, false).map_err(|(error, _)| {
             self.sources.remove(&token);
             error.to_string()
         })?;

@@ -55,7 +55,7 @@ use std::time::{Duration, Instant};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
 pub use self::command::main;
-use self::connection::Peer;
+use self::connection::Connection;
 use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
 use self::dump::LastDump;
@@ -583,7 +583,7 @@ impl Supervisor {
 
     /// Removes a tenant's stream from the event loop, and has a scrubber close it with the
     /// descriptors queued in it.
-    fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
+    fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Connection) {
         peer.forget(ops);
         peer.shut_down();
         let descriptors = peer.into_descriptors();

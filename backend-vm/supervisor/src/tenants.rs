@@ -9,7 +9,7 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
-use super::connection::Peer;
+use super::connection::Connection;
 use super::descriptors::{self, Held, SESSION, STREAM, TENANT};
 use super::guests::Guest;
 use super::listener::{self, Accepted};
@@ -31,7 +31,7 @@ const ACCEPTED: usize = 2;
 #[derive(Debug)]
 pub(super) struct Tenant {
     /// None once the stream has ended.
-    peer: Option<Peer>,
+    peer: Option<Connection>,
     token: u32,
     /// User who connected.
     user: u32,
@@ -84,7 +84,7 @@ impl Tenant {
     /// Returns the number of descriptors that the tenant may use, without those that it shares or
     /// that are waiting to be closed.
     fn held(&self) -> usize {
-        let sent = self.peer.as_ref().map_or(0, Peer::unread);
+        let sent = self.peer.as_ref().map_or(0, Connection::unread);
         TENANT + STREAM * self.guests + SESSION * self.sessions + sent
     }
 }
@@ -222,7 +222,7 @@ impl Supervisor {
     ) {
         let id = self.id();
         let token = self.token(Source::Tenant(id));
-        match Peer::register(ops, stream, token, true) {
+        match Connection::register(ops, stream, token, true) {
             Ok(peer) => {
                 self.tenants.insert(
                     id,
@@ -337,7 +337,7 @@ impl Supervisor {
         Ok(())
     }
 
-    pub(super) fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
+    pub(super) fn tenant_peer(&mut self, id: Id) -> Option<&mut Connection> {
         self.tenants.get_mut(&id)?.peer.as_mut()
     }
 

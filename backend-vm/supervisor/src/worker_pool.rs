@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
 
-use super::connection::{self, Peer};
+use super::connection::{self, Connection};
 use super::observers;
 use super::spawn_queue::Start;
 use super::spawner::{Heard, Process, Report as Spawned};
@@ -27,7 +27,7 @@ const LAST_PORTIONS: usize = 512;
 #[derive(Debug)]
 pub(super) struct Worker {
     pub process: Process,
-    pub peer: Peer,
+    pub peer: Connection,
     log: Option<Log>,
     tokens: [u32; 2],
     hash: u64,
@@ -374,9 +374,9 @@ impl Supervisor {
         id: Id,
         socket: OwnedFd,
         log: &Log,
-    ) -> Result<(Peer, [u32; 2]), event_manager::Error> {
+    ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
         let stream = self.token(Source::WorkerStream(id));
-        let peer = Peer::register(ops, socket, stream, true).map_err(|(error, _)| {
+        let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
             self.sources.remove(&stream);
             error
         })?;
