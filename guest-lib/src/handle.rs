@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::handle::{ALIGNMENT, BAND_SIZE, GENERATIONS, Handle, HandleKind, INDICES, Key};
+use wormhole_lock::Mutex;
 use wormhole_ring::layout::HANDLE_BASE;
 
 use crate::error::{CuError, Result};
@@ -88,7 +88,7 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
     }
 
     fn take_index(&'static self) -> Result<usize> {
-        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut growth = self.growth.lock();
         if let Some(index) = growth.free.pop_front() {
             return Ok(index);
         }
@@ -147,18 +147,14 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
     /// Lets the entry of a retired handle be minted again.
     pub fn recycle(&'static self, handle: Handle<K>) {
         if let Some(key) = handle.key() {
-            let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut growth = self.growth.lock();
             growth.free.push_back(key.index as usize);
         }
     }
 
     /// Returns every live handle with its facts.
     pub fn live(&'static self) -> impl Iterator<Item = (Handle<K>, &'static T)> {
-        let used = self
-            .growth
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .used;
+        let used = self.growth.lock().used;
         (0..used).filter_map(|index| {
             let entry = self.entry(index)?;
             let word = entry.generation.load(Ordering::Acquire);

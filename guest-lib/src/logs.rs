@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use wormhole_api::constants::log_level::ERROR;
 
@@ -39,7 +41,7 @@ static LOGS: Mutex<Logs> = Mutex::new(Logs {
 });
 
 fn logs() -> MutexGuard<'static, Logs> {
-    LOGS.lock().unwrap_or_else(PoisonError::into_inner)
+    LOGS.lock()
 }
 
 /// Starts keeping lines. Called by every function that reads the log, and when the library starts work.
@@ -130,7 +132,7 @@ mod tests {
             let text = unsafe { std::ffi::CStr::from_ptr(text) };
             assert_eq!(text.to_bytes().len(), length);
             let text = text.to_string_lossy().into_owned();
-            HEARD.lock().unwrap().push((data.addr(), text));
+            HEARD.lock().push((data.addr(), text));
         }
         let start = current();
         said("one");
@@ -146,7 +148,7 @@ mod tests {
         assert_eq!(lines, ["one\n", "two\n"]);
         assert_eq!(place, current());
         assert_eq!(since(Some(place)).0, [""; 0]);
-        assert_eq!(*HEARD.lock().unwrap(), [(7, "two".to_owned())]);
+        assert_eq!(*HEARD.lock(), [(7, "two".to_owned())]);
         for number in 0..2 * LINES {
             said(&number.to_string());
         }

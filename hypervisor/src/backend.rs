@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -16,6 +16,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
+use wormhole_lock::Mutex;
 use wormhole_monitor::{MemoryError, StopHandle, Window};
 use wormhole_ring::control::{
     Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,
@@ -343,7 +344,7 @@ impl Port {
         let stream = Stream {
             local: local.into(),
         };
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.streams.lock();
         self.send(&Message::Stream(stream), &[])?;
         let opened = streams.recv().map_err(|_| BackendError::Ended)?;
         opened.map_err(BackendError::NoStream)
@@ -351,7 +352,7 @@ impl Port {
 
     fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {
         let frame = message.to_vec()?;
-        let stream = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = self.sending.lock();
         // Frames are far smaller than a socket's buffer, so each is sent whole.
         stream
             .send_with_fds(&[&frame[..]], descriptors)

@@ -7,12 +7,13 @@ use std::io;
 use std::mem;
 use std::os::unix::net::UnixStream;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, send as send_to};
 use rustix::process::Pid;
 use wormhole_link::tasks;
+use wormhole_lock::Mutex;
 use wormhole_privileges::drop_capabilities;
 
 use crate::say;
@@ -160,7 +161,7 @@ impl Signals {
 
     /// Passes a signal to the receiver. Without a receiver the signal ends this process.
     fn receive(&self, signal: Option<Signal>) -> Option<Instant> {
-        let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receiver = self.0.lock();
         match (receiver.as_mut(), signal) {
             (Some(receive), signal) => receive(signal),
             (None, Some(signal)) => {
@@ -187,7 +188,7 @@ impl Signals {
         &self,
         start: impl FnOnce() -> Result<(T, Receiver), E>,
     ) -> Result<(T, Passing), E> {
-        let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut receiver = self.0.lock();
         let (started, passed) = start()?;
         *receiver = Some(passed);
         drop(receiver);
@@ -195,7 +196,7 @@ impl Signals {
     }
 
     fn set(&self, receiver: Option<Receiver>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = receiver;
+        *self.0.lock() = receiver;
     }
 }
 
@@ -324,7 +325,7 @@ mod tests {
                 own.receive(Some(libc::SIGUSR1))
             });
             begins.recv().expect("the thread runs");
-            assert!(signals.0.try_lock().is_err(), "the signal must wait");
+            assert!(signals.0.try_lock().is_none(), "the signal must wait");
             let receiver: Receiver = Box::new(move |signal| {
                 sender.send(signal).expect("it is awaited");
                 None

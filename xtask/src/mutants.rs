@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use wormhole_lock::Mutex;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::setup;
@@ -88,14 +89,14 @@ pub fn mutants(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
         for lane in &lanes {
             scope.spawn(|| {
                 while let Some(name) = taken(&next) {
-                    let test = locked(&known).by(name).map(str::to_owned);
+                    let test = known.lock().by(name).map(str::to_owned);
                     let Some(test) = catcher(name, test.as_deref(), &records, lane, root) else {
                         eprintln!("xtask: no test notices that {name} does nothing");
-                        locked(&uncaught).push(name);
+                        uncaught.lock().push(name);
                         continue;
                     };
                     println!("{name}: {}", test.label);
-                    let mut known = locked(&known);
+                    let mut known = known.lock();
                     known.set(name, &test.label);
                     if let Err(error) = fs::write(&path, known.text(&table)) {
                         eprintln!("xtask: cannot write {}: {error}", path.display());
@@ -104,7 +105,7 @@ pub fn mutants(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
             });
         }
     });
-    let uncaught = uncaught.into_inner().unwrap_or_default();
+    let uncaught = uncaught.into_inner();
     println!(
         "mutants: {} functions are noticed by no test",
         uncaught.len()
@@ -112,14 +113,8 @@ pub fn mutants(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     Ok(uncaught.is_empty())
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 fn taken<'a>(next: &Mutex<impl Iterator<Item = &'a str>>) -> Option<&'a str> {
-    locked(next).next()
+    next.lock().next()
 }
 
 /// Creates one installation for each lane, with a library whose functions can be disabled. Tests look for leftovers of
@@ -220,25 +215,25 @@ fn recorded(
             let (next, records, failure) = (&next, &records, &failure);
             scope.spawn(move || {
                 loop {
-                    let Some(test) = locked(next).next() else {
+                    let Some(test) = next.lock().next() else {
                         return;
                     };
                     match record(test, names, lane, root, &calls) {
-                        Ok(Some(record)) => locked(records).push(record),
+                        Ok(Some(record)) => records.lock().push(record),
                         Ok(None) => {
                             let said = fs::read_to_string(said_to(&calls)).unwrap_or_default();
                             eprintln!("xtask: {} fails as it is: {said}", test.label);
                         }
-                        Err(failed) => *locked(failure) = Some(failed),
+                        Err(failed) => *failure.lock() = Some(failed),
                     }
                 }
             });
         }
     });
-    if let Some(failed) = failure.into_inner().unwrap_or_default() {
+    if let Some(failed) = failure.into_inner() {
         return Err(failed);
     }
-    Ok(records.into_inner().unwrap_or_default())
+    Ok(records.into_inner())
 }
 
 /// Runs a test unchanged. Returns `None` if it fails.

@@ -4,8 +4,8 @@
 //! and surfaces in [`Objects`]; a launch uses the objects that exist when it is submitted.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::array::{CUBEMAP, LAYERED};
 use wormhole_device::constants::resource_view_format::{
@@ -15,6 +15,7 @@ use wormhole_device::constants::{address_mode, filter_mode, texture_flags};
 use wormhole_device::{
     ArrayShape, CuError, Format, RawArray, RawMipmap, Resource, Result, Sampling, Texels, View,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ptx::{AddressMode, ChannelType, Image, Level, Texture};
 
 use crate::image_limits::{self, check_array, check_mipmap};
@@ -135,7 +136,7 @@ fn level_bytes(shape: &ArrayShape) -> u64 {
 
 impl Arrays {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the objects that kernels of a launch may use.

@@ -6,7 +6,7 @@ mod kernels;
 use std::fs;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use wormhole_device::constants::event_use_flags::EXTERNAL;
@@ -16,6 +16,7 @@ use wormhole_device::{
     LinkInput, LoadedFunction, Loading, ManagedPlace, MemCopy3d, RawArray, RawEvent, RawMipmap,
     RawModule, RawStream, Resource, Result, Sampling, View,
 };
+use wormhole_lock::RwLock;
 
 use wormhole_ptx::LoadError;
 
@@ -93,7 +94,7 @@ pub(crate) struct Sibling {
 impl Sibling {
     pub(crate) fn context(&self) -> Option<Arc<Context>> {
         let context = self.context.upgrade()?;
-        let current = context.read().unwrap_or_else(PoisonError::into_inner);
+        let current = context.read();
         Some(Arc::clone(&current))
     }
 }
@@ -181,7 +182,7 @@ impl CpuDevice {
     }
 
     fn current(&self) -> Arc<Context> {
-        Arc::clone(&self.context.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.context.read())
     }
 
     pub(crate) fn pools(&self) -> &Pools {
@@ -652,7 +653,7 @@ impl Device for CpuDevice {
     }
 
     fn reset(&self) -> Result<()> {
-        let mut current = self.context.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.context.write();
         current.scheduler.alive()?;
         current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         self.pools.abandon();

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use wormhole_device::constants::event_flags::{BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS};
 use wormhole_device::{CuError, EventRecord, LaunchEvents, RawEvent, RawStream, Result};
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::scheduler::{Point, Scheduler, Work};
 use crate::sharing::SharedEvent;
@@ -68,7 +69,7 @@ pub struct Events {
 
 impl Events {
     fn lock(&self) -> MutexGuard<'_, Slab> {
-        self.slab.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slab.lock()
     }
 
     /// Creates an event (`cuEventCreate`).

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use wormhole_device::{
@@ -10,6 +10,7 @@ use wormhole_device::{
     GraphNode, Graphs, Launch, LaunchEvents, MemCopy3d, MemoryOperation, RawEvent, RawGraph,
     RawStream, Result,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::copy3d::Move;
 use crate::device::{Context, CpuDevice, extent, run_fill};
@@ -92,7 +93,7 @@ pub struct Executables {
 
 impl Executables {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Executable>> {
-        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.graphs.lock()
     }
 }
 

@@ -2,7 +2,6 @@
 //! context's work may run on more processors, as it may on a GPU.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use wormhole_device::constants::resource_split_flags::{
     IGNORE_SM_COSCHEDULING, MAX_POTENTIAL_CLUSTER_SIZE,
@@ -10,6 +9,7 @@ use wormhole_device::constants::resource_split_flags::{
 use wormhole_device::{
     CuError, Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
 };
+use wormhole_lock::Mutex;
 
 use crate::device::CpuDevice;
 
@@ -25,7 +25,7 @@ pub struct GreenContextTable(Mutex<(u64, HashMap<u64, u32>)>);
 
 impl GreenContextTable {
     fn count(&self, green: RawGreenContext) -> Result<u32> {
-        let green_contexts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let green_contexts = self.0.lock();
         let found = green_contexts.1.get(&green.0).copied();
         found.ok_or(CuError::INVALID_CONTEXT)
     }
@@ -91,11 +91,7 @@ impl GreenContexts for CpuDevice {
             [] => self.multiprocessor_count(),
             parts => parts.iter().map(|part| part.count).sum(),
         };
-        let mut green_contexts = context
-            .green_contexts
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut green_contexts = context.green_contexts.0.lock();
         green_contexts.0 += 1;
         let number = green_contexts.0;
         green_contexts.1.insert(number, count);
@@ -104,11 +100,7 @@ impl GreenContexts for CpuDevice {
 
     fn destroy_green(&self, green: RawGreenContext) -> Result<()> {
         let context = self.context()?;
-        let mut green_contexts = context
-            .green_contexts
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut green_contexts = context.green_contexts.0.lock();
         let gone = green_contexts.1.remove(&green.0);
         gone.map(drop).ok_or(CuError::INVALID_CONTEXT)
     }

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use wormhole_device::{CuError, Result, file};
+use wormhole_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
 use crate::holes::Holes;
@@ -171,11 +172,11 @@ impl Memory {
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, AddressMap> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+        self.map.read()
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, AddressMap> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
+        self.map.write()
     }
 
     pub(crate) fn aperture(&self) -> &Aperture {

@@ -1,12 +1,13 @@
 //! Modules with their variables and kernels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use wormhole_device::{
     CuError, Layout, LoadedFunction, LoadedModule, Loading, ManagedPlace, RawFunction, RawModule,
     Result,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ptx::{DeviceHeap, Program, Reference};
 
 use crate::errors;
@@ -66,7 +67,7 @@ pub struct Modules {
 
 impl Modules {
     fn lock(&self) -> MutexGuard<'_, Slab> {
-        self.slab.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slab.lock()
     }
 
     /// Adds a module: allocates and initialises its variables, managed ones in `place`.

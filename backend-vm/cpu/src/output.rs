@@ -4,9 +4,9 @@
 //! full. The text of `assert` is visible at once (CUDA programming guide, "Formatted output", "Assertion").
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::DeviceOutput;
+use wormhole_lock::{Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 struct State {
@@ -22,7 +22,7 @@ pub struct Output {
 
 impl Output {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Appends text of `printf` and drops the oldest bytes beyond `capacity`.

@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use wormhole_device::{
     Access, CuError, PoolProperties, RawPool, RawStream, Result, pool_attribute,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::holes::Holes;
 use crate::memory::{ALIGNMENT, Memory, Owner};
@@ -263,7 +264,7 @@ impl Pools {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub fn default_pool(&self) -> RawPool {

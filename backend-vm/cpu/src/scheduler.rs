@@ -17,11 +17,12 @@ mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use wormhole_device::{CuError, RawStream, Result};
+use wormhole_lock::{Condvar, Mutex, MutexGuard};
 
 pub use work::{Outcome, Turn, Work};
 
@@ -238,7 +239,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn fault(&self) -> Option<CuError> {
@@ -515,11 +516,7 @@ impl Scheduler {
                 return Ok(());
             }
             state.waiters += 1;
-            state = self
-                .shared
-                .progressed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.progressed.wait(state);
             state.waiters -= 1;
         }
     }

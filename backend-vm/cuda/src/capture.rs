@@ -10,10 +10,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use wormhole_device::DeviceOutput;
+use wormhole_lock::Mutex;
 
 /// Greatest number of bytes of each kind that one call takes.
 const MOST: u64 = 16 << 20;
@@ -70,7 +71,7 @@ pub fn take() -> DeviceOutput {
     // SAFETY: with a null argument every stream of the C library is flushed.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     let take = |source: &Mutex<Source>| {
-        let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut source = source.lock();
         source.take().unwrap_or_else(|error| {
             tracing::error!(%error, "text that a kernel printed is lost");
             Vec::new()

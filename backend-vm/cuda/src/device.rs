@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::constants::device_attribute::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
@@ -22,6 +21,7 @@ use wormhole_device::{
     LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent,
     RawFunction, RawModule, RawStream, Result,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
@@ -61,7 +61,7 @@ pub struct CudaDevice {
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Converts a number to a handle of the driver.

@@ -5,7 +5,7 @@
 //! is a wait for the word, on the device.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use wormhole_device::{
     CuError, Device, EventRecord, Found, MemOps, MemoryOperation, MemoryOperationKind, RawEvent,
     RawStream, Result, Shared, SharedWords, WORDS_FILE, condition,
 };
+use wormhole_lock::Mutex;
 
 use crate::device::{CudaDevice, event, locked};
 use crate::driver::Driver;
@@ -43,7 +44,7 @@ struct Registry {
 static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
 
 fn with<R>(work: impl FnOnce(&mut Registry) -> R) -> R {
-    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut registry = REGISTRY.lock();
     work(registry.get_or_insert_default())
 }
 

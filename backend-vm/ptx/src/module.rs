@@ -1,7 +1,9 @@
 //! Modules, their variables and their kernels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use wormhole_lock::Mutex;
 
 use crate::decode::{self, KernelCode, ModuleSymbol, ParamLayout, Source};
 use crate::error::{KernelError, LoadError};
@@ -390,7 +392,7 @@ impl Program {
     ///
     /// [`KernelError`] if there is none, or if it needs a feature that this device lacks.
     pub fn kernel(&self, name: &str) -> Result<Arc<Kernel>, KernelError> {
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = self.kernels.lock();
         if let Some(known) = kernels.get(name) {
             return known.clone();
         }

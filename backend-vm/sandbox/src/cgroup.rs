@@ -32,7 +32,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use wormhole_lock::Mutex;
 
 use super::child::THREADS;
 
@@ -264,7 +266,7 @@ impl Cgroups {
 
     /// Returns the level of a tenant. It is removed with the tenant's last worker.
     fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.tenants.lock();
         tenants.retain(|_, level| level.strong_count() > 0);
         if let Some(level) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return Ok(level);

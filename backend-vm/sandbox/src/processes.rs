@@ -6,7 +6,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 use super::spawn::{cloned, pipe};
 
@@ -43,7 +44,7 @@ impl Processes {
     /// # Errors
     /// The namespace is gone, and there is no other to be had.
     pub fn within<R>(&self, make: impl FnOnce() -> R) -> io::Result<R> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if enter(&current.first).is_err() {
             tracing::error!("the first process of the workers has ended, and they with it");
             *current = Namespace::new()?;

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::CuResult;
 use wormhole_device::{Found, Result, Shared};
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::control::{Fetch, Message, Share};
 
 /// Name of a shared object at the supervisor.
@@ -111,7 +112,7 @@ impl Exchange {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     fn ask(
@@ -186,7 +187,7 @@ mod tests {
         let seen = Arc::clone(&sent);
         let exchange = Exchange::new(move |message, _| {
             if let Message::Fetch(fetch) = message {
-                seen.lock().unwrap().push(*fetch);
+                seen.lock().push(*fetch);
             }
             true
         });
@@ -195,10 +196,10 @@ mod tests {
             std::thread::spawn(move || exchange.fetch(What::Event, [token; 16]))
         };
         let (first, second) = (ask(1), ask(2));
-        while sent.lock().unwrap().len() < 2 {
+        while sent.lock().len() < 2 {
             std::thread::yield_now();
         }
-        for fetch in sent.lock().unwrap().iter() {
+        for fetch in sent.lock().iter() {
             let found = Found {
                 description: [fetch.token[0] & 0xFF; 8],
                 descriptor: None,

@@ -34,11 +34,12 @@ pub use self::window::reserve_bands;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use wormhole_api::{CuResult, PROTOCOL_HASH};
 use wormhole_device::{Device, Found};
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
@@ -264,7 +265,7 @@ fn refuse(reports: &mut Reports, error: &WorkerError) -> Result<(), ChannelError
 }
 
 fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
-    reports.lock().unwrap_or_else(PoisonError::into_inner)
+    reports.lock()
 }
 
 /// Handles on the threads that serve a session.

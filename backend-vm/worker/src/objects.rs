@@ -1,14 +1,15 @@
 //! Objects that a session's handles name.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
     ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreenContext, RawMipmap,
     RawModule, RawStream, ReferenceTo,
 };
+use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
 
 use super::devices::SessionDevice;
@@ -164,7 +165,7 @@ impl Loaded {
     /// Unloads the image and releases the bound objects.
     pub fn unload(&self) -> wormhole_device::Result<()> {
         let unloaded = self.device.unload(self.raw);
-        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bound = self.bound.lock();
         bound.drain().for_each(|(_, used)| used.let_go());
         unloaded
     }

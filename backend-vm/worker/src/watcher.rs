@@ -5,13 +5,14 @@
 //! to 1 ms, and publishes a dead context in the session's status word, which ends every wait.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
 use wormhole_device::RawStream;
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
@@ -61,7 +62,7 @@ impl Drop for Pause {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Executor's handle on the thread.

@@ -2,12 +2,13 @@
 //! view
 //! of each device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
 use wormhole_connect::log;
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::backend::{BackendError, Connection};
 use crate::error::{NvmlError, Result};
@@ -96,7 +97,7 @@ extern "C" fn close_in_child() {
 
 impl Library {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Counts an `nvmlInit`; the first one connects.

@@ -4,13 +4,14 @@ mod support;
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 use nvml_wrapper_sys::bindings::*;
 use support::Backend;
 use wormhole_api::nvml::{Class, FUNCTIONS};
+use wormhole_lock::{Mutex, MutexGuard};
 
 const FACTS: &str = "name=Test GPU\nuuid=00112233445566778899aabbccddeeff\nmemory.total=1000\n\
     cuda.version=13000\nattribute.20=0\nattribute.33=171\nattribute.34=2\nattribute.37=512\nattribute.50=1\n\
@@ -44,7 +45,7 @@ static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend::start(FACTS));
 /// Serializes the tests, since the library has one state per process.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURN.lock();
     LazyLock::force(&BACKEND);
     while call("nvmlShutdown", []) == OK {}
     BACKEND.devices.store(1, Ordering::Relaxed);

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::constants::context_flags::FLAGS_MASK;
 use wormhole_api::constants::function_cache::PREFER_EQUAL;
 use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
+use wormhole_lock::Mutex;
 
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
@@ -198,11 +199,7 @@ pub fn cuCtxGetStreamPriorityRange(
 pub fn cuCtxGetLimit(pvalue: Out<'_, usize>, limit: CUlimit) -> Result {
     let scope = context::scope()?;
     let key = (scope.session.ordinal(), limit);
-    let known = LIMITS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(&key)
-        .copied();
+    let known = LIMITS.lock().get(&key).copied();
     let value = match known {
         Some(value) => value,
         None => ask_limit(scope, limit)?,
@@ -216,7 +213,6 @@ fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
         .request(&ContextGetLimit { limit }, |reply| reply.value)?;
     LIMITS
         .lock()
-        .unwrap_or_else(PoisonError::into_inner)
         .insert((scope.session.ordinal(), limit), value);
     Ok(value)
 }
@@ -230,10 +226,7 @@ pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result {
     };
     let value = scope.session.request(&message, |reply| reply.value)?;
     let key = (scope.session.ordinal(), limit);
-    LIMITS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(key, value);
+    LIMITS.lock().insert(key, value);
     Ok(())
 }
 
@@ -308,10 +301,7 @@ fn reset_primary(device: usize) -> Result {
         Some(_) => Ok(()),
         None => waited.and_then(|()| scope.session.request(&ContextReset {}, |()| ())),
     };
-    LIMITS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clear();
+    LIMITS.lock().clear();
     peer::forget_all();
     capture::forget_all();
     // Host functions first: the words of their nodes, which identify the function to call, are reused by new graphs.

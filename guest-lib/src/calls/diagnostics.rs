@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 use wormhole_api::constants::nvscisync_flags::{SIGNAL, WAIT};
 use wormhole_api::constants::rdma_flush_scope::{TO_ALL_DEVICES, TO_OWNER};
@@ -100,7 +101,7 @@ pub fn cuDeviceRegisterAsyncNotification(
     if callbackFunc.is_null() || callback.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let mut notified = NOTIFIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut notified = NOTIFIED.lock();
     notified.1 += 1;
     let handle = notified.1;
     notified.0.insert(handle);
@@ -109,7 +110,7 @@ pub fn cuDeviceRegisterAsyncNotification(
 
 pub fn cuDeviceUnregisterAsyncNotification(dev: CUdevice, callback: *mut c_void) -> Result {
     device(dev)?;
-    let mut notified = NOTIFIED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut notified = NOTIFIED.lock();
     if notified.0.remove(&callback.addr()) {
         Ok(())
     } else {

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use wormhole_api::constants::jit_input::{CUBIN, NVVM, PTX};
+use wormhole_lock::{Mutex, MutexGuard};
 
 use super::modules::file;
 use crate::error::{CuError, Result};
@@ -38,7 +38,7 @@ enum State {
 static LINKS: Mutex<Option<HashMap<usize, Box<Link>>>> = Mutex::new(None);
 
 fn links() -> MutexGuard<'static, Option<HashMap<usize, Box<Link>>>> {
-    LINKS.lock().unwrap_or_else(PoisonError::into_inner)
+    LINKS.lock()
 }
 
 /// Calls `use_link` with a live link.

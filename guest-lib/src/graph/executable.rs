@@ -1,8 +1,8 @@
 //! Executable graphs: their instances at the backend, and the guest's part in their launches.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::constants::graph_instantiate_flags::{
     AUTO_FREE_ON_LAUNCH, DEVICE_LAUNCH, UPLOAD, USE_NODE_PRIORITY,
@@ -12,6 +12,7 @@ use wormhole_api::handle::{Event, Graph as ExecutableKind};
 use wormhole_api::{
     GraphDestroy, GraphEnable, GraphInstantiate, GraphLaunch, GraphUpdate, GraphUpload, Handle,
 };
+use wormhole_lock::Mutex;
 
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
@@ -57,13 +58,13 @@ pub struct Executable {
 static RETIRED: Mutex<Vec<(Option<Cover>, Served)>> = Mutex::new(Vec::new());
 
 fn retire(cover: Option<Cover>, served: Served) {
-    let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut retired = RETIRED.lock();
     retired.push((cover, served));
 }
 
 /// Frees retired resources whose last launch is complete.
 fn reap(scope: Scope) {
-    let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut retired = RETIRED.lock();
     let done = |(cover, _): &mut (Option<Cover>, Served)| {
         cover.is_none_or(|cover| scope.session.fence_passed(cover.fence, cover.value))
     };

@@ -18,12 +18,13 @@ pub mod user_object;
 pub mod work;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use wormhole_api::Handle;
 use wormhole_api::constants::graph_dependency_type::PROGRAMMATIC;
 use wormhole_api::constants::kernel_node_port::LAUNCH_ORDER;
 use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
+use wormhole_lock::Mutex;
 
 use self::conditional::Condition;
 pub use self::memory::{GraphMemory, free, usage};
@@ -99,7 +100,7 @@ static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
 
 /// Calls `work` with the locked model, and then releases the remains of destroyed graphs.
 pub fn with<R>(work: impl FnOnce(&mut Model) -> Result<R>) -> Result<R> {
-    let mut model = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut model = MODEL.lock();
     let result = work(&mut model);
     let gone = std::mem::take(&mut model.gone);
     drop(model);

@@ -1,10 +1,11 @@
 //! User objects, which are destroyed when no graph references them any more.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
 use wormhole_api::Handle;
 use wormhole_api::handle::UserObject;
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::handle::{Table, from_pointer};
@@ -27,7 +28,7 @@ static HANDLES: Table<UserObject, ()> = Table::new();
 static OBJECTS: LazyLock<Mutex<HashMap<ObjectHandle, Object>>> = LazyLock::new(Mutex::default);
 
 fn objects() -> MutexGuard<'static, HashMap<ObjectHandle, Object>> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS.lock()
 }
 
 pub fn handle(object: CUuserObject) -> Result<ObjectHandle> {

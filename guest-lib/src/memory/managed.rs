@@ -4,7 +4,8 @@
 //! Advice for a range is stored for `cuMemRangeGetAttribute`.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use wormhole_api::constants::device_ordinal::CPU;
 
@@ -108,7 +109,7 @@ impl Runs {
 static ADVICE: Mutex<BTreeMap<u64, Runs>> = Mutex::new(BTreeMap::new());
 
 fn advice() -> MutexGuard<'static, BTreeMap<u64, Runs>> {
-    ADVICE.lock().unwrap_or_else(PoisonError::into_inner)
+    ADVICE.lock()
 }
 
 /// A range of managed memory, in whole pages.

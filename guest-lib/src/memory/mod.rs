@@ -7,11 +7,12 @@ pub mod pool;
 pub mod registration;
 pub mod virtual_memory;
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
 use wormhole_api::constants::host_register_flags::{DEVICEMAP, IOMEMORY, PORTABLE, READ_ONLY};
 use wormhole_api::constants::{host_alloc_flags, memory_attach_flags};
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
+use wormhole_lock::Mutex;
 
 use crate::error::{CuError, Result};
 use crate::log;
@@ -177,7 +178,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
         return Err(CuError::NOT_SUPPORTED);
     }
     check_call()?;
-    let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _registering = REGISTERING.lock();
     if memory_map()
         .find(address)
         .is_some_and(|found| !found.is_registered())

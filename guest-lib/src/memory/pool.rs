@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::constants::pool_attribute::RELEASE_THRESHOLD;
 use wormhole_api::handle::{Pool as PoolKind, Stream};
@@ -12,6 +11,7 @@ use wormhole_api::{
     PoolDestroy, PoolFree, PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim,
     ShareAddress, SharePool, SharedAddress,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::device::MOST;
 use crate::error::{CuError, Result};
@@ -71,7 +71,7 @@ fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKin
 
 impl Pool {
     fn accesses(&self) -> MutexGuard<'_, BTreeMap<usize, Access>> {
-        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.accesses.lock()
     }
 }
 
@@ -133,7 +133,7 @@ fn forget(pool: Handle<PoolKind>) {
 
 /// Returns the device's default pool.
 pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
-    let mut default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut default = DEFAULT.lock();
     let default = &mut default[scope.session.ordinal()];
     if let Some(pool) = *default {
         return Ok(pool);
@@ -148,7 +148,7 @@ pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
 }
 
 fn is_default(pool: Handle<PoolKind>) -> bool {
-    let default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    let default = DEFAULT.lock();
     default.contains(&Some(pool))
 }
 

@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wormhole_api::handle::Memory as MemoryKind;
 use wormhole_api::{
     Access, AddressFree, AddressReserve, DevicePtr, Handle, MemCreate, MemGranularity, MemMap,
     MemRelease, MemSetAccess, MemUnmap, OpenMemory, ShareMemory,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -67,11 +68,11 @@ static MEMORIES: Table<MemoryKind, Memory> = Table::new();
 static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
 
 fn reserved() -> MutexGuard<'static, Reserved> {
-    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+    RESERVED.lock()
 }
 
 fn accesses() -> MutexGuard<'static, BTreeMap<(u64, usize), Access>> {
-    ACCESSES.lock().unwrap_or_else(PoisonError::into_inner)
+    ACCESSES.lock()
 }
 
 /// Returns the granularity, which is requested from the device once.

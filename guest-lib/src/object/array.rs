@@ -1,12 +1,11 @@
 //! CUDA arrays and mipmapped arrays. Their shapes are recorded here; their memory is on the device.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::{Array as ArrayKind, Mipmap as MipmapKind};
 use wormhole_api::{
     ArrayCreate, ArrayDestroy, Handle, MipmapCreate, MipmapDestroy, MipmapGetLevel,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -35,7 +34,7 @@ static ARRAYS: Table<ArrayKind, Mutex<Option<Array>>> = Table::new();
 static MIPMAPS: Table<MipmapKind, Mutex<Option<Mipmap>>> = Table::new();
 
 fn locked<T>(facts: &Mutex<T>) -> MutexGuard<'_, T> {
-    facts.lock().unwrap_or_else(PoisonError::into_inner)
+    facts.lock()
 }
 
 fn known(array: CUarray) -> Result<(Handle<ArrayKind>, Array)> {

@@ -5,8 +5,10 @@
 //! it. The graph layer holds the captures themselves.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use wormhole_api::constants::capture_mode::{GLOBAL, RELAXED};
 
@@ -29,7 +31,7 @@ fn this_thread() -> usize {
 }
 
 fn under_way() -> MutexGuard<'static, Vec<Arc<Facts>>> {
-    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+    UNDER_WAY.lock()
 }
 
 #[derive(Debug)]

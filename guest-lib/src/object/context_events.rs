@@ -1,8 +1,10 @@
 //! Events of a whole context: recorded after the work of all its streams, or waited for by all of them.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 use crate::error::Result;
 use crate::object::context::Scope;
@@ -50,7 +52,7 @@ pub fn wait(scope: Scope, event: CUevent) -> Result {
         Ok(gate)
     });
     let gate = gate.and_then(|gate| stream::destroy(scope, join).map(|()| gate))?;
-    let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gates = GATES.lock();
     let before = gates.insert(scope.context, gate.addr());
     ANY.store(true, Ordering::Release);
     drop(gates);
@@ -73,7 +75,7 @@ pub fn hold(scope: Scope, target: Target) -> Result {
 
 #[cold]
 fn hold_at_gate(scope: Scope, target: Target) -> Result {
-    let gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+    let gates = GATES.lock();
     let gate = gates.get(&scope.context).copied();
     drop(gates);
     let gate = gate.map(std::ptr::without_provenance_mut);

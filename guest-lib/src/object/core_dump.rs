@@ -2,7 +2,9 @@
 //! host of the device's driver, so enabling one fails.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use wormhole_api::constants::core_dump_flags::{LIGHTWEIGHT_FLAGS, SKIP_ABORT};
 use wormhole_api::constants::core_dump_setting::{
@@ -142,7 +144,7 @@ impl All {
 static ALL: LazyLock<Mutex<All>> = LazyLock::new(Mutex::default);
 
 fn all() -> MutexGuard<'static, All> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.lock()
 }
 
 /// Copies the settings of the process to a new context.

@@ -2,7 +2,8 @@
 //! needs no round trip. Other events cost the device nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 use wormhole_api::constants::event_flags::BLOCKING_SYNC;
 pub use wormhole_api::constants::event_use_flags::EXTERNAL;
@@ -231,11 +232,7 @@ impl Record {
         self.facts.captured.store(false, Ordering::Release);
         let stream = target.handle;
         if self.facts.asked.load(Ordering::Relaxed) && !self.facts.is_shared() {
-            let mut place = self
-                .facts
-                .fence
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut place = self.facts.fence.lock();
             let mut line = match *place {
                 // The values of two streams may be written in either order, so a fence changes streams only after its
                 // last value was written.
@@ -429,7 +426,7 @@ impl Event {
         match self.state.load(Ordering::Acquire) {
             NEVER => Recorded::Never,
             UNFENCED => Recorded::Unfenced,
-            _ => match *self.fence.lock().unwrap_or_else(PoisonError::into_inner) {
+            _ => match *self.fence.lock() {
                 Some(fence) => Recorded::Fenced(fence.line),
                 None => Recorded::Unfenced,
             },
@@ -437,11 +434,7 @@ impl Event {
     }
 
     fn give_fence_back(&self, scope: Scope) {
-        let fence = self
-            .fence
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let fence = self.fence.lock().take();
         if let Some(fence) = fence {
             scope.session.return_fence(fence.line);
         }

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use wormhole_api::constants::function_cache::PREFER_EQUAL;
 use wormhole_api::handle::{Function as FunctionKind, Library as LibraryKind};
@@ -12,6 +12,7 @@ use wormhole_api::{
     Attribute, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
     Occupancy, Parameter,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::device::MOST;
 use crate::error::{CuError, Result};
@@ -369,10 +370,8 @@ impl Function {
         Ok(blocks)
     }
 
-    fn occupancy(&self) -> std::sync::MutexGuard<'_, HashMap<(u32, u64, u32), i32>> {
-        self.occupancy
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn occupancy(&self) -> MutexGuard<'_, HashMap<(u32, u64, u32), i32>> {
+        self.occupancy.lock()
     }
 
     /// Returns whether the device has accepted a configuration before.

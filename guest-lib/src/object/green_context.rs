@@ -1,13 +1,14 @@
 //! Green contexts: contexts whose streams run on a subset of their device's multiprocessors.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::constants::device_resource_type::SM;
 use wormhole_api::{
     GreenCreate, GreenDescribe, GreenDestroy, GreenPart, GreenPartNumber, GreenSplit, Items,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
@@ -58,9 +59,7 @@ static GREEN_CONTEXTS: LazyLock<Mutex<GreenContexts>> = LazyLock::new(Mutex::def
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn green_contexts() -> MutexGuard<'static, GreenContexts> {
-    GREEN_CONTEXTS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+    GREEN_CONTEXTS.lock()
 }
 
 impl GreenContexts {

@@ -1,6 +1,6 @@
 //! Launch functions before CUDA 4: block shape, shared memory and parameters are set on the function.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 
@@ -70,7 +70,7 @@ pub struct Shared(Mutex<Settings>);
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, Settings> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

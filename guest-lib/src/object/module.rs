@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_void};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::constants::image_flags::USES_OUTPUT;
 use wormhole_api::handle::{
@@ -14,6 +14,7 @@ use wormhole_api::{
     LibraryKernels, LibraryLoad, LibraryUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels,
     ModuleLoad, ModuleUnload,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -77,8 +78,8 @@ impl Source {
 }
 
 impl Image {
-    fn contents(&self) -> std::sync::MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock()
     }
 }
 

@@ -7,13 +7,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
 use wormhole_api::handle::Memory;
 use wormhole_api::{
     CloseAllocation, DevicePtr, Handle, OpenAllocation, ShareAddress, SharedAddress,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::device::attribute;
 use crate::error::{CuError, Result};
@@ -96,7 +96,7 @@ pub fn from_descriptor(descriptor: RawFd) -> Result<Token> {
 static EXPORTED: Mutex<Vec<(Handle<Memory>, OwnedFd)>> = Mutex::new(Vec::new());
 
 fn exported() -> MutexGuard<'static, Vec<(Handle<Memory>, OwnedFd)>> {
-    EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
+    EXPORTED.lock()
 }
 
 /// Creates a descriptor of memory. The program closes it.
@@ -139,7 +139,7 @@ fn is_held(kept: &OwnedFd) -> bool {
 static OPENED: Mutex<Option<HashMap<Token, (u64, usize)>>> = Mutex::new(None);
 
 fn opened() -> MutexGuard<'static, Option<HashMap<Token, (u64, usize)>>> {
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+    OPENED.lock()
 }
 
 /// Returns whether the device supports IPC handles. The attribute is defined for events; it applies to memory as

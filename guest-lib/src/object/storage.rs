@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 use crate::types::CUcontext;
 
@@ -80,17 +81,12 @@ impl Storage {
                 _ => {}
             }
         }
-        self.rest
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .overflow
-            .get(&key)
-            .copied()
+        self.rest.lock().overflow.get(&key).copied()
     }
 
     /// Stores a value and its destructor, which is called when the context is destroyed.
     pub fn put(&self, key: usize, value: usize, destructor: Option<Destructor>) {
-        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = self.rest.lock();
         match destructor {
             Some(destructor) => rest.destructors.insert(key, destructor),
             None => rest.destructors.remove(&key),
@@ -109,7 +105,7 @@ impl Storage {
 
     /// Removes a value without calling its destructor. Returns whether there was one.
     pub fn delete(&self, key: usize) -> bool {
-        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = self.rest.lock();
         rest.destructors.remove(&key);
         for place in self.probe(key) {
             match place.key.load(Ordering::Relaxed) {
@@ -125,7 +121,7 @@ impl Storage {
 
     /// Removes and returns all entries, for the end of the context: key, value and destructor.
     pub fn drain(&self) -> Vec<(usize, usize, Option<Destructor>)> {
-        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = self.rest.lock();
         let mut values: Vec<_> = rest.overflow.drain().collect();
         values.extend(self.places.iter().filter_map(|place| {
             let value = place.value.swap(ABSENT, Ordering::AcqRel);

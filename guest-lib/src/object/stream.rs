@@ -9,13 +9,14 @@ pub mod release;
 mod throttle;
 
 use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use wormhole_api::handle::Stream as StreamKind;
 use wormhole_api::{
     Fence, FenceWrite, GreenStream, Handle, StreamCreate, StreamDestroy, StreamQuery,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use self::attributes::{PRIORITY, StreamAttributes};
 use self::throttle::BATCHES;
@@ -353,14 +354,12 @@ fn per_thread(scope: Scope) -> Result<Target> {
 }
 
 impl Stream {
-    fn timeline(&self) -> std::sync::MutexGuard<'_, Timeline> {
-        self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    fn timeline(&self) -> MutexGuard<'_, Timeline> {
+        self.timeline.lock()
     }
 
-    fn attributes(&self) -> std::sync::MutexGuard<'_, StreamAttributes> {
-        self.attributes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn attributes(&self) -> MutexGuard<'_, StreamAttributes> {
+        self.attributes.lock()
     }
 
     /// Returns an attribute (`cuStreamGetAttribute`).

@@ -2,12 +2,13 @@
 //! values, because kernels receive them.
 
 use std::collections::BTreeMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
 use wormhole_api::constants::resource_type::{ARRAY, LINEAR, MIPMAPPED_ARRAY, PITCH2D};
 use wormhole_api::{
     DevicePtr, SurfaceCreate, SurfaceDestroy, TextureCreate, TextureDestroy, TextureSource,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::object::array;
@@ -41,7 +42,7 @@ struct Objects {
 static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
 
 fn objects() -> MutexGuard<'static, Objects> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS.lock()
 }
 
 /// Finds the key of an object: on the current device, or else on any other device that has it.

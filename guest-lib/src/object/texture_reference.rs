@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
 use wormhole_api::array::Texels;
 use wormhole_api::constants::address_mode::CLAMP;
@@ -17,6 +17,7 @@ use wormhole_api::{
     DevicePtr, Handle, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
     TextureSource,
 };
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::memory::end::End;
@@ -236,7 +237,7 @@ impl References {
 static REFERENCES: LazyLock<Mutex<References>> = LazyLock::new(Mutex::default);
 
 fn references() -> MutexGuard<'static, References> {
-    REFERENCES.lock().unwrap_or_else(PoisonError::into_inner)
+    REFERENCES.lock()
 }
 
 /// Finds a variable of a module. Fails if the module has none of that kind and name.

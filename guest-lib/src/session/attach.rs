@@ -3,12 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::net::UnixDatagram;
-use std::sync::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
 use wormhole_connect::ConnectError;
+use wormhole_lock::Mutex;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{

@@ -3,11 +3,11 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::{ConnectError, uninterrupted};
+use wormhole_lock::Mutex;
 use wormhole_ring::control::{
     ArenaRequest, ArenaRun, ControlError, FEATURE_FILES, FEATURE_PROCESS, Grant, HEADER_BYTES,
     Header, MAX_FRAME, Message,
@@ -75,7 +75,7 @@ impl Control {
     pub fn send(&self, message: &Message<'_>) -> Result<(), ChannelError> {
         let mut frame = [0; MAX_FRAME];
         let length = message.encode(&mut frame)?;
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock();
         (&self.stream).write_all(&frame[..length])?;
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Control {
         segments: u32,
         over: impl Fn() -> bool,
     ) -> Result<ArenaRun, ChannelError> {
-        let mut last_id = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_id = self.asking.lock();
         *last_id = last_id.wrapping_add(1).max(1);
         let id = *last_id;
         self.send(&Message::ArenaRequest(ArenaRequest { id, segments }))?;

@@ -9,9 +9,9 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::arena::{Arena, ArenaError, Block};
 use wormhole_ring::control::{ArenaRun, Message};
 use wormhole_ring::layout::SEGMENT_BYTES;
@@ -87,7 +87,7 @@ impl Extents {
     }
 
     fn divided(&self) -> MutexGuard<'_, Divided> {
-        self.divided.lock().unwrap_or_else(PoisonError::into_inner)
+        self.divided.lock()
     }
 
     /// Maps a granted run and adds it as one extent: no allocation spans two.

@@ -1,7 +1,6 @@
 //! Allocation of fence words, and their state.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 
 use wormhole_api::Fence;
 use wormhole_ring::fence::FenceIndex;
@@ -30,10 +29,7 @@ pub struct FenceLine {
 impl Session {
     /// Allocates a fence that has no other owner and no write under way.
     pub fn take_fence(&self) -> Result<FenceLine> {
-        let mut stock = self
-            .fence_stock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut stock = self.fence_stock.lock();
         if let Some(line) = stock.returned.pop_front() {
             if self.fence_passed(line.fence, line.issued) {
                 return Ok(line);
@@ -54,11 +50,7 @@ impl Session {
     }
 
     pub fn return_fence(&self, line: FenceLine) {
-        self.fence_stock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .returned
-            .push_back(line);
+        self.fence_stock.lock().returned.push_back(line);
     }
 
     /// Returns true if the device has written at least `value`. This does not prove that the work before succeeded: a

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{DevicePtr, FileMap, FileUnmap};
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::arena::Arena;
 use wormhole_ring::layout::FILES;
 
@@ -38,7 +38,7 @@ impl Files {
     }
 
     fn band(&self) -> MutexGuard<'_, Arena> {
-        self.band.lock().unwrap_or_else(PoisonError::into_inner)
+        self.band.lock()
     }
 }
 

@@ -15,9 +15,10 @@ mod requests;
 mod wait;
 mod watch;
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 
+use wormhole_lock::Mutex;
 use wormhole_ring::fence::Fences;
 use wormhole_ring::ring::Producer;
 use wormhole_ring::slot::AnswerSlots;
@@ -139,7 +140,7 @@ pub fn initialise() -> Result<&'static Session> {
     if let Ok(session) = session() {
         return Ok(session);
     }
-    let mut said = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut said = ATTACHING.lock();
     if let Ok(session) = session() {
         return Ok(session);
     }

@@ -4,9 +4,9 @@
 //! staging buffers in the arena: the guest fills the next while the device empties the last.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
+use wormhole_lock::{Mutex, MutexGuard};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
@@ -288,8 +288,8 @@ static STAGING: Staging = Staging(Mutex::new(Pool {
 }));
 
 impl Staging {
-    fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.0.lock()
     }
 
     /// Takes a buffer that the device has finished with, if there is one now.

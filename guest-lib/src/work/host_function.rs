@@ -12,9 +12,9 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{CuResult, Fence, MemoryOperation};
+use wormhole_lock::{Condvar, Mutex, MutexGuard};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
@@ -199,7 +199,7 @@ const WORD: u64 = 8;
 const STACK: usize = 8 << 20;
 
 fn queue() -> MutexGuard<'static, Queue> {
-    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+    QUEUE.lock()
 }
 
 /// Calls a function when the present work of a stream is complete, and holds later work back until it has returned.
@@ -287,9 +287,7 @@ fn serve(session: &'static Session) {
     loop {
         let mut waiting = queue();
         while waiting.pending.is_empty() {
-            waiting = ARRIVED
-                .wait(waiting)
-                .unwrap_or_else(PoisonError::into_inner);
+            waiting = ARRIVED.wait(waiting);
         }
         drop(waiting);
         match session.wait(Wait::HostFunction, || take_ready(session)) {

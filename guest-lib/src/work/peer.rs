@@ -1,9 +1,9 @@
 //! Peer access between contexts: native CUDA records it by context, the worker by device.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{Access, PeerDisable, PeerEnable};
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
 use crate::memory::map::Origin;
@@ -67,7 +67,7 @@ impl Pair {
 static PAIRS: Mutex<BTreeSet<Pair>> = Mutex::new(BTreeSet::new());
 
 fn pairs() -> MutexGuard<'static, BTreeSet<Pair>> {
-    PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
+    PAIRS.lock()
 }
 
 /// Gives the scope's context access to the peer's memory.

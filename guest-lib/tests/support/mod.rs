@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -18,6 +18,7 @@ use wormhole_api::{
     MemGetInfoReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, Request,
     SynchronizeReply, TakeOutputReply, decode,
 };
+use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::{
     ArenaDenied, ArenaRun, Band, Grant, HEADER_BYTES, Header, Message, Refusal,
@@ -60,7 +61,7 @@ pub struct Shared {
 
 impl Shared {
     fn note_arena(&self, text: String) {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arena = self.arena.lock();
         arena.push(text);
     }
 
@@ -68,7 +69,7 @@ impl Shared {
     pub fn arena(&self, count: usize) -> Vec<String> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+            let arena = self.arena.lock();
             if arena.len() >= count {
                 return arena.clone();
             }
@@ -80,7 +81,7 @@ impl Shared {
 
     /// Returns the messages since the last call.
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.log.lock())
     }
 }
 
@@ -144,7 +145,7 @@ impl Backend {
                 .send_with_fd(&[0][..], library.as_raw_fd())
                 .expect("the library listens");
             drop((connection, library));
-            *place.lock().expect("not poisoned") = Some(stream.try_clone().expect("a descriptor"));
+            *place.lock() = Some(stream.try_clone().expect("a descriptor"));
             grant(&stream, passes_window.then_some(&window));
             let memory = session(base);
             std::thread::spawn(move || Executor::new(base, memory, log).run());
@@ -168,7 +169,6 @@ impl Backend {
         let stream = self
             .control
             .lock()
-            .expect("not poisoned")
             .take()
             .expect("the library has connected");
         stream
@@ -369,11 +369,7 @@ impl Executor {
                         decode(head.message, buffer.body()).expect("the library encodes well");
                     let mark = if head.slot.is_some() { "?" } else { "" };
                     let name = format!("{}{mark}", request.info().name);
-                    self.shared
-                        .log
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push(name);
+                    self.shared.log.lock().push(name);
                     self.idle = 0;
                     self.execute(head, &request);
                 }

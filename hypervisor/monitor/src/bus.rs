@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::sync::lock;
+use wormhole_lock::{Mutex, RwLock};
 
 /// Error from claiming a range.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl Bus {
             .checked_sub(1)
             .and_then(|len| start.checked_add(len))
             .ok_or(BusError::Range { start, len })?;
-        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.claims.write();
         // Ranges are disjoint, so only the last one that begins at or before `last` can reach `start`.
         if let Some((&other, claim)) = claims.range(..=last).next_back()
             && start - start.min(other) < claim.len
@@ -101,14 +101,14 @@ impl Bus {
 
     /// Releases the range that begins at `start`.
     pub fn remove(&self, start: u64) {
-        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.claims.write();
         claims.remove(&start);
     }
 
     /// Reads from the device at `address`; all ones if there is none.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
-            Some((device, offset)) => lock(&device).read(offset, data),
+            Some((device, offset)) => device.lock().read(offset, data),
             None => data.fill(0xff),
         }
     }
@@ -116,7 +116,7 @@ impl Bus {
     /// Writes to the device at `address`; no effect if there is none.
     pub fn write(&self, address: u64, data: &[u8]) -> Effect {
         match self.find(address) {
-            Some((device, offset)) => lock(&device).write(offset, data),
+            Some((device, offset)) => device.lock().write(offset, data),
             None => Effect::Continue,
         }
     }
@@ -129,7 +129,7 @@ impl Bus {
     /// Returns the device at `address` and the offset in its range. Releases the bus lock: a device may
     /// change the bus while it handles an access.
     fn find(&self, address: u64) -> Option<(SharedDevice, u64)> {
-        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
+        let claims = self.claims.read();
         let found = claims
             .range(..=address)
             .next_back()
@@ -198,8 +198,8 @@ mod tests {
         assert_eq!([0x10, 0x17, 0x18].map(|at| read(&bus, at)), [1, 1, 2]);
         // A string instruction's bytes all go to the first port.
         bus.write(0x17, &[7; 64]);
-        assert_eq!(lock(&low).written, [(7, vec![7; 64])]);
-        assert!(lock(&high).written.is_empty());
+        assert_eq!(low.lock().written, [(7, vec![7; 64])]);
+        assert!(high.lock().written.is_empty());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Assembles the machine around the vCPUs: creates KVM's interrupt controllers and timer, places
 //! devices on the buses, and assigns their addresses and interrupts.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
+use wormhole_lock::Mutex;
 
 use crate::bus::{BusError, Buses, SharedDevice};
 use crate::device_thread::DeviceThread;

@@ -250,10 +250,11 @@ impl Confinement {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::Arc;
     use std::sync::mpsc::{Sender, channel};
-    use std::sync::{Arc, Mutex};
 
     use event_manager::EventOps;
+    use wormhole_lock::Mutex;
     use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
 
     use super::*;

@@ -5,15 +5,15 @@
 //! devices of any kind, and a VM can have any number of threads.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use event_manager::{EventManager, RemoteEndpoint, SubscriberId, SubscriberOps};
+use wormhole_lock::Mutex;
 
 use crate::confinement::Confinement;
 use crate::devices::virtio::QueueServer;
-use crate::sync::lock;
 use crate::vcpu::ThreadError;
 use crate::vm::VmError;
 
@@ -57,7 +57,7 @@ impl DeviceThread {
                         break;
                     }
                 }
-                for id in lock(&serving).drain() {
+                for id in serving.lock().drain() {
                     if let Ok(server) = manager.subscriber_mut(id) {
                         server.finish();
                     }
@@ -112,7 +112,7 @@ impl DeviceThreadHandle {
         self.endpoint
             .call_blocking::<_, _, event_manager::Error>(move |ops| {
                 let id = ops.add_subscriber(server);
-                lock(&serving).insert(id);
+                serving.lock().insert(id);
                 Ok(id)
             })
             .map_err(|_| ThreadGone)
@@ -124,7 +124,7 @@ impl DeviceThreadHandle {
         self.endpoint
             .call_blocking::<_, _, event_manager::Error>(move |ops| {
                 let mut server = ops.remove_subscriber(id)?;
-                lock(&serving).remove(&id);
+                serving.lock().remove(&id);
                 server.stop();
                 Ok(server)
             })

@@ -4,12 +4,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 
 use event_manager::{EventManager, SubscriberId, SubscriberOps};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
+use wormhole_lock::Mutex;
 
 use crate::bus::{BusDevice, Buses};
 use crate::device_thread::DeviceThread;
@@ -26,7 +27,7 @@ use crate::devices::vsock::{ConnectRequest, Mux, Refused, Vsock, VsockWorker};
 use crate::irq::{IrqError, MsiController, MsiMessage};
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::{GuestRam, test_ram};
-use crate::sync::{Ending, lock};
+use crate::sync::Ending;
 
 /// The guest's context id.
 pub const GUEST_CID: u64 = 3;
@@ -249,7 +250,7 @@ impl Machine {
     pub fn new() -> Self {
         static THREAD: LazyLock<Mutex<DeviceThread>> =
             LazyLock::new(|| Mutex::new(DeviceThread::start("devices").expect("a thread")));
-        let thread = lock(&THREAD);
+        let thread = THREAD.lock();
         let ram = test_ram(Self::RAM);
         let buses = Buses::default();
         let mut pci = PciBus::new(Arc::clone(&buses.memory));
@@ -301,7 +302,7 @@ impl Drop for Machine {
     /// Resets the devices, which removes their queues from the thread.
     fn drop(&mut self) {
         for device in &self.devices {
-            lock(device).write(STATUS, &[0]);
+            device.lock().write(STATUS, &[0]);
         }
     }
 }

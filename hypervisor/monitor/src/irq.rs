@@ -1,7 +1,7 @@
 //! Routes interrupts: the legacy lines as KVM does by default, and one route per MSI.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
@@ -9,8 +9,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
-
-use crate::sync::lock;
+use wormhole_lock::Mutex;
 
 /// Number of interrupt lines of the IOAPIC. The GSIs of MSIs follow them.
 pub const IOAPIC_PINS: u32 = 24;
@@ -90,7 +89,7 @@ impl IrqRouter {
 
     /// Connects a new eventfd to an unused legacy line.
     pub fn legacy_line(&self, line: u32) -> Result<EventFd, IrqError> {
-        claim(&mut lock(&self.lines), line)?;
+        claim(&mut self.lines.lock(), line)?;
         self.irqfd(line)
     }
 
@@ -106,7 +105,7 @@ impl IrqRouter {
 
 impl MsiController for IrqRouter {
     fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
-        let mut messages = lock(&self.messages);
+        let mut messages = self.messages.lock();
         let index = messages.len();
         let event = self.irqfd(gsi_of(index))?;
         messages.push(None);
@@ -114,7 +113,7 @@ impl MsiController for IrqRouter {
     }
 
     fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
-        let mut messages = lock(&self.messages);
+        let mut messages = self.messages.lock();
         if let Some(slot) = messages.get_mut(index) {
             *slot = Some(message);
         }

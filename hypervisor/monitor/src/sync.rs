@@ -1,13 +1,7 @@
-//! Locks a mutex regardless of poisoning, and tells threads that the VM ends.
+//! Tells threads that the VM ends.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Locks `mutex` even if it is poisoned: every critical section of this crate leaves its data valid
-/// at each step.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A flag that the VM ends. Long work looks at it between its steps.
 #[derive(Debug, Clone, Default)]

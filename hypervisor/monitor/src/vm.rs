@@ -3,13 +3,14 @@
 use std::fmt;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_enable_cap;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use wormhole_lock::Mutex;
 
 use crate::boot::{self, BootError, BootSource};
 use crate::bus::{BusError, Buses, Effect};
@@ -31,7 +32,7 @@ use crate::irq::IrqError;
 use crate::memory::{self, Layout, MemoryError, Range, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
-use crate::sync::{Ending, lock};
+use crate::sync::Ending;
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
 
 /// Maximum number of vCPUs. APIC ids have 8 bits.
@@ -388,7 +389,7 @@ impl Vm {
         }
         let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
-            Some(judge(&end, lock(&self.exit_status).status, &self.tail))
+            Some(judge(&end, self.exit_status.lock().status, &self.tail))
         });
         // A vCPU that resets a disk waits until the disk's current request is done.
         self.ending.begin();
@@ -405,7 +406,7 @@ impl Vm {
             out_of_memory: self.tail.out_of_memory(),
             exits: self.counters.read(),
             unclaimed_accesses: self.buses.ports.unclaimed() + self.buses.memory.unclaimed(),
-            exit_accounts: lock(&self.accounting).entered(),
+            exit_accounts: self.accounting.lock().entered(),
             reclaimed_bytes: self.reclaimed.load(Ordering::Relaxed),
         })
     }

@@ -10,10 +10,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use wormhole_lock::{Mutex, MutexGuard};
 
 /// Time after which a run at `process` placement counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -99,7 +99,7 @@ pub struct Finished {
 /// Serialises runs, so that each has all processors and its leftovers are not mistaken for another run's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static RUN: Mutex<()> = Mutex::new(());
-    RUN.lock().unwrap_or_else(PoisonError::into_inner)
+    RUN.lock()
 }
 
 /// Creates a command of `wormhole` with these arguments.

@@ -6,19 +6,15 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
+use wormhole_lock::Mutex;
 
 use super::judge::Thread;
 
 /// Start of the name of a supervisor's process.
 pub const SUPERVISOR: &str = "wormhole-super";
-
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Children of this process that a thread waits for. Other children of this process are orphans: their parent has
 /// ended.
@@ -28,7 +24,7 @@ pub struct Spawned(Mutex<BTreeSet<i32>>);
 impl Spawned {
     /// Starts a child. The caller waits for it with [`Spawned::wait`].
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
-        let mut own = locked(&self.0);
+        let mut own = self.0.lock();
         let child = command.spawn()?;
         own.insert(number(&child));
         Ok(child)
@@ -36,7 +32,7 @@ impl Spawned {
 
     pub fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
         let status = child.wait();
-        locked(&self.0).remove(&number(child));
+        self.0.lock().remove(&number(child));
         status
     }
 
@@ -47,7 +43,7 @@ impl Spawned {
 
     /// Reaps orphans that have ended.
     pub fn reap_orphans(&self, table: &Table) {
-        let own = locked(&self.0);
+        let own = self.0.lock();
         for process in table.children(own_number()) {
             if process.state == 'Z'
                 && !own.contains(&process.pid)
@@ -59,7 +55,7 @@ impl Spawned {
     }
 
     pub fn contains(&self, pid: i32) -> bool {
-        locked(&self.0).contains(&pid)
+        self.0.lock().contains(&pid)
     }
 }
 

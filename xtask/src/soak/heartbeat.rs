@@ -9,15 +9,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use wormhole_lock::Mutex;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::family::{Spawned, locked};
+use super::family::Spawned;
 use crate::command::Failure;
 
 const PERIOD: Duration = Duration::from_millis(100);
@@ -108,7 +110,7 @@ impl Heartbeat {
     /// beats. The beat of processes does not count, because Wormhole itself starts processes.
     pub fn missing(&self, begin: Instant, end: Instant) -> Duration {
         let mut by_kind: BTreeMap<Kind, Duration> = BTreeMap::new();
-        for gap in locked(&self.gaps).iter() {
+        for gap in self.gaps.lock().iter() {
             let end = end.min(gap.begin + gap.length);
             *by_kind.entry(gap.kind).or_default() +=
                 end.saturating_duration_since(begin.max(gap.begin));
@@ -119,7 +121,7 @@ impl Heartbeat {
 
     /// Returns the gaps recorded since the last call with this `seen`.
     pub fn since(&self, seen: &mut usize) -> Vec<Gap> {
-        let gaps = locked(&self.gaps);
+        let gaps = self.gaps.lock();
         let fresh = gaps[*seen..].to_vec();
         *seen = gaps.len();
         fresh
@@ -127,7 +129,7 @@ impl Heartbeat {
 
     /// Returns the longest gap of each kind, for the closing line.
     pub fn longest(&self) -> String {
-        let gaps = locked(&self.gaps);
+        let gaps = self.gaps.lock();
         let of = |name: &str, wanted: fn(Kind) -> bool| {
             let lengths = gaps.iter().filter(|gap| wanted(gap.kind));
             let longest = lengths.map(|gap| gap.length).max().unwrap_or_default();
@@ -183,7 +185,7 @@ impl Beat {
             let length = now.monotonic.duration_since(last.monotonic);
             let with_suspension = now.boot.saturating_sub(last.boot);
             if length.max(with_suspension) > period + LATE {
-                locked(gaps).push(Gap {
+                gaps.lock().push(Gap {
                     kind: self.kind,
                     begin: last.monotonic,
                     length,

@@ -3,12 +3,14 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use wormhole_lock::Mutex;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::family::{SUPERVISOR, Spawned, Table, locked, number};
+use super::family::{SUPERVISOR, Spawned, Table, number};
 use super::shared::SharedBackend;
 use crate::command::Failure;
 
@@ -133,11 +135,11 @@ impl Lane {
             };
             if let Err(failure) = outcome {
                 eprintln!("xtask: lane {}: {failure}", self.number);
-                locked(&self.tally).wrong.push(failure.to_string());
+                self.tally.lock().wrong.push(failure.to_string());
                 let kept = format!(
                     "failure-{}-{}.log",
                     self.number,
-                    locked(&self.tally).wrong.len()
+                    self.tally.lock().wrong.len()
                 );
                 let _ = fs::copy(self.log(soak), soak.folder.join(kept));
                 // A program that cannot be started fails at once, so the loop waits.
@@ -156,7 +158,7 @@ impl Lane {
             return Err(Failure::new(format!("{what} ended with {status}")));
         }
         self.leaves(members, &what)?;
-        locked(&self.tally).verified += 1;
+        self.tally.lock().verified += 1;
         Ok(())
     }
 
@@ -175,7 +177,7 @@ impl Lane {
         );
         let Ended { members, .. } = self.run(soak, &soak.endless, &what, Some((victim, after)))?;
         self.leaves(members, &what)?;
-        locked(&self.tally).ended += 1;
+        self.tally.lock().ended += 1;
         Ok(())
     }
 
@@ -216,7 +218,7 @@ impl Lane {
             .spawn(&mut command)
             .map_err(|error| Failure::new(format!("cannot start {what}: {error}")))?;
         let root = number(&child);
-        *locked(&self.current) = Some(Current {
+        *self.current.lock() = Some(Current {
             child: root,
             what: what.to_owned(),
             verifies: victim.is_none(),
@@ -247,9 +249,9 @@ impl Lane {
             }
         }
         let status = soak.spawned.wait(&mut child).ok();
-        *locked(&self.current) = None;
+        *self.current.lock() = None;
         let took = since.elapsed();
-        let mut tally = locked(&self.tally);
+        let mut tally = self.tally.lock();
         tally.longest = tally.longest.max(took);
         drop(tally);
         if late {

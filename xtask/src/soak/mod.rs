@@ -23,7 +23,6 @@ use clap::Args;
 use rustix::process::set_child_subreaper;
 use rustix::time::{ClockId, clock_gettime};
 
-use self::family::locked;
 use self::heartbeat::{Heartbeat, duration};
 use self::lane::{Lane, Program, Soak};
 use self::shared::SharedBackend;
@@ -199,7 +198,7 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     let mut ended = 0;
     let mut longest = Duration::ZERO;
     for lane in &lanes {
-        let tally = locked(&lane.tally);
+        let tally = lane.tally.lock();
         verified += tally.verified;
         ended += tally.ended;
         longest = longest.max(tally.longest);

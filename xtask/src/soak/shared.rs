@@ -8,9 +8,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use super::family::{Spawned, locked, number};
+use wormhole_lock::Mutex;
+
+use super::family::{Spawned, number};
 use crate::command::Failure;
 
 /// Window size with room for the sessions of several lanes, and for those that are ending.
@@ -91,7 +93,7 @@ impl SharedBackend {
 
     /// Ends the backend and returns whether it exited with status 0.
     pub fn finish(&self) -> Result<bool, Failure> {
-        let Some((mut child, input)) = locked(&self.child).take() else {
+        let Some((mut child, input)) = self.child.lock().take() else {
             return Ok(true);
         };
         drop(input);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::family::{Process, Table, locked, own_number};
+use super::family::{Process, Table, own_number};
 use super::heartbeat::Heartbeat;
 use super::judge::{Judge, Pause};
 use super::lane::{Lane, Soak};
@@ -152,7 +152,7 @@ impl<'a> Watch<'a> {
 
     fn look_at(&mut self, index: usize, table: &Table) {
         let lane = &self.lanes[index];
-        let current = locked(&lane.current).clone();
+        let current = lane.current.lock().clone();
         let child = current.as_ref().map(|current| current.child);
         if let Some(seen) = self.seen[index].take_if(|seen| Some(seen.child) != child) {
             let pause = seen.judge.end(Instant::now());

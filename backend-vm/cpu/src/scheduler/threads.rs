@@ -7,12 +7,13 @@
 
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use wormhole_device::CuError;
+use wormhole_lock::Condvar;
 
 use super::work::{Condition, Outcome, Turn};
 use super::{Queued, Shared, State};
@@ -147,8 +148,7 @@ fn serve(shared: &Arc<Shared>) {
         let Some((stream, kernel)) = state.take_ready() else {
             state.idle.push(Arc::clone(&sleeper));
             while !sleeper.called.swap(false, Ordering::Relaxed) {
-                let woken = sleeper.wake.wait(state);
-                state = woken.unwrap_or_else(PoisonError::into_inner);
+                state = sleeper.wake.wait(state);
             }
             state.called = state.called.saturating_sub(1);
             continue;
@@ -254,11 +254,9 @@ fn watch(shared: &Arc<Shared>) {
         let new_only = now < round;
         if known == watched.len() && (new_only || known == 0) {
             state = if known == 0 {
-                let woken = shared.parked.wait(state);
-                woken.unwrap_or_else(PoisonError::into_inner)
+                shared.parked.wait(state)
             } else {
-                let woken = shared.parked.wait_timeout(state, round - now);
-                woken.unwrap_or_else(PoisonError::into_inner).0
+                shared.parked.wait_timeout(state, round - now)
             };
             continue;
         }

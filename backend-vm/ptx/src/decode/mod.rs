@@ -24,7 +24,9 @@ mod texture;
 mod video;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
@@ -210,7 +212,7 @@ pub(crate) struct Cache(Mutex<HashMap<u32, Vec<Arc<Lowered>>>>);
 
 impl Cache {
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Vec<Arc<Lowered>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Finds a function whose shared variables have the offsets that this kernel assigned or would

@@ -1,7 +1,8 @@
 //! Heap of `malloc` and `free` in kernels.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+
+use wormhole_lock::Mutex;
 
 /// Granularity of blocks: their sizes and addresses are multiples of it.
 const GRAIN: u64 = 16;
@@ -49,7 +50,7 @@ impl DeviceHeap {
         let bytes = bytes
             .checked_next_multiple_of(GRAIN)
             .filter(|&bytes| bytes > 0)?;
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = self.blocks.lock();
         let (start, length) = blocks
             .free
             .iter()
@@ -65,7 +66,7 @@ impl DeviceHeap {
 
     /// Frees a block that `malloc` returned. Returns false if `address` is no such block.
     pub fn free(&self, address: u64) -> bool {
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = self.blocks.lock();
         let Some(mut bytes) = blocks.used.remove(&address) else {
             return false;
         };

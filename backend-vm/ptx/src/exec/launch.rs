@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use wormhole_lock::Mutex;
 
 use super::block::{Block, Progress};
 use super::check::Findings;
@@ -136,10 +137,7 @@ impl Queue {
 
     fn fail(&self, launch: &Launch<'_>, fault: Box<Fault>) {
         launch.stop.store(true, Ordering::Relaxed);
-        self.fault
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(fault);
+        self.fault.lock().get_or_insert(fault);
     }
 }
 
@@ -264,10 +262,7 @@ pub fn launch(
         };
         work(&launch, &queue, memory, workers, &mut hire);
     });
-    let first = queue
-        .fault
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let first = queue.fault.into_inner();
     match first {
         Some(first) => Err(*first),
         None if launch.stopped() => failed(FaultKind::Cancelled),

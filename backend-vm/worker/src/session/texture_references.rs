@@ -1,6 +1,6 @@
 //! Texture and surface references.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
@@ -21,7 +21,7 @@ fn bind(
     bind: impl FnOnce(&str) -> wormhole_device::Result<()>,
 ) -> wormhole_device::Result<()> {
     // The lock serializes binds, so that the resource held is the one bound last.
-    let mut held = image.bound.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut held = image.bound.lock();
     let bound = bind(&name);
     let unused = match (&bound, &used) {
         (Err(_), _) => Some(used),

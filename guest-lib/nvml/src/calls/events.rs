@@ -1,10 +1,10 @@
 //! Implements event sets. A tenant's devices report no events, so every set stays empty.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::*;
+use wormhole_lock::Mutex;
 
 use super::put;
 use crate::error::{NvmlError, Result};
@@ -16,7 +16,7 @@ static SETS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 const STEP: usize = 16;
 
 fn exists(set: nvmlEventSet_t) -> Result {
-    let sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let sets = SETS.lock();
     if sets.contains(&(set as usize)) {
         Ok(())
     } else {
@@ -29,7 +29,7 @@ pub unsafe fn nvmlEventSetCreate(place: *mut nvmlEventSet_t) -> Result {
     if place.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sets = SETS.lock();
     let handle = sets.last().copied().unwrap_or(0) + STEP;
     sets.insert(handle);
     // SAFETY: the caller upholds the contract.
@@ -38,7 +38,7 @@ pub unsafe fn nvmlEventSetCreate(place: *mut nvmlEventSet_t) -> Result {
 
 pub unsafe fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
     library().check()?;
-    let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sets = SETS.lock();
     if sets.remove(&(set as usize)) {
         Ok(())
     } else {

@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use super::maps::{self, Mapping};
 use crate::error::{CuError, Result};
@@ -24,7 +25,7 @@ struct Reached {
 static REACHED: Mutex<Vec<Reached>> = Mutex::new(Vec::new());
 
 fn reached() -> MutexGuard<'static, Vec<Reached>> {
-    REACHED.lock().unwrap_or_else(PoisonError::into_inner)
+    REACHED.lock()
 }
 
 /// Identity of a file: device and inode.

@@ -20,7 +20,9 @@ mod maps;
 use std::cell::RefCell;
 use std::io;
 use std::os::linux::fs::MetadataExt;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
+
+use wormhole_lock::{Mutex, MutexGuard};
 
 use self::maps::Mapping;
 use crate::log;
@@ -74,7 +76,7 @@ impl Run {
 static RUNS: Mutex<Vec<Run>> = Mutex::new(Vec::new());
 
 fn runs() -> MutexGuard<'static, Vec<Run>> {
-    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+    RUNS.lock()
 }
 
 /// Cause why the device cannot reach memory in place.

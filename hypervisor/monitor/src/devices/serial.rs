@@ -3,14 +3,14 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
+use wormhole_lock::Mutex;
 
 use crate::bus::{BusDevice, Effect};
-use crate::sync::lock;
 
 /// First port of COM1.
 pub const COM1: u16 = 0x3f8;
@@ -80,7 +80,7 @@ pub struct ConsoleTail(Arc<Mutex<Lines>>);
 impl ConsoleTail {
     /// Returns the last lines, oldest first. An unfinished line comes last.
     pub fn lines(&self) -> Vec<String> {
-        let lines = lock(&self.0);
+        let lines = self.0.lock();
         let mut all: Vec<String> = lines.last.iter().cloned().collect();
         if !lines.current.is_empty() {
             all.push(String::from_utf8_lossy(&lines.current).into_owned());
@@ -90,12 +90,12 @@ impl ConsoleTail {
 
     /// Returns the line with which the kernel reported a panic.
     pub fn panic(&self) -> Option<String> {
-        lock(&self.0).panic.clone()
+        self.0.lock().panic.clone()
     }
 
     /// Returns the line with which the kernel reported that memory ran out.
     pub fn out_of_memory(&self) -> Option<String> {
-        lock(&self.0).out_of_memory.clone()
+        self.0.lock().out_of_memory.clone()
     }
 }
 
@@ -123,7 +123,7 @@ impl Tee {
 impl Write for Tee {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         {
-            let mut lines = lock(&self.tail.0);
+            let mut lines = self.tail.0.lock();
             for byte in bytes {
                 lines.byte(*byte);
             }

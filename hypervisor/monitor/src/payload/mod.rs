@@ -22,14 +22,15 @@ mod paging;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use wormhole_lock::Mutex;
 
 use crate::bus::{BusDevice, BusError, Buses, Effect};
 use crate::cpu::{self, CpuError};

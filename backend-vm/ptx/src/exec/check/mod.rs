@@ -15,10 +15,10 @@ mod watch;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 use clock::Clock;
 pub(super) use watch::Watch;
+use wormhole_lock::Mutex;
 
 use super::barrier::{Barriers, COUNT};
 use super::launch::Launch;
@@ -132,7 +132,7 @@ impl Findings {
     /// Records a race between two accesses, in any order. Returns whether it is new and to be reported.
     fn is_new(&self, a: (Pc, Kind), b: (Pc, Kind)) -> bool {
         let found = [a.min(b), a.max(b)];
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.len() < MOST_FINDINGS && all.insert(found)
     }
 }

@@ -1,11 +1,12 @@
 //! Implements configuration mechanism 1 (ports 0xcf8 to 0xcff) of bus 0, and places the functions' BARs on the memory
 //! bus.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use wormhole_lock::Mutex;
 
 use super::config_space::{Bar, ConfigSpace, Identity};
 use crate::bus::{Bus, BusDevice, Effect};
-use crate::sync::lock;
 
 /// First port of configuration mechanism 1.
 pub const CONFIG_PORTS: u16 = 0xcf8;
@@ -90,7 +91,7 @@ impl PciBus {
     /// Moves the ranges on the memory bus to the current addresses of the BARs. A BAR that overlaps another
     /// range is not reachable until one of the two moves.
     fn place_bars(&mut self) {
-        let wanted = |slot: &Slot| lock(&slot.function).bar();
+        let wanted = |slot: &Slot| slot.function.lock().bar();
         for slot in &mut self.slots {
             if slot.placed != wanted(slot)
                 && let Some(old) = slot.placed.take()
@@ -144,7 +145,7 @@ impl BusDevice for PciBus {
             None => self.bridge.read(offset, data),
             Some(index) => {
                 if let Some(slot) = self.slots.get(index) {
-                    lock(&slot.function).read_config(offset, data);
+                    slot.function.lock().read_config(offset, data);
                 }
             }
         }
@@ -161,7 +162,7 @@ impl BusDevice for PciBus {
             None => self.bridge.write(offset, data),
             Some(index) => {
                 if let Some(slot) = self.slots.get(index) {
-                    lock(&slot.function).write_config(offset, data);
+                    slot.function.lock().write_config(offset, data);
                     self.place_bars();
                 }
             }
@@ -337,7 +338,7 @@ mod tests {
                 set_config(&mut bus, device, BAR_REGISTER, 0xc000_0000 + 0x1000 * page);
                 set_config(&mut bus, device, COMMAND, u32::from(decode) << 1);
             }
-            let bars: Vec<_> = bus.slots.iter().filter_map(|slot| lock(&slot.function).bar()).collect();
+            let bars: Vec<_> = bus.slots.iter().filter_map(|slot| slot.function.lock().bar()).collect();
             for page in 0..4 {
                 let address = BAR + 0x1000 * page;
                 let there = bars.iter().any(|bar| u64::from(bar.address) == address);

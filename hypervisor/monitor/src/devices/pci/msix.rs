@@ -1,11 +1,11 @@
 //! Implements message-signalled interrupts (MSI-X): table, pending bits, and the routes in KVM.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
+use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::irq::{IrqError, MsiController, MsiMessage};
-use crate::sync::lock;
 
 /// Vector number with which a virtio driver disables an interrupt (`VIRTIO_MSI_NO_VECTOR`).
 pub const NO_VECTOR: u16 = 0xffff;
@@ -170,8 +170,8 @@ impl Msix {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        lock(&self.state)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 }
 
@@ -206,8 +206,8 @@ pub(crate) mod tests {
     pub(crate) struct FakeController(Mutex<Vec<(EventFd, Vec<MsiMessage>)>>);
 
     impl FakeController {
-        fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(EventFd, Vec<MsiMessage>)>> {
-            self.0.lock().expect("no panic elsewhere")
+        fn lock(&self) -> MutexGuard<'_, Vec<(EventFd, Vec<MsiMessage>)>> {
+            self.0.lock()
         }
 
         pub(crate) fn raised(&self, index: usize) -> u64 {

@@ -407,13 +407,13 @@ mod tests {
     use crate::device_thread::DeviceThread;
     use crate::devices::pci::tests::FakeController;
     use crate::devices::virtio::VirtioWorker;
-    use crate::sync::lock;
     use event_manager::EventOps;
     use proptest::prelude::*;
-    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
+
     use virtio_queue::QueueT;
+    use wormhole_lock::Mutex;
 
     #[derive(Debug, Default)]
     struct Record {
@@ -450,14 +450,14 @@ mod tests {
 
     impl VirtioWorker for Fake {
         fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
-            lock(&self.record).active = queues;
+            self.record.lock().active = queues;
         }
         fn queue_ready(&mut self, queue: usize, _: &mut EventOps<'_>) {
             // A test that ignores notifications has dropped the receiver.
             let _ = self.notified.send(queue);
         }
         fn stop(&mut self) {
-            let mut record = lock(&self.record);
+            let mut record = self.record.lock();
             record.active.clear();
             record.stops += 1;
         }
@@ -550,7 +550,7 @@ mod tests {
         initialise(transport, 0x1_0000);
         assert_eq!(read(transport, 0x14), [15]);
         {
-            let active = &mut lock(&fixture.record).active;
+            let active = &mut fixture.record.lock().active;
             let shapes = active
                 .iter()
                 .map(|active| (active.size(), active.vector, active.queue.used_ring()));
@@ -562,12 +562,12 @@ mod tests {
         assert_eq!(read(transport, ISR), [0]);
         transport.write(0x14, &[0]);
         assert_eq!(read(transport, 0x14), [0]);
-        assert_eq!(lock(&fixture.record).stops, 1);
+        assert_eq!(fixture.record.lock().stops, 1);
         write16(transport, 0x16, 0);
         assert_eq!(u16::from_le_bytes(read(transport, 0x18)), 64);
         // A second driver finds the device in its initial state.
         initialise(transport, 0x1_0000);
-        assert_eq!(lock(&fixture.record).active.len(), 2);
+        assert_eq!(fixture.record.lock().active.len(), 2);
     }
 
     #[test]
@@ -578,7 +578,7 @@ mod tests {
             read::<1>(&mut fixture.transport, 0x14)[0] & STATUS_NEEDS_RESET,
             STATUS_NEEDS_RESET
         );
-        assert!(lock(&fixture.record).active.is_empty());
+        assert!(fixture.record.lock().active.is_empty());
     }
 
     #[test]
@@ -598,7 +598,7 @@ mod tests {
         initialise(&mut fixture.transport, 0x1_0000);
         drop(fixture.thread);
         // The default `finish` stops the device.
-        assert_eq!(lock(&fixture.record).stops, 1);
+        assert_eq!(fixture.record.lock().stops, 1);
     }
 
     #[test]
@@ -637,8 +637,8 @@ mod tests {
         let mut second = fixture_on(first.thread);
         initialise(&mut second.transport, 0x1_0000);
         first.transport.write(0x14, &[0]);
-        assert_eq!(lock(&first.record).stops, 1);
-        assert_eq!(lock(&second.record).stops, 0);
+        assert_eq!(first.record.lock().stops, 1);
+        assert_eq!(second.record.lock().stops, 0);
         let mut seen = [next(&second.notified), next(&second.notified)];
         seen.sort_unstable();
         assert_eq!(seen, [0, 1]);
@@ -646,8 +646,8 @@ mod tests {
         assert_eq!(next(&second.notified), 0);
         // The thread finishes only the active device, not the one that was reset.
         drop(second.thread);
-        assert_eq!(lock(&first.record).stops, 1);
-        assert_eq!(lock(&second.record).stops, 1);
+        assert_eq!(first.record.lock().stops, 1);
+        assert_eq!(second.record.lock().stops, 1);
     }
 
     #[test]
