@@ -7,21 +7,21 @@
 //!
 //! | cgroup | what |
 //! |---|---|
-//! | `supervisor` | everybody who was in the delegated cgroup: one with limits for its children may hold no processes. The root of the hierarchy may, so nobody is moved there. Its processes come before all workers where processors are short |
-//! | `workers-PID` | what one supervisor made, locked as long as it lives: limits of memory and tasks for all workers |
-//! | `workers-PID/spare` | workers that have met no guest |
-//! | `workers-PID/tenant-T` | the workers of one tenant: limits of memory and tasks, and a share of the processors as large as every other tenant's |
-//! | `workers-PID/*/N` | one worker. It is born as a spare, and moved when it gets its first session |
+//! | `supervisor` | the processes of the delegated cgroup, since a cgroup that limits its children may hold no processes. The root of the hierarchy is exempt, so its processes stay where they are. `cpu.weight` is 10000: these processes come before all workers |
+//! | `workers-PID` | the cgroups of one supervisor, which holds a lock on the folder while it lives: limits of memory and tasks for all workers |
+//! | `workers-PID/spare` | idle workers, which have no session yet |
+//! | `workers-PID/tenant-T` | the workers of one tenant: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
+//! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!
-//! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. One that is killed
-//! leaves empty cgroups; the next supervisor in the same place finds them without a lock and removes them, and
-//! systemd removes them with the unit.
+//! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. A supervisor that is
+//! killed leaves empty cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd
+//! removes them with the unit.
 //!
-//! Shared memory is charged to whoever touches a page first, so a part of the window may count as a worker's,
-//! at most all of it, and stays charged to its tenant when the worker is gone, and to `workers-PID` after that. What a
-//! worker holds when it is moved stays charged to `spare`. A limit must have room for
-//! the window beside what the device holds in the worker's own memory; a guest that makes its worker touch
-//! much comes closer to the limit of that worker alone.
+//! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of the window may therefore
+//! count as a worker's. The charge stays with the tenant when the worker ends, and with `workers-PID` when the tenant's
+//! cgroup is removed. Pages that a worker touched before it moved stay charged to `spare`. A limit must have room for
+//! the window and for the device memory that the worker holds. A guest that makes its worker touch many pages comes
+//! closer to the limit of that worker alone.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -43,20 +43,20 @@ const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
 const TENANT: &str = "tenant-";
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// Without it tenants have no shares of the processors.
+/// Controller of `cpu.weight`. A tenant has no share of the processors without it.
 const PROCESSORS: &str = "cpu";
 /// The highest `cpu.weight`; the default is 100 (cgroup v2, "CPU Interface Files").
 const FIRST_WEIGHT: &str = "10000";
-/// Set by systemd on what it delegates: by the system's manager, and by a user's.
+/// Extended attributes that systemd sets on a delegated cgroup: the system's manager the first, a user's the second.
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
 /// Bytes of memory without which no worker starts.
 pub const LEAST_MEMORY: u64 = 64 << 20;
-/// How often a cgroup is looked at whose processes change meanwhile.
+/// Attempts to empty a cgroup or to see it empty while its processes change.
 const TURNS: usize = 16;
 /// Milliseconds that an abandoned worker may take to end.
 const PATIENCE: i32 = 1000;
 
-/// Why workers have no cgroups.
+/// Reason why workers have no cgroups.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     #[error("this system has no cgroup hierarchy of version 2")]
@@ -124,7 +124,7 @@ fn memory_limit(system: u64, worker: Option<u64>, tenant: Option<u64>, tenants: 
     let share = (all / tenants.max(1)).max(LEAST_MEMORY);
     let tenant = tenant.unwrap_or_else(|| share.max(worker.unwrap_or(0)));
     Limit {
-        // The device of a worker on the CPU is as large as this says: no larger than it can become.
+        // The CPU device reports this number as its memory, which must not exceed the tenant's limit.
         worker: worker.unwrap_or(tenant),
         tenant,
         all,
@@ -141,9 +141,9 @@ fn task_limit(system: u64, tenants: u64, sessions: u64) -> Limit {
     }
 }
 
-/// Bytes of memory that this process and all beside it may have.
+/// Returns the system's bytes of memory, or the least `memory.max` of this process's cgroup and those above.
 fn memory() -> u64 {
-    // SAFETY: they take no pointers.
+    // SAFETY: sysconf takes no pointers.
     let (pages, bytes) = unsafe {
         (
             libc::sysconf(libc::_SC_PHYS_PAGES),
@@ -154,7 +154,7 @@ fn memory() -> u64 {
     all.min(limit_above("memory.max"))
 }
 
-/// Threads that this process and all beside it may have.
+/// Returns the system's limit of threads, or the least `pids.max` of this process's cgroup and those above.
 fn tasks() -> u64 {
     let of_system = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"]
         .map(|file| number(Path::new(file)).unwrap_or(u64::MAX));
@@ -162,7 +162,7 @@ fn tasks() -> u64 {
     of_system.min(limit_above("pids.max"))
 }
 
-/// The least value of a limit in the cgroup of this process and in those above.
+/// Returns the least value of a limit in the cgroup of this process and in those above.
 fn limit_above(file: &str) -> u64 {
     let Ok((mount, place)) = own_place() else {
         return u64::MAX;
@@ -173,16 +173,16 @@ fn limit_above(file: &str) -> u64 {
     limits.min().unwrap_or(u64::MAX)
 }
 
-/// The number in a file; none where there is no limit.
+/// Reads the number in a file; `None` if the file holds `max` or is missing.
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Where this supervisor makes workers' cgroups.
+/// Cgroup in which this supervisor makes those of its workers.
 #[derive(Debug)]
 pub struct Cgroups {
     directory: PathBuf,
-    /// Says to others that this supervisor lives.
+    /// Lock (flock(2)) that shows other supervisors that this one lives.
     _lock: File,
     limits: Limits,
     controllers: Vec<&'static str>,
@@ -192,10 +192,10 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Splits the supervisor's own cgroup, and removes what others left there.
+    /// Splits the supervisor's own cgroup, and removes cgroups of supervisors that were killed.
     ///
     /// # Errors
-    /// The system has none to give.
+    /// Fails if no cgroup is delegated to this process, or if the kernel refuses to split it.
     pub fn prepare(limits: Limits) -> Result<Self, CgroupError> {
         let base = delegated()?;
         let found = read(&base.join("cgroup.controllers"))?;
@@ -209,13 +209,13 @@ impl Cgroups {
             }
         }
         remove_abandoned(&base);
-        // The root of the hierarchy has no such file, and may hold processes beside its children.
+        // The root of the hierarchy has no `cgroup.type`, and may hold processes beside its children.
         if base.join("cgroup.type").exists() {
             vacate(&base)?;
         }
         let mut controllers = CONTROLLERS.to_vec();
         enable(&base, &controllers)?;
-        // The kernel gives none at the root while it has processes of real time.
+        // A kernel with CONFIG_RT_GROUP_SCHED refuses the cpu controller while a realtime process is outside the root.
         if has(PROCESSORS) && enable(&base, &[PROCESSORS]).is_ok() {
             controllers.push(PROCESSORS);
             let own = base.join(LEAF).join("cpu.weight");
@@ -239,20 +239,20 @@ impl Cgroups {
         };
         limit(&cgroups.directory, limits.memory.all, limits.tasks.all)?;
         enable(&cgroups.directory, &cgroups.controllers)?;
-        // Stays until all are removed.
+        // `spare` stays until `remove_tree` removes the whole directory.
         cgroups.make_level(SPARE.to_owned(), limits.memory.all, limits.tasks.all)?;
         Ok(cgroups)
     }
 
-    /// A cgroup for a worker that has met no guest.
+    /// Makes the cgroup of an idle worker.
     ///
     /// # Errors
-    /// The kernel makes none, or takes no limits.
+    /// Fails if the kernel does not make the cgroup, or does not accept its limits.
     pub(super) fn make(self: &Arc<Self>) -> Result<Cgroup, CgroupError> {
         self.make_in(&self.directory.join(SPARE), None)
     }
 
-    /// A directory for cgroups of workers, which may have so much memory and so many tasks together.
+    /// Makes a cgroup whose children are cgroups of workers. `memory` and `tasks` limit all of them together.
     fn make_level(&self, name: String, memory: u64, tasks: u64) -> Result<PathBuf, CgroupError> {
         let path = self.directory.join(name);
         fs::create_dir(&path).map_err(failed("made", &path))?;
@@ -301,17 +301,17 @@ impl Cgroups {
         };
         let Limits { memory, tasks } = self.limits;
         limit(&cgroup.path, memory.worker, tasks.worker)?;
-        // Threads of one worker are of no use without each other.
+        // The OOM killer ends the whole worker: its threads cannot work without each other.
         cgroup.set("memory.oom.group", "1")?;
         Ok(cgroup)
     }
 }
 
-/// Limits the tasks of a cgroup and its memory, and lets none of it be swapped.
+/// Limits the tasks and the memory of a cgroup, and forbids swap.
 fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     write(&path.join("pids.max"), &tasks.to_string())?;
     write(&path.join("memory.max"), &memory.to_string())?;
-    // A kernel that does not swap has no such limit.
+    // A kernel without swap has no `memory.swap.max`.
     let swap = path.join("memory.swap.max");
     if swap.exists() {
         write(&swap, "0")?;
@@ -319,7 +319,7 @@ fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The cgroup of a tenant; removed with this value.
+/// Cgroup of a tenant. Dropping this value removes it.
 #[derive(Debug)]
 struct Level(PathBuf);
 
@@ -335,12 +335,12 @@ impl Drop for Cgroups {
     }
 }
 
-/// One worker's cgroup; removed with this value, which is to outlive the worker.
+/// Cgroup of one worker. Dropping this value removes it, so it must outlive the worker.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: PathBuf,
     handle: File,
-    // Removed after it, in this order.
+    // Fields drop in this order, after the worker's cgroup: first the tenant's, then the supervisor's.
     _level: Option<Arc<Level>>,
     parent: Arc<Cgroups>,
 }
@@ -350,16 +350,16 @@ impl Cgroup {
         write(&self.path.join(name), value)
     }
 
-    /// Moves its process, which is the worker of this tenant from now on.
+    /// Moves a worker into a cgroup of its tenant's, for the rest of its life.
     ///
     /// # Errors
-    /// The kernel makes no cgroup for it, or does not move it.
+    /// Fails if the kernel does not make the cgroup, or does not move the process.
     pub fn move_to(&mut self, tenant: u32, process: libc::pid_t) -> Result<(), CgroupError> {
         let level = self.parent.level_of(tenant)?;
         let place = level.0.clone();
         let cgroup = self.parent.make_in(&place, Some(level))?;
         match write(&cgroup.path.join("cgroup.procs"), &process.to_string()) {
-            // It has ended; nobody has reaped it yet.
+            // ESRCH: the worker has ended, and is not reaped yet.
             Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => {}
             moved => {
                 moved?;
@@ -369,7 +369,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Whether the kernel has killed what was in it for want of memory.
+    /// Returns whether the OOM killer has ended a process of this cgroup (`oom_kill` in `memory.events`).
     pub fn ran_out_of_memory(&self) -> bool {
         read(&self.path.join("memory.events")).is_ok_and(|events| {
             let count = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
@@ -392,7 +392,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Where the hierarchy is mounted, and where this process is in it.
+/// Returns the mount point of the hierarchy, and the path of this process's cgroup below it.
 fn own_place() -> Result<(PathBuf, PathBuf), CgroupError> {
     let mounts = read(Path::new("/proc/self/mountinfo"))?;
     let membership = read(Path::new("/proc/self/cgroup"))?;
@@ -405,10 +405,10 @@ fn own_place() -> Result<(PathBuf, PathBuf), CgroupError> {
         .ok_or(CgroupError::NoHierarchy)
 }
 
-/// The delegated cgroup that this process is in.
+/// Returns the delegated cgroup that this process is in.
 fn delegated() -> Result<PathBuf, CgroupError> {
     let (mount, own) = own_place()?;
-    // Made here by an earlier supervisor.
+    // A leaf named `supervisor` is the work of an earlier supervisor: the delegated cgroup is its parent.
     let place = own.as_path();
     let place = if place.file_name().is_some_and(|name| name == LEAF) {
         place.parent().unwrap_or(place)
@@ -423,7 +423,7 @@ fn delegated() -> Result<PathBuf, CgroupError> {
     }
 }
 
-/// Where a line of `mountinfo` says that the whole hierarchy is mounted.
+/// Reads the mount point from a line of `mountinfo` that mounts the whole hierarchy; `None` for any other line.
 fn mount_point(line: &str) -> Option<PathBuf> {
     let (place, kind) = line.split_once(" - ")?;
     if kind.split(' ').next()? != "cgroup2" {
@@ -453,7 +453,7 @@ fn is_marked(path: &Path) -> bool {
     })
 }
 
-/// Moves everybody who is in `base` to a leaf below it.
+/// Moves the processes of `base` to a leaf below it.
 fn vacate(base: &Path) -> Result<(), CgroupError> {
     let leaf = base.join(LEAF);
     match fs::create_dir(&leaf) {
@@ -469,7 +469,7 @@ fn vacate(base: &Path) -> Result<(), CgroupError> {
         }
         for process in processes.lines() {
             match write(&leaf.join("cgroup.procs"), process) {
-                // It has ended.
+                // ESRCH: the process has ended.
                 Err(CgroupError::File { cause, .. })
                     if cause.raw_os_error() == Some(libc::ESRCH) => {}
                 moved => moved?,
@@ -484,11 +484,11 @@ fn enable(path: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
     write(&path.join("cgroup.subtree_control"), &names.join(" "))
 }
 
-/// A fresh directory, and the lock on it.
+/// Makes a fresh cgroup for this supervisor, and locks it.
 fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
     let pid = std::process::id();
     for number in 0.. {
-        // A supervisor in another PID namespace may have this number.
+        // A supervisor in another PID namespace may have the same process number.
         let path = base.join(format!("{WORKERS}{pid}.{number}"));
         match fs::create_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -498,7 +498,7 @@ fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
         let Ok(lock) = File::open(&path) else {
             continue;
         };
-        // Whoever holds the lock already may never let go of it.
+        // LOCK_NB, since another holder of the lock may never release it.
         // SAFETY: an open descriptor and flags.
         let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let is_there = fs::metadata(&path)
@@ -512,7 +512,7 @@ fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
     Err(CgroupError::Busy(base.to_owned()))
 }
 
-/// Removes what supervisors left behind that were killed: nobody holds the lock.
+/// Removes the cgroups of supervisors that were killed, which hold no lock any more.
 fn remove_abandoned(base: &Path) {
     for path in children(base) {
         let is_ours = path
@@ -531,7 +531,7 @@ fn remove_abandoned(base: &Path) {
 
 fn remove_tree(path: &Path) {
     for child in children(path) {
-        // Workers die with their supervisor; kernels before 5.14 leave it at that.
+        // Kernels before 5.14 have no `cgroup.kill`; their workers end by PR_SET_PDEATHSIG.
         let _ = write(&child.join("cgroup.kill"), "1");
         wait_until_empty(&child);
         remove_tree(&child);
@@ -539,7 +539,7 @@ fn remove_tree(path: &Path) {
     remove(path);
 }
 
-/// Waits for the last process to end, for a while.
+/// Waits until the cgroup has no process, or for `PATIENCE` without a change.
 fn wait_until_empty(path: &Path) {
     let Ok(mut events) = File::open(path.join("cgroup.events")) else {
         return;

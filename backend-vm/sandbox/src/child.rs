@@ -1,9 +1,9 @@
 //! Confines the new process, in that process, between `clone` and `exec`.
 //!
-//! Only system calls on data prepared beforehand: no allocation, no lock, no destructor, since another
-//! thread of the parent may have held any lock at the moment of the clone. For the same reason nothing of the
-//! C library that concerns all threads: `setresuid` and its like wait there for threads that the parent was
-//! making, and which the child will never have.
+//! This module only makes system calls on data that the parent prepared. It does not allocate, lock or drop: another
+//! thread of the parent may have held any lock at the moment of the clone. For the same reason it calls no function of
+//! the C library that concerns all threads. `setresuid`, for example, waits in glibc for threads that the parent was
+//! making, and the child never has them.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
@@ -13,27 +13,27 @@ use wormhole_privileges::Filter;
 use super::root::Step;
 use super::spawn::Isolation;
 
-/// Everything the child needs, prepared by the parent.
+/// Data that the parent prepares for the child.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub isolation: Isolation,
     pub steps: Vec<Step>,
     pub stage: CString,
     pub old_root: CString,
-    /// An empty file.
+    /// Path of `/dev/null` in the new root, which is mounted over masked files.
     pub null: CString,
     pub uid_map: Vec<u8>,
     pub gid_map: Vec<u8>,
-    /// Groups that own the device files, when not everybody may open them.
+    /// Groups of the device files that not every user may open.
     pub groups: Vec<libc::gid_t>,
-    /// Change to a user of its own: only where the supervisor is root.
+    /// Changes to a user of the worker's own, if the supervisor is root.
     pub change_user: bool,
-    /// `(what the parent has, number in the child)`, none of the sources below 10.
+    /// Numbers of each descriptor in the parent, at least 10, and in the child.
     pub descriptors: Vec<(RawFd, RawFd)>,
-    /// The child's end of the stream whose other end dies with the supervisor, as numbered in the child.
+    /// Number, in the child, of its end of a stream. The other end is the supervisor's, and closes when that ends.
     pub lifeline: Option<RawFd>,
     pub open_files: u64,
-    /// Bytes of memory of its own, where that can be limited.
+    /// RLIMIT_DATA in bytes; RLIM_INFINITY if it cannot limit the worker.
     pub memory: u64,
     pub filter: Filter,
     pub program: CString,
@@ -41,24 +41,23 @@ pub(super) struct Plan {
     pub environment: Vec<*const libc::c_char>,
 }
 
-/// The group a worker runs as where the supervisor is root ("nobody"), and its user inside a user namespace
-/// of its own.
+/// Group ("nobody") of a worker whose supervisor is root, and its user inside a user namespace.
 pub(super) const NOBODY: u32 = 65534;
-/// The first of the users that workers of a supervisor that is root run as: no account has them. A worker's is
-/// this and its process number, so that what the kernel counts for each user is counted for each worker.
+/// First user of workers whose supervisor is root. No account has such a number. A worker's user is the sum of this and
+/// its process number, so that limits that the kernel counts by user count by worker.
 const FIRST_USER: u32 = 2_000_000_000;
-/// Threads of a worker: its slots, its streams, the processors and some more.
+/// Limit of a worker's threads: enough for its slots, its streams and the processors.
 pub(super) const THREADS: u64 = 5120;
-/// The same, where all workers count as one user, together with what else runs as that user.
+/// Limit of threads where all workers and other processes run as one user.
 const SHARED_THREADS: u64 = 4096;
-/// A descriptor number above all that a child is given; failures are reported on it.
+/// Number of the descriptor that reports failures, above all that a child is given.
 pub(super) const REPORT: RawFd = 9;
 
-/// How much sooner than another a worker is killed where memory is short (proc(5), `oom_score_adj`): it inherits the
-/// supervisor's.
+/// Value of a worker's `oom_score_adj` (proc(5)): the OOM killer prefers workers. Otherwise a worker would inherit the
+/// supervisor's value.
 const EXPENDABLE: &[u8] = b"500";
 
-/// The name of what failed, for the parent to say.
+/// Names of the child's steps, for the parent's message about one that failed.
 pub(super) const STAGES: &[&str] = &[
     "resetting signals",
     "mapping its user",
@@ -76,12 +75,11 @@ pub(super) const STAGES: &[&str] = &[
 
 type Outcome = Result<(), (u32, i32)>;
 
-/// Runs in the child; does not return.
+/// Confines the calling process and executes the worker. Does not return; reports a failure as its step and `errno`.
 ///
 /// # Safety
-/// To be called in a process that has just been cloned without sharing memory, whose `report` descriptor
-/// is the write end of a pipe and closes on exec. The pointers in `plan` are valid C strings and arrays
-/// that end with a null pointer.
+/// The caller is a process that has just been cloned without sharing memory. `report` is the write end of a pipe and
+/// closes on exec. The pointers in `plan` are valid C strings and arrays that end with a null pointer.
 pub(super) unsafe fn become_worker(plan: &Plan, report: RawFd) -> ! {
     // SAFETY: the caller's promise.
     let failure = unsafe { prepare_and_execute(plan, report) };
@@ -104,15 +102,15 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
     // SAFETY: as promised by the caller; each callee makes system calls on memory of `plan` only.
     unsafe {
         reset_signals()?;
-        // Before anything of the host's. A system without that has nothing to say to.
+        // The OOM killer ends this process before those of the host. Without `/proc` the worker does without.
         let _ = write_file(c"/proc/self/oom_score_adj", EXPENDABLE);
-        // Afterwards its root hides the system's processes from it.
+        // Before the new root, whose `/proc` shows other numbers.
         let user = own_user();
         if plan.isolation == Isolation::UserNamespace {
             map_user(plan)?;
         }
         if plan.isolation != Isolation::None {
-            // Its own cgroup becomes the root that it sees. Older kernels have no such namespace.
+            // The worker sees its own cgroup as the root. Kernels before 4.6 have no cgroup namespaces.
             libc::unshare(libc::CLONE_NEWCGROUP);
             assemble_root(plan)?;
             enter_root(plan)?;
@@ -155,7 +153,7 @@ unsafe fn reset_signals() -> Outcome {
 unsafe fn map_user(plan: &Plan) -> Outcome {
     // SAFETY: paths and contents are prepared byte strings.
     unsafe {
-        // Absent on kernels without the protection; then there is nothing to deny.
+        // Kernels before 3.19 have no `setgroups` file, and need no denial.
         let _ = write_file(c"/proc/self/setgroups", b"deny");
         write_file(c"/proc/self/uid_map", &plan.uid_map).map_err(|errno| (1, errno))?;
         write_file(c"/proc/self/gid_map", &plan.gid_map).map_err(|errno| (1, errno))
@@ -253,8 +251,8 @@ unsafe fn take_step(plan: &Plan, step: &Step) -> Outcome {
                 check(3, mount_new(c"tmpfs", at, c"mode=1777,size=64m"))?;
             }
             Step::Proc(at) => {
-                // A container that masks parts of its own /proc may not mount a fresh one; a worker
-                // can do without. Of processes it shows the worker's own user's alone.
+                // The kernel refuses a fresh /proc in a container that masks parts of its own; a worker needs none.
+                // hidepid=2 hides the processes of other users.
                 let _ = mount_new(c"proc", at, c"hidepid=2");
             }
             Step::Mask(at) => {
@@ -265,7 +263,7 @@ unsafe fn take_step(plan: &Plan, step: &Step) -> Outcome {
                     libc::MS_BIND,
                     std::ptr::null(),
                 );
-                // Kernels differ in what they have.
+                // Some kernels lack some of these files.
                 if masked != 0 && errno() != libc::ENOENT {
                     return Err((3, errno()));
                 }
@@ -333,7 +331,7 @@ unsafe fn enter_root(plan: &Plan) -> Outcome {
                 i64::from(libc::umount2(c"/old".as_ptr(), libc::MNT_DETACH)),
             )?;
         } else {
-            // The initial root file system (an initramfs) cannot be pivoted away from; it is covered.
+            // pivot_root fails on an initramfs. MS_MOVE then covers it by the new root.
             check(
                 5,
                 i64::from(libc::mount(
@@ -384,7 +382,8 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: a local structure. Only root may raise it; a driver that pins memory counts it elsewhere.
+    // Only root may raise RLIMIT_MEMLOCK. A failure does no harm: the driver does not count pinned memory there.
+    // SAFETY: a local structure.
     unsafe {
         libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const locked);
     }
@@ -415,8 +414,8 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-/// A user that no other process has: by the process's number in the supervisor's namespace, which is not the one that it
-/// has in its own. "nobody" where that cannot be had.
+/// Returns a user that no other process has: the sum of `FIRST_USER` and this process's number in the supervisor's PID
+/// namespace, as the supervisor's `/proc` shows it. Returns "nobody" if `/proc/self` cannot be read.
 unsafe fn own_user() -> u32 {
     let mut digits = [0u8; 16];
     // SAFETY: a C string and a local buffer of the length given.
@@ -446,7 +445,7 @@ unsafe fn own_user() -> u32 {
 unsafe fn drop_privileges(plan: &Plan, user: u32) -> Outcome {
     // SAFETY: system calls on integers and on `plan.groups`.
     unsafe {
-        // Numbers beyond the last capability are refused, which is as good.
+        // The kernel refuses numbers beyond its last capability. Such a refusal needs no handling.
         for capability in 0..64 {
             libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
         }
@@ -478,7 +477,7 @@ unsafe fn tie_to_parent(plan: &Plan) -> Outcome {
             9,
             i64::from(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0)),
         )?;
-        // The supervisor may have died before that; then its end of the stream is closed.
+        // PR_SET_PDEATHSIG has no effect if the supervisor died before it. Its end of the stream is closed then.
         if let Some(lifeline) = plan.lifeline {
             let mut byte = 0u8;
             let got = libc::recv(

@@ -1,16 +1,16 @@
-//! Starts a worker that can reach nothing but what it is given.
+//! Starts a worker that can reach only the files and descriptors that it is given.
 //!
-//! Everything here is applied by the supervisor between `clone` and `exec`, so it holds against a worker
-//! executable that is itself hostile: new PID, network, IPC, mount and UTS namespaces, a root file system
-//! of read-only system libraries, no capabilities, another user, no new privileges, resource limits, a
-//! system call filter and no descriptor that was not named. When the supervisor dies, so does the worker.
+//! The child confines itself between `clone` and `exec`, so that the confinement holds against a hostile worker
+//! executable: new PID, network, IPC, mount and UTS namespaces, a root file system of read-only system libraries, no
+//! capabilities, another user, no new privileges, resource limits, a system call filter, and no descriptor that was not
+//! named. The worker dies with its supervisor.
 //!
-//! Its memory and its tasks are limited by a cgroup of its own where the system has one to give, and so are its tenant's
-//! and all workers' together (see [`Cgroups`]), and on the CPU device by a resource limit, which counts private memory only; the driver
-//! reserves too much address space for one.
+//! Where cgroups are delegated, one limits the memory and the tasks of a worker, and others those of its tenant and of
+//! all workers ([`Cgroups`]). On the CPU device RLIMIT_DATA limits a worker's private memory as well. On a GPU it
+//! cannot, since the driver reserves too much address space.
 //!
-//! As root the namespaces are made directly; otherwise inside a user namespace of their own. Of a GPU's workers root
-//! makes one PID namespace for all ([`Processes`]).
+//! Root makes the namespaces directly, another user inside a user namespace. The workers of a GPU share one PID
+//! namespace where the supervisor is root ([`Processes`]).
 
 mod cgroup;
 mod child;

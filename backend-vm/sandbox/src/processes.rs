@@ -1,8 +1,8 @@
-//! A PID namespace that several workers have in common, for a driver that tells processes apart by their numbers in
-//! it: in namespaces of their own all of them have number 1.
+//! Makes one PID namespace for several workers. NVIDIA's driver identifies processes by their numbers in their
+//! namespace, and in namespaces of their own all workers have number 1.
 //!
-//! Workers are then kept apart by what else holds for each: a user of its own, whom no signal of another reaches, a
-//! filter of system calls and a `/proc` that shows nobody else's processes.
+//! Other means keep such workers apart: each has a user of its own, which no other worker may signal, a system call
+//! filter, and a `/proc` that shows only the processes of its user.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,25 +11,27 @@ use wormhole_lock::Mutex;
 
 use super::spawn::{cloned, pipe};
 
-/// The namespace, made anew when it has ended.
+/// PID namespace of several workers, made anew when its first process has ended.
 #[derive(Debug)]
 pub struct Processes {
     current: Mutex<Namespace>,
-    /// The supervisor's own.
+    /// PID namespace of the supervisor.
     outside: OwnedFd,
 }
 
-/// The process that a namespace begins with: when it ends, every other one in it is ended.
+/// First process of a PID namespace. When it ends, the kernel kills every other process of the namespace.
 #[derive(Debug)]
 struct Namespace {
     first: OwnedFd,
-    /// The first process ends when this is closed, and so with the supervisor, however that ends.
+    /// Write end of a pipe. The first process ends when this end is closed, so also when the supervisor is killed.
     _lifeline: OwnedFd,
 }
 
 impl Processes {
+    /// Makes a namespace, and enters it once to see that this process may.
+    ///
     /// # Errors
-    /// The system does not let this process make one, or enter it.
+    /// Fails if the system does not let this process make a PID namespace, or enter it.
     pub fn new() -> io::Result<Self> {
         let processes = Self {
             current: Mutex::new(Namespace::new()?),
@@ -39,10 +41,10 @@ impl Processes {
         Ok(processes)
     }
 
-    /// Calls `make` such that the processes that it creates are in the namespace. It must not create threads.
+    /// Calls `make` such that the processes that it creates are in the namespace. `make` must not create threads.
     ///
     /// # Errors
-    /// The namespace is gone, and there is no other to be had.
+    /// Fails if the namespace has ended, and no other can be made.
     pub fn within<R>(&self, make: impl FnOnce() -> R) -> io::Result<R> {
         let mut current = self.current.lock();
         if enter(&current.first).is_err() {
@@ -76,8 +78,8 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Not waited for: it ends after all that are in the namespace, whom others wait for. One that has ended is
-        // reaped.
+        // WNOHANG: the first process ends after all others of the namespace, which may take long. It is reaped here
+        // only if it has ended already.
         // SAFETY: a descriptor of this object's own and a local structure.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
@@ -92,7 +94,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Has the calling thread make its processes there.
+/// Makes a PID namespace the one of the calling thread's children (setns(2)).
 fn enter(namespace: &OwnedFd) -> io::Result<()> {
     // SAFETY: a descriptor and a flag.
     match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) } {
@@ -104,13 +106,13 @@ fn enter(namespace: &OwnedFd) -> io::Result<()> {
 /// Waits until the other end of the lifeline is closed.
 ///
 /// # Safety
-/// To be called in a process that has just been cloned without sharing memory.
+/// The caller is a process that has just been cloned without sharing memory.
 unsafe fn hold(lifeline: RawFd) -> ! {
     let mut byte = 0u8;
     // SAFETY: system calls on integers and a local buffer; the process ends here.
     unsafe {
         libc::setsid();
-        // All workers end with it: it is the last to be chosen where memory is short.
+        // All workers end with this process, so the OOM killer must never choose it.
         let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         libc::write(score, c"-1000".as_ptr().cast(), 5);
         libc::dup2(lifeline, 0);

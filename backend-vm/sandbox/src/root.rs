@@ -1,4 +1,4 @@
-//! The file system a worker sees, as a list of steps that the child carries out without allocating.
+//! Plans the root file system of a worker, as a list of steps that the child carries out without allocating.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -8,35 +8,35 @@ use wormhole_link::device::DeviceKind;
 
 use crate::device::needs;
 
-/// Where the new root is assembled: a directory that exists everywhere and that nothing is taken from.
+/// Mount point of the new root while it is assembled. Every system has this directory, and no step binds from it.
 pub(super) const STAGE: &str = "/proc";
-/// The worker's executable, in the new root.
+/// Path of the worker's executable in the new root.
 pub(super) const PROGRAM: &str = "/worker";
 
-/// One step in assembling the root. Paths are complete C strings.
+/// Step that assembles the root. Paths are C strings that begin with `STAGE`, but for sources and targets.
 #[derive(Debug)]
 pub(super) enum Step {
     Directory(CString),
-    /// An empty file to mount something on.
+    /// Makes an empty file as a mount point.
     File(CString),
     Link {
         target: CString,
         at: CString,
     },
-    /// A read-only view of `source`; one that cannot be had is an error unless `optional`.
+    /// Binds `source`, read-only unless `writable`. A failed mount is an error unless `optional`.
     Bind {
         source: CString,
         at: CString,
         optional: bool,
         writable: bool,
-        /// With what is mounted below it.
+        /// Binds the mounts below `source` too (MS_REC).
         recursive: bool,
     },
     Temporary(CString),
     Proc(CString),
-    /// A file that reads as empty from now on, if it is there.
+    /// Covers a file, if it exists, by an empty one.
     Mask(CString),
-    /// A folder that is empty from now on, if it is there.
+    /// Covers a folder, if it exists, by an empty one.
     MaskFolder(CString),
 }
 
@@ -73,11 +73,11 @@ const MASKED: [&str; 29] = [
     "/proc/zoneinfo",
 ];
 
-/// Folders of `/proc` that reveal the same.
+/// Folders of `/proc` that are masked for the same reason as [`MASKED`].
 const MASKED_FOLDERS: [&str; 3] = ["/proc/fs", "/proc/irq", "/proc/pressure"];
 
-/// Returns the steps for a worker on a kind of device that may open `device_files`. `library_directories` are further
-/// places the host keeps shared libraries in.
+/// Returns the steps for a worker on a kind of device. The worker may open `device_files`. `library_directories` are
+/// directories of shared libraries beside the system's.
 pub(super) fn steps(
     kind: DeviceKind,
     program: &Path,
@@ -124,13 +124,13 @@ impl Steps {
         self.0.push(Step::Directory(staged(Path::new(path))));
     }
 
-    /// A directory in memory that the worker may write to.
+    /// Mounts a tmpfs that the worker may write to.
     pub(super) fn temporary(&mut self, path: &str) {
         self.directory(path);
         self.0.push(Step::Temporary(staged(Path::new(path))));
     }
 
-    /// A top-level directory of the system, which may be a link (`/lib` → `usr/lib`).
+    /// Adds a top-level directory of the system, which may be a link (`/lib` → `usr/lib`).
     fn system(&mut self, path: &Path) {
         let Ok(metadata) = path.symlink_metadata() else {
             return;
@@ -151,7 +151,7 @@ impl Steps {
         self.view(path, true);
     }
 
-    /// A directory without what is mounted below it.
+    /// Adds a directory without the mounts below it.
     pub(super) fn part(&mut self, path: &Path) {
         self.view(path, false);
     }
@@ -171,7 +171,7 @@ impl Steps {
         });
     }
 
-    /// The directories above a path.
+    /// Makes the directories above a path.
     pub(super) fn parents(&mut self, path: &Path) {
         let mut parents: Vec<&Path> = path
             .ancestors()

@@ -1,4 +1,4 @@
-//! The system calls a worker may make.
+//! Compiles the system call filter of workers.
 
 use wormhole_link::device::DeviceKind;
 use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, within};
@@ -89,7 +89,7 @@ const COMMON: &[i64] = &[
 ];
 
 /// Commands of `fcntl`: copies and flags of a descriptor, and seals. Locks of files and leases are left out, since no
-/// control group counts them. So are `F_NOTIFY`, which tells of others' accesses to a folder, and `F_SETOWN`.
+/// cgroup counts them. So are `F_NOTIFY`, which reports other processes' accesses to a folder, and `F_SETOWN`.
 const FCNTL: &[i32] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -101,7 +101,7 @@ const FCNTL: &[i32] = &[
     libc::F_GET_SEALS,
 ];
 
-/// Flags of `mmap`. `MAP_HUGETLB` is left out: its pages are no memory of a control group.
+/// Flags of `mmap`. `MAP_HUGETLB` is left out: the memory controller of cgroups does not count huge pages.
 const MAPPED: i32 = libc::MAP_SHARED
     | libc::MAP_PRIVATE
     | libc::MAP_FIXED
@@ -112,7 +112,7 @@ const MAPPED: i32 = libc::MAP_SHARED
     | libc::MAP_POPULATE
     | libc::MAP_STACK;
 
-/// System calls whose first argument is a clock. Greater numbers of clocks are other processes' time.
+/// System calls whose first argument is a clock. Numbers above `LAST_CLOCK` name the CPU clocks of other processes.
 const CLOCKS: &[i64] = &[
     libc::SYS_clock_gettime,
     libc::SYS_clock_getres,
@@ -120,8 +120,8 @@ const CLOCKS: &[i64] = &[
 ];
 const LAST_CLOCK: u64 = 15;
 
-/// `prctl` operations that name a thread or a mapping. Among what is left out is the one that would let
-/// a worker outlive its supervisor.
+/// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME) or a mapping (PR_SET_VMA). PR_SET_PDEATHSIG is left
+/// out: a worker could use it to outlive its supervisor.
 const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.

@@ -1,4 +1,4 @@
-//! Starting a confined process and learning whether it got as far as `exec`.
+//! Starts a confined process, and reports whether it executed its program.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, Read};
@@ -19,22 +19,22 @@ use super::standing;
 use wormhole_link::device::DeviceKind;
 use wormhole_link::tasks;
 
-/// How a worker is kept apart from the rest of the system.
+/// Means by which a worker is isolated from the rest of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Namespaces, made by a supervisor that may make them.
+    /// Namespaces that the supervisor makes as root.
     Namespaces,
-    /// The same, inside a user namespace of the worker's own.
+    /// Namespaces inside a user namespace of the worker's own.
     UserNamespace,
     /// None: only the system call filter, limits and dropped privileges hold.
     None,
 }
 
-/// How workers are confined on this system.
+/// Confinement of workers on this system.
 #[derive(Clone, Debug)]
 pub struct Confinement {
     pub isolation: Isolation,
-    /// The PID namespace that workers have in common; without it each has its own.
+    /// PID namespace of all workers; `None` gives each its own.
     pub processes: Option<Arc<Processes>>,
     pub kind: DeviceKind,
     /// Device files that a worker may open, beyond those of every worker.
@@ -45,11 +45,11 @@ pub struct Confinement {
     pub cgroups: Option<Arc<Cgroups>>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
     pub library_directories: Vec<PathBuf>,
-    /// How long a process may take to confine itself and execute its program.
+    /// Time in which a process must have confined itself and executed its program.
     pub execution_limit: Duration,
 }
 
-/// Default of the limit: far more than a process needs whose files can be reached at all.
+/// Default of `execution_limit`: far more than a process needs if its files can be reached.
 pub const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// Process to start.
@@ -63,11 +63,11 @@ pub struct Command<'a> {
     pub output: BorrowedFd<'a>,
     /// Descriptors 3, 4, … of the process.
     pub descriptors: &'a [BorrowedFd<'a>],
-    /// Descriptor 3 is a stream whose other end is the supervisor's.
+    /// True if descriptor 3 is a stream to the supervisor, which closes when the supervisor ends.
     pub lifeline: bool,
 }
 
-/// A process that was started and not yet reaped.
+/// Process that was started and is not reaped yet.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,
@@ -117,11 +117,11 @@ const OPEN_FILES: u64 = 4096;
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 impl Confinement {
-    /// Starts `command`, confined. Returns once the process has executed its program, so that whatever
-    /// keeps it from doing so is an error here; so is a process that takes too long.
+    /// Starts `command`, confined. Returns once the process has executed its program.
     ///
     /// # Errors
-    /// When the process cannot be made, or cannot confine itself, or the program cannot be executed.
+    /// Fails if the process cannot be made, cannot confine itself, cannot execute its program, or takes longer than
+    /// `execution_limit`.
     pub fn spawn(&self, command: &Command<'_>) -> Result<Child, SpawnError> {
         let steps = if self.isolation == Isolation::None {
             Vec::new()
@@ -168,7 +168,7 @@ impl Confinement {
             sources.push(source);
         }
 
-        // SAFETY: getuid and getgid cannot fail.
+        // SAFETY: geteuid and getegid take no arguments and cannot fail.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         let plan = Plan {
             isolation: self.isolation,
@@ -250,9 +250,9 @@ impl Confinement {
             });
         }
         let mut message = [0u8; 8];
-        // Written at once, or not at all.
+        // The child writes the whole report by one system call, or none of it.
         match report.read_exact(&mut message) {
-            // Closed by exec without a word.
+            // exec has closed the pipe, and the child reported no failure.
             Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => Ok(child),
             Err(cause) => {
                 child.kill();
@@ -282,20 +282,20 @@ impl Confinement {
 }
 
 impl Child {
-    /// The process's number in the supervisor's PID namespace: for people to read, never an identity.
+    /// Returns the process's number in the supervisor's PID namespace. Numbers are reused: use it in messages only.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Whether the kernel has killed it because it wanted more memory than its cgroup may have.
+    /// Returns whether the OOM killer has ended a process of its cgroup.
     pub fn ran_out_of_memory(&self) -> bool {
         self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory)
     }
 
-    /// Counts the process among a tenant's from now on, where there are cgroups.
+    /// Moves the process into a cgroup of its tenant's; does nothing without cgroups.
     ///
     /// # Errors
-    /// The kernel does not let it.
+    /// Fails if the kernel does not make the cgroup, or does not move the process.
     pub fn move_to(&mut self, tenant: u32) -> Result<(), CgroupError> {
         match &mut self.cgroup {
             Some(cgroup) => cgroup.move_to(tenant, self.pid),
@@ -303,12 +303,12 @@ impl Child {
         }
     }
 
-    /// Readable once the process has ended.
+    /// Returns the process's pidfd, which is readable once the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         borrow(&self.pidfd)
     }
 
-    /// Ends the process with SIGKILL; nothing happens when it has ended already.
+    /// Sends SIGKILL; does nothing if the process has ended already.
     pub fn kill(&self) {
         // SAFETY: a descriptor we own, no pointer.
         unsafe {
@@ -322,7 +322,7 @@ impl Child {
         }
     }
 
-    /// Reaps the process if it has ended: a sentence on how.
+    /// Reaps the process if it has ended, and returns how it ended.
     pub fn try_reap(&self) -> Option<Ending> {
         self.reap(libc::WNOHANG)
     }
@@ -332,8 +332,8 @@ impl Child {
         self.reap(0)
     }
 
-    /// Ends a process that waits in the kernel, maybe for something that even SIGKILL does not end: nobody else
-    /// is to wait for it.
+    /// Kills a process that may wait in the kernel where SIGKILL does not reach it. A new thread reaps it, so that the
+    /// caller does not wait.
     fn end_stuck(self) {
         self.kill();
         let reaper = std::thread::Builder::new().name("reaper".to_owned());
@@ -371,7 +371,7 @@ impl Child {
     }
 }
 
-/// How a process ended.
+/// Exit status of a process, or the signal that ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Exited(i32),
@@ -387,10 +387,10 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// The best isolation this system allows, or why there is none.
+/// Finds the strongest isolation that this system allows, by starting a process under each.
 ///
 /// # Errors
-/// What was missing for namespaces, and for namespaces inside a user namespace.
+/// Returns the reason why namespaces failed, and why they failed inside a user namespace.
 pub fn probe(kind: DeviceKind) -> Result<Isolation, String> {
     let mut reasons = Vec::new();
     for isolation in [Isolation::Namespaces, Isolation::UserNamespace] {
@@ -421,7 +421,7 @@ pub fn probe(kind: DeviceKind) -> Result<Isolation, String> {
 }
 
 impl Confinement {
-    /// Starts the one program that is certainly there, this one, for nothing but its version.
+    /// Starts this program itself with `--version`, since no other is certain to exist.
     fn try_itself(&self) -> Result<(), SpawnError> {
         let null = null_device()?;
         let itself = std::env::current_exe().map_err(|cause| SpawnError::Prepare {
@@ -442,7 +442,7 @@ impl Confinement {
     }
 }
 
-/// `/dev/null`, open for reading and writing.
+/// Opens `/dev/null` for reading and writing.
 pub fn null_device() -> Result<OwnedFd, SpawnError> {
     std::fs::File::options()
         .read(true)
@@ -483,7 +483,7 @@ fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
     fd.as_fd()
 }
 
-/// Whether something can be read, or the other end is closed, before the time is over.
+/// Waits until the pipe has a byte or its other end is closed. Returns false if that takes longer than `limit`.
 fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
     let end = Instant::now() + limit;
     let mut entry = libc::pollfd {
@@ -504,7 +504,7 @@ fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
     }
 }
 
-/// A copy whose number collides with none that a child is given.
+/// Duplicates a descriptor to a number of at least 16, above all that a child is given.
 fn duplicate_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
     // SAFETY: F_DUPFD_CLOEXEC on a descriptor that is borrowed, hence open.
     let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 16) };
@@ -514,16 +514,16 @@ fn duplicate_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
             cause: io::Error::last_os_error(),
         });
     }
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: fcntl has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Clones this process, without its memory and its other threads: in the parent the child's number and a descriptor of
-/// it, in the child 0.
+/// Clones this process with a copy of its memory and without its other threads (clone3(2)). Returns the child's number
+/// and pidfd in the parent, and 0 in the child.
 ///
 /// # Safety
-/// Other threads of this process may have held any lock: the child makes system calls on what is there, and neither
-/// allocates nor returns.
+/// Other threads of this process may have held any lock at that moment. The child must only make system calls on memory
+/// that exists, and must neither allocate nor return.
 pub(super) unsafe fn cloned(
     flags: u64,
     cgroup: Option<&Cgroup>,
@@ -548,8 +548,8 @@ pub(super) unsafe fn cloned(
         0,
         u64::from(place),
     ];
-    // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this process's memory, and
-    // what it does there is the caller's promise.
+    // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this process's memory. The
+    // caller promises the rest.
     let pid = unsafe {
         libc::syscall(
             libc::SYS_clone3,

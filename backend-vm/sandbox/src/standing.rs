@@ -1,13 +1,13 @@
-//! Why a process does not get on, as far as `/proc` tells.
+//! Describes a process that makes no progress, by its files in `/proc`.
 
 use std::fs;
 
-/// Describes the state of a process in a sentence: its place in the kernel, the time that it has executed, and the number of
-/// processes that want to execute. The sentence distinguishes a process that waits from a system that is too busy.
+/// Describes the state of a process in a sentence: its place in the kernel, the time that it has executed, and the
+/// number of processes that want to execute. The sentence distinguishes a process that waits from a system that is too busy.
 pub(super) fn of(pid: libc::pid_t) -> String {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let stat = read("stat");
-    // Its name may hold anything, and ends with the last parenthesis (proc_pid_stat(5)).
+    // The name of the process may hold any byte, and ends with the last parenthesis (proc_pid_stat(5)).
     let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     let state = fields
         .next()

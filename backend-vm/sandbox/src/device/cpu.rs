@@ -6,7 +6,7 @@ use super::{Found, Needs};
 use crate::seccomp::MEMORY_FILE;
 
 pub(super) const NEEDS: Needs = Needs {
-    // The files that hold the devices' memory.
+    // Device memory lies in memfds.
     calls: |calls| Ok(calls.and_where(libc::SYS_memfd_create, vec![equals(1, MEMORY_FILE)?])),
     root: |_, _, _| {},
     find: |device| {

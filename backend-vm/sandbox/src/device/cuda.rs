@@ -72,7 +72,7 @@ const DRIVER: &[i64] = &[
 const NVIDIA_TYPE: u64 = (b'F' as u64) << 8;
 const TYPE_BITS: u64 = 0xFF00;
 const UVM_BITS: u64 = 0xFFFF_FF00;
-/// Requests with any other descriptor: those of UVM's above, and what the C library asks of a descriptor.
+/// Requests that are allowed by number: `UVM_INITIALIZE`, `UVM_DEINITIALIZE`, and those of the C library.
 const IOCTLS: &[u64] = &[
     0x3000_0001,
     0x3000_0002,
@@ -82,12 +82,12 @@ const IOCTLS: &[u64] = &[
     libc::TCGETS,
 ];
 
-/// List of PCI devices, as links. Of the devices themselves a worker has NVIDIA's.
+/// Folder of links to all PCI devices. The worker's root holds the folders of NVIDIA's devices only.
 const PCI: &str = "/sys/bus/pci";
 /// Vendor of NVIDIA's PCI devices.
 const NVIDIA: &str = "0x10de";
-/// Files about processors and memory that the driver reads (strace, driver 580). Others beside them count load:
-/// frequencies, idle states, temperatures, statistics of memory nodes.
+/// Files about processors and memory that the driver reads (strace, driver 580). The root has no others of these
+/// folders. Many of the others show the host's load: frequencies, idle states, temperatures, statistics of nodes.
 const SYSTEM: [&str; 4] = [
     "/sys/devices/system/cpu/online",
     "/sys/devices/system/cpu/possible",
@@ -100,8 +100,8 @@ const MODULES: &str = "/sys/module";
 
 /// Adds the system calls of the driver.
 fn calls(calls: Calls) -> Result<Calls, FilterError> {
-    // The driver locks the index of its cache and keeps nothing there where that fails: a second load of PTX would
-    // take as long as the first. No other process has this index.
+    // The driver locks the index of its cache of compiled PTX, and caches nothing if F_SETLK fails. The filter answers
+    // 0 and sets no lock: no other process has this index.
     let lock = equals(1, libc::F_SETLK.unsigned_abs().into())?;
     let nvidia = vec![masked(1, TYPE_BITS, NVIDIA_TYPE)?, masked(1, UVM_BITS, 0)?];
     let unix = equals(0, libc::AF_UNIX.unsigned_abs().into())?;
@@ -121,7 +121,7 @@ fn root(root: &mut Steps, files: &[PathBuf], libraries: &[PathBuf]) {
     for file in files {
         root.file(file, true);
     }
-    // Where the driver keeps a file of its process before it shares memory with others.
+    // The driver makes a file of its process here before it shares memory with other processes.
     root.temporary("/dev/shm");
     root.part(Path::new(PCI));
     for file in SYSTEM.map(PathBuf::from).into_iter().chain(node_files()) {
@@ -136,7 +136,7 @@ fn root(root: &mut Steps, files: &[PathBuf], libraries: &[PathBuf]) {
     }
 }
 
-/// The folders in which the driver's modules say which they are.
+/// Lists the folders of the driver's modules in `/sys/module`.
 fn nvidia_modules() -> Vec<PathBuf> {
     let Ok(modules) = std::fs::read_dir(MODULES) else {
         return Vec::new();
@@ -148,7 +148,7 @@ fn nvidia_modules() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The folders of NVIDIA's PCI devices.
+/// Lists the folders of NVIDIA's PCI devices.
 fn nvidia_devices() -> Vec<PathBuf> {
     let Ok(devices) = std::fs::read_dir(Path::new(PCI).join("devices")) else {
         return Vec::new();
@@ -164,7 +164,7 @@ fn nvidia_devices() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The files that say which processors belong to each memory node.
+/// Lists the files that assign processors to memory nodes.
 fn node_files() -> Vec<PathBuf> {
     let Ok(nodes) = std::fs::read_dir(NODES) else {
         return Vec::new();
@@ -177,7 +177,8 @@ fn node_files() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Finds the chosen GPUs. Without a driver there are no files: the worker then reports that it is missing.
+/// Finds the chosen GPUs. Returns no files on a system without a driver: the worker then reports that the driver is
+/// missing.
 fn find(device: &DeviceChoice) -> Result<Found, GpuError> {
     let gpus = if let DeviceChoice::Cuda(ordinals) = device {
         Gpus::find(ordinals)?

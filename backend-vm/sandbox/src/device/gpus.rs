@@ -1,9 +1,8 @@
-//! Which device files belong to a worker's GPUs.
+//! Finds the device files of a worker's GPUs.
 //!
-//! A worker sees its GPUs only: the driver passes over those whose device files are missing. GPU number N is the
-//! N-th by PCI address, as CUDA counts under `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that the number can be found
-//! without the driver's library: in `/proc/driver/nvidia/gpus` (NVIDIA driver README, "Using the /proc File
-//! System Interface").
+//! A worker sees its GPUs only: the driver passes over GPUs without a device file. GPU number N is the N-th by PCI
+//! address, as CUDA counts under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The supervisor finds it in `/proc/driver/nvidia/gpus`
+//! (NVIDIA driver README, "Using the /proc File System Interface"), and needs no library of the driver.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,10 +11,10 @@ use std::path::{Path, PathBuf};
 const CONTROL: &str = "dev/nvidiactl";
 const GPUS: &str = "proc/driver/nvidia/gpus";
 /// Device files that every user of a GPU needs, besides the GPU's own file.
-/// `/dev/nvidia-uvm-tools` is for profilers, which see other processes' work.
+/// `/dev/nvidia-uvm-tools` is left out: it is for profilers, which see other processes' work.
 const SHARED: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
 
-/// Why a GPU's device file is not known.
+/// Reason why a GPU's device file is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
     #[error("cuda:{ordinal} cannot be found: {path} cannot be read")]
@@ -43,27 +42,27 @@ pub enum GpuError {
     },
 }
 
-/// One GPU.
+/// GPU of this system, with its number among device files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Gpu {
     minor: u32,
-    /// Not known before the driver has used the GPU once.
+    /// UUID, which the driver reports only after it has used the GPU once.
     uuid: Option<String>,
 }
 
-/// GPUs, as their worker is to see them.
+/// GPUs of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpus {
-    /// In the order in which programs see them, with their numbers.
+    /// Numbers and GPUs, in the order in which programs see them.
     chosen: Vec<(u32, Gpu)>,
 }
 
 impl Gpus {
-    /// The GPUs of this system with these numbers, counted by PCI address among those that have a device file.
-    /// None where there is no NVIDIA driver at all.
+    /// Finds the GPUs with these numbers, counted by PCI address among those that have a device file. Returns `None` on
+    /// a system without NVIDIA's driver.
     ///
     /// # Errors
-    /// What the driver says of its GPUs cannot be read or understood, or there are fewer.
+    /// Fails if a file of the driver about its GPUs cannot be read or understood, or if a number is too high.
     pub fn find(ordinals: &[u32]) -> Result<Option<Self>, GpuError> {
         Self::find_below(Path::new("/"), ordinals)
     }
@@ -79,7 +78,7 @@ impl Gpus {
         Ok(Some(Self { chosen }))
     }
 
-    /// The device files their user needs; not every driver has all of them.
+    /// Lists the device files that a worker on these GPUs opens. Some drivers lack some of them.
     pub fn files(&self) -> Vec<PathBuf> {
         let own = self.chosen.iter().map(|(_, gpu)| gpu.file());
         SHARED.iter().map(PathBuf::from).chain(own).collect()
@@ -94,7 +93,7 @@ impl Gpus {
         variables
     }
 
-    /// Their numbers for the driver that sees these GPUs only.
+    /// Returns the worker's numbers of these GPUs, in a driver that sees no others.
     pub fn ordinals(&self) -> Vec<u32> {
         if self.uuids().is_some() {
             return (0..).take(self.chosen.len()).collect();
@@ -109,7 +108,7 @@ impl Gpus {
             .collect()
     }
 
-    /// Their names, if the driver knows all of them.
+    /// Returns the UUIDs, if the driver reports all of them.
     fn uuids(&self) -> Option<Vec<&str>> {
         let mut gpus = self.chosen.iter();
         gpus.by_ref().map(|(_, gpu)| gpu.uuid.as_deref()).collect()
@@ -176,7 +175,7 @@ impl Gpu {
     }
 }
 
-/// `domain:bus:device.function`, in hexadecimal.
+/// Parses a PCI address: `domain:bus:device.function`, in hexadecimal.
 fn address(name: &str) -> Option<[u32; 4]> {
     let (bus, function) = name.rsplit_once('.')?;
     let mut parts = bus.split(':').chain([function]);
@@ -187,7 +186,7 @@ fn address(name: &str) -> Option<[u32; 4]> {
     parts.next().is_none().then_some(address)
 }
 
-/// The value behind `name` and a colon.
+/// Returns the value behind `name` and a colon.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines()
         .filter_map(|line| line.split_once(':'))
@@ -195,7 +194,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The driver writes question marks for what it does not know yet.
+/// Returns whether a UUID is known: the driver writes question marks for the digits of others.
 fn is_known(uuid: &str) -> bool {
     uuid.strip_prefix("GPU-").is_some_and(|digits| {
         !digits.is_empty()
@@ -221,7 +220,7 @@ mod tests {
     const UUID: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
     const UNKNOWN: &str = "GPU-????????-????-????-????-????????????";
 
-    /// A system whose driver says this of its GPUs; those in `files` have a device file.
+    /// Makes the files of a system with these GPUs: address and `information`. Minors in `files` have a device file.
     fn system(gpus: &[(&str, String)], files: &[u32]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("dev")).unwrap();
@@ -306,7 +305,7 @@ mod tests {
         ] {
             assert_eq!(files.contains(&file.into()), shown, "{file}");
         }
-        // Of unknown names the driver counts those that it is shown.
+        // Without all UUIDs the numbers count the GPUs whose device files the worker has.
         let gpus = Gpus::find_below(known.path(), &[2, 1]).unwrap().unwrap();
         assert_eq!((gpus.ordinals(), gpus.environment().len()), (vec![1, 0], 1));
         assert!(Gpus::find_below(known.path(), &[0, 3]).is_err());

@@ -22,13 +22,13 @@ pub struct Needs {
     pub(crate) root: fn(&mut Steps, files: &[PathBuf], libraries: &[PathBuf]),
     /// Finds the chosen devices on this system.
     pub find: fn(&DeviceChoice) -> Result<Found, GpuError>,
-    /// Whether a resource limit can hold a worker's memory. It cannot where the driver reserves more address space
-    /// than it uses.
+    /// True if RLIMIT_DATA can limit a worker's memory: false for a driver that reserves more address space than it
+    /// uses.
     pub limits_memory: bool,
-    /// Whether the driver identifies processes by user and number: strangers' workers then need a user each, and
+    /// True if the driver identifies processes by user and number. Workers of strangers then need a user each, and
     /// workers share memory by handles only in one PID namespace.
     pub identifies_processes: bool,
-    /// Whether NVML has figures of the devices.
+    /// True if NVML reports figures of the devices.
     pub has_figures: bool,
 }
 
