@@ -559,10 +559,10 @@ pub fn nvml_coverage(table: &Nvml) -> String {
     list("Answered by the library", |body| {
         matches!(body, Body::Answered { .. } | Body::Fixed { .. })
     });
-    list("What the host's NVML says, once", |body| {
+    list("Answered by the host's NVML, asked once", |body| {
         matches!(body, Body::Host { live: false, .. })
     });
-    list("What it says at the moment of the question", |body| {
+    list("Answered by the host's NVML, asked at each call", |body| {
         matches!(body, Body::Host { live: true, .. })
     });
     let fields: Vec<String> = table
