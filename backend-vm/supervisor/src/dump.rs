@@ -24,7 +24,7 @@ impl Supervisor {
             self.guests.len(),
             self.sessions.len(),
             self.workers.len(),
-            self.starts,
+            self.pool.starts,
             self.scrubber
         );
         for guest in self.guests.values().filter(|guest| guest.session.is_none()) {

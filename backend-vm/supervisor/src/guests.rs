@@ -361,16 +361,7 @@ impl Supervisor {
         environment: &str,
     ) -> Result<(), GuestError> {
         self.check_version(ops, id, version)?;
-        if !self.hashes.contains(&hash) {
-            let known: Vec<String> = self
-                .hashes
-                .iter()
-                .map(|hash| format!("{hash:016x}"))
-                .collect();
-            let reason = format!(
-                "the guest speaks protocol {hash:016x}, the installed workers speak {}",
-                known.join(", ")
-            );
+        if let Err(reason) = self.pool.check_protocol(hash) {
             return Err(self.refuse(ops, id, Refusal::Version, reason));
         }
         let environment = environment::passed_on(environment);

@@ -70,13 +70,12 @@ use self::scrubber::{Completion, Scrubber};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
-use self::spawn_queue::SpawnQueue;
 pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::tenants::Tenant;
 use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
-use self::worker_pool::Worker;
+use self::worker_pool::{Worker, WorkerPool};
 use wormhole_api::CuResult;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
@@ -165,10 +164,6 @@ enum Source {
 /// State of the supervisor, which runs in [`run`].
 #[derive(Debug)]
 struct Supervisor {
-    /// Device of the workers, or the reason why none can be started.
-    device: Result<String, String>,
-    /// Protocol hashes of the installed workers.
-    hashes: Vec<u64>,
     listener: Option<Listener>,
     /// Token of the listener in the event loop.
     listener_token: u32,
@@ -197,11 +192,7 @@ struct Supervisor {
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
     shares: Shares,
-    /// Log budget of workers without a session.
-    spare_log: LogBudget,
-    /// Workers to be started.
-    starts: SpawnQueue,
-    start_limit: Duration,
+    pool: WorkerPool,
     hello_limit: Duration,
     reap_limit: Duration,
     /// Deadline for ending although sessions are not closed.
@@ -224,12 +215,6 @@ struct Supervisor {
     /// to be closed.
     waiting: BTreeMap<Id, BTreeSet<u32>>,
     last_dump: LastDump,
-    /// Facts on the devices, from the worker that became ready last.
-    devices: Vec<String>,
-    /// Reason why the last spare worker of a protocol failed. The next demand tries again.
-    failures: BTreeMap<u64, String>,
-    /// Whether a worker has been ready once, so that the device works.
-    device_works: bool,
 }
 
 /// Serves until a signal or the last tenant's end stops it.
@@ -292,7 +277,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     }
     let supervisor = manager.subscriber_mut(id)?;
     supervisor.tell_of_the_rest();
-    supervisor.starts.end();
+    supervisor.pool.starts.end();
     supervisor
         .lost
         .take()
@@ -322,8 +307,6 @@ struct Parts {
 impl Supervisor {
     fn new(options: Options, parts: Parts) -> Self {
         Self {
-            device: parts.abilities.device,
-            hashes: parts.abilities.hashes,
             ends_with_tenants: options.listener.is_none(),
             listener: options.listener,
             listener_token: 0,
@@ -344,10 +327,8 @@ impl Supervisor {
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
             shares: Shares::default(),
-            spare_log: LogBudget::of_workers(Instant::now()),
             scrubber: Scrubber::new(parts.spawner.orders()),
-            starts: SpawnQueue::new(parts.spawner),
-            start_limit: options.start_limit,
+            pool: WorkerPool::new(parts.spawner, parts.abilities, options.start_limit),
             hello_limit: options.hello_limit,
             reap_limit: options.reap_limit,
             ends_by: None,
@@ -361,9 +342,6 @@ impl Supervisor {
             reader: None,
             waiting: BTreeMap::new(),
             last_dump: LastDump::default(),
-            devices: Vec::new(),
-            failures: BTreeMap::new(),
-            device_works: false,
         }
     }
 
@@ -675,7 +653,7 @@ impl Supervisor {
         ))?;
         let token = self.token(Source::Spawner);
         ops.add(Events::with_data(
-            self.starts.spawner(),
+            self.pool.starts.spawner(),
             token,
             EventSet::IN,
         ))?;

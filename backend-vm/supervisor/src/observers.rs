@@ -152,11 +152,11 @@ impl Supervisor {
         if self.observers.waiting.is_empty() {
             return;
         }
-        if !self.device_works {
+        if !self.pool.device_works {
             let starting = self.workers.values().any(|worker| !worker.is_settled());
             if !starting
-                && self.starts.is_empty()
-                && let Some(reason) = self.failures.values().next().cloned()
+                && self.pool.starts.is_empty()
+                && let Some(reason) = self.pool.failure().map(str::to_owned)
             {
                 self.refuse_observers(ops, &reason);
             }
@@ -166,7 +166,7 @@ impl Supervisor {
         heard.take_if(|heard| heard.at.elapsed() >= FRESH);
         if let Some(sampler) = &mut self.sampler
             && self.observers.heard.is_none()
-            && sampler.order(&self.devices)
+            && sampler.order(&self.pool.devices)
         {
             return;
         }
@@ -213,7 +213,7 @@ impl Supervisor {
         let text = facts
             .entry((tenant, device))
             .or_insert_with(|| self.facts(tenant, device as usize, heard));
-        let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
+        let devices = u32::try_from(self.pool.devices.len()).unwrap_or(u32::MAX);
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
@@ -237,7 +237,7 @@ impl Supervisor {
 
     /// Returns the facts on a device that a tenant may see; none for a device that does not exist.
     fn facts(&self, tenant: Id, device: usize, heard: Option<&Heard>) -> String {
-        let Some(description) = self.devices.get(device) else {
+        let Some(description) = self.pool.devices.get(device) else {
             return String::new();
         };
         let mut text = format!("{}\n", description.trim_end());

@@ -438,8 +438,8 @@ impl Supervisor {
     /// Answers waiting launchers once it is known whether the device works.
     pub(super) fn answer_attached(&mut self, ops: &mut EventOps<'_>) {
         let starting = self.workers.values().any(|worker| !worker.is_settled());
-        let failure = self.failures.values().next().cloned();
-        let reason = match (self.device_works, starting, failure) {
+        let failure = self.pool.failure().map(str::to_owned);
+        let reason = match (self.pool.device_works, starting, failure) {
             (true, ..) => None,
             (false, false, Some(reason)) => Some(reason),
             (false, ..) => return,

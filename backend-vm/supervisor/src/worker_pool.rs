@@ -1,6 +1,6 @@
 //! Workers, from the start to the reaping, and spare ones with a ready device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -10,9 +10,10 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
 
 use super::connection::{self, Connection};
+use super::log_budget::LogBudget;
 use super::observers;
-use super::spawn_queue::Start;
-use super::spawner::{Heard, Process, Report as Spawned};
+use super::spawn_queue::{SpawnQueue, Start};
+use super::spawner::{Abilities, Heard, Process, Report as Spawned, Spawner};
 use super::turns::TURN;
 use super::workers::{Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
@@ -22,6 +23,75 @@ use wormhole_sandbox::Ending;
 
 /// Number of writes read from the log of an ended worker: more than its socket holds.
 const LAST_PORTIONS: usize = 512;
+
+/// State of workers' starts, which all tenants share.
+#[derive(Debug)]
+pub(super) struct WorkerPool {
+    /// Device of the workers, or the reason why none can be started.
+    device: Result<String, String>,
+    /// Protocol hashes of the installed workers.
+    hashes: Vec<u64>,
+    /// Workers to be started.
+    pub starts: SpawnQueue,
+    /// Time within which a worker must have its device.
+    start_limit: Duration,
+    /// Log budget of workers without a session.
+    log: LogBudget,
+    /// Facts on the devices, from the worker that became ready last.
+    pub devices: Vec<String>,
+    /// Reason why the last spare worker of a protocol failed. The next demand tries again.
+    failures: BTreeMap<u64, String>,
+    /// Whether a worker has been ready once, so that the device works.
+    pub device_works: bool,
+}
+
+impl WorkerPool {
+    pub fn new(spawner: Spawner, abilities: Abilities, start_limit: Duration) -> Self {
+        Self {
+            device: abilities.device,
+            hashes: abilities.hashes,
+            starts: SpawnQueue::new(spawner),
+            start_limit,
+            log: LogBudget::of_workers(Instant::now()),
+            devices: Vec::new(),
+            failures: BTreeMap::new(),
+            device_works: false,
+        }
+    }
+
+    /// Checks that an installed worker speaks a guest's protocol.
+    ///
+    /// # Errors
+    /// Returns the refusal, which names both protocols.
+    pub fn check_protocol(&self, hash: u64) -> Result<(), String> {
+        if self.hashes.contains(&hash) {
+            return Ok(());
+        }
+        let known = self.hashes.iter().map(|hash| format!("{hash:016x}"));
+        Err(format!(
+            "the guest speaks protocol {hash:016x}, the installed workers speak {}",
+            known.collect::<Vec<_>>().join(", ")
+        ))
+    }
+
+    /// Returns the reason why a spare worker failed, if one did and none has replaced it.
+    pub fn failure(&self) -> Option<&str> {
+        self.failures.values().next().map(String::as_str)
+    }
+
+    /// Orders a worker's process.
+    ///
+    /// # Errors
+    /// Returns the start and the reason why no worker can be started.
+    fn order(&mut self, start: Start) -> Result<(), (Start, String)> {
+        if let Err(reason) = &self.device {
+            return Err((start, reason.clone()));
+        }
+        self.starts
+            .order(start)
+            .map_err(|start| (start, SpawnerError::Ended.to_string()))
+    }
+}
 
 /// A worker process.
 #[derive(Debug)]
@@ -159,13 +229,13 @@ impl Supervisor {
     }
 
     fn request_spares(&mut self, account: Option<Id>) {
-        for hash in self.hashes.clone() {
+        for hash in self.pool.hashes.clone() {
             let is_spare = |worker: &Worker| {
                 worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
             };
-            if !self.starts.has_spare(hash) && !self.workers.values().any(is_spare) {
-                self.failures.remove(&hash);
-                self.starts.add(Start {
+            if !self.pool.starts.has_spare(hash) && !self.workers.values().any(is_spare) {
+                self.pool.failures.remove(&hash);
+                self.pool.starts.add(Start {
                     hash,
                     environment: Vec::new(),
                     session: None,
@@ -182,7 +252,7 @@ impl Supervisor {
         } else {
             tracing::error!("no worker for protocol {hash:016x}: {reason}");
         }
-        self.failures.insert(hash, reason);
+        self.pool.failures.insert(hash, reason);
     }
 
     /// Starts the workers whose turn it is.
@@ -194,7 +264,7 @@ impl Supervisor {
                 .copied()
                 .filter(|session| !self.is_dying(*session))
                 .collect();
-            let dropped = self.starts.retain(
+            let dropped = self.pool.starts.retain(
                 |session| waiting.contains(&session),
                 |tenant| self.tenants.contains_key(&tenant),
             );
@@ -202,22 +272,14 @@ impl Supervisor {
                 self.request_spares(start.account);
             }
             let starting = self.workers.values().filter(|worker| !worker.is_settled());
-            let Some(start) = self.starts.next(starting.map(|worker| worker.account)) else {
+            let starting = starting.map(|worker| worker.account);
+            let Some(start) = self.pool.starts.next(starting) else {
                 return;
             };
-            if let Err((start, reason)) = self.order_worker(start) {
+            if let Err((start, reason)) = self.pool.order(start) {
                 self.start_failed(ops, &start, reason);
             }
         }
-    }
-
-    fn order_worker(&mut self, start: Start) -> Result<(), (Start, String)> {
-        if let Err(reason) = &self.device {
-            return Err((start, reason.clone()));
-        }
-        self.starts
-            .order(start)
-            .map_err(|start| (start, SpawnerError::Ended.to_string()))
     }
 
     fn start_failed(&mut self, ops: &mut EventOps<'_>, start: &Start, reason: String) {
@@ -230,7 +292,7 @@ impl Supervisor {
     /// Handles the spawner's reports: workers that have started, could not start, or have ended.
     pub(super) fn spawner_event(&mut self, ops: &mut EventOps<'_>) {
         loop {
-            match self.starts.spawner().report() {
+            match self.pool.starts.spawner().report() {
                 Ok(Some(heard)) => self.spawner_report(ops, heard),
                 Ok(None) => break,
                 Err(error) => return self.spawner_lost(ops, error),
@@ -243,9 +305,9 @@ impl Supervisor {
     fn spawner_report(&mut self, ops: &mut EventOps<'_>, heard: Heard) {
         match heard.report {
             Spawned::Started { ticket, pid } => {
-                let process = self.starts.spawner().process(ticket, pid);
+                let process = self.pool.starts.spawner().process(ticket, pid);
                 let descriptors = <[OwnedFd; 2]>::try_from(heard.descriptors);
-                match (self.starts.finish(ticket), descriptors) {
+                match (self.pool.starts.finish(ticket), descriptors) {
                     (Some(start), Ok([socket, log])) => {
                         self.add_worker(ops, start, process, socket, Log::new(log));
                     }
@@ -259,7 +321,7 @@ impl Supervisor {
                 }
             }
             Spawned::Failed { ticket, reason } => {
-                if let Some(start) = self.starts.finish(ticket) {
+                if let Some(start) = self.pool.starts.finish(ticket) {
                     self.start_failed(ops, &start, reason);
                 }
             }
@@ -292,10 +354,10 @@ impl Supervisor {
     /// Handles the end of the spawner, with which the kernel has killed all workers. Without it no
     /// session can be served.
     fn spawner_lost(&mut self, ops: &mut EventOps<'_>, error: SpawnerError) {
-        connection::forget(ops, self.starts.spawner());
+        connection::forget(ops, self.pool.starts.spawner());
         let reason = error.to_string();
         self.lost = Some(error);
-        for start in self.starts.abandon() {
+        for start in self.pool.starts.abandon() {
             self.start_failed(ops, &start, reason.clone());
         }
         let workers: Vec<Id> = self.workers.keys().copied().collect();
@@ -311,7 +373,7 @@ impl Supervisor {
     /// Answers waiting launchers, unless the device has failed so far but another worker is
     /// starting.
     fn answer_if_known(&mut self, ops: &mut EventOps<'_>) {
-        if self.device_works || self.starts.is_empty() {
+        if self.pool.device_works || self.pool.starts.is_empty() {
             self.answer_attached(ops);
         }
     }
@@ -333,7 +395,7 @@ impl Supervisor {
             }
         };
         let pid = process.pid();
-        if let Ok(device) = &self.device {
+        if let Ok(device) = &self.pool.device {
             let hash = start.hash;
             tracing::debug!("worker {pid} starts on {device} for protocol {hash:016x}");
         }
@@ -344,7 +406,7 @@ impl Supervisor {
         if waits == Some(false) {
             process.kill();
         }
-        let end = Instant::now() + self.start_limit;
+        let end = Instant::now() + self.pool.start_limit;
         self.set_deadline(end);
         self.workers.insert(
             id,
@@ -406,7 +468,7 @@ impl Supervisor {
                 worker.enter(WorkerState::Stuck);
                 gives_way = true;
             } else {
-                worker.end_late(self.start_limit, now + self.reap_limit);
+                worker.end_late(self.pool.start_limit, now + self.reap_limit);
             }
         }
         if gives_way {
@@ -451,8 +513,8 @@ impl Supervisor {
             .max_by_key(|(_, worker)| worker.is_settled())
             .map(|(id, _)| *id);
         let Some((id, worker)) = spare.and_then(|id| Some((id, self.workers.get_mut(&id)?))) else {
-            if !self.starts.claim(&wanted) {
-                self.starts.add(wanted);
+            if !self.pool.starts.claim(&wanted) {
+                self.pool.starts.add(wanted);
             }
             self.start_next(ops);
             return Ok(());
@@ -604,8 +666,8 @@ impl Supervisor {
                 tracing::debug!("worker {} is ready on {name:?}", worker.process.pid());
                 worker.enter(WorkerState::Ready);
                 // It has not served a guest yet, so its description is trustworthy.
-                self.devices = observers::devices(&device);
-                self.device_works = true;
+                self.pool.devices = observers::devices(&device);
+                self.pool.device_works = true;
                 self.answer_attached(ops);
                 self.assign(ops, id);
                 self.start_next(ops);
@@ -757,7 +819,7 @@ impl Supervisor {
             .and_then(|session| self.sessions.get(&session))
             .and_then(|session| self.tenants.get_mut(&session.tenant));
         // A spare has served no guest; all spares share one budget.
-        let budget = tenant.map_or(&mut self.spare_log, |tenant| &mut tenant.worker_log);
+        let budget = tenant.map_or(&mut self.pool.log, |tenant| &mut tenant.worker_log);
         worker
             .log
             .as_mut()
