@@ -14,6 +14,7 @@
 //! When the supervisor itself is killed, the kernel kills its workers and closes its guests'
 //! streams, whose end the guests notice.
 
+mod acceptor;
 #[cfg(test)]
 mod alone;
 mod arena;
@@ -54,6 +55,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
+use self::acceptor::Acceptor;
 pub use self::command::main;
 use self::connection::Connection;
 use self::descriptors::Descriptors;
@@ -61,7 +63,6 @@ pub use self::descriptors::DescriptorsError;
 use self::dump::LastDump;
 use self::guests::Guest;
 pub use self::listener::{ListenError, Listener};
-use self::log_budget::LogBudget;
 use self::observers::Observers;
 pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
@@ -164,13 +165,7 @@ enum Source {
 /// State of the supervisor, which runs in [`run`].
 #[derive(Debug)]
 struct Supervisor {
-    listener: Option<Listener>,
-    /// Token of the listener in the event loop.
-    listener_token: u32,
-    /// Whether tenants may be waiting that could not be accepted.
-    keeps_tenants_waiting: bool,
-    /// Whether that has been logged since no tenant was waiting.
-    said_so: bool,
+    acceptor: Acceptor,
     descriptors: Descriptors,
     stream: Option<OwnedFd>,
     signals: Signals,
@@ -198,8 +193,6 @@ struct Supervisor {
     /// Deadline for ending although sessions are not closed.
     ends_by: Option<Instant>,
     quotas: Quotas,
-    /// Log budget for connections that are refused or have no window.
-    refusals: LogBudget,
     /// Users of tenants that are gone and whose descriptors are not all closed.
     gone: BTreeMap<Id, u32>,
     /// Time of the next check for late workers, guests and tenants.
@@ -308,10 +301,7 @@ impl Supervisor {
     fn new(options: Options, parts: Parts) -> Self {
         Self {
             ends_with_tenants: options.listener.is_none(),
-            listener: options.listener,
-            listener_token: 0,
-            keeps_tenants_waiting: false,
-            said_so: false,
+            acceptor: Acceptor::new(options.listener),
             descriptors: parts.descriptors,
             stream: options.stream,
             signals: parts.signals,
@@ -334,7 +324,6 @@ impl Supervisor {
             ends_by: None,
             quotas: options.quotas,
             gone: BTreeMap::new(),
-            refusals: LogBudget::of_lines(Instant::now()),
             next_deadline: None,
             sampler: parts.sampler,
             observers: Observers::default(),
@@ -618,7 +607,7 @@ impl MutEventSubscriber for Supervisor {
         }
         self.answer_observers(ops);
         // A descriptor may be free again.
-        if self.keeps_tenants_waiting {
+        if self.acceptor.keeps_tenants_waiting {
             self.accept(ops);
         }
     }
@@ -664,13 +653,13 @@ impl Supervisor {
             let token = self.token(Source::Sampler);
             ops.add(Events::with_data(&bell, token, EventSet::IN))?;
         }
-        if let Some(listener) = self.listener.take() {
+        if let Some(listener) = self.acceptor.listener.take() {
             // Edge-triggered, so that a tenant that cannot be accepted does not keep the loop busy.
             let token = self.token(Source::Listener);
             let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
             ops.add(Events::with_data(&listener, token, set))?;
-            self.listener = Some(listener);
-            self.listener_token = token;
+            self.acceptor.listener = Some(listener);
+            self.acceptor.token = token;
         }
         Ok(())
     }

@@ -10,22 +10,19 @@ use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream,
 use wormhole_ring::session::SessionState;
 
 use super::connection::Connection;
-use super::descriptors::{self, Held, SESSION, STREAM, TENANT};
+use super::descriptors::{Held, SESSION, STREAM, TENANT};
 use super::guests::Guest;
-use super::listener::{self, Accepted};
 use super::log_budget::{LogBudget, Verdict};
 use super::turns::TURN;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
-use wormhole_link::channel::{ChannelError, Outgoing};
+use wormhole_link::channel::ChannelError;
 use wormhole_link::report::SessionReport;
 
 /// Largest number of control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;
 /// Largest number of them without a hello.
 const MAX_SILENT_GUESTS: usize = 128;
-/// Number of connections accepted in a turn.
-const ACCEPTED: usize = 2;
 
 /// A tenant.
 #[derive(Debug)]
@@ -98,105 +95,6 @@ enum Request {
 }
 
 impl Supervisor {
-    /// Accepts a few waiting tenants. The others have their turn later: connections may arrive
-    /// faster than they are accepted, and would keep the loop from all other streams.
-    pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
-        self.keeps_tenants_waiting = false;
-        for _ in 0..ACCEPTED {
-            let Some(listener) = &self.listener else {
-                return;
-            };
-            let all = self.held_by_all();
-            let anybody = Held {
-                all,
-                ..Held::default()
-            };
-            let kept = self.descriptors.for_tenants();
-            let why = if !self.scrubber.may_refuse(descriptors::REFUSED, kept) {
-                "connections that were refused are being closed".to_owned()
-            } else if self.descriptors.allow(anybody, TENANT) {
-                match listener.accept() {
-                    Ok(Accepted::Tenant(stream, user)) => {
-                        self.admit(ops, stream, user);
-                        continue;
-                    }
-                    Ok(Accepted::Stranger(stream, user)) => {
-                        let reason = format!(
-                            "user {user} may not attach: the supervisor serves root, its own user and those that \
-                             --tenant-user names"
-                        );
-                        self.refuse_connection(stream, None, Refusal::NoDevice, &reason);
-                        continue;
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        self.said_so = false;
-                        return;
-                    }
-                    Err(error) if passes(&error) => continue,
-                    Err(error) => error.to_string(),
-                }
-            } else {
-                "others hold the descriptors that there are".to_owned()
-            };
-            self.keeps_tenants_waiting = true;
-            if !std::mem::replace(&mut self.said_so, true) {
-                tracing::warn!("tenants are kept waiting: {why}");
-            }
-            return;
-        }
-        self.turns.add(self.listener_token);
-    }
-
-    /// Adds the tenant of a permitted user's connection, unless the user has too many.
-    fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
-        let held = Held {
-            tenant: 0,
-            user: self.held_by_user(user),
-            all: self.held_by_all(),
-        };
-        let too_many = self.too_many_tenants(user).or_else(|| {
-            let may = self.descriptors.allow(held, TENANT);
-            (!may).then(|| format!("user {user} has as many descriptors as are left to others"))
-        });
-        if let Some(reason) = too_many {
-            return self.refuse_connection(stream, Some(user), Refusal::Quota, &reason);
-        }
-        let end = Instant::now() + self.hello_limit;
-        self.set_deadline(end);
-        self.add_tenant(ops, stream, user, Some(end));
-    }
-
-    /// Sends the refusal, as far as the socket takes it at once, and closes the connection.
-    fn refuse_connection(
-        &mut self,
-        stream: OwnedFd,
-        user: Option<u32>,
-        refusal: Refusal,
-        reason: &str,
-    ) {
-        let refused = Message::Refused {
-            code: refusal as u32,
-            reason,
-        };
-        let _ = Outgoing::default().send(&stream, &refused, Vec::new());
-        self.log_refused(reason);
-        // After the shutdown no further data can arrive in it.
-        let _ = rustix::net::shutdown(&stream, rustix::net::Shutdown::Both);
-        if !listener::has_no_descriptors(&stream) {
-            self.scrubber.refuse(user, stream);
-        }
-    }
-
-    fn log_refused(&mut self, reason: &str) {
-        match self.refusals.spend(Instant::now()) {
-            Verdict::Log => tracing::warn!("a tenant is refused: {reason}"),
-            Verdict::Last => {
-                tracing::warn!("a tenant is refused: {reason}; most that follow are not logged");
-            }
-            Verdict::Drop => {}
-        }
-    }
-
     /// Closes the streams whose window did not arrive in time.
     pub(super) fn end_late_tenants(&mut self, now: Instant) {
         for (id, tenant) in &mut self.tenants {
@@ -593,7 +491,7 @@ impl Supervisor {
         // Connections cost nothing, so those that never attach a window share one budget.
         let budget = match &tenant.window {
             Some(_) => &mut tenant.log,
-            None => &mut self.refusals,
+            None => &mut self.acceptor.log,
         };
         let verdict = budget.spend(Instant::now());
         if verdict == Verdict::Last {
@@ -633,7 +531,7 @@ impl Supervisor {
     }
 
     /// Returns the number of descriptors of all tenants of a user.
-    fn held_by_user(&self, user: u32) -> usize {
+    pub(super) fn held_by_user(&self, user: u32) -> usize {
         let is_of = |(_, owner): &(Id, u32)| *owner == user;
         let living = self.tenants.iter().map(|(id, tenant)| (*id, tenant.user));
         let gone = self.gone.iter().map(|(id, owner)| (*id, *owner));
@@ -660,12 +558,4 @@ fn text_of(report: &SessionReport) -> serde_json::Result<String> {
         messages: BTreeMap::new(),
         ..report.clone()
     })
-}
-
-/// Returns whether accept failed for a tenant that is gone, so that the next can be accepted.
-fn passes(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-    )
 }

@@ -247,7 +247,9 @@ impl Supervisor {
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
         // The launcher of a supervisor's only tenant prints the reason itself while it waits for the device.
-        if self.listener.is_none() && self.tenants.values().any(|tenant| tenant.awaits_device()) {
+        if self.acceptor.listener.is_none()
+            && self.tenants.values().any(|tenant| tenant.awaits_device())
+        {
             tracing::info!("no worker for protocol {hash:016x}: {reason}");
         } else {
             tracing::error!("no worker for protocol {hash:016x}: {reason}");
