@@ -37,7 +37,7 @@ pub enum BackendError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the thread that hears the supervisor cannot be made")]
+    #[error("the thread that reads the supervisor's messages cannot be made")]
     Thread(#[source] std::io::Error),
     #[error("cannot start the supervisor")]
     Start(#[source] std::io::Error),
@@ -47,11 +47,11 @@ pub enum BackendError {
         "the supervisor closed the connection before it answered; its log lines above may name the cause"
     )]
     Ended,
-    #[error("the supervisor has said why it ended")]
+    #[error("the supervisor ended and printed the reason")]
     Said,
     #[error("the supervisor's stream broke")]
     Stream(#[source] std::io::Error),
-    #[error("the supervisor sent what is no control message")]
+    #[error("the supervisor sent a malformed control message")]
     Control(#[from] ControlError),
     #[error("the supervisor sent {0} where none is expected")]
     Unexpected(&'static str),
@@ -59,7 +59,7 @@ pub enum BackendError {
     NoFile,
     #[error("the supervisor gives a guest process no control stream: {0}")]
     NoStream(String),
-    #[error("the guest cannot be shown what it was granted")]
+    #[error("the granted memory cannot be mapped into the guest")]
     Show(#[from] MemoryError),
     #[error("the supervisor's report cannot be read")]
     Report(#[from] serde_json::Error),

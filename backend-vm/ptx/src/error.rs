@@ -57,7 +57,7 @@ pub enum LoadError {
     #[error("{0}")]
     InvalidObject(String),
     /// The input is code for a compiler that this device lacks.
-    #[error("the input is NVVM code, of which this device has no compiler")]
+    #[error("the input is NVVM code, and this device has no compiler for it")]
     Intermediate,
     /// The image's parts cannot be linked.
     #[error(transparent)]

@@ -72,7 +72,7 @@ pub(super) enum GuestError {
     Direction(&'static str),
     #[error("it sent {0} before its session was granted")]
     Early(&'static str),
-    #[error("it said hello twice")]
+    #[error("it sent the hello message twice")]
     SecondHello,
     #[error("it asked for facts before its launcher attached a window")]
     NoWindow,

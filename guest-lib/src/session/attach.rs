@@ -59,9 +59,11 @@ pub enum AttachError {
         what: &'static str,
         source: io::Error,
     },
-    #[error("what WORMHOLE_WINDOW names is no window: {0}")]
+    #[error("the file that WORMHOLE_WINDOW names is no window: {0}")]
     Bootstrap(#[from] BootstrapError),
-    #[error("what WORMHOLE_WINDOW names is another window: of {found} bytes, not of {granted}")]
+    #[error(
+        "the file that WORMHOLE_WINDOW names is another window: of {found} bytes, not of {granted}"
+    )]
     OtherWindow { found: u64, granted: u64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),

@@ -34,9 +34,9 @@ pub enum SpawnerError {
     Fork(#[source] io::Error),
     #[error("the process that starts workers has ended")]
     Ended,
-    #[error("the process that starts workers cannot be heard")]
+    #[error("the socket to the process that starts workers failed")]
     Socket(#[source] io::Error),
-    #[error("the process that starts workers sent what it never sends: {0}")]
+    #[error("the process that starts workers sent a malformed message: {0}")]
     Malformed(#[from] message::Malformed),
     #[error("the process that starts workers did not say whether it can")]
     Unready,
