@@ -2,9 +2,9 @@
 //!
 //! A program passes addresses, and keeps the contract of the C function: memory that is not null has the documented
 //! length, is not written by others while the call reads it, and is writable where results go. All but lists are an
-//! address in C as well, so that the functions that programs call have these types as parameters. What each type says of
-//! its memory is the program's part of the contract. Everything else is safe: the use of a null place is `CUDA_ERROR_INVALID_VALUE`,
-//! and an index is compared with the length.
+//! address in C as well, so that the functions that programs call have these types as parameters. The requirements of each
+//! type on its memory are the program's part of the contract. Everything else is safe: the use of a null place is
+//! `CUDA_ERROR_INVALID_VALUE`, and an index is compared with the length.
 //!
 //! None of these types is ever a reference. A program may pass one place for two results, a place of any alignment, and
 //! memory that its other threads or a device write next.

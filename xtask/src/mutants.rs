@@ -1,7 +1,7 @@
 //! `cargo xtask mutants`: finds, for each served function of the driver API, a test that fails if the function returns
 //! success and does nothing.
 //!
-//! It first runs the tests unchanged and records the functions that each of them calls. Then, for each function, it
+//! The command first runs the tests unchanged and records the functions that each of them calls. Then, for each function, it
 //! runs the tests that call it with the function disabled, until one fails that passes otherwise. It writes each result
 //! to `shared-ring/api/tested.txt` at once, so that an interrupted run can be continued. `docs/api-coverage.md` lists
 //! the results.

@@ -1,7 +1,7 @@
 //! `cargo xtask structure`: checks the dependency rules between crates, the layers of the guest's library, the number of
 //! unsafe blocks, and that the driver API's constants are declared once. Prints the size of each crate.
 //!
-//! It reads `cargo metadata` and the sources, and generates the code that build scripts generate. It builds nothing.
+//! The command reads `cargo metadata` and the sources, and generates the code that build scripts generate. It builds nothing.
 
 mod constants;
 mod layers;

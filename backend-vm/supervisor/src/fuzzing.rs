@@ -106,7 +106,7 @@ impl End {
 struct Worker {
     ticket: u64,
     end: End,
-    /// Kept open while the worker lives.
+    /// The worker's end of its log, open while the worker lives.
     _log: OwnedFd,
     was_killed: bool,
     /// Answers that the worker still has to send.

@@ -226,7 +226,7 @@ pub enum Portion {
 
 /// A worker's log, passed on line by line as far as a budget permits.
 ///
-/// It is a socket and no pipe: a write to a pipe holds a lock while it copies from the writer's
+/// The log is a socket and no pipe: a write to a pipe holds a lock while it copies from the writer's
 /// memory, and a read waits for that lock. A worker can make the copy take long.
 #[derive(Debug)]
 pub struct Log {

@@ -165,7 +165,7 @@ fn a_worker_whose_write_to_its_log_does_not_end_holds_up_nobody() {
         return;
     };
     let write = two.while_it_stands(|_| {
-        // What is there already has the supervisor read the log.
+        // The first line makes the supervisor read the log.
         log.write_all(b"a line\n").unwrap();
         EndlessWrite::start(log.into())
     });

@@ -51,7 +51,7 @@ impl<'a> Memory<'a> {
             return &[];
         }
         // SAFETY: that much can be read. It is a part of the image or of its wrapper, which the program leaves as they
-        // are during the call, or lies behind them in the same readable mapping, of which only a text is looked at.
+        // are during the call, or lies behind them in the same readable mapping, from which only text is read.
         unsafe { std::slice::from_raw_parts(self.0, length) }
     }
 

@@ -92,7 +92,7 @@ pub fn from_descriptor(descriptor: RawFd) -> Result<Token> {
         .ok_or(CuError::UNKNOWN)
 }
 
-/// Kept socket ends of exported memory.
+/// This process's socket end for each descriptor of exported memory.
 static EXPORTED: Mutex<Vec<(Handle<Memory>, OwnedFd)>> = Mutex::new(Vec::new());
 
 fn exported() -> MutexGuard<'static, Vec<(Handle<Memory>, OwnedFd)>> {

@@ -318,7 +318,7 @@ fn take_ready(session: &Session) -> Option<Pending> {
 
 fn run(entry: Pending, result: CuResult) {
     entry.function.call(result);
-    // SYNC POINT: stream word. What the function wrote is visible to the work behind it.
+    // SYNC POINT: stream word. The function's writes are visible to the work behind it.
     match entry.turn {
         Turn::Stream { done, .. } => {
             done.word.get().store(done.value, Ordering::Release);

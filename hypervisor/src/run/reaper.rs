@@ -1,7 +1,7 @@
 //! Reaper: the process between the launcher and a program of this system.
 //!
-//! It starts the program, passes signals to it, reports its end, and outlives the launcher until it
-//! has killed all of the program's descendants. As subreaper (PR_SET_CHILD_SUBREAPER) it becomes
+//! The reaper starts the program, passes signals to it, reports its end, and outlives the launcher
+//! until it has killed all of the program's descendants. As subreaper (PR_SET_CHILD_SUBREAPER) it becomes
 //! the parent of every orphan among its descendants, so no process is left once it has no child. A
 //! PID namespace would do the same in one step, but programs would have different process numbers
 //! inside and outside; cgroups are not available everywhere.

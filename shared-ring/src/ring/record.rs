@@ -115,7 +115,7 @@ impl Commit {
 
 /// Private memory that a record is copied to before it is parsed.
 ///
-/// It is large (36 KiB), so a consumer allocates one and reuses it.
+/// A buffer is large (36 KiB), so a consumer allocates one and reuses it.
 #[derive(Clone)]
 pub struct RecordBuf {
     bytes: RecordBytes,

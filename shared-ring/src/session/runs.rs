@@ -47,7 +47,7 @@ impl Runs {
         self.by_count.last().map_or(0, |(count, _)| *count)
     }
 
-    /// Adds a run, of which no segment is in the set, and joins it with its neighbours.
+    /// Adds a run and joins it with its neighbours. No segment of the run is in the set before.
     pub(super) fn insert(&mut self, run: Run) {
         let mut joined = run;
         if let Some(before) = run.first.checked_sub(1).and_then(|last| self.at(last)) {
@@ -62,7 +62,7 @@ impl Runs {
         self.put(joined);
     }
 
-    /// Removes a run, of which all segments are in the set.
+    /// Removes a run. All its segments are in the set before.
     pub(super) fn remove(&mut self, run: Run) {
         let Some(whole) = self.at(run.first) else {
             return;

@@ -1,8 +1,8 @@
 //! Context limits (`cuCtxGetLimit`, `cuCtxSetLimit`), and the part of the L2 cache set aside for
 //! persisting lines.
 //!
-//! That part belongs to the device: while other tenants use the device, no tenant may set one
-//! aside, and resetting it has no effect.
+//! This part of the cache belongs to the device: while other tenants use the device, no tenant may
+//! set one aside, and resetting it has no effect.
 
 use wormhole_api::constants::limit::{
     MALLOC_HEAP_SIZE, MAX, PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE,
