@@ -58,7 +58,7 @@ enum Action {
     Paths,
     /// Check which glibc the staged installation needs.
     Glibc,
-    /// Look for comments that make their reader guess.
+    /// Look for comments, pages and messages of errors that make their reader guess.
     Prose,
     /// Run Numba's own CUDA tests on the CPU device.
     Numba {

@@ -44,7 +44,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     total += check("the form of commits", &checks::history(root)?);
     total += check("paths of this machine", &checks::paths(root)?);
     total += check("the glibc of the installation", &checks::glibc(root)?);
-    total += check("comments", &checks::prose(root)?);
+    total += check("prose", &checks::prose(root)?);
     let mut tests = cargo(root).args(["test", "--workspace", "--no-fail-fast"]);
     if Path::new("/dev/nvidiactl").exists() {
         tests = tests.args(["--", "--include-ignored"]);
