@@ -215,7 +215,7 @@ fn processes() -> impl Iterator<Item = PathBuf> {
 
 /// Returns the first word of a process's command line. `/proc/PID/exe` is no alternative: a confined worker has its own
 /// mount namespace, in which its executable has another path.
-fn started_from(pid: u32) -> Option<PathBuf> {
+pub fn started_from(pid: u32) -> Option<PathBuf> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line
         .split(|byte| *byte == 0)
@@ -347,7 +347,7 @@ impl Underway {
 
 /// A child process, killed on drop so that it does not outlive its test.
 #[derive(Debug)]
-struct Ended(Child);
+pub struct Ended(pub Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
