@@ -765,24 +765,11 @@ fn a_forked_child_asks_on_a_stream_of_its_own() {
     assert_eq!(call("nvmlShutdown", []), OK);
 }
 
-/// Returns the descriptor of the library's stream, which is connected to the test's backend.
+/// Returns the descriptor of the library's stream.
 fn stream() -> i32 {
-    let name = format!("wormhole-nvml-test-{}", std::process::id());
+    let inode = BACKEND.inode.load(Ordering::Relaxed);
     (3..1024)
-        .find(|&descriptor| {
-            // SAFETY: zeroes are a valid sockaddr_un.
-            let mut peer: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-            let mut bytes = libc::socklen_t::try_from(size_of_val(&peer)).unwrap();
-            // SAFETY: the address and its size outlive the call, which fails for a descriptor that is not a socket.
-            let found =
-                unsafe { libc::getpeername(descriptor, (&raw mut peer).cast(), &raw mut bytes) };
-            let path: Vec<u8> = peer
-                .sun_path
-                .iter()
-                .map(|&byte| byte.cast_unsigned())
-                .collect();
-            found == 0 && path[0] == 0 && path[1..].starts_with(name.as_bytes())
-        })
+        .find(|descriptor| support::inode(*descriptor) == Some(inode))
         .expect("the library has a stream")
 }
 

@@ -3,11 +3,12 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::linux::fs::MetadataExt;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libloading::Library;
@@ -39,6 +40,12 @@ pub fn function<F: Copy>(library: &Library, name: &str) -> F {
     *found.unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
+/// Returns the inode of a descriptor's file, if it is open.
+pub fn inode(descriptor: RawFd) -> Option<u64> {
+    let file = std::fs::metadata(format!("/proc/self/fd/{descriptor}"));
+    file.ok().map(|file| file.st_ino())
+}
+
 /// A backend with configurable answers.
 #[derive(Clone, Default)]
 pub struct Backend {
@@ -46,6 +53,8 @@ pub struct Backend {
     pub devices: Arc<AtomicU32>,
     /// Number of streams opened so far.
     pub streams: Arc<AtomicU32>,
+    /// Inode of the library's end of the last stream.
+    pub inode: Arc<AtomicU64>,
     /// Number of queries received so far.
     pub questions: Arc<AtomicU32>,
 }
@@ -65,6 +74,8 @@ impl Backend {
         std::thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let (stream, library) = UnixStream::pair().expect("sockets");
+                let given = inode(library.as_raw_fd()).expect("it is open");
+                serving.inode.store(given, Ordering::Relaxed);
                 let sent = connection.send_with_fd(&[0][..], library.as_raw_fd());
                 sent.expect("the library listens");
                 drop(library);
