@@ -263,7 +263,10 @@ mod tests {
     #[test]
     fn a_driver_line_must_fit_the_function() {
         for (driver, reason) in [
-            ("cuNone(bytes, function, block)", "calls cuNone, of which"),
+            (
+                "cuNone(bytes, function, block)",
+                "whose parameters the table does not declare",
+            ),
             ("cuAsk(bytes, function, block)", "takes 4 arguments, with 3"),
             (
                 "cuAsk(function, bytes, block, device)",
