@@ -62,7 +62,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
     let host = EmulatedHost {
         image: &Image::emulated_host(&images, Kernel::V6_1).unwrap(),
         overlay: &overlay,
-        memory: 1 << 30,
+        memory: 2 << 30,
         processors: 2,
         disks: &[],
         taps: &[],
@@ -140,11 +140,8 @@ fn in_machine() {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     assert_eq!(own, "0::/delegated/supervisor\n");
 
-    let limit = TENANT_MEMORY.to_string();
-    tenants_are_held_to_their_memory_together(&delegated, &["--tenant-memory", &limit]);
-    // A sixth of three quarters of the machine's memory is less than two sips, and more than a worker's.
-    let sixth = ["--tenants-per-user", "6"];
-    tenants_are_held_to_their_memory_together(&delegated, &sixth);
+    tenants_are_held_to_their_memory_together(&delegated);
+    tenants_share_the_memory_that_the_operator_does_not_divide(&delegated);
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -206,26 +203,36 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     );
 }
 
-fn tenants_are_held_to_their_memory_together(base: &Path, limits: &[&str]) {
-    let socket = std::env::temp_dir().join("tenants");
+/// Starts a supervisor with a socket at this path, whose tenants do not trust each other.
+fn start_for_strangers(socket: &Path, arguments: &[&str]) -> Backend {
     // In one word: the harness says of all others that their tenants trust each other.
     let listen = format!("--listen={}", socket.display());
-    let mut backend = start_with(&[&[listen.as_str()], limits].concat());
+    start_with(&[&[listen.as_str()], arguments].concat())
+}
+
+fn number(file: PathBuf) -> u64 {
+    let text = fs::read_to_string(&file).unwrap();
+    text.trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("{}: {text}", file.display()))
+}
+
+/// Returns the names of the tenants' cgroups.
+fn tenants_below(place: &Path) -> Vec<String> {
+    let mut levels = names(place);
+    levels.retain(|name| name.starts_with("tenant-"));
+    levels
+}
+
+fn tenants_are_held_to_their_memory_together(base: &Path) {
+    let socket = std::env::temp_dir().join("tenants");
+    let limit = TENANT_MEMORY.to_string();
+    let mut backend = start_for_strangers(&socket, &["--tenant-memory", &limit]);
     let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
-    let number = |file: PathBuf| -> u64 {
-        let text = fs::read_to_string(&file).unwrap();
-        text.trim()
-            .parse()
-            .unwrap_or_else(|_| panic!("{}: {text}", file.display()))
-    };
     let all = |file| number(place.join(file));
     let whole = number("/proc/sys/kernel/pid_max".into())
         .min(number("/proc/sys/kernel/threads-max".into()));
     assert_eq!(all("pids.max"), whole / 4 * 3);
-    let memory = match limits {
-        ["--tenants-per-user", count] => all("memory.max") / count.parse::<u64>().unwrap(),
-        _ => TENANT_MEMORY as u64,
-    };
     // 5,120 for each of 128 sessions, and at most half of all.
     let threads = (all("pids.max") / 2).min(5120 * 128);
     let mut neighbour = Tenant::join(&socket);
@@ -241,32 +248,58 @@ fn tenants_are_held_to_their_memory_together(base: &Path, limits: &[&str]) {
         || backend.log().matches("it has eaten").count() >= 2,
         || format!("the neighbour's worker: {}", backend.log()),
     );
-    let levels: Vec<String> = names(&place)
-        .into_iter()
-        .filter(|name| name.starts_with("tenant-"))
-        .collect();
+    let levels = tenants_below(&place);
     // The first tenant's cgroup exists while one of its workers does.
     assert!(!levels.is_empty());
     for level in &levels {
         let read = |file| fs::read_to_string(place.join(level).join(file)).unwrap();
         let limit = |file| number(place.join(level).join(file));
-        // The kernel counts whole pages.
-        assert!(memory - limit("memory.max") < 4096, "{memory} of memory");
+        assert_eq!(limit("memory.max"), TENANT_MEMORY as u64);
         assert_eq!(limit("pids.max"), threads);
         assert_eq!(read("cpu.weight"), "100\n");
     }
     let own = fs::read_to_string(base.join("supervisor/cpu.weight")).unwrap();
     assert_eq!(own, "10000\n");
     drop((theirs, neighbour));
-    let is_level = |name: &String| name.starts_with("tenant-");
     wait_until(
-        || names(&place).iter().filter(|name| is_level(name)).count() < levels.len(),
+        || tenants_below(&place).len() < levels.len(),
         || format!("the neighbour's cgroup to go: {:?}", names(&place)),
     );
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
     assert!(!place.exists());
-    println!("tenants are held to their memory together: {limits:?}");
+    println!("tenants are held to their memory together");
+}
+
+fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
+    let socket = std::env::temp_dir().join("shares");
+    // The machine has room for two tenants of 512 MiB, so that no third of the six is served.
+    let mut backend = start_for_strangers(&socket, &["--tenants-per-user", "6"]);
+    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let _first = assign(&mut backend, SIP);
+    backend.wait_for_log("it has eaten");
+    let mut second = Tenant::join(&socket);
+    second.attach(64, Attach::default()).unwrap();
+    let theirs = ask(&mut second, SIP);
+    wait_until(
+        || backend.log().matches("it has eaten").count() >= 2,
+        || format!("the second tenant's worker: {}", backend.log()),
+    );
+    let half = number(place.join("memory.max")) / 2;
+    let levels = tenants_below(&place);
+    assert_eq!(levels.len(), 2, "{levels:?}");
+    for level in levels {
+        let limit = number(place.join(level).join("memory.max"));
+        // The kernel counts whole pages.
+        assert!(half - limit < 4096, "{limit} of {half}");
+    }
+    let refused = Tenant::join(&socket).attach(64, Attach::default());
+    let reason = refused.unwrap_err();
+    assert!(reason.contains("memory for 2 of 512 MiB each"), "{reason}");
+    drop((theirs, second));
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    println!("tenants share the memory that the operator does not divide");
 }
 
 fn without_cgroups_several_tenants_are_not_served() {
