@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use wormhole_device::constants::event_flags::{BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS};
 use wormhole_device::{CuError, EventRecord, LaunchEvents, RawEvent, RawStream, Result};
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use crate::scheduler::{Point, Scheduler, Work};
 use crate::sharing::SharedEvent;
@@ -68,10 +68,6 @@ pub struct Events {
 }
 
 impl Events {
-    fn lock(&self) -> MutexGuard<'_, Slab> {
-        self.slab.lock()
-    }
-
     /// Creates an event (`cuEventCreate`).
     pub fn create(&self, flags: u32) -> Result<RawEvent> {
         // An interprocess event must have timing disabled (CUDA driver API, cuEventCreate).
@@ -101,20 +97,21 @@ impl Events {
         // Event numbers are unique in the process, across all devices.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.lock().events.insert(id, event);
+        self.slab.lock().events.insert(id, event);
         RawEvent(id)
     }
 
     /// Returns the shared state of an interprocess event.
     pub fn shared(&self, event: RawEvent) -> Result<Arc<SharedEvent>> {
-        let slab = self.lock();
+        let slab = self.slab.lock();
         let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
         entry.shared.clone().ok_or(CuError::INVALID_HANDLE)
     }
 
     /// Destroys an event (`cuEventDestroy`). Work that waits for it keeps waiting.
     pub fn destroy(&self, event: RawEvent) -> Result<()> {
-        self.lock()
+        self.slab
+            .lock()
             .events
             .remove(&event.0)
             .map(drop)
@@ -124,7 +121,7 @@ impl Events {
     /// Records an event (`cuEventRecord`). The slab stays locked until the record is queued, so that the last record is
     /// the one queued last.
     pub fn record(&self, event: RawEvent, stream: RawStream, scheduler: &Scheduler) -> Result<()> {
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         let entry = slab
             .events
             .get_mut(&event.0)
@@ -156,7 +153,7 @@ impl Events {
     /// Sets the record made by a node of a graph. It is reached when the whole graph launch is complete; `time` is when
     /// the node ran.
     pub fn note(&self, event: RawEvent, point: Point, time: Arc<OnceLock<Instant>>) -> Result<()> {
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         let entry = slab
             .events
             .get_mut(&event.0)
@@ -171,7 +168,7 @@ impl Events {
         events: &LaunchEvents,
         queue: impl FnOnce() -> Result<Reached>,
     ) -> Result<()> {
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         for event in [events.programmatic, events.begun].into_iter().flatten() {
             let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
             if entry.timing || entry.shared.is_some() {
@@ -207,7 +204,7 @@ impl Events {
     }
 
     fn last_where(&self, event: RawEvent, place: impl Fn(&Record) -> Point) -> Result<Last> {
-        let slab = self.lock();
+        let slab = self.slab.lock();
         let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
         Ok(match (&entry.shared, &entry.last) {
             (Some(shared), _) => Last::Shared(Arc::clone(shared), shared.last()),
@@ -228,7 +225,7 @@ impl Events {
 
     /// Returns the milliseconds between two records (`cuEventElapsedTime`).
     pub fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
-        let slab = self.lock();
+        let slab = self.slab.lock();
         let record = |event: RawEvent| {
             let entry = slab.events.get(&event.0).filter(|entry| entry.timing);
             entry

@@ -10,7 +10,7 @@ use wormhole_device::{
     GraphNode, Graphs, Launch, LaunchEvents, MemCopy3d, MemoryOperation, RawEvent, RawGraph,
     RawStream, Result,
 };
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use crate::copy3d::Move;
 use crate::device::{Context, CpuDevice, extent, run_fill};
@@ -87,14 +87,8 @@ struct Executable {
 /// Executable graphs of one context.
 #[derive(Debug, Default)]
 pub struct Executables {
-    graphs: Mutex<HashMap<u64, Executable>>,
+    table: Mutex<HashMap<u64, Executable>>,
     next: AtomicU64,
-}
-
-impl Executables {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Executable>> {
-        self.graphs.lock()
-    }
 }
 
 /// Lanes of each body, and each node's predecessors in other lanes.
@@ -490,14 +484,14 @@ impl Graphs for CpuDevice {
             values,
             last: None,
         };
-        executables.lock().insert(id, executable);
+        executables.table.lock().insert(id, executable);
         Ok(RawGraph(id))
     }
 
     fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()> {
         let context = self.context()?;
         let mut plan = self.plan(&context, graph)?;
-        let mut graphs = context.graphs.lock();
+        let mut graphs = context.graphs.table.lock();
         let place = graphs
             .get_mut(&executable.0)
             .ok_or(CuError::INVALID_HANDLE)?;
@@ -513,7 +507,7 @@ impl Graphs for CpuDevice {
 
     fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
         let context = self.context()?;
-        let mut graphs = context.graphs.lock();
+        let mut graphs = context.graphs.table.lock();
         let place = graphs
             .get_mut(&executable.0)
             .ok_or(CuError::INVALID_HANDLE)?;
@@ -565,19 +559,19 @@ impl Graphs for CpuDevice {
     fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         context.scheduler.frontier(stream)?;
-        let known = context.graphs.lock().contains_key(&executable.0);
+        let known = context.graphs.table.lock().contains_key(&executable.0);
         known.then_some(()).ok_or(CuError::INVALID_HANDLE)
     }
 
     fn destroy_graph(&self, executable: RawGraph) -> Result<()> {
         let context = self.context()?;
-        let removed = context.graphs.lock().remove(&executable.0);
+        let removed = context.graphs.table.lock().remove(&executable.0);
         removed.map(drop).ok_or(CuError::INVALID_HANDLE)
     }
 
     fn enable_node(&self, executable: RawGraph, node: u32, enabled: bool) -> Result<()> {
         let context = self.context()?;
-        let mut graphs = context.graphs.lock();
+        let mut graphs = context.graphs.table.lock();
         let place = graphs
             .get_mut(&executable.0)
             .ok_or(CuError::INVALID_HANDLE)?;

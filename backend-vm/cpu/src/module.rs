@@ -7,7 +7,7 @@ use wormhole_device::{
     CuError, Layout, LoadedFunction, LoadedModule, Loading, ManagedPlace, RawFunction, RawModule,
     Result,
 };
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 use wormhole_ptx::{DeviceHeap, Program, Reference};
 
 use crate::errors;
@@ -66,10 +66,6 @@ pub struct Modules {
 }
 
 impl Modules {
-    fn lock(&self) -> MutexGuard<'_, Slab> {
-        self.slab.lock()
-    }
-
     /// Adds a module: allocates and initialises its variables, managed ones in `place`.
     pub fn load(
         &self,
@@ -132,7 +128,7 @@ impl Modules {
                 });
             }
         }
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         let number = slab.number();
         let module = Module {
             program: Arc::new(program),
@@ -149,12 +145,12 @@ impl Modules {
 
     /// Checks that the module exists.
     pub fn check(&self, module: RawModule) -> Result<()> {
-        self.lock().module(module).map(drop)
+        self.slab.lock().module(module).map(drop)
     }
 
     /// Unloads a module with its functions and variables. None of its kernels runs any more.
     pub fn unload(&self, module: RawModule) -> Result<()> {
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         let gone = slab
             .modules
             .remove(&module.0)
@@ -167,12 +163,12 @@ impl Modules {
 
     /// Returns a kernel of a module, decoded at the first call. Later calls return the same handle.
     pub fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
-        let program = Arc::clone(&self.lock().module(module)?.program);
+        let program = Arc::clone(&self.slab.lock().module(module)?.program);
         let code = program.kernel(name).map_err(|error| {
             tracing::warn!(%error, "a kernel is refused");
             errors::of_kernel(&error)
         })?;
-        let mut slab = self.lock();
+        let mut slab = self.slab.lock();
         let known = slab.module(module)?.functions.get(name).copied();
         let function = known.unwrap_or_else(|| RawFunction(slab.number()));
         let kernel = slab
@@ -192,13 +188,13 @@ impl Modules {
 
     /// Returns the names of a module's kernels, in the order of the image.
     pub fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
-        let program = Arc::clone(&self.lock().module(module)?.program);
+        let program = Arc::clone(&self.slab.lock().module(module)?.program);
         Ok(program.module().kernel_names().map(str::to_owned).collect())
     }
 
     /// Returns address and size of a variable. Fails for texture, surface and sampler references.
     pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
-        let slab = self.lock();
+        let slab = self.slab.lock();
         let program = &slab.module(module)?.program;
         let kinds = [Reference::Texture, Reference::Surface, Reference::Sampler];
         if kinds
@@ -212,7 +208,8 @@ impl Modules {
 
     /// Returns the address of a reference.
     pub fn reference(&self, module: RawModule, name: &str, kind: Reference) -> Result<u64> {
-        self.lock()
+        self.slab
+            .lock()
             .module(module)?
             .program
             .reference(name, kind)
@@ -221,7 +218,8 @@ impl Modules {
 
     /// Returns a kernel by its handle.
     pub fn kernel(&self, function: RawFunction) -> Result<Arc<Kernel>> {
-        self.lock()
+        self.slab
+            .lock()
             .kernels
             .get(&function.0)
             .cloned()

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use wormhole_device::DeviceOutput;
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 #[derive(Debug, Default)]
 struct State {
@@ -21,14 +21,10 @@ pub struct Output {
 }
 
 impl Output {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Appends text of `printf` and drops the oldest bytes beyond `capacity`.
     pub fn print(&self, text: &[u8], capacity: u64) {
         let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.printed.extend(text);
         let excess = state.printed.len().saturating_sub(capacity);
         state.printed.drain(..excess);
@@ -36,18 +32,18 @@ impl Output {
 
     /// Appends text of `assert`, which is visible at once.
     pub fn complain(&self, text: &[u8]) {
-        self.lock().visible.stderr.extend_from_slice(text);
+        self.state.lock().visible.stderr.extend_from_slice(text);
     }
 
     /// Makes all text printed so far visible. Called at synchronizations.
     pub fn flush(&self) {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         state.visible.stdout.extend(state.printed.drain(..));
     }
 
     /// Takes the visible text.
     pub fn take(&self) -> DeviceOutput {
-        std::mem::take(&mut self.lock().visible)
+        std::mem::take(&mut self.state.lock().visible)
     }
 }
 

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use wormhole_device::{CuError, RawStream, Result};
-use wormhole_lock::{Condvar, Mutex, MutexGuard};
+use wormhole_lock::{Condvar, Mutex};
 
 pub use work::{Outcome, Turn, Work};
 
@@ -238,10 +238,6 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     fn fault(&self) -> Option<CuError> {
         match self.fault.load(Ordering::Acquire) {
             0 => None,
@@ -267,7 +263,7 @@ impl Shared {
             .compare_exchange(0, error.0, Ordering::AcqRel, Ordering::Acquire);
         self.cancel.store(true, Ordering::Release);
         let mut dropped = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for stream in state.streams.values_mut() {
             dropped.extend(stream.queue.drain(..));
         }
@@ -292,7 +288,7 @@ impl Shared {
     }
 
     fn begin(self: &Arc<Self>, work: Work) -> Result<Point> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.prepare(&mut state)?;
         let stream = state.add(Stream {
             destroyed: true,
@@ -311,7 +307,7 @@ impl Shared {
     }
 
     fn milestone(self: &Arc<Self>) -> Milestone {
-        let stream = self.lock().add(Stream {
+        let stream = self.state.lock().add(Stream {
             submitted: 1,
             destroyed: true,
             ..Stream::new(false)
@@ -339,7 +335,7 @@ impl Milestone {
     }
 
     pub fn reach(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.streams.contains_key(&self.point.stream) {
             state.complete(self.point.stream);
             self.shared.staff(&mut state);
@@ -415,7 +411,7 @@ impl Scheduler {
 
     /// Creates a stream. A `blocking` one synchronises with the legacy default stream.
     pub fn create(&self, blocking: bool) -> RawStream {
-        RawStream(self.shared.lock().add(Stream::new(blocking)))
+        RawStream(self.shared.state.lock().add(Stream::new(blocking)))
     }
 
     /// Creates a milestone, whose point belongs to no visible stream.
@@ -428,7 +424,7 @@ impl Scheduler {
         if stream == RawStream::LEGACY {
             return Err(CuError::INVALID_HANDLE);
         }
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let entry = state.live(stream)?;
         entry.destroyed = true;
         if !entry.pending() {
@@ -464,7 +460,7 @@ impl Scheduler {
         bytes: usize,
         work: Work,
     ) -> Result<Point> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         self.shared.prepare(&mut state)?;
         state.live(stream)?;
         let mut after = state.implicit_order(stream.0);
@@ -478,7 +474,7 @@ impl Scheduler {
     /// Returns the points at which all work in `stream` so far is complete. For the legacy default stream that includes
     /// the blocking streams.
     pub fn frontier(&self, stream: RawStream) -> Result<Vec<Point>> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         self.alive()?;
         state.live(stream)?;
         let mut points = Vec::from_iter(state.last_point(stream.0));
@@ -490,7 +486,7 @@ impl Scheduler {
 
     /// Returns the points at which all work submitted so far is complete.
     pub fn whole_frontier(&self) -> Vec<Point> {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         state
             .streams
             .keys()
@@ -501,14 +497,14 @@ impl Scheduler {
     /// Returns whether all points are reached. Fails with the sticky error.
     pub fn reached(&self, points: &[Point]) -> Result<bool> {
         self.alive()?;
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         Ok(points.iter().all(|point| state.reached(*point)))
     }
 
     /// Waits for all points, or for the context's death.
     pub fn wait(&self, points: &[Point]) -> Result<()> {
         let mut left = points.iter().peekable();
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         loop {
             self.alive()?;
             while left.next_if(|point| state.reached(**point)).is_some() {}
@@ -526,7 +522,7 @@ impl Scheduler {
     pub fn awaited(&self, points: Vec<Point>) -> Work {
         let shared = Arc::clone(&self.shared);
         let reached = move |shared: &Shared| {
-            let state = shared.lock();
+            let state = shared.state.lock();
             points.iter().all(|point| state.reached(*point))
         };
         let reached = Arc::new(reached);
@@ -545,7 +541,7 @@ impl Scheduler {
     /// fail with `error`.
     pub fn stop(&self, error: CuError) {
         self.shared.kill(error);
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let (threads, watcher) = (take(&mut state.threads), state.watcher.take());
         drop(state);
         for thread in threads.into_iter().chain(watcher) {

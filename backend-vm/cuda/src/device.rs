@@ -21,7 +21,7 @@ use wormhole_device::{
     LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent,
     RawFunction, RawModule, RawStream, Result,
 };
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
@@ -58,10 +58,6 @@ pub struct CudaDevice {
     /// Executable graphs by number. Numbers are never reused.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
     pub(crate) next_graph: AtomicU64,
-}
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Converts a number to a handle of the driver.
@@ -265,7 +261,7 @@ impl CudaDevice {
 
     /// Returns the driver's handle of the context.
     pub(crate) fn handle(&self) -> CUcontext {
-        locked(&self.context).context
+        self.context.lock().context
     }
 
     /// Returns the compute capability, 90 for 9.0; 0 if the driver does not report it.
@@ -284,7 +280,7 @@ impl CudaDevice {
     }
 
     pub(crate) fn image(&self, module: RawModule) -> Result<Loaded> {
-        locked(&self.images).get(module)
+        self.images.lock().get(module)
     }
 
     /// Extracts the code of one way to load an image.
@@ -351,7 +347,9 @@ impl CudaDevice {
             return Ok(Loading::NeedsPlace(bytes));
         };
         let mut loaded = self.load_plain(&placed.image, kind, jit, uses_output)?;
-        locked(&self.images).set_managed(loaded.module, placed.globals);
+        self.images
+            .lock()
+            .set_managed(loaded.module, placed.globals);
         loaded.initial = placed.initial;
         Ok(Loading::Done(loaded))
     }
@@ -403,7 +401,7 @@ impl CudaDevice {
             self.uses_output.store(true, Ordering::Relaxed);
         }
         Ok(LoadedModule {
-            module: locked(&self.images).insert(Ok(loaded)),
+            module: self.images.lock().insert(Ok(loaded)),
             uses_output,
             initial: Vec::new(),
         })
@@ -474,7 +472,7 @@ impl Device for CudaDevice {
     }
 
     fn health(&self, probe: &[RawStream]) -> Option<CuError> {
-        let sentinel = locked(&self.context).sentinel;
+        let sentinel = self.context.lock().sentinel;
         std::iter::once(sentinel)
             .chain(probe.iter().map(|raw| stream(*raw)))
             .find_map(|stream| {
@@ -721,14 +719,14 @@ impl Device for CudaDevice {
             return Err(refused);
         }
         Ok(Loading::Done(LoadedModule {
-            module: locked(&self.images).insert(Err(refused)),
+            module: self.images.lock().insert(Err(refused)),
             uses_output: self.uses_output.load(Ordering::Relaxed),
             initial: Vec::new(),
         }))
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {
-        let Some(image) = locked(&self.images).remove(module)? else {
+        let Some(image) = self.images.lock().remove(module)? else {
             return Ok(());
         };
         // SAFETY: the image was loaded and is unloaded once.
@@ -768,7 +766,7 @@ impl Device for CudaDevice {
     }
 
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
-        if let Some(managed) = locked(&self.images).managed(module, name) {
+        if let Some(managed) = self.images.lock().managed(module, name) {
             return Ok(managed);
         }
         let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
@@ -849,8 +847,8 @@ impl Device for CudaDevice {
     }
 
     fn reset(&self) -> Result<()> {
-        let mut context = locked(&self.context);
-        locked(&self.images).clear();
+        let mut context = self.context.lock();
+        self.images.lock().clear();
         self.forget_graphs();
         let shared = shared_events::take(self.device);
         // SAFETY: the device exists; the caller uses no object that the reset destroys afterwards. The reset keeps the

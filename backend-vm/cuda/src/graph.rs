@@ -22,7 +22,7 @@ use wormhole_device::{
 };
 
 use crate::arrays::described;
-use crate::device::{CudaDevice, function, locked, size, stream};
+use crate::device::{CudaDevice, function, size, stream};
 use crate::mem_ops::parameters;
 use crate::shared_events;
 
@@ -265,7 +265,9 @@ impl CudaDevice {
 
     /// Replaces an executable graph that the driver cannot update.
     fn replace(&self, raw: RawGraph, template: Template) -> Result<()> {
-        let flags = locked(&self.graphs)
+        let flags = self
+            .graphs
+            .lock()
             .get(&raw.0)
             .map_or(0, |place| place.flags);
         let executable = match self.made_executable(&template, flags) {
@@ -292,7 +294,7 @@ impl CudaDevice {
     /// Exchanges an executable graph with a new one, which inherits the disabled nodes and the last launch.
     fn put_in_place(&self, raw: RawGraph, new: &mut Executable) -> Result<()> {
         // Locked throughout: a stream in the table is not destroyed meanwhile.
-        let mut graphs = locked(&self.graphs);
+        let mut graphs = self.graphs.lock();
         let place = graphs.get_mut(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
         for node in &place.disabled {
             if let Some(node) = new.template.nodes.get(*node as usize) {
@@ -327,28 +329,28 @@ impl CudaDevice {
 
     /// Removes a stream that is about to be destroyed.
     pub(crate) fn forget_stream(&self, stream: RawStream) {
-        for place in locked(&self.graphs).values_mut() {
+        for place in self.graphs.lock().values_mut() {
             place.last = place.last.filter(|last| *last != stream);
         }
     }
 
     /// Returns whether an executable graph has the same conditional nodes as `graph`.
     fn chooses_like(&self, raw: RawGraph, graph: &GraphDescription) -> bool {
-        let graphs = locked(&self.graphs);
+        let graphs = self.graphs.lock();
         let place = graphs.get(&raw.0);
         place.is_some_and(|place| place.template.conditionals == conditionals(graph))
     }
 
     /// Returns the driver's executable graph. The table is not locked during the caller's driver call.
     fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
-        let graphs = locked(&self.graphs);
+        let graphs = self.graphs.lock();
         let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
         Ok(place.executable)
     }
 
     /// Removes every graph: their context is gone.
     pub(crate) fn forget_graphs(&self) {
-        locked(&self.graphs).clear();
+        self.graphs.lock().clear();
     }
 }
 
@@ -395,7 +397,7 @@ impl Graphs for CudaDevice {
             last: None,
             after: None,
         };
-        locked(&self.graphs).insert(raw.0, entry);
+        self.graphs.lock().insert(raw.0, entry);
         Ok(raw)
     }
 
@@ -428,7 +430,7 @@ impl Graphs for CudaDevice {
 
     fn launch_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {
         let (executable, after) = {
-            let mut graphs = locked(&self.graphs);
+            let mut graphs = self.graphs.lock();
             let place = graphs.get_mut(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
             place.last = Some(on);
             (place.executable, place.after.take())
@@ -448,13 +450,13 @@ impl Graphs for CudaDevice {
     }
 
     fn destroy_graph(&self, raw: RawGraph) -> Result<()> {
-        let removed = locked(&self.graphs).remove(&raw.0);
+        let removed = self.graphs.lock().remove(&raw.0);
         self.destroy_executable(&removed.ok_or(CuError::INVALID_HANDLE)?)
     }
 
     fn enable_node(&self, raw: RawGraph, node: u32, enabled: bool) -> Result<()> {
         let (executable, handle) = {
-            let graphs = locked(&self.graphs);
+            let graphs = self.graphs.lock();
             let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
             let node = place.template.nodes.get(node as usize);
             (place.executable, *node.ok_or(CuError::INVALID_VALUE)?)
@@ -464,7 +466,7 @@ impl Graphs for CudaDevice {
             self.driver()
                 .cuGraphNodeSetEnabled(executable, handle, u32::from(enabled))
         }?;
-        if let Some(place) = locked(&self.graphs).get_mut(&raw.0) {
+        if let Some(place) = self.graphs.lock().get_mut(&raw.0) {
             if enabled {
                 place.disabled.remove(&node);
             } else {

@@ -17,7 +17,7 @@ use wormhole_device::{
 };
 use wormhole_lock::Mutex;
 
-use crate::device::{CudaDevice, event, locked};
+use crate::device::{CudaDevice, event};
 use crate::driver::Driver;
 
 /// Bit of an event's handle that marks a shared event. The driver's handles are addresses and so even.
@@ -177,7 +177,7 @@ impl CudaDevice {
             registry.retired.extract_if(.., own).collect::<Vec<_>>()
         });
         for (_, shared) in retired {
-            for (_, after) in locked(&shared.uses).drain(..) {
+            for (_, after) in shared.uses.lock().drain(..) {
                 let _ = self.destroy_event(after);
             }
             if let Err(error) = self.unregister(shared.address()) {
@@ -193,7 +193,7 @@ impl CudaDevice {
         on: RawStream,
         operations: &[MemoryOperation],
     ) -> Result<()> {
-        let mut uses = locked(&shared.uses);
+        let mut uses = shared.uses.lock();
         let known = uses.iter().find(|(stream, _)| *stream == on);
         let after = match known {
             Some((_, after)) => *after,
@@ -260,7 +260,7 @@ impl SharedEvent {
     }
 
     fn is_unused(&self, driver: &Driver) -> bool {
-        let uses = locked(&self.uses);
+        let uses = self.uses.lock();
         uses.iter().all(|(_, after)| is_over(driver, *after))
     }
 }

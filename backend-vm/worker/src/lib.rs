@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use wormhole_api::{CuResult, PROTOCOL_HASH};
 use wormhole_device::{Device, Found};
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
@@ -232,17 +232,17 @@ pub fn run_on(
     let exchange = {
         let reports = Arc::clone(&reports);
         Exchange::new(move |message, descriptors| {
-            lock(&reports).send_with(message, descriptors).is_ok()
+            reports.lock().send_with(message, descriptors).is_ok()
         })
     };
     let served = match serve(&devices, linger, &window, &grant, counters, exchange, files) {
         Ok(served) => served,
         Err(error) => {
-            refuse(&mut lock(&reports), &error)?;
+            refuse(&mut reports.lock(), &error)?;
             return Err(error);
         }
     };
-    lock(&reports).send(&Message::Assigned)?;
+    reports.lock().send(&Message::Assigned)?;
     let arena = Arena {
         window,
         notifier: served.notifier.clone(),
@@ -262,10 +262,6 @@ fn refuse(reports: &mut Reports, error: &WorkerError) -> Result<(), ChannelError
         code: Refusal::NoDevice as u32,
         reason: &wormhole_link::chain(error),
     })
-}
-
-fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
-    reports.lock()
 }
 
 /// Handles on the threads that serve a session.
@@ -482,7 +478,7 @@ impl Arena {
     }
 
     fn report(&self, message: &Message<'_>) -> Result<(), WorkerError> {
-        match lock(&self.reports).send(message) {
+        match self.reports.lock().send(message) {
             // The thread that reads the stream detects its end too.
             Err(ChannelError::Ended) => Ok(()),
             sent => Ok(sent?),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
 use wormhole_device::RawStream;
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
@@ -57,12 +57,8 @@ pub struct Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         self.shared.context.fetch_add(1, Ordering::Release);
-        *locked(&self.shared.pauses) -= 1;
+        *self.shared.pauses.lock() -= 1;
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Executor's handle on the thread.
@@ -108,12 +104,15 @@ impl Watcher {
 
     /// Adds a stream. Fences may be behind its work from now on.
     pub fn watch(&self, stream: &Arc<StreamObject>) {
-        locked(&self.shared.streams).insert(key(stream), Arc::clone(stream));
+        self.shared
+            .streams
+            .lock()
+            .insert(key(stream), Arc::clone(stream));
     }
 
     /// Removes a stream.
     pub fn forget(&self, stream: &StreamObject) {
-        locked(&self.shared.streams).remove(&key(stream));
+        self.shared.streams.lock().remove(&key(stream));
     }
 
     /// Returns whether a fence behind the stream's work is outstanding. Only the thread that calls
@@ -143,9 +142,9 @@ impl Watcher {
     /// Forgets every stream but the `legacy` ones, clears their fences, which will not be written,
     /// and keeps the thread from the device.
     pub fn pause(&self, legacy: &[Arc<StreamObject>]) -> Pause {
-        *locked(&self.shared.pauses) += 1;
+        *self.shared.pauses.lock() += 1;
         let kept = |known: &Key| legacy.iter().any(|stream| key(stream) == *known);
-        locked(&self.shared.streams).retain(|known, _| kept(known));
+        self.shared.streams.lock().retain(|known, _| kept(known));
         legacy.iter().for_each(|stream| stream.expect_nothing());
         Pause {
             shared: Arc::clone(&self.shared),
@@ -199,7 +198,7 @@ fn watch(
         let context = shared.context.load(Ordering::Acquire);
         let asked = shared.expecting.swap(false, Ordering::AcqRel);
         {
-            let streams = locked(&shared.streams);
+            let streams = shared.streams.lock();
             let awaited = streams.values().filter(|stream| stream.is_awaited(fences));
             held.extend(awaited.cloned());
         }
@@ -233,7 +232,7 @@ fn watch(
             continue;
         }
         // Locked during the check, so that a pause begins after it.
-        let pauses = locked(&shared.pauses);
+        let pauses = shared.pauses.lock();
         // After a pause the collected streams do not exist any more.
         if *pauses == 0
             && context == shared.context.load(Ordering::Acquire)

@@ -5,7 +5,7 @@ use wormhole_api::handle::{Array as ArrayKind, Mipmap as MipmapKind};
 use wormhole_api::{
     ArrayCreate, ArrayDestroy, Handle, MipmapCreate, MipmapDestroy, MipmapGetLevel,
 };
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -33,13 +33,9 @@ struct Mipmap {
 static ARRAYS: Table<ArrayKind, Mutex<Option<Array>>> = Table::new();
 static MIPMAPS: Table<MipmapKind, Mutex<Option<Mipmap>>> = Table::new();
 
-fn locked<T>(facts: &Mutex<T>) -> MutexGuard<'_, T> {
-    facts.lock()
-}
-
 fn known(array: CUarray) -> Result<(Handle<ArrayKind>, Array)> {
     let handle = handle::from_pointer(array).ok_or_else(|| handle::refusal(array))?;
-    let facts = ARRAYS.get(handle).and_then(|facts| *locked(facts));
+    let facts = ARRAYS.get(handle).and_then(|facts| *facts.lock());
     Ok((handle, facts.ok_or(CuError::INVALID_HANDLE)?))
 }
 
@@ -63,7 +59,7 @@ pub fn find_mipmap(mipmap: CUmipmappedArray) -> Result<Handle<MipmapKind>> {
 /// Looks up a mipmapped array by its `CUmipmappedArray`. Returns its handle and shape.
 pub fn find_mipmap_shape(mipmap: CUmipmappedArray) -> Result<(Handle<MipmapKind>, ArrayShape)> {
     let (handle, facts) = known_mipmap(mipmap)?;
-    let shape = locked(facts).as_ref().map(|facts| facts.shape);
+    let shape = facts.lock().as_ref().map(|facts| facts.shape);
     Ok((handle, shape.ok_or(CuError::INVALID_HANDLE)?))
 }
 
@@ -76,7 +72,7 @@ pub fn scope(array: CUarray) -> Result<Scope> {
 }
 
 fn mint(array: Array) -> Result<Handle<ArrayKind>> {
-    ARRAYS.mint(|facts| *locked(facts) = Some(array))
+    ARRAYS.mint(|facts| *facts.lock() = Some(array))
 }
 
 /// Retires a handle and recycles its table entry.
@@ -126,7 +122,7 @@ pub fn destroy(scope: Scope, array: CUarray) -> Result {
 pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUmipmappedArray> {
     let levels = levels.clamp(1, shape.most_levels());
     let new = MIPMAPS.mint(|facts| {
-        *locked(facts) = Some(Mipmap {
+        *facts.lock() = Some(Mipmap {
             shape,
             context: scope.context,
             levels: vec![None; levels as usize],
@@ -150,7 +146,7 @@ pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUm
 /// Returns the array of a level (`cuMipmappedArrayGetLevel`), the same one at each call.
 pub fn level(scope: Scope, mipmap: CUmipmappedArray, level: u32) -> Result<CUarray> {
     let (handle, facts) = known_mipmap(mipmap)?;
-    let mut facts = locked(facts);
+    let mut facts = facts.lock();
     let facts = facts.as_mut().ok_or(CuError::INVALID_HANDLE)?;
     let place = facts
         .levels
@@ -185,7 +181,7 @@ pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
     let done = scope
         .session
         .request(&MipmapDestroy { mipmap: handle }, |()| ());
-    if let Some(facts) = locked(facts).take() {
+    if let Some(facts) = facts.lock().take() {
         facts.levels.into_iter().flatten().for_each(forget);
     }
     MIPMAPS.recycle(handle);
@@ -195,14 +191,14 @@ pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
 /// Destroys the arrays and mipmapped arrays of a context.
 pub fn destroy_of(scope: Scope) {
     for (handle, facts) in MIPMAPS.live() {
-        let context = locked(facts).as_ref().map(|facts| facts.context);
+        let context = facts.lock().as_ref().map(|facts| facts.context);
         if context == Some(scope.context) {
             // An error is ignored: the context is destroyed, and another thread may have destroyed the object first.
             let _ = destroy_mipmap(scope, handle::to_pointer(handle));
         }
     }
     for (handle, facts) in ARRAYS.live() {
-        let context = locked(facts).as_ref().map(|facts| facts.context);
+        let context = facts.lock().as_ref().map(|facts| facts.context);
         if context == Some(scope.context) {
             let _ = destroy(scope, handle::to_pointer(handle));
         }
@@ -213,7 +209,7 @@ pub fn destroy_of(scope: Scope) {
 pub fn forget_all() {
     for (handle, facts) in MIPMAPS.live() {
         if MIPMAPS.retire(handle).is_some() {
-            *locked(facts) = None;
+            *facts.lock() = None;
             MIPMAPS.recycle(handle);
         }
     }

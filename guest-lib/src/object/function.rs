@@ -122,7 +122,7 @@ pub struct Function {
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
     /// Settings of the launch functions before CUDA 4.
-    pub legacy: launch_v3::Shared,
+    pub legacy: Mutex<launch_v3::Settings>,
     configurations: Agreed,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
 }
@@ -225,7 +225,7 @@ impl Function {
             launched: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
-            legacy: launch_v3::Shared::default(),
+            legacy: Mutex::default(),
             configurations: Agreed::default(),
             occupancy: Mutex::default(),
         };

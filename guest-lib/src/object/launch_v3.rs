@@ -1,7 +1,5 @@
 //! Launch functions before CUDA 4: block shape, shared memory and parameters are set on the function.
 
-use wormhole_lock::{Mutex, MutexGuard};
-
 use crate::error::{CuError, Result};
 
 /// Maximum bytes of parameters.
@@ -61,16 +59,6 @@ impl Settings {
         let mut parameters = self.parameters.clone();
         parameters.resize(self.size.unwrap_or(parameters.len()), 0);
         parameters
-    }
-}
-
-/// Settings of one function, shared by all threads of the process.
-#[derive(Debug, Default)]
-pub struct Shared(Mutex<Settings>);
-
-impl Shared {
-    pub fn lock(&self) -> MutexGuard<'_, Settings> {
-        self.0.lock()
     }
 }
 

@@ -35,7 +35,7 @@ impl State {
 impl Scheduler {
     /// Returns a line for the threads, and one for each stream with incomplete work.
     pub fn describe(&self) -> Vec<String> {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         let pending: Vec<(&u64, &Stream)> = state
             .streams
             .iter()

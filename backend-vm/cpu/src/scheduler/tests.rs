@@ -43,7 +43,7 @@ fn gate() -> (mpsc::Sender<()>, Work) {
 const MANY: u32 = 10_000;
 
 fn threads(scheduler: &Scheduler) -> usize {
-    scheduler.shared.lock().threads.len()
+    scheduler.shared.state.lock().threads.len()
 }
 
 fn wait_for_all(scheduler: &Scheduler) {
@@ -244,7 +244,7 @@ fn streams_that_wait_have_no_threads() {
     names.sort_unstable();
     assert_eq!(names, (0..MANY).collect::<Vec<_>>());
     assert!(threads(&scheduler) <= threads::MAX_KERNELS + threads::SPARE);
-    let state = scheduler.shared.lock();
+    let state = scheduler.shared.state.lock();
     assert_eq!((state.queued, state.queued_bytes), (0, 0));
     assert_eq!(state.streams.len(), 2, "destroyed streams are gone");
 }

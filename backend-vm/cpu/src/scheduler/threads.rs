@@ -142,7 +142,7 @@ enum Rest {
 /// Runs steps of ready work until the context dies. The main function of a thread.
 fn serve(shared: &Arc<Shared>) {
     let sleeper = Arc::new(Sleeper::default());
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     state.starting -= 1;
     while shared.fault().is_none() {
         let Some((stream, kernel)) = state.take_ready() else {
@@ -164,7 +164,7 @@ fn serve(shared: &Arc<Shared>) {
         if let Rest::Failed(error) = rest {
             return shared.kill(error);
         }
-        state = shared.lock();
+        state = shared.state.lock();
         state.kernels -= usize::from(kernel);
         if shared.fault().is_none() {
             shared.settle(&mut state, stream, rest);
@@ -246,7 +246,7 @@ fn watch(shared: &Arc<Shared>) {
     let mut watched: Vec<Watched> = Vec::new();
     let mut pause = FIRST_PAUSE;
     let mut round = Instant::now();
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     while shared.fault().is_none() {
         let known = watched.len();
         watched.append(&mut state.watched);
@@ -275,7 +275,7 @@ fn watch(shared: &Arc<Shared>) {
         if !new_only || moved {
             round = Instant::now() + pause;
         }
-        state = shared.lock();
+        state = shared.state.lock();
         if shared.fault().is_none() {
             for stream in ready {
                 state.arrange(stream);

@@ -106,7 +106,7 @@ impl Turn<'_> {
     /// Returns true if all points are reached.
     pub fn are_reached(&self, points: &[Point]) -> bool {
         points.is_empty() || {
-            let state = self.shared.lock();
+            let state = self.shared.state.lock();
             points.iter().all(|point| state.reached(*point))
         }
     }

@@ -26,7 +26,7 @@ mod video;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
@@ -211,14 +211,10 @@ const VARIANTS: usize = 8;
 pub(crate) struct Cache(Mutex<HashMap<u32, Vec<Arc<Lowered>>>>);
 
 impl Cache {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Vec<Arc<Lowered>>>> {
-        self.0.lock()
-    }
-
     /// Finds a function whose shared variables have the offsets that this kernel assigned or would
     /// assign.
     fn find(&self, module_index: u32, shared: &SharedLayout) -> Option<Arc<Lowered>> {
-        let known = self.lock();
+        let known = self.0.lock();
         let mut fitting = known.get(&module_index)?.iter();
         fitting
             .find(|lowered| shared.fits(&lowered.needs.shared))
@@ -226,7 +222,7 @@ impl Cache {
     }
 
     fn add(&self, module_index: u32, lowered: &Arc<Lowered>) {
-        let mut known = self.lock();
+        let mut known = self.0.lock();
         let variants = known.entry(module_index).or_default();
         if variants.len() < VARIANTS {
             variants.push(Arc::clone(lowered));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::Mutex;
 
 use crate::irq::{IrqError, MsiController, MsiMessage};
 
@@ -69,7 +69,7 @@ impl Msix {
     /// Returns the body of the capability (after id and next pointer) and the mask of its writable bits.
     /// `table` and `pending` are offsets in BAR 0.
     pub fn capability(&self, table: u32, pending: u32) -> ([u8; 10], [u8; 2]) {
-        let count = self.lock().vectors.len();
+        let count = self.state.lock().vectors.len();
         let mut body = [0; 10];
         let size = u16::try_from(count.saturating_sub(1)).unwrap_or(0);
         body[..2].copy_from_slice(&size.to_le_bytes());
@@ -80,20 +80,20 @@ impl Msix {
 
     /// Sets the high byte of message control.
     pub fn set_control(&self, control: u8) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.control = control;
         self.apply(&mut state);
     }
 
     /// Returns whether `vector` exists.
     pub fn has(&self, vector: u16) -> bool {
-        usize::from(vector) < self.lock().vectors.len()
+        usize::from(vector) < self.state.lock().vectors.len()
     }
 
     /// Raises a vector, or sets its pending bit if it is masked or MSI-X is disabled. Ignores `NO_VECTOR`
     /// and unknown vectors.
     pub fn trigger(&self, vector: u16) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let deliverable = state.control & (ENABLED | ALL_MASKED) == ENABLED;
         if let Some(vector) = state.vectors.get_mut(usize::from(vector)) {
             if deliverable && !vector.masked() {
@@ -106,7 +106,7 @@ impl Msix {
 
     /// Reads the table.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
-        let state = self.lock();
+        let state = self.state.lock();
         for (index, byte) in data.iter_mut().enumerate() {
             let at = offset + index;
             *byte = state
@@ -118,7 +118,7 @@ impl Msix {
 
     /// Writes the table.
     pub fn write_table(&self, offset: usize, data: &[u8]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for (index, value) in data.iter().enumerate() {
             let at = offset + index;
             if let Some(vector) = state.vectors.get_mut(at / ENTRY) {
@@ -130,7 +130,7 @@ impl Msix {
 
     /// Reads the pending bits.
     pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
-        let state = self.lock();
+        let state = self.state.lock();
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = (0..8)
                 .filter(|bit| {
@@ -169,10 +169,6 @@ impl Msix {
             }
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 impl Vector {
@@ -206,20 +202,16 @@ pub(crate) mod tests {
     pub(crate) struct FakeController(Mutex<Vec<(EventFd, Vec<MsiMessage>)>>);
 
     impl FakeController {
-        fn lock(&self) -> MutexGuard<'_, Vec<(EventFd, Vec<MsiMessage>)>> {
-            self.0.lock()
-        }
-
         pub(crate) fn raised(&self, index: usize) -> u64 {
-            self.lock()[index].0.read().unwrap_or(0)
+            self.0.lock()[index].0.read().unwrap_or(0)
         }
 
         pub(crate) fn route(&self, index: usize) -> Option<MsiMessage> {
-            self.lock()[index].1.last().copied()
+            self.0.lock()[index].1.last().copied()
         }
 
         fn routes(&self, index: usize) -> usize {
-            self.lock()[index].1.len()
+            self.0.lock()[index].1.len()
         }
     }
 
@@ -227,12 +219,12 @@ pub(crate) mod tests {
         fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
             let event = EventFd::new(libc::EFD_NONBLOCK).map_err(IrqError::EventFd)?;
             let clone = event.try_clone().map_err(IrqError::EventFd)?;
-            self.lock().push((event, Vec::new()));
-            Ok((self.lock().len() - 1, clone))
+            self.0.lock().push((event, Vec::new()));
+            Ok((self.0.lock().len() - 1, clone))
         }
 
         fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
-            self.lock()[index].1.push(message);
+            self.0.lock()[index].1.push(message);
             Ok(())
         }
     }
