@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wormhole_link::device::DeviceKind;
+use wormhole_link::tasks;
+
 use super::cgroup::{Cgroup, CgroupError, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
 use super::device::needs;
@@ -16,8 +19,6 @@ use super::processes::Processes;
 use super::root::{self, PROGRAM, STAGE};
 use super::seccomp;
 use super::standing;
-use wormhole_link::device::DeviceKind;
-use wormhole_link::tasks;
 
 /// Means by which a worker is isolated from the rest of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 use std::io;
 
 use event_manager::EventOps;
+use wormhole_link::channel::ChannelError;
 use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
 use wormhole_ring::session::Run;
 
@@ -13,7 +14,6 @@ use super::guests::GuestError;
 use super::sessions::{Session, refusal_of};
 use super::tenants::window_of;
 use super::{Id, Supervisor};
-use wormhole_link::channel::ChannelError;
 
 /// Largest number of unfinished requests and returns of arena in a session.
 const MAX_PENDING_ARENA: usize = 16;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use event_manager::EventOps;
+use wormhole_link::progress::Snapshot;
 
 use super::{Id, Supervisor};
-use wormhole_link::progress::Snapshot;
 
 /// Progress of each session in the last dump, with its time.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
+use wormhole_link::channel::ChannelError;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
     ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal, Stream,
@@ -15,7 +16,6 @@ use super::connection::{self, Connection};
 use super::observers::Observer;
 use super::turns::TURN;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
-use wormhole_link::channel::ChannelError;
 
 /// A control stream.
 #[derive(Debug)]

@@ -54,6 +54,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use wormhole_api::CuResult;
+use wormhole_link::channel::MAX_RECEIVED;
+use wormhole_link::device::DeviceChoice;
+use wormhole_link::neighbours::NeighboursFile;
+pub use wormhole_sandbox::Limits;
+use wormhole_sandbox::device::needs;
 
 use self::acceptor::Acceptor;
 pub use self::command::main;
@@ -77,12 +83,6 @@ use self::tenants::Tenant;
 use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::worker_pool::{Worker, WorkerPool};
-use wormhole_api::CuResult;
-use wormhole_link::channel::MAX_RECEIVED;
-use wormhole_link::device::DeviceChoice;
-use wormhole_link::neighbours::NeighboursFile;
-pub use wormhole_sandbox::Limits;
-use wormhole_sandbox::device::needs;
 
 /// Result of every call after the worker died.
 pub const WORKER_LOST_RESULT: u32 = CuResult::CONTEXT_IS_DESTROYED.0;

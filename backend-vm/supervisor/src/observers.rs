@@ -20,13 +20,13 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
+use wormhole_link::channel::ChannelError;
 use wormhole_ring::control::{Message, Observe, Refusal, facts};
 
 use super::guests::GuestError;
 use super::sampler::{Sample, Sampler};
 use super::turns::TURN;
 use super::{Id, Supervisor};
-use wormhole_link::channel::ChannelError;
 
 /// Largest number of bytes of facts in one message.
 const PART: usize = 4096;

@@ -16,6 +16,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 
 use event_manager::EventOps;
+use wormhole_link::counters::CountersFile;
+use wormhole_link::neighbours::NeighboursFile;
+use wormhole_link::report::SessionReport;
 use wormhole_ring::control::{
     Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
 };
@@ -31,9 +34,6 @@ use super::session_file::{self, SessionFile, SessionHeader};
 use super::tenants::window_of;
 use super::window::Window;
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
-use wormhole_link::counters::CountersFile;
-use wormhole_link::neighbours::NeighboursFile;
-use wormhole_link::report::SessionReport;
 
 /// A session.
 #[derive(Debug)]

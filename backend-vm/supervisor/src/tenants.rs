@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
+use wormhole_link::channel::ChannelError;
+use wormhole_link::report::SessionReport;
 use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
@@ -16,8 +18,6 @@ use super::log_budget::{LogBudget, Verdict};
 use super::turns::TURN;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
-use wormhole_link::channel::ChannelError;
-use wormhole_link::report::SessionReport;
 
 /// Largest number of control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;

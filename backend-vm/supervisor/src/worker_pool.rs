@@ -7,7 +7,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
+use wormhole_link::channel::ChannelError;
+use wormhole_link::process::BROKEN;
 use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
+use wormhole_sandbox::Ending;
 
 use super::connection::{self, Connection};
 use super::log_budget::LogBudget;
@@ -17,9 +20,6 @@ use super::spawner::{Abilities, Heard, Process, Report as Spawned, Spawner};
 use super::turns::TURN;
 use super::workers::{Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
-use wormhole_link::channel::ChannelError;
-use wormhole_link::process::BROKEN;
-use wormhole_sandbox::Ending;
 
 /// Number of writes read from the log of an ended worker: more than its socket holds.
 const LAST_PORTIONS: usize = 512;

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use wormhole_link::device::DeviceChoice;
+use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 
 use super::datagram::{self, Plain};
 use super::log_budget::{LogBudget, Verdict};
-use wormhole_link::device::DeviceChoice;
-use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 
 /// Prefix of the names of worker executables.
 const NAME: &str = "wormhole-worker";

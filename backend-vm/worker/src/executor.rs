@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
+use wormhole_link::counters::Counter;
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead, Violation};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
@@ -17,7 +18,6 @@ use wormhole_ring::wait::{Backoff, Policy, Step};
 use super::exchange::Exchange;
 use super::session::{Answer, Call, Event, Session};
 use super::wake::Inbox;
-use wormhole_link::counters::Counter;
 
 /// Result of every call after the guest corrupted its ring.
 pub const VIOLATION_RESULT: u32 = CuResult::UNKNOWN.0;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
 use wormhole_device::Device;
+use wormhole_link::progress::{Progress, Stage};
+use wormhole_link::tasks;
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
@@ -16,8 +18,6 @@ use super::abort_on_panic::AbortOnPanic;
 use super::devices::SessionDevice;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
-use wormhole_link::progress::{Progress, Stage};
-use wormhole_link::tasks;
 
 /// Closure that runs on a job thread. The [`Finish`] that it returns runs on the executor.
 type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;

@@ -39,6 +39,12 @@ use std::time::Duration;
 
 use wormhole_api::{CuResult, PROTOCOL_HASH};
 use wormhole_device::{Device, Found};
+use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_link::counters::Counters;
+use wormhole_link::device::DeviceChoice;
+use wormhole_link::neighbours::Neighbours;
+use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
+use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
@@ -57,12 +63,6 @@ use self::session::{Event, Session};
 use self::wake::{Inbox, Notifier};
 use self::watcher::{Watcher, publish_death};
 use self::window::{Window, WindowError};
-use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
-use wormhole_link::counters::Counters;
-use wormhole_link::device::DeviceChoice;
-use wormhole_link::neighbours::Neighbours;
-use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
-use wormhole_link::tasks;
 
 /// Result of every call after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = CuResult::SYSTEM_NOT_READY.0;

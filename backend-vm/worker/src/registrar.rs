@@ -11,10 +11,10 @@ use std::sync::mpsc::{Sender, channel};
 
 use wormhole_api::CuResult;
 use wormhole_device::Result;
+use wormhole_link::progress::Progress;
 
 use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
-use wormhole_link::progress::Progress;
 
 /// Host ranges registered with the devices.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
 use wormhole_device::RawStream;
+use wormhole_link::progress::Progress;
 use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
@@ -19,7 +20,6 @@ use wormhole_ring::status::{EndCause, Status};
 use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
 use super::objects::StreamObject;
-use wormhole_link::progress::Progress;
 
 const FIRST_INTERVAL: Duration = Duration::from_micros(100);
 const LONGEST_INTERVAL: Duration = Duration::from_millis(1);

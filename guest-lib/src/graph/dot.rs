@@ -4,14 +4,15 @@ use std::ffi::CStr;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 
+use wormhole_api::GraphBranch;
+use wormhole_api::constants::graph_debug_flags::{CONDITIONAL_NODE_PARAMS, VERBOSE};
+
 use super::work::Work;
 use super::{GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::log;
 use crate::object::function;
-use wormhole_api::GraphBranch;
-use wormhole_api::constants::graph_debug_flags::{CONDITIONAL_NODE_PARAMS, VERBOSE};
 
 /// All known flags.
 const FLAGS: u32 = (CONDITIONAL_NODE_PARAMS << 1) - 1;

@@ -1,5 +1,8 @@
 //! Arrays, textures, surfaces, and copies of boxes.
 
+use wormhole_api::constants::array_format::{FLOAT, UNSIGNED_INT8, UNSIGNED_INT32};
+use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
+
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, Shape, holds, launch, load, same,
     worked,
@@ -9,8 +12,6 @@ use crate::{
     ArrayShape, Copy3dEnd, CuError, Device, MemCopy3d, RawArray, RawStream, Resource, Sampling,
     Texels,
 };
-use wormhole_api::constants::array_format::{FLOAT, UNSIGNED_INT8, UNSIGNED_INT32};
-use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
 
 pub const CHECKS: &[Check] = &[
     Check {

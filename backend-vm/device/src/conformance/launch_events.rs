@@ -1,11 +1,12 @@
 //! Events that kernel launches record.
 
+use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
+
 use super::streams::Gate;
 use super::{
     Check, NON_BLOCKING, Outcome, eventually, function, holds, kernels, load, same, worked,
 };
 use crate::{CuError, Device, Launch, LaunchEvents, LoadedFunction, RawEvent, RawStream};
-use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 
 pub const CHECKS: &[Check] = &[
     Check {

@@ -2,14 +2,15 @@
 
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use wormhole_api::constants::launch_attribute::COOPERATIVE;
+use wormhole_api::constants::limit::{MALLOC_HEAP_SIZE, STACK_SIZE};
+
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, Shape, function, holds, kernel, kernels, launch, load,
     same, worked,
 };
 use crate::{CuError, Device, LaunchAttribute, RawStream};
-use wormhole_api::constants::function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
-use wormhole_api::constants::launch_attribute::COOPERATIVE;
-use wormhole_api::constants::limit::{MALLOC_HEAP_SIZE, STACK_SIZE};
 
 pub const CHECKS: &[Check] = &[
     Check {

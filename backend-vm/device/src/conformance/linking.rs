@@ -1,11 +1,12 @@
 //! Links, and the logs of compiler and linker.
 
+use wormhole_api::constants::jit_input;
+
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load_image, same,
     worked,
 };
 use crate::{CuError, Device, ImageKind, Jit, LinkInput, RawStream, Result};
-use wormhole_api::constants::jit_input;
 
 pub const CHECKS: &[Check] = &[
     Check {

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::launch_attribute::{COOPERATIVE, SYNCHRONIZATION_POLICY};
+
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, eventually, holds, kernel, launch, same,
     worked,
@@ -9,7 +11,6 @@ use super::{
 use crate::{
     CuError, Device, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, condition,
 };
-use wormhole_api::constants::launch_attribute::{COOPERATIVE, SYNCHRONIZATION_POLICY};
 
 pub const CHECKS: &[Check] = &[
     Check {

@@ -31,11 +31,12 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use wormhole_api::constants::stream_flags::NON_BLOCKING;
+
 use crate::{
     Device, ImageKind, Jit, Launch, LaunchAttribute, LaunchEvents, LoadedFunction, LoadedModule,
     Loading, RawStream, Result,
 };
-use wormhole_api::constants::stream_flags::NON_BLOCKING;
 
 /// Result of a check: nothing, or a sentence about the failure.
 pub type Outcome = std::result::Result<(), String>;

@@ -2,15 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::device_attribute::{
+    MULTIPROCESSOR_COUNT, TENSOR_MAP_ACCESS_SUPPORTED,
+};
+
 use super::{
     Check, HostMemory, Outcome, function, holds, kernel, kernels, load, load_image, same, worked,
 };
 use crate::{
     ClusterLaunch, CuError, Device, ImageKind, Launch, LaunchEvents, RawFunction, RawStream,
     TensorMap, TensorMapMode,
-};
-use wormhole_api::constants::device_attribute::{
-    MULTIPROCESSOR_COUNT, TENSOR_MAP_ACCESS_SUPPORTED,
 };
 
 pub const CHECKS: &[Check] = &[

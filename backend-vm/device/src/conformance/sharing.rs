@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::event_flags;
+
 use super::{Check, HostMemory, NON_BLOCKING, Outcome, eventually, holds, same, worked};
 use crate::{
     Device, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream, Shared, condition,
 };
-use wormhole_api::constants::event_flags;
 
 pub const CHECKS: &[Check] = &[
     Check {

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use wormhole_api::constants::event_flags::DISABLE_TIMING;
+
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, Shape, eventually, holds, kernel,
     launch, same, worked,
 };
 use crate::{CuError, Device, LoadedFunction, RawStream};
-use wormhole_api::constants::event_flags::DISABLE_TIMING;
 
 pub const CHECKS: &[Check] = &[
     Check {

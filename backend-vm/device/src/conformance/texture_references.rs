@@ -1,11 +1,12 @@
 //! Texture and surface references.
 
+use wormhole_api::constants::array_format::UNSIGNED_INT32;
+use wormhole_api::constants::texture_flags;
+
 use super::arrays::{POINTS, copy, download, memory, of, shape, upload};
 use super::{Check, ONE_THREAD, Outcome, function, launch, load, same, worked};
 use crate::array::SURFACE_LDST;
 use crate::{CuError, Device, LoadedModule, RawStream, ReferenceTo, Resource, Sampling, Texels};
-use wormhole_api::constants::array_format::UNSIGNED_INT32;
-use wormhole_api::constants::texture_flags;
 
 pub const CHECKS: &[Check] = &[
     Check {

@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::EndCause;
 
@@ -32,7 +33,6 @@ pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};
 use super::spawner::{Orders, SpawnerError};
-use wormhole_link::channel::MAX_RECEIVED;
 
 /// Owner of descriptors to close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

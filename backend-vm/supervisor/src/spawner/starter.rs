@@ -9,11 +9,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
-use crate::workers::{self, Started};
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::tasks;
 use wormhole_sandbox::{Confinement, SpawnError};
+
+use crate::workers::{self, Started};
 
 /// A worker to start.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use wormhole_api::{
     TextureSource,
 };
 use wormhole_device::{Copy3dEnd, Resource, Sampling, View};
+use wormhole_link::counters::Counters;
 
 use super::addresses::Place;
 use super::handles::Table;
@@ -20,7 +21,6 @@ use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, MipmapObject, Used, let_go_of_array, let_go_of_mipmap};
 use crate::peers;
 use crate::registrar::Task;
-use wormhole_link::counters::Counters;
 
 /// A mipmapped array under its handle.
 #[derive(Debug)]

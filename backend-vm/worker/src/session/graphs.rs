@@ -12,6 +12,8 @@ use wormhole_device::{
     Copy3dEnd, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
     MemoryOperation, RawGraph,
 };
+use wormhole_link::counters::Counters;
+use wormhole_link::device::MOST;
 
 use super::addresses::Addresses;
 use super::attributes::Scope;
@@ -21,8 +23,6 @@ use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
 use crate::peers;
-use wormhole_link::counters::Counters;
-use wormhole_link::device::MOST;
 
 /// Limit on the bytes of a session's descriptions that are not instantiated yet.
 const MOST_BYTES: usize = 512 << 20;

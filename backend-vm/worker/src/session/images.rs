@@ -13,13 +13,13 @@ use wormhole_api::{
 use wormhole_device::{
     Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
 };
+use wormhole_link::counters::Counter;
+use wormhole_link::memory;
 
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
-use wormhole_link::counters::Counter;
-use wormhole_link::memory;
 
 /// Handle of a loaded image.
 #[derive(Clone, Copy, Debug)]

@@ -10,11 +10,11 @@ use wormhole_api::{
     TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{ClusterLaunch, Device, EncodedTensorMap, TensorMap, TensorMapMode};
+use wormhole_link::memory;
 
 use super::attributes::Scope;
 use super::images::ImageHandle;
 use super::{Answer, Call, Finish, Session};
-use wormhole_link::memory;
 
 /// Largest number of dimensions of a tensor.
 const RANKS: u32 = 5;

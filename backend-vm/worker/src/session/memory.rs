@@ -5,11 +5,11 @@ use wormhole_api::{
     MemSet, MemWrite, Outcome, Serve, Served,
 };
 use wormhole_device::Fill;
+use wormhole_link::counters::Counter;
 
 use super::addresses::{Place, Source, in_bands};
 use super::sharing::Key;
 use super::{Answer, Call, Session};
-use wormhole_link::counters::Counter;
 
 impl Serve<MemGetInfo> for Session {
     fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {

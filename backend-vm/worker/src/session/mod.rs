@@ -50,6 +50,7 @@ use std::time::Duration;
 
 use wormhole_api::{CuResult, Encode, Outcome, Served, Server};
 use wormhole_device::{Device, LaunchAttribute, MemoryOperation};
+use wormhole_link::counters::{Counter, Counters};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
@@ -64,7 +65,6 @@ use super::jobs::Jobs;
 use super::registrar::{Registrar, Task};
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
-use wormhole_link::counters::{Counter, Counters};
 
 /// Largest number of objects of one type that a session may have at the same time.
 const OBJECTS: u32 = 1 << 18;

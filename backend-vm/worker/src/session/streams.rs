@@ -9,12 +9,12 @@ use wormhole_api::{
     StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
 };
 use wormhole_device::Device;
+use wormhole_link::counters::Counter;
 use wormhole_ring::fence::FenceIndex;
 
 use super::sharing::Key;
 use super::{Answer, Call, Finish, Session};
 use crate::objects::{EventObject, StreamObject};
-use wormhole_link::counters::Counter;
 
 impl Serve<StreamCreate> for Session {
     fn serve(&mut self, call: &Call, message: &StreamCreate) -> Outcome<()> {

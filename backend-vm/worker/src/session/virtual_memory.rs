@@ -13,11 +13,11 @@ use wormhole_api::{
     Serve, Served,
 };
 use wormhole_device::{Device, RawMemory};
+use wormhole_link::device::MOST;
 
 use super::addresses::in_bands;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
-use wormhole_link::device::MOST;
 
 /// Mappable memory. Each mapping holds a reference, and memory with mappings is not released.
 #[derive(Debug)]
