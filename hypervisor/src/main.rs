@@ -14,8 +14,8 @@ mod signals;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use wormhole_link::chain;
 use wormhole_link::process::keep_ended_children;
+use wormhole_link::{arguments, chain};
 
 use crate::run::USAGE;
 
@@ -47,9 +47,9 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let command = match Command::try_parse() {
+    let command: Command = match arguments::parse("wormhole") {
         Ok(command) => command,
-        Err(error) => return refuse(&error),
+        Err(status) => return status,
     };
     say::survive_the_file_size_limit();
     keep_ended_children();
@@ -74,26 +74,4 @@ fn main() -> ExitCode {
         }
         status
     }))
-}
-
-/// Prints in one sentence what is wrong with the arguments; prints help and version as requested.
-fn refuse(error: &clap::Error) -> ExitCode {
-    use clap::error::ErrorKind;
-    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        error.exit();
-    }
-    let text = error.to_string();
-    // The paragraphs are the error, possibly a tip, and the usage.
-    let told: Vec<String> = text
-        .trim_start_matches("error: ")
-        .split("\n\n")
-        .take_while(|paragraph| !paragraph.starts_with("Usage:"))
-        .map(|paragraph| {
-            let words: Vec<&str> = paragraph.split_whitespace().collect();
-            words.join(" ")
-        })
-        .filter(|paragraph| !paragraph.is_empty())
-        .collect();
-    say::line(format_args!("{}", told.join("; ")));
-    ExitCode::from(USAGE)
 }

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
+use crate::harmless;
+
 /// Exit status after a mistake in the arguments.
 pub const USAGE: u8 = 2;
 
@@ -23,7 +25,7 @@ pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
         let _ = writeln!(
             std::io::stderr(),
             "{program}: {}",
-            sentence(&error.to_string())
+            harmless(&sentence(&error.to_string()))
         );
         ExitCode::from(USAGE)
     })
