@@ -29,6 +29,10 @@ pub enum DeviceKind {
     Cuda,
 }
 
+impl DeviceKind {
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
+}
+
 /// Most devices of a tenant.
 pub const MOST: usize = MOST_DEVICES;
 
