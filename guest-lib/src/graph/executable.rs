@@ -155,6 +155,12 @@ fn mint(scope: Scope, special: bool) -> Result<ExecutableHandle> {
     })
 }
 
+fn set_special(handle: ExecutableHandle, special: bool) {
+    if let Some(facts) = EXECUTABLES.get(handle) {
+        facts.special.store(special, Ordering::Release);
+    }
+}
+
 fn forget(handle: ExecutableHandle) {
     if EXECUTABLES.retire(handle).is_some() {
         EXECUTABLES.recycle(handle);
@@ -240,11 +246,7 @@ pub fn instantiate(
         stale: false,
         last: None,
     };
-    if let Some(facts) = EXECUTABLES.get(handle) {
-        facts
-            .special
-            .store(executable.is_special(), Ordering::Release);
-    }
+    set_special(handle, executable.is_special());
     model.executables.insert(handle, executable);
     model.graph_mut(graph)?.instantiated = true;
     Ok(handle)
@@ -283,6 +285,11 @@ impl Model {
     /// Returns the executable graph of a handle.
     pub fn executable(&self, handle: ExecutableHandle) -> Result<&Executable> {
         self.executables.get(&handle).ok_or(CuError::INVALID_VALUE)
+    }
+
+    fn executable_mut(&mut self, handle: ExecutableHandle) -> Result<&mut Executable> {
+        let executable = self.executables.get_mut(&handle);
+        executable.ok_or(CuError::INVALID_VALUE)
     }
 
     /// Launches an executable graph in which the guest has a part.
@@ -372,10 +379,7 @@ impl Model {
     /// Replaces the plan of an executable graph by one of the same shape.
     fn replace(&mut self, scope: Scope, handle: ExecutableHandle, plan: Plan) -> Result {
         reap(scope);
-        let executable = self
-            .executables
-            .get_mut(&handle)
-            .ok_or(CuError::INVALID_VALUE)?;
+        let executable = self.executable_mut(handle)?;
         let from = mint(scope, false)?;
         let (described, result) = plan.describe(scope, from, &mut executable.served);
         let result = match result {
@@ -407,11 +411,7 @@ impl Model {
         executable.stale = false;
         executable.tasks = described.tasks;
         executable.nodes = described.nodes;
-        if let Some(facts) = EXECUTABLES.get(handle) {
-            facts
-                .special
-                .store(executable.is_special(), Ordering::Release);
-        }
+        set_special(handle, executable.is_special());
         Ok(())
     }
 
@@ -502,10 +502,7 @@ impl Model {
             Work::Child(child) => Some(Plan::of(self, child)?),
             _ => None,
         };
-        let executable = self
-            .executables
-            .get_mut(&handle)
-            .ok_or(CuError::INVALID_VALUE)?;
+        let executable = self.executable_mut(handle)?;
         let plan = &mut executable.plan;
         if let Some(inner) = inner {
             let inner = inner.map_or_else(|Cycle(_)| Vec::new(), |inner| inner.steps);
@@ -530,9 +527,7 @@ impl Model {
         }
         // The next launch or upload sends it to the backend, with all other nodes that were set.
         executable.stale = true;
-        if let Some(facts) = EXECUTABLES.get(handle) {
-            facts.special.store(true, Ordering::Release);
-        }
+        set_special(handle, true);
         Ok(())
     }
 
@@ -566,10 +561,7 @@ impl Model {
     ) -> Result {
         let place = self.can_be_disabled(handle, node)?;
         self.refresh(scope, handle)?;
-        let executable = self
-            .executables
-            .get_mut(&handle)
-            .ok_or(CuError::INVALID_VALUE)?;
+        let executable = self.executable_mut(handle)?;
         let node = executable.nodes[place];
         if node != Described::DONE_HERE {
             scope.session.record(&GraphEnable {
