@@ -3,6 +3,7 @@
 use wormhole_api::constants::memory_operation::{
     BARRIER, WAIT_VALUE_32, WAIT_VALUE_64, WRITE_VALUE_32, WRITE_VALUE_64,
 };
+use wormhole_api::constants::{memory_barrier, wait_value, write_value};
 
 use crate::{LaunchAttribute, RawStream, Result};
 
@@ -56,8 +57,10 @@ impl MemoryOperationKind {
     #[must_use]
     pub const fn flags(self) -> u32 {
         match self {
-            Self::Wait32 | Self::Wait64 => 3,
-            Self::Write32 | Self::Write64 | Self::Barrier => 1,
+            // The conditions are numbered from 0 to NOR.
+            Self::Wait32 | Self::Wait64 => wait_value::NOR,
+            Self::Write32 | Self::Write64 => write_value::NO_MEMORY_BARRIER,
+            Self::Barrier => memory_barrier::GPU,
         }
     }
 }
