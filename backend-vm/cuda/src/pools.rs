@@ -4,24 +4,13 @@ use std::ptr;
 
 use wormhole_api::constants::{memory_allocation_type, memory_location};
 use wormhole_api::ctypes::{CUmemLocation, CUmemPoolProps, CUmemoryPool};
-use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result, pool_attribute};
+use wormhole_api::pool::AttributeType;
+use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result};
 
 use crate::device::{CudaDevice, handle, pointer, size, stream};
 
 pub fn pool(pool: RawPool) -> CUmemoryPool {
     pointer(pool.0)
-}
-
-/// Returns whether the driver stores an attribute in a 32-bit word.
-fn is_word(attribute: u32) -> bool {
-    (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES
-        ..=pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES)
-        .contains(&attribute)
-}
-
-/// Returns whether the driver stores an attribute in 64 bits. It knows no attributes of other widths.
-fn is_long(attribute: u32) -> bool {
-    (pool_attribute::RELEASE_THRESHOLD..=pool_attribute::USED_MEM_HIGH).contains(&attribute)
 }
 
 impl Pools for CudaDevice {
@@ -69,9 +58,7 @@ impl Pools for CudaDevice {
 
     fn pool_attribute(&self, raw: RawPool, attribute: u32) -> Result<u64> {
         let mut value = 0_u64;
-        if !is_word(attribute) && !is_long(attribute) {
-            return Err(CuError::INVALID_VALUE);
-        }
+        AttributeType::of(attribute).ok_or(CuError::INVALID_VALUE)?;
         // SAFETY: the pool exists; the value is at least as wide as the driver writes, and initialised to zero.
         unsafe {
             self.driver()
@@ -81,10 +68,9 @@ impl Pools for CudaDevice {
     }
 
     fn set_pool_attribute(&self, raw: RawPool, attribute: u32, value: u64) -> Result<()> {
-        let mut value = match attribute {
-            attribute if is_word(attribute) => u64::from(value != 0),
-            attribute if is_long(attribute) => value,
-            _ => return Err(CuError::INVALID_VALUE),
+        let mut value = match AttributeType::of(attribute).ok_or(CuError::INVALID_VALUE)? {
+            AttributeType::Flag => u64::from(value != 0),
+            AttributeType::Bytes => value,
         };
         // SAFETY: the pool exists; the value is at least as wide as the driver reads it.
         unsafe {

@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 
 use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
-use wormhole_api::constants::{memory_location, pool_attribute};
+use wormhole_api::constants::memory_location;
 use wormhole_api::handle::Pool;
+use wormhole_api::pool::AttributeType;
 use wormhole_api::{Access, Handle};
 
 use super::devices::ordinal;
@@ -21,12 +22,14 @@ use crate::types::{
     LOCATION_DEVICE, MEMORY_PINNED,
 };
 
-/// Attributes with 32-bit values; the others have 64 bits.
-const WORDS: std::ops::RangeInclusive<u32> = pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES
-    ..=pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-/// All attributes; the last four are statistics.
-const ATTRIBUTES: std::ops::RangeInclusive<u32> =
-    pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES..=pool_attribute::USED_MEM_HIGH;
+/// Returns the type of an attribute whose value a program exchanges at a place.
+fn attribute_type(
+    attribute: CUmemPool_attribute,
+    value: &Pointer<'_, c_void>,
+) -> Result<AttributeType> {
+    let known = AttributeType::of(attribute).filter(|_| !value.is_null());
+    known.ok_or(CuError::INVALID_VALUE)
+}
 
 fn allocate(scope: Scope, target: Target, pool: Handle<Pool>, bytes: u64) -> Result<u64> {
     let mut address = 0;
@@ -192,16 +195,13 @@ pub fn cuMemPoolGetAttribute(
 ) -> Result {
     let scope = context::scope_or_primary()?;
     let pool = pool::find(pool)?;
-    if value.is_null() || !ATTRIBUTES.contains(&attr) {
-        return Err(CuError::INVALID_VALUE);
-    }
+    let attribute_type = attribute_type(attr, &value)?;
     let found = pool::attribute(scope, pool, attr)?;
     // SAFETY: the place is as wide as the attribute.
     unsafe {
-        if WORDS.contains(&attr) {
-            value.of().put(u32::from(found != 0))
-        } else {
-            value.of().put(found)
+        match attribute_type {
+            AttributeType::Flag => value.of().put(u32::from(found != 0)),
+            AttributeType::Bytes => value.of().put(found),
         }
     }
 }
@@ -213,15 +213,12 @@ pub fn cuMemPoolSetAttribute(
 ) -> Result {
     let scope = context::scope_or_primary()?;
     let pool = pool::find(pool)?;
-    if value.is_null() || !ATTRIBUTES.contains(&attr) {
-        return Err(CuError::INVALID_VALUE);
-    }
+    let attribute_type = attribute_type(attr, &value)?;
     // SAFETY: as in `cuMemPoolGetAttribute`.
     let wanted = unsafe {
-        if WORDS.contains(&attr) {
-            value.of::<u32>().get()?.into()
-        } else {
-            value.of::<u64>().get()?
+        match attribute_type {
+            AttributeType::Flag => value.of::<u32>().get()?.into(),
+            AttributeType::Bytes => value.of::<u64>().get()?,
         }
     };
     pool::set_attribute(scope, pool, attr, wanted)

@@ -21,6 +21,7 @@ pub mod handle;
 mod jit;
 mod message;
 pub mod nvml;
+pub mod pool;
 mod result;
 mod shapes;
 mod wire;
