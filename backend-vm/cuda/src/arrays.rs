@@ -6,8 +6,7 @@ use std::ptr;
 use wormhole_api::constants::memory_type::{ARRAY, UNIFIED};
 use wormhole_api::constants::resource_type;
 use wormhole_api::ctypes::{
-    CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
-    CUDA_TEXTURE_DESC,
+    CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC,
 };
 use wormhole_device::{
     ArrayShape, Arrays, Copy3dEnd, MemCopy3d, RawArray, RawMipmap, RawStream, Resource, Result,
@@ -15,18 +14,6 @@ use wormhole_device::{
 };
 
 use crate::device::{CudaDevice, handle, pointer, size, stream};
-
-fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
-    let [width, height, depth] = shape.extent().map(size);
-    CUDA_ARRAY3D_DESCRIPTOR {
-        Width: width,
-        Height: height,
-        Depth: depth,
-        Format: shape.texels().format as u32,
-        NumChannels: shape.texels().channels(),
-        Flags: shape.flags(),
-    }
-}
 
 /// Packs a resource into the words of `CUDA_RESOURCE_DESC`, with the field offsets of the C compiler.
 fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
@@ -173,7 +160,7 @@ pub(crate) fn described(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
 impl Arrays for CudaDevice {
     fn create_array(&self, shape: &ArrayShape) -> Result<RawArray> {
         let mut array = ptr::null_mut();
-        let descriptor = descriptor(shape);
+        let descriptor = shape.descriptor();
         // SAFETY: the pointers are good.
         unsafe {
             self.driver()
@@ -189,7 +176,7 @@ impl Arrays for CudaDevice {
 
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
         let mut mipmap = ptr::null_mut();
-        let descriptor = descriptor(shape);
+        let descriptor = shape.descriptor();
         // SAFETY: the pointers are good.
         unsafe {
             self.driver()

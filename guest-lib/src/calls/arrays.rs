@@ -19,19 +19,6 @@ fn described(wanted: CUDA_ARRAY3D_DESCRIPTOR) -> Result<ArrayShape> {
     ArrayShape::new(extent, wanted.Format, wanted.NumChannels, wanted.Flags)
 }
 
-fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
-    let size = |extent: u64| usize::try_from(extent).unwrap_or(usize::MAX);
-    let [width, height, depth] = shape.extent().map(size);
-    CUDA_ARRAY3D_DESCRIPTOR {
-        Width: width,
-        Height: height,
-        Depth: depth,
-        Format: shape.texels().format as u32,
-        NumChannels: shape.texels().channels(),
-        Flags: shape.flags(),
-    }
-}
-
 pub fn cuArray3DCreate_v2(
     pHandle: Out<'_, CUarray>,
     pAllocateArray: In<'_, CUDA_ARRAY3D_DESCRIPTOR>,
@@ -71,7 +58,7 @@ pub fn cuArray3DGetDescriptor_v2(
 ) -> Result {
     array::scope(hArray)?.session.alive()?;
     let (_, shape) = array::find(hArray)?;
-    pArrayDescriptor.put(descriptor(&shape))
+    pArrayDescriptor.put(shape.descriptor())
 }
 
 pub fn cuArrayGetDescriptor_v2(
@@ -80,7 +67,7 @@ pub fn cuArrayGetDescriptor_v2(
 ) -> Result {
     array::scope(hArray)?.session.alive()?;
     let (_, shape) = array::find(hArray)?;
-    let whole = descriptor(&shape);
+    let whole = shape.descriptor();
     let flat = CUDA_ARRAY_DESCRIPTOR {
         Width: whole.Width,
         Height: whole.Height,

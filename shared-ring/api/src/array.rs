@@ -6,6 +6,7 @@ use crate::constants::array_format::{
     FLOAT, HALF, SIGNED_INT8, SIGNED_INT16, SIGNED_INT32, UNSIGNED_INT8, UNSIGNED_INT16,
     UNSIGNED_INT32,
 };
+use crate::ctypes::CUDA_ARRAY3D_DESCRIPTOR;
 use crate::result::CuResult;
 
 /// Upper bound of an array's bytes, exclusive; sums of several arrays' bytes do not overflow.
@@ -164,6 +165,20 @@ impl ArrayShape {
     #[must_use]
     pub const fn flags(&self) -> u32 {
         self.flags
+    }
+
+    #[must_use]
+    pub fn descriptor(&self) -> CUDA_ARRAY3D_DESCRIPTOR {
+        let size = |extent: u64| usize::try_from(extent).unwrap_or(usize::MAX);
+        let [width, height, depth] = self.extent.map(size);
+        CUDA_ARRAY3D_DESCRIPTOR {
+            Width: width,
+            Height: height,
+            Depth: depth,
+            Format: self.texels.format as u32,
+            NumChannels: self.texels.channels,
+            Flags: self.flags,
+        }
     }
 
     /// Returns whether the slices are layers or faces.
