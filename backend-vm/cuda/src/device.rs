@@ -26,6 +26,7 @@ use wormhole_lock::Mutex;
 use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
 
+use self::kernels::configuration;
 use crate::code::{Alternative, Budget, Code, alternatives};
 use crate::current::Identity;
 use crate::driver::Driver;
@@ -797,17 +798,8 @@ impl Device for CudaDevice {
             with_events.all()
         };
         let config = CUlaunchConfig {
-            gridDimX: launch.grid[0],
-            gridDimY: launch.grid[1],
-            gridDimZ: launch.grid[2],
-            blockDimX: launch.block[0],
-            blockDimY: launch.block[1],
-            blockDimZ: launch.block[2],
-            sharedMemBytes: launch.shared,
             hStream: stream(launch.stream),
-            // `LaunchAttribute` has the layout of `CUlaunchAttribute`.
-            attrs: attributes.as_ptr().cast_mut().cast(),
-            numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+            ..configuration(launch.grid, launch.block, launch.shared, attributes)?
         };
         let mut bytes = launch.parameters.len();
         let mut extra: [*mut c_void; 5] = [

@@ -5,7 +5,8 @@ use std::ptr;
 
 use wormhole_api::ctypes::{CUlaunchConfig, CUtensorMap};
 use wormhole_device::{
-    ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawModule, Result, TensorMap, TensorMapMode,
+    ClusterLaunch, CuError, EncodedTensorMap, Kernels, LaunchAttribute, RawModule, Result,
+    TensorMap, TensorMapMode,
 };
 
 use super::{CudaDevice, function};
@@ -36,21 +37,31 @@ impl CudaDevice {
     }
 }
 
-/// Launch configuration without a stream, for queries.
-fn configuration(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
+/// Launch configuration on the default stream. It points to the attributes.
+pub(super) fn configuration(
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    attributes: &[LaunchAttribute],
+) -> Result<CUlaunchConfig> {
     Ok(CUlaunchConfig {
-        gridDimX: launch.grid[0],
-        gridDimY: launch.grid[1],
-        gridDimZ: launch.grid[2],
-        blockDimX: launch.block[0],
-        blockDimY: launch.block[1],
-        blockDimZ: launch.block[2],
-        sharedMemBytes: launch.shared,
+        gridDimX: grid[0],
+        gridDimY: grid[1],
+        gridDimZ: grid[2],
+        blockDimX: block[0],
+        blockDimY: block[1],
+        blockDimZ: block[2],
+        sharedMemBytes: shared,
         hStream: ptr::null_mut(),
         // `LaunchAttribute` has the layout of `CUlaunchAttribute`.
-        attrs: launch.attributes.as_ptr().cast_mut().cast(),
-        numAttrs: u32::try_from(launch.attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+        attrs: attributes.as_ptr().cast_mut().cast(),
+        numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
     })
+}
+
+/// Launch configuration for queries.
+fn queried(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
+    configuration(launch.grid, launch.block, launch.shared, launch.attributes)
 }
 
 impl Kernels for CudaDevice {
@@ -101,7 +112,7 @@ impl Kernels for CudaDevice {
     }
 
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
-        let configuration = configuration(launch)?;
+        let configuration = queried(launch)?;
         let mut blocks = 0;
         // SAFETY: the caller passes a live function; the pointers are good.
         unsafe {
@@ -115,7 +126,7 @@ impl Kernels for CudaDevice {
     }
 
     fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
-        let configuration = configuration(launch)?;
+        let configuration = queried(launch)?;
         let mut clusters = 0;
         // SAFETY: the caller passes a live function; the pointers are good.
         unsafe {
