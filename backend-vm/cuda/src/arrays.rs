@@ -10,49 +10,50 @@ use wormhole_api::ctypes::{
 };
 use wormhole_device::{
     ArrayShape, Arrays, Copy3dEnd, MemCopy3d, RawArray, RawMipmap, RawStream, Resource, Result,
-    Sampling, Texels, View,
+    Sampling, View,
 };
 
 use crate::device::{CudaDevice, handle, pointer, size, stream};
 
-/// Packs a resource into the words of `CUDA_RESOURCE_DESC`, with the field offsets of the C compiler.
 fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
-    let described = |texels: Texels| {
-        u64::from(texels.format as u32) | u64::from(texels.channels()) << u32::BITS
+    let described = |kind, address| CUDA_RESOURCE_DESC {
+        resType: kind,
+        address,
+        format: 0,
+        numChannels: 0,
+        width: 0,
+        height: 0,
+        pitchInBytes: 0,
+        reserved: [0; _],
+        flags: 0,
     };
-    let mut res = [0; 16];
-    let kind = match *resource {
-        Resource::Array(array) => {
-            res[0] = array.0;
-            resource_type::ARRAY
-        }
-        Resource::Mipmap(mipmap) => {
-            res[0] = mipmap.0;
-            resource_type::MIPMAPPED_ARRAY
-        }
+    match *resource {
+        Resource::Array(array) => described(resource_type::ARRAY, array.0),
+        Resource::Mipmap(mipmap) => described(resource_type::MIPMAPPED_ARRAY, mipmap.0),
         Resource::Linear {
             address,
             texels,
             bytes,
-        } => {
-            res[..3].copy_from_slice(&[address, described(texels), bytes]);
-            resource_type::LINEAR
-        }
+        } => CUDA_RESOURCE_DESC {
+            format: texels.format as u32,
+            numChannels: texels.channels(),
+            width: bytes,
+            ..described(resource_type::LINEAR, address)
+        },
         Resource::Rows {
             address,
             texels,
             width,
             height,
             pitch,
-        } => {
-            res[..5].copy_from_slice(&[address, described(texels), width, height, pitch]);
-            resource_type::PITCH2D
-        }
-    };
-    CUDA_RESOURCE_DESC {
-        resType: kind,
-        res,
-        flags: 0,
+        } => CUDA_RESOURCE_DESC {
+            format: texels.format as u32,
+            numChannels: texels.channels(),
+            width,
+            height,
+            pitchInBytes: pitch,
+            ..described(resource_type::PITCH2D, address)
+        },
     }
 }
 

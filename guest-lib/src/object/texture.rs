@@ -55,14 +55,9 @@ fn place<T>(objects: &BTreeMap<(u64, usize), T>, object: u64) -> Option<(u64, us
     }
 }
 
-/// Returns the handle in the first word of a resource description.
+/// Returns the handle of the array that a resource description names.
 fn pointer(resource: &CUDA_RESOURCE_DESC) -> *mut std::ffi::c_void {
-    std::ptr::without_provenance_mut(usize::try_from(resource.res[0]).unwrap_or(0))
-}
-
-/// Splits a word into its two 32-bit fields.
-fn halves(word: u64) -> [u32; 2] {
-    [word, word >> u32::BITS].map(|half| u32::try_from(half & u64::from(u32::MAX)).unwrap_or(0))
+    std::ptr::without_provenance_mut(usize::try_from(resource.address).unwrap_or(0))
 }
 
 /// Creates a texture object (`cuTexObjectCreate`).
@@ -75,11 +70,9 @@ pub fn create(
     if resource.flags != 0 || sampling.reserved.iter().any(|word| *word != 0) {
         return Err(CuError::INVALID_VALUE);
     }
-    let [address, described, first, second, third, ..] = resource.res;
-    let [format, channels] = halves(described);
     let (mut array, mut mipmap) = (None, None);
     let (source, size) = match resource.resType {
-        ARRAY | MIPMAPPED_ARRAY if address == 0 => return Err(CuError::INVALID_VALUE),
+        ARRAY | MIPMAPPED_ARRAY if resource.address == 0 => return Err(CuError::INVALID_VALUE),
         ARRAY => {
             array = Some(array::find(pointer(resource))?.0);
             (TextureSource::Array, [0; 3])
@@ -88,8 +81,11 @@ pub fn create(
             mipmap = Some(array::find_mipmap(pointer(resource))?);
             (TextureSource::Mipmap, [0; 3])
         }
-        LINEAR => (TextureSource::Linear, [first, 0, 0]),
-        PITCH2D => (TextureSource::Rows, [first, second, third]),
+        LINEAR => (TextureSource::Linear, [resource.width, 0, 0]),
+        PITCH2D => (
+            TextureSource::Rows,
+            [resource.width, resource.height, resource.pitchInBytes],
+        ),
         _ => return Err(CuError::INVALID_VALUE),
     };
     let of_memory = array.is_none() && mipmap.is_none();
@@ -100,9 +96,9 @@ pub fn create(
         source,
         array,
         mipmap,
-        memory: DevicePtr(if of_memory { address } else { 0 }),
-        format: only_memory(format),
-        channels: only_memory(channels),
+        memory: DevicePtr(if of_memory { resource.address } else { 0 }),
+        format: only_memory(resource.format),
+        channels: only_memory(resource.numChannels),
         size,
         address_modes: sampling.addressMode,
         filters: [sampling.filterMode, sampling.mipmapFilterMode],

@@ -133,7 +133,12 @@ fn program() -> Program {
         }
         CUDA_ARRAY_DESCRIPTOR { Width, Height, Format, NumChannels }
         CUDA_ARRAY3D_DESCRIPTOR { Width, Height, Depth, Format, NumChannels, Flags }
-        CUDA_RESOURCE_DESC { resType, res, flags }
+        CUDA_RESOURCE_DESC {
+            resType, address = "res.pitch2D.devPtr", format = "res.pitch2D.format",
+            numChannels = "res.pitch2D.numChannels", width = "res.pitch2D.width",
+            height = "res.pitch2D.height", pitchInBytes = "res.pitch2D.pitchInBytes",
+            reserved @ "res.reserved.reserved[10]", flags,
+        }
         CUDA_TEXTURE_DESC {
             addressMode, filterMode, flags, maxAnisotropy, mipmapFilterMode, mipmapLevelBias,
             minMipmapLevelClamp, maxMipmapLevelClamp, borderColor, reserved,
@@ -177,6 +182,23 @@ fn program() -> Program {
             offset,
             Some(size_of::<usize>()),
         );
+    }
+    let members = [
+        ("array.hArray", offset_of!(CUDA_RESOURCE_DESC, address)),
+        (
+            "mipmap.hMipmappedArray",
+            offset_of!(CUDA_RESOURCE_DESC, address),
+        ),
+        ("linear.devPtr", offset_of!(CUDA_RESOURCE_DESC, address)),
+        ("linear.format", offset_of!(CUDA_RESOURCE_DESC, format)),
+        (
+            "linear.numChannels",
+            offset_of!(CUDA_RESOURCE_DESC, numChannels),
+        ),
+        ("linear.sizeInBytes", offset_of!(CUDA_RESOURCE_DESC, width)),
+    ];
+    for (member, offset) in members {
+        program.field("CUDA_RESOURCE_DESC", &format!("res.{member}"), offset, None);
     }
     program.field(
         "CUDA_EVENT_WAIT_NODE_PARAMS",

@@ -58,12 +58,20 @@ pub struct CUDA_ARRAY3D_DESCRIPTOR {
     pub Flags: u32,
 }
 
-/// `CUDA_RESOURCE_DESC`: a type, and a union of 128 bytes.
+/// `CUDA_RESOURCE_DESC`. The members of its union are prefixes of its `pitch2D`, with other names.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CUDA_RESOURCE_DESC {
     pub resType: u32,
-    pub res: [u64; 16],
+    /// `devPtr`, `hArray` or `hMipmappedArray`.
+    pub address: u64,
+    pub format: u32,
+    pub numChannels: u32,
+    /// `width`, or `sizeInBytes` of linear memory.
+    pub width: u64,
+    pub height: u64,
+    pub pitchInBytes: u64,
+    pub reserved: [u64; 11],
     pub flags: u32,
 }
 
