@@ -161,7 +161,8 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     assert!(!backend.log().contains("it has eaten"));
     neighbour.hello(stub::protocol(0), "");
     assert_eq!(neighbour.receive(), Reply::Ended);
-    assert!(backend.report().end.contains("hello twice"));
+    let end = backend.report().end;
+    assert!(end.contains("hello message twice"), "{end}");
 
     // Returns the process in each cgroup.
     let processes = || -> Vec<String> {

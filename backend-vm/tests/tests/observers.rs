@@ -253,7 +253,8 @@ fn who_observes_against_the_rules_is_cut_off_and_no_other() {
     let mut guest = backend.connect().open();
     guest.control.send(&question(0)).unwrap();
     assert_eq!(guest.control.receive(), Reply::Ended);
-    assert!(backend.report().end.contains("sent Observe"));
+    let end = backend.report().end;
+    assert!(end.contains("sent Observe"), "{end}");
 
     // A second question before the first is answered ends the stream.
     let mut impatient = backend.connect();

@@ -921,12 +921,14 @@ fn messages_out_of_turn_end_the_session() {
         let run = run(&guest.grant);
         guest.control.send(&Message::ArenaReturn(run)).unwrap();
         assert_eq!(guest.control.receive(), Reply::Ended);
-        assert!(backend.report().end.contains("returned"));
+        let end = backend.report().end;
+        assert!(end.contains("returned"), "{end}");
     }
     let mut guest = backend.connect().open();
     guest.control.hello(PROTOCOL_HASH, "");
     assert_eq!(guest.control.receive(), Reply::Ended);
-    assert!(backend.report().end.contains("hello twice"));
+    let end = backend.report().end;
+    assert!(end.contains("hello message twice"), "{end}");
     works(&mut neighbour);
 }
 
