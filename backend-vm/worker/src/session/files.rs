@@ -37,8 +37,38 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// Sets the socket that receives descriptors.
+    fn receive_from(&mut self, socket: OwnedFd) {
+        self.socket = Some(Arc::new(socket.into()));
+    }
+
+    fn socket(&self) -> Option<Arc<UnixDatagram>> {
+        self.socket.clone()
+    }
+
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         self.reached.contains(address, bytes)
+    }
+
+    /// Takes a range for a mapping. Returns false if another mapping has a part of it.
+    fn take(&mut self, address: u64, bytes: u64) -> bool {
+        self.taken.insert(address, bytes)
+    }
+
+    /// Returns a taken range that nothing is mapped at.
+    fn release(&mut self, address: u64) {
+        self.taken.remove(address);
+    }
+
+    /// Lets the session name a mapped range.
+    fn admit(&mut self, address: u64, bytes: u64) {
+        self.reached.insert(address, bytes);
+    }
+
+    /// Lets the session no longer name the range that starts at an address, and returns its bytes.
+    fn withdraw(&mut self, address: u64) -> Option<u64> {
+        let (bytes, _) = self.reached.remove(address)?;
+        Some(bytes)
     }
 
     /// Returns start and bytes of the file that holds an address.
@@ -122,7 +152,7 @@ fn by_registrar(
 impl Session {
     /// Sets the socket on which the guest sends file descriptors.
     pub fn take_files_from(&mut self, socket: OwnedFd) {
-        self.addresses.files.socket = Some(Arc::new(socket.into()));
+        self.addresses.files.receive_from(socket);
     }
 }
 
@@ -135,10 +165,10 @@ impl Serve<FileMap> for Session {
         let whole = [address, bytes, message.offset]
             .iter()
             .all(|value| value.is_multiple_of(PAGE));
-        let Some(socket) = self.addresses.files.socket.clone() else {
+        let Some(socket) = self.addresses.files.socket() else {
             return Err(CuResult::NOT_SUPPORTED);
         };
-        if !in_band || !whole || !self.addresses.files.taken.insert(address, bytes) {
+        if !in_band || !whole || !self.addresses.files.take(address, bytes) {
             return Err(self.addresses.refused());
         }
         let registrar = self.registrar.clone();
@@ -147,17 +177,17 @@ impl Serve<FileMap> for Session {
             let mapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match mapped {
                 Ok(()) => {
-                    session.addresses.files.reached.insert(address, bytes);
+                    session.addresses.files.admit(address, bytes);
                     Answer::done()
                 }
                 Err(error) => {
-                    session.addresses.files.taken.remove(address);
+                    session.addresses.files.release(address);
                     Answer::failed(session.failed(error))
                 }
             }) as Finish
         });
         if deferred.is_err() {
-            self.addresses.files.taken.remove(address);
+            self.addresses.files.release(address);
         }
         deferred
     }
@@ -168,7 +198,7 @@ impl Serve<FileMap> for Session {
 impl Serve<FileUnmap> for Session {
     fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
         let address = message.address.0;
-        let Some((bytes, _)) = self.addresses.files.reached.remove(address) else {
+        let Some(bytes) = self.addresses.files.withdraw(address) else {
             return Err(self.addresses.refused());
         };
         let registrar = self.registrar.clone();
@@ -177,7 +207,7 @@ impl Serve<FileUnmap> for Session {
             let unmapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match unmapped {
                 Ok(()) => {
-                    session.addresses.files.taken.remove(address);
+                    session.addresses.files.release(address);
                     Answer::done()
                 }
                 Err(error) => Answer::failed(session.failed(error)),
