@@ -320,7 +320,10 @@ impl Serve<OpenMemory> for Session {
             device.clone(),
             move |device| device.open_memory(exchange.fetch(What::Memory, token)?),
             move |session, (raw, bytes)| {
-                let memory = session.memory_object(device, raw, bytes);
+                let memory = session
+                    .addresses
+                    .virtual_memory
+                    .memory_object(device, raw, bytes);
                 match session.objects.memories.enter(new, memory) {
                     Ok(()) => Answer::reply(&OpenMemoryReply { bytes }),
                     Err(error) => Answer::failed(error),

@@ -118,6 +118,99 @@ impl VirtualMemory {
         let before = self.mappings.range(..end).next_back();
         before.is_some_and(|(start, mapping)| start + mapping.memory.bytes > address)
     }
+
+    /// Counts memory as the session's until it is released.
+    pub fn memory_object(
+        &self,
+        device: SessionDevice,
+        raw: RawMemory,
+        bytes: u64,
+    ) -> Arc<MemoryObject> {
+        let totals = Arc::clone(&self.totals);
+        totals[device.number()].fetch_add(bytes, Ordering::Relaxed);
+        Arc::new(MemoryObject {
+            device,
+            raw,
+            bytes,
+            totals,
+        })
+    }
+
+    fn can_reserve(&self) -> bool {
+        self.reserved.len() < OBJECTS as usize
+    }
+
+    fn reserve(&mut self, address: u64, bytes: u64) {
+        self.reserved.insert(address, bytes);
+    }
+
+    /// Removes a reserved range. Returns false if the range is not a whole reservation, or if memory is mapped in it.
+    fn unreserve(&mut self, address: u64, bytes: u64) -> bool {
+        let known = self.reserved.get(&address) == Some(&bytes);
+        let removable = known && !self.is_mapped(address, address + bytes);
+        if removable {
+            self.reserved.remove(&address);
+        }
+        removable
+    }
+
+    fn can_map(&self) -> bool {
+        self.mappings.len() < OBJECTS as usize
+    }
+
+    /// Adds a mapping that a job is going to make. Returns false if the range is not reserved, or is mapped.
+    fn begin_map(&mut self, address: u64, memory: &Arc<MemoryObject>) -> bool {
+        let reserved = self.reserved.range(..=address).next_back();
+        let inside = address.checked_add(memory.bytes).is_some_and(|end| {
+            reserved.is_some_and(|(start, bytes)| end <= start + bytes)
+                && !self.is_mapped(address, end)
+        });
+        if inside {
+            let mapping = Mapping {
+                memory: Arc::clone(memory),
+                visible: false,
+                changing: true,
+            };
+            self.mappings.insert(address, mapping);
+        }
+        inside
+    }
+
+    /// Lets copies name a mapping that a job has made.
+    fn end_map(&mut self, address: u64) {
+        self.each(&[address], |mapping| mapping.visible = true);
+        self.end_change(&[address]);
+    }
+
+    fn remove(&mut self, starts: &[u64]) {
+        for start in starts {
+            self.mappings.remove(start);
+        }
+    }
+
+    /// Marks the mappings that fill a range, so that no other job changes them meanwhile, and returns their starts.
+    fn begin_change(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
+        let starts = self.filled(address, bytes)?;
+        self.each(&starts, |mapping| mapping.changing = true);
+        Some(starts)
+    }
+
+    fn end_change(&mut self, starts: &[u64]) {
+        self.each(starts, |mapping| mapping.changing = false);
+    }
+
+    /// Lets no copy name the mappings any more.
+    fn hide(&mut self, starts: &[u64]) {
+        self.each(starts, |mapping| mapping.visible = false);
+    }
+
+    fn each(&mut self, starts: &[u64], mut change: impl FnMut(&mut Mapping)) {
+        for start in starts {
+            if let Some(mapping) = self.mappings.get_mut(start) {
+                change(mapping);
+            }
+        }
+    }
 }
 
 impl Serve<MemGranularity> for Session {
@@ -142,7 +235,7 @@ impl Serve<AddressReserve> for Session {
         if bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(CuResult::INVALID_VALUE);
         }
-        if self.addresses.virtual_memory.reserved.len() >= OBJECTS as usize {
+        if !self.addresses.virtual_memory.can_reserve() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let hint = if in_bands(message.hint, bytes) {
@@ -163,11 +256,7 @@ impl Serve<AddressReserve> for Session {
                 Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
-                session
-                    .addresses
-                    .virtual_memory
-                    .reserved
-                    .insert(address, bytes);
+                session.addresses.virtual_memory.reserve(address, bytes);
                 Answer::reply(&AddressReserveReply {
                     address: DevicePtr(address),
                 })
@@ -180,36 +269,15 @@ impl Serve<AddressFree> for Session {
     fn serve(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
         let bytes = message.bytes;
         let address = message.address.0;
-        let tables = &mut self.addresses.virtual_memory;
-        let known = tables.reserved.get(&address) == Some(&bytes);
-        if !known || tables.is_mapped(address, address + bytes) {
+        if !self.addresses.virtual_memory.unreserve(address, bytes) {
             return Err(self.addresses.refused());
         }
-        tables.reserved.remove(&address);
         self.ask(
             call,
             self.here(call),
             move |device| device.unreserve(address, bytes),
             |_, ()| Answer::done(),
         )
-    }
-}
-
-impl Session {
-    pub(super) fn memory_object(
-        &self,
-        device: SessionDevice,
-        raw: RawMemory,
-        bytes: u64,
-    ) -> Arc<MemoryObject> {
-        let totals = Arc::clone(&self.addresses.virtual_memory.totals);
-        totals[device.number()].fetch_add(bytes, Ordering::Relaxed);
-        Arc::new(MemoryObject {
-            device,
-            raw,
-            bytes,
-            totals,
-        })
     }
 }
 
@@ -222,7 +290,10 @@ impl Serve<MemCreate> for Session {
             device.clone(),
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
-                let memory = session.memory_object(device, raw, bytes);
+                let memory = session
+                    .addresses
+                    .virtual_memory
+                    .memory_object(device, raw, bytes);
                 let entered = session.objects.memories.enter(new, memory);
                 entered.map_or_else(Answer::failed, |()| Answer::done())
             },
@@ -257,67 +328,39 @@ impl Serve<MemMap> for Session {
         let handle = message.memory;
         let address = message.address.0;
         let memory = Arc::clone(self.objects.memories.get(handle)?);
-        let tables = &mut self.addresses.virtual_memory;
-        if tables.mappings.len() >= OBJECTS as usize {
+        let virtual_memory = &mut self.addresses.virtual_memory;
+        if !virtual_memory.can_map() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
-        let end = address.checked_add(memory.bytes);
-        let reserved = tables.reserved.range(..=address).next_back();
-        let inside = end.filter(|end| {
-            reserved.is_some_and(|(start, bytes)| *end <= start + bytes)
-                && !tables.is_mapped(address, *end)
-        });
-        if inside.is_none() {
+        if !virtual_memory.begin_map(address, &memory) {
             return Err(self.addresses.refused());
         }
-        let mapping = Mapping {
-            memory: Arc::clone(&memory),
-            visible: false,
-            changing: true,
-        };
-        tables.mappings.insert(address, mapping);
         let outcome = self.defer(call, memory.device.clone(), move |device: &dyn Device| {
             let mapped = device.map(address, memory.bytes, memory.raw);
             drop(memory);
             Box::new(move |session: &mut Session| match mapped {
                 Ok(()) => {
-                    session.each(&[address], |mapping| mapping.visible = true);
-                    session.end_change(&[address]);
+                    session.addresses.virtual_memory.end_map(address);
                     Answer::done()
                 }
                 Err(error) => {
-                    session.addresses.virtual_memory.mappings.remove(&address);
+                    session.addresses.virtual_memory.remove(&[address]);
                     Answer::failed(session.failed(error))
                 }
             })
         });
         if !matches!(outcome, Ok(Served::Deferred)) {
-            self.addresses.virtual_memory.mappings.remove(&address);
+            self.addresses.virtual_memory.remove(&[address]);
         }
         outcome
     }
 }
 
 impl Session {
-    /// Marks the mappings that fill a range, so that no other job changes them meanwhile.
+    /// Calls [`VirtualMemory::begin_change`], and counts a range that the session may not change.
     fn begin_change(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, CuResult> {
-        let Some(starts) = self.addresses.virtual_memory.filled(address, bytes) else {
-            return Err(self.addresses.refused());
-        };
-        self.each(&starts, |mapping| mapping.changing = true);
-        Ok(starts)
-    }
-
-    fn end_change(&mut self, starts: &[u64]) {
-        self.each(starts, |mapping| mapping.changing = false);
-    }
-
-    fn each(&mut self, starts: &[u64], mut change: impl FnMut(&mut Mapping)) {
-        for start in starts {
-            if let Some(mapping) = self.addresses.virtual_memory.mappings.get_mut(start) {
-                change(mapping);
-            }
-        }
+        let starts = self.addresses.virtual_memory.begin_change(address, bytes);
+        starts.ok_or_else(|| self.addresses.refused())
     }
 }
 
@@ -327,25 +370,23 @@ impl Serve<MemUnmap> for Session {
         let address = message.address.0;
         let starts = self.begin_change(address, bytes)?;
         // However the job ends, no copy may name the range from here on.
-        self.each(&starts, |mapping| mapping.visible = false);
+        self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             let unmapped = device.unmap(address, bytes);
             Box::new(move |session: &mut Session| match unmapped {
                 Ok(()) => {
-                    for start in &starts {
-                        session.addresses.virtual_memory.mappings.remove(start);
-                    }
+                    session.addresses.virtual_memory.remove(&starts);
                     Answer::done()
                 }
                 Err(error) => {
-                    session.end_change(&starts);
+                    session.addresses.virtual_memory.end_change(&starts);
                     Answer::failed(session.failed(error))
                 }
             })
         });
         if !matches!(outcome, Ok(Served::Deferred)) {
-            self.end_change(&marked);
+            self.addresses.virtual_memory.end_change(&marked);
         }
         outcome
     }
@@ -360,7 +401,7 @@ impl Serve<MemSetAccess> for Session {
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {
-                session.end_change(&starts);
+                session.addresses.virtual_memory.end_change(&starts);
                 match set {
                     Ok(()) => Answer::done(),
                     Err(error) => Answer::failed(session.failed(error)),
@@ -368,7 +409,7 @@ impl Serve<MemSetAccess> for Session {
             })
         });
         if !matches!(outcome, Ok(Served::Deferred)) {
-            self.end_change(&marked);
+            self.addresses.virtual_memory.end_change(&marked);
         }
         outcome
     }
