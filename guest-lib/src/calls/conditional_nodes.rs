@@ -48,6 +48,6 @@ pub(super) fn conditional(
     context::find_active(parameters.ctx)?;
     let made = Arc::new(model.conditional(graph_handle(graph)?, &parameters)?);
     let place = offset_of!(CUDA_CONDITIONAL_NODE_PARAMS, phGraph_out) / size_of::<u64>();
-    wanted.words[place] = made.shown().expose_provenance() as u64;
+    wanted.words[place] = made.body_handles().expose_provenance() as u64;
     Ok(Work::Conditional(made))
 }

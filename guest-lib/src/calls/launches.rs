@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use wormhole_api::constants::multi_device_launch_flags::{NO_POST_LAUNCH_SYNC, NO_PRE_LAUNCH_SYNC};
 
 use crate::error::{CuError, Result};
-use crate::graph::order::meet;
+use crate::graph::order::join_streams;
 use crate::graph::submit::{Operation, submit};
 use crate::object::context::Scope;
 use crate::object::function;
@@ -116,7 +116,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
         }
     }
     if flags & NO_PRE_LAUNCH_SYNC == 0 {
-        meet(&targets)?;
+        join_streams(&targets)?;
     }
     for (one, (scope, target)) in launches.iter().zip(&targets) {
         let shape = Shape {
@@ -133,7 +133,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
         launch(*scope, *target, one.function, shape, &attributes, arguments)?;
     }
     if flags & NO_POST_LAUNCH_SYNC == 0 {
-        meet(&targets)?;
+        join_streams(&targets)?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub struct Conditional {
     pub branch: GraphBranch,
     pub bodies: Box<[GraphHandle]>,
     /// Handles of the bodies, as the program sees them.
-    shown: Box<[CUgraph]>,
+    body_handles: Box<[CUgraph]>,
 }
 
 // SAFETY: the pointers are handles, which are never dereferenced.
@@ -43,8 +43,8 @@ unsafe impl Sync for Conditional {}
 
 impl Conditional {
     /// Returns the list of the node's bodies, which lives as long as the node.
-    pub fn shown(&self) -> *mut CUgraph {
-        self.shown.as_ptr().cast_mut()
+    pub fn body_handles(&self) -> *mut CUgraph {
+        self.body_handles.as_ptr().cast_mut()
     }
 
     pub fn size(&self) -> u32 {
@@ -157,7 +157,7 @@ impl Model {
         Ok(Conditional {
             condition,
             branch,
-            shown: bodies.iter().map(|body| to_pointer(*body)).collect(),
+            body_handles: bodies.iter().map(|body| to_pointer(*body)).collect(),
             bodies,
         })
     }

@@ -39,7 +39,7 @@ pub fn in_order(
 }
 
 /// Makes later work of each of these streams wait for the present work of all of them.
-pub fn meet(streams: &[(Scope, Target)]) -> Result {
+pub fn join_streams(streams: &[(Scope, Target)]) -> Result {
     for (index, stream) in streams.iter().enumerate() {
         let others = streams.iter().enumerate();
         for (_, other) in others.filter(|(number, _)| *number != index) {
