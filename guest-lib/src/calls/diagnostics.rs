@@ -12,20 +12,25 @@ use wormhole_api::constants::rdma_flush_target::CURRENT_CTX;
 use super::devices::device;
 use crate::error::{CuError, Result};
 use crate::object::context;
-use crate::object::core_dump::{self, Of};
+use crate::object::core_dump::{self, SettingScope};
 use crate::object::stream::target;
 use crate::parameter::{InOut, Out, Pointer};
 use crate::types::{CUdevice, CUstream, DefaultStream};
 
 /// Returns the scope of the current context's settings.
-fn mine() -> Result<Of> {
+fn current_scope() -> Result<SettingScope> {
     context::scope()?;
     let identity = context::identity(context::current()).ok_or(CuError::INVALID_CONTEXT)?;
-    Ok(Of::Context(identity))
+    Ok(SettingScope::Context(identity))
 }
 
-fn tell(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>) -> Result {
-    let found = core_dump::get(of, setting)?;
+fn get_attribute(
+    scope: SettingScope,
+    setting: u32,
+    value: Pointer<'_, c_void>,
+    size: InOut<'_, usize>,
+) -> Result {
+    let found = core_dump::get(scope, setting)?;
     if size.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -38,8 +43,13 @@ fn tell(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>
     place.put_all(found.place(bytes)?)
 }
 
-fn keep(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>) -> Result {
-    let kept = core_dump::get(of, setting)?;
+fn set_attribute(
+    scope: SettingScope,
+    setting: u32,
+    value: Pointer<'_, c_void>,
+    size: InOut<'_, usize>,
+) -> Result {
+    let kept = core_dump::get(scope, setting)?;
     if size.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -52,7 +62,7 @@ fn keep(of: Of, setting: u32, value: Pointer<'_, c_void>, size: InOut<'_, usize>
     }
     // SAFETY: `size` is the length of the program's value.
     let value = unsafe { value.bytes(bytes) };
-    core_dump::set(of, setting, kept.read(&value.to_vec()?)?)
+    core_dump::set(scope, setting, kept.read(&value.to_vec()?)?)
 }
 
 pub fn cuCoredumpGetAttribute(
@@ -60,7 +70,7 @@ pub fn cuCoredumpGetAttribute(
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    tell(mine()?, attrib, value, size)
+    get_attribute(current_scope()?, attrib, value, size)
 }
 
 pub fn cuCoredumpGetAttributeGlobal(
@@ -68,7 +78,7 @@ pub fn cuCoredumpGetAttributeGlobal(
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    tell(Of::Process, attrib, value, size)
+    get_attribute(SettingScope::Process, attrib, value, size)
 }
 
 pub fn cuCoredumpSetAttribute(
@@ -76,7 +86,7 @@ pub fn cuCoredumpSetAttribute(
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    keep(mine()?, attrib, value, size)
+    set_attribute(current_scope()?, attrib, value, size)
 }
 
 pub fn cuCoredumpSetAttributeGlobal(
@@ -84,7 +94,7 @@ pub fn cuCoredumpSetAttributeGlobal(
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    keep(Of::Process, attrib, value, size)
+    set_attribute(SettingScope::Process, attrib, value, size)
 }
 
 /// Registrations of notifications, and the last handle. The driver would notify of an exceeded memory budget. The

@@ -19,7 +19,7 @@ const NAME_BYTES: usize = 1024;
 
 /// Scope of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
+pub enum SettingScope {
     Process,
     /// Context, by its identity.
     Context(u64),
@@ -89,14 +89,14 @@ struct Settings {
 }
 
 impl Settings {
-    fn get(&self, setting: u32, of: Of) -> Result<Value> {
+    fn get(&self, setting: u32, scope: SettingScope) -> Result<Value> {
         Ok(match setting {
             ENABLE_ON_EXCEPTION => Value::Bool(false),
             TRIGGER_HOST => Value::Bool(self.flags & SKIP_ABORT == 0),
             LIGHTWEIGHT => Value::Bool(self.flags & LIGHTWEIGHT_FLAGS == LIGHTWEIGHT_FLAGS),
-            ENABLE_USER_TRIGGER if of == Of::Process => Value::Bool(false),
+            ENABLE_USER_TRIGGER if scope == SettingScope::Process => Value::Bool(false),
             FILE => Value::Name(self.file.clone()),
-            PIPE if of == Of::Process => Value::Name(self.pipe.clone()),
+            PIPE if scope == SettingScope::Process => Value::Name(self.pipe.clone()),
             GENERATION_FLAGS => Value::Word(self.flags),
             _ => return Err(CuError::INVALID_VALUE),
         })
@@ -133,10 +133,12 @@ struct All {
 }
 
 impl All {
-    fn of(&self, of: Of) -> Settings {
-        match of {
-            Of::Process => self.process.clone(),
-            Of::Context(identity) => self.contexts.get(&identity).cloned().unwrap_or_default(),
+    fn settings_of(&self, scope: SettingScope) -> Settings {
+        match scope {
+            SettingScope::Process => self.process.clone(),
+            SettingScope::Context(identity) => {
+                self.contexts.get(&identity).cloned().unwrap_or_default()
+            }
         }
     }
 }
@@ -156,18 +158,18 @@ pub fn begin(identity: u64) {
     }
 }
 
-pub fn get(of: Of, setting: u32) -> Result<Value> {
-    all().of(of).get(setting, of)
+pub fn get(scope: SettingScope, setting: u32) -> Result<Value> {
+    all().settings_of(scope).get(setting, scope)
 }
 
 /// Stores a setting. The caller has checked by [`get`] that the setting exists.
-pub fn set(of: Of, setting: u32, value: Value) -> Result {
+pub fn set(scope: SettingScope, setting: u32, value: Value) -> Result {
     let mut all = all();
-    let mut settings = all.of(of);
+    let mut settings = all.settings_of(scope);
     settings.set(setting, value)?;
-    match of {
-        Of::Process => all.process = settings,
-        Of::Context(identity) => drop(all.contexts.insert(identity, settings)),
+    match scope {
+        SettingScope::Process => all.process = settings,
+        SettingScope::Context(identity) => drop(all.contexts.insert(identity, settings)),
     }
     Ok(())
 }
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn flags_say_the_same_as_the_settings_they_replace() {
         let mut settings = Settings::default();
-        let mine = Of::Context(1);
+        let mine = SettingScope::Context(1);
         assert_eq!(settings.get(TRIGGER_HOST, mine), Ok(Value::Bool(true)));
         settings.set(LIGHTWEIGHT, Value::Bool(true)).unwrap();
         assert_eq!(settings.get(GENERATION_FLAGS, mine), Ok(Value::Word(0x2F)));
@@ -192,17 +194,20 @@ mod tests {
 
     #[test]
     fn contexts_begin_with_the_settings_of_the_process_and_keep_their_own() {
-        let (before, after) = (Of::Context(u64::MAX - 1), Of::Context(u64::MAX));
+        let (before, after) = (
+            SettingScope::Context(u64::MAX - 1),
+            SettingScope::Context(u64::MAX),
+        );
         let name = |text: &str| Value::Name(text.into());
-        set(Of::Process, FILE, name("core")).unwrap();
+        set(SettingScope::Process, FILE, name("core")).unwrap();
         begin(u64::MAX);
         assert_eq!(get(before, FILE), Ok(name("")));
         assert_eq!(get(after, FILE), Ok(name("core")));
         set(after, FILE, name("mine")).unwrap();
         assert_eq!(get(after, FILE), Ok(name("mine")));
-        assert_eq!(get(Of::Process, FILE), Ok(name("core")));
+        assert_eq!(get(SettingScope::Process, FILE), Ok(name("core")));
         assert_eq!(get(after, PIPE), Err(CuError::INVALID_VALUE));
-        set(Of::Process, FILE, name("")).unwrap();
+        set(SettingScope::Process, FILE, name("")).unwrap();
     }
 
     #[test]
