@@ -52,7 +52,7 @@ fn edges_of(
 }
 
 /// Writes as much of a list as fits, and fills the remaining entries with `rest`.
-fn tell<T: Copy>(place: Out<'_, [T]>, list: Vec<T>, rest: T) -> Result {
+fn put_padded<T: Copy>(place: Out<'_, [T]>, list: Vec<T>, rest: T) -> Result {
     if place.is_null() {
         return Ok(());
     }
@@ -61,7 +61,7 @@ fn tell<T: Copy>(place: Out<'_, [T]>, list: Vec<T>, rest: T) -> Result {
 }
 
 /// Writes the length of a list, or the number of entries written to the program's array.
-fn tell_count(count: InOut<'_, usize>, has_list: bool, length: usize) -> Result {
+fn put_count(count: InOut<'_, usize>, has_list: bool, length: usize) -> Result {
     count.put(match has_list {
         true => length.min(count.get()?),
         false => length,
@@ -134,8 +134,8 @@ fn tell_nodes(
     session()?;
     let nodes = pointers(with(list)?);
     let (room, length) = (place.list()?, nodes.len());
-    tell(room, nodes, std::ptr::null_mut())?;
-    tell_count(count, !place.is_null(), length)
+    put_padded(room, nodes, std::ptr::null_mut())?;
+    put_count(count, !place.is_null(), length)
 }
 
 pub fn cuGraphGetNodes(
@@ -172,9 +172,9 @@ fn tell_edges(
     let kinds: Vec<_> = edges.iter().map(|edge| edge.data).collect();
     lossless(place.is_null(), data.is_null(), &kinds)?;
     let (node_room, kind_room) = (place.list()?, data.list()?);
-    tell(node_room, nodes, std::ptr::null_mut())?;
-    tell(kind_room, kinds, CUgraphEdgeData::default())?;
-    tell_count(count, !place.is_null(), edges.len())
+    put_padded(node_room, nodes, std::ptr::null_mut())?;
+    put_padded(kind_room, kinds, CUgraphEdgeData::default())?;
+    put_count(count, !place.is_null(), edges.len())
 }
 
 fn lossless(without_nodes: bool, without_kinds: bool, kinds: &[CUgraphEdgeData]) -> Result {
@@ -212,10 +212,10 @@ pub fn cuGraphGetEdges_v2(
     let kinds: Vec<_> = edges.iter().map(|(_, to)| to.data).collect();
     lossless(from.is_null(), edgeData.is_null(), &kinds)?;
     let (first_room, second_room, kind_room) = (from.list()?, to.list()?, edgeData.list()?);
-    tell(first_room, first, std::ptr::null_mut())?;
-    tell(second_room, second, std::ptr::null_mut())?;
-    tell(kind_room, kinds, CUgraphEdgeData::default())?;
-    tell_count(numEdges, !from.is_null(), edges.len())
+    put_padded(first_room, first, std::ptr::null_mut())?;
+    put_padded(second_room, second, std::ptr::null_mut())?;
+    put_padded(kind_room, kinds, CUgraphEdgeData::default())?;
+    put_count(numEdges, !from.is_null(), edges.len())
 }
 
 pub fn cuGraphNodeGetDependencies(

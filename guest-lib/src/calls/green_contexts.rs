@@ -38,7 +38,7 @@ fn scope_of_green(ctx: CUgreenCtx) -> Result<Scope> {
     Ok(scope)
 }
 
-fn tell(scope: Scope, resource: Out<'_, CUdevResource>, kind: u32) -> Result {
+fn put_resource(scope: Scope, resource: Out<'_, CUdevResource>, kind: u32) -> Result {
     if resource.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -54,7 +54,7 @@ pub fn cuDeviceGetDevResource(
     type_: u32,
 ) -> Result {
     let ordinal = ordinal(dev)?;
-    tell(context::primary_scope(session()?, ordinal), resource, type_)
+    put_resource(context::primary_scope(session()?, ordinal), resource, type_)
 }
 
 pub fn cuCtxGetDevResource(
@@ -62,7 +62,7 @@ pub fn cuCtxGetDevResource(
     resource: Out<'_, CUdevResource>,
     type_: u32,
 ) -> Result {
-    tell(scope_of(hCtx)?, resource, type_)
+    put_resource(scope_of(hCtx)?, resource, type_)
 }
 
 pub fn cuGreenCtxGetDevResource(
@@ -70,7 +70,7 @@ pub fn cuGreenCtxGetDevResource(
     resource: Out<'_, CUdevResource>,
     type_: u32,
 ) -> Result {
-    tell(scope_of_green(hCtx)?, resource, type_)
+    put_resource(scope_of_green(hCtx)?, resource, type_)
 }
 
 pub fn cuDevSmResourceSplitByCount(

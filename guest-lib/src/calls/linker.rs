@@ -68,7 +68,7 @@ impl Link {
         let linked = link(scope, &self.inputs, goal, &self.jit, &mut logs);
         self.time += start.elapsed();
         logs.errors.splice(..0, self.errors.iter().copied());
-        self.jit.tell(&logs, self.time);
+        self.jit.write_logs(&logs, self.time);
         if goal == Goal::Inputs && linked.is_err() {
             self.errors = logs.errors;
         }
@@ -116,7 +116,7 @@ pub fn cuLinkCreate_v2(
         errors: Vec::new(),
         time: Duration::ZERO,
     });
-    link.jit.tell(&Logs::default(), Duration::ZERO);
+    link.jit.write_logs(&Logs::default(), Duration::ZERO);
     let address = std::ptr::from_ref(&*link).addr();
     stateOut.put(std::ptr::without_provenance_mut(address))?;
     links().get_or_insert_default().insert(address, link);

@@ -37,7 +37,7 @@ fn load<K: Loadable>(
     }
     let (mut logs, start) = (Logs::default(), Instant::now());
     let handle = module::load::<K>(scope, bytes, source, jit, &mut logs);
-    jit.tell(&logs, start.elapsed());
+    jit.write_logs(&logs, start.elapsed());
     let handle = handle?;
     place.put(handle)
 }

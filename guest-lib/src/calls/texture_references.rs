@@ -29,7 +29,7 @@ fn change<R>(reference: *mut c_void, change: impl FnOnce(&mut Texture) -> Result
 }
 
 /// Writes a value read from a texture reference.
-fn tell<T: Copy>(
+fn put_value<T: Copy>(
     place: Out<'_, T>,
     reference: *mut c_void,
     value: impl FnOnce(&Texture) -> Result<T>,
@@ -222,14 +222,14 @@ pub fn cuTexRefSetFlags(hTexRef: *mut c_void, Flags: u32) -> Result {
 
 pub fn cuTexRefGetAddress_v2(pdptr: Out<'_, CUdeviceptr>, hTexRef: *mut c_void) -> Result {
     pdptr.put_if_wanted(0);
-    tell(pdptr, hTexRef, |texture| match texture.bound {
+    put_value(pdptr, hTexRef, |texture| match texture.bound {
         Bound::Linear { address, .. } | Bound::Rows { address, .. } => Ok(address),
         _ => Err(CuError::INVALID_VALUE),
     })
 }
 
 pub fn cuTexRefGetArray(phArray: Out<'_, CUarray>, hTexRef: *mut c_void) -> Result {
-    tell(phArray, hTexRef, |texture| match texture.bound {
+    put_value(phArray, hTexRef, |texture| match texture.bound {
         Bound::Array(array, _) => Ok(array),
         _ => Err(CuError::INVALID_VALUE),
     })
@@ -239,14 +239,14 @@ pub fn cuTexRefGetMipmappedArray(
     phMipmappedArray: Out<'_, CUmipmappedArray>,
     hTexRef: *mut c_void,
 ) -> Result {
-    tell(phMipmappedArray, hTexRef, |texture| match texture.bound {
+    put_value(phMipmappedArray, hTexRef, |texture| match texture.bound {
         Bound::Mipmap(mipmap, _) => Ok(mipmap),
         _ => Err(CuError::INVALID_VALUE),
     })
 }
 
 pub fn cuTexRefGetAddressMode(pam: Out<'_, u32>, hTexRef: *mut c_void, dim: i32) -> Result {
-    tell(pam, hTexRef, |texture| Ok(texture.modes[dimension(dim)?]))
+    put_value(pam, hTexRef, |texture| Ok(texture.modes[dimension(dim)?]))
 }
 
 pub fn cuTexRefGetFormat(
@@ -266,16 +266,16 @@ pub fn cuTexRefGetMipmapLevelClamp(
     pmaxMipmapLevelClamp: Out<'_, f32>,
     hTexRef: *mut c_void,
 ) -> Result {
-    tell(pminMipmapLevelClamp, hTexRef, |texture| {
+    put_value(pminMipmapLevelClamp, hTexRef, |texture| {
         Ok(texture.level_clamp[0])
     })?;
-    tell(pmaxMipmapLevelClamp, hTexRef, |texture| {
+    put_value(pmaxMipmapLevelClamp, hTexRef, |texture| {
         Ok(texture.level_clamp[1])
     })
 }
 
 pub fn cuTexRefGetBorderColor(pBorderColor: Out<'_, [f32; 4]>, hTexRef: *mut c_void) -> Result {
-    tell(pBorderColor, hTexRef, |texture| Ok(texture.border))
+    put_value(pBorderColor, hTexRef, |texture| Ok(texture.border))
 }
 
 pub fn cuTexRefSetFilterMode(hTexRef: *mut c_void, value: u32) -> Result {
@@ -300,23 +300,23 @@ pub fn cuTexRefSetMaxAnisotropy(hTexRef: *mut c_void, value: u32) -> Result {
 }
 
 pub fn cuTexRefGetFilterMode(value: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
-    tell(value, hTexRef, |texture| Ok(texture.filter))
+    put_value(value, hTexRef, |texture| Ok(texture.filter))
 }
 
 pub fn cuTexRefGetMipmapFilterMode(value: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
-    tell(value, hTexRef, |texture| Ok(texture.level_filter))
+    put_value(value, hTexRef, |texture| Ok(texture.level_filter))
 }
 
 pub fn cuTexRefGetMipmapLevelBias(value: Out<'_, f32>, hTexRef: *mut c_void) -> Result {
-    tell(value, hTexRef, |texture| Ok(texture.level_bias))
+    put_value(value, hTexRef, |texture| Ok(texture.level_bias))
 }
 
 pub fn cuTexRefGetMaxAnisotropy(value: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
-    tell(value, hTexRef, |texture| Ok(texture.anisotropy))
+    put_value(value, hTexRef, |texture| Ok(texture.anisotropy))
 }
 
 pub fn cuTexRefGetFlags(value: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
-    tell(value, hTexRef, |texture| Ok(texture.flags))
+    put_value(value, hTexRef, |texture| Ok(texture.flags))
 }
 
 pub fn cuSurfRefSetArray(hSurfRef: *mut c_void, hArray: CUarray, Flags: u32) -> Result {

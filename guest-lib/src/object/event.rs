@@ -269,7 +269,7 @@ impl Record {
                 fence: None,
                 value: 0,
             };
-            self.facts.tell(scope, &message)?;
+            self.facts.send(scope, &message)?;
             self.facts.state.store(UNFENCED, Ordering::Release);
         }
         target.worked(scope)
@@ -381,7 +381,7 @@ impl Wait {
             event: self.event,
             flags: 0,
         };
-        self.facts.tell(scope, &message)?;
+        self.facts.send(scope, &message)?;
         target.worked(scope)
     }
 }
@@ -406,7 +406,7 @@ impl Event {
 
     /// Sends a message about the event. For an interprocess event the call waits for the answer, because the effect
     /// must be visible to other processes when the call returns.
-    fn tell<M>(&self, scope: Scope, message: &M) -> Result
+    fn send<M>(&self, scope: Scope, message: &M) -> Result
     where
         M: for<'a> Message<Reply<'a> = ()>,
     {

@@ -120,7 +120,7 @@ impl Jit {
     }
 
     /// Writes the logs and the compile time to the program's buffers.
-    pub fn tell(&self, logs: &Logs, time: Duration) {
+    pub fn write_logs(&self, logs: &Logs, time: Duration) {
         for (place, text) in [(&self.info, &logs.info), (&self.errors, &logs.errors)] {
             if let Some(place) = place {
                 place.fill(text);
@@ -215,7 +215,7 @@ mod tests {
             info: b"told".to_vec(),
             errors: b"wrong".to_vec(),
         };
-        jit.tell(&logs, Duration::from_millis(1500));
+        jit.write_logs(&logs, Duration::from_millis(1500));
         assert_eq!((&info[..5], &errors), (&b"told\0"[..], b"wro\0"));
         assert_eq!((values[1].addr(), values[4].addr()), (4, 3));
         let time = u32::try_from(values[5].addr()).unwrap();
@@ -227,7 +227,7 @@ mod tests {
             info: b"told once more".to_vec(),
             errors: Vec::new(),
         };
-        jit.tell(&logs, Duration::ZERO);
+        jit.write_logs(&logs, Duration::ZERO);
         assert_eq!((&info[..15], errors[0]), (&b"told once more\0"[..], 0));
         assert_eq!((values[1].addr(), values[4].addr()), (14, 0));
     }
