@@ -216,7 +216,7 @@ struct Surface {
 }
 
 #[derive(Debug, Default)]
-struct References {
+struct ReferenceTable {
     /// Last handle that was returned.
     last: usize,
     textures: HashMap<usize, Texture>,
@@ -224,9 +224,9 @@ struct References {
 }
 
 // SAFETY: arrays are compared by address only; the pointers are never dereferenced.
-unsafe impl Send for References {}
+unsafe impl Send for ReferenceTable {}
 
-impl References {
+impl ReferenceTable {
     /// Returns a new handle. Handles are multiples of 16, because programs take them for addresses.
     fn number(&mut self) -> usize {
         self.last += 16;
@@ -234,9 +234,9 @@ impl References {
     }
 }
 
-static REFERENCES: LazyLock<Mutex<References>> = LazyLock::new(Mutex::default);
+static REFERENCES: LazyLock<Mutex<ReferenceTable>> = LazyLock::new(Mutex::default);
 
-fn references() -> MutexGuard<'static, References> {
+fn references() -> MutexGuard<'static, ReferenceTable> {
     REFERENCES.lock()
 }
 
