@@ -115,20 +115,23 @@ pub struct EmulatedHost<'a> {
 }
 
 /// Writer that forwards to another one and records whether it has written anything.
-struct Told<'a> {
+struct TrackedWriter<'a> {
     to: &'a mut (dyn Write + Send),
-    told: bool,
+    has_written: bool,
 }
 
-impl<'a> Told<'a> {
+impl<'a> TrackedWriter<'a> {
     fn new(to: &'a mut (dyn Write + Send)) -> Self {
-        Self { to, told: false }
+        Self {
+            to,
+            has_written: false,
+        }
     }
 }
 
-impl Write for Told<'_> {
+impl Write for TrackedWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.told |= !bytes.is_empty();
+        self.has_written |= !bytes.is_empty();
         self.to.write(bytes)
     }
 
@@ -168,10 +171,10 @@ impl EmulatedHost<'_> {
         })?;
         let signals = self.signals.unwrap_or(unused.as_fd());
 
-        let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
+        let (mut out, mut err) = (TrackedWriter::new(stdout), TrackedWriter::new(stderr));
         match self.attempt(&initrd, signals, &mut out, &mut err) {
             Err(ImageError::HostDied { status, .. })
-                if is_defect(status) && !out.told && !err.told =>
+                if is_defect(status) && !out.has_written && !err.has_written =>
             {
                 // If stderr is closed, the message is lost too.
                 let _ = writeln!(
