@@ -99,7 +99,7 @@ fn start(
     let (sender, receiver) = channel::<Task>();
     let (notifier, progress) = (notifier.clone(), progress.clone());
     let body = move || {
-        let _critical = AbortOnPanic;
+        let _abort_on_panic = AbortOnPanic;
         while let Some(task) = next(&receiver, linger) {
             progress.job(task.slot, Stage::Running);
             let finish = (task.job)(&*task.device);

@@ -311,7 +311,7 @@ fn serve(
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
-            let _critical = AbortOnPanic;
+            let _abort_on_panic = AbortOnPanic;
             let broken = executor.run();
             tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
             std::process::exit(BROKEN);

@@ -116,7 +116,7 @@ impl Registrar {
         std::thread::Builder::new()
             .name("registrar".to_owned())
             .spawn(move || {
-                let _critical = AbortOnPanic;
+                let _abort_on_panic = AbortOnPanic;
                 while let Ok(task) = receiver.recv() {
                     (task.0)(&mut registrations);
                     theirs.end_task();

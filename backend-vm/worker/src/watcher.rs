@@ -92,7 +92,7 @@ impl Watcher {
         let handle = std::thread::Builder::new()
             .name("watcher".to_owned())
             .spawn(move || {
-                let _critical = AbortOnPanic;
+                let _abort_on_panic = AbortOnPanic;
                 watch(&watched, &devices, &words, &status, &progress);
             })?;
         Ok(Self {
