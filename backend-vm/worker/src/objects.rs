@@ -279,7 +279,7 @@ const LOOKS: usize = 2;
 
 impl Reclaim {
     /// Destroys the stream, now or once its last fence is written and its last user is done.
-    pub fn bury_stream(
+    pub fn destroy_stream(
         &mut self,
         watcher: &Watcher,
         stream: Arc<StreamObject>,
@@ -289,7 +289,7 @@ impl Reclaim {
     }
 
     /// Destroys the event, now or once its last user is done.
-    pub fn bury_event(&mut self, event: Arc<EventObject>) -> wormhole_device::Result<()> {
+    pub fn destroy_event(&mut self, event: Arc<EventObject>) -> wormhole_device::Result<()> {
         self.sweep_events(LOOKS);
         self.end_event(event)
     }

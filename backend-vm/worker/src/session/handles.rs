@@ -123,7 +123,7 @@ pub(super) struct Objects {
     pub graphs: Graphs,
     pub pools: Table<Pool, Arc<PoolObject>>,
     pub memories: Table<Memory, Arc<MemoryObject>>,
-    pub graveyard: Reclaim,
+    pub reclaim: Reclaim,
     /// Images whose handle is destroyed while a job still uses them, with the requests to unload
     /// them.
     pub unloading: Vec<(Call, Arc<Loaded>)>,
@@ -153,7 +153,7 @@ impl Objects {
             graphs: Graphs::new(counters),
             pools: Table::new(counters),
             memories: Table::new(counters),
-            graveyard: Reclaim::default(),
+            reclaim: Reclaim::default(),
             unloading: Vec::new(),
         }
     }
@@ -254,7 +254,7 @@ impl Objects {
     /// Forgets the objects of the context, and returns those that must be destroyed before the
     /// context is reset. Pools and mappable memory belong to no context and stay.
     pub fn reset(&mut self) -> Ending {
-        let streams = self.streams.drain().chain(self.graveyard.clear());
+        let streams = self.streams.drain().chain(self.reclaim.clear());
         let ending = self.green_contexts.clear(streams.collect());
         self.events.drain().for_each(drop);
         self.modules.drain().for_each(drop);

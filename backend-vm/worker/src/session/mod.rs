@@ -285,7 +285,7 @@ impl Session {
 
     /// Does work that had to wait until a job was done.
     pub fn sweep(&mut self) {
-        self.objects.graveyard.sweep(&self.watcher);
+        self.objects.reclaim.sweep(&self.watcher);
         self.addresses.release_leaving(&self.registrar);
     }
 

@@ -38,8 +38,8 @@ impl Serve<StreamCreate> for Session {
 impl Serve<StreamDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &StreamDestroy) -> Outcome<()> {
         let stream = self.objects.streams.remove(message.stream)?;
-        let buried = self.objects.graveyard.bury_stream(&self.watcher, stream);
-        self.done(buried).map(Served::Done)
+        let destroyed = self.objects.reclaim.destroy_stream(&self.watcher, stream);
+        self.done(destroyed).map(Served::Done)
     }
 }
 
@@ -216,7 +216,7 @@ impl Serve<EventDestroy> for Session {
         let handle = message.event;
         let event = self.objects.events.remove(handle)?;
         self.shares.unshare(Key::Event(handle), &self.registrar);
-        let buried = self.objects.graveyard.bury_event(event);
-        self.done(buried).map(Served::Done)
+        let destroyed = self.objects.reclaim.destroy_event(event);
+        self.done(destroyed).map(Served::Done)
     }
 }
