@@ -101,7 +101,7 @@ impl Pool {
     }
 
     /// Makes freed memory available to all streams once the work before the free is complete.
-    fn settle(&mut self, scheduler: &Scheduler) {
+    fn recycle_freed(&mut self, scheduler: &Scheduler) {
         let holes = &mut self.holes;
         self.freed.retain(|freed| {
             // Work of a dead context accesses no memory.
@@ -342,7 +342,7 @@ impl Pools {
     pub fn trim(&self, pool: RawPool, keep: u64, scheduler: &Scheduler) -> Result<()> {
         let mut state = self.state();
         let pool = state.pool(pool)?;
-        pool.settle(scheduler);
+        pool.recycle_freed(scheduler);
         pool.release(keep, &self.memory);
         Ok(())
     }
@@ -384,7 +384,7 @@ impl Pools {
             .checked_next_multiple_of(ALIGNMENT)
             .ok_or(CuError::OUT_OF_MEMORY)?;
         if pool.allows(pool_attribute::REUSE_ALLOW_OPPORTUNISTIC) {
-            pool.settle(scheduler);
+            pool.recycle_freed(scheduler);
         }
         let own = pool.reuse(bytes, |freed| freed.stream == stream);
         let found = match own.map(|(start, _)| start) {
@@ -422,7 +422,7 @@ impl Pools {
                 return Ok(start);
             }
             for pool in state.pools.values_mut() {
-                pool.settle(scheduler);
+                pool.recycle_freed(scheduler);
                 pool.release(0, &self.memory);
             }
             let pool = state.pool(raw)?;
@@ -497,7 +497,7 @@ impl Pools {
     pub fn synchronized(&self, scheduler: &Scheduler) {
         let mut state = self.state();
         for pool in state.pools.values_mut() {
-            pool.settle(scheduler);
+            pool.recycle_freed(scheduler);
             pool.release(pool.threshold, &self.memory);
         }
         let numbers: Vec<u64> = state.pools.keys().copied().collect();
@@ -519,7 +519,7 @@ impl Pools {
     pub fn release_all(&self, scheduler: &Scheduler) {
         let mut state = self.state();
         for pool in state.pools.values_mut() {
-            pool.settle(scheduler);
+            pool.recycle_freed(scheduler);
             pool.release(0, &self.memory);
         }
     }

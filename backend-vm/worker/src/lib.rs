@@ -385,14 +385,14 @@ fn listen(
             Ok(Order::Add(run)) => {
                 let arena = Arc::clone(arena);
                 served.registrar.run(Task::new(move |registrations| {
-                    arena.settle(arena.add(registrations, run));
+                    arena.exit_on_error(arena.add(registrations, run));
                 }));
             }
             Ok(Order::Remove(run)) => {
                 let (address, _) = arena.window.range(run.first, run.count)?;
                 let arena = Arc::clone(arena);
                 let release = Task::new(move |registrations| {
-                    arena.settle(arena.remove(registrations, run));
+                    arena.exit_on_error(arena.remove(registrations, run));
                 });
                 served
                     .notifier
@@ -487,7 +487,7 @@ impl Arena {
 
     /// Exits the process, and so ends the session, if an arena operation that the supervisor relies
     /// on failed.
-    fn settle(&self, outcome: Result<(), WorkerError>) {
+    fn exit_on_error(&self, outcome: Result<(), WorkerError>) {
         if let Err(error) = outcome {
             tracing::error!("the session ends: {}", wormhole_link::chain(&error));
             std::process::exit(NO_ARENA);

@@ -41,11 +41,16 @@ fn run(
 ) -> Result {
     let (scope, target) = target(default, stream)?;
     copy(scope, target, (to, from), bytes, mode)?;
-    settle(scope, target, [to.address(), from.address()], mode)
+    synchronize_if_required(scope, target, [to.address(), from.address()], mode)
 }
 
 /// Synchronizes a synchronous copy if `cuPointerSetAttribute` requires it for one of the allocations.
-fn settle(scope: Scope, target: Target, addresses: [u64; 2], mode: Mode) -> Result {
+fn synchronize_if_required(
+    scope: Scope,
+    target: Target,
+    addresses: [u64; 2],
+    mode: Mode,
+) -> Result {
     if mode == Mode::Synchronous && is_synchronous(addresses) {
         target.synchronize(scope)
     } else {
@@ -142,10 +147,10 @@ fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> Re
     let (scope, target) = target(default, stream)?;
     scope.session.alive()?;
     if values.width == 0 || values.height == 0 {
-        return settle(scope, target, [values.destination; 2], mode);
+        return synchronize_if_required(scope, target, [values.destination; 2], mode);
     }
     submit(scope, target, Operation::Fill(values.checked(mode)?))?;
-    settle(scope, target, [values.destination; 2], mode)
+    synchronize_if_required(scope, target, [values.destination; 2], mode)
 }
 
 /// Returns a fill of one row.

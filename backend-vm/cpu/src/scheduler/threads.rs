@@ -167,7 +167,7 @@ fn serve(shared: &Arc<Shared>) {
         state = shared.state.lock();
         state.kernels -= usize::from(kernel);
         if shared.fault().is_none() {
-            shared.settle(&mut state, stream, rest);
+            shared.apply(&mut state, stream, rest);
         }
     }
 }
@@ -200,7 +200,7 @@ fn step(shared: &Arc<Shared>, mut front: Queued, kernel: bool) -> Rest {
 
 impl Shared {
     /// Applies the result of a step of a stream's front.
-    fn settle(self: &Arc<Self>, state: &mut State, stream: u64, rest: Rest) {
+    fn apply(self: &Arc<Self>, state: &mut State, stream: u64, rest: Rest) {
         let put_back = |state: &mut State, front| {
             if let Some(stream) = state.streams.get_mut(&stream) {
                 stream.queue.push_front(front);

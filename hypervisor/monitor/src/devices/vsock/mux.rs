@@ -119,7 +119,7 @@ impl Mux {
         match self.connections.get_mut(&key) {
             Some(connection) => {
                 let fate = connection.receive(header, payload);
-                self.settle(key, fate);
+                self.apply(key, fate);
             }
             None if op == Op::Request => self.connect(key, header),
             None if op == Op::Reset => {}
@@ -131,7 +131,7 @@ impl Mux {
         match self.open(key, request) {
             Some(connection) => {
                 self.connections.insert(key, connection);
-                self.settle(key, Fate::Lives);
+                self.apply(key, Fate::Lives);
             }
             None => self.reset(key),
         }
@@ -158,12 +158,12 @@ impl Mux {
     pub fn host_ready(&mut self, key: Key, readable: bool, hung_up: bool) {
         if let Some(connection) = self.connections.get_mut(&key) {
             let fate = connection.host_ready(readable, hung_up);
-            self.settle(key, fate);
+            self.apply(key, fate);
         }
     }
 
     /// Applies the result of a step to a connection.
-    fn settle(&mut self, key: Key, fate: Fate) {
+    fn apply(&mut self, key: Key, fate: Fate) {
         if fate == Fate::Lives {
             self.touched.push(key);
             if let Some(connection) = self.connections.get_mut(&key)
@@ -211,7 +211,7 @@ impl Mux {
             let produced = connection.produce(payload);
             let header =
                 produced.map(|(op, flags, len)| connection.header(self.guest_cid, op, flags, len));
-            self.settle(key, Fate::Lives);
+            self.apply(key, Fate::Lives);
             if header.is_some() {
                 return header;
             }
