@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use crate::command::{Failure, Run, cargo};
-use crate::{speed, stage};
+use crate::{bench_programs, stage};
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
@@ -61,7 +61,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                 .check()?;
             Run::new(release(root, "neighbours")?).check()
         }
-        Bench::Programs { json } => speed::measure(root, json.as_deref()),
+        Bench::Programs { json } => bench_programs::measure(root, json.as_deref()),
     }
 }
 

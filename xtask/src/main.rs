@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask …`. CI runs the same commands.
 
 mod bench;
+mod bench_programs;
 mod checks;
 mod command;
 mod cuda_python;
@@ -15,11 +16,10 @@ mod programs;
 mod pytest;
 mod setup;
 mod soak;
-mod speed;
 mod stage;
 mod structure;
-mod tally;
 mod test;
+mod test_results;
 mod toolchain;
 
 use std::path::{Path, PathBuf};

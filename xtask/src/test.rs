@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
-use crate::tally::Tally;
+use crate::test_results::TestResults;
 use crate::{checks, older_cuda, setup, stage, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
@@ -26,7 +26,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     setup::setup(root, true)?;
     let stage = stage::stage(root)?;
 
-    let mut total = Tally::default();
+    let mut total = TestResults::default();
     total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
     total += single(
         "lints",
@@ -40,7 +40,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
         ]),
     )?;
     step("rules between crates");
-    total += Tally::of("rules between crates", structure::structure(root)?);
+    total += TestResults::of("rules between crates", structure::structure(root)?);
     total += check("the form of commits", &checks::history(root)?);
     total += check("paths of this machine", &checks::paths(root)?);
     total += check("the glibc of the installation", &checks::glibc(root)?);
@@ -95,8 +95,8 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
 }
 
 /// Runs the tests that need a nightly toolchain: miri and the fuzz targets.
-fn nightly(root: &Path) -> Result<Tally, Failure> {
-    let mut total = Tally::default();
+fn nightly(root: &Path) -> Result<TestResults, Failure> {
+    let mut total = TestResults::default();
     total += suite(
         "ring tests under miri",
         miri(root, "wormhole-ring").args(["--test", "ring"]),
@@ -153,21 +153,21 @@ fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// Tallies one of the project's own checks, by its complaints.
-fn check(what: &str, complaints: &[String]) -> Tally {
+fn check(what: &str, complaints: &[String]) -> TestResults {
     step(what);
-    Tally::of(what, checks::holds(complaints))
+    TestResults::of(what, checks::holds(complaints))
 }
 
 /// Runs a step that passes or fails as a whole.
-fn single(what: &str, run: Run) -> Result<Tally, Failure> {
+fn single(what: &str, run: Run) -> Result<TestResults, Failure> {
     step(what);
     let (success, _) = run.tee()?;
-    Ok(Tally::of(what, success))
+    Ok(TestResults::of(what, success))
 }
 
 /// Runs a step whose output is libtest's.
-fn suite(what: &str, run: Run) -> Result<Tally, Failure> {
+fn suite(what: &str, run: Run) -> Result<TestResults, Failure> {
     step(what);
     let (success, output) = run.tee()?;
-    Ok(Tally::of_libtest(what, &output, success))
+    Ok(TestResults::of_libtest(what, &output, success))
 }

@@ -2,7 +2,7 @@
 
 /// Number of tests by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct TestResults {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
@@ -10,8 +10,8 @@ pub struct Tally {
     pub failures: Vec<String>,
 }
 
-impl Tally {
-    /// Creates the tally of a single step, `what`, that passed or failed.
+impl TestResults {
+    /// Creates the results of a single step, `what`, that passed or failed.
     pub fn of(what: &str, success: bool) -> Self {
         if success {
             Self {
@@ -49,7 +49,7 @@ impl Tally {
     }
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for TestResults {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -96,8 +96,8 @@ mod tests {
             test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
             test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
         assert_eq!(
-            Tally::of_libtest("tests", output, false),
-            Tally {
+            TestResults::of_libtest("tests", output, false),
+            TestResults {
                 passed: 7,
                 failed: 2,
                 skipped: 1,
@@ -110,8 +110,8 @@ mod tests {
     fn a_runner_that_dies_counts_as_a_failure() {
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n";
         assert_eq!(
-            Tally::of_libtest("tests", output, false),
-            Tally {
+            TestResults::of_libtest("tests", output, false),
+            TestResults {
                 passed: 3,
                 failed: 1,
                 skipped: 0,
@@ -126,7 +126,7 @@ mod tests {
             ---- b stdout ----\none\n\n---- c stdout ----\ntwo\n\n\nfailures:\n    b\n    c\n\n\
             test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\n";
         assert_eq!(
-            Tally::of_libtest("tests", output, false).failures,
+            TestResults::of_libtest("tests", output, false).failures,
             [
                 "---- b stdout ----\none\n\n",
                 "---- c stdout ----\ntwo\n\n\n"
