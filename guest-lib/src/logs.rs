@@ -45,7 +45,7 @@ fn logs() -> MutexGuard<'static, Logs> {
 }
 
 /// Starts keeping lines. Called by every function that reads the log, and when the library starts work.
-pub fn keep() {
+pub fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| log::to(said));
 }

@@ -250,7 +250,7 @@ impl Shared {
     }
 
     /// Wakes host threads, because a point may be reached.
-    fn tell_hosts(&self, state: &State) {
+    fn wake_hosts(&self, state: &State) {
         if state.waiters > 0 {
             self.progressed.notify_all();
         }
@@ -339,7 +339,7 @@ impl Milestone {
         if state.streams.contains_key(&self.point.stream) {
             state.complete(self.point.stream);
             self.shared.staff(&mut state);
-            self.shared.tell_hosts(&state);
+            self.shared.wake_hosts(&state);
         }
     }
 }

@@ -153,7 +153,7 @@ impl Attack {
     }
 
     /// Waits until the record was read, or never will be.
-    fn settle(&mut self) -> Round {
+    fn wait_until_read(&mut self) -> Round {
         let end = Instant::now() + ROUND;
         loop {
             let cause = self.guest.status.load();
@@ -581,7 +581,7 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
             flipper.flip();
         }
         live.send(&entry);
-        let outcome = live.settle();
+        let outcome = live.wait_until_read();
         looked_at += usize::from(outcome != Round::Over);
         if outcome != Round::Taken {
             flipper.aim(None);

@@ -109,7 +109,7 @@ fn pages_of(guest: &Guest, arena: usize) -> usize {
     usize::try_from(guest.arena[arena].bytes()).unwrap() / PAGE
 }
 
-fn keep(guest: &Guest, arena: usize) {
+fn fill(guest: &Guest, arena: usize) {
     for page in 0..pages_of(guest, arena) {
         guest.arena[arena].write(page * PAGE, &SECRET);
     }
@@ -162,7 +162,7 @@ fn is_unspoilt(guest: &mut Guest, arena: usize) {
 
 fn a_hostile_worker_finds_and_spoils_no_other_session() {
     let (mut backend, mut neighbour, victim) = backend();
-    keep(&neighbour, 0);
+    fill(&neighbour, 0);
     assert_eq!(found(&backend), 0, "the neighbour's pages");
     // The worker does find its own session's pages; the guest writes those again that a sweep
     // overwrote.
@@ -172,7 +172,7 @@ fn a_hostile_worker_finds_and_spoils_no_other_session() {
             Instant::now() < end,
             "the worker does not see its own session"
         );
-        keep(&victim, 0);
+        fill(&victim, 0);
     }
     is_unspoilt(&mut neighbour, 0);
     drop(victim);
@@ -214,7 +214,7 @@ fn arena_that_a_worker_keeps_is_another_sessions_without_it() {
         id += 1;
     }
     let last = neighbour.arena.len() - 1;
-    keep(&neighbour, last);
+    fill(&neighbour, last);
     assert_eq!(found(&backend), 0, "the neighbour's pages");
     is_unspoilt(&mut neighbour, last);
     assert!(backend.is_alive());

@@ -103,7 +103,7 @@ impl Served {
             .collect()
     }
 
-    fn tell(&mut self, message: &Message<'_>) {
+    fn send(&mut self, message: &Message<'_>) {
         self.guest.control.send(message).unwrap();
     }
 
@@ -119,7 +119,7 @@ fn arena_that_is_granted_during_a_reset_is_registered_after_it() {
     let asked = served.guest.start(0, &ContextReset {});
     served.device.wait_for("reset", 1);
     let run = served.run(4, 2);
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.device.let_go("reset");
     served.hear("ArenaAdded");
     assert_eq!(served.guest.wait(0, asked).unwrap().status, 0);
@@ -133,10 +133,10 @@ fn arena_that_is_granted_during_a_reset_is_registered_after_it() {
 fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
     let mut served = serve(SHARE);
     let run = served.run(4, 2);
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     served.device.hold("unregister");
-    served.tell(&Message::ArenaRemove(run));
+    served.send(&Message::ArenaRemove(run));
     served.device.wait_for("unregister", 1);
     for _ in 0..10 {
         // A parked executor is woken by a doorbell message alone, which the worker's main thread
@@ -154,7 +154,7 @@ fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
     served.hear("ArenaRemoved");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     // The same run again.
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
 }
@@ -163,11 +163,11 @@ fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
 fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     let mut served = serve(2 * SHARE);
     let run = served.run(4, 1);
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     let load = module_load(served.guest.mint(), DevicePtr(served.address(4)), 64);
     assert_eq!(served.guest.call(&load).status, 0);
-    served.tell(&Message::ArenaRemove(run));
+    served.send(&Message::ArenaRemove(run));
     served.hear("ArenaRemoved");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     // The range may not be named any more: an access would crash this process.
@@ -180,13 +180,13 @@ fn arena_that_cannot_be_registered_is_refused_and_the_session_goes_on() {
     let mut served = serve(3 * SHARE);
     let run = served.run(4, 2);
     served.device.refuses_memory.store(true, Ordering::Relaxed);
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.hear("ArenaRefused");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     assert_eq!(served.guest.call(&MemGetInfo {}).status, 0);
     // The same run, when registration succeeds again.
     served.device.refuses_memory.store(false, Ordering::Relaxed);
-    served.tell(&Message::ArenaAdd(run));
+    served.send(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
 }
@@ -196,16 +196,16 @@ fn arena_that_the_device_keeps_stays_mapped() {
     let mut served = serve(4 * SHARE);
     let [kept, run] = [4, 6].map(|place| served.run(place, 1));
     for run in [kept, run] {
-        served.tell(&Message::ArenaAdd(run));
+        served.send(&Message::ArenaAdd(run));
         served.hear("ArenaAdded");
     }
     served.device.keeps_memory.store(true, Ordering::Relaxed);
     served.device.hold("unregister");
-    served.tell(&Message::ArenaRemove(kept));
+    served.send(&Message::ArenaRemove(kept));
     served.device.wait_for("unregister", 1);
     served.device.let_go("unregister");
     // The registrar runs its tasks in order.
-    served.tell(&Message::ArenaAdd(served.run(8, 1)));
+    served.send(&Message::ArenaAdd(served.run(8, 1)));
     served.hear("ArenaAdded");
     let start = usize::try_from(served.address(4)).unwrap();
     let start = std::ptr::with_exposed_provenance::<u8>(start);
@@ -214,6 +214,6 @@ fn arena_that_the_device_keeps_stays_mapped() {
     let byte = unsafe { start.read_volatile() };
     assert_eq!(byte, 0);
     served.device.keeps_memory.store(false, Ordering::Relaxed);
-    served.tell(&Message::ArenaRemove(run));
+    served.send(&Message::ArenaRemove(run));
     served.hear("ArenaRemoved");
 }

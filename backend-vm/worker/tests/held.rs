@@ -39,7 +39,7 @@ fn stream_of(green: u32) -> GreenStream {
 }
 
 /// Waits until all earlier records and requests were served.
-fn settle(served: &Served, sequence: u64) {
+fn wait_until_served(served: &Served, sequence: u64) {
     let stream = wormhole_api::Handle::<Stream>::LEGACY;
     served.call(9, sequence, &StreamQuery { stream });
 }
@@ -66,7 +66,7 @@ fn a_green_context_lives_as_long_as_a_stream_is_made_of_it() {
     assert_eq!(served.answer(1, 3).0, CuResult::INVALID_CONTEXT.0);
     served.record(&StreamDestroy { stream });
     device.wait_for("destroy_green", 1);
-    settle(&served, 1);
+    wait_until_served(&served, 1);
     assert_eq!(device.alive(), 1, "the legacy stream is left");
 }
 
@@ -106,7 +106,7 @@ fn green_contexts_go_before_a_reset_and_their_streams_before_them() {
         assert_eq!(served.answer(0, sequence).0, CuResult::INVALID_CONTEXT.0);
     }
     create(&served, 8);
-    settle(&served, 1);
+    wait_until_served(&served, 1);
     assert_eq!(device.arrivals("destroy_green"), 2, "once each");
 }
 

@@ -162,11 +162,11 @@ pub fn cuDeviceGetHostAtomicCapabilities(
         return Err(CuError::INVALID_VALUE);
     }
     let native = device(dev)?.value(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) != 0;
-    tell_atomics(capabilities, operations, native)
+    put_atomics(capabilities, operations, native)
 }
 
 /// Writes the capabilities of atomic operations, or 0 for each if they are not native.
-pub(super) fn tell_atomics(
+pub(super) fn put_atomics(
     capabilities: Out<'_, [u32]>,
     operations: In<'_, [CUatomicOperation]>,
     native: bool,

@@ -18,7 +18,7 @@ use crate::types::{CUdriverProcAddressQueryResult, CUresult, CUuuid};
 use crate::{logs, session};
 
 pub fn cuInit(Flags: u32) -> Result {
-    logs::keep();
+    logs::start();
     if Flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }

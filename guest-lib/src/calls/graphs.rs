@@ -126,7 +126,7 @@ pub fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: Out<'_, CUgrap
 }
 
 /// Writes a list of nodes.
-fn tell_nodes(
+fn put_nodes(
     place: Room<'_, CUgraphNode, usize>,
     count: InOut<'_, usize>,
     list: impl FnOnce(&mut Model) -> Result<Vec<NodeHandle>>,
@@ -145,7 +145,7 @@ pub fn cuGraphGetNodes(
 ) -> Result {
     session()?;
     let graph = graph_handle(hGraph)?;
-    tell_nodes(nodes, numNodes, |model| {
+    put_nodes(nodes, numNodes, |model| {
         Ok(model.graph(graph)?.nodes.clone())
     })
 }
@@ -156,11 +156,11 @@ pub fn cuGraphGetRootNodes(
     numRootNodes: InOut<'_, usize>,
 ) -> Result {
     let graph = graph_handle(hGraph)?;
-    tell_nodes(rootNodes, numRootNodes, |model| model.roots(graph))
+    put_nodes(rootNodes, numRootNodes, |model| model.roots(graph))
 }
 
 /// Writes one end of edges, and their data. Fails if the caller passes no array for data that is not the default.
-fn tell_edges(
+fn put_edges(
     place: Room<'_, CUgraphNode, usize>,
     data: Room<'_, CUgraphEdgeData, usize>,
     count: InOut<'_, usize>,
@@ -239,7 +239,7 @@ pub fn cuGraphNodeGetDependencies_v2(
 ) -> Result {
     let node = node_handle(hNode)?;
     let before = |model: &mut Model| Ok(model.node(node)?.before.clone());
-    tell_edges(dependencies, edgeData, numDependencies, before)
+    put_edges(dependencies, edgeData, numDependencies, before)
 }
 
 pub fn cuGraphNodeGetDependentNodes(
@@ -263,7 +263,7 @@ pub fn cuGraphNodeGetDependentNodes_v2(
 ) -> Result {
     let node = node_handle(hNode)?;
     let after = |model: &mut Model| Ok(model.node(node)?.after.clone());
-    tell_edges(dependentNodes, edgeData, numDependentNodes, after)
+    put_edges(dependentNodes, edgeData, numDependentNodes, after)
 }
 
 pub fn cuGraphAddDependencies(

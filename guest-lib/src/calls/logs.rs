@@ -13,7 +13,7 @@ pub fn cuLogsRegisterCallback(
     userData: Pointer<'_, c_void>,
     callback_out: Out<'_, CUlogsCallbackHandle>,
 ) -> Result {
-    logs::keep();
+    logs::start();
     if callback_out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -27,13 +27,13 @@ pub fn cuLogsUnregisterCallback(callback: CUlogsCallbackHandle) -> Result {
 
 /// Returns an iterator at the end of the log. The native driver accepts any flags here.
 pub fn cuLogsCurrent(iterator_out: Out<'_, CUlogIterator>, _flags: u32) -> Result {
-    logs::keep();
+    logs::start();
     iterator_out.put(logs::current())
 }
 
 /// Returns the lines after an iterator, or all lines without one, and moves the iterator behind them.
 fn lines(iterator: InOut<'_, CUlogIterator>, flags: u32) -> Result<Vec<String>> {
-    logs::keep();
+    logs::start();
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }

@@ -5,7 +5,7 @@ use wormhole_api::constants::peer_attribute::ACCESS_SUPPORTED;
 
 use super::contexts::{current, scope_of};
 use super::copies::{NO_STREAM, copy};
-use super::devices::{ordinal, tell_atomics};
+use super::devices::{ordinal, put_atomics};
 use crate::error::{CuError, Result};
 use crate::memory::end::CopyEnd;
 use crate::object::context;
@@ -78,7 +78,7 @@ pub fn cuDeviceGetP2PAtomicCapabilities(
     if from == to {
         return Err(CuError::INVALID_DEVICE);
     }
-    tell_atomics(capabilities, operations, false)
+    put_atomics(capabilities, operations, false)
 }
 
 /// Checks that the contexts of a copy exist. Null is accepted, because the addresses identify the device.

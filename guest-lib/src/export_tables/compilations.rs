@@ -92,7 +92,7 @@ pub extern "C" fn keep_compilation(
         let question = question.ok_or(CuError::INVALID_VALUE)?;
         let result = bytes(result, length as usize)?;
         if let Some(store) = Store::of_the_environment()
-            && let Err(error) = store.keep(question, &result)
+            && let Err(error) = store.insert(question, &result)
         {
             // The compiler has its result, and compiles again the next time.
             log::debug!("compiled code is not kept: {error}");

@@ -212,8 +212,8 @@ impl Model {
             let freed = |work: &Work| matches!(work, Work::Free(other) if *other == address);
             // A graph that was instantiated with an allocation cannot become one that frees it.
             let own = |work: &Work| matches!(work, Work::Alloc(own) if own.address == address);
-            let settled = self.graph(graph)?.instantiated && self.has(graph, &own)?;
-            if settled || self.has(graph, &freed)? {
+            let allocates = self.graph(graph)?.instantiated && self.has(graph, &own)?;
+            if allocates || self.has(graph, &freed)? {
                 return Err(CuError::INVALID_VALUE);
             }
         }

@@ -109,7 +109,7 @@ impl From<Out<'_, [u8]>> for CopyEnd {
 
 /// Returns true if no mapping of the program can lie at the address.
 fn is_reserved(address: u64) -> bool {
-    session().is_ok_and(|session| session.keeps(address, 1))
+    session().is_ok_and(|session| session.is_reserved(address, 1))
         || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
             .iter()
             .any(|(base, bytes)| {

@@ -241,7 +241,7 @@ pub fn import_pointer(scope: Scope, pool: Handle<PoolKind>, token: Token) -> Res
     let (address, bytes) = scope
         .session
         .request(&message, |reply| (reply.address.0, reply.bytes))?;
-    if !scope.session.keeps(address, bytes) {
+    if !scope.session.is_reserved(address, bytes) {
         log::error_once!(
             "shared memory would lie at {address:#x}, where this program has something of its own"
         );
@@ -327,7 +327,7 @@ impl<'a> Alloc<'a> {
             bytes,
         };
         let address = scope.session.request(&message, |reply| reply.address.0)?;
-        if !scope.session.keeps(address, bytes) {
+        if !scope.session.is_reserved(address, bytes) {
             log::error_once!(
                 "a pool's memory would lie at {address:#x}, where this program has something of its own"
             );

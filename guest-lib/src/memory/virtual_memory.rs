@@ -115,14 +115,14 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
         bytes,
         alignment,
         // The program may have mappings of its own outside the ranges reserved for device memory.
-        hint: if scope.session.keeps(hint, bytes) {
+        hint: if scope.session.is_reserved(hint, bytes) {
             hint
         } else {
             0
         },
     };
     let address = scope.session.request(&message, |reply| reply.address.0)?;
-    if !scope.session.keeps(address, bytes) {
+    if !scope.session.is_reserved(address, bytes) {
         log::error_once!(
             "addresses at {address:#x} cannot be reserved: this program has something of its own there"
         );

@@ -95,7 +95,7 @@ impl Store {
     }
 
     /// Stores a result, unless it exceeds the limit alone.
-    pub fn keep(&self, question: &Question, result: &[u8]) -> std::io::Result<()> {
+    pub fn insert(&self, question: &Question, result: &[u8]) -> std::io::Result<()> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         if (HEADER + result.len()) as u64 > self.limit {
             return Ok(());
@@ -195,7 +195,7 @@ mod tests {
         let store = folder.store(1 << 20);
         let asked = question("source", c"-arch=compute_90");
         assert_eq!(store.find(&asked), None);
-        store.keep(&asked, b"result").unwrap();
+        store.insert(&asked, b"result").unwrap();
         assert_eq!(store.find(&asked).as_deref(), Some(&b"result"[..]));
         for other in [
             question("source ", c"-arch=compute_90"),
@@ -205,7 +205,7 @@ mod tests {
         ] {
             assert_eq!(store.find(&other), None);
         }
-        store.keep(&asked, b"").unwrap();
+        store.insert(&asked, b"").unwrap();
         assert_eq!(store.find(&asked).as_deref(), Some(&b""[..]));
     }
 
@@ -215,7 +215,7 @@ mod tests {
         let store = folder.store(1 << 20);
         let asked = question("source", c"");
         let path = folder.0.join(asked.file_name());
-        store.keep(&asked, b"result").unwrap();
+        store.insert(&asked, b"result").unwrap();
         let whole = fs::read(&path).unwrap();
         let mut changed = whole.clone();
         *changed.last_mut().unwrap() ^= 1;
@@ -241,16 +241,16 @@ mod tests {
                 .unwrap();
         };
         for (number, asked) in asked[..3].iter().enumerate() {
-            store.keep(asked, &result).unwrap();
+            store.insert(asked, &result).unwrap();
             age(asked, number as u64);
         }
         // The lookup refreshes the oldest result, so the next oldest is evicted.
         assert!(store.find(&asked[0]).is_some());
-        store.keep(&asked[3], &result).unwrap();
+        store.insert(&asked[3], &result).unwrap();
         assert!(store.find(&asked[0]).is_some() && store.find(&asked[3]).is_some());
         assert!(store.find(&asked[1]).is_none() && store.find(&asked[2]).is_some());
         // A result above the limit is not stored and evicts nothing.
-        store.keep(&asked[4], &[7; 1000]).unwrap();
+        store.insert(&asked[4], &[7; 1000]).unwrap();
         assert!(store.find(&asked[4]).is_none() && store.find(&asked[3]).is_some());
     }
 }

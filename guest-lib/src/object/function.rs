@@ -230,7 +230,7 @@ impl Function {
             occupancy: Mutex::default(),
         };
         for attribute in attributes.iter() {
-            function.keep(attribute.id, attribute.value);
+            function.cache_attribute(attribute.id, attribute.value);
         }
         function
     }
@@ -263,7 +263,7 @@ impl Function {
         Ok((handle, facts))
     }
 
-    fn keep(&self, attribute: i32, value: i32) {
+    fn cache_attribute(&self, attribute: i32, value: i32) {
         if let Some(place) = usize::try_from(attribute)
             .ok()
             .and_then(|id| self.attributes.get(id))
@@ -301,7 +301,7 @@ impl Function {
             attribute,
         };
         let value = scope.session.request(&message, |reply| reply.value)?;
-        self.keep(attribute, value);
+        self.cache_attribute(attribute, value);
         Ok(value)
     }
 
@@ -323,7 +323,7 @@ impl Function {
             value,
         };
         scope.session.request(&message, |()| ())?;
-        self.keep(attribute, value);
+        self.cache_attribute(attribute, value);
         self.occupancy().clear();
         Ok(())
     }

@@ -189,7 +189,7 @@ pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u6
     let (address, bytes) = scope
         .session
         .request(&message, |reply| (reply.address.0, reply.bytes))?;
-    if !scope.session.keeps(address, bytes) {
+    if !scope.session.is_reserved(address, bytes) {
         log::error_once!(
             "shared memory would lie at {address:#x}, where this program has something of its own"
         );

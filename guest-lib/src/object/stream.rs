@@ -596,7 +596,7 @@ impl Target {
 
     /// Synchronizes if kernels may be running, because the next call must report their faults. Does not wait for work
     /// that cannot fault.
-    pub fn settle_launches(self, scope: Scope) -> Result {
+    pub fn synchronize_if_faults_are_possible(self, scope: Scope) -> Result {
         let others = self.handle.is_legacy()
             && STREAMS
                 .live()

@@ -121,8 +121,8 @@ pub fn attach() -> Result<Session, AttachError> {
         Some(file) => (File::from(file), false),
         None => (open_window()?, true),
     };
-    let kept = match reserve_bands(&grant) {
-        Ok(kept) => kept,
+    let reserved = match reserve_bands(&grant) {
+        Ok(reserved) => reserved,
         Err(error) => {
             // The supervisor then takes the session back.
             control.send(&Message::Unmappable)?;
@@ -142,7 +142,7 @@ pub fn attach() -> Result<Session, AttachError> {
         what: "socket for files",
         source,
     })?;
-    let session = map(control, &grant, window, kept, files)?;
+    let session = map(control, &grant, window, reserved, files)?;
     session.control.send(&Message::Mapped)?;
     if grant.features & FEATURE_PROCESS != 0 {
         let process = ProcessNumber {
@@ -176,7 +176,7 @@ fn map(
     control: Control,
     grant: &Grant,
     window: Window,
-    kept: Vec<(u64, u64)>,
+    reserved: Vec<(u64, u64)>,
     files: Option<Files>,
 ) -> Result<Session, AttachError> {
     let base = window
@@ -211,7 +211,7 @@ fn map(
         fence_stock: Mutex::new(Stock::default()),
         extents,
         files,
-        kept,
+        reserved,
         end_logged: Once::new(),
         device_output: AtomicBool::new(false),
         devices: Vec::new(),
@@ -289,9 +289,9 @@ fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
             });
         }
     }
-    let mut kept = vec![(high.base, high.size)];
-    kept.extend(reserve_pieces(low));
-    Ok(kept)
+    let mut reserved = vec![(high.base, high.size)];
+    reserved.extend(reserve_pieces(low));
+    Ok(reserved)
 }
 
 /// Size of the pieces in which the low band is reserved if it is not free as a whole.
@@ -304,7 +304,7 @@ fn reserve_pieces(band: Band) -> Vec<(u64, u64)> {
         return vec![(band.base, band.size)];
     };
     log::debug!(
-        "{:#x}+{:#x} is kept for memory pools in pieces: {error}",
+        "{:#x}+{:#x} is reserved for memory pools in pieces: {error}",
         band.base,
         band.size
     );
@@ -360,8 +360,11 @@ mod tests {
             size: 4 * PIECE - 4096,
         };
         band::reserve(base + PIECE + 4096, 4096).unwrap();
-        let kept = reserve_pieces(band);
-        assert_eq!(kept, [(base, PIECE), (base + 2 * PIECE, 2 * PIECE - 4096)]);
+        let reserved = reserve_pieces(band);
+        assert_eq!(
+            reserved,
+            [(base, PIECE), (base + 2 * PIECE, 2 * PIECE - 4096)]
+        );
         for (start, bytes) in [(base, PIECE), (base + 3 * PIECE, PIECE - 4096)] {
             let taken = band::reserve(start, bytes).unwrap_err();
             assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));

@@ -54,7 +54,7 @@ pub struct Session {
     /// Socket for descriptors of files, if the worker accepts them.
     files: Option<Files>,
     /// Address ranges reserved for device memory: start and bytes.
-    kept: Vec<(u64, u64)>,
+    reserved: Vec<(u64, u64)>,
     end_logged: Once,
     /// True once an image that prints or asserts is loaded: from then on synchronizations are requests.
     device_output: AtomicBool,
@@ -164,8 +164,8 @@ pub fn initialise() -> Result<&'static Session> {
         log::error_once!("no CUDA device: a page that forks wipe cannot be made: {error}");
         CuError::OPERATING_SYSTEM
     })?;
-    for (kept, descriptor) in DESCRIPTORS.iter().zip(descriptors) {
-        kept.store(descriptor, Ordering::Relaxed);
+    for (place, descriptor) in DESCRIPTORS.iter().zip(descriptors) {
+        place.store(descriptor, Ordering::Relaxed);
     }
     // SAFETY: both handlers are functions of this library, which is never unloaded (it is linked with
     // `nodelete`), and call only what is safe where they run.
@@ -181,8 +181,8 @@ pub fn initialise() -> Result<&'static Session> {
 }
 
 extern "C" fn close_in_child() {
-    for kept in &DESCRIPTORS {
-        let descriptor = kept.swap(-1, Ordering::Relaxed);
+    for place in &DESCRIPTORS {
+        let descriptor = place.swap(-1, Ordering::Relaxed);
         if descriptor >= 0 {
             // SAFETY: this library owns the descriptor, and the child never uses it.
             unsafe { libc::close(descriptor) };
@@ -215,8 +215,8 @@ impl Session {
     }
 
     /// Returns true if a range is reserved for device memory, so that no mapping of the program lies there.
-    pub fn keeps(&self, address: u64, bytes: u64) -> bool {
-        self.kept
+    pub fn is_reserved(&self, address: u64, bytes: u64) -> bool {
+        self.reserved
             .iter()
             .any(|&(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
     }

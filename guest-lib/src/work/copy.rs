@@ -113,7 +113,7 @@ unsafe fn hand_over(
         (_, End::Pageable) => {
             if mode == Mode::Synchronous {
                 // The native driver waits before such a copy, so a fault of earlier launches shows here.
-                target.settle_launches(scope)?;
+                target.synchronize_if_faults_are_possible(scope)?;
             }
             // SAFETY: the source is the program's memory, which it vouches for.
             unsafe { upload(scope, target, destination, host_pointer(source), bytes) }

@@ -286,7 +286,7 @@ impl Copy3d {
             (_, End::Pageable) => {
                 if mode == Mode::Synchronous {
                     // The native driver waits before such a copy, so a fault of earlier launches shows here.
-                    target.settle_launches(scope)?;
+                    target.synchronize_if_faults_are_possible(scope)?;
                 }
                 let fill = |&(offset, extent): &(Extent, Extent), buffer| {
                     // SAFETY: the device has done with the buffer, and the caller vouches for the source.

@@ -43,14 +43,14 @@ impl Errors {
 
     /// Returns whether the guest's processor reported a triple fault. On a real processor Linux
     /// never causes one.
-    fn tell_of_a_triple_fault(&self) -> bool {
+    fn report_a_triple_fault(&self) -> bool {
         String::from_utf8_lossy(&self.end)
             .lines()
             .any(|line| line.starts_with("wormhole: guest: ") && line.contains("(triple fault)"))
     }
 
     /// Returns whether the inner command, or its supervisor, has printed why there is no summary.
-    fn tell_of_the_command(&self) -> bool {
+    fn report_the_reason(&self) -> bool {
         String::from_utf8_lossy(&self.end)
             .lines()
             .any(|line| line.starts_with("wormhole: ") || line.starts_with("wormhole-supervisor: "))
@@ -232,8 +232,8 @@ pub fn run(
             summary.seconds = start.elapsed().as_secs_f64();
             Ok((report.ending.status(), summary))
         }
-        None if errors.tell_of_a_triple_fault() => Err(RunError::EmulatedProcessor),
-        None if errors.tell_of_the_command() => Err(RunError::Said(report.ending.status())),
+        None if errors.report_a_triple_fault() => Err(RunError::EmulatedProcessor),
+        None if errors.report_the_reason() => Err(RunError::Said(report.ending.status())),
         None => match report.ending {
             // A signal that came before the program started.
             Ending::Signalled(_) => Err(RunError::Said(report.ending.status())),

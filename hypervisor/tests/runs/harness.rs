@@ -315,7 +315,7 @@ impl Underway {
     }
 
     /// Writes a line to the run's standard input, which must have been piped.
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_line(&mut self, line: &str) {
         use std::io::Write;
         let stdin = self.child.0.stdin.as_mut().expect("stdin is piped");
         writeln!(stdin, "{line}").expect("the program reads it");

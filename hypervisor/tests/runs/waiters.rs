@@ -44,7 +44,7 @@ fn released(device: &str) -> Vec<Duration> {
         })
     });
     looks.recv_timeout(PATIENCE).expect("the word is looked at");
-    run.tell("fault");
+    run.write_line("fault");
     let finished = run.finish();
     let detected = observer.join().expect("the worker publishes an error");
     assert!(

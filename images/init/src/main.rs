@@ -69,7 +69,7 @@ fn main() {
         send(&run, ending.clone(), stream);
     }
     if let Some(port) = run.exit_port {
-        poweroff::tell_monitor(port, ending.status());
+        poweroff::write_status(port, ending.status());
     }
     poweroff::restart();
 }

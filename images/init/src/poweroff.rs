@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::ffi::c_ulong;
 
 /// Writes the exit status to the monitor's port.
-pub fn tell_monitor(port: u16, status: u8) {
+pub fn write_status(port: u16, status: u8) {
     // SAFETY: ioperm takes no pointers.
     if unsafe { libc::ioperm(c_ulong::from(port), 1, 1) } != 0 {
         return;

@@ -64,7 +64,7 @@ fn ask(members: &Members<'_>) {
 }
 
 /// Returns the end of a log from byte `from`, once the log has stopped growing or [`ANSWER`] has passed.
-fn settled(log: &Path, from: usize) -> String {
+fn read_stable(log: &Path, from: usize) -> String {
     let deadline = Instant::now() + ANSWER;
     let mut length = 0;
     loop {
@@ -213,7 +213,7 @@ impl<'a> Watch<'a> {
         ask(&members);
         // Described before the supervisors' logs are read, because those take a while.
         let processes: String = members.all().map(Process::describe).collect();
-        let said = settled(&log, from);
+        let said = read_stable(&log, from);
         self.dump(&format!("{text}\n{said}\n{processes}"));
     }
 

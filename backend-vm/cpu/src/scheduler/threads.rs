@@ -211,7 +211,7 @@ impl Shared {
                 state.queued -= 1;
                 state.queued_bytes -= bytes;
                 state.complete(stream);
-                self.tell_hosts(state);
+                self.wake_hosts(state);
             }
             Rest::More(front) => {
                 put_back(state, front);

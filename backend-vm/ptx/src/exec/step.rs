@@ -322,7 +322,7 @@ impl Warp {
                     let generation = cx.barriers.arrive_at_cluster(mask.count_ones());
                     if let Some(checker) = &mut cx.checker {
                         checker.arrive(CLUSTER, self.index, mask, false);
-                        checker.settle(CLUSTER, cx.barriers);
+                        checker.complete_barrier(CLUSTER, cx.barriers);
                     }
                     for lane in Lanes(mask) {
                         self.cluster[lane] = generation;
@@ -455,7 +455,7 @@ impl Warp {
         let (id, generation) = arrived.map_err(|kind| first(kind, mask))?;
         if let Some(checker) = &mut cx.checker {
             checker.arrive(id, self.index, mask, barrier.kind != BarrierKind::Arrive);
-            checker.settle(id, cx.barriers);
+            checker.complete_barrier(id, cx.barriers);
         }
         Ok(if barrier.kind == BarrierKind::Arrive {
             None

@@ -261,7 +261,7 @@ impl Warp {
                     if done {
                         self.barrier_result(cx, group, id);
                         if let Some(checker) = &mut cx.checker {
-                            checker.settle(id, cx.barriers);
+                            checker.complete_barrier(id, cx.barriers);
                             checker.leave(id, self.index, group.mask);
                         }
                     }

@@ -61,7 +61,7 @@ impl Compiler {
     ///
     /// # Safety
     /// The place was found in an extent that stays mapped.
-    unsafe fn tell(mut self) {
+    unsafe fn write_logs(mut self) {
         let room = self.jit.log_bytes;
         if room == 0 {
             return;
@@ -151,7 +151,7 @@ impl Session {
             };
             let loaded = device.load(&image, kind, &mut compiler.jit, place);
             // SAFETY: as above.
-            unsafe { compiler.tell() };
+            unsafe { compiler.write_logs() };
             if let Ok(Loading::Done(loaded)) = &loaded
                 && !keep
             {
@@ -229,7 +229,7 @@ impl Serve<Link<'_>> for Session {
             let copy = unsafe { memory::copy_out(inputs, length) };
             let linked = link(device, &parts, &copy, complete, &mut compiler.jit);
             // SAFETY: as above.
-            unsafe { compiler.tell() };
+            unsafe { compiler.write_logs() };
             if let Ok(image) = &linked
                 && image.len() as u64 <= room
             {

@@ -24,7 +24,7 @@ unsafe impl Sync for Table {}
 static TABLE: Table = {
     let mut words = [unused as *const c_void; WORDS];
     words[0] = ptr::without_provenance(WORDS * size_of::<usize>());
-    words[26] = tell as *const c_void;
+    words[26] = discard_message as *const c_void;
     words[81] = bus_id as *const c_void;
     Table(words)
 };
@@ -34,7 +34,7 @@ extern "C" fn unused() -> nvmlReturn_t {
 }
 
 /// Ignores a `printf`-style message for the native library's log.
-extern "C" fn tell() -> nvmlReturn_t {
+extern "C" fn discard_message() -> nvmlReturn_t {
     0
 }
 

@@ -393,7 +393,7 @@ impl Checker {
     }
 
     /// Ends the use of a barrier that has completed.
-    pub fn settle(&mut self, id: usize, barriers: &Barriers) {
+    pub fn complete_barrier(&mut self, id: usize, barriers: &Barriers) {
         let meeting = &mut self.meetings[id];
         if meeting.generation == barriers.generation(id) {
             return;
@@ -455,7 +455,7 @@ fn race(
         Kind::Read => "read",
         Kind::Write => "wrote",
     };
-    tell(
+    print_finding(
         launch,
         &format!(
             "race: kernel `{}`, block {block:?}: thread {thread:?} {kind} byte {at:#x} of shared memory (line {line}), \
@@ -481,7 +481,7 @@ fn unwritten_read(
     }
     let at = word * WORD + unwritten.trailing_zeros() as usize;
     let (line, thread) = place(launch, access.site);
-    tell(
+    print_finding(
         launch,
         &format!(
             "uninitialised: kernel `{}`, block {block:?}: thread {thread:?} reads byte {at:#x} of shared memory \
@@ -491,6 +491,6 @@ fn unwritten_read(
     );
 }
 
-fn tell(launch: &Launch<'_>, sentence: &str) {
+fn print_finding(launch: &Launch<'_>, sentence: &str) {
     launch.output.finding(sentence);
 }

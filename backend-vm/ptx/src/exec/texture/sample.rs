@@ -59,7 +59,7 @@ impl Texture {
     }
 
     /// Returns the position for filtering. Where both texels are the same, it is the middle of the first.
-    fn settled(&self, dimension: usize, at: f64, extent: u32) -> f64 {
+    fn filter_position(&self, dimension: usize, at: f64, extent: u32) -> f64 {
         let extent = f64::from(extent);
         match self.address_modes[dimension] {
             AddressMode::Border => at,
@@ -147,7 +147,7 @@ impl Texture {
         let seamless = shape.cube && self.seamless;
         let at = std::array::from_fn(|dimension| match position.at[dimension] {
             at if seamless => at,
-            at => self.settled(dimension, at, level.extent[dimension]),
+            at => self.filter_position(dimension, at, level.extent[dimension]),
         });
         let (first, fractions) = footprint(at, shape.dimensions);
         for (corner, weight) in (0_i64..).zip(weights(fractions, total)) {
