@@ -38,7 +38,6 @@ const CALLS: &[i64] = &[
     libc::SYS_getsockopt,
     libc::SYS_close,
     libc::SYS_dup,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
     libc::SYS_newfstatat,
@@ -71,7 +70,6 @@ const CALLS: &[i64] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
-    libc::SYS_tgkill,
     libc::SYS_restart_syscall,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
@@ -91,6 +89,7 @@ const NVML: &[i64] = &[
     libc::SYS_access,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
+    libc::SYS_fcntl,
     libc::SYS_readlink,
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
@@ -121,6 +120,18 @@ const NVML: &[i64] = &[
     libc::SYS_sched_getscheduler,
     libc::SYS_sched_setscheduler,
     libc::SYS_set_tid_address,
+];
+
+/// Commands of fcntl(2) that act on this process's descriptors alone. Others could have the kernel
+/// send signals to any process of this user.
+const COMMANDS: &[i32] = &[
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
 ];
 
 /// `AT_STATX_DONT_SYNC` of statx(2): the kernel answers from its cache without asking the file
@@ -158,6 +169,11 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
                 equals(0, libc::PR_GET_NAME.unsigned_abs().into())?,
             ],
         )
+        // Signals for this process alone: others of the same user serve other tenants.
+        .and_where(
+            libc::SYS_tgkill,
+            vec![equals(0, std::process::id().into())?],
+        )
         .without(&absent)
         .and(&[libc::SYS_statx])
         .without_where(libc::SYS_statx, vec![masked(2, DONT_SYNC, 0)?]);
@@ -166,6 +182,10 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
         let executes = libc::PROT_EXEC.unsigned_abs().into();
         for call in [libc::SYS_mmap, libc::SYS_mprotect] {
             calls = calls.and_where(call, vec![masked(2, executes, 0)?]);
+        }
+        for command in COMMANDS {
+            let command = command.unsigned_abs().into();
+            calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);
         }
         // Non-blocking mode of the standard library's sockets and files; bytes unread by a socket's
         // reader; bytes available from its writer.
@@ -245,6 +265,9 @@ mod tests {
                 "59 (execve)",
                 [libc::SYS_execve, path.cast_signed(), 0, 0, 0, 0],
             ),
+            // Signals to another process, at once or when a descriptor has data.
+            ("234 (tgkill)", [libc::SYS_tgkill, 1, 1, 9, 0, 0]),
+            ("72 (fcntl)", [libc::SYS_fcntl, 2, 8, 1, 0, 0]),
             // Private, anonymous, executable.
             ("9 (mmap)", [libc::SYS_mmap, 0, 4096, 5, 0x22, -1]),
         ];
