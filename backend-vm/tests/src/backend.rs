@@ -269,9 +269,17 @@ impl Tenant {
         }
     }
 
-    /// Connects as another tenant to a supervisor that listens at `path`.
+    /// Connects as another tenant to a supervisor that listens at `path`, or will soon.
     pub fn join(path: &Path) -> Self {
-        Self::new(UnixStream::connect(path).unwrap())
+        let mut stream = None;
+        wait_until(
+            || {
+                stream = UnixStream::connect(path).ok();
+                stream.is_some()
+            },
+            || format!("a listener at {}", path.display()),
+        );
+        Self::new(stream.unwrap())
     }
 
     /// Attaches a fresh window. Returns the supervisor's answer.

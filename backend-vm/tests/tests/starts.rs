@@ -168,10 +168,14 @@ impl Lease {
     /// Returns whether an opener is blocked.
     fn is_waited_for(&self) -> bool {
         let inode = format!(":{} ", self.file.metadata().unwrap().ino());
-        std::fs::read_to_string("/proc/locks")
-            .unwrap()
-            .lines()
-            .any(|line| line.contains("BREAKING") && line.contains(&inode))
+        let is_listed = || {
+            std::fs::read_to_string("/proc/locks")
+                .unwrap()
+                .lines()
+                .any(|line| line.contains("BREAKING") && line.contains(&inode))
+        };
+        // The kernel may leave out a lock while the locks of other processes change.
+        (0..10).any(|_| is_listed())
     }
 
     fn give_back(self) {
@@ -506,7 +510,6 @@ fn a_connection_without_a_window_is_closed() {
     supervisor.args([IMPATIENT, "200"]).env(LISTENS, &socket);
     let me = std::env::current_exe().unwrap();
     let _backend = Backend::start_as(supervisor, Workers::of(&[&me]), &[]);
-    wait_until(|| socket.exists(), || "the socket".into());
     let mut silent = Tenant::join(&socket);
     assert!(!silent.hears("Attached"));
 }
