@@ -24,16 +24,26 @@ fn current_scope() -> Result<SettingScope> {
     Ok(SettingScope::Context(identity))
 }
 
+/// Returns a setting's value for a call that passes the size of its buffer.
+fn current_value(
+    scope: SettingScope,
+    setting: u32,
+    size: &InOut<'_, usize>,
+) -> Result<core_dump::Value> {
+    let found = core_dump::get(scope, setting)?;
+    if size.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(found)
+}
+
 fn get_attribute(
     scope: SettingScope,
     setting: u32,
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    let found = core_dump::get(scope, setting)?;
-    if size.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    let found = current_value(scope, setting, &size)?;
     if value.is_null() {
         return size.put(found.bytes());
     }
@@ -49,20 +59,17 @@ fn set_attribute(
     value: Pointer<'_, c_void>,
     size: InOut<'_, usize>,
 ) -> Result {
-    let kept = core_dump::get(scope, setting)?;
-    if size.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    let found = current_value(scope, setting, &size)?;
     if value.is_null() {
         return Ok(());
     }
     let bytes = size.get()?;
-    if bytes > kept.bytes() {
+    if bytes > found.bytes() {
         return Err(CuError::INVALID_VALUE);
     }
     // SAFETY: `size` is the length of the program's value.
     let value = unsafe { value.bytes(bytes) };
-    core_dump::set(scope, setting, kept.read(&value.to_vec()?)?)
+    core_dump::set(scope, setting, found.read(&value.to_vec()?)?)
 }
 
 pub fn cuCoredumpGetAttribute(
