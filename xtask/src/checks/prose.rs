@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn words_that_hide_their_subject_are_found_anywhere() {
-        let text = "/// Frees the page.\n/// The page is nobody's, that\n/// which is free.\n";
+        let text =
+            "/// Frees a page.\n/// Counts nobody's pages and that\n/// which the kernel holds.\n";
         assert_eq!(found("a.rs", text), [2, 2]);
         assert_eq!(found("a.md", "Pages,\nof which two are left.\n"), [2]);
         assert_eq!(
