@@ -151,7 +151,7 @@ fn in_machine() {
 
 fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     let mut backend = start();
-    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let place = workers_of(base, &backend);
     let mut neighbour = assign(&mut backend, "");
     let doomed = assign(&mut backend, EAT);
     backend.wait_for_log("more memory than workers may have");
@@ -204,6 +204,18 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     );
 }
 
+/// Returns the cgroup of a supervisor's workers.
+fn workers_of(base: &Path, backend: &Backend) -> PathBuf {
+    base.join(format!("workers-{}.0", backend.spawner().unwrap()))
+}
+
+fn wait_until_two_have_eaten(backend: &Backend) {
+    wait_until(
+        || backend.log().matches("it has eaten").count() >= 2,
+        || format!("the second tenant's worker: {}", backend.log()),
+    );
+}
+
 /// Starts a supervisor with a socket at this path, whose tenants do not trust each other.
 fn start_for_strangers(socket: &Path, arguments: &[&str]) -> Backend {
     // In one word: the harness says of all others that their tenants trust each other.
@@ -229,7 +241,7 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     let socket = std::env::temp_dir().join("tenants");
     let limit = TENANT_MEMORY.to_string();
     let mut backend = start_for_strangers(&socket, &["--tenant-memory", &limit]);
-    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let place = workers_of(base, &backend);
     let all = |file| number(place.join(file));
     let whole = number("/proc/sys/kernel/pid_max".into())
         .min(number("/proc/sys/kernel/threads-max".into()));
@@ -245,10 +257,7 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     backend.wait_for_log("more memory than workers may have");
     // The neighbour has a limit of its own.
     let theirs = ask(&mut neighbour, SIP);
-    wait_until(
-        || backend.log().matches("it has eaten").count() >= 2,
-        || format!("the neighbour's worker: {}", backend.log()),
-    );
+    wait_until_two_have_eaten(&backend);
     let levels = tenants_below(&place);
     // The first tenant's cgroup exists while one of its workers does.
     assert!(!levels.is_empty());
@@ -276,16 +285,13 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     let socket = std::env::temp_dir().join("shares");
     // The machine has room for two tenants of 512 MiB, so that no third of the six is served.
     let mut backend = start_for_strangers(&socket, &["--tenants-per-user", "6"]);
-    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let place = workers_of(base, &backend);
     let _first = assign(&mut backend, SIP);
     backend.wait_for_log("it has eaten");
     let mut second = Tenant::join(&socket);
     second.attach(64, Attach::default()).unwrap();
     let theirs = ask(&mut second, SIP);
-    wait_until(
-        || backend.log().matches("it has eaten").count() >= 2,
-        || format!("the second tenant's worker: {}", backend.log()),
-    );
+    wait_until_two_have_eaten(&backend);
     let half = number(place.join("memory.max")) / 2;
     let levels = tenants_below(&place);
     assert_eq!(levels.len(), 2, "{levels:?}");
@@ -320,13 +326,13 @@ fn without_cgroups_several_tenants_are_not_served() {
 
 fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {
     let mut killed = start();
-    let left = base.join(format!("workers-{}.0", killed.spawner().unwrap()));
+    let left = workers_of(base, &killed);
     killed.signal(libc::SIGKILL);
     killed.wait_for_end();
     assert!(left.exists());
     let next = start();
     assert!(!left.exists());
-    let living = base.join(format!("workers-{}.0", next.spawner().unwrap()));
+    let living = workers_of(base, &next);
     let third = start();
     assert!(living.exists(), "its supervisor lives");
     assert!(third.finish().success());
