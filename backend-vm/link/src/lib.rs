@@ -11,6 +11,7 @@ pub mod counters;
 pub mod device;
 pub mod memory;
 pub mod neighbours;
+pub mod operator;
 pub mod process;
 pub mod progress;
 pub mod report;

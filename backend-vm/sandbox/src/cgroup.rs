@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_lock::Mutex;
 
 use super::child::THREADS;
@@ -49,8 +50,6 @@ const PROCESSORS: &str = "cpu";
 const FIRST_WEIGHT: &str = "10000";
 /// Extended attributes that systemd sets on a delegated cgroup: the system's manager the first, a user's the second.
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
-/// Bytes of memory without which no worker starts.
-pub const LEAST_MEMORY: u64 = 64 << 20;
 /// Attempts to empty a cgroup or to see it empty while its processes change.
 const TURNS: usize = 16;
 /// Milliseconds that an abandoned worker may take to end.

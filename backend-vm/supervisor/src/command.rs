@@ -10,9 +10,9 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::operator::OperatorOptions;
 use wormhole_link::process::keep_ended_children;
 use wormhole_link::{arguments, chain};
-use wormhole_sandbox::LEAST_MEMORY;
 
 use crate::log::Log;
 use crate::{Limits, Listener, Options, Quotas};
@@ -20,7 +20,11 @@ use crate::{Limits, Listener, Options, Quotas};
 /// Serves tenants' guests with a device: accepts windows, opens control streams, runs a confined worker for
 /// each guest process.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(
+    version,
+    mut_arg("tenant_user", |arg| arg.requires("listen")),
+    mut_arg("trusted_tenants", |arg| arg.requires("listen"))
+)]
 struct Arguments {
     /// A descriptor that is one tenant's stream; the supervisor ends with it.
     #[arg(long, value_name = "N", required_unless_present = "listen")]
@@ -28,14 +32,6 @@ struct Arguments {
     /// A path for the Unix socket to accept tenants on.
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
-    /// A user, by number, whose processes may attach over the socket, beside root and the supervisor's own user.
-    #[arg(long, value_name = "UID", requires = "listen")]
-    tenant_user: Vec<u32>,
-    /// The tenants trust each other. They are then served although no cgroup is delegated to the supervisor, so that
-    /// nothing limits their memory and processors. On a GPU the supervisor need not be root, and programs share memory by
-    /// cuIpcGetMemHandle, with handles of the driver's that another tenant's worker could guess if it were taken over.
-    #[arg(long, requires = "listen")]
-    trusted_tenants: bool,
     /// Devices that execute: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
     /// with commas between them in the order in which programs see them.
     #[arg(long, default_value = "cpu")]
@@ -46,33 +42,8 @@ struct Arguments {
     /// How workers are confined.
     #[arg(long, value_enum, default_value_t = Sandbox::Full)]
     sandbox: Sandbox,
-    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. As much as its
-    /// tenant if not given. A cgroup of each worker's own limits it where the
-    /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
-    /// device, for private memory, and nothing does with CUDA.
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
-    worker_memory: Option<u64>,
-    /// Memory that the workers of one tenant may have together, where there are cgroups. If not given, three quarters of
-    /// the system's memory, or of the supervisor's own limit, which is what all workers may have together, divided by the
-    /// tenants that there may be at the same time: --tenants-per-user for the supervisor's own user and each --tenant-user,
-    /// but no more than have 512 MiB each, or --worker-memory if that is more. Further ones are refused.
-    /// With --trusted-tenants each may have all of it.
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
-    tenant_memory: Option<u64>,
-    /// Tenants that one user may have over the socket at the same time.
-    #[arg(long, value_name = "N", default_value_t = Quotas::default().tenants_per_user)]
-    tenants_per_user: usize,
-    /// Sessions, which are CUDA processes, that one tenant may have at the same time. Where there are cgroups, their
-    /// workers may have 5,120 threads for each, but one of several tenants at most half of the threads that all workers
-    /// may have: three quarters of the system's limit.
-    #[arg(long, value_name = "N", default_value_t = Quotas::default().sessions)]
-    sessions: usize,
-    /// Sessions that all tenants of one user may have at the same time.
-    #[arg(long, value_name = "N", default_value_t = Quotas::default().sessions_per_user)]
-    sessions_per_user: usize,
-    /// How large a tenant's window may be, as in 64G. 1T if not given.
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
-    window_limit: Option<u64>,
+    #[command(flatten)]
+    operator: OperatorOptions,
 }
 
 const NAME: &str = "wormhole-supervisor";
@@ -85,20 +56,6 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// A driver destroys a context within seconds.
 const REAP_LIMIT: Duration = Duration::from_secs(60);
 
-fn memory(text: &str) -> Result<u64, String> {
-    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
-    let (digits, shift) = units
-        .iter()
-        .find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)))
-        .unwrap_or((text, 0));
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|count| count.checked_mul(1u64 << shift))
-        .filter(|bytes| *bytes >= LEAST_MEMORY)
-        .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
-}
-
 /// Least memory of a tenant among strangers, unless `--tenant-memory` names another: a default
 /// window, its workers, and what a CPU device holds.
 const TENANT_MEMORY: u64 = 512 << 20;
@@ -106,25 +63,30 @@ const TENANT_MEMORY: u64 = 512 << 20;
 /// Returns the quotas, and the number of tenants to divide the memory among: those that do not
 /// trust each other.
 fn quotas(arguments: &Arguments) -> (Quotas, usize) {
+    let (operator, default) = (&arguments.operator, Quotas::default());
     let quotas = Quotas {
-        tenants_per_user: arguments.tenants_per_user,
+        tenants_per_user: operator
+            .tenants_per_user
+            .unwrap_or(default.tenants_per_user),
         tenant_memory: None,
-        sessions: arguments.sessions,
-        sessions_per_user: arguments.sessions_per_user,
-        window: arguments.window_limit.unwrap_or(Quotas::default().window),
+        sessions: operator.sessions.unwrap_or(default.sessions),
+        sessions_per_user: operator
+            .sessions_per_user
+            .unwrap_or(default.sessions_per_user),
+        window: operator.window_limit.unwrap_or(default.window),
     };
-    if arguments.listen.is_none() || arguments.trusted_tenants {
+    if arguments.listen.is_none() || operator.trusted_tenants {
         return (quotas, 1);
     }
     let own = rustix::process::geteuid().as_raw();
-    let users: BTreeSet<u32> = arguments.tenant_user.iter().copied().chain([own]).collect();
-    let quotas = match arguments.tenant_memory {
+    let users: BTreeSet<u32> = operator.tenant_user.iter().copied().chain([own]).collect();
+    let quotas = match operator.tenant_memory {
         Some(_) => quotas,
         None => {
-            let all = Limits::of(arguments.worker_memory, None, 1, arguments.sessions)
+            let all = Limits::of(operator.worker_memory, None, 1, quotas.sessions)
                 .memory
                 .all;
-            let least = arguments.worker_memory.unwrap_or(0).max(TENANT_MEMORY);
+            let least = operator.worker_memory.unwrap_or(0).max(TENANT_MEMORY);
             quotas.within_memory(all / users.len() as u64, least)
         }
     };
@@ -180,15 +142,15 @@ fn survive_the_file_size_limit() {
 fn start(arguments: Arguments) -> Result<(), String> {
     let (quotas, strangers) = quotas(&arguments);
     let limits = Limits::of(
-        arguments.worker_memory,
-        arguments.tenant_memory,
+        arguments.operator.worker_memory,
+        arguments.operator.tenant_memory,
         strangers,
-        arguments.sessions,
+        quotas.sessions,
     );
     let stream = arguments.fd.map(inherited).transpose()?;
     let listener = match &arguments.listen {
         Some(path) => {
-            let listener = Listener::bind(path, &arguments.tenant_user);
+            let listener = Listener::bind(path, &arguments.operator.tenant_user);
             Some(listener.map_err(|error| chain(&error))?)
         }
         None => None,
@@ -199,7 +161,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         workers: arguments.workers,
         listener,
         stream,
-        trusted_tenants: arguments.trusted_tenants,
+        trusted_tenants: arguments.operator.trusted_tenants,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
         limits,
         start_limit: START_LIMIT,
@@ -223,19 +185,4 @@ fn inherited(fd: RawFd) -> Result<OwnedFd, String> {
     }
     // SAFETY: open, and passed to this process for this use.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_is_read_with_its_unit() {
-        assert_eq!(memory("4G"), Ok(4 << 30));
-        assert_eq!(memory("100M"), Ok(100 << 20));
-        assert_eq!(memory("100000000"), Ok(100_000_000));
-        for wrong in ["", "G", "4GG", "-4G", "4 G", "4g", "63M", "99999999999T"] {
-            assert!(memory(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -1,0 +1,130 @@
+//! Limits that an operator sets for a supervisor's tenants: the options of the supervisor, and of the command that
+//! starts one.
+
+use clap::Args;
+
+/// Bytes of memory without which no worker starts.
+pub const LEAST_MEMORY: u64 = 64 << 20;
+
+/// The operator's options. Each has a default in the supervisor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct OperatorOptions {
+    /// A user, by number, whose processes may attach over the socket, beside root and the supervisor's own user.
+    #[arg(long, value_name = "UID")]
+    pub tenant_user: Vec<u32>,
+    /// The tenants trust each other. They are then served although no cgroup is delegated to the supervisor, so that
+    /// nothing limits their memory and processors. On a GPU the supervisor need not be root, and programs share memory by
+    /// cuIpcGetMemHandle, with handles of the driver's that another tenant's worker could guess if it were taken over.
+    #[arg(long)]
+    pub trusted_tenants: bool,
+    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. As much as its
+    /// tenant if not given. A cgroup of each worker's own limits it where the
+    /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
+    /// device, for private memory, and nothing does with CUDA.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub worker_memory: Option<u64>,
+    /// Memory that the workers of one tenant may have together, where there are cgroups. If not given, three quarters of
+    /// the system's memory, or of the supervisor's own limit, which is what all workers may have together, divided by the
+    /// tenants that there may be at the same time: --tenants-per-user for the supervisor's own user and each --tenant-user,
+    /// but no more than have 512 MiB each, or --worker-memory if that is more. Further ones are refused.
+    /// With --trusted-tenants each may have all of it.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub tenant_memory: Option<u64>,
+    /// Tenants that one user may have over the socket at the same time; 64 if not given.
+    #[arg(long, value_name = "N")]
+    pub tenants_per_user: Option<usize>,
+    /// Sessions, which are CUDA processes, that one tenant may have at the same time; 128 if not given. Where there are
+    /// cgroups, their workers may have 5,120 threads for each, but one of several tenants at most half of the threads
+    /// that all workers may have: three quarters of the system's limit.
+    #[arg(long, value_name = "N")]
+    pub sessions: Option<usize>,
+    /// Sessions that all tenants of one user may have at the same time; 1,024 if not given.
+    #[arg(long, value_name = "N")]
+    pub sessions_per_user: Option<usize>,
+    /// How large a tenant's window may be, as in 64G; 1T if not given.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub window_limit: Option<u64>,
+}
+
+impl OperatorOptions {
+    /// Returns the arguments that set the same options for another process.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let users = self.tenant_user.iter().map(|user| u64::from(*user));
+        let count = |count: Option<usize>| count.map(|count| count as u64);
+        let values = [
+            ("--worker-memory", self.worker_memory),
+            ("--tenant-memory", self.tenant_memory),
+            ("--tenants-per-user", count(self.tenants_per_user)),
+            ("--sessions", count(self.sessions)),
+            ("--sessions-per-user", count(self.sessions_per_user)),
+            ("--window-limit", self.window_limit),
+        ];
+        let values = values
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        let mut arguments: Vec<String> = users
+            .map(|user| ("--tenant-user", user))
+            .chain(values)
+            .flat_map(|(name, value)| [name.to_owned(), value.to_string()])
+            .collect();
+        arguments.extend(self.trusted_tenants.then(|| "--trusted-tenants".to_owned()));
+        arguments
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)))
+        .unwrap_or((text, 0));
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|count| count.checked_mul(1u64 << shift))
+        .filter(|bytes| *bytes >= LEAST_MEMORY)
+        .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: OperatorOptions,
+    }
+
+    #[test]
+    fn a_size_is_read_with_its_unit() {
+        assert_eq!(memory("4G"), Ok(4 << 30));
+        assert_eq!(memory("100M"), Ok(100 << 20));
+        assert_eq!(memory("100000000"), Ok(100_000_000));
+        for wrong in ["", "G", "4GG", "-4G", "4 G", "4g", "63M", "99999999999T"] {
+            assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn another_process_gets_the_same_options() {
+        let options = OperatorOptions {
+            tenant_user: vec![1000, 65534],
+            trusted_tenants: true,
+            worker_memory: Some(64 << 20),
+            tenant_memory: Some(1 << 30),
+            tenants_per_user: Some(2),
+            sessions: Some(3),
+            sessions_per_user: Some(4),
+            window_limit: Some(8 << 40),
+        };
+        for options in [options, OperatorOptions::default()] {
+            let arguments = ["x".to_owned()].into_iter().chain(options.arguments());
+            let command = Command::try_parse_from(arguments).unwrap();
+            assert_eq!(command.options, options);
+        }
+    }
+}
