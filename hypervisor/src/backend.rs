@@ -1,4 +1,4 @@
-//! Starts a backend and communicates with it on a tenant stream.
+//! Starts a backend, or attaches to one that is there, and communicates with it on a tenant stream.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -47,8 +48,12 @@ pub enum BackendError {
         "the supervisor closed the connection before it answered; its log lines above may name the cause"
     )]
     Ended,
+    #[error("it closed the connection before it answered; its log may name the cause")]
+    Closed,
     #[error("the supervisor ended and printed the reason")]
     Said,
+    #[error("the supervisor has not answered within {} s", ANSWER_LIMIT.as_secs())]
+    Silent,
     #[error("the supervisor's stream broke")]
     Stream(#[source] std::io::Error),
     #[error("the supervisor sent a malformed control message")]
@@ -93,10 +98,14 @@ fn file_size_limit(error: &std::io::Error) -> &'static str {
 /// the host.
 const SESSION_LIMIT: u32 = 64;
 
-/// A supervisor started by this process, with one tenant.
+/// Longer than a supervisor takes to start a device, or to give that up.
+const ANSWER_LIMIT: Duration = Duration::from_secs(90);
+
+/// A tenant of a supervisor.
 #[derive(Debug)]
 pub struct Backend {
-    supervisor: Child,
+    /// None for a supervisor that was there before.
+    supervisor: Option<Child>,
     stream: UnixStream,
     port: Port,
     /// Passes new control streams from the listener to the port. None once the listener has it.
@@ -115,10 +124,6 @@ impl Backend {
         device: &str,
         window_size: u64,
     ) -> Result<Self, BackendError> {
-        let window = window(window_size).map_err(|source| BackendError::Window {
-            size: window_size,
-            source: source.into(),
-        })?;
         let (stream, theirs) = UnixStream::pair().map_err(BackendError::Start)?;
         let mut command = Command::new(installation.supervisor()?);
         command
@@ -150,7 +155,24 @@ impl Backend {
             .spawn()
             .map_err(|error| BackendError::Start(tasks::named(error)))?;
         drop(theirs);
+        Self::open(Some(supervisor), stream, window_size)
+    }
 
+    /// Attaches a fresh window of `window_size` bytes to a supervisor that listens, on a connection
+    /// to it.
+    pub fn attach_to(stream: UnixStream, window_size: u64) -> Result<Self, BackendError> {
+        Self::open(None, stream, window_size)
+    }
+
+    fn open(
+        supervisor: Option<Child>,
+        stream: UnixStream,
+        window_size: u64,
+    ) -> Result<Self, BackendError> {
+        let window = window(window_size).map_err(|source| BackendError::Window {
+            size: window_size,
+            source: source.into(),
+        })?;
         let sending = stream.try_clone().map_err(BackendError::Stream)?;
         let (opened, streams) = channel();
         let backend = Self {
@@ -176,16 +198,28 @@ impl Backend {
     }
 
     fn attach(&self, attach: Attach) -> Result<(), BackendError> {
+        let limit = |time| {
+            let set = self.stream.set_read_timeout(time);
+            set.map_err(BackendError::Stream)
+        };
+        limit(Some(ANSWER_LIMIT))?;
         let window = self.window.as_raw_fd();
-        self.port.send(&Message::Attach(attach), &[window])?;
+        let sent = self.port.send(&Message::Attach(attach), &[window]);
         let mut body = Vec::new();
-        match receive(&self.stream, &mut body)? {
-            Some((Message::Attached, _)) => Ok(()),
-            Some((Message::Refused { reason, .. }, _)) => {
+        // A supervisor that serves no further tenant may have answered and closed the connection.
+        match (receive(&self.stream, &mut body), sent) {
+            (Ok(Some((Message::Attached, _))), Ok(())) => limit(None),
+            (Ok(Some((Message::Refused { reason, .. }, _))), _) => {
                 Err(BackendError::Refused(reason.to_owned()))
             }
-            Some((other, _)) => Err(BackendError::Unexpected(other.name())),
-            None => Err(BackendError::Ended),
+            (Ok(Some((other, _))), _) => Err(BackendError::Unexpected(other.name())),
+            (Err(BackendError::Stream(error)), _)
+                if error.kind() == std::io::ErrorKind::WouldBlock =>
+            {
+                Err(BackendError::Silent)
+            }
+            (_, Err(error)) | (Err(error), _) => Err(error),
+            (Ok(None), Ok(())) => Err(BackendError::Ended),
         }
     }
 
@@ -195,8 +229,11 @@ impl Backend {
         if !matches!(error, BackendError::Ended | BackendError::Stream(_)) {
             return error;
         }
+        let Some(supervisor) = &mut self.supervisor else {
+            return BackendError::Closed;
+        };
         drop(self.stream.shutdown(std::net::Shutdown::Both));
-        match self.supervisor.wait() {
+        match supervisor.wait() {
             Ok(status) if status.code() == Some(USAGE.into()) => BackendError::Said,
             Ok(status) if !status.success() => BackendError::Failed(status),
             _ => error,
@@ -257,10 +294,10 @@ impl Backend {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => Served::default(),
         };
-        let ended = match self.supervisor.wait() {
-            Ok(status) if !status.success() => Some(BackendError::Failed(status)),
-            Ok(_) => early.then_some(BackendError::Early),
-            Err(error) => Some(BackendError::Wait(error)),
+        let ended = match self.supervisor.as_mut().map(Child::wait) {
+            Some(Ok(status)) if !status.success() => Some(BackendError::Failed(status)),
+            Some(Ok(_)) | None => early.then_some(BackendError::Early),
+            Some(Err(error)) => Some(BackendError::Wait(error)),
         };
         served.failure = served.failure.or(ended);
         served
@@ -322,9 +359,9 @@ fn range(run: WindowRun) -> (u64, u64) {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // The end of the tenant stream ends the supervisor; this only reaps it.
         drop(self.stream.shutdown(std::net::Shutdown::Both));
-        drop(self.supervisor.wait());
+        // The end of its only tenant's stream ends a supervisor that was started for it.
+        drop(self.supervisor.as_mut().map(Child::wait));
     }
 }
 

@@ -5,6 +5,8 @@
 //! and the images (`wormhole-images`).
 
 mod backend;
+mod backends;
+mod device;
 mod image;
 mod installation;
 mod run;
@@ -35,6 +37,9 @@ enum Action {
     /// Run a CUDA program with its driver calls forwarded to a backend.
     #[command(after_help = run::STATUSES)]
     Run(Box<run::Options>),
+    /// Start, stop and list backends that serve many programs.
+    #[command(subcommand)]
+    Backend(backends::Action),
     /// Build the images that guests and the emulated host boot from.
     #[command(subcommand)]
     Image(image::Action),
@@ -56,6 +61,9 @@ fn main() -> ExitCode {
     let outcome = match command.action {
         Action::Run(options) => run::run(*options)
             .map_err(|error| (error.status(), (!error.is_said()).then(|| chain(&error)))),
+        Action::Backend(action) => backends::run(action)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, (!error.is_said()).then(|| chain(&error)))),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),

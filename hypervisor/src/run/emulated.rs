@@ -100,7 +100,7 @@ pub fn run(
     .map(Into::into)
     .to_vec();
     for (flag, value) in [
-        ("--device", options.device.clone()),
+        ("--device", options.device.device.clone()),
         ("--kernel", options.kernel().to_string()),
         ("--window", options.window.to_string()),
         ("--memory", options.memory().to_string()),

@@ -18,7 +18,7 @@ use wormhole_monitor::{
     VmError, VsockConfig, exit_accounting,
 };
 
-use crate::backend::{Backend, Port};
+use crate::backend::Port;
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
@@ -91,7 +91,7 @@ pub fn run(
         networks: options.network.iter().map(|one| one.guest).collect(),
     })
     .map_err(|error| not_executed(program, error))?;
-    let mut backend = Backend::start(installation, &options.device, options.window.0)?;
+    let mut backend = options.open_backend(installation)?;
     let window = backend
         .window()
         .try_clone()

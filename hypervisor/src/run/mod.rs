@@ -23,14 +23,15 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 use wormhole_images::{ImageError, NotExecuted};
-use wormhole_link::device::DeviceChoice;
 use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
 
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
 use self::record::Record;
-use crate::backend::BackendError;
+use crate::backend::{Backend, BackendError};
+use crate::backends::{BackendsError, Chosen};
+use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
 use crate::say;
 use crate::signals::Signals;
@@ -147,11 +148,12 @@ pub struct Options {
     /// Where the backend runs.
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
-    /// The devices that execute: `cpu`, `cpu:N` for N devices of the CPU, or `cuda:N` for the machine's N-th GPU;
-    /// several GPUs with commas between them, in the order in which programs see them. `cpu,check` looks for races and
-    /// uninitialised memory in kernels' shared memory, and tells the program's standard error.
-    #[arg(long, default_value = "cpu", value_parser = device)]
-    device: String,
+    #[command(flatten)]
+    device: DeviceOption,
+    /// A backend that is there already, which serves the program beside others: the name that `backend start` gave it,
+    /// or the path of its socket. Without this option the run has a backend of its own.
+    #[arg(long, value_name = "NAME|unix:PATH", conflicts_with = "device")]
+    backend: Option<Chosen>,
     /// Host of the guest VM; this machine's KVM where it can run Linux (auto) if not given.
     #[arg(long, value_enum)]
     host: Option<Host>,
@@ -221,6 +223,16 @@ impl Options {
 
     fn timeout(&self) -> u64 {
         self.timeout.unwrap_or(600)
+    }
+
+    /// Opens the program's backend, with a fresh window.
+    fn open_backend(&self, installation: &Installation) -> Result<Backend, RunError> {
+        let window = self.window.0;
+        let opened = match &self.backend {
+            None => Backend::start(installation, &self.device.device, window),
+            Some(chosen) => Backend::attach_to(chosen.connect()?, window),
+        };
+        Ok(opened?)
     }
 
     /// Opens and locks the disks.
@@ -293,13 +305,6 @@ fn variable(text: OsString) -> Result<Variable, String> {
     }
 }
 
-fn device(text: &str) -> Result<String, String> {
-    let devices = text.parse::<DeviceChoice>();
-    devices
-        .map(|devices| devices.to_string())
-        .map_err(|error| error.to_string())
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -320,6 +325,14 @@ pub enum RunError {
     Installation(#[from] InstallationError),
     #[error("backend")]
     Backend(#[from] BackendError),
+    #[error(transparent)]
+    Backends(#[from] BackendsError),
+    #[error(
+        "--backend needs a guest on this machine's KVM, since the emulated host shares no memory with a backend here{}: \
+         choose --placement process, or leave --backend out",
+        .0.as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
+    )]
+    Apart(Option<String>),
     #[error(
         "a window of {size} bytes does not fit: it must be a multiple of 2 MiB and at least {least} bytes"
     )]
@@ -448,6 +461,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
         Placement::Host => match choose_host(options.host.unwrap_or(Host::Auto))? {
             Kvm::Usable => guest::run(&options, &program, &installation, &signals)?,
+            Kvm::Emulated { why } if options.backend.is_some() => return Err(RunError::Apart(why)),
             Kvm::Emulated { why } => {
                 emulated::run(&options, &program, &installation, &signals, why.as_deref())?
             }

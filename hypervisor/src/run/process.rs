@@ -15,7 +15,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_images::Ending;
 use wormhole_link::tasks;
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::BackendError;
 use crate::installation::Installation;
 use crate::signals::Signals;
 
@@ -36,7 +36,7 @@ pub fn run(
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let frontends = installation.frontends()?;
-    let mut backend = Backend::start(installation, &options.device, options.window.0)?;
+    let mut backend = options.open_backend(installation)?;
 
     let (listener, address) = listener().map_err(|source| RunError::Io {
         what: "cannot listen for guest processes".to_owned(),

@@ -6,7 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{PATIENCE, alone, end_by, eventually, finish_at, program, stage};
+use crate::harness::{
+    PATIENCE, alone, end_by, eventually, finish, finish_at, leftovers, program, stage,
+};
 use rustix::process::Signal;
 
 /// Returns the root of the sources.
@@ -14,22 +16,26 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the lines of all shell blocks, without their comments.
+/// Returns the lines of a page's shell blocks in order, without their comments.
+fn commands_of(page: &Path) -> Vec<String> {
+    let text = fs::read_to_string(page).expect("a page");
+    let blocks = text.split("```sh\n").skip(1);
+    let lines = blocks.flat_map(|block| block.split("```").next().unwrap_or(block).lines());
+    let commands = lines.map(|line| line.split(" #").next().unwrap_or(line).trim());
+    commands
+        .filter(|command| !command.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the lines of all shell blocks.
 fn commands() -> BTreeSet<String> {
     let pages = fs::read_dir(root().join("docs")).expect("the folder of pages");
     let pages = pages.flatten().map(|entry| entry.path());
     let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
-    let mut found = BTreeSet::new();
-    for page in pages.chain(["README.md", "CONTRIBUTING.md"].map(|name| root().join(name))) {
-        let text = fs::read_to_string(&page).expect("a page");
-        let blocks = text.split("```sh\n").skip(1);
-        for line in blocks.flat_map(|block| block.split("```").next().unwrap_or(block).lines()) {
-            let command = line.split(" #").next().unwrap_or(line).trim();
-            found.insert(command.to_owned());
-        }
-    }
-    found.remove("");
-    found
+    let others = ["README.md", "CONTRIBUTING.md"].map(|name| root().join(name));
+    let pages = pages.chain(others);
+    pages.flat_map(|page| commands_of(&page)).collect()
 }
 
 /// Creates a folder like a user's, with an installation, a program, and the files that the pages name.
@@ -65,7 +71,8 @@ fn programs_run_by_the_commands_of_the_pages() {
     let folder = users_folder();
     let mut executed = 0;
     for line in commands() {
-        if !line.starts_with("target/wormhole/bin/wormhole run ") {
+        // Those with a backend that is there have a test of their own.
+        if !line.starts_with("target/wormhole/bin/wormhole run ") || line.contains("--backend") {
             continue;
         }
         if line.contains("cuda:") && !Path::new("/dev/nvidiactl").exists() {
@@ -107,6 +114,23 @@ fn the_supervisor_serves_by_the_command_of_its_page() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("cgroup"), "{said}");
+}
+
+#[test]
+fn a_backend_serves_by_the_commands_of_its_page() {
+    let _alone = alone();
+    let folder = users_folder();
+    let lines = commands_of(&root().join("docs/backends.md"));
+    let runs = lines.iter().filter(|line| line.contains(" run "));
+    assert!(runs.count() > 0, "{lines:?}");
+    for line in lines {
+        let mut command = parse(&line, folder.path());
+        let run = finish(command.env("WORMHOLE_RUNTIME", folder.path().join("backends")));
+        assert!(run.status.success(), "{line}: {}", run.stderr);
+        let passes = run.stdout.contains("PASS");
+        assert_eq!(passes, line.contains(" run "), "{line}: {}", run.stdout);
+    }
+    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with each
 //! party killed in the middle of a run, and in cases that it must refuse.
 
+mod backends;
 mod bad_input;
 mod documents;
 mod execution;

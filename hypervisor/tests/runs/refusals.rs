@@ -264,6 +264,131 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
 }
 
 #[test]
+fn backends_that_cannot_be_are_refused() {
+    let nowhere = tempfile::tempdir().expect("a folder");
+    let file = nowhere.path().join("file");
+    fs::write(&file, "").expect("room");
+    let socket = |path: &Path| format!("unix:{}", path.display());
+    let long = format!("unix:/{}", "x".repeat(200));
+    for (options, words) in [
+        (
+            &["--backend", "none"][..],
+            "no backend none is running: `wormhole backend start none`",
+        ),
+        (
+            &["--backend", "../none"],
+            "a backend's name has 1 to 32 letters",
+        ),
+        (&["--backend", "/run/none"], "a socket is written unix:PATH"),
+        (&["--backend", "unix:"], "unix: needs the path of a socket"),
+        (
+            &["--backend", &socket(&nowhere.path().join("none"))],
+            "nothing listens on",
+        ),
+        (&["--backend", &socket(&file)], "nothing listens on"),
+        (&["--backend", &long], "cannot connect to the backend at"),
+        (
+            &["--backend", "none", "--device", "cpu"],
+            "cannot be used with '--device",
+        ),
+    ] {
+        let mut command = wormhole(&["run", "--placement", "process"]);
+        refused(
+            command
+                .args(options)
+                .env("WORMHOLE_RUNTIME", nowhere.path()),
+            words,
+        );
+    }
+    let guest = ["run", "--host", "emulated", "--backend", "none"];
+    refused(
+        wormhole(&guest).env("WORMHOLE_RUNTIME", nowhere.path()),
+        "--backend needs a guest on this machine's KVM",
+    );
+}
+
+/// Asserts that a command on backends fails with a sentence that contains `words`.
+fn no_backend(command: &mut Command, words: &str) {
+    let run = finish(command);
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let is_sentence = run.stderr.lines().count() == 1 && run.stderr.starts_with("wormhole: ");
+    assert!(
+        is_sentence && run.stderr.contains(words),
+        "{words}: {}",
+        run.stderr
+    );
+    assert_eq!(run.stdout, "");
+}
+
+#[test]
+fn commands_on_backends_are_refused_and_leave_nothing() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = folder.path().join("backends");
+    for (args, words) in [
+        (
+            &["start", "a/b"][..],
+            "a backend's name has 1 to 32 letters",
+        ),
+        (&["start", "-x"], "unexpected argument '-x'"),
+        (&["start", "--placement", "vm"], "[possible values: host]"),
+        (&["start", "--device", "tpu"], "cuda:N"),
+        (
+            &["start", "--worker-memory", "1M"],
+            "write a size such as 4G, at least 64M",
+        ),
+        (
+            &["start", "--window-limit", "much"],
+            "write a size such as 4G, at least 64M",
+        ),
+        (&["start", "--sessions", "-1"], "'-1'"),
+        (&["start", "--tenant-user", "root"], "'--tenant-user <UID>'"),
+        (
+            &["start", "--trusted-tenants", "--device", "cuda:4000000000"],
+            "does not start: ",
+        ),
+        (&["stop", "none"], "no backend none is running"),
+        (&["stop", ".."], "a backend's name has 1 to 32 letters"),
+        (&["list", "none"], "unexpected argument 'none'"),
+    ] {
+        let mut command = wormhole(&["backend"]);
+        no_backend(command.args(args).env("WORMHOLE_RUNTIME", &runtime), words);
+        let left = fs::read_dir(&runtime).into_iter().flatten().count();
+        assert_eq!((left, leftovers()), (0, Vec::new()), "{args:?}");
+    }
+    fs::create_dir_all(runtime.join("one")).expect("a folder");
+    fs::write(runtime.join("one/record.json"), "[]").expect("room");
+    for args in [&["start", "one"][..], &["stop", "one"], &["list"]] {
+        let mut command = wormhole(&["backend"]);
+        let words = "one/record.json is not the record of a backend: remove it";
+        no_backend(command.args(args).env("WORMHOLE_RUNTIME", &runtime), words);
+    }
+    fs::set_permissions(&runtime, Permissions::from_mode(0o777)).expect("it is ours");
+    no_backend(
+        wormhole(&["backend", "start"]).env("WORMHOLE_RUNTIME", &runtime),
+        "is not a folder that only its owner, this user, can write",
+    );
+    no_backend(
+        wormhole(&["backend", "start"]).env("WORMHOLE_RUNTIME", "/proc/none"),
+        "/proc/none cannot be used",
+    );
+}
+
+#[test]
+fn a_user_without_a_folder_for_backends_is_told_which_variable_names_one() {
+    let Some((installed, _)) = as_nobody(&[]) else {
+        return;
+    };
+    let mut command = Command::new(installed.path().join("bin/wormhole"));
+    command.uid(NOBODY).gid(NOBODY).args(["backend", "start"]);
+    command.stdin(Stdio::null()).env_remove("XDG_RUNTIME_DIR");
+    no_backend(
+        command.env_remove("WORMHOLE_RUNTIME"),
+        "set XDG_RUNTIME_DIR",
+    );
+}
+
+#[test]
 fn a_summary_that_would_overwrite_what_the_run_needs_is_refused() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,0 +1,299 @@
+//! `wormhole backend`: supervisors that outlive programs and serve many tenants.
+
+mod place;
+mod process;
+mod start;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use clap::Subcommand;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::Serialize;
+
+use self::place::{Name, Place, PlaceError, Record};
+use crate::backend::BackendError;
+use crate::installation::InstallationError;
+use crate::say;
+
+/// Name of a backend without one.
+const DEFAULT: &str = "default";
+/// Time within which a supervisor ends on request: its workers get 60 s.
+const END_LIMIT: Duration = Duration::from_secs(75);
+/// Time within which a listening supervisor accepts a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// Start a backend that serves programs until it is stopped.
+    Start(Box<start::Options>),
+    /// Stop a backend. Programs that use it get errors.
+    Stop {
+        #[arg(default_value = DEFAULT)]
+        name: Name,
+    },
+    /// List the backends that run.
+    List {
+        /// Write JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Reason why a command on backends fails.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendsError {
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Installation(#[from] InstallationError),
+    #[error("no backend {0} is running: `wormhole backend start {0}` starts one")]
+    NotRunning(Name),
+    #[error("no backend is there: nothing listens on {0}")]
+    NoListener(PathBuf),
+    #[error("the backend at {0} has not accepted a connection within {limit} s", limit = CONNECT_LIMIT.as_secs())]
+    NoAnswer(PathBuf),
+    #[error("cannot connect to the backend at {path}")]
+    Connect {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the backend at {path} is of another version (wormhole {theirs}): stop it and start it with this one ({})",
+        env!("CARGO_PKG_VERSION")
+    )]
+    Version { path: PathBuf, theirs: String },
+    #[error("backend {name} is running already, as process {pid}")]
+    Running { name: Name, pid: u32 },
+    #[error("cannot start the supervisor")]
+    Start(#[source] io::Error),
+    #[error("backend {name} does not start")]
+    Unfit {
+        name: Name,
+        #[source]
+        source: BackendError,
+    },
+    #[error("the supervisor ended and printed the reason")]
+    Said,
+    /// The text is the supervisor's.
+    #[error("backend {name} does not start: {reason}")]
+    Ended { name: Name, reason: String },
+    #[error("the supervisor of backend {0} failed ({1})")]
+    Failed(Name, std::process::ExitStatus),
+    #[error("backend {name} cannot be stopped")]
+    Stop {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl BackendsError {
+    /// Returns whether the process that failed has printed the cause already.
+    pub fn is_said(&self) -> bool {
+        matches!(self, Self::Said)
+    }
+}
+
+/// Runs a command on backends.
+pub fn run(action: Action) -> Result<(), BackendsError> {
+    match action {
+        Action::Start(options) => start::run(&options),
+        Action::Stop { name } => stop(name),
+        Action::List { json } => list(json),
+    }
+}
+
+fn stop(name: Name) -> Result<(), BackendsError> {
+    let place = Place::own(name.clone())?;
+    let held = place.hold()?;
+    let stopped = match place.running()? {
+        None => Ok(false),
+        Some(record) => record.process.end(END_LIMIT),
+    };
+    let stopped = stopped.map_err(|source| BackendsError::Stop {
+        name: name.clone(),
+        source,
+    })?;
+    held.remove();
+    if !stopped {
+        return Err(BackendsError::NotRunning(name));
+    }
+    say::result(format_args!("backend {name} is stopped"));
+    Ok(())
+}
+
+/// A backend in the list.
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: String,
+    pid: u32,
+    device: String,
+    version: String,
+    /// Seconds since 1970.
+    started: u64,
+    socket: PathBuf,
+}
+
+fn list(json: bool) -> Result<(), BackendsError> {
+    let mut entries = Vec::new();
+    for place in Place::all()? {
+        let socket = place.socket();
+        entries.extend(place.running()?.map(|record| Entry {
+            name: place.name.to_string(),
+            pid: record.process.pid,
+            device: record.device,
+            version: record.version,
+            started: record.started,
+            socket,
+        }));
+    }
+    if json {
+        let text = serde_json::to_string_pretty(&entries).unwrap_or_default();
+        say::result(format_args!("{text}"));
+        return Ok(());
+    }
+    let line = |name: &str, pid: &str, time: &str, device: &str, socket: &str| {
+        say::result(format_args!(
+            "{name:<16} {pid:>8} {time:>9}  {device:<12} {socket}"
+        ));
+    };
+    line("NAME", "PID", "UP", "DEVICE", "SOCKET");
+    for entry in entries {
+        let up = duration(now().saturating_sub(entry.started));
+        line(
+            &entry.name,
+            &entry.pid.to_string(),
+            &up,
+            &entry.device,
+            &entry.socket.display().to_string(),
+        );
+    }
+    Ok(())
+}
+
+/// Returns the seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Formats a number of seconds by its two largest units.
+fn duration(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, ..) => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+/// A backend that is there already, as given by `--backend`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    Name(Name),
+    Socket(PathBuf),
+}
+
+impl FromStr for Chosen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("unix: needs the path of a socket".to_owned()),
+            Some(path) => Ok(Self::Socket(path.into())),
+            None => text
+                .parse()
+                .map(Self::Name)
+                .map_err(|error| format!("{error}; a socket is written unix:PATH")),
+        }
+    }
+}
+
+impl Chosen {
+    /// Connects to the backend.
+    ///
+    /// # Errors
+    /// It does not run, is of another version, or does not accept the connection.
+    pub fn connect(&self) -> Result<UnixStream, BackendsError> {
+        let (path, record) = match self {
+            Self::Name(name) => {
+                let place = Place::find(name)?;
+                let Some(record) = place.running()? else {
+                    return Err(BackendsError::NotRunning(name.clone()));
+                };
+                (place.socket(), Some(record))
+            }
+            Self::Socket(path) => {
+                let folder = path.parent().unwrap_or(Path::new(""));
+                // A supervisor that was started otherwise has no record.
+                let record = place::record_in(folder).unwrap_or_default();
+                (path.clone(), record.filter(|record| record.process.lives()))
+            }
+        };
+        match record {
+            Some(Record {
+                protocol, version, ..
+            }) if protocol != wormhole_api::PROTOCOL_HASH => Err(BackendsError::Version {
+                path,
+                theirs: version,
+            }),
+            _ => connect_to(&path),
+        }
+    }
+}
+
+/// Connects to a socket. Waits a bounded time for a supervisor that has many connections to accept.
+fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
+    let connected = || {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_LIMIT))?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        set_socket_timeout(&socket, Timeout::Send, None)?;
+        Ok(socket.into())
+    };
+    connected().map_err(|error| match error {
+        Errno::AGAIN => BackendsError::NoAnswer(path.to_owned()),
+        Errno::NOENT | Errno::CONNREFUSED => BackendsError::NoListener(path.to_owned()),
+        error => BackendsError::Connect {
+            path: path.to_owned(),
+            source: error.into(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_is_chosen_by_name_or_by_socket() {
+        assert_eq!("gpu".parse(), Ok(Chosen::Name("gpu".parse().unwrap())));
+        let socket = Chosen::Socket("run/backend.socket".into());
+        assert_eq!("unix:run/backend.socket".parse(), Ok(socket));
+        for bad in ["", "unix:", "/run/backend.socket", "tcp:1"] {
+            assert!(bad.parse::<Chosen>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_time_has_two_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m01s"),
+            (7260, "2h01m"),
+            (90_000, "1d01h"),
+        ] {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

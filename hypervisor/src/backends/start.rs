@@ -1,0 +1,267 @@
+//! `wormhole backend start`: starts a supervisor and leaves it, or stays with it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rustix::process::{Pid, getppid, kill_process, set_parent_process_death_signal, setsid};
+use wormhole_link::arguments::USAGE;
+use wormhole_link::operator::OperatorOptions;
+use wormhole_link::tasks;
+
+use super::place::{Held, Name, Place, Record};
+use super::process::Process;
+use super::{BackendsError, DEFAULT, END_LIMIT, connect_to, now};
+use crate::backend::{Backend, BackendError};
+use crate::device::DeviceOption;
+use crate::installation::Installation;
+use crate::say;
+use crate::signals::Set;
+
+/// Placement of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placement {
+    /// A process of this system.
+    Host,
+}
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The backend's name.
+    #[arg(default_value = DEFAULT)]
+    name: Name,
+    /// Where the backend runs.
+    #[arg(long, value_enum, default_value = "host")]
+    placement: Placement,
+    #[command(flatten)]
+    device: DeviceOption,
+    #[command(flatten)]
+    operator: OperatorOptions,
+    /// Stay until the backend ends, with its log on standard error. SIGTERM, SIGINT and SIGHUP stop it. A service
+    /// manager is notified when it serves (sd_notify(3)).
+    #[arg(long)]
+    foreground: bool,
+}
+
+/// Window of the tenant that asks whether the device works.
+const PROBE: u64 = 8 << 20;
+/// Time in which a supervisor that has closed its socket gives its reason.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// Interval between looks for the supervisor's socket.
+const AGAIN: Duration = Duration::from_millis(5);
+/// Signals that end a backend in the foreground.
+const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
+
+/// Starts a backend. Returns when it serves, or when it has ended.
+pub fn run(options: &Options) -> Result<(), BackendsError> {
+    let Placement::Host = options.placement;
+    let installation = Installation::locate()?;
+    let place = Place::own(options.name.clone())?;
+    let held = place.hold()?;
+    if let Some(Record { process, .. }) = place.running()? {
+        return Err(BackendsError::Running {
+            name: place.name,
+            pid: process.pid,
+        });
+    }
+    let watched = Set::of(&[&ENDING[..], &[libc::SIGCHLD]].concat());
+    if options.foreground {
+        watched.block();
+    }
+    let mut supervisor = Supervisor::start(options, &installation, &place, &held, watched)?;
+    if let Err(error) = supervisor.serves(options, &place, &held) {
+        let error = supervisor.reason(options, &place, error);
+        held.remove();
+        return Err(error);
+    }
+    if !options.foreground {
+        say::result(format_args!(
+            "backend {0} serves: `wormhole run --backend {0} PROGRAM`; its log is {1}",
+            place.name,
+            place.log().display()
+        ));
+        return Ok(());
+    }
+    drop(held);
+    notify();
+    let ended = supervisor.attend(&watched);
+    // Fails if another command has stopped the backend, and removes the folder itself.
+    if let Ok(held) = place.hold() {
+        held.remove();
+    }
+    match ended {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(BackendsError::Failed(place.name, status)),
+        Err(error) => Err(BackendsError::Start(error)),
+    }
+}
+
+/// The supervisor's process.
+struct Supervisor(Child);
+
+impl Supervisor {
+    fn start(
+        options: &Options,
+        installation: &Installation,
+        place: &Place,
+        held: &Held,
+        watched: Set,
+    ) -> Result<Self, BackendsError> {
+        let mut command = Command::new(installation.supervisor()?);
+        command
+            .args(["--device", &options.device.device])
+            .args(options.operator.arguments())
+            .arg("--listen")
+            .arg(place.socket())
+            .arg("--workers")
+            .arg(installation.folder())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        if !options.foreground {
+            command.stderr(held.open_log()?);
+        }
+        let (foreground, starter) = (options.foreground, rustix::process::getpid());
+        // SAFETY: between fork and exec this makes system calls and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                // No signal of a terminal reaches the supervisor.
+                setsid()?;
+                if foreground {
+                    set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+                    if getppid() != Some(starter) {
+                        return Err(io::ErrorKind::BrokenPipe.into());
+                    }
+                }
+                watched.unblock();
+                Ok(())
+            });
+        }
+        let started = command.spawn().map_err(tasks::named);
+        started.map(Self).map_err(BackendsError::Start)
+    }
+
+    /// Writes the record, and waits until the backend serves a tenant.
+    fn serves(
+        &mut self,
+        options: &Options,
+        place: &Place,
+        held: &Held,
+    ) -> Result<(), BackendsError> {
+        let gone = || BackendsError::Start(io::ErrorKind::NotFound.into());
+        let process = Process::of(self.0.id()).ok_or_else(gone)?;
+        held.write(&Record {
+            process,
+            device: options.device.device.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: wormhole_api::PROTOCOL_HASH,
+            started: now(),
+        })?;
+        let stream = loop {
+            match connect_to(&place.socket()) {
+                Ok(stream) => break stream,
+                Err(BackendsError::NoListener(_)) if process.lives() => std::thread::sleep(AGAIN),
+                Err(error) => return Err(error),
+            }
+        };
+        let unfit = |source| BackendsError::Unfit {
+            name: options.name.clone(),
+            source,
+        };
+        let mut probe = Backend::attach_to(stream, PROBE).map_err(unfit)?;
+        probe.listen(None).map_err(unfit)?;
+        probe
+            .finish()
+            .failure
+            .map_or(Ok(()), |error| Err(unfit(error)))
+    }
+
+    /// Ends the supervisor, and returns the reason why it does not serve: its own, if it gave one.
+    fn reason(&mut self, options: &Options, place: &Place, error: BackendsError) -> BackendsError {
+        let is_ending = matches!(
+            error,
+            BackendsError::NoListener(_)
+                | BackendsError::Unfit {
+                    source: BackendError::Closed,
+                    ..
+                }
+        );
+        if let Some(process) = Process::of(self.0.id()) {
+            // Fails for no child of this process.
+            let _ = match is_ending {
+                true => process.end_after(LAST_WORDS, END_LIMIT),
+                false => process.end(END_LIMIT),
+            };
+        }
+        let refused = self
+            .0
+            .wait()
+            .is_ok_and(|status| status.code() == Some(USAGE.into()));
+        match last_line(place) {
+            _ if !refused => error,
+            _ if options.foreground => BackendsError::Said,
+            Some(reason) => BackendsError::Ended {
+                name: options.name.clone(),
+                reason,
+            },
+            None => error,
+        }
+    }
+
+    /// Waits for the end of the supervisor, and passes on signals that ask for it.
+    fn attend(&mut self, watched: &Set) -> io::Result<std::process::ExitStatus> {
+        let pid = Pid::from_child(&self.0);
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            if watched
+                .wait(None)
+                .is_some_and(|signal| ENDING.contains(&signal))
+            {
+                // The child has not been waited for, so the number is still its own.
+                let _ = kill_process(pid, rustix::process::Signal::TERM);
+            }
+        }
+    }
+}
+
+/// Returns the last line of a backend's log, without the supervisor's name.
+fn last_line(place: &Place) -> Option<String> {
+    /// Longer than the supervisor's last line.
+    const END: u64 = 8 << 10;
+    let mut log = File::open(place.log()).ok()?;
+    let size = fs::metadata(place.log()).ok()?.len();
+    log.seek(SeekFrom::Start(size.saturating_sub(END))).ok()?;
+    let mut end = Vec::new();
+    log.take(END).read_to_end(&mut end).ok()?;
+    let text = String::from_utf8_lossy(&end);
+    let line = text.lines().rfind(|line| !line.trim().is_empty())?;
+    let line = line.trim_start_matches("wormhole-supervisor: ");
+    Some(line.to_owned())
+}
+
+/// Notifies the service manager, if there is one, that the backend serves (sd_notify(3)).
+fn notify() {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let sent = || -> io::Result<usize> {
+        let address = match socket.as_bytes().split_first() {
+            Some((b'@', name)) => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(&socket)?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)
+    };
+    if let Err(error) = sent() {
+        say::line(format_args!(
+            "the service manager cannot be notified: {error}"
+        ));
+    }
+}

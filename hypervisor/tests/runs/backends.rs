@@ -1,0 +1,321 @@
+//! Runs programs through backends that outlive them.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{
+    Ended, Finished, PATIENCE, Underway, alone, eventually, finish, leftovers, program, running,
+    with_own_signals, wormhole,
+};
+
+/// Option without which the supervisor needs cgroups, which not every system has.
+const TRUSTED: &str = "--trusted-tenants";
+
+/// Folder of backends of a test's own. Backends in it are stopped on drop.
+struct Runtime(tempfile::TempDir);
+
+impl Runtime {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = wormhole(args);
+        command.env("WORMHOLE_RUNTIME", self.path());
+        command
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("backends")
+    }
+
+    fn finish(&self, args: &[&str]) -> Finished {
+        finish(&mut self.command(args))
+    }
+
+    /// Starts a backend with these further options.
+    fn start(&self, name: &str, options: &[&str]) {
+        let started = self.finish(&[&["backend", "start", name, TRUSTED], options].concat());
+        assert!(started.status.success(), "{}", started.stderr);
+    }
+
+    /// Creates a command of `wormhole run` through a backend.
+    fn run(&self, backend: &str) -> Command {
+        let mut command = self.command(&["run", "--placement", "process", "--backend"]);
+        command.args([backend, "--"]);
+        command
+    }
+
+    /// Asserts that a program passes through a backend.
+    fn passes(&self, backend: &str, name: &str) {
+        let run = finish(self.run(backend).arg(program("static", name)));
+        assert!(run.status.success(), "{name}: {}", run.stderr);
+        let passed = format!("PASS {name}");
+        assert!(run.stdout.contains(&passed), "{}", run.stdout);
+    }
+
+    /// Starts a program that spins on the device.
+    fn spinning(&self, backend: &str) -> Underway {
+        let run = Underway::start(self.run(backend).arg(program("static", "spin")));
+        assert!(run.working().contains("spinning"));
+        run
+    }
+
+    fn list(&self) -> serde_json::Value {
+        let list = self.finish(&["backend", "list", "--json"]);
+        assert!(list.status.success(), "{}", list.stderr);
+        serde_json::from_str(&list.stdout).expect("JSON")
+    }
+
+    /// Sends SIGKILL to the supervisor of the first backend, and waits for its end.
+    fn kill_supervisor(&self) {
+        let pid = self.list()[0]["pid"].as_i64().expect("a number");
+        let pid = Pid::from_raw(i32::try_from(pid).expect("a process number")).expect("not 0");
+        kill_process(pid, Signal::KILL).expect("it runs");
+        eventually("the end of its processes", PATIENCE, || {
+            leftovers().is_empty()
+        });
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        for folder in fs::read_dir(self.path()).into_iter().flatten().flatten() {
+            let mut stop = self.command(&["backend", "stop"]);
+            let stopped = stop.arg(folder.file_name()).output();
+            drop(stopped.expect("the command starts"));
+        }
+    }
+}
+
+/// Asserts that a command fails with one sentence that contains `words`.
+fn refused(run: &Finished, words: &str) {
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let lines = run.stderr.lines().count();
+    let is_sentence = lines == 1 && run.stderr.starts_with("wormhole");
+    assert!(
+        is_sentence && run.stderr.contains(words),
+        "not one sentence that says {words}: {}",
+        run.stderr
+    );
+}
+
+/// Program that keeps data on the device until it reads a line, and then compares it.
+const HOLDER: &str = "import ctypes, sys
+cuda = ctypes.CDLL('libcuda.so.1')
+def call(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, (name, result)
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+call('cuInit', 0)
+call('cuDevicePrimaryCtxRetain', ctypes.byref(context), 0)
+call('cuCtxSetCurrent', context)
+data = bytes(range(256)) * 4096
+call('cuMemAlloc_v2', ctypes.byref(address), ctypes.c_size_t(len(data)))
+call('cuMemcpyHtoD_v2', address, data, ctypes.c_size_t(len(data)))
+print('it holds data', flush=True)
+sys.stdin.readline()
+copy = ctypes.create_string_buffer(len(data))
+call('cuMemcpyDtoH_v2', copy, address, ctypes.c_size_t(len(data)))
+print('PASS holder' if copy.raw == data else 'the data is wrong')";
+
+#[test]
+fn programs_share_a_backend_and_one_killed_harms_no_other() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.start("shared", &[]);
+    let mut holder = runtime.run("shared");
+    holder.args(["python3", "-c", HOLDER]).stdin(Stdio::piped());
+    let mut holder = Underway::start(&mut holder);
+    assert!(holder.working().contains("it holds data"));
+    let victim = runtime.spinning("shared");
+    std::thread::scope(|scope| {
+        for name in ["matrix_mul", "vector_add"] {
+            scope.spawn(|| runtime.passes("shared", name));
+        }
+    });
+    victim.kill_9("wormhole");
+    victim.finish();
+    eventually("the end of the killed program", PATIENCE, || {
+        running("spin").is_empty()
+    });
+    holder.write_line("go on");
+    let held = holder.finish();
+    assert!(held.stdout.contains("PASS holder"), "{}", held.stderr);
+    runtime.passes("shared", "vector_add");
+    let socket = runtime.path().join("shared/socket");
+    runtime.passes(&format!("unix:{}", socket.display()), "vector_add");
+
+    let stopped = runtime.finish(&["backend", "stop", "shared"]);
+    assert!(stopped.status.success(), "{}", stopped.stderr);
+    assert_eq!(leftovers(), Vec::<PathBuf>::new());
+    assert!(!socket.parent().expect("its folder").exists());
+}
+
+#[test]
+fn a_backend_that_is_stopped_is_an_error_in_its_programs() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.start("default", &[]);
+    let spinning = runtime.spinning("default");
+    let mut quiet = runtime.run("default");
+    quiet.args(["sh", "-c", "echo at work; read line"]);
+    let mut quiet = Underway::start(quiet.stdin(Stdio::piped()));
+    assert!(quiet.working().contains("at work"));
+    let stopped = runtime.finish(&["backend", "stop"]);
+    assert!(stopped.status.success(), "{}", stopped.stderr);
+
+    let spun = spinning.finish();
+    let error = "cudaDeviceSynchronize(): cudaErrorSystemNotReady";
+    assert!(spun.stdout.contains(error), "{}", spun.stdout);
+    quiet.write_line("go on");
+    let quiet = quiet.finish();
+    assert_eq!(quiet.status.code(), Some(69), "{}", quiet.stderr);
+    let words = "the backend ended before the program";
+    assert!(quiet.stderr.contains(words), "{}", quiet.stderr);
+    assert_eq!(runtime.list(), serde_json::json!([]));
+    refused(
+        &runtime.finish(&["backend", "stop"]),
+        "no backend default is running",
+    );
+}
+
+#[test]
+fn a_backend_is_started_again_after_a_kill() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.start("again", &[]);
+    runtime.kill_supervisor();
+    assert_eq!(runtime.list(), serde_json::json!([]));
+    let run = finish(runtime.run("again").arg("/bin/true"));
+    refused(&run, "no backend again is running");
+    let socket = runtime.path().join("again/socket");
+    // As a machine leaves it that lost its power: the spawner had no time to remove the socket.
+    if !socket.exists() {
+        drop(std::os::unix::net::UnixListener::bind(&socket).expect("a stale socket"));
+    }
+    let run = finish(
+        runtime
+            .run(&format!("unix:{}", socket.display()))
+            .arg("/bin/true"),
+    );
+    refused(&run, "no backend is there: nothing listens on");
+    runtime.start("again", &[]);
+    runtime.passes("again", "vector_add");
+}
+
+#[test]
+fn one_of_several_starts_at_once_starts_the_backend() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let starts: Vec<Finished> = std::thread::scope(|scope| {
+        let start = || runtime.finish(&["backend", "start", "one", TRUSTED]);
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(start)).collect();
+        let ends = threads.into_iter().map(|thread| thread.join());
+        ends.collect::<Result<_, _>>().expect("no panic")
+    });
+    let (started, others): (Vec<_>, Vec<_>) =
+        starts.into_iter().partition(|start| start.status.success());
+    assert_eq!(started.len(), 1, "{others:?}");
+    for other in others {
+        let word = match other.stderr.contains("is running already") {
+            true => "backend one is running already, as process",
+            false => "another command starts or stops backend one",
+        };
+        refused(&other, word);
+    }
+    let running = runtime.list();
+    assert_eq!(running.as_array().map(Vec::len), Some(1), "{running}");
+    runtime.passes("one", "vector_add");
+}
+
+#[test]
+fn a_backend_that_cannot_serve_a_program_says_so() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let missing = [
+        "backend",
+        "start",
+        "gpu",
+        TRUSTED,
+        "--device",
+        "cuda:4000000000",
+    ];
+    refused(&runtime.finish(&missing), "backend gpu does not start: ");
+    assert_eq!(leftovers(), Vec::<PathBuf>::new());
+    assert_eq!(
+        fs::read_dir(runtime.path()).expect("it is there").count(),
+        0
+    );
+
+    runtime.start(
+        "full",
+        &["--tenants-per-user", "1", "--window-limit", "64M"],
+    );
+    let run = |window| {
+        let mut command = runtime.command(&["run", "--placement", "process", "--backend"]);
+        finish(command.args(["full", "--window", window, "--", "/bin/echo", "it ran"]))
+    };
+    refused(&run("128M"), "--window-limit allows 64");
+    let mut only = runtime.command(&["run", "--placement", "process", "--backend", "full"]);
+    let only = Underway::start(
+        only.args(["--window", "64M", "--"])
+            .arg(program("static", "spin")),
+    );
+    only.working();
+    refused(&run("64M"), "--tenants-per-user allows 1");
+    only.kill_9("spin");
+    only.finish();
+
+    let record = runtime.path().join("full/record.json");
+    let text = fs::read_to_string(&record).expect("the backend's record");
+    let mut other: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    other["protocol"] = 1.into();
+    other["version"] = "0.0.1".into();
+    fs::write(&record, other.to_string()).expect("it is ours");
+    refused(&run("64M"), "is of another version (wormhole 0.0.1)");
+    fs::write(&record, text).expect("it is ours");
+}
+
+/// Starts a backend in the foreground, and waits until it has notified its service manager.
+fn in_foreground(runtime: &Runtime) -> Ended {
+    let socket = runtime.0.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a valid time");
+    let mut command = runtime.command(&["backend", "start", "fore", TRUSTED, "--foreground"]);
+    command.env("NOTIFY_SOCKET", &socket).stderr(Stdio::null());
+    let child = Ended(with_own_signals(&mut command).spawn().expect("it starts"));
+    let mut word = [0; 64];
+    let count = manager.recv(&mut word).expect("a word of the backend");
+    assert_eq!(&word[..count], b"READY=1");
+    fs::remove_file(socket).expect("it is ours");
+    child
+}
+
+#[test]
+fn a_backend_in_the_foreground_lives_as_long_as_its_command() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    for signal in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let mut command = in_foreground(&runtime);
+        runtime.passes("fore", "vector_add");
+        kill_process(Pid::from_child(&command.0), signal).expect("it runs");
+        let status = command.0.wait().expect("it is a child");
+        assert_eq!(status.success(), signal != Signal::KILL, "{status}");
+        eventually("the supervisor's end", PATIENCE, || leftovers().is_empty());
+        assert_eq!(runtime.list(), serde_json::json!([]));
+    }
+    let mut command = in_foreground(&runtime);
+    let stopped = runtime.finish(&["backend", "stop", "fore"]);
+    assert!(stopped.status.success(), "{}", stopped.stderr);
+    assert!(command.0.wait().expect("it is a child").success());
+    let mut command = in_foreground(&runtime);
+    runtime.kill_supervisor();
+    assert_eq!(command.0.wait().expect("it is a child").code(), Some(2));
+}
