@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{
     Ended, Finished, PATIENCE, Underway, alone, eventually, finish, leftovers, program, running,
-    with_own_signals, wormhole,
+    stage, with_own_signals, wormhole,
 };
 
 /// Option without which the supervisor needs cgroups, which not every system has.
@@ -318,4 +318,53 @@ fn a_backend_in_the_foreground_lives_as_long_as_its_command() {
     let mut command = in_foreground(&runtime);
     runtime.kill_supervisor();
     assert_eq!(command.0.wait().expect("it is a child").code(), Some(2));
+}
+
+/// Returns the unit of a backend, with the path of the staged command.
+fn unit() -> String {
+    let unit =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/units/wormhole-backend.service");
+    let unit = fs::read_to_string(unit).expect("the unit");
+    let staged = stage().join("bin/wormhole");
+    let staged = staged.to_str().expect("a path in UTF-8");
+    assert!(unit.contains("/usr/bin/wormhole"));
+    unit.replace("/usr/bin/wormhole", staged)
+}
+
+#[test]
+fn the_unit_of_a_backend_is_valid() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let verify = |unit: &str| {
+        let path = folder.path().join("wormhole-backend.service");
+        fs::write(&path, unit).expect("room");
+        let mut command = Command::new("systemd-analyze");
+        command.arg("verify").arg(path).output()
+    };
+    let verified = match verify(&unit()) {
+        Err(error) => {
+            println!("skipped: systemd-analyze cannot be started: {error}");
+            return;
+        }
+        Ok(verified) => verified,
+    };
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success(), "{said}");
+    assert!(!said.contains("wormhole-backend.service"), "{said}");
+    let wrong = verify(&unit().replace("Type=notify", "Typ=notify")).expect("as before");
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("'Typ'"), "{said}");
+}
+
+#[test]
+fn the_unit_of_a_backend_starts_it() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let unit = unit();
+    let line = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
+    let words: Vec<&str> = line.expect("a command").split(' ').skip(1).collect();
+    // Without a cgroup the supervisor refuses to start, unless its tenants trust each other.
+    let refusal = runtime.finish(&words);
+    refused(&refusal, "--trusted-tenants");
 }
