@@ -51,6 +51,9 @@ impl SessionMemory {
         }
     }
 
+    /// Does nothing: the model has no caches.
+    pub(crate) fn prefetch_for_write(&self, _offset: usize) {}
+
     pub(crate) fn write_word(&self, offset: usize, value: u64) {
         match &self.words[offset / 8] {
             Word::Atomic(word) => word.store(value, crate::sync::Ordering::Relaxed),

@@ -39,6 +39,9 @@ pub enum PushError {
 /// the time from blocking a caller.
 const ATTEMPTS: u32 = 1 << 16;
 
+/// Units of a later record that [`Producer::push`] fetches. Longer records are rare, and copying them takes longer.
+const PREFETCHED_UNITS: usize = 4;
+
 /// The producing side of a ring. All threads of a process share one producer.
 ///
 /// ```
@@ -149,7 +152,22 @@ impl Producer {
                 lap: Commit::lap_of(cursor),
             },
         );
+        self.prefetch(cursor, units);
         Ok(())
+    }
+
+    /// Fetches lines for a later record, after the one at `cursor` of `units` units was published.
+    ///
+    /// The consumer's processor owns these lines since it cleared their commit words a lap ago. The store of a record
+    /// waits for them at the fence of [`Producer::consumer_parked`], unless they were fetched before. The units of the
+    /// next record are left out: a consumer that waits reads its commit word all the time.
+    #[inline]
+    fn prefetch(&self, cursor: u64, units: usize) {
+        let next = cursor + 2 * (units * UNIT) as u64;
+        for unit in 0..units.min(PREFETCHED_UNITS) {
+            self.memory
+                .prefetch_for_write(ring_offset(next + (unit * UNIT) as u64));
+        }
     }
 
     /// Returns true if the consumer sleeps or is about to, so that a producer must ring the doorbell. Call it after
