@@ -1,10 +1,13 @@
 //! Drops access to the file system with Landlock (landlock(7)).
 
+use std::os::fd::BorrowedFd;
+
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError,
 };
 
-/// Error of [`leave_file_system`].
+/// Error of [`leave_file_system`] and of [`only_read_below`].
 #[derive(Debug, thiserror::Error)]
 #[error("the kernel does not take the rules of the file system")]
 pub struct FilesError(#[from] RulesetError);
@@ -16,12 +19,27 @@ pub struct FilesError(#[from] RulesetError);
 /// # Errors
 /// The kernel has Landlock but refuses the rules.
 pub fn leave_file_system() -> Result<(), FilesError> {
+    restrict(None)
+}
+
+/// Denies this thread, and those that it starts, the same, but for reading the files and listing the folders below a
+/// folder.
+///
+/// # Errors
+/// As [`leave_file_system`].
+pub fn only_read_below(folder: BorrowedFd<'_>) -> Result<(), FilesError> {
+    restrict(Some(folder))
+}
+
+fn restrict(readable: Option<BorrowedFd<'_>>) -> Result<(), FilesError> {
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     // Without rules all handled accesses are denied. Accesses that the kernel cannot handle stay allowed.
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI::V5))?
         .handle_access(AccessNet::from_all(ABI::V5))?
         .create()?
+        .add_rules(readable.map(|folder| Ok::<_, RulesetError>(PathBeneath::new(folder, reads))))?
         .restrict_self()?;
     Ok(())
 }
@@ -30,6 +48,7 @@ pub fn leave_file_system() -> Result<(), FilesError> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::fd::AsFd;
 
     /// Returns true if the kernel has Landlock, by landlock_create_ruleset(2) for its version.
     fn kernel_has_landlock() -> bool {
@@ -73,5 +92,41 @@ mod tests {
         );
         // Other threads are not restricted.
         assert_eq!(fs::read_to_string(&text).unwrap(), "kept");
+    }
+
+    #[test]
+    fn a_thread_that_only_reads_a_folder_writes_nothing_and_reads_nothing_else() {
+        if !kernel_has_landlock() {
+            println!("skipped: the kernel has no Landlock");
+            return;
+        }
+        let [inside, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let text = inside.path().join("text");
+        let other = outside.path().join("text");
+        for path in [&text, &other] {
+            fs::write(path, "there").unwrap();
+        }
+        let confined = std::thread::spawn(move || {
+            let folder = fs::File::open(inside.path()).unwrap();
+            only_read_below(folder.as_fd()).unwrap();
+            let refused = |error: std::io::Error| error.kind();
+            let outcome = (
+                fs::read_to_string(&text).map_err(refused),
+                fs::read_to_string(&other).map_err(refused),
+                fs::write(&text, "changed").map_err(refused),
+                fs::File::create(inside.path().join("new")).map_err(refused),
+            );
+            (outcome.0, outcome.1, outcome.2, outcome.3.map(drop))
+        });
+        let denied = std::io::ErrorKind::PermissionDenied;
+        assert_eq!(
+            confined.join().unwrap(),
+            (
+                Ok("there".to_owned()),
+                Err(denied),
+                Err(denied),
+                Err(denied)
+            )
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Drops privileges of a process or a thread before it reads untrusted input: capabilities, the file system, and the
 //! system calls that it does not need.
 //!
-//! - [`drop_capabilities`] applies to a thread and the threads that it starts.
-//! - [`leave_file_system`] applies to the same threads, by Landlock, if the kernel has it.
+//! - [`drop_capabilities`] and [`keep_capabilities`] apply to a thread and the threads that it starts.
+//! - [`leave_file_system`] and [`only_read_below`] apply to the same threads, by Landlock, if the kernel has it.
 //! - [`Calls`] lists system calls. [`Calls::compile`] compiles the list to a seccomp [`Filter`], for a thread or for
 //!   all threads.
 //! - [`report_denied_calls`] prints the call and the thread when a [`Filter`] ends the process.
@@ -19,6 +19,6 @@ mod files;
 pub use self::calls::{
     Calls, Denial, Filter, FilterError, all_equal, at_most, equals, masked, within,
 };
-pub use self::capabilities::drop_capabilities;
+pub use self::capabilities::{READ_ANY_FILE, drop_capabilities, keep_capabilities};
 pub use self::denied::{DENIED, report_denied_calls};
-pub use self::files::{FilesError, leave_file_system};
+pub use self::files::{FilesError, leave_file_system, only_read_below};
