@@ -37,6 +37,7 @@ const RULES: &[(&str, &[&[&str]])] = &[
         "wormhole-monitor",
         &[DEVICE_CODE, &["wormhole-link", "wormhole-api"]],
     ),
+    ("wormhole-fs", &[DEVICE_CODE, &["wormhole-monitor"]]),
     ("wormhole-sandbox", &[DEVICE_CODE, &["wormhole-supervisor"]]),
     ("wormhole-supervisor", &[DEVICE_CODE]),
     // The worker runs the guest's work. It contains no code that starts processes or grants resources.

@@ -1,0 +1,129 @@
+//! Drops what the process does not need before it reads the guest's requests.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use wormhole_privileges::{
+    Denial, FilesError, Filter, FilterError, READ_ANY_FILE, equals, keep_capabilities, masked,
+    only_read_below, report_denied_calls, within,
+};
+
+use crate::tree::{MOST_OPEN, OPEN_FLAGS};
+
+/// Limit of open files: two caches, and what a request and the process itself hold.
+const MOST_FILES: u64 = 2 * MOST_OPEN as u64 + 64;
+
+/// Error from confining the process.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfinementError {
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error("capabilities cannot be dropped")]
+    Capabilities(#[source] io::Error),
+    #[error("denied system calls cannot be reported")]
+    Report(#[source] io::Error),
+    #[error("the number of open files cannot be limited")]
+    Limit(#[source] rustix::io::Errno),
+}
+
+/// System calls with any arguments: the socket, reading files and listing folders, memory, the end. None of them
+/// changes a file.
+const CALLS: &[i64] = &[
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_newfstatat,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_lseek,
+    libc::SYS_getdents64,
+    libc::SYS_pread64,
+    libc::SYS_readlinkat,
+    libc::SYS_write,
+    libc::SYS_close,
+    libc::SYS_futex,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+fn filter() -> Result<Filter, FilterError> {
+    let executable = libc::PROT_EXEC.unsigned_abs().into();
+    let own = std::process::id().into();
+    wormhole_privileges::Calls::any(CALLS)
+        // No flag that writes, truncates or creates.
+        .and_where(libc::SYS_openat, vec![within(2, OPEN_FLAGS.bits().into())?])
+        .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
+        .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])
+        .and_where(libc::SYS_tgkill, vec![equals(0, own)?])
+        // The report of a denied call names the thread.
+        .and_where(
+            libc::SYS_prctl,
+            vec![equals(0, libc::PR_GET_NAME.unsigned_abs().into())?],
+        )
+        // A debug build's standard library checks that a descriptor is open before it closes it.
+        .and_where(
+            libc::SYS_fcntl,
+            vec![equals(1, libc::F_GETFD.unsigned_abs().into())?],
+        )
+        .compile(Denial::Signal)
+}
+
+/// Confines this process, which has one thread, to reading below `folder` and to its open socket.
+///
+/// # Errors
+/// The kernel does not support filters, or refuses a limit.
+pub fn enter(folder: BorrowedFd<'_>) -> Result<(), ConfinementError> {
+    report_denied_calls().map_err(ConfinementError::Report)?;
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit
+        .maximum
+        .map_or(MOST_FILES, |most| most.min(MOST_FILES));
+    let limit = Rlimit {
+        current: Some(most),
+        maximum: Some(most),
+    };
+    setrlimit(Resource::Nofile, limit).map_err(ConfinementError::Limit)?;
+    keep_capabilities(&[READ_ANY_FILE]).map_err(ConfinementError::Capabilities)?;
+    only_read_below(folder)?;
+    Ok(filter()?.install()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
+
+    use super::*;
+
+    #[test]
+    fn the_process_has_its_calls_and_no_others() {
+        if let Some(call) = asked() {
+            let confined = std::thread::Builder::new().name("fs".to_owned());
+            let confined = confined.spawn(move || {
+                let root = std::fs::File::open("/").expect("a root");
+                enter(root.as_fd()).expect("confined");
+                attempt(&call)
+            });
+            let _ = confined.expect("a thread").join();
+        }
+        all_are_denied(
+            "confinement::tests::the_process_has_its_calls_and_no_others",
+            "fs",
+        );
+    }
+}

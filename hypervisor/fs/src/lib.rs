@@ -1,0 +1,15 @@
+//! Shows a folder of the host to one guest, read-only: the server behind the guest's virtiofs.
+//!
+//! - [`server`] answers FUSE messages, [`abi`] declares them.
+//! - [`tree`] reaches the host's files.
+//! - [`packets`] carries messages between the server and the monitor, which serves the guest's queues.
+//! - [`confinement`] drops what the process does not need.
+//!
+//! Invariants: a request of any bytes is answered or dropped, without a panic. No request leads out of the exported
+//! folder, changes a file, or makes the process hold more than a bounded number of nodes and descriptors.
+
+pub mod abi;
+pub mod confinement;
+pub mod packets;
+pub mod server;
+pub mod tree;

@@ -1,0 +1,423 @@
+//! The exported folder: nodes that the guest knows, and accesses to the host's files behind them.
+//!
+//! Every access names one entry of one folder (`openat`, `fstatat`, `readlinkat` with O_NOFOLLOW). A folder is reached
+//! from the exported one in the same way, name by name, so that no link and no `..` ever leads out. A node stands for
+//! the file that its lookup found: if its name leads to another file by now, the node is stale.
+//!
+//! A guest holds no descriptors. The tree keeps some open, at most [`MOST_OPEN`], and opens the others again.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, StatVfs, fstat, fstatfs,
+    fstatvfs, openat, readlinkat, seek, statat,
+};
+use rustix::io::{Errno, pread};
+
+use crate::abi::ROOT;
+
+/// Most nodes of a guest: about 150 MB with names of usual length.
+pub const MOST_NODES: usize = 1 << 19;
+
+/// Most descriptors that stay open for folders that lead to others, and as many for files and listings.
+pub const MOST_OPEN: usize = 256;
+
+/// Flags of every open.
+const COMMON: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
+const FOLDER: OFlags = COMMON.union(OFlags::PATH).union(OFlags::DIRECTORY);
+const LISTING: OFlags = COMMON.union(OFlags::DIRECTORY);
+/// A regular file. If its name has become a pipe's meanwhile, the open does not wait for the other end.
+const CONTENT: OFlags = COMMON.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+/// A file of any kind, to ask for its file system.
+const PLACE: OFlags = COMMON.union(OFlags::PATH);
+
+/// All flags with which files are opened, for the filter. rustix adds O_LARGEFILE.
+pub const OPEN_FLAGS: OFlags = FOLDER.union(CONTENT).union(OFlags::LARGEFILE);
+
+/// File systems that have no place in a guest: the kernel makes their files, and reading these has effects or tells
+/// of this host's processes. Magic numbers of statfs(2).
+const PSEUDO: [u64; 16] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0xcafe_4a11, // bpf
+    0x1cd1,      // devpts
+    0x1980_0202, // mqueue
+    0x6165_676c, // pstore
+    0x6265_6570, // configfs
+    0xde5e_81e4, // efivarfs
+    0x4249_4e4d, // binfmt_misc
+    0xf97c_ff8c, // selinux
+    0x6573_5543, // fusectl
+];
+
+/// Name of a node in its parent.
+type Place = (u64, Rc<CStr>);
+
+#[derive(Debug)]
+struct Node {
+    place: Place,
+    device: u64,
+    inode: u64,
+    kind: FileType,
+    /// Number of times that the guest was told of the node and has not forgotten.
+    lookups: u64,
+}
+
+/// Descriptors that stay open, by node.
+#[derive(Debug, Default)]
+struct Open(HashMap<u64, Rc<OwnedFd>>);
+
+impl Open {
+    fn get(&self, node: u64) -> Option<Rc<OwnedFd>> {
+        self.0.get(&node).map(Rc::clone)
+    }
+
+    fn keep(&mut self, node: u64, file: OwnedFd) -> Rc<OwnedFd> {
+        if self.0.len() >= MOST_OPEN {
+            self.0.clear();
+        }
+        let file = Rc::new(file);
+        self.0.insert(node, Rc::clone(&file));
+        file
+    }
+}
+
+/// Metadata of a file. Its inode number differs from those of other file systems' files.
+#[derive(Clone, Copy, Debug)]
+pub struct Metadata {
+    pub stat: Stat,
+    pub ino: u64,
+}
+
+/// An entry of a listing.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    pub name: &'a CStr,
+    pub ino: u64,
+    /// `DT_*`.
+    pub kind: u32,
+    /// Offset of the next entry.
+    pub next: u64,
+}
+
+/// The exported folder and the nodes of one guest.
+#[derive(Debug)]
+pub struct Tree {
+    root: Rc<OwnedFd>,
+    device: u64,
+    nodes: HashMap<u64, Node>,
+    places: HashMap<Place, u64>,
+    last: u64,
+    most_nodes: usize,
+    folders: Open,
+    files: Open,
+    /// File systems by device: their number, and whether the guest sees them.
+    systems: HashMap<u64, (u64, bool)>,
+}
+
+impl Tree {
+    /// Opens the folder to export, to a guest that can know `most_nodes` nodes.
+    pub fn open(folder: &Path, most_nodes: usize) -> Result<Self, Errno> {
+        // The caller may name it by a link.
+        let flags = FOLDER.difference(OFlags::NOFOLLOW);
+        let root = openat(CWD, folder, flags, Mode::empty())?;
+        let device = fstat(&root)?.st_dev;
+        Ok(Self {
+            root: Rc::new(root),
+            device,
+            nodes: HashMap::new(),
+            places: HashMap::new(),
+            last: ROOT,
+            most_nodes,
+            folders: Open::default(),
+            files: Open::default(),
+            systems: HashMap::from([(device, (0, true))]),
+        })
+    }
+
+    /// Returns the exported folder.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Forgets all nodes, for another driver.
+    pub fn reset(&mut self) {
+        self.nodes.clear();
+        self.places.clear();
+        self.folders = Open::default();
+        self.files = Open::default();
+    }
+
+    /// Finds a name in a folder, and counts the lookup.
+    pub fn look_up(&mut self, parent: u64, name: &CStr) -> Result<(u64, Metadata), Errno> {
+        if !is_one_name(name) {
+            return Err(Errno::INVAL);
+        }
+        let folder = self.folder(parent)?;
+        let stat = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let ino = self.ino(&folder, name, &stat)?;
+        let id = self.count(parent, name, &stat)?;
+        Ok((id, Metadata { stat, ino }))
+    }
+
+    /// Takes back lookups of a node, which is forgotten with the last one.
+    pub fn forget(&mut self, id: u64, lookups: u64) {
+        let Some(node) = self.nodes.get_mut(&id) else {
+            return;
+        };
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups > 0 {
+            return;
+        }
+        if let Some(node) = self.nodes.remove(&id)
+            && self.places.get(&node.place) == Some(&id)
+        {
+            self.places.remove(&node.place);
+        }
+        self.folders.0.remove(&id);
+        self.files.0.remove(&id);
+    }
+
+    /// Returns a node's metadata.
+    pub fn metadata(&mut self, id: u64) -> Result<Metadata, Errno> {
+        if id == ROOT {
+            let stat = statat(&self.root, c"", AtFlags::EMPTY_PATH)?;
+            return Ok(Metadata {
+                ino: stat.st_ino,
+                stat,
+            });
+        }
+        let (folder, name) = self.place(id)?;
+        let stat = statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
+        self.check(id, &stat)?;
+        let ino = self.ino(&folder, &name, &stat)?;
+        Ok(Metadata { stat, ino })
+    }
+
+    /// Returns the target of a link.
+    pub fn link(&mut self, id: u64) -> Result<CString, Errno> {
+        let (folder, name) = self.place(id)?;
+        self.check(id, &statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?)?;
+        readlinkat(&folder, &*name, Vec::new())
+    }
+
+    /// Reads from a regular file, up to the end of the buffer or of the file.
+    pub fn read(&mut self, id: u64, mut offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let file = self.file(id)?;
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match pread(&file, &mut buffer[filled..], offset) {
+                Ok(0) => break,
+                Ok(count) => {
+                    filled += count;
+                    offset = offset.checked_add(count as u64).ok_or(Errno::INVAL)?;
+                }
+                Err(Errno::INTR) => {}
+                Err(_) if filled > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Lists a folder from an offset on, until `take` breaks. `take` gets the tree, for lookups.
+    pub fn list(
+        &mut self,
+        id: u64,
+        offset: u64,
+        mut take: impl FnMut(&mut Self, &Entry<'_>) -> ControlFlow<()>,
+    ) -> Result<(), Errno> {
+        let listing = self.listing(id)?;
+        seek(&listing, SeekFrom::Start(offset))?;
+        let system = match self.nodes.get(&id) {
+            Some(node) => node.device,
+            None => self.device,
+        };
+        let system = self.systems.get(&system).map_or(0, |(number, _)| *number);
+        let mut buffer = [const { MaybeUninit::uninit() }; 16 << 10];
+        let mut entries = RawDir::new(&listing, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let kind = match entry.file_type() {
+                FileType::Unknown => 0,
+                // `DT_*` are the type bits of the mode.
+                kind => kind.as_raw_mode() >> 12,
+            };
+            let entry = Entry {
+                name: entry.file_name(),
+                ino: number(entry.ino(), system),
+                kind,
+                next: entry.next_entry_cookie(),
+            };
+            if take(self, &entry).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the size and the free space of the exported folder's file system.
+    pub fn space(&self) -> Result<StatVfs, Errno> {
+        fstatvfs(&self.root)
+    }
+
+    /// Returns the node at a place, with one more lookup. A place that has another file by now has a new node.
+    fn count(&mut self, parent: u64, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
+        let place = (parent, Rc::from(name));
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if let Some(&id) = self.places.get(&place)
+            && let Some(node) = self.nodes.get_mut(&id)
+            && (node.device, node.inode, node.kind) == (stat.st_dev, stat.st_ino, kind)
+        {
+            node.lookups = node.lookups.saturating_add(1);
+            return Ok(id);
+        }
+        if self.nodes.len() >= self.most_nodes {
+            return Err(Errno::NFILE);
+        }
+        self.last += 1;
+        let node = Node {
+            place: place.clone(),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            kind,
+            lookups: 1,
+        };
+        self.nodes.insert(self.last, node);
+        self.places.insert(place, self.last);
+        Ok(self.last)
+    }
+
+    /// Checks that a node's name still leads to its file.
+    fn check(&self, id: u64, stat: &Stat) -> Result<(), Errno> {
+        let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
+        let now = FileType::from_raw_mode(stat.st_mode);
+        match (node.device, node.inode, node.kind) == (stat.st_dev, stat.st_ino, now) {
+            true => Ok(()),
+            false => Err(Errno::STALE),
+        }
+    }
+
+    /// Returns the folder and the name of a node, which is not the root.
+    fn place(&mut self, id: u64) -> Result<(Rc<OwnedFd>, Rc<CStr>), Errno> {
+        let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
+        let (parent, name) = node.place.clone();
+        Ok((self.folder(parent)?, name))
+    }
+
+    /// Opens a folder to reach what is in it.
+    fn folder(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+        // Names from the folder up to one that is open. A parent is older than its child, so there is no cycle.
+        let mut way = Vec::new();
+        let mut at = id;
+        let mut folder = loop {
+            if at == ROOT {
+                break Rc::clone(&self.root);
+            }
+            if let Some(folder) = self.folders.get(at) {
+                break folder;
+            }
+            let node = self.nodes.get(&at).ok_or(Errno::STALE)?;
+            if node.kind != FileType::Directory {
+                return Err(Errno::NOTDIR);
+            }
+            way.push(at);
+            at = node.place.0;
+        };
+        for id in way.into_iter().rev() {
+            folder = self.folders.keep(id, self.open_in(&folder, id, FOLDER)?);
+        }
+        Ok(folder)
+    }
+
+    fn open_in(&self, folder: &OwnedFd, id: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
+        let opened = openat(folder, &*node.place.1, flags, Mode::empty());
+        let opened = opened.map_err(|error| match error {
+            // The name has become another kind of file's.
+            Errno::LOOP | Errno::NOTDIR | Errno::NXIO => Errno::STALE,
+            error => error,
+        })?;
+        self.check(id, &fstat(&opened)?)?;
+        Ok(opened)
+    }
+
+    fn file(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+        if let Some(file) = self.files.get(id) {
+            return Ok(file);
+        }
+        match self.nodes.get(&id).map(|node| node.kind) {
+            Some(FileType::RegularFile) => {}
+            Some(FileType::Directory) => return Err(Errno::ISDIR),
+            Some(_) => return Err(Errno::ACCESS),
+            None if id == ROOT => return Err(Errno::ISDIR),
+            None => return Err(Errno::STALE),
+        }
+        let (folder, _) = self.place(id)?;
+        let file = self.open_in(&folder, id, CONTENT)?;
+        Ok(self.files.keep(id, file))
+    }
+
+    fn listing(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+        if let Some(listing) = self.files.get(id) {
+            // A file's descriptor is not a folder's: getdents64 says ENOTDIR.
+            return Ok(listing);
+        }
+        let listing = if id == ROOT {
+            openat(&self.root, c".", LISTING, Mode::empty())?
+        } else {
+            let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
+            if node.kind != FileType::Directory {
+                return Err(Errno::NOTDIR);
+            }
+            let (folder, _) = self.place(id)?;
+            self.open_in(&folder, id, LISTING)?
+        };
+        Ok(self.files.keep(id, listing))
+    }
+
+    /// Returns a file's inode number in the guest; ENOENT if its file system has no place there.
+    fn ino(&mut self, folder: &OwnedFd, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
+        let known = self.systems.get(&stat.st_dev).copied();
+        let (system, visible) = match known {
+            Some(known) => known,
+            None => {
+                let place = openat(folder, name, PLACE, Mode::empty())?;
+                let found = (self.systems.len() as u64, is_visible(place)?);
+                self.systems.insert(stat.st_dev, found);
+                found
+            }
+        };
+        match visible {
+            true => Ok(number(stat.st_ino, system)),
+            false => Err(Errno::NOENT),
+        }
+    }
+}
+
+/// Returns whether a name is one that a folder can have.
+fn is_one_name(name: &CStr) -> bool {
+    let bytes = name.to_bytes();
+    !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/')
+}
+
+fn is_visible(place: impl AsFd) -> Result<bool, Errno> {
+    let magic = fstatfs(place)?.f_type;
+    Ok(!PSEUDO.contains(&magic.cast_unsigned()))
+}
+
+/// Makes an inode number that is different for each file system: programs take files of the same number for one.
+fn number(ino: u64, system: u64) -> u64 {
+    ino ^ system << 48
+}

@@ -1,0 +1,5 @@
+//! Tests of the server and of its process.
+
+mod driver;
+mod process;
+mod protocol;
