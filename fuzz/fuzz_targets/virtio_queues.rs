@@ -26,6 +26,7 @@ fuzz_target!(|input: &[u8]| {
         4 => Served::balloon(),
         1 | 5 => Served::block(),
         6 => Served::net(),
+        7 => Served::fs(),
         _ => Served::vsock(),
     };
     let mut streams = Vec::new();

@@ -81,6 +81,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             guest_cid: 3,
             acceptor: Box::new(echo),
         }),
+        fs: None,
         disks: Vec::new(),
         networks,
         console: Box::new(std::io::stdout()),

@@ -95,7 +95,7 @@ const DISK: &[i64] = &[
 ];
 
 /// Additional system calls of an event loop: all that the balloon's thread needs, and a network interface's thread, which
-/// reads and writes frames.
+/// reads and writes frames. A file system's thread also has the packets of its server.
 const EVENT_LOOP: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -170,6 +170,12 @@ fn of_networks() -> Result<Calls, FilterError> {
         .and_where(libc::SYS_ioctl, vec![equals(1, offloads)?]))
 }
 
+fn of_file_systems() -> Result<Calls, FilterError> {
+    Ok(common()?
+        .and(EVENT_LOOP)
+        .and(&[libc::SYS_recvfrom, libc::SYS_sendto]))
+}
+
 fn of_balloons() -> Result<Calls, FilterError> {
     Ok(common()?.and(EVENT_LOOP))
 }
@@ -199,6 +205,7 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_all(of_devices()?)
         .and_all(of_disks()?)
         .and_all(of_networks()?)
+        .and_all(of_file_systems()?)
         .and_all(of_balloons()?)
         .and(GIVING_UP)
         .and_where(libc::SYS_prctl, giving_up))
@@ -227,6 +234,11 @@ impl Confinement {
     /// Prepares the confinement of a thread that serves a network interface's queues.
     pub fn of_network() -> Result<Self, ConfinementError> {
         Self::of(of_networks()?)
+    }
+
+    /// Prepares the confinement of a thread that serves a file system's queues.
+    pub fn of_file_system() -> Result<Self, ConfinementError> {
+        Self::of(of_file_systems()?)
     }
 
     /// Prepares the confinement of the thread that serves the balloon's queues.
@@ -349,6 +361,13 @@ mod tests {
         let test = "a_network_thread_has_its_calls_and_no_others";
         let confinement = Confinement::of_network().expect("a list");
         has_its_calls_and_no_others("net-0", confinement, test);
+    }
+
+    #[test]
+    fn a_file_system_thread_has_its_calls_and_no_others() {
+        let test = "a_file_system_thread_has_its_calls_and_no_others";
+        let confinement = Confinement::of_file_system().expect("a list");
+        has_its_calls_and_no_others("fs", confinement, test);
     }
 
     /// Port that ends the payload on a write. It sends the vCPU thread's id first and waits until the test has read the

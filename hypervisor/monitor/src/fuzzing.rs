@@ -16,6 +16,7 @@ use crate::bus::{BusDevice, Buses};
 use crate::device_thread::DeviceThread;
 use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskAccess, DiskImage};
+use crate::devices::fs::{Fs, FsWorker, Tag};
 use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
 use crate::devices::rng::{Rng, RngWorker};
@@ -139,6 +140,20 @@ impl Served {
         let (sender, streams) = channel();
         sender.send(host).expect("the receiver is here");
         let device = Net::new(MacAddress::local(0));
+        Self::new(ram, &device, Box::new(worker), streams)
+    }
+
+    /// Starts a file system. The socket of its server is in [`Self::streams`]; reads and writes of it are packets.
+    pub fn fs() -> Self {
+        let ram = test_ram(Self::RAM);
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None);
+        let (ours, server) = pair.expect("sockets");
+        let worker = FsWorker::new(ram.clone(), ours);
+        let (sender, streams) = channel();
+        sender.send(server.into()).expect("the receiver is here");
+        let device = Fs::new(Tag::new("root").expect("a tag"));
         Self::new(ram, &device, Box::new(worker), streams)
     }
 

@@ -3,7 +3,7 @@
 //! Mechanism only; the caller decides policy.
 //!
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power-off, ports for the exit
-//!   status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-vsock and virtio-rng. The window is soft-reserved
+//!   status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs, virtio-vsock and virtio-rng. The window is soft-reserved
 //!   memory, which Linux's `dax_hmem` and `device_dax` expose as a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] probes the capabilities of the machine's KVM, [`stats`] reads its statistics.
@@ -37,6 +37,7 @@ mod vm;
 pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
 pub use devices::block::{DiskAccess, DiskError, DiskImage};
+pub use devices::fs::Tag;
 pub use devices::net::{MacAddress, Tap, TapError};
 pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
 pub use devices::serial::ConsoleTail;
@@ -46,6 +47,6 @@ pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{
-    DisabledExits, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm, VmConfig, VmError,
+    DisabledExits, FsConfig, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm, VmConfig, VmError,
     VsockConfig,
 };

@@ -20,8 +20,9 @@ use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
 use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskImage};
+use crate::devices::fs::{Fs, FsWorker, Tag};
 use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
-use crate::devices::pci::{NoBarSpace, PciFull};
+use crate::devices::pci::{MAX_FUNCTIONS, NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
 use crate::devices::rng::{Rng, RngWorker};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
@@ -38,11 +39,16 @@ use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, Vc
 /// Maximum number of vCPUs. APIC ids have 8 bits.
 pub const MAX_VCPUS: u8 = 64;
 
-/// Maximum number of disks, so that each has one letter in the guest: `/dev/vda` to `/dev/vdz`.
-pub const MAX_DISKS: usize = 26;
+/// Maximum number of disks. Each has one letter in the guest: `/dev/vda` to `/dev/vdx`.
+pub const MAX_DISKS: usize = 24;
 
-/// Maximum number of network interfaces. The PCI bus has room for so many beside all disks, vsock and entropy.
+/// Maximum number of network interfaces.
 pub const MAX_NETWORKS: usize = 3;
+
+/// Devices of a VM beside its disks and networks: vsock, entropy, balloon, file system.
+const OTHER_DEVICES: usize = 4;
+
+const _: () = assert!(MAX_DISKS + MAX_NETWORKS + OTHER_DEVICES <= MAX_FUNCTIONS);
 
 /// Error from creating or running a VM.
 #[derive(Debug, thiserror::Error)]
@@ -175,6 +181,15 @@ pub struct NetConfig {
     pub mac: MacAddress,
 }
 
+/// Configuration of a file system.
+#[derive(Debug)]
+pub struct FsConfig {
+    /// Name in the guest.
+    pub tag: Tag,
+    /// Socket of packets (SOCK_SEQPACKET) of the server, each a FUSE message.
+    pub server: OwnedFd,
+}
+
 /// Configuration of a VM.
 pub struct VmConfig {
     /// Kernel, initramfs, command line.
@@ -187,6 +202,8 @@ pub struct VmConfig {
     pub window: Option<OwnedFd>,
     /// The vsock device, if any.
     pub vsock: Option<VsockConfig>,
+    /// The file system, if any.
+    pub fs: Option<FsConfig>,
     /// Disks, in the order in which the guest numbers them.
     pub disks: Vec<DiskImage>,
     /// Network interfaces, in the order in which the guest numbers them.
@@ -208,6 +225,7 @@ impl fmt::Debug for VmConfig {
             .field("vcpus", &self.vcpus)
             .field("window", &self.window)
             .field("vsock", &self.vsock)
+            .field("fs", &self.fs)
             .field("disks", &self.disks)
             .field("networks", &self.networks)
             .field("timeout", &self.timeout)
@@ -287,6 +305,12 @@ impl Vm {
         let worker = Box::new(BalloonWorker::new(ram.clone(), Arc::clone(&reclaimed)));
         chipset.add_virtio(&thread, Box::new(Balloon), worker)?;
         device_threads.push((thread, Confinement::of_balloon));
+        if let Some(FsConfig { tag, server }) = config.fs {
+            let thread = DeviceThread::start("fs")?;
+            let worker = Box::new(FsWorker::new(ram.clone(), server));
+            chipset.add_virtio(&thread, Box::new(Fs::new(tag)), worker)?;
+            device_threads.push((thread, Confinement::of_file_system));
+        }
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
@@ -524,6 +548,7 @@ mod tests {
             vcpus: 0,
             window: None,
             vsock: None,
+            fs: None,
             disks: Vec::new(),
             networks: Vec::new(),
             console: Box::new(std::io::sink()),

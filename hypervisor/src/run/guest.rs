@@ -116,6 +116,7 @@ pub fn run(
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
         }),
+        fs: None,
         disks,
         networks,
         console: Box::new(io::sink()),

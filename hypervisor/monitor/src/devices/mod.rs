@@ -2,6 +2,7 @@
 
 pub mod balloon;
 pub mod block;
+pub mod fs;
 pub mod net;
 pub mod pci;
 pub mod power;

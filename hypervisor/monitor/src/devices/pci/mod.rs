@@ -6,7 +6,7 @@ mod config_space;
 mod msix;
 
 pub use bar_space::{BarSpace, NoBarSpace};
-pub use bus::{CONFIG_PORTS, CONFIG_PORTS_LEN, PciBus, PciFull, PciFunction};
+pub use bus::{CONFIG_PORTS, CONFIG_PORTS_LEN, MAX_FUNCTIONS, PciBus, PciFull, PciFunction};
 pub use config_space::{Bar, ConfigSpace, Identity};
 pub use msix::{Msix, NO_VECTOR};
 

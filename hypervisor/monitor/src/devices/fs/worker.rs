@@ -1,0 +1,580 @@
+//! Moves requests to the server and replies to the guest, on the device's thread.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use event_manager::{EventOps, EventSet, Events};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use virtio_queue::{DescriptorChain, Reader};
+use vm_memory::{Bytes, GuestAddress};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::devices::virtio::{ActiveQueue, VirtioWorker};
+use crate::ram::GuestRam;
+
+/// Most bytes of a request. The longest that Linux sends to a file system that it does not write has one page.
+const MOST_REQUEST: usize = 8 << 10;
+/// Most bytes of a reply: 128 KiB of contents, and its header.
+const MOST_REPLY: usize = (128 << 10) + size_of::<OutHeader>();
+/// Most requests that wait for their replies: a driver's queues full.
+const MOST_PENDING: usize = 256;
+/// Bytes of `struct fuse_in_header`.
+const IN_HEADER: usize = 40;
+/// Bytes of the request's number in its header.
+const UNIQUE: std::ops::Range<usize> = 8..16;
+
+/// `struct fuse_out_header`: starts each reply.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct OutHeader {
+    len: u32,
+    /// 0, or an error number, negated.
+    error: i32,
+    unique: u64,
+}
+
+/// A request without a reply yet.
+#[derive(Debug)]
+struct Pending {
+    queue: usize,
+    head: u16,
+    /// The driver's number of the request.
+    unique: u64,
+    /// Buffers for the reply.
+    room: Vec<(GuestAddress, usize)>,
+}
+
+/// Serves the queues of a file system.
+#[derive(Debug)]
+pub struct FsWorker {
+    memory: GuestRam,
+    /// Socket of the server; `None` once that is gone.
+    server: Option<OwnedFd>,
+    queues: Vec<ActiveQueue>,
+    /// Requests by the numbers that the server gets. A driver could give two requests the same number.
+    pending: HashMap<u64, Pending>,
+    last: u64,
+    is_watching: bool,
+    request: Box<[u8]>,
+    reply: Box<[u8]>,
+}
+
+impl FsWorker {
+    /// Creates a worker with the socket of its server.
+    pub fn new(memory: GuestRam, server: OwnedFd) -> Self {
+        Self {
+            memory,
+            server: Some(server),
+            queues: Vec::new(),
+            pending: HashMap::new(),
+            last: 0,
+            is_watching: false,
+            request: vec![0; MOST_REQUEST].into(),
+            reply: vec![0; MOST_REPLY].into(),
+        }
+    }
+
+    /// Moves all that can be moved: replies first, since they make room for requests.
+    fn turn(&mut self) {
+        let mut used = vec![false; self.queues.len()];
+        self.receive(&mut used);
+        for queue in 0..self.queues.len() {
+            self.forward(queue, &mut used);
+        }
+        for (queue, used) in self.queues.iter_mut().zip(used) {
+            if used {
+                queue.interrupt(&self.memory);
+            }
+        }
+    }
+
+    /// Moves requests of a queue to the server, at most as many as the queue's size.
+    fn forward(&mut self, number: usize, used: &mut [bool]) {
+        let Some(queue) = self.queues.get_mut(number) else {
+            return;
+        };
+        for left in (0..queue.size()).rev() {
+            if self.pending.len() >= MOST_PENDING {
+                break;
+            }
+            let Some(chain) = queue.pop(&self.memory) else {
+                break;
+            };
+            if left == 0 {
+                queue.again();
+            }
+            let head = chain.head_index();
+            let room = room(chain.clone());
+            let waits = bytes_of(&room) >= size_of::<OutHeader>();
+            let Some(request) = gather(&self.memory, chain, &mut self.request) else {
+                used[number] |= queue.add_used(&self.memory, head, 0);
+                continue;
+            };
+            self.last += 1;
+            let tag = self.last;
+            let pending = Pending {
+                queue: number,
+                head,
+                unique: tagged(request, tag),
+                room,
+            };
+            let sent = match &self.server {
+                Some(server) => send_whole(server, request),
+                None => Err(Errno::PIPE),
+            };
+            match sent {
+                // The driver expects no reply to a FORGET.
+                Ok(()) if !waits => used[number] |= queue.add_used(&self.memory, head, 0),
+                Ok(()) => drop(self.pending.insert(tag, pending)),
+                // The socket is full. It becomes writable when the server has taken a request.
+                Err(Errno::AGAIN) => {
+                    queue.undo_pop();
+                    break;
+                }
+                Err(_) => {
+                    self.server = None;
+                    let written = fail(&self.memory, &pending);
+                    used[number] |= queue.add_used(&self.memory, head, written);
+                }
+            }
+        }
+        if self.server.is_none() {
+            self.fail_all(used);
+        }
+    }
+
+    /// Moves replies to the guest, at most as many as requests can wait.
+    fn receive(&mut self, used: &mut [bool]) {
+        for _ in 0..MOST_PENDING {
+            let Some(server) = &self.server else {
+                return;
+            };
+            let len = match recv(server, &mut self.reply[..], RecvFlags::DONTWAIT) {
+                Ok((len @ 1.., _)) => len,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => continue,
+                Ok((0, _)) | Err(_) => {
+                    tracing::warn!("the server of a guest's files has ended");
+                    self.server = None;
+                    return self.fail_all(used);
+                }
+            };
+            let reply = &mut self.reply[..len];
+            let Ok((mut header, _)) = OutHeader::read_from_prefix(reply) else {
+                continue;
+            };
+            // A reply to a driver that has reset the device meanwhile has no request any more.
+            let Some(pending) = self.pending.remove(&header.unique) else {
+                continue;
+            };
+            header.unique = pending.unique;
+            let whole = usize::try_from(header.len) == Ok(len);
+            let written = match header.write_to_prefix(reply) {
+                Ok(()) if whole && len <= bytes_of(&pending.room) => {
+                    scatter(&self.memory, &pending.room, reply)
+                }
+                _ => fail(&self.memory, &pending),
+            };
+            if let Some(queue) = self.queues.get_mut(pending.queue) {
+                used[pending.queue] |= queue.add_used(&self.memory, pending.head, written);
+            }
+        }
+        // The loop is told of the next packet only.
+        if let Some(queue) = self.queues.first() {
+            queue.again();
+        }
+    }
+
+    /// Answers all waiting requests with an error, since the server never will.
+    fn fail_all(&mut self, used: &mut [bool]) {
+        for (_, pending) in self.pending.drain() {
+            let written = fail(&self.memory, &pending);
+            if let Some(queue) = self.queues.get_mut(pending.queue) {
+                used[pending.queue] |= queue.add_used(&self.memory, pending.head, written);
+            }
+        }
+    }
+
+    /// Watches the server's socket, once the driver has started the device.
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        if self.is_watching {
+            return;
+        }
+        self.is_watching = true;
+        let Some(server) = &self.server else {
+            return;
+        };
+        // Edge-triggered, so that a writable socket does not keep the loop awake.
+        let events = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
+        if let Err(error) = ops.add(Events::new(server, events)) {
+            tracing::error!(%error, "a file system cannot wait for its server");
+        }
+    }
+}
+
+impl VirtioWorker for FsWorker {
+    fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
+        self.queues = queues;
+    }
+
+    fn queue_ready(&mut self, _: usize, ops: &mut EventOps<'_>) {
+        self.watch(ops);
+        self.turn();
+    }
+
+    fn descriptor_ready(&mut self, events: Events, _: &mut EventOps<'_>) {
+        let server = self.server.as_ref();
+        if server.is_some_and(|server| server.as_raw_fd() == events.fd()) {
+            self.turn();
+        }
+    }
+
+    fn stop(&mut self) {
+        self.queues.clear();
+        self.pending.clear();
+        self.is_watching = false;
+    }
+}
+
+/// Sends a request without blocking.
+fn send_whole(server: &OwnedFd, request: &[u8]) -> Result<(), Errno> {
+    loop {
+        match send(server, request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Copies a request from the guest; `None` if it is none.
+fn gather<'r>(
+    memory: &GuestRam,
+    chain: DescriptorChain<&GuestRam>,
+    request: &'r mut [u8],
+) -> Option<&'r mut [u8]> {
+    let mut reader = Reader::new(memory, chain).ok()?;
+    let request = request.get_mut(..reader.available_bytes())?;
+    if request.len() < IN_HEADER {
+        return None;
+    }
+    reader.read_exact(request).ok()?;
+    Some(request)
+}
+
+/// Replaces the number of a request, and returns the driver's.
+fn tagged(request: &mut [u8], tag: u64) -> u64 {
+    let unique = u64::read_from_bytes(&request[UNIQUE]).unwrap_or(0);
+    request[UNIQUE].copy_from_slice(&tag.to_ne_bytes());
+    unique
+}
+
+/// Returns the buffers of a chain that the device may write.
+fn room(chain: DescriptorChain<&GuestRam>) -> Vec<(GuestAddress, usize)> {
+    let len = |len: u32| usize::try_from(len).unwrap_or(0);
+    chain
+        .writable()
+        .map(|buffer| (buffer.addr(), len(buffer.len())))
+        .collect()
+}
+
+fn bytes_of(room: &[(GuestAddress, usize)]) -> usize {
+    room.iter()
+        .fold(0, |sum, (_, len)| sum.saturating_add(*len))
+}
+
+/// Writes a reply that fits to its buffers. Returns its length; 0 if a buffer is not in memory.
+fn scatter(memory: &GuestRam, room: &[(GuestAddress, usize)], mut reply: &[u8]) -> u32 {
+    let len = u32::try_from(reply.len()).unwrap_or(0);
+    for &(address, room) in room {
+        let (now, later) = reply.split_at(room.min(reply.len()));
+        if let Err(error) = memory.write_slice(now, address) {
+            tracing::debug!(%error, "a buffer for a reply is not in the guest's memory");
+            return 0;
+        }
+        reply = later;
+    }
+    len
+}
+
+/// Answers a request with an error, if it has room for that. Returns the answer's length.
+fn fail(memory: &GuestRam, pending: &Pending) -> u32 {
+    let header = OutHeader {
+        len: u32::try_from(size_of::<OutHeader>()).unwrap_or(0),
+        error: -Errno::IO.raw_os_error(),
+        unique: pending.unique,
+    };
+    match bytes_of(&pending.room) >= size_of::<OutHeader>() {
+        true => scatter(memory, &pending.room, header.as_bytes()),
+        false => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::device::QUEUE_SIZE;
+    use super::*;
+    use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// Buffers of request `n` and of its reply.
+    const STEP: u64 = 0x1000;
+    const REPLIES: u64 = BUFFERS + 0x10_0000;
+
+    fn fixture() -> (TestQueue, FsWorker, OwnedFd) {
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, server) = socketpair(AddressFamily::UNIX, kind, flags, None).expect("sockets");
+        let guest = TestQueue::new(QUEUE_SIZE);
+        let mut worker = FsWorker::new(guest.memory.clone(), ours);
+        worker.start(vec![guest.active()], 0);
+        (guest, worker, server)
+    }
+
+    /// Writes requests with these numbers, each with room of `room` bytes for its reply.
+    fn ask(guest: &TestQueue, uniques: &[u64], room: u32) {
+        let mut table: Vec<Entry> = Vec::new();
+        let mut heads = Vec::new();
+        for (at, unique) in (0u16..).zip(uniques) {
+            let address = BUFFERS + STEP * u64::from(at);
+            guest.write_bytes(address, &[0x11; IN_HEADER + 8]);
+            guest.write(address + 8, *unique);
+            heads.push(2 * at);
+            let flags = if room > 0 { NEXT } else { 0 };
+            table.push((address, 48, flags, 2 * at + 1));
+            table.push((REPLIES + STEP * u64::from(at), room, WRITE, 0));
+        }
+        guest.offer(&table, &heads, u16::try_from(uniques.len()).expect("few"));
+    }
+
+    /// Receives a request, and returns its number.
+    fn take(server: &OwnedFd) -> Option<u64> {
+        let mut request = [0; 64];
+        let (len, _) = recv(server, &mut request, RecvFlags::DONTWAIT).ok()?;
+        assert_eq!((len, request[0], request[47]), (48, 0x11, 0x11));
+        Some(u64::from_ne_bytes(
+            request[UNIQUE].try_into().expect("8 bytes"),
+        ))
+    }
+
+    fn reply(server: &OwnedFd, unique: u64, body: &[u8]) {
+        let len = u32::try_from(size_of::<OutHeader>() + body.len()).expect("short");
+        let header = OutHeader {
+            len,
+            error: 0,
+            unique,
+        };
+        let packet = [header.as_bytes(), body].concat();
+        send(server, &packet, SendFlags::NOSIGNAL).expect("sent");
+    }
+
+    /// Returns error, number and body of the reply to request `n`.
+    fn replied(guest: &TestQueue, n: u64, body: usize) -> (i32, u64, Vec<u8>) {
+        let bytes = guest.bytes(REPLIES + STEP * n, size_of::<OutHeader>() + body);
+        let (header, body) = OutHeader::read_from_prefix(&bytes).expect("a header");
+        assert_eq!(header.len as usize, bytes.len());
+        (header.error, header.unique, body.to_vec())
+    }
+
+    const EIO: i32 = -libc::EIO;
+
+    #[test]
+    fn replies_reach_their_requests_in_any_order() {
+        let (guest, mut worker, server) = fixture();
+        // A driver may use a number twice.
+        ask(&guest, &[7, 7], 64);
+        worker.turn();
+        assert_eq!(guest.used(), 0);
+        let [first, second] = [0; 2].map(|_| take(&server).expect("a request"));
+        assert_ne!(first, second);
+        reply(&server, second, b"second");
+        reply(&server, first, b"first");
+        worker.turn();
+        assert_eq!(guest.lengths(), [22, 21]);
+        assert_eq!(guest.interrupts(), 1);
+        assert_eq!(replied(&guest, 0, 5), (0, 7, b"first".to_vec()));
+        assert_eq!(replied(&guest, 1, 6), (0, 7, b"second".to_vec()));
+        // A second reply to a request is none.
+        reply(&server, first, b"again");
+        worker.turn();
+        assert_eq!(guest.used(), 2);
+    }
+
+    #[test]
+    fn a_request_without_room_for_a_reply_is_used_at_once() {
+        let (guest, mut worker, server) = fixture();
+        ask(&guest, &[1, 2], 0);
+        worker.turn();
+        assert_eq!(guest.lengths(), [0, 0]);
+        let taken = [0; 2].map(|_| take(&server).expect("a request"));
+        // A later request does not get the reply that the server sends nevertheless.
+        ask(&guest, &[1, 2, 3], 64);
+        reply(&server, taken[1], b"");
+        worker.turn();
+        reply(&server, taken[1], b"");
+        worker.turn();
+        assert_eq!((guest.used(), guest.interrupts()), (2, 1));
+    }
+
+    #[test]
+    fn a_reply_that_does_not_fit_or_lies_about_its_length_is_an_error() {
+        let (guest, mut worker, server) = fixture();
+        ask(&guest, &[1, 2], 24);
+        worker.turn();
+        let [first, second] = [0; 2].map(|_| take(&server).expect("a request"));
+        reply(&server, first, &[1; 9]);
+        let lie = OutHeader {
+            len: 99,
+            error: 0,
+            unique: second,
+        };
+        send(&server, lie.as_bytes(), SendFlags::NOSIGNAL).expect("sent");
+        worker.turn();
+        assert_eq!(guest.lengths(), [16, 16]);
+        assert_eq!(replied(&guest, 0, 0), (EIO, 1, Vec::new()));
+        assert_eq!(replied(&guest, 1, 0), (EIO, 2, Vec::new()));
+    }
+
+    #[test]
+    fn requests_fail_once_the_server_is_gone() {
+        let (guest, mut worker, server) = fixture();
+        ask(&guest, &[1, 2], 64);
+        worker.turn();
+        take(&server).expect("a request");
+        drop(server);
+        worker.turn();
+        assert_eq!(guest.lengths(), [16, 16]);
+        assert_eq!(replied(&guest, 1, 0), (EIO, 2, Vec::new()));
+        // So do later ones.
+        worker.stop();
+        let guest = TestQueue::new(QUEUE_SIZE);
+        worker.memory = guest.memory.clone();
+        worker.start(vec![guest.active()], 0);
+        ask(&guest, &[3], 64);
+        worker.turn();
+        assert_eq!(replied(&guest, 0, 0), (EIO, 3, Vec::new()));
+    }
+
+    #[test]
+    fn a_server_that_ends_between_two_requests_fails_both() {
+        let (guest, mut worker, server) = fixture();
+        drop(server);
+        ask(&guest, &[1, 2], 64);
+        let mut used = [false];
+        worker.forward(0, &mut used);
+        assert_eq!(guest.lengths(), [16, 16]);
+        assert_eq!(replied(&guest, 0, 0), (EIO, 1, Vec::new()));
+    }
+
+    #[test]
+    fn requests_wait_while_the_server_is_slow() {
+        let (guest, mut worker, server) = fixture();
+        let small = 4096;
+        rustix::net::sockopt::set_socket_send_buffer_size(
+            worker.server.as_ref().expect("a socket"),
+            small,
+        )
+        .expect("set");
+        let uniques: Vec<u64> = (1..=60).collect();
+        ask(&guest, &uniques, 64);
+        worker.turn();
+        let mut taken = 0;
+        assert!(worker.pending.len() < uniques.len());
+        while let Some(tag) = take(&server) {
+            reply(&server, tag, b"");
+            taken += 1;
+            worker.turn();
+        }
+        assert_eq!(taken, uniques.len());
+        assert_eq!(usize::from(guest.used()), uniques.len());
+    }
+
+    #[test]
+    fn a_driver_that_offers_a_buffer_again_and_again_waits() {
+        let (guest, mut worker, server) = fixture();
+        ask(&guest, &[1], 64);
+        let mut taken = 0;
+        for round in 1..=8u16 {
+            guest.offer(&[], &[0; QUEUE_SIZE as usize], round * QUEUE_SIZE);
+            worker.turn();
+            while take(&server).is_some() {
+                taken += 1;
+            }
+        }
+        assert_eq!((taken, worker.pending.len()), (MOST_PENDING, MOST_PENDING));
+        assert_eq!(guest.used(), 0);
+    }
+
+    #[test]
+    fn a_reset_ends_the_use_of_the_queue() {
+        let (guest, mut worker, server) = fixture();
+        ask(&guest, &[1], 64);
+        worker.turn();
+        let tag = take(&server).expect("a request");
+        worker.stop();
+        worker.start(vec![guest.active()], 0);
+        guest.offer(&[], &[], 0);
+        reply(&server, tag, b"late");
+        worker.turn();
+        assert_eq!((guest.used(), guest.interrupts()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_no_request_is_used_and_goes_nowhere() {
+        let (guest, mut worker, server) = fixture();
+        let table = [
+            (BUFFERS, 39, NEXT, 1),
+            (REPLIES, 64, WRITE, 0),
+            (BUFFERS, 9000, 0, 0),
+            (RAM as u64, 64, 0, 0),
+            (BUFFERS, 48, WRITE, 0),
+        ];
+        guest.offer(&table, &[0, 2, 3, 4], 4);
+        worker.turn();
+        assert_eq!(guest.lengths(), [0; 4]);
+        assert_eq!(take(&server), None);
+    }
+
+    proptest! {
+        /// Arbitrary queue contents and replies cause no panic, no hang and no write outside the descriptors' buffers.
+        #[test]
+        fn hostile_queues_and_servers_are_survived(
+            table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
+            heads in proptest::collection::vec(0u16..20, 0..17),
+            available in 0u16..40,
+            replies in proptest::collection::vec((0u64..20, proptest::collection::vec(any::<u8>(), 0..100)), 0..20),
+        ) {
+            const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
+            let (guest, mut worker, server) = fixture();
+            let table: Vec<Entry> = table
+                .into_iter()
+                .map(|(address, len, flags, next)| {
+                    let address = if address < GUARD.start { address + BUFFERS } else { address };
+                    (address, len, flags, next)
+                })
+                .collect();
+            guest.offer(&table, &heads, available);
+            worker.turn();
+            for (unique, body) in &replies {
+                if unique % 4 == 0 {
+                    if !body.is_empty() {
+                        send(&server, body, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).expect("sent");
+                    }
+                } else {
+                    reply(&server, *unique, body);
+                }
+                worker.turn();
+            }
+            drop(server);
+            worker.turn();
+            prop_assert!(guest.used() <= available);
+            prop_assert!(worker.pending.is_empty());
+            if table.iter().all(|(address, ..)| *address >= GUARD.end) {
+                prop_assert_eq!(guest.bytes(GUARD.start, 0x1000), vec![0; 0x1000]);
+            }
+        }
+    }
+}
