@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wormhole_privileges::{
-    Denial, FilesError, Filter, FilterError, READ_ANY_FILE, equals, keep_capabilities, masked,
-    only_read_below, report_denied_calls, within,
+    Calls, Denial, FilesError, Filter, FilterError, READ_ANY_FILE, equals, keep_capabilities,
+    masked, only_read_below, report_denied_calls, within,
 };
 
 use crate::tree::{MOST_OPEN, OPEN_FLAGS};
@@ -60,10 +60,49 @@ const CALLS: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-fn filter() -> Result<Filter, FilterError> {
+/// Further system calls of a process that serves queues: its threads, the monitor's messages with descriptors, and
+/// eventfds. A shared mapping of the guest's memory is an `mmap` of one of these.
+const OF_QUEUES: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_read,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_dup,
+];
+
+/// Server of the guest's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queues {
+    /// The monitor, which sends packets.
+    Monitor,
+    /// This process, by vhost-user.
+    Own,
+}
+
+fn filter(queues: Queues) -> Result<Filter, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
-    wormhole_privileges::Calls::any(CALLS)
+    let mut calls = Calls::any(CALLS);
+    if queues == Queues::Own {
+        let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
+        let copy = equals(1, libc::F_DUPFD_CLOEXEC.unsigned_abs().into())?;
+        calls = calls
+            .and(OF_QUEUES)
+            .and_threads()?
+            .and_where(libc::SYS_prctl, vec![name])
+            .and_where(libc::SYS_fcntl, vec![copy]);
+    }
+    calls
         // No flag that writes, truncates or creates.
         .and_where(libc::SYS_openat, vec![within(2, OPEN_FLAGS.bits().into())?])
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
@@ -82,11 +121,11 @@ fn filter() -> Result<Filter, FilterError> {
         .compile(Denial::Signal)
 }
 
-/// Confines this process, which has one thread, to reading below `folder` and to its open socket.
+/// Confines this process, which has one thread so far, to reading below `folder` and to its open socket.
 ///
 /// # Errors
 /// The kernel does not support filters, or refuses a limit.
-pub fn enter(folder: BorrowedFd<'_>) -> Result<(), ConfinementError> {
+pub fn enter(folder: BorrowedFd<'_>, queues: Queues) -> Result<(), ConfinementError> {
     report_denied_calls().map_err(ConfinementError::Report)?;
     let limit = getrlimit(Resource::Nofile);
     let most = limit
@@ -99,7 +138,7 @@ pub fn enter(folder: BorrowedFd<'_>) -> Result<(), ConfinementError> {
     setrlimit(Resource::Nofile, limit).map_err(ConfinementError::Limit)?;
     keep_capabilities(&[READ_ANY_FILE]).map_err(ConfinementError::Capabilities)?;
     only_read_below(folder)?;
-    Ok(filter()?.install()?)
+    Ok(filter(queues)?.install()?)
 }
 
 #[cfg(test)]
@@ -110,20 +149,28 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_process_has_its_calls_and_no_others() {
+    fn has_its_calls_and_no_others(queues: Queues, test: &str) {
         if let Some(call) = asked() {
             let confined = std::thread::Builder::new().name("fs".to_owned());
             let confined = confined.spawn(move || {
                 let root = std::fs::File::open("/").expect("a root");
-                enter(root.as_fd()).expect("confined");
+                enter(root.as_fd(), queues).expect("confined");
                 attempt(&call)
             });
             let _ = confined.expect("a thread").join();
         }
-        all_are_denied(
-            "confinement::tests::the_process_has_its_calls_and_no_others",
-            "fs",
-        );
+        all_are_denied(&format!("confinement::tests::{test}"), "fs");
+    }
+
+    #[test]
+    fn the_process_has_its_calls_and_no_others() {
+        let test = "the_process_has_its_calls_and_no_others";
+        has_its_calls_and_no_others(Queues::Monitor, test);
+    }
+
+    #[test]
+    fn a_process_that_serves_queues_has_its_calls_and_no_others() {
+        let test = "a_process_that_serves_queues_has_its_calls_and_no_others";
+        has_its_calls_and_no_others(Queues::Own, test);
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! - [`server`] answers FUSE messages, [`abi`] declares them.
 //! - [`tree`] reaches the host's files.
-//! - [`packets`] carries messages between the server and the monitor, which serves the guest's queues.
+//! - [`packets`] carries messages between the server and Wormhole's monitor, which serves the guest's queues.
+//! - [`vhost_user`] serves the queues of another monitor's guest, as of QEMU, which is the first of two hops where the
+//!   guest runs on the emulated host.
 //! - [`confinement`] drops what the process does not need.
 //!
 //! Invariants: a request of any bytes is answered or dropped, without a panic. No request leads out of the exported
@@ -13,3 +15,4 @@ pub mod confinement;
 pub mod packets;
 pub mod server;
 pub mod tree;
+pub mod vhost_user;

@@ -8,10 +8,10 @@ use clap::Parser;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::net::sockopt::socket_type;
-use wormhole_fs::confinement::{self, ConfinementError};
-use wormhole_fs::packets;
+use wormhole_fs::confinement::{self, ConfinementError, Queues};
 use wormhole_fs::server::Server;
 use wormhole_fs::tree::{MOST_NODES, Tree};
+use wormhole_fs::{packets, vhost_user};
 use wormhole_link::arguments::{USAGE, parse};
 use wormhole_link::chain;
 
@@ -19,6 +19,9 @@ use wormhole_link::chain;
 #[derive(Debug, Parser)]
 #[command(name = "wormhole-fs", version)]
 struct Arguments {
+    /// Standard input is a listening socket, to which a monitor connects that speaks vhost-user.
+    #[arg(long)]
+    vhost_user: bool,
     /// The folder that the guest sees.
     folder: PathBuf,
 }
@@ -27,14 +30,14 @@ struct Arguments {
 enum FsError {
     #[error("cannot open {}", .0.display())]
     Folder(PathBuf, #[source] Errno),
-    #[error(
-        "standard input is no socket of packets (SOCK_SEQPACKET): `wormhole run` starts this program with one"
-    )]
-    NoSocket,
+    #[error("standard input is no socket {0}: `wormhole run` starts this program with one")]
+    NoSocket(&'static str),
     #[error("the process cannot be confined")]
     Confinement(#[from] ConfinementError),
     #[error("the socket to the monitor failed")]
     Socket(#[source] Errno),
+    #[error("the monitor broke the protocol: {0}")]
+    VhostUser(vhost_user_backend::Error),
 }
 
 fn main() -> ExitCode {
@@ -51,19 +54,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(Arguments { folder }: Arguments) -> Result<(), FsError> {
-    let socket = standard_input()?;
+fn serve(Arguments { vhost_user, folder }: Arguments) -> Result<(), FsError> {
+    let (kind, name) = match vhost_user {
+        true => (SocketType::STREAM, "of a stream"),
+        false => (SocketType::SEQPACKET, "of packets"),
+    };
+    let socket = standard_input(kind).ok_or(FsError::NoSocket(name))?;
     let tree = Tree::open(&folder, MOST_NODES);
     let tree = tree.map_err(|error| FsError::Folder(folder, error))?;
-    confinement::enter(tree.root())?;
+    if vhost_user {
+        confinement::enter(tree.root(), Queues::Own)?;
+        return vhost_user::serve(Server::new(tree), socket.into()).map_err(FsError::VhostUser);
+    }
+    confinement::enter(tree.root(), Queues::Monitor)?;
     packets::serve(&mut Server::new(tree), &socket).map_err(FsError::Socket)
 }
 
-fn standard_input() -> Result<OwnedFd, FsError> {
-    let input = std::io::stdin().as_fd().try_clone_to_owned();
-    let socket = input.map_err(|_| FsError::NoSocket)?;
-    match socket_type(&socket) {
-        Ok(SocketType::SEQPACKET) => Ok(socket),
-        _ => Err(FsError::NoSocket),
-    }
+/// Returns standard input if it is a socket of this kind.
+fn standard_input(kind: SocketType) -> Option<OwnedFd> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
+    let found = socket_type(&socket).ok()?;
+    (found == kind).then_some(socket)
 }

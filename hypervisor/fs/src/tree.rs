@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, StatVfs, fstat, fstatfs,
@@ -62,7 +62,7 @@ const PSEUDO: [u64; 16] = [
 ];
 
 /// Name of a node in its parent.
-type Place = (u64, Rc<CStr>);
+type Place = (u64, Arc<CStr>);
 
 #[derive(Debug)]
 struct Node {
@@ -76,19 +76,19 @@ struct Node {
 
 /// Descriptors that stay open, by node.
 #[derive(Debug, Default)]
-struct Open(HashMap<u64, Rc<OwnedFd>>);
+struct Open(HashMap<u64, Arc<OwnedFd>>);
 
 impl Open {
-    fn get(&self, node: u64) -> Option<Rc<OwnedFd>> {
-        self.0.get(&node).map(Rc::clone)
+    fn get(&self, node: u64) -> Option<Arc<OwnedFd>> {
+        self.0.get(&node).map(Arc::clone)
     }
 
-    fn keep(&mut self, node: u64, file: OwnedFd) -> Rc<OwnedFd> {
+    fn keep(&mut self, node: u64, file: OwnedFd) -> Arc<OwnedFd> {
         if self.0.len() >= MOST_OPEN {
             self.0.clear();
         }
-        let file = Rc::new(file);
-        self.0.insert(node, Rc::clone(&file));
+        let file = Arc::new(file);
+        self.0.insert(node, Arc::clone(&file));
         file
     }
 }
@@ -114,7 +114,7 @@ pub struct Entry<'a> {
 /// The exported folder and the nodes of one guest.
 #[derive(Debug)]
 pub struct Tree {
-    root: Rc<OwnedFd>,
+    root: Arc<OwnedFd>,
     device: u64,
     nodes: HashMap<u64, Node>,
     places: HashMap<Place, u64>,
@@ -134,7 +134,7 @@ impl Tree {
         let root = openat(CWD, folder, flags, Mode::empty())?;
         let device = fstat(&root)?.st_dev;
         Ok(Self {
-            root: Rc::new(root),
+            root: Arc::new(root),
             device,
             nodes: HashMap::new(),
             places: HashMap::new(),
@@ -274,7 +274,7 @@ impl Tree {
 
     /// Returns the node at a place, with one more lookup. A place that has another file by now has a new node.
     fn count(&mut self, parent: u64, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
-        let place = (parent, Rc::from(name));
+        let place = (parent, Arc::from(name));
         let kind = FileType::from_raw_mode(stat.st_mode);
         if let Some(&id) = self.places.get(&place)
             && let Some(node) = self.nodes.get_mut(&id)
@@ -310,20 +310,20 @@ impl Tree {
     }
 
     /// Returns the folder and the name of a node, which is not the root.
-    fn place(&mut self, id: u64) -> Result<(Rc<OwnedFd>, Rc<CStr>), Errno> {
+    fn place(&mut self, id: u64) -> Result<(Arc<OwnedFd>, Arc<CStr>), Errno> {
         let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
         let (parent, name) = node.place.clone();
         Ok((self.folder(parent)?, name))
     }
 
     /// Opens a folder to reach what is in it.
-    fn folder(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+    fn folder(&mut self, id: u64) -> Result<Arc<OwnedFd>, Errno> {
         // Names from the folder up to one that is open. A parent is older than its child, so there is no cycle.
         let mut way = Vec::new();
         let mut at = id;
         let mut folder = loop {
             if at == ROOT {
-                break Rc::clone(&self.root);
+                break Arc::clone(&self.root);
             }
             if let Some(folder) = self.folders.get(at) {
                 break folder;
@@ -353,7 +353,7 @@ impl Tree {
         Ok(opened)
     }
 
-    fn file(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+    fn file(&mut self, id: u64) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(file) = self.files.get(id) {
             return Ok(file);
         }
@@ -369,7 +369,7 @@ impl Tree {
         Ok(self.files.keep(id, file))
     }
 
-    fn listing(&mut self, id: u64) -> Result<Rc<OwnedFd>, Errno> {
+    fn listing(&mut self, id: u64) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(listing) = self.files.get(id) {
             // A file's descriptor is not a folder's: getdents64 says ENOTDIR.
             return Ok(listing);

@@ -3,3 +3,4 @@
 mod driver;
 mod process;
 mod protocol;
+mod vhost_user;
