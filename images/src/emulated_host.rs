@@ -6,10 +6,11 @@
 //! kernel's messages, which errors include. The initrd is a memfd, so that this process never leaves a file behind,
 //! however it ends.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use wormhole_init::{MAX_FILES, Report};
+use wormhole_init::{FILES_TAG, MAX_FILES, Report};
 
 use crate::error::{ImageError, io};
 use crate::image::{COMMAND_LINE, Image};
@@ -89,6 +90,12 @@ pub struct TapFile<'a> {
     pub mac: String,
 }
 
+/// Starts servers of the host's files, one for each attempt to run the machine.
+pub trait FileServer: fmt::Debug {
+    /// Starts a server, and returns a socket connected to it, which speaks vhost-user.
+    fn start(&self) -> io::Result<OwnedFd>;
+}
+
 /// Configuration of one run of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct EmulatedHost<'a> {
@@ -103,6 +110,8 @@ pub struct EmulatedHost<'a> {
     pub disks: &'a [DiskFile<'a>],
     /// Network interfaces: `eth0`, `eth1` and so on in the machine.
     pub taps: &'a [TapFile<'a>],
+    /// Server of the machine's virtio file system, if it has one.
+    pub files: Option<&'a dyn FileServer>,
     /// Time after which the machine is considered hung.
     pub timeout: Duration,
     /// Socket of the program's standard input. Its peer receives `!` when the program is about to start, and then sends
@@ -272,6 +281,11 @@ impl EmulatedHost<'_> {
             program: QEMU,
             source,
         })?;
+        let files = self.files.map(FileServer::start).transpose();
+        let files = files.map_err(|source| ImageError::Start {
+            program: "wormhole-fs",
+            source,
+        })?;
         // The descriptors are duplicated to numbers above all of their sources, and above the few that are opened to
         // start QEMU.
         let sources: Vec<RawFd> = writers
@@ -282,10 +296,13 @@ impl EmulatedHost<'_> {
             .chain(self.stdin.map(|stdin| stdin.as_raw_fd()))
             .chain(self.disks.iter().map(|disk| disk.file.as_raw_fd()))
             .chain(self.taps.iter().map(|tap| tap.file.as_raw_fd()))
+            .chain(files.as_ref().map(AsRawFd::as_raw_fd))
             .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
-        let (others, taps) = numbers.split_at(numbers.len() - self.taps.len());
+        let (numbers_but_files, files_number) =
+            numbers.split_at(numbers.len() - usize::from(files.is_some()));
+        let (others, taps) = numbers_but_files.split_at(numbers_but_files.len() - self.taps.len());
         let (others, disks) = others.split_at(others.len() - self.disks.len());
         let (others, stdin) = others.split_at(others.len() - usize::from(self.stdin.is_some()));
         let [console, outputs @ .., initrd_number, signals_number] = others else {
@@ -293,22 +310,21 @@ impl EmulatedHost<'_> {
         };
 
         let mut command = Command::new(QEMU);
-        command.args([
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            CPU,
-            "-M",
-            "q35",
-            "-nodefaults",
-        ]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", CPU, "-nodefaults"]);
+        let memory = self.memory >> 20;
+        let machine = match files.is_some() {
+            // The server maps the machine's memory.
+            true => "q35,memory-backend=ram",
+            false => "q35",
+        };
+        command.args(["-M", machine]);
         command.args(["-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-sandbox", SANDBOX]);
         command.args([
             "-smp",
             &(self.processors + 1).to_string(),
             "-m",
-            &format!("{}M", self.memory >> 20),
+            &format!("{memory}M"),
         ]);
         command
             .arg("-kernel")
@@ -345,6 +361,18 @@ impl EmulatedHost<'_> {
         );
         if let [number] = stdin {
             port("stdin", STDIN_PORT, format!("socket,id=stdin,fd={number}"));
+        }
+        // Behind the ports, whose names in the machine have the number of their device.
+        if let [number] = files_number {
+            command.arg("-object").arg(format!(
+                "memory-backend-memfd,id=ram,size={memory}M,share=on"
+            ));
+            command
+                .arg("-chardev")
+                .arg(format!("socket,id=files,fd={number}"));
+            command
+                .arg("-device")
+                .arg(format!("vhost-user-fs-pci,chardev=files,tag={FILES_TAG}"));
         }
         for (index, (disk, number)) in self.disks.iter().zip(disks).enumerate() {
             let read_only = if disk.writable { "off" } else { "on" };

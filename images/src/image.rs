@@ -31,15 +31,19 @@ const RECIPE: &str = "recipe";
 /// Name and parameters of a module to load.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// Drivers of a guest's virtio devices: disks, networks, vsock, entropy and balloon.
-pub(crate) const VIRTIO: [Wanted; 6] = [
+/// Drivers of a guest's virtio devices: disks, networks, files of the host, vsock, entropy and balloon.
+pub(crate) const VIRTIO: [Wanted; 7] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
     ("virtio_net", ""),
+    ("virtiofs", ""),
     ("vmw_vsock_virtio_transport", ""),
     ("virtio_rng", ""),
     ("virtio_balloon", ""),
 ];
+
+/// File system of a guest that writes beside the host's files.
+const OVERLAY: [Wanted; 1] = [("overlay", "")];
 
 /// Drivers of a guest's window.
 const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
@@ -47,13 +51,15 @@ const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 /// Drivers of the window on Linux 6.12, where its region must stay idle until it is bound.
 const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
 
-/// Drivers of the emulated host: disks, networks and the taps that it bridges with them, virtio ports, then KVM.
-const HOST_MODULES: [Wanted; 8] = [
+/// Drivers of the emulated host: disks, networks and the taps that it bridges with them, files of the real host, virtio
+/// ports, then KVM.
+const HOST_MODULES: [Wanted; 9] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
     ("virtio_net", ""),
     ("tun", ""),
     ("bridge", ""),
+    ("virtiofs", ""),
     ("virtio_console", ""),
     ("irqbypass", ""),
     ("kvm_amd", ""),
@@ -150,7 +156,7 @@ pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
         Kernel::V6_1 => WINDOW_6_1,
         Kernel::V6_12 => WINDOW_6_12,
     };
-    let modules = [&VIRTIO[..], &window].concat();
+    let modules = [&VIRTIO[..], &OVERLAY, &window].concat();
     build("guest", &Content::modules(&modules), options)
 }
 

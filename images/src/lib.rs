@@ -21,15 +21,15 @@ mod sums;
 mod window_as_ram;
 
 pub use debian::fetch_package;
-pub use emulated_host::{DiskFile, EmulatedHost, TapFile};
+pub use emulated_host::{DiskFile, EmulatedHost, FileServer, TapFile};
 pub use error::ImageError;
 pub use image::{
     BuildOptions, COMMAND_LINE, Image, build_emulated_host, build_guest, default_folder,
 };
 pub use kernel::{Kernel, UnknownKernel};
-pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
+pub use overlay::{EXIT_PORT, GuestRun, HOST_FILES, HostRun, guest_overlay, host_overlay, ports};
 pub use sums::Damage;
 pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};
 pub use wormhole_init::{
-    Ending, Execution, InterpreterFault, Network, NotExecuted, Report, status,
+    Ending, Execution, FILES_TAG, InterpreterFault, Network, NotExecuted, Report, status,
 };

@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use wormhole_init::{InterpreterFault, Network, RUN_FILE, RunFile, Sink};
+use wormhole_init::{
+    InterpreterFault, Network, PARTS, PARTS_BESIDE_FILES, RUN_FILE, RunFile, Sink,
+};
 
 use crate::cpio::Archive;
 use crate::error::{ImageError, io};
@@ -38,8 +40,8 @@ pub const EXIT_PORT: u16 = 0xf4;
 /// vsock context id of the host.
 const HOST_CID: u32 = 2;
 
-/// Folder of Wormhole's parts in every machine.
-const PARTS: &str = "/usr/lib/wormhole";
+/// Folder of the real host's files in the emulated host.
+pub const HOST_FILES: &str = "/host";
 
 /// Folder of the guest's image in the emulated host.
 const IMAGES: &str = "/var/lib/wormhole/images";
@@ -62,12 +64,14 @@ pub struct GuestRun {
     pub init: PathBuf,
     /// Paths of the guest's `libcuda.so.1` and `libnvidia-ml.so.1`; empty for a guest without CUDA.
     pub frontends: Vec<PathBuf>,
-    /// Path of the program, on this machine and in the guest.
+    /// Path of the program in the guest. Without `has_files` it is copied from this path of this machine.
     pub program: PathBuf,
-    /// Arguments of the program, without its name.
+    /// Arguments of the program, from its name on.
     pub arguments: Vec<OsString>,
-    /// Environment variables, in addition to the common ones.
+    /// Environment variables. They replace common ones.
     pub variables: Vec<(OsString, OsString)>,
+    /// Whether the guest has a virtio file system, which becomes its root.
+    pub has_files: bool,
     /// Whether standard input comes from outside the machine; it is empty otherwise.
     pub stdin: bool,
     /// Working directory of the program.
@@ -101,6 +105,8 @@ pub struct HostRun {
     /// Files and folders to copy to the same paths in the machine, for the guest's overlay; programs with their
     /// libraries.
     pub programs: Vec<PathBuf>,
+    /// Whether the machine has a virtio file system, which is mounted at [`HOST_FILES`].
+    pub has_files: bool,
     /// Number of tap interfaces for guests, each bridged with the machine's interface of its number.
     pub taps: usize,
     /// Files to return with the report.
@@ -114,13 +120,23 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
         let name = frontend
             .file_name()
             .ok_or_else(|| ImageError::Path(frontend.clone()))?;
-        overlay.executable_at(frontend, &Path::new(PARTS).join(name))?;
+        let place = Path::new(PARTS).join(name);
+        match run.has_files {
+            true => overlay.copy(frontend, &place)?,
+            false => overlay.executable_at(frontend, &place)?,
+        }
     }
-    overlay.take(&run.program)?;
-    for path in &run.take {
-        overlay.take(path)?;
+    if !run.has_files {
+        overlay.take(&run.program)?;
+        for path in &run.take {
+            overlay.take(path)?;
+        }
     }
-    let mut variables = common_variables(&run.variables);
+    let parts = match run.has_files {
+        true => PARTS_BESIDE_FILES,
+        false => PARTS,
+    };
+    let mut variables = common_variables(&run.variables, parts);
     variables.push((
         "WORMHOLE_CONTROL".into(),
         format!("vsock:{HOST_CID}:{}", ports::CONTROL).into(),
@@ -131,17 +147,16 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
             .filter(|(name, _)| name != "LD_LIBRARY_PATH")
             .cloned(),
     );
-    let arguments = std::iter::once(run.program.clone().into_os_string())
-        .chain(run.arguments.iter().cloned())
-        .collect();
     let vsock = |port| Sink::Vsock {
         cid: HOST_CID,
         port,
     };
     overlay.finish(&RunFile {
-        arguments,
+        program: run.program.clone(),
+        arguments: run.arguments.clone(),
         variables,
         directory: run.directory.clone(),
+        files: run.has_files.then(|| "/".into()),
         stdin: run.stdin.then(|| vsock(ports::STDIN)),
         stdout: vsock(ports::STDOUT),
         stderr: vsock(ports::STDERR),
@@ -174,7 +189,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
         &mut overlay.archive,
         IMAGES.trim_start_matches('/'),
     )?;
-    let mut variables = common_variables(&run.variables);
+    let mut variables = common_variables(&run.variables, PARTS);
     variables.push(("WORMHOLE_IMAGES".into(), IMAGES.into()));
     variables.extend(
         run.variables
@@ -188,6 +203,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
     overlay.finish(&RunFile {
         arguments,
         variables,
+        files: run.has_files.then(|| HOST_FILES.into()),
         stdin: run.stdin.then(|| Sink::Device("/dev/vport0p5".into())),
         stdout: Sink::Device("/dev/vport0p1".into()),
         stderr: Sink::Device("/dev/vport0p2".into()),
@@ -199,22 +215,23 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
     })
 }
 
-/// Returns the environment variables of every program. In LD_LIBRARY_PATH, Wormhole's libraries precede the program's
-/// folders.
-fn common_variables(own: &[(OsString, OsString)]) -> Vec<(OsString, OsString)> {
-    let mut library_path = OsString::from(PARTS);
+/// Returns the environment variables of every program that it does not have of its own. In LD_LIBRARY_PATH, Wormhole's
+/// libraries, in the folder `parts`, precede the program's folders.
+fn common_variables(own: &[(OsString, OsString)], parts: &str) -> Vec<(OsString, OsString)> {
+    let mut library_path = OsString::from(parts);
     if let Some(path) = value(own, "LD_LIBRARY_PATH") {
         library_path.push(":");
         library_path.push(path);
     }
-    vec![
-        (
-            "PATH".into(),
-            "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into(),
-        ),
-        ("HOME".into(), "/root".into()),
-        ("LD_LIBRARY_PATH".into(), library_path),
-    ]
+    let path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+    let usual = [("PATH", path), ("HOME", "/root")];
+    let usual = usual
+        .into_iter()
+        .filter(|(name, _)| !own.iter().any(|(known, _)| known == name));
+    usual
+        .map(|(name, value)| (name.into(), value.into()))
+        .chain([("LD_LIBRARY_PATH".into(), library_path)])
+        .collect()
 }
 
 fn value<'a>(variables: &'a [(OsString, OsString)], name: &str) -> Option<&'a OsStr> {
@@ -354,6 +371,12 @@ impl Overlay {
         Ok(())
     }
 
+    /// Adds the file `source` at `place`, without its libraries.
+    fn copy(&mut self, source: &Path, place: &Path) -> Result<(), ImageError> {
+        let data = fs::read(source).map_err(io("read", source))?;
+        self.archive.file(&destination(place)?, 0o755, &data)
+    }
+
     fn library(&mut self, path: &Path) -> Result<(), ImageError> {
         let path = &self.follow(path)?;
         let name = destination(path)?;
@@ -410,7 +433,8 @@ mod tests {
             init: "/bin/true".into(),
             frontends: Vec::new(),
             program: program.into(),
-            arguments: vec!["x".into()],
+            arguments: vec!["name".into(), "x".into()],
+            has_files: false,
             variables: vec![
                 ("LD_LIBRARY_PATH".into(), "/opt/mine".into()),
                 ("A".into(), "b".into()),
@@ -435,7 +459,8 @@ mod tests {
             "usr/bin/sh\0",
             "libc.so.6\0",
             "usr/lib64/ld-linux-x86-64.so.2\0",
-            "argument /bin/sh\nargument x\n",
+            "program /bin/sh\nargument name\nargument x\n",
+            "variable PATH=/usr/local/bin:",
             "variable LD_LIBRARY_PATH=/usr/lib/wormhole:/opt/mine\n",
             "variable A=b\n",
             "directory /work\n",
@@ -447,6 +472,27 @@ mod tests {
             overlay,
             guest_overlay(&run("/bin/sh".as_ref())).expect("as before")
         );
+    }
+
+    #[test]
+    fn a_guest_with_the_hosts_files_gets_the_frontends_alone() {
+        let mut run = run("/no/such/program".as_ref());
+        run.frontends = vec!["/bin/true".into()];
+        run.has_files = true;
+        run.variables.push(("PATH".into(), "/mine".into()));
+        let overlay = guest_overlay(&run).expect("nothing is read but the frontend");
+        for text in [
+            "usr/lib/wormhole/true\0",
+            "program /no/such/program\n",
+            "files /\n",
+            "variable LD_LIBRARY_PATH=/run/wormhole:/opt/mine\n",
+            "variable PATH=/mine\n",
+        ] {
+            assert!(contains(&overlay, text), "{text:?}");
+        }
+        for text in ["usr/lib64/ld-linux-x86-64.so.2\0", "variable PATH=/usr"] {
+            assert!(!contains(&overlay, text), "{text:?}");
+        }
     }
 
     #[test]

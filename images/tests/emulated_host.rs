@@ -35,6 +35,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         stdin: false,
         variables: vec![("GREETING".into(), "good\nmorning".into())],
         programs: vec!["/bin/cat".into()],
+        has_files: false,
         taps: 0,
         collect: vec!["/run/summary.json".into(), "/run/nothing".into()],
     })
@@ -47,6 +48,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         processors: 2,
         disks: &[],
         taps: &[],
+        files: None,
         timeout,
         stdin: None,
         signals: None,

@@ -55,6 +55,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         stdin: false,
         variables: Vec::new(),
         programs: vec![env!("CARGO_BIN_EXE_supervisor").into()],
+        has_files: false,
         taps: 0,
         collect: Vec::new(),
     })
@@ -66,6 +67,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         processors: 2,
         disks: &[],
         taps: &[],
+        files: None,
         timeout: Duration::from_secs(240),
         stdin: None,
         signals: None,

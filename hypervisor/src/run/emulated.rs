@@ -162,6 +162,7 @@ pub fn run(
         variables,
         stdin: options.interactive,
         programs,
+        has_files: false,
         taps: networks.len(),
         collect: vec![SUMMARY.into()],
     })
@@ -209,6 +210,7 @@ pub fn run(
             })
             .collect::<Vec<_>>(),
         taps: &taps,
+        files: None,
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(theirs.as_fd()),

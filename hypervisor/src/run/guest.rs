@@ -82,8 +82,11 @@ pub fn run(
         init: installation.init()?,
         frontends: installation.frontends()?,
         program: program.to_path_buf(),
-        arguments: options.command[1..].to_vec(),
+        arguments: std::iter::once(program.into())
+            .chain(options.command[1..].iter().cloned())
+            .collect(),
         variables,
+        has_files: false,
         stdin: options.interactive,
         directory: "/".into(),
         take: options.take.clone(),

@@ -98,6 +98,7 @@ fn kill(party: &str) -> String {
             ("PROGRAM".into(), spin.into()),
         ],
         programs,
+        has_files: false,
         taps: 0,
         collect: Vec::new(),
     })
@@ -110,6 +111,7 @@ fn kill(party: &str) -> String {
         processors: 2,
         disks: &[],
         taps: &[],
+        files: None,
         timeout: Duration::from_secs(300),
         stdin: None,
         signals: None,

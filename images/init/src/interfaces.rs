@@ -96,6 +96,8 @@ pub fn configure(networks: &[Network]) -> Result<(), InterfaceError> {
     if servers.is_empty() {
         return Ok(());
     }
+    // A host's file may be a link to a service's, which a guest does not have.
+    let _ = fs::remove_file(NAME_SERVERS);
     fs::write(NAME_SERVERS, servers).map_err(InterfaceError::NameServers)
 }
 

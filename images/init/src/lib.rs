@@ -21,6 +21,16 @@ pub const RUN_FILE: &str = "/etc/wormhole/run";
 /// order.
 pub const MODULE_LIST: &str = "/etc/wormhole/modules";
 
+/// Folder of Wormhole's parts in an image.
+pub const PARTS: &str = "/usr/lib/wormhole";
+
+/// Folder of the same parts in a guest with the host's files. It lies on a file system of the guest's own, so that no
+/// file of the host is in its place.
+pub const PARTS_BESIDE_FILES: &str = "/run/wormhole";
+
+/// Tag of the virtio file system with the host's files.
+pub const FILES_TAG: &str = "host";
+
 /// Exit statuses of failures before the program runs.
 pub mod status {
     /// The window is missing or unusable, for example because the kernel uses it as system RAM.

@@ -4,6 +4,7 @@
 //! its output on the given sinks, reports how it ended, and restarts the machine. The process is statically
 //! linked and has no parent: every failure goes to the report, or at least to the console.
 
+mod files;
 mod interfaces;
 mod modules;
 mod output;
@@ -25,6 +26,8 @@ use output::Stream;
 enum InitError {
     #[error(transparent)]
     System(#[from] system::SystemError),
+    #[error(transparent)]
+    Files(#[from] files::FilesError),
     #[error(transparent)]
     Modules(#[from] modules::ModuleError),
     #[error(transparent)]
@@ -88,6 +91,9 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
     interfaces::loopback();
     modules::load(MODULE_LIST.as_ref())?;
+    if let Some(place) = &run.files {
+        files::mount(place)?;
+    }
     interfaces::bridge_taps(run.taps)?;
     interfaces::configure(&run.networks)?;
     if let Some(size) = run.window {

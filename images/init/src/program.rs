@@ -1,6 +1,6 @@
 //! Runs the program and waits for its end, reaping orphans as PID 1 must.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, PipeReader, Read, Write};
 use std::process::Stdio;
 use std::thread::{self, JoinHandle};
@@ -14,6 +14,11 @@ use crate::output::{OutputError, Stream};
 pub enum ProgramError {
     #[error(transparent)]
     Start(#[from] NotExecuted),
+    #[error("cannot enter the working directory {directory}: {source}")]
+    Directory {
+        directory: String,
+        source: io::Error,
+    },
     #[error("cannot wait for {program}: {source}")]
     Wait { program: String, source: io::Error },
 }
@@ -23,7 +28,7 @@ impl ProgramError {
     pub fn status(&self) -> u8 {
         match self {
             Self::Start(error) => error.status(),
-            Self::Wait { .. } => status::SETUP,
+            Self::Directory { .. } | Self::Wait { .. } => status::SETUP,
         }
     }
 }
@@ -44,7 +49,16 @@ pub fn run(run: &RunFile, streams: Streams) -> Result<Ending, InitError> {
     let (stdout_reader, stdout_writer) = io::pipe().map_err(OutputError::Pipe)?;
     let (stderr_reader, stderr_writer) = io::pipe().map_err(OutputError::Pipe)?;
 
-    let program = run.arguments[0].as_ref();
+    let program = run.program.as_path();
+    // The command's own error would not tell it from the program's.
+    let directory = fs::metadata(&run.directory).and_then(|data| match data.is_dir() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    });
+    directory.map_err(|source| ProgramError::Directory {
+        directory: run.directory.display().to_string(),
+        source,
+    })?;
     let execution = Execution::new(program, &run.arguments, run.variables.iter().cloned())
         .map_err(ProgramError::from)?;
     // The command holds the write ends of the pipes: it must be dropped before the copies can end.

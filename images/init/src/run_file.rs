@@ -25,12 +25,16 @@ pub enum Sink {
 /// Instructions for `wormhole-init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFile {
-    /// Path of the program and its arguments; never empty.
+    /// Path of the program.
+    pub program: PathBuf,
+    /// Arguments of the program, from its name on; never empty.
     pub arguments: Vec<OsString>,
     /// Complete environment of the program.
     pub variables: Vec<(OsString, OsString)>,
     /// Working directory of the program.
     pub directory: PathBuf,
+    /// Where the host's files are mounted, if at all: read-only, or as the root below a writable overlay (`/`).
+    pub files: Option<PathBuf>,
     /// Source of the program's standard input; empty if `None`.
     pub stdin: Option<Sink>,
     pub stdout: Sink,
@@ -70,10 +74,13 @@ pub enum RunFileError {
 impl RunFile {
     /// Creates a run file for a program, with output on the console and an empty environment.
     pub fn new(program: impl Into<OsString>) -> Self {
+        let program = program.into();
         Self {
-            arguments: vec![program.into()],
+            program: program.clone().into(),
+            arguments: vec![program],
             variables: Vec::new(),
             directory: PathBuf::from("/"),
+            files: None,
             stdin: None,
             stdout: Sink::Console,
             stderr: Sink::Console,
@@ -90,6 +97,7 @@ impl RunFile {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = VERSION.to_vec();
         text.push(b'\n');
+        line(&mut text, "program", self.program.as_os_str());
         for argument in &self.arguments {
             line(&mut text, "argument", argument);
         }
@@ -100,6 +108,9 @@ impl RunFile {
             line(&mut text, "variable", &pair);
         }
         line(&mut text, "directory", self.directory.as_os_str());
+        if let Some(files) = &self.files {
+            line(&mut text, "files", files.as_os_str());
+        }
         if let Some(stdin) = &self.stdin {
             line(&mut text, "stdin", &stdin.text());
         }
@@ -151,11 +162,13 @@ impl RunFile {
             let value = unescape(raw).ok_or_else(|| bad("value"))?;
             let sink = || Sink::parse(&value).ok_or_else(|| bad("sink"));
             match key {
+                b"program" => run.program = value.into(),
                 b"argument" => run.arguments.push(value),
                 b"variable" => run
                     .variables
                     .push(pair(&value).ok_or_else(|| bad("variable"))?),
                 b"directory" => run.directory = value.into(),
+                b"files" => run.files = Some(value.into()),
                 b"stdin" => run.stdin = Some(sink()?),
                 b"stdout" => run.stdout = sink()?,
                 b"stderr" => run.stderr = sink()?,
@@ -176,11 +189,7 @@ impl RunFile {
                 }
             }
         }
-        if run
-            .arguments
-            .first()
-            .is_none_or(|program| program.is_empty())
-        {
+        if run.program.as_os_str().is_empty() || run.arguments.is_empty() {
             return Err(RunFileError::NoProgram);
         }
         Ok(run)
@@ -270,6 +279,7 @@ mod tests {
 
     fn full() -> RunFile {
         RunFile {
+            program: "/bin/real program".into(),
             arguments: vec![
                 "/bin/a b".into(),
                 "".into(),
@@ -278,6 +288,7 @@ mod tests {
             ],
             variables: vec![("A".into(), "1=2".into()), ("EMPTY".into(), "".into())],
             directory: "/work here".into(),
+            files: Some("/host".into()),
             stdin: Some(Sink::Vsock { cid: 2, port: 9005 }),
             stdout: Sink::Vsock { cid: 2, port: 9001 },
             stderr: Sink::Device("/dev/vport0p2".into()),
@@ -313,7 +324,7 @@ mod tests {
     #[test]
     fn bad_lines_are_refused_with_their_number() {
         let parse = |lines: &str| {
-            RunFile::parse(format!("wormhole-run 1\nargument /x\n{lines}\n").as_bytes())
+            RunFile::parse(format!("wormhole-run 1\nprogram /x\n{lines}\n").as_bytes())
         };
         for (lines, what) in [
             ("variable noequals", "variable"),
@@ -353,9 +364,10 @@ mod tests {
             RunFile::parse(b"wormhole-run 1\n"),
             Err(RunFileError::NoProgram)
         );
-        assert_eq!(
-            RunFile::parse(b"wormhole-run 1\nargument \n"),
-            Err(RunFileError::NoProgram)
-        );
+        for incomplete in ["argument /x", "program /x", "program \nargument /x"] {
+            let text = format!("wormhole-run 1\n{incomplete}\n");
+            let parsed = RunFile::parse(text.as_bytes());
+            assert_eq!(parsed, Err(RunFileError::NoProgram), "{incomplete}");
+        }
     }
 }

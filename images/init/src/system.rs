@@ -31,7 +31,7 @@ pub fn mount() -> Result<(), SystemError> {
     for (kind, path, options) in MOUNTS {
         // The folder may exist; if it cannot be created, the mount fails.
         let _ = fs::create_dir_all(path);
-        mount_one(kind, path, options).map_err(|source| SystemError::Mount {
+        mount_one(kind, kind, path, 0, options).map_err(|source| SystemError::Mount {
             kind,
             path,
             source,
@@ -45,17 +45,25 @@ pub fn mount() -> Result<(), SystemError> {
     Ok(())
 }
 
-fn mount_one(kind: &str, path: &str, options: &str) -> io::Result<()> {
+/// Calls mount(2).
+pub fn mount_one(
+    kind: &str,
+    source: &str,
+    path: &str,
+    flags: libc::c_ulong,
+    options: &str,
+) -> io::Result<()> {
+    let source = CString::new(source)?;
     let kind = CString::new(kind)?;
     let path = CString::new(path)?;
     let options = CString::new(options)?;
     // SAFETY: all pointers are to strings that end in NUL and outlive the call.
     let result = unsafe {
         libc::mount(
-            kind.as_ptr(),
+            source.as_ptr(),
             path.as_ptr(),
             kind.as_ptr(),
-            0,
+            flags,
             options.as_ptr().cast(),
         )
     };
