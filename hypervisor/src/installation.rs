@@ -68,6 +68,11 @@ impl Installation {
             .collect()
     }
 
+    /// Returns the server of the host's files.
+    pub fn files(&self) -> Result<PathBuf, InstallationError> {
+        self.part("wormhole-fs")
+    }
+
     pub fn init(&self) -> Result<PathBuf, InstallationError> {
         self.part("wormhole-init")
     }

@@ -28,9 +28,15 @@ struct Build {
 const BUILDS: [Build; 3] = [
     Build {
         glibc: Some(linker::HOST),
-        packages: &["wormhole", "wormhole-supervisor", "wormhole-worker"],
+        packages: &[
+            "wormhole",
+            "wormhole-fs",
+            "wormhole-supervisor",
+            "wormhole-worker",
+        ],
         parts: &[
             ("wormhole", "bin/wormhole"),
+            ("wormhole-fs", "lib/wormhole/wormhole-fs"),
             ("wormhole-supervisor", "lib/wormhole/wormhole-supervisor"),
             ("wormhole-worker", "lib/wormhole/wormhole-worker"),
         ],

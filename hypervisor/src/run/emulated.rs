@@ -9,7 +9,9 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wormhole_images::{DiskFile, EmulatedHost, Ending, HostRun, Image, TapFile, host_overlay};
+use wormhole_images::{
+    DiskFile, EmulatedHost, Ending, HOST_FILES, HostRun, Image, TapFile, host_overlay,
+};
 use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, MacAddress};
 
@@ -17,6 +19,7 @@ use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Signals, to_machine};
 
+use super::files::HostFiles;
 use super::guest::GuestError;
 use super::network::{self, NetworkError};
 use super::summary::Summary;
@@ -113,7 +116,20 @@ pub fn run(
     for file in &options.take {
         arguments.extend(["--take".into(), file.into()]);
     }
-    for (name, value) in &options.env {
+    let has_files = options.rootfs.is_some();
+    if has_files {
+        let directory = options.directory()?;
+        let name = options.arguments(program).swap_remove(0);
+        arguments.extend(["--rootfs".into(), HOST_FILES.into()]);
+        arguments.extend(["--workdir".into(), directory.into()]);
+        // The name may begin with a dash, as a login shell's.
+        arguments.push([OsStr::new("--argv0="), &name].join(OsStr::new("")));
+    }
+    let given = match has_files {
+        true => options.variables(),
+        false => options.env.clone(),
+    };
+    for (name, value) in &given {
         arguments.extend([
             "--env".into(),
             [name.as_os_str(), value].join(OsStr::new("=")),
@@ -143,8 +159,17 @@ pub fn run(
     let mut variables = super::forwarded_variables();
     let paths = options.env.iter().filter(|(name, _)| name == LIBRARY_PATH);
     variables.extend(paths.cloned());
-    let mut programs = vec![program.to_path_buf()];
-    programs.extend(options.take.iter().cloned());
+    let programs = match has_files {
+        true => Vec::new(),
+        false => std::iter::once(program.to_path_buf())
+            .chain(options.take.iter().cloned())
+            .collect(),
+    };
+    let files = options.rootfs.as_ref().map(|folder| {
+        let program = installation.files()?;
+        Ok::<_, RunError>(HostFiles::new(program, folder.clone()))
+    });
+    let files = files.transpose()?;
     let overlay = host_overlay(&HostRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
@@ -152,6 +177,7 @@ pub fn run(
             installation.supervisor()?,
             installation.worker()?,
             installation.init()?,
+            installation.files()?,
         ]
         .into_iter()
         .chain(installation.frontends()?)
@@ -162,7 +188,7 @@ pub fn run(
         variables,
         stdin: options.interactive,
         programs,
-        has_files: false,
+        has_files,
         taps: networks.len(),
         collect: vec![SUMMARY.into()],
     })
@@ -210,7 +236,7 @@ pub fn run(
             })
             .collect::<Vec<_>>(),
         taps: &taps,
-        files: None,
+        files: files.as_ref().map(|files| files as _),
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(theirs.as_fd()),

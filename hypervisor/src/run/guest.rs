@@ -10,12 +10,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
-use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
+use wormhole_images::{
+    COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports,
+};
 use wormhole_link::tasks;
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, Refused, Vm, VmConfig,
-    VmError, VsockConfig, exit_accounting,
+    BootSource, ConnectRequest, DisabledExits, ExitReason, FsConfig, InitramfsPart, Refused, Tag,
+    Vm, VmConfig, VmError, VsockConfig, exit_accounting,
 };
 
 use crate::backend::Port;
@@ -24,6 +26,7 @@ use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement::{self, ConfinementError};
+use super::files::Files;
 use super::summary::Summary;
 use super::{Options, RunError, images, network, not_executed};
 
@@ -72,8 +75,7 @@ pub fn run(
     let networks = network::open(&options.network)?;
     let folder = images(installation)?;
     let image = Image::guest(&folder, options.kernel().into())?;
-    let mut variables = super::forwarded_variables();
-    variables.extend(options.env.iter().cloned());
+    let mut variables = options.variables();
     variables.push((
         ACCOUNTS_VARIABLE.into(),
         exit_accounting::PORT.to_string().into(),
@@ -82,13 +84,11 @@ pub fn run(
         init: installation.init()?,
         frontends: installation.frontends()?,
         program: program.to_path_buf(),
-        arguments: std::iter::once(program.into())
-            .chain(options.command[1..].iter().cloned())
-            .collect(),
+        arguments: options.arguments(program),
         variables,
-        has_files: false,
+        has_files: options.rootfs.is_some(),
         stdin: options.interactive,
-        directory: "/".into(),
+        directory: options.directory()?,
         take: options.take.clone(),
         window: options.window.0,
         networks: options.network.iter().map(|one| one.guest).collect(),
@@ -102,6 +102,15 @@ pub fn run(
             what: "cannot share the window with the guest".to_owned(),
             source,
         })?;
+    let files = options.rootfs.as_deref().map(|folder| {
+        let server = installation.files()?;
+        Files::start(&server, folder).map_err(|source| RunError::Io {
+            what: "cannot start the server of the guest's files".to_owned(),
+            source,
+        })
+    });
+    // The server ends when the VM is gone, and is waited for then.
+    let (_files, fs) = files.transpose()?.unzip();
     let (sender, streams) = channel();
     let vm = Vm::new(VmConfig {
         boot: BootSource {
@@ -119,7 +128,10 @@ pub fn run(
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
         }),
-        fs: None,
+        fs: fs
+            .map(|server| Tag::new(FILES_TAG).map(|tag| FsConfig { tag, server }))
+            .transpose()
+            .map_err(|error| GuestError::Failed(error.to_string()))?,
         disks,
         networks,
         console: Box::new(io::sink()),

@@ -2,6 +2,7 @@
 
 mod confinement;
 mod emulated;
+mod files;
 mod guest;
 mod network;
 mod process;
@@ -176,6 +177,16 @@ pub struct Options {
     /// Connect standard input to the program in the guest, which reads an empty one otherwise.
     #[arg(short, long)]
     interactive: bool,
+    /// The guest sees the files below this folder as its own, `/` for all of this machine's. Its changes stay in its
+    /// memory.
+    #[arg(long, value_name = "FOLDER")]
+    rootfs: Option<PathBuf>,
+    /// Working directory of the program in a guest with --rootfs; this one for `--rootfs /`, else `/`.
+    #[arg(short, long, value_name = "FOLDER", requires = "rootfs")]
+    workdir: Option<PathBuf>,
+    /// Name under which the program is executed.
+    #[arg(long, hide = true, requires = "rootfs")]
+    argv0: Option<OsString>,
     /// One more file or folder that the guest shall have, at its own path; libraries come along.
     #[arg(long)]
     take: Vec<PathBuf>,
@@ -241,6 +252,55 @@ impl Options {
         self.disk.iter().map(open).collect()
     }
 
+    /// Returns the arguments of a program in a guest, from its name on: the caller's, or the path of a program that is
+    /// copied.
+    fn arguments(&self, program: &Path) -> Vec<OsString> {
+        let name = match (&self.argv0, &self.rootfs) {
+            (Some(name), _) => name.clone(),
+            (None, Some(_)) => self.command[0].clone(),
+            (None, None) => program.into(),
+        };
+        std::iter::once(name)
+            .chain(self.command[1..].iter().cloned())
+            .collect()
+    }
+
+    /// Returns the working directory of a program in a guest.
+    fn directory(&self) -> Result<PathBuf, RunError> {
+        match (&self.workdir, self.rootfs.as_deref()) {
+            (Some(folder), _) => Ok(folder.clone()),
+            (None, Some(root)) if root == Path::new("/") => {
+                std::env::current_dir().map_err(|source| RunError::Io {
+                    what: "cannot tell the working directory".to_owned(),
+                    source,
+                })
+            }
+            _ => Ok("/".into()),
+        }
+    }
+
+    /// Returns the variables of a program in a guest: those given, and the caller's that it needs.
+    fn variables(&self) -> Vec<Variable> {
+        let mut variables = forwarded_variables();
+        if self.rootfs.as_deref() == Some(Path::new("/")) {
+            let mine = SAME_FILES.iter().filter_map(|name| {
+                let value = std::env::var_os(name)?;
+                Some((OsString::from(name), value))
+            });
+            variables.extend(mine);
+        }
+        variables.retain(|(name, _)| !self.env.iter().any(|(given, _)| given == name));
+        variables.extend(self.env.iter().cloned());
+        variables
+    }
+
+    /// Returns the folders in which a guest with files of its own has programs.
+    fn folders_of_programs(&self) -> Vec<PathBuf> {
+        let given = self.env.iter().rev().find(|(name, _)| name == "PATH");
+        let path = given.map_or_else(|| PROGRAMS.into(), |(_, path)| path.clone());
+        std::env::split_paths(&path).collect()
+    }
+
     /// Refuses options that are impossible, or that would have no effect.
     fn check(&self) -> Result<(), RunError> {
         if self.placement == Placement::Process {
@@ -249,6 +309,7 @@ impl Options {
                 ("--kernel", self.kernel.is_some()),
                 ("--memory", self.memory.is_some()),
                 ("--cpus", self.cpus.is_some()),
+                ("--rootfs", self.rootfs.is_some()),
                 ("--take", !self.take.is_empty()),
                 ("--disk", !self.disk.is_empty()),
                 ("--network", !self.network.is_empty()),
@@ -260,6 +321,21 @@ impl Options {
             .collect();
             if !of_guests.is_empty() {
                 return Err(RunError::NoGuest(of_guests.join(", ")));
+            }
+        }
+        if let Some(root) = &self.rootfs {
+            if !self.take.is_empty() {
+                return Err(RunError::Taken);
+            }
+            let data = std::fs::metadata(root).map_err(|source| RunError::Io {
+                what: format!("cannot show {} to a guest", root.display()),
+                source,
+            })?;
+            if !data.is_dir() {
+                return Err(RunError::NoFolder(root.clone()));
+            }
+            if let Some(folder) = self.workdir.as_ref().filter(|folder| !folder.is_absolute()) {
+                return Err(RunError::Workdir(folder.clone()));
             }
         }
         if !self
@@ -313,6 +389,12 @@ pub enum RunError {
     NotRun { status: u8, message: String },
     #[error("{0} applies to guests, and --placement process has none: leave it out")]
     NoGuest(String),
+    #[error("--take has no effect with --rootfs, which shows whole folders: leave it out")]
+    Taken,
+    #[error("cannot show {} to a guest: it is no folder", .0.display())]
+    NoFolder(PathBuf),
+    #[error("--workdir {} is no path of the guest: begin it with /", .0.display())]
+    Workdir(PathBuf),
     #[error(
         "a guest cannot have {size} bytes of memory: it must be a multiple of 1M, at least {}M and at most {}G",
         LEAST_MEMORY >> 20,
@@ -419,8 +501,22 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         source,
     })?;
     options.check()?;
-    let mut program = find_program(&options.command[0])?;
-    if options.placement == Placement::Host {
+    let mut program = match options.rootfs.as_deref() {
+        Some(root) if root != Path::new("/") => {
+            let name = options.command[0].as_ref();
+            let folders = options.folders_of_programs();
+            let missing = || NotExecuted::NotInPath(options.command[0].display().to_string());
+            files::find_below(root, name, &folders).ok_or_else(missing)?
+        }
+        _ => find_program(&options.command[0])?,
+    };
+    if options.rootfs.is_some() {
+        // Links stay: a virtual environment's interpreter is one, and finds its packages by its name.
+        program = std::path::absolute(&program).map_err(|source| RunError::Io {
+            what: format!("cannot find {}", program.display()),
+            source,
+        })?;
+    } else if options.placement == Placement::Host {
         // A guest has the program at its real path, and programs search for files beside their own.
         program = std::fs::canonicalize(&program)
             .map_err(|source| NotExecuted::because(&program, source))?;
@@ -612,6 +708,19 @@ fn feed(mut stream: UnixStream) {
         say::line(format_args!("the program gets no standard input: {error}"));
     }
 }
+
+/// Variables that a program in a guest has from the caller, where it has the caller's files.
+const SAME_FILES: [&str; 6] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+];
+
+/// Folders of programs in a guest with other files.
+const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// Names the folders in which the loader looks for libraries first (ld.so(8)).
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";

@@ -38,6 +38,14 @@ fn commands() -> BTreeSet<String> {
     pages.flat_map(|page| commands_of(&page)).collect()
 }
 
+/// A Python program that uses the device.
+const TRAIN: &str = "
+import ctypes
+cuda = ctypes.CDLL('libcuda.so.1')
+count = ctypes.c_int()
+print('PASS' if (cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count))) == (0, 0) else 'FAIL', count.value)
+";
+
 /// Creates a folder like a user's, with an installation, a program, and the files that the pages name.
 fn users_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -51,6 +59,7 @@ fn users_folder() -> tempfile::TempDir {
     }
     fs::write(at("settings.toml"), "").expect("a file");
     fs::write(at("input.txt"), "a line\n").expect("a file");
+    fs::write(at("train.py"), TRAIN).expect("a file");
     folder
 }
 

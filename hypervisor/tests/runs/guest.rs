@@ -423,6 +423,68 @@ fn what_is_taken_along_is_where_it_was_named() {
     assert_eq!(run.stdout, "in a folder\n", "{}", run.stderr);
 }
 
+/// A Python program whose interpreter, module and working directory are the caller's, and that uses the device.
+const IN_AN_ENVIRONMENT: &str = "
+import ctypes, os, sys, mine
+print(sys.prefix, sys.argv, os.getcwd(), mine.NAME)
+cuda = ctypes.CDLL('libcuda.so.1')
+count = ctypes.c_int()
+print('cuda', cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)
+print([line.split()[-1] for line in open('/proc/self/maps') if 'libcuda' in line][0])
+open('left.txt', 'w').write('in memory')
+os.rename('mine.py', 'moved.py')
+print(sorted(os.listdir('.')))
+print(os.path.exists('/proc/1/root/files/lower/proc/1'))
+sys.exit(7)
+";
+
+#[test]
+fn a_guest_has_the_hosts_files_and_keeps_its_changes_to_itself() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().canonicalize().expect("a path");
+    let venv = Command::new("python3")
+        .args(["-m", "venv", "--without-pip", "venv"])
+        .current_dir(&path)
+        .status();
+    assert!(venv.expect("python3 is there").success());
+    std::fs::write(path.join("program.py"), IN_AN_ENVIRONMENT).expect("room");
+    std::fs::write(path.join("mine.py"), "NAME = 'mine'\n").expect("room");
+    let mut command = wormhole(&["run", "--placement", "host", "--rootfs", "/", "--"]);
+    command.args(["venv/bin/python3", "program.py", "two words"]);
+    let run = finish(command.current_dir(&path));
+    assert_eq!(run.status.code(), Some(7), "{}\n{}", run.stdout, run.stderr);
+    let name = path.display();
+    let wanted = format!(
+        "{name}/venv ['program.py', 'two words'] {name} mine\ncuda 0 0 1\n/run/wormhole/libcuda.so.1\n\
+         ['__pycache__', 'left.txt', 'moved.py', 'program.py', 'venv']\nFalse\n"
+    );
+    assert_eq!(run.stdout, wanted, "{}", run.stderr);
+    let left = std::fs::read_dir(&path).expect("a folder");
+    let mut left: Vec<_> = left
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["mine.py", "program.py", "venv"]);
+}
+
+#[test]
+fn a_program_that_another_root_lacks_is_named() {
+    let _alone = alone();
+    let root = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(root.path().join("bin")).expect("a folder");
+    // The link is the guest's to follow: this machine has such a program, and the guest has none.
+    std::os::unix::fs::symlink("/usr/bin/env", root.path().join("bin/tool")).expect("a link");
+    let mut command = wormhole(&["run", "--placement", "host", "--rootfs"]);
+    let run = finish(command.arg(root.path()).args(["--", "tool"]));
+    assert_eq!(run.status.code(), Some(127), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("cannot run /bin/tool"),
+        "{}",
+        run.stderr
+    );
+}
+
 #[test]
 fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
     let _alone = alone();

@@ -224,6 +224,7 @@ fn options_of_guests_are_refused_where_there_is_none() {
         ("--memory", "1G"),
         ("--kernel", "6.1"),
         ("--host", "auto"),
+        ("--rootfs", "/"),
         ("--take", "/bin/sh"),
         ("--disk", "/dev/zero"),
         ("--network", "tap=tap0,address=10.0.0.2/24"),
@@ -255,6 +256,13 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
         ("--env", "NOT_SET_HERE", "write NOT_SET_HERE=VALUE"),
         ("--memory", "2000G", "a guest cannot have"),
         ("--memory", "300000K", "must be a multiple of 1M"),
+        (
+            "--rootfs",
+            "/no/folder",
+            "cannot show /no/folder to a guest",
+        ),
+        ("--rootfs", "/etc/passwd", "it is no folder"),
+        ("--workdir", "/", "--rootfs <FOLDER>"),
     ] {
         refused(
             wormhole(&["run", option, value]).env("WORMHOLE_IMAGES", nowhere.path()),
@@ -385,6 +393,27 @@ fn a_user_without_a_folder_for_backends_is_told_which_variable_names_one() {
     no_backend(
         command.env_remove("WORMHOLE_RUNTIME"),
         "set XDG_RUNTIME_DIR",
+    );
+}
+
+#[test]
+fn options_that_a_guest_with_the_hosts_files_cannot_have_are_refused() {
+    refuses(
+        &["--rootfs", "/", "--take", "/bin/sh"],
+        "--take has no effect with --rootfs",
+    );
+    refuses(
+        &["--rootfs", "/", "--workdir", "work"],
+        "--workdir work is no path of the guest",
+    );
+    let empty = tempfile::tempdir().expect("a folder");
+    let mut command = wormhole(&["run", "--rootfs"]);
+    let run = finish(command.arg(empty.path()).args(["--", "sh"]));
+    assert_eq!(run.status.code(), Some(127), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("no such program in PATH"),
+        "{}",
+        run.stderr
     );
 }
 

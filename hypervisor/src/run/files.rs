@@ -1,0 +1,120 @@
+//! `--rootfs`: processes that show a folder of this machine to a guest.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use wormhole_images::FileServer;
+use wormhole_link::tasks;
+use wormhole_lock::Mutex;
+
+use crate::signals::{PASSED, Set};
+
+/// A server. It ends when the monitor, ours or QEMU, closes its socket, and is waited for then.
+#[derive(Debug)]
+pub struct Files(Child);
+
+impl Files {
+    /// Starts a server of `folder`, and returns its socket.
+    pub fn start(program: &Path, folder: &Path) -> io::Result<(Self, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let server = spawn(Command::new(program).arg(folder).stdin(Stdio::from(theirs)))?;
+        Ok((Self(server), ours))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // Its status was printed if it failed, and the guest has seen the failure.
+        let _ = self.0.wait();
+    }
+}
+
+/// Servers of the emulated host, which each end with a machine.
+#[derive(Debug)]
+pub struct HostFiles {
+    program: PathBuf,
+    folder: PathBuf,
+    started: Mutex<Vec<Files>>,
+}
+
+impl HostFiles {
+    /// Prepares servers of `folder`.
+    pub fn new(program: PathBuf, folder: PathBuf) -> Self {
+        Self {
+            program,
+            folder,
+            started: Mutex::default(),
+        }
+    }
+}
+
+impl FileServer for HostFiles {
+    fn start(&self) -> io::Result<OwnedFd> {
+        // No one else can connect: the name lies in a folder of this user's, and not for long.
+        let place = tempfile::tempdir()?;
+        let name = place.path().join("files");
+        let listener = UnixListener::bind(&name)?;
+        let socket = UnixStream::connect(&name)?;
+        place.close()?;
+        let mut command = Command::new(&self.program);
+        command.arg("--vhost-user").arg(&self.folder);
+        let server = spawn(command.stdin(Stdio::from(OwnedFd::from(listener))))?;
+        self.started.lock().push(Files(server));
+        Ok(socket.into())
+    }
+}
+
+/// Starts a server in a process group of its own, since signals of the terminal are for the program.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    let passed = Set::of(&PASSED);
+    // SAFETY: between fork and exec this makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            passed.unblock();
+            Ok(())
+        });
+    }
+    let command = command.stdout(Stdio::null()).process_group(0);
+    command.spawn().map_err(tasks::named)
+}
+
+/// Returns the path in a guest of the program `name`, which may be a name in one of the `folders` of the file system
+/// below `root`. Links are the guest's to follow.
+pub fn find_below(root: &Path, name: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
+    let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    let is_there = |path: &PathBuf| below(path).symlink_metadata().is_ok();
+    if name.as_os_str().as_encoded_bytes().contains(&b'/') {
+        return Some(Path::new("/").join(name));
+    }
+    folders
+        .iter()
+        .map(|folder| folder.join(name))
+        .find(is_there)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn programs_are_found_in_the_guests_file_system() {
+        let root = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(root.path().join("opt/bin")).expect("a folder");
+        // A link that leads nowhere on this machine.
+        symlink("/opt/no/such/program", root.path().join("opt/bin/tool")).expect("a link");
+        let folders = ["/usr/bin", "/opt/bin"].map(PathBuf::from);
+        let find = |name: &str| find_below(root.path(), name.as_ref(), &folders);
+        assert_eq!(find("tool"), Some("/opt/bin/tool".into()));
+        assert_eq!(find("sh"), None);
+        assert_eq!(find("./tool"), Some("/./tool".into()));
+        assert_eq!(find("/bin/any"), Some("/bin/any".into()));
+    }
+}
