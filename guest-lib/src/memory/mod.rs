@@ -89,11 +89,12 @@ pub fn free(scope: Scope, address: u64) -> Result {
         managed::forget(allocation.base);
         return free_in_arena(scope, &allocation);
     }
-    pool::freed(&allocation, None);
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };
-    scope.session.request(&message, |()| ())
+    scope.session.request(&message, |()| ())?;
+    pool::freed(&allocation, None);
+    Ok(())
 }
 
 /// Implements `cuMemHostAlloc`.

@@ -43,7 +43,8 @@ static POOLS: Table<PoolKind, Pool> = Table::new();
 static DEFAULT: Mutex<[Option<Handle<PoolKind>>; MOST]> = Mutex::new([None; MOST]);
 /// Wire handles of the pools that `cuMemAllocAsync` allocates from, by device; 0 for the default pool.
 static CURRENT: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
-/// Notes that memory of a pool was freed, in the order of one stream or of all.
+/// Notes that memory of a pool was freed, in the order of one stream or of all. Call it after the message was sent: a
+/// synchronization that takes the note is then sent after the message, in whichever thread.
 pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     let Origin::Pool { pool } = allocation.origin else {
         return;
