@@ -142,14 +142,7 @@ impl Backend {
             .map_err(|error| BackendError::Start(error.into()))?;
         // The supervisor gets a process group of its own, so that signals from the terminal do not
         // reach it: they are for the program, which needs its backend until it ends.
-        let passed = Set::of(&PASSED);
-        // SAFETY: between fork and exec this makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(move || {
-                passed.unblock();
-                Ok(())
-            });
-        }
+        Set::of(&PASSED).unblock_in(&mut command);
         let supervisor = command
             .process_group(0)
             .spawn()

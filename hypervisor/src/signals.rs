@@ -6,6 +6,8 @@
 use std::io;
 use std::mem;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -79,6 +81,17 @@ impl Set {
     pub fn unblock(&self) {
         // SAFETY: as above.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.0, ptr::null_mut()) };
+    }
+
+    /// Has the process that `command` starts receive the set, which this thread may block.
+    pub fn unblock_in(self, command: &mut Command) {
+        // SAFETY: between fork and exec this makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                self.unblock();
+                Ok(())
+            });
+        }
     }
 
     /// Waits for a signal of the set, up to `limit`.

@@ -73,14 +73,7 @@ impl FileServer for HostFiles {
 
 /// Starts a server in a process group of its own, since signals of the terminal are for the program.
 fn spawn(command: &mut Command) -> io::Result<Child> {
-    let passed = Set::of(&PASSED);
-    // SAFETY: between fork and exec this makes one system call and allocates nothing.
-    unsafe {
-        command.pre_exec(move || {
-            passed.unblock();
-            Ok(())
-        });
-    }
+    Set::of(&PASSED).unblock_in(command);
     let command = command.stdout(Stdio::null()).process_group(0);
     command.spawn().map_err(tasks::named)
 }
