@@ -10,7 +10,8 @@
 //! | `supervisor` | the processes of the delegated cgroup, since a cgroup that limits its children may hold no processes. The root of the hierarchy is exempt, so its processes stay where they are. `cpu.weight` is 10000: these processes come before all workers |
 //! | `workers-PID` | the cgroups of one supervisor, which holds a lock on the folder while it lives: limits of memory and tasks for all workers |
 //! | `workers-PID/spare` | idle workers, which have no session yet |
-//! | `workers-PID/tenant-T` | the workers of one tenant: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
+//! | `workers-PID/tenant-T` | the processes of one tenant: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
+//! | `workers-PID/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
 //! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!
 //! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. A supervisor that is
@@ -43,6 +44,7 @@ const LEAF: &str = "supervisor";
 const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
 const TENANT: &str = "tenant-";
+const LOOP: &str = "loop";
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 /// Controller of `cpu.weight`. A tenant has no share of the processors without it.
 const PROCESSORS: &str = "cpu";
@@ -186,8 +188,10 @@ pub struct Cgroups {
     limits: Limits,
     controllers: Vec<&'static str>,
     next: AtomicU64,
-    /// Levels of the tenants that have workers, by the tenant's number.
+    /// Levels of the tenants that have processes, by the tenant's number.
     tenants: Mutex<BTreeMap<u32, Weak<Level>>>,
+    /// Places in these levels for the processes that serve the tenants.
+    places: Mutex<BTreeMap<u32, Weak<Level>>>,
 }
 
 impl Cgroups {
@@ -235,6 +239,7 @@ impl Cgroups {
             controllers,
             next: AtomicU64::new(0),
             tenants: Mutex::default(),
+            places: Mutex::default(),
         };
         limit(&cgroups.directory, limits.memory.all, limits.tasks.all)?;
         enable(&cgroups.directory, &cgroups.controllers)?;
@@ -263,7 +268,7 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Returns the level of a tenant. It is removed with the tenant's last worker.
+    /// Returns the level of a tenant. It is removed with the tenant's last process.
     fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
         let mut tenants = self.tenants.lock();
         tenants.retain(|_, level| level.strong_count() > 0);
@@ -275,6 +280,38 @@ impl Cgroups {
         let level = Arc::new(Level(path));
         tenants.insert(tenant, Arc::downgrade(&level));
         Ok(level)
+    }
+
+    /// Moves a process that serves a tenant into a cgroup beside the tenant's workers. It comes
+    /// before these where the tenant's share of the processors is short.
+    ///
+    /// # Errors
+    /// The kernel makes no cgroup for it, or does not move it.
+    pub fn place_for(&self, tenant: u32, process: libc::pid_t) -> Result<Place, CgroupError> {
+        let level = self.level_of(tenant)?;
+        let mut places = self.places.lock();
+        places.retain(|_, place| place.strong_count() > 0);
+        let place = match places.get(&tenant).and_then(Weak::upgrade) {
+            Some(place) => place,
+            None => {
+                let path = level.0.join(LOOP);
+                fs::create_dir(&path).map_err(failed("made", &path))?;
+                let place = Arc::new(Level(path));
+                if self.controllers.contains(&PROCESSORS) {
+                    write(&place.0.join("cpu.weight"), FIRST_WEIGHT)?;
+                }
+                places.insert(tenant, Arc::downgrade(&place));
+                place
+            }
+        };
+        match write(&place.0.join("cgroup.procs"), &process.to_string()) {
+            Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => {}
+            moved => moved?,
+        }
+        Ok(Place {
+            _place: place,
+            _level: level,
+        })
     }
 
     fn make_in(
@@ -318,9 +355,18 @@ fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// Cgroup of a tenant. Dropping this value removes it.
+/// The cgroup of a tenant, or one in it. Removed with this value.
 #[derive(Debug)]
 struct Level(PathBuf);
+
+/// Place of a process that serves a tenant. Its cgroup is removed with the last of these values,
+/// which is to outlive the process.
+#[derive(Debug)]
+pub struct Place {
+    // Removed in this order.
+    _place: Arc<Level>,
+    _level: Arc<Level>,
+}
 
 impl Drop for Level {
     fn drop(&mut self) {
