@@ -442,6 +442,27 @@ unsafe fn own_user() -> u32 {
     FIRST_USER + (number & ((1 << 22) - 1))
 }
 
+/// Changes to a user that no other process has and to no group of others, in a process that root has forked and that
+/// starts no program. Its descriptors in flight, its epoll watches and the signals that it may send are then its own.
+///
+/// # Errors
+/// The process may not change its user.
+pub fn become_own_user() -> std::io::Result<()> {
+    // Workers have the numbers below.
+    let user = FIRST_USER + (1 << 22) + (std::process::id() & ((1 << 22) - 1));
+    // Not by the C library, which would have all threads of the process that was forked from change.
+    // SAFETY: system calls on integers; the list of groups is empty.
+    let changed = unsafe {
+        libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
+            && libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY) == 0
+            && libc::syscall(libc::SYS_setresuid, user, user, user) == 0
+    };
+    match changed {
+        true => Ok(()),
+        false => Err(std::io::Error::last_os_error()),
+    }
+}
+
 unsafe fn drop_privileges(plan: &Plan, user: u32) -> Outcome {
     // SAFETY: system calls on integers and on `plan.groups`.
     unsafe {

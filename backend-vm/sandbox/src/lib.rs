@@ -24,6 +24,7 @@ mod standing;
 pub use wormhole_link::device::DeviceKind;
 
 pub use self::cgroup::{CgroupError, Cgroups, Limit, Limits, Place};
+pub use self::child::become_own_user;
 pub use self::processes::Processes;
 pub use self::spawn::{
     Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, SpawnError, null_device, probe,

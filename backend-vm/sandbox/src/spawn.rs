@@ -118,6 +118,13 @@ const OPEN_FILES: u64 = 4096;
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 impl Confinement {
+    /// Returns whether each process that is started gets a user of its own.
+    pub fn changes_user(&self) -> bool {
+        // SAFETY: geteuid takes no arguments and cannot fail.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        is_root && self.isolation != Isolation::UserNamespace
+    }
+
     /// Starts `command`, confined. Returns once the process has executed its program.
     ///
     /// # Errors
@@ -180,7 +187,7 @@ impl Confinement {
             uid_map: format!("{NOBODY} {uid} 1").into_bytes(),
             gid_map: format!("{NOBODY} {gid} 1").into_bytes(),
             groups: device_groups(&self.device_files),
-            change_user: uid == 0 && self.isolation != Isolation::UserNamespace,
+            change_user: self.changes_user(),
             descriptors,
             lifeline: command.lifeline.then_some(3),
             open_files: OPEN_FILES,
