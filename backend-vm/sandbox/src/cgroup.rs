@@ -10,6 +10,7 @@
 //! | `supervisor` | the processes of the delegated cgroup, since a cgroup that limits its children may hold no processes. The root of the hierarchy is exempt, so its processes stay where they are. `cpu.weight` is 10000: these processes come before all workers |
 //! | `workers-PID` | the cgroups of one supervisor, which holds a lock on the folder while it lives: limits of memory and tasks for all workers |
 //! | `workers-PID/spare` | idle workers, which have no session yet |
+//! | `workers-PID/refused` | the processes that refuse connections, with little memory and a usual share of the processors |
 //! | `workers-PID/tenant-T` | the processes of one tenant: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
 //! | `workers-PID/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
 //! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
@@ -45,6 +46,7 @@ const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
 const TENANT: &str = "tenant-";
 const LOOP: &str = "loop";
+const REFUSED: &str = "refused";
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 /// Controller of `cpu.weight`. A tenant has no share of the processors without it.
 const PROCESSORS: &str = "cpu";
@@ -245,7 +247,22 @@ impl Cgroups {
         enable(&cgroups.directory, &cgroups.controllers)?;
         // `spare` stays until `remove_tree` removes the whole directory.
         cgroups.make_level(SPARE.to_owned(), limits.memory.all, limits.tasks.all)?;
+        let refused = cgroups.refused();
+        fs::create_dir(&refused).map_err(failed("made", &refused))?;
+        limit(&refused, LEAST_MEMORY, limits.tasks.all)?;
         Ok(cgroups)
+    }
+
+    fn refused(&self) -> PathBuf {
+        self.directory.join(REFUSED)
+    }
+
+    /// Moves a process that refuses connections into the cgroup of these.
+    ///
+    /// # Errors
+    /// The kernel does not move it.
+    pub fn place_refuser(&self, process: libc::pid_t) -> Result<(), CgroupError> {
+        enter(&self.refused(), process)
     }
 
     /// Makes the cgroup of an idle worker.
@@ -304,12 +321,9 @@ impl Cgroups {
                 place
             }
         };
-        match write(&place.0.join("cgroup.procs"), &process.to_string()) {
-            Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => {}
-            moved => moved?,
-        }
+        enter(&place.0, process)?;
         Ok(Place {
-            _place: place,
+            place,
             _level: level,
         })
     }
@@ -364,8 +378,15 @@ struct Level(PathBuf);
 #[derive(Debug)]
 pub struct Place {
     // Removed in this order.
-    _place: Arc<Level>,
+    place: Arc<Level>,
     _level: Arc<Level>,
+}
+
+impl Place {
+    /// Returns whether the OOM killer has ended a process of this place.
+    pub fn ran_out_of_memory(&self) -> bool {
+        ran_out_of_memory(&self.place.0)
+    }
 }
 
 impl Drop for Level {
@@ -416,10 +437,7 @@ impl Cgroup {
 
     /// Returns whether the OOM killer has ended a process of this cgroup (`oom_kill` in `memory.events`).
     pub fn ran_out_of_memory(&self) -> bool {
-        read(&self.path.join("memory.events")).is_ok_and(|events| {
-            let count = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
-            events.lines().find_map(count).unwrap_or(0) > 0
-        })
+        ran_out_of_memory(&self.path)
     }
 }
 
@@ -434,6 +452,21 @@ impl Drop for Cgroup {
         if let Err(error) = fs::remove_dir(&self.path) {
             tracing::warn!("{} is left behind: {error}", self.path.display());
         }
+    }
+}
+
+fn ran_out_of_memory(cgroup: &Path) -> bool {
+    read(&cgroup.join("memory.events")).is_ok_and(|events| {
+        let count = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
+        events.lines().find_map(count).unwrap_or(0) > 0
+    })
+}
+
+/// Moves a process, unless it has ended.
+fn enter(cgroup: &Path, process: libc::pid_t) -> Result<(), CgroupError> {
+    match write(&cgroup.join("cgroup.procs"), &process.to_string()) {
+        Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        moved => moved,
     }
 }
 
