@@ -32,6 +32,8 @@ pub enum ChannelError {
     Descriptors(usize),
     #[error("the reader has left {MAX_QUEUED} messages unread")]
     Unread,
+    #[error("the tenant has left {0} descriptors unread")]
+    InFlight(usize),
     #[error("the stream failed")]
     Socket(#[source] io::Error),
 }

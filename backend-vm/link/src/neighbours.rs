@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,6 +51,17 @@ impl NeighboursFile {
         let word = unsafe { &*self.page.base().cast::<AtomicU64>() };
         word.store(u64::from(has_neighbours), Ordering::Relaxed);
     }
+}
+
+/// Reads whether there are neighbours, without a mapping.
+///
+/// # Errors
+/// The descriptor is no such page.
+pub fn is_set(page: &OwnedFd) -> io::Result<bool> {
+    let mut word = [0; 8];
+    let page = File::from(page.try_clone()?);
+    page.read_exact_at(&mut word, 0)?;
+    Ok(u64::from_ne_bytes(word) != 0)
 }
 
 /// A worker's side: the page, mapped for the life of the process.

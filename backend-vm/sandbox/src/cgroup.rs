@@ -11,7 +11,7 @@
 //! | `workers-PID` | the cgroups of one supervisor, which holds a lock on the folder while it lives: limits of memory and tasks for all workers |
 //! | `workers-PID/spare` | idle workers, which have no session yet |
 //! | `workers-PID/refused` | the processes that refuse connections, with little memory and a usual share of the processors |
-//! | `workers-PID/tenant-T` | the processes of one tenant: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
+//! | `workers-PID/tenant-T` | the processes of one tenant, or of the next one: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
 //! | `workers-PID/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
 //! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!

@@ -3,19 +3,21 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use event_manager::EventOps;
-use wormhole_link::channel::Outgoing;
-use wormhole_ring::control::{Message, Refusal};
+use event_manager::{EventOps, EventSet, Events};
+use wormhole_ring::control::Refusal;
 
 use super::Supervisor;
-use super::descriptors::{self, Held, TENANT};
-use super::listener::{self, Accepted, Listener};
+use super::descriptors::REFUSED;
+use super::listener::{Accepted, Listener};
 use super::log_budget::{LogBudget, Verdict};
+use super::tenant_processes::LINES;
 
 /// Number of connections accepted in a turn.
 const ACCEPTED: usize = 2;
+/// Time until connections that could not be accepted are tried again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Listener and state of accepting.
 #[derive(Debug)]
@@ -23,12 +25,15 @@ pub(super) struct Acceptor {
     pub listener: Option<Listener>,
     /// Token of the listener in the event loop.
     pub token: u32,
-    /// Whether tenants may be waiting that could not be accepted.
-    pub keeps_tenants_waiting: bool,
+    /// Time to accept tenants that wait, because they could not be accepted. The listener is not
+    /// watched until then.
+    pub again: Option<Instant>,
     /// Whether that has been logged since no tenant was waiting.
     said_so: bool,
     /// Log budget for connections that are refused or have no window.
-    pub log: LogBudget,
+    log: LogBudget,
+    /// Lines that are left of those taken from the budget for a connection and not used.
+    lines: u32,
 }
 
 impl Acceptor {
@@ -36,18 +41,51 @@ impl Acceptor {
         Self {
             listener,
             token: 0,
-            keeps_tenants_waiting: false,
+            again: None,
             said_so: false,
             log: LogBudget::of_lines(Instant::now()),
+            lines: 0,
         }
     }
 
     /// Notes that tenants wait, and logs the first reason since none was waiting.
-    fn keep_waiting(&mut self, why: &str) {
-        self.keeps_tenants_waiting = true;
+    fn keep_waiting(&mut self, ops: &mut EventOps<'_>, why: &str) {
+        self.again = Some(Instant::now() + AGAIN);
+        self.watch(ops, EventSet::empty());
         if !std::mem::replace(&mut self.said_so, true) {
             tracing::warn!("tenants are kept waiting: {why}");
         }
+    }
+
+    fn watch(&self, ops: &mut EventOps<'_>, set: EventSet) {
+        if let Some(listener) = &self.listener
+            && let Err(error) = ops.modify(Events::with_data(listener, self.token, set))
+        {
+            tracing::error!("the event loop: {error}");
+        }
+    }
+
+    /// Takes the lines that a connection may cause before it has a window, as far as there are any.
+    pub fn take_lines(&mut self) -> u32 {
+        if self.lines >= LINES {
+            self.lines -= LINES;
+            return LINES;
+        }
+        match self.log.spend_all(LINES, Instant::now()) {
+            Verdict::Log => LINES,
+            Verdict::Last => {
+                tracing::warn!(
+                    "connecting without a window causes too many lines: most that follow are left out"
+                );
+                LINES
+            }
+            Verdict::Drop => 0,
+        }
+    }
+
+    /// Takes back the lines of a connection that has a window now.
+    pub fn give_lines_back(&mut self, lines: u32) {
+        self.lines = (self.lines + lines).min(64);
     }
 
     fn log_refused(&mut self, reason: &str) {
@@ -63,22 +101,20 @@ impl Acceptor {
 
 impl Supervisor {
     /// Accepts a few waiting tenants. The others have their turn later: connections may arrive
-    /// faster than they are accepted, and would keep the loop from all other streams.
+    /// faster than they are accepted, and would keep the loop from all tenants' processes.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
-        self.acceptor.keeps_tenants_waiting = false;
         for _ in 0..ACCEPTED {
             let Some(listener) = &self.acceptor.listener else {
                 return;
             };
-            let all = self.held_by_all();
-            let anybody = Held {
-                all,
-                ..Held::default()
-            };
-            let kept = self.descriptors.for_tenants();
-            let why = if !self.scrubber.may_refuse(descriptors::REFUSED, kept) {
+            // An event of the round in which the supervisor was stopped.
+            if self.stopping {
+                return;
+            }
+            let all = self.tenants.len() + self.waiting.len();
+            let why = if self.refusals.here() >= REFUSED {
                 "connections that were refused are being closed".to_owned()
-            } else if self.descriptors.allow(anybody, TENANT) {
+            } else if self.descriptors.allow(0, all) {
                 match listener.accept() {
                     Ok(Accepted::Tenant(stream, user)) => {
                         self.admit(ops, stream, user);
@@ -102,31 +138,39 @@ impl Supervisor {
             } else {
                 "others hold the descriptors that there are".to_owned()
             };
-            return self.acceptor.keep_waiting(&why);
+            return self.acceptor.keep_waiting(ops, &why);
         }
-        self.turns.add(self.acceptor.token);
+    }
+
+    /// Accepts no tenant any more. Those that wait see the end of the listener.
+    pub(super) fn stop_accepting(&mut self, ops: &mut EventOps<'_>) {
+        self.acceptor.again = None;
+        self.acceptor.watch(ops, EventSet::empty());
+    }
+
+    /// Accepts tenants that were kept waiting.
+    pub(super) fn accept_again(&mut self, ops: &mut EventOps<'_>, now: Instant) {
+        if self.acceptor.again.take_if(|again| *again <= now).is_some() {
+            self.acceptor.watch(ops, EventSet::IN);
+            self.accept(ops);
+        }
     }
 
     /// Adds the tenant of a permitted user's connection, unless the user has too many.
     fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
-        let held = Held {
-            tenant: 0,
-            user: self.held_by_user(user),
-            all: self.held_by_all(),
-        };
+        let all = self.tenants.len() + self.waiting.len();
+        let of_user = self.tenants_of(user);
         let too_many = self.too_many_tenants(user).or_else(|| {
-            let may = self.descriptors.allow(held, TENANT);
+            let may = self.descriptors.allow(of_user, all);
             (!may).then(|| format!("user {user} has as many descriptors as are left to others"))
         });
         if let Some(reason) = too_many {
             return self.refuse_connection(stream, Some(user), Refusal::Quota, &reason);
         }
-        let end = Instant::now() + self.hello_limit;
-        self.set_deadline(end);
-        self.add_tenant(ops, stream, user, Some(end));
+        self.add_tenant(ops, stream, user, true);
     }
 
-    /// Sends the refusal, as far as the socket takes it at once, and closes the connection.
+    /// Has another process refuse a connection.
     fn refuse_connection(
         &mut self,
         stream: OwnedFd,
@@ -134,17 +178,9 @@ impl Supervisor {
         refusal: Refusal,
         reason: &str,
     ) {
-        let refused = Message::Refused {
-            code: refusal as u32,
-            reason,
-        };
-        let _ = Outgoing::default().send(&stream, &refused, Vec::new());
         self.acceptor.log_refused(reason);
-        // After the shutdown no further data can arrive in it.
-        let _ = rustix::net::shutdown(&stream, rustix::net::Shutdown::Both);
-        if !listener::has_no_descriptors(&stream) {
-            self.scrubber.refuse(user, stream);
-        }
+        self.refusals.refuse(user, stream, refusal, reason);
+        self.order_refusers();
     }
 }
 

@@ -10,10 +10,11 @@ use wormhole_link::channel::ChannelError;
 use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
 use wormhole_ring::session::Run;
 
+use super::Id;
 use super::guests::GuestError;
 use super::sessions::{Session, refusal_of};
+use super::tenant_loop::TenantLoop;
 use super::tenants::window_of;
-use super::{Id, Supervisor};
 
 /// Largest number of unfinished requests and returns of arena in a session.
 const MAX_PENDING_ARENA: usize = 16;
@@ -50,7 +51,7 @@ impl Session {
     }
 }
 
-impl Supervisor {
+impl TenantLoop {
     pub(super) fn request_arena(
         &mut self,
         ops: &mut EventOps<'_>,

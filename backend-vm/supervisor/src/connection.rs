@@ -18,6 +18,8 @@ pub struct Connection {
     watched: EventSet,
     /// Whether the loop watches it for input.
     reads: bool,
+    /// Whether a queued message was refused, since the user has too many descriptors in flight.
+    is_delayed: bool,
 }
 
 impl Connection {
@@ -46,6 +48,7 @@ impl Connection {
             token,
             watched: EventSet::IN,
             reads: true,
+            is_delayed: false,
         })
     }
 
@@ -81,9 +84,8 @@ impl Connection {
         message: &Message<'_>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
-        self.outgoing.send(&self.socket, message, descriptors)?;
-        self.watch(ops);
-        Ok(())
+        let sent = self.outgoing.send(&self.socket, message, descriptors);
+        self.sent(ops, sent)
     }
 
     /// Sends queued messages.
@@ -91,9 +93,28 @@ impl Connection {
     /// # Errors
     /// Same as [`Outgoing::flush`].
     pub fn flush(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
-        self.outgoing.flush(&self.socket)?;
+        let sent = self.outgoing.flush(&self.socket);
+        self.sent(ops, sent)
+    }
+
+    fn sent(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        sent: Result<(), ChannelError>,
+    ) -> Result<(), ChannelError> {
+        const REFUSED: Option<i32> = Some(libc::ETOOMANYREFS);
+        // Other processes of the user may have sent these. The message stays in the queue.
+        self.is_delayed = matches!(
+            &sent,
+            Err(ChannelError::Socket(error)) if error.raw_os_error() == REFUSED
+        );
         self.watch(ops);
-        Ok(())
+        if self.is_delayed { Ok(()) } else { sent }
+    }
+
+    /// Returns whether to [flush](Self::flush) it after a while, although the loop reports no room.
+    pub fn is_delayed(&self) -> bool {
+        self.is_delayed
     }
 
     /// Returns the number of sent descriptors that the reader may not have received yet.
@@ -150,7 +171,10 @@ impl Connection {
     fn watch(&mut self, ops: &mut EventOps<'_>) {
         let mut set = EventSet::empty();
         set.set(EventSet::IN, self.reads);
-        set.set(EventSet::OUT, self.outgoing.is_waiting());
+        set.set(
+            EventSet::OUT,
+            self.outgoing.is_waiting() && !self.is_delayed,
+        );
         if set != self.watched {
             match ops.modify(Events::with_data(&self.socket, self.token, set)) {
                 Ok(()) => self.watched = set,

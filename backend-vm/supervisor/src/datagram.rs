@@ -1,7 +1,7 @@
 //! Datagrams with descriptors between the supervisor and its helper processes.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -99,17 +99,57 @@ pub enum Plain {
     Descriptors,
 }
 
+/// Makes the kernel name the sender of each message that this socket receives with
+/// [`receive_named`].
+///
+/// # Errors
+/// Same as `setsockopt`.
+pub fn name_senders(socket: &OwnedFd) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
+}
+
+/// Receives the next message on a socket that [names senders](name_senders), as
+/// [`receive_plain`] does. Returns none at the end: an empty message has a sender, the end has none.
+///
+/// # Errors
+/// Same as `recvmsg`; `AGAIN` if there is no message.
+pub fn receive_named(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<Plain>, Errno> {
+    // Room for the sender and nothing else.
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let plain = receive_beside(socket, buffer, &mut control)?;
+    let is_end = matches!(plain, Plain::Bytes { count: 0, .. }) && control.drain().next().is_none();
+    Ok((!is_end).then_some(plain))
+}
+
+/// Returns whether the other end has received all messages, or cannot be asked.
+pub fn is_read(socket: &OwnedFd) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: an open descriptor, and an integer that the kernel fills.
+    let known = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    known != 0 || bytes == 0
+}
+
 /// Receives the next message, or bytes of a stream, if no descriptors came with them. Does not wait.
 ///
 /// # Errors
 /// Same as `recvmsg`; `AGAIN` if there is no message.
 pub fn receive_plain(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Plain, Errno> {
+    receive_beside(socket, buffer, &mut RecvAncillaryBuffer::default())
+}
+
+/// Receives a message whose control messages but descriptors fit into `control`.
+fn receive_beside(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> Result<Plain, Errno> {
     // Descriptors for which there is no room are reported as cut. The kernel drops its references
     // of this look at the message, but the message has its own.
     let peeked = recvmsg(
         socket,
         &mut [IoSliceMut::new(buffer)],
-        &mut RecvAncillaryBuffer::default(),
+        control,
         RecvFlags::PEEK | RecvFlags::DONTWAIT,
     )?;
     if peeked.flags.contains(ReturnFlags::CTRUNC) {

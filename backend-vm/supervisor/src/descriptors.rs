@@ -1,16 +1,26 @@
-//! Limits on descriptors: how many the supervisor may open, and how many of these a tenant may
-//! hold. A tenant holds at most as many as it leaves to the others, so each of them can always get
-//! some.
+//! Limits on descriptors. Each process has a table of its own, as large as the hard limit allows.
+//!
+//! The supervisor holds few for each tenant, and a user has at most as many as it leaves to others.
+//! A tenant's process holds all that its tenant uses. Descriptors that are on their way between
+//! processes count for the user whose process has sent them. Where the supervisor is root, each
+//! tenant's process has a user of its own. Elsewhere they share one, so each tenant may leave few
+//! unread, and there are only as many tenants as have room for these.
 
 use std::io;
 
 use wormhole_link::channel::MAX_RECEIVED;
 
-/// Refused connections with descriptors in them, queued for a scrubber to close.
+use super::datagram::DESCRIPTORS;
+use super::pair::GIVEN;
+
+/// Refused connections, queued for a process that closes them.
 pub const REFUSED: usize = 64;
-/// Descriptors for the supervisor itself: spare workers, a starting worker and scrubbers; refused
+/// Descriptors of a process for itself: spare workers, a starting worker and scrubbers; refused
 /// connections; descriptors received with one read, until they are passed on.
 const OWN: usize = 128 + REFUSED + MAX_RECEIVED;
+/// Descriptors that the supervisor holds for a tenant: its connection or the pair, and those that
+/// wait to be sent or were sent and not received.
+const HELD: usize = 4 + GIVEN;
 /// Descriptors of a tenant: its stream and window, those that its launcher has sent and no message
 /// has claimed, and the scrubber's socket.
 pub const TENANT: usize = 11;
@@ -21,10 +31,11 @@ pub const UNDERWAY: usize = 16;
 /// Descriptors of a session: its file, counters and socket for files; its worker's stream and log,
 /// and those that the worker has sent and no message has claimed; sent copies.
 pub const SESSION: usize = 14 + UNDERWAY;
+/// Least number of descriptors that a tenant may leave unread.
+const UNREAD: usize = 64;
 
-/// Enough for one session of a tenant, the same for another tenant of its user, and both again for
-/// another user.
-const LEAST: u64 = (OWN + 4 * (TENANT + STREAM + SESSION)) as u64;
+/// Enough for a tenant with a session, and as much again.
+const LEAST: u64 = (OWN + 2 * (TENANT + STREAM + SESSION)) as u64;
 
 /// Reason why the supervisor's limit on descriptors is unusable.
 #[derive(Debug, thiserror::Error)]
@@ -38,20 +49,12 @@ pub enum DescriptorsError {
     Few(u64),
 }
 
-/// Descriptors that the tenants share.
+/// Descriptors of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptors {
     shared: usize,
-    /// Whether tenants may belong to different users.
-    many_users: bool,
-}
-
-/// Descriptors held by a tenant, by all tenants of its user, and by all tenants.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Held {
-    pub tenant: usize,
-    pub user: usize,
-    pub all: usize,
+    /// Whether the processes of all tenants have one user.
+    is_one_user: bool,
 }
 
 impl Descriptors {
@@ -59,7 +62,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// The limit cannot be read or raised, or is too low.
-    pub fn claim(many_users: bool) -> Result<Self, DescriptorsError> {
+    pub fn claim() -> Result<Self, DescriptorsError> {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
@@ -77,28 +80,52 @@ impl Descriptors {
             return Err(DescriptorsError::Limit(io::Error::last_os_error()));
         }
         let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        Ok(Self::of(limit, many_users))
+        Ok(Self::of(limit))
     }
 
-    fn of(limit: usize, many_users: bool) -> Self {
+    fn of(limit: usize) -> Self {
         Self {
             shared: limit.saturating_sub(OWN),
-            many_users,
+            is_one_user: false,
         }
     }
 
-    /// Returns the number that tenants may hold together.
+    /// Sets whether the processes of all tenants have one user.
+    pub fn with_one_user(self, is_one_user: bool) -> Self {
+        Self {
+            is_one_user,
+            ..self
+        }
+    }
+
+    /// Returns the number that the supervisor counts for a tenant.
+    pub fn of_tenant(self) -> usize {
+        match self.is_one_user {
+            true => HELD + UNREAD + DESCRIPTORS,
+            false => HELD,
+        }
+    }
+
+    /// Returns the number for tenants.
     pub fn for_tenants(self) -> usize {
         self.shared
     }
 
-    /// Returns whether a tenant may hold `more` descriptors: with these, its user holds at most as
-    /// many as remain for other users, and the tenant at most as many as remain for the user's
-    /// other tenants.
-    pub fn allow(self, held: Held, more: usize) -> bool {
-        let left = self.shared.saturating_sub(held.all - held.user);
-        let users = if self.many_users { left / 2 } else { left };
-        held.tenant + more <= users.saturating_sub(held.user + more)
+    /// Returns whether the supervisor may serve another tenant of a user with `of_user` tenants,
+    /// while there are `all`: with it the user has at most as many descriptors as are left.
+    pub fn allow(self, of_user: usize, all: usize) -> bool {
+        let each = self.of_tenant();
+        let left = self.shared.saturating_sub((all - of_user) * each);
+        (of_user + 1) * each <= left / 2
+    }
+
+    /// Returns the number of descriptors that each of so many tenants may leave unread: all that
+    /// have one user leave half of what it may have in flight.
+    pub fn unread_of_one(self, tenants: usize) -> usize {
+        let tenants = if self.is_one_user { tenants } else { 1 };
+        let each = self.shared / 2 / tenants.max(1);
+        // A scrubber leaves as many.
+        each.saturating_sub(DESCRIPTORS).max(UNREAD)
     }
 }
 
@@ -106,92 +133,58 @@ impl Descriptors {
 mod tests {
     use super::*;
 
-    /// Adds sessions to a tenant until the limit refuses one.
-    fn take(descriptors: Descriptors, held: &mut Held) {
-        while descriptors.allow(*held, SESSION) {
-            held.tenant += SESSION;
-            held.user += SESSION;
-            held.all += SESSION;
-        }
-    }
-
-    #[test]
-    fn however_many_tenants_take_what_they_can_another_gets_some() {
-        let descriptors = Descriptors::of(1 << 16, false);
-        let mut held = Held::default();
-        for _ in 0..8 {
-            held.tenant = 0;
-            take(descriptors, &mut held);
-            assert!(held.tenant > 0);
-        }
-        held.tenant = 0;
-        assert!(descriptors.allow(held, SESSION));
-    }
-
     #[test]
     fn whatever_tenants_a_user_has_as_much_is_left_to_other_users() {
-        let descriptors = Descriptors::of(4096, true);
-        let mut hostile = Held::default();
-        for _ in 0..64 {
-            hostile.tenant = 0;
-            take(descriptors, &mut hostile);
+        for is_one_user in [false, true] {
+            let descriptors = Descriptors::of(4096).with_one_user(is_one_user);
+            let take = |others: usize| {
+                let mut tenants = 0;
+                while descriptors.allow(tenants, others + tenants) {
+                    tenants += 1;
+                }
+                tenants
+            };
+            let most = (4096 - OWN) / descriptors.of_tenant();
+            let hostile = take(0);
+            assert!(take(hostile) + 2 > most / 4, "{hostile} of {most}");
         }
-        let mut victim = Held {
-            all: hostile.all,
-            ..Held::default()
-        };
-        take(descriptors, &mut victim);
-        assert!(victim.tenant > (4096 - OWN) / 8 - SESSION, "{victim:?}");
     }
 
     #[test]
     fn a_system_with_few_descriptors_gives_tenants_none() {
-        let none = Held::default();
-        assert!(!Descriptors::of(OWN, false).allow(none, STREAM));
-        assert!(!Descriptors::of(0, false).allow(none, STREAM));
+        assert!(!Descriptors::of(OWN).allow(0, 0));
+        assert!(!Descriptors::of(0).allow(0, 0));
     }
 
-    /// docs/tenants.md states this number, and the other constants give a tenant's cost.
+    #[test]
+    fn tenants_with_one_user_leave_half_of_the_descriptors_in_flight_to_the_supervisor() {
+        let of = |limit| Descriptors::of(limit).with_one_user(true);
+        let unread = of(1 << 16).unread_of_one(128);
+        assert!(unread > UNREAD && unread * 128 <= 1 << 15, "{unread}");
+        for limit in [LEAST, 1024, 4096, 1 << 14] {
+            let descriptors = of(usize::try_from(limit).unwrap());
+            let tenants = (0..128).take_while(|all| descriptors.allow(*all, *all));
+            let each = descriptors.unread_of_one(128) + DESCRIPTORS + GIVEN;
+            let unread = tenants.count() * each;
+            assert!(unread <= descriptors.shared / 2, "{unread} of {limit}");
+        }
+        assert!(Descriptors::of(4096).unread_of_one(128) > 1024);
+    }
+
+    /// docs/tenants.md states these numbers.
     #[test]
     fn a_supervisor_needs_as_many_open_files_as_its_page_says() {
         let page = include_str!("../../../docs/tenants.md");
-        let own = TENANT + STREAM;
-        let mut held = Held::default();
-        let mut tenants = 0;
-        loop {
-            (held.tenant, held.user, held.all) = (own, held.user + own, held.all + own);
-            if !Descriptors::of(4096, false).allow(held, SESSION) {
-                break;
-            }
-            (held.user, held.all) = (held.user + SESSION, held.all + SESSION);
-            tenants += 1;
-        }
+        let sessions = (4096 - OWN - TENANT) / (SESSION + STREAM);
         for said in [
             format!("a hard limit of {LEAST} open files"),
             format!("{OWN} of them for itself"),
             format!(
                 "A tenant takes {TENANT}, each of its control streams {STREAM}, each session {SESSION}"
             ),
-            format!("room for {tenants} tenants"),
+            format!("room for {sessions} sessions"),
         ] {
             assert!(page.contains(&said), "{said}");
         }
-    }
-
-    #[test]
-    fn the_least_is_enough_for_a_session_of_each_of_two_users() {
-        let descriptors = Descriptors::of(usize::try_from(LEAST).unwrap(), true);
-        let own = TENANT + STREAM;
-        let first = Held {
-            tenant: own,
-            user: own,
-            all: own,
-        };
-        assert!(descriptors.allow(first, SESSION));
-        let second = Held {
-            all: own + SESSION,
-            ..Held::default()
-        };
-        assert!(descriptors.allow(second, TENANT));
     }
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 use event_manager::EventOps;
 use wormhole_link::progress::Snapshot;
 
+use super::tenant_loop::TenantLoop;
 use super::{Id, Supervisor};
 
 /// Progress of each session in the last dump, with its time.
@@ -16,15 +17,31 @@ use super::{Id, Supervisor};
 pub struct LastDump(BTreeMap<Id, (Instant, Snapshot)>);
 
 impl Supervisor {
-    /// Logs the pending waits of all tenants, guests, sessions and workers.
+    /// Logs the pending starts of workers, and has the tenants' processes log what else is pending.
+    pub(super) fn dump(&mut self) {
+        tracing::warn!(
+            "dump: {} tenants, {} more wait for a process, {} workers; {}; {}",
+            self.tenants.len(),
+            self.waiting.len(),
+            self.workers.len(),
+            self.pool.starts,
+            self.refusals
+        );
+        for worker in self.workers.values() {
+            tracing::warn!("dump: {worker}");
+        }
+        self.dump_tenants();
+    }
+}
+
+impl TenantLoop {
+    /// Logs the pending waits of all guests, sessions and workers.
     pub(super) fn dump(&mut self, ops: &mut EventOps<'_>) {
         tracing::warn!(
-            "dump: {} tenants, {} guests, {} sessions, {} workers; {}; {}",
-            self.tenants.len(),
+            "dump: {} guests, {} sessions, {} workers; {}",
             self.guests.len(),
             self.sessions.len(),
             self.workers.len(),
-            self.pool.starts,
             self.scrubber
         );
         for guest in self.guests.values().filter(|guest| guest.session.is_none()) {

@@ -1,13 +1,14 @@
-//! Runs the supervisor with hostile tenants in one process, for the fuzz target: the input orders
-//! the messages and deaths of several tenants' launchers, guests and workers.
+//! Runs the supervisor and the loops of hostile tenants in one process, for the fuzz target: the
+//! input orders the messages and deaths of several tenants' launchers, guests and workers, and the
+//! deaths of the tenants' processes.
 //!
 //! The input is a list of steps: a byte that selects the step, then the step's arguments. This
-//! module plays the spawner and the scrubbers. After each step the supervisor handles all pending
-//! events and its state is checked for consistency; at the end all peers leave, and no state may
-//! remain.
+//! module plays the spawner and the scrubbers. After each step the supervisor and the loops handle
+//! all pending events and their state is checked for consistency; at the end all peers leave, and
+//! no state may remain.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -31,10 +32,10 @@ use wormhole_sandbox::{Ending, Limits};
 use crate::descriptors::Descriptors;
 use crate::scrubber::process::Queue;
 use crate::signals::Signals;
-use crate::spawner::message::{Order, Report};
+use crate::spawner::message::{FORKS, Order, Report, Role};
 use crate::spawner::{Abilities, Spawner};
-use crate::turns::Turns;
-use crate::{Id, Options, Parts, Quotas, Supervisor, datagram};
+use crate::tenant_loop::TenantLoop;
+use crate::{Id, Options, Parts, Quotas, Supervisor, datagram, pair};
 
 /// Protocol hash of all workers.
 const HASH: u64 = 7;
@@ -121,9 +122,16 @@ enum Owed {
 
 /// A process that closes descriptors, executed by this one.
 struct PlayedScrubber {
-    pid: i32,
+    ticket: u64,
     socket: OwnedFd,
     queue: Queue,
+}
+
+/// A tenant's process, executed by this one.
+struct PlayedLoop {
+    ticket: u64,
+    state: Rc<RefCell<TenantLoop>>,
+    subscriber: SubscriberId,
 }
 
 /// The supervisor and all its peers.
@@ -132,9 +140,10 @@ struct Scene {
     manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>>,
     subscriber: SubscriberId,
     spawner: OwnedFd,
+    /// Orders to the spawner that were not executed.
+    orders: VecDeque<Order>,
+    loops: Vec<PlayedLoop>,
     scrubbers: Vec<PlayedScrubber>,
-    /// Number of the scrubber that was started last.
-    last_scrubber: i32,
     tenants: Vec<End>,
     guests: Vec<End>,
     workers: Vec<Worker>,
@@ -159,6 +168,19 @@ pub fn play(input: &[u8]) -> usize {
     }
     scene.end();
     scene.granted
+}
+
+/// Decodes a message between the supervisor and a tenant's process.
+///
+/// # Panics
+/// A decoded report encodes to other bytes.
+pub fn decode(input: &[u8]) {
+    if let Some(report) = pair::Report::decode(input)
+        && input.len() < pair::LONGEST_TEXT
+    {
+        assert_eq!(report.encode(), input);
+    }
+    let _ = pair::Order::decode(input);
 }
 
 /// Rest of the input, read step by step.
@@ -209,13 +231,14 @@ impl Scene {
         let parts = Parts {
             spawner: Spawner::played_by(near),
             abilities: Abilities {
+                has_users: true,
                 hashes: vec![HASH],
                 device: Ok("cpu".to_owned()),
             },
-            descriptors: Descriptors::claim(true).expect("open files"),
+            descriptors: Descriptors::claim().expect("open files"),
             signals: Signals::new().expect("a descriptor for signals"),
             sampler: None,
-            turns: Turns::new().expect("an eventfd"),
+            near: None,
             neighbours: NeighboursFile::create().expect("a page"),
         };
         let supervisor = Rc::new(RefCell::new(Supervisor::new(options, parts)));
@@ -227,8 +250,9 @@ impl Scene {
             manager,
             subscriber,
             spawner: far,
+            orders: VecDeque::new(),
+            loops: Vec::new(),
             scrubbers: Vec::new(),
-            last_scrubber: 0,
             tenants: Vec::new(),
             guests: Vec::new(),
             workers: Vec::new(),
@@ -250,8 +274,7 @@ impl Scene {
                     self.tenants.push(end);
                     let ops = &mut self.manager.event_ops(self.subscriber).ok()?;
                     let mut supervisor = self.supervisor.borrow_mut();
-                    let late = Some(Instant::now() + LONG);
-                    supervisor.add_tenant(ops, far, u32::from(user % 2), late);
+                    supervisor.add_tenant(ops, far, u32::from(user % 2), true);
                 }
             }
             1 => {
@@ -326,9 +349,12 @@ impl Scene {
             }
             9 => self.scrub(),
             10 => {
-                let [scrubber] = steps.next()?;
-                if let Some(PlayedScrubber { pid, .. }) = remove(&mut self.scrubbers, scrubber) {
-                    self.report(&Report::ScrubberEnded { pid }, &[]);
+                let [which] = steps.next()?;
+                if which & 0x80 != 0 {
+                    let served = usize::from(which).checked_rem(self.loops.len());
+                    served.into_iter().for_each(|served| self.end_loop(served));
+                } else if let Some(scrubber) = remove(&mut self.scrubbers, which) {
+                    self.reap_fork(scrubber.ticket);
                 }
             }
             11 => {
@@ -369,10 +395,7 @@ impl Scene {
                     worker.end.shut_down(rustix::net::Shutdown::Both);
                 }
             }
-            _ => {
-                let ops = &mut self.manager.event_ops(self.subscriber).ok()?;
-                self.supervisor.borrow_mut().dump(ops);
-            }
+            _ => self.supervisor.borrow_mut().dump(),
         }
         Some(())
     }
@@ -481,11 +504,38 @@ impl Scene {
         Some(())
     }
 
+    /// Receives the orders sent to the spawner. Forks the processes of tenants at once.
+    fn receive_orders(&mut self) {
+        while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
+            let order = Order::decode(&bytes).expect("an order");
+            let Order::Fork {
+                ticket,
+                role: Role::Tenant(_),
+            } = order
+            else {
+                self.orders.push_back(order);
+                continue;
+            };
+            let (near, far) = pair::sockets().expect("a pair of sockets");
+            let descriptors = self.supervisor.borrow().descriptors;
+            let state = TenantLoop::new(far, descriptors);
+            let state = Rc::new(RefCell::new(state));
+            let shared: Rc<RefCell<dyn MutEventSubscriber>> = state.clone();
+            let subscriber = self.manager.add_subscriber(shared);
+            self.loops.push(PlayedLoop {
+                ticket,
+                state,
+                subscriber,
+            });
+            self.report(&Report::Forked { ticket, pid: 1 }, &[near]);
+        }
+    }
+
     /// Executes the orders sent to the spawner. The bits of `failures` select the starts that fail.
     fn play_spawner(&mut self, failures: u8) {
         let mut fails = failures;
-        while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
-            let order = Order::decode(&bytes).expect("an order");
+        self.receive_orders();
+        while let Some(order) = self.orders.pop_front() {
             match order {
                 Order::Start { ticket, .. } if fails & 1 == 1 => {
                     let reason = "no process".to_owned();
@@ -510,18 +560,20 @@ impl Scene {
                     if let Some(worker) = workers.find(|worker| worker.ticket == ticket) {
                         worker.was_killed = true;
                     }
+                    let killed = self.loops.iter().position(|one| one.ticket == ticket);
+                    killed.into_iter().for_each(|killed| self.end_loop(killed));
                 }
                 Order::Assign { .. } => {}
-                Order::Scrubber if fails & 1 == 1 => {
-                    self.report(&Report::NoScrubber("no process".to_owned()), &[]);
+                Order::Fork { ticket, .. } if fails & 1 == 1 => {
+                    let reason = "no process".to_owned();
+                    self.report(&Report::NotForked { ticket, reason }, &[]);
                 }
-                Order::Scrubber => {
+                Order::Fork { ticket, .. } => {
                     let (near, far) = datagram::pair().expect("a pair of sockets");
-                    self.last_scrubber += 1;
-                    let pid = self.last_scrubber;
-                    self.report(&Report::Scrubber { pid }, &[far]);
+                    let pid = i32::try_from(ticket - FORKS).expect("few processes") + 1;
+                    self.report(&Report::Forked { ticket, pid }, &[far]);
                     self.scrubbers.push(PlayedScrubber {
-                        pid,
+                        ticket,
                         socket: near,
                         queue: Queue::default(),
                     });
@@ -529,6 +581,30 @@ impl Scene {
             }
             fails >>= 1;
         }
+    }
+
+    /// Ends a tenant's process.
+    fn end_loop(&mut self, index: usize) {
+        let PlayedLoop {
+            ticket,
+            state,
+            subscriber,
+        } = self.loops.remove(index);
+        self.manager
+            .remove_subscriber(subscriber)
+            .expect("the loop's subscriber");
+        // Its descriptors are closed before the spawner reports its end.
+        drop(state);
+        self.reap_fork(ticket);
+    }
+
+    fn reap_fork(&self, ticket: u64) {
+        let report = Report::Ended {
+            ticket,
+            ending: Ending::Exited(0),
+            out_of_memory: false,
+        };
+        self.report(&report, &[]);
     }
 
     fn report(&self, report: &Report, descriptors: &[OwnedFd]) {
@@ -571,21 +647,32 @@ impl Scene {
         self.scrubbers.retain_mut(|scrubber| {
             let lives = scrubber.queue.serve_all(&scrubber.socket);
             if !lives {
-                ended.push(scrubber.pid);
+                ended.push(scrubber.ticket);
             }
             lives
         });
-        for pid in ended {
-            self.report(&Report::ScrubberEnded { pid }, &[]);
+        for ticket in ended {
+            self.reap_fork(ticket);
         }
     }
 
     /// Runs the event loop until it is idle, and reads the supervisor's messages.
     fn settle(&mut self) {
         let mut rounds = 0;
-        while self.manager.run_with_timeout(0).expect("the event loop") > 0 {
-            rounds += 1;
-            assert!(rounds < ROUNDS, "the event loop never rests");
+        loop {
+            while self.manager.run_with_timeout(0).expect("the event loop") > 0 {
+                rounds += 1;
+                assert!(rounds < ROUNDS, "the event loop never rests");
+            }
+            let loops = self.loops.len();
+            self.receive_orders();
+            let is_done = |one: &PlayedLoop| one.state.borrow().is_done();
+            let done = self.loops.iter().position(is_done);
+            match done {
+                Some(done) => self.end_loop(done),
+                None if self.loops.len() == loops => break,
+                None => {}
+            }
         }
         for worker in &mut self.workers {
             while let Some(owed) = worker.end.read(|message| match message {
@@ -617,47 +704,16 @@ impl Scene {
         }
     }
 
-    /// Checks that the supervisor's tables agree with each other.
+    /// Checks that the tables of the supervisor and of the loops agree with each other.
     fn check(&self) {
-        let supervisor = self.supervisor.borrow();
-        let mut owned: BTreeMap<Id, u32> = BTreeMap::new();
-        let mut numbers = BTreeSet::new();
-        for session in supervisor.sessions.values() {
-            assert!(numbers.insert((session.tenant, session.id.index)));
-            let tenant = supervisor.tenants.get(&session.tenant);
-            let tenant = tenant.expect("the tenant of a session");
-            let window = tenant.window.as_ref().expect("the window of a session");
-            let extents = session.extents.iter();
-            let arena = extents.map(|(first, extent)| (*first, extent.count));
-            let own = (session.segment.first, session.segment.count);
-            for (first, count) in arena.chain([own]) {
-                *owned.entry(session.tenant).or_default() += count;
-                for segment in first..first + count {
-                    let owner = window.segments.owner(segment);
-                    assert_eq!(owner, Some(Owner::Granted(session.id)), "{segment}");
-                }
+        for served in &self.loops {
+            let served = served.state.borrow();
+            check(&served);
+            let supervisor = self.supervisor.borrow();
+            for id in served.tenants.keys() {
+                let known = &supervisor.tenants[id].sessions;
+                assert!(known.iter().eq(served.sessions.keys()), "{known:?}");
             }
-        }
-        for (id, tenant) in &supervisor.tenants {
-            let of = |other: Id| usize::from(other == *id);
-            let guests = supervisor.guests.values().map(|guest| of(guest.tenant));
-            assert_eq!(tenant.guests, guests.sum::<usize>());
-            let sessions = supervisor.sessions.values().map(|one| of(one.tenant));
-            assert_eq!(tenant.sessions, sessions.sum::<usize>());
-            // The window of a launcher that has left is never granted again.
-            if let Some(window) = tenant.window.as_ref().filter(|_| tenant.is_attached()) {
-                let owned = owned.get(id).copied().unwrap_or(0);
-                assert_eq!(window.segments.held(), owned);
-            }
-        }
-        for (id, guest) in &supervisor.guests {
-            if let Some(session) = guest.session {
-                let session = supervisor.sessions.get(&session);
-                assert_eq!(session.and_then(|session| session.guest), Some(*id));
-            }
-        }
-        for session in supervisor.shares.sessions() {
-            assert!(supervisor.sessions.contains_key(&session));
         }
     }
 
@@ -674,37 +730,72 @@ impl Scene {
             }
             self.settle();
             self.scrub();
-            self.supervisor
-                .borrow_mut()
-                .scrubber
-                .try_again(Instant::now() + LONG);
+            for served in &self.loops {
+                let mut served = served.state.borrow_mut();
+                served.scrubber.try_again(Instant::now() + LONG);
+            }
             self.check();
         }
         let supervisor = self.supervisor.borrow();
         assert!(supervisor.tenants.is_empty(), "tenants are left");
-        assert!(supervisor.guests.is_empty(), "control streams are left");
-        let sessions: Vec<String> = supervisor
-            .sessions
-            .values()
-            .map(ToString::to_string)
-            .collect();
-        assert!(sessions.is_empty(), "{sessions:#?} are left");
-        assert_eq!(supervisor.held_by_all(), 0, "descriptors are left");
-        assert_eq!(supervisor.scrubber.held(), 0);
-        assert_eq!(supervisor.shares.sessions().count(), 0);
-        assert!(supervisor.waiting.is_empty(), "streams wait to be read");
+        for served in &self.loops {
+            assert!(served.state.borrow().tenants.is_empty(), "a loop is left");
+        }
+        assert_eq!(supervisor.served(), 0);
+    }
+}
+
+/// Checks that a loop's tables agree with each other.
+fn check(supervisor: &TenantLoop) {
+    let mut owned: BTreeMap<Id, u32> = BTreeMap::new();
+    let mut numbers = BTreeSet::new();
+    for session in supervisor.sessions.values() {
+        assert!(numbers.insert((session.tenant, session.id.index)));
+        let tenant = supervisor.tenants.get(&session.tenant);
+        let tenant = tenant.expect("the tenant of a session");
+        let window = tenant.window.as_ref().expect("the window of a session");
+        let extents = session.extents.iter();
+        let arena = extents.map(|(first, extent)| (*first, extent.count));
+        let own = (session.segment.first, session.segment.count);
+        for (first, count) in arena.chain([own]) {
+            *owned.entry(session.tenant).or_default() += count;
+            for segment in first..first + count {
+                let owner = window.segments.owner(segment);
+                assert_eq!(owner, Some(Owner::Granted(session.id)), "{segment}");
+            }
+        }
+    }
+    for (id, tenant) in &supervisor.tenants {
+        let of = |other: Id| usize::from(other == *id);
+        let guests = supervisor.guests.values().map(|guest| of(guest.tenant));
+        assert_eq!(tenant.guests, guests.sum::<usize>());
+        let sessions = supervisor.sessions.values().map(|one| of(one.tenant));
+        assert_eq!(tenant.sessions, sessions.sum::<usize>());
+        // The window of a launcher that has left is never granted again.
+        if let Some(window) = tenant.window.as_ref().filter(|_| tenant.is_attached()) {
+            let owned = owned.get(id).copied().unwrap_or(0);
+            assert_eq!(window.segments.held(), owned);
+        }
+    }
+    for (id, guest) in &supervisor.guests {
+        if let Some(session) = guest.session {
+            let session = supervisor.sessions.get(&session);
+            assert_eq!(session.and_then(|session| session.guest), Some(*id));
+        }
+    }
+    for session in supervisor.shares.sessions() {
+        assert!(supervisor.sessions.contains_key(&session));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use event_manager::SubscriberOps;
     use proptest::prelude::*;
 
-    use wormhole_ring::control::{ArenaRequest, Message};
-
-    use super::Scene;
+    use super::{HASH, Order, Scene};
     use crate::alone::alone;
-    use crate::turns::TURN;
+    use crate::pair::{self, Report};
 
     /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
@@ -758,19 +849,21 @@ mod tests {
         assert_eq!(play(&inputs.concat()), [1]);
     }
 
-    #[test]
-    fn a_guests_messages_are_executed_a_turn_at_a_time() {
-        const SENT: usize = 40;
-        let _alone = alone();
+    /// Returns a scene with two tenants that have attached. The first one has a session with worker
+    /// 0.
+    fn two_tenants() -> Scene {
         let mut scene = Scene::new();
         let (start, ready, assigned) = ([12, 0], [6, 0, 0, 0, 0, 0], [7, 0, 0]);
-        let (launcher, attach) = ([0, 0], [1, 0, 31, 31, 0]);
-        let (scrub, stream, hello) = ([9], [2, 0, 1], [3, 0, 0, 0, 0, 0]);
+        let (launcher, stream, hello) = ([0, 0], [2, 0, 1], [3, 0, 0, 0, 0, 0]);
+        let [first, second] = [0, 1].map(|tenant| [1, tenant, 31, 31, 0]);
+        let scrub = [9];
         let inputs = [
             &start[..],
             &ready,
             &launcher,
-            &attach,
+            &first,
+            &launcher,
+            &second,
             &start,
             &scrub,
             &stream,
@@ -778,24 +871,155 @@ mod tests {
             &assigned,
         ];
         scene.play(&inputs.concat());
-        // The window has not so many segments.
-        let segments = u32::MAX;
-        for id in 0..SENT {
-            let id = u32::try_from(id).unwrap();
-            let request = ArenaRequest { id, segments };
-            scene.guests[0].send(&Message::ArenaRequest(request), Vec::new());
+        let sessions: Vec<usize> = scene
+            .loops
+            .iter()
+            .map(|one| one.state.borrow().sessions.len())
+            .collect();
+        assert_eq!(sessions, [1, 0]);
+        scene
+    }
+
+    /// Has the second tenant's process send reports. Returns whether it was killed for them, and the
+    /// first tenant's was not.
+    fn is_killed_for(reports: &[Report]) -> bool {
+        let mut scene = two_tenants();
+        let tickets: Vec<u64> = scene.loops.iter().map(|one| one.ticket).collect();
+        let second = scene.loops[1].state.borrow().supervisor.clone();
+        for report in reports {
+            second.report(report);
+            scene.settle();
         }
-        let mut left = SENT;
-        while left > 0 {
-            scene.manager.run_with_timeout(0).unwrap();
-            let answers = std::iter::from_fn(|| {
-                let is_denial = |message: Message<'_>| matches!(message, Message::ArenaDenied(..));
-                scene.guests[0].read(is_denial).filter(|denial| *denial)
-            });
-            let answers = answers.count();
-            assert_eq!(answers, left.min(TURN));
-            left -= answers;
+        scene.play_spawner(0);
+        scene.settle();
+        assert!(!scene.workers[0].was_killed, "the first tenant's worker");
+        let left: Vec<u64> = scene.loops.iter().map(|one| one.ticket).collect();
+        assert_eq!(left[0], tickets[0]);
+        left != tickets
+    }
+
+    #[test]
+    fn a_tenants_process_that_wants_more_than_is_its_own_is_killed() {
+        let _alone = alone();
+        assert!(!is_killed_for(&[Report::Figures, Report::Scrubber]));
+        // A worker that has been reaped may be killed again.
+        assert!(!is_killed_for(&[Report::Kill { ticket: 1000 }]));
+        assert!(is_killed_for(&[Report::Kill { ticket: 0 }]));
+        assert!(is_killed_for(&vec![Report::Scrubber; 20]));
+        // It has attached before.
+        assert!(is_killed_for(&[Report::Attached { lines: 0 }]));
+        let want = |session, hash| Report::Want {
+            session,
+            hash,
+            environment: String::new(),
+        };
+        assert!(!is_killed_for(&[want(1, HASH), want(2, HASH)]));
+        assert!(is_killed_for(&[want(1, HASH), want(1, HASH)]));
+        assert!(is_killed_for(&[want(1, HASH + 1)]));
+        let many: Vec<Report> = (0..200).map(|session| want(session, HASH)).collect();
+        assert!(is_killed_for(&many));
+    }
+
+    /// Stops the process of a tenant, and receives its orders so far.
+    fn stop(scene: &mut Scene, tenant: usize) -> pair::Supervisor {
+        let stopped = &scene.loops[tenant];
+        let subscriber = stopped.subscriber;
+        let supervisor = stopped.state.borrow().supervisor.clone();
+        scene.manager.remove_subscriber(subscriber).unwrap();
+        while supervisor.next().unwrap().is_some() {}
+        supervisor
+    }
+
+    #[test]
+    fn a_tenants_process_that_reads_nothing_is_killed_for_what_it_asks() {
+        let _alone = alone();
+        let want = |session| Report::Want {
+            session,
+            hash: HASH,
+            environment: String::new(),
+        };
+        let over = |session| Report::Over { session };
+        let inputs: [&dyn Fn(u32) -> Vec<Report>; 2] = [&|_| vec![Report::Figures], &|session| {
+            vec![want(session), over(session)]
+        }];
+        for input in inputs {
+            let mut scene = two_tenants();
+            let second = stop(&mut scene, 1);
+            let ticket = scene.loops[1].ticket;
+            // The user may have 6 sessions: others are refused.
+            for session in 100..107 {
+                second.report(&want(session));
+            }
+            for round in 0..4000 {
+                input(1000 + round)
+                    .iter()
+                    .for_each(|report| second.report(report));
+                scene.settle();
+            }
+            let killed = scene.orders.iter();
+            let killed = killed.filter(|order| **order == Order::Kill { ticket });
+            assert_eq!(killed.count(), 1);
+            assert_eq!(scene.supervisor.borrow().served(), 2, "it has not ended");
         }
+    }
+
+    #[test]
+    fn a_tenants_sessions_send_its_neighbours_nothing() {
+        let _alone = alone();
+        let mut scene = two_tenants();
+        let second = stop(&mut scene, 1);
+        let stream = [2, 0, 1];
+        for _ in 0..3 {
+            // A guest comes and leaves, and its worker ends.
+            let inputs = [
+                &stream[..],
+                &[3, 1, 0, 0, 0, 0],
+                &[12, 0],
+                &[6, 1, 0, 0, 0, 0],
+                &[7, 1, 0],
+                &[4, 1],
+                &[12, 0],
+                &[8, 1],
+            ];
+            scene.play(&inputs.concat());
+        }
+        let next = second.next().unwrap();
+        assert!(next.is_none(), "{next:?}");
+    }
+
+    #[test]
+    fn a_session_counts_until_its_worker_has_ended_whatever_its_tenant_says() {
+        let _alone = alone();
+        let mut scene = two_tenants();
+        let first = scene.loops[0].state.borrow().supervisor.clone();
+        let session = *scene.loops[0]
+            .state
+            .borrow()
+            .sessions
+            .keys()
+            .next()
+            .unwrap();
+        first.report(&Report::Over { session });
+        scene.settle();
+        scene.play_spawner(0);
+        assert!(scene.workers[0].was_killed, "its worker is left");
+        let supervisor = scene.supervisor.borrow();
+        let (id, tenant) = supervisor.tenants.first_key_value().unwrap();
+        assert_eq!(tenant.sessions.len(), 0);
+        assert_eq!(supervisor.sessions_of(*id, tenant), 1);
+    }
+
+    #[test]
+    fn a_process_without_a_window_that_wants_figures_is_killed() {
+        let _alone = alone();
+        let mut scene = Scene::new();
+        let launcher = [0, 0];
+        scene.play(&launcher);
+        let ticket = scene.loops[0].ticket;
+        let first = scene.loops[0].state.borrow().supervisor.clone();
+        first.report(&Report::Figures);
+        scene.settle();
+        assert!(scene.orders.contains(&Order::Kill { ticket }));
     }
 
     #[test]

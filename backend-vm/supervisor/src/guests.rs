@@ -14,8 +14,8 @@ use wormhole_ring::status::EndCause;
 
 use super::connection::{self, Connection};
 use super::observers::Observer;
-use super::turns::TURN;
-use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
+use super::tenant_loop::{Source, TenantLoop};
+use super::{Id, REVOKED_RESULT, environment};
 
 /// A control stream.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ pub(super) enum GuestError {
     Refused(String),
 }
 
-impl Supervisor {
+impl TenantLoop {
     /// Answers a launcher that requests a control stream: sends it the guest's end of a new one, or
     /// a refusal.
     ///
@@ -150,7 +150,7 @@ impl Supervisor {
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
             tenant.guests += 1;
         }
-        let hello_end = Instant::now() + self.hello_limit;
+        let hello_end = Instant::now() + self.hello_limit();
         self.guests.insert(
             id,
             Guest {
@@ -214,7 +214,7 @@ impl Supervisor {
         for (id, tenant) in late {
             if self.may_log(tenant) {
                 let name = self.guest_name(id);
-                tracing::warn!("{name} is closed: no hello after {:?}", self.hello_limit);
+                tracing::warn!("{name} is closed: no hello after {:?}", self.hello_limit());
             }
         }
     }
@@ -253,7 +253,7 @@ impl Supervisor {
         if !guest.peer.fill(ops, may, set)? {
             return Ok(());
         }
-        for _ in 0..TURN {
+        loop {
             let Some(guest) = self.guests.get_mut(&id) else {
                 return Ok(());
             };
@@ -286,8 +286,6 @@ impl Supervisor {
             let session = guest.session;
             self.guest_request(ops, id, session, request)?;
         }
-        self.turns.add(token);
-        Ok(())
     }
 
     /// Executes a guest's request.
@@ -361,14 +359,30 @@ impl Supervisor {
         environment: &str,
     ) -> Result<(), GuestError> {
         self.check_version(ops, id, version)?;
-        if let Err(reason) = self.pool.check_protocol(hash) {
+        if let Err(reason) = self.check_protocol(hash) {
             return Err(self.refuse(ops, id, Refusal::Version, reason));
         }
         let environment = environment::passed_on(environment);
-        match self.begin_session(ops, id, hash, features, environment) {
+        match self.begin_session(id, hash, features, &environment) {
             Ok(()) => Ok(()),
             Err((refusal, reason)) => Err(self.refuse(ops, id, refusal, reason)),
         }
+    }
+
+    /// Checks that an installed worker speaks a guest's protocol.
+    ///
+    /// # Errors
+    /// Returns the refusal, which names both protocols.
+    fn check_protocol(&self, hash: u64) -> Result<(), String> {
+        let hashes = self.service.iter().flat_map(|service| &service.hashes);
+        if hashes.clone().any(|known| *known == hash) {
+            return Ok(());
+        }
+        let known = hashes.map(|hash| format!("{hash:016x}"));
+        Err(format!(
+            "the guest speaks protocol {hash:016x}, the installed workers speak {}",
+            known.collect::<Vec<_>>().join(", ")
+        ))
     }
 
     pub(super) fn check_version(

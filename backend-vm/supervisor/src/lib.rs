@@ -1,29 +1,33 @@
-//! The supervisor: an event loop that never blocks, processes that close descriptors and free
-//! memory for it ([`scrubber`]), and a process that starts workers and those processes: the
-//! [`spawner`]. The loop reads guests' messages without privileges and under a system call filter
+//! The supervisor: accepts tenants, and starts what serves them. Each tenant has a process of its
+//! own ([`tenant_loop`]) that reads its streams. A further process, the [`spawner`], has the
+//! privileges: it starts workers, the tenants' processes, and processes that close descriptors and
+//! free memory ([`scrubber`]). All others work without privileges and under a system call filter
 //! ([`privileges`]).
 //!
 //! Launchers send windows over tenant streams, and request control streams for guest processes
-//! there. The supervisor selects a worker by the protocol hash in a guest's hello, and grants the session once the worker
-//! has mapped it. Every message of a launcher, a guest or a worker is checked. A peer that breaks
+//! there. A tenant's process asks for a worker by the protocol hash in a guest's hello, and grants the session once the
+//! worker has mapped it. Every message of a launcher, a guest or a worker is checked. A peer that breaks
 //! the protocol loses its stream, with one line in the log, and other peers are not affected.
 //!
 //! A session ends in the same order, whichever process dies first: its worker is killed and reaped;
 //! its guest's stream has ended; its segments are scrubbed; they are free. See [`sessions`].
 //!
-//! When the supervisor itself is killed, the kernel kills its workers and closes its guests'
+//! When the supervisor itself is killed, the kernel kills all its processes and closes its guests'
 //! streams, whose end the guests notice.
 
 mod acceptor;
 #[cfg(test)]
 mod alone;
 mod arena;
+mod assigned;
 mod command;
 mod connection;
 mod datagram;
 mod descriptors;
 mod dump;
 mod environment;
+mod fields;
+mod forks;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guests;
@@ -32,8 +36,10 @@ mod listener;
 mod log;
 mod log_budget;
 mod observers;
+mod pair;
 mod privileges;
 mod quotas;
+mod refusals;
 mod sampler;
 mod scrubber;
 mod session_file;
@@ -42,20 +48,22 @@ mod sharing;
 mod signals;
 mod spawn_queue;
 mod spawner;
+mod tenant_loop;
+mod tenant_processes;
 mod tenants;
-mod turns;
 mod window;
 mod worker_pool;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use wormhole_api::CuResult;
-use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
 pub use wormhole_sandbox::Limits;
@@ -63,24 +71,19 @@ use wormhole_sandbox::device::needs;
 
 use self::acceptor::Acceptor;
 pub use self::command::main;
-use self::connection::Connection;
 use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
-use self::dump::LastDump;
-use self::guests::Guest;
+use self::forks::Forks;
 pub use self::listener::{ListenError, Listener};
-use self::observers::Observers;
 pub use self::quotas::Quotas;
+use self::refusals::Refusals;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::{Completion, Scrubber};
-use self::sessions::Session;
-use self::sharing::Shares;
 use self::signals::{Asked, Signals};
 pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
-use self::tenants::Tenant;
-use self::turns::Turns;
+use self::tenant_loop::TenantLoop;
+use self::tenant_processes::{TenantProcess, Waiting};
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::worker_pool::{Worker, WorkerPool};
 
@@ -89,6 +92,8 @@ pub const WORKER_LOST_RESULT: u32 = CuResult::CONTEXT_IS_DESTROYED.0;
 /// Result of every call after the supervisor was ordered to stop.
 pub const REVOKED_RESULT: u32 = CuResult::SYSTEM_NOT_READY.0;
 
+/// Time that an ending supervisor leaves to those who refuse connections.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(1);
 /// `oom_score_adj` (proc(5)) of the supervisor and its spawner.
 const OOM_SCORE: &str = "-900";
 
@@ -135,16 +140,16 @@ pub enum SupervisorError {
     Descriptors(#[from] DescriptorsError),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
-    #[error("no descriptor is left for the turns of streams")]
-    Turns(#[source] std::io::Error),
+    #[error("the loop of the only tenant cannot be made")]
+    Tenant(#[source] std::io::Error),
     #[error("the word on neighbours cannot be shared with workers")]
     Neighbours(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
     Sampler(#[source] std::io::Error),
 }
 
-/// Number of a tenant, a guest, a worker or a session in this supervisor. Not reused while it is in
-/// use.
+/// Number of a tenant or a worker in this supervisor, or of a guest, a worker or a session in a
+/// tenant's loop. Not reused while it is in use.
 type Id = u32;
 
 /// Owner of a descriptor in the event loop.
@@ -153,11 +158,9 @@ enum Source {
     Listener,
     Signals,
     Spawner,
-    Scrubber,
     Sampler,
-    Turns,
+    /// A tenant's process.
     Tenant(Id),
-    Guest(Id),
     WorkerStream(Id),
     WorkerLog(Id),
 }
@@ -167,7 +170,10 @@ enum Source {
 struct Supervisor {
     acceptor: Acceptor,
     descriptors: Descriptors,
+    /// Stream of the tenant with which the supervisor was started.
     stream: Option<OwnedFd>,
+    /// End of the pair to the loop of the only tenant, which this process runs as well.
+    near: Option<OwnedFd>,
     signals: Signals,
     /// Whether the supervisor ends with its last tenant.
     ends_with_tenants: bool,
@@ -177,37 +183,29 @@ struct Supervisor {
     sources: HashMap<u32, Source>,
     next_token: u32,
     next_id: Id,
-    tenants: BTreeMap<Id, Tenant>,
+    /// Connections that wait for a process.
+    waiting: Vec<Waiting>,
+    tenants: BTreeMap<Id, TenantProcess>,
+    forks: Forks,
+    refusals: Refusals,
     /// Whether more than one tenant has a window. Values that depend on a device's whole work then
     /// reveal other tenants'.
     has_neighbours: bool,
     /// File in which workers read `has_neighbours`.
     neighbours: NeighboursFile,
-    guests: BTreeMap<Id, Guest>,
-    sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
-    shares: Shares,
     pool: WorkerPool,
     hello_limit: Duration,
     reap_limit: Duration,
-    /// Deadline for ending although sessions are not closed.
+    /// Deadline for ending although tenants are left.
     ends_by: Option<Instant>,
     quotas: Quotas,
-    /// Users of tenants that are gone and whose descriptors are not all closed.
-    gone: BTreeMap<Id, u32>,
-    /// Time of the next check for late workers, guests and tenants.
+    /// Time of the next check for late workers.
     next_deadline: Option<Instant>,
-    scrubber: Scrubber,
     /// Queries the host's NVML. None for a device without it.
     sampler: Option<Sampler>,
-    observers: Observers,
-    turns: Turns,
-    /// Tenant whose stream was read last with the descriptors reserved for a read.
-    reader: Option<Id>,
-    /// Tokens of streams that are not read, by tenant, while the tenant's descriptors are waiting
-    /// to be closed.
-    waiting: BTreeMap<Id, BTreeSet<u32>>,
-    last_dump: LastDump,
+    /// Last answer of the host's NVML, by device.
+    figures: Option<(Instant, Vec<Sample>)>,
 }
 
 /// Serves until a signal or the last tenant's end stops it.
@@ -215,8 +213,7 @@ struct Supervisor {
 /// # Errors
 /// Workers cannot be confined or found, or the event loop fails.
 pub fn run(mut options: Options) -> Result<(), SupervisorError> {
-    let many_users = options.listener.as_ref();
-    let descriptors = Descriptors::claim(many_users.is_some_and(Listener::has_many_users))?;
+    let descriptors = Descriptors::claim()?;
     let closes: Vec<RawFd> = options.listener.iter().map(AsRawFd::as_raw_fd).collect();
     let closes = [
         closes,
@@ -249,8 +246,12 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         .then(Sampler::new)
         .transpose()
         .map_err(SupervisorError::Sampler)?;
-    let turns = Turns::new().map_err(SupervisorError::Turns)?;
     let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;
+    let pair = match &options.listener {
+        Some(_) => None,
+        None => Some(pair::sockets().map_err(SupervisorError::Tenant)?),
+    };
+    let (near, far) = pair.unzip();
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let parts = Parts {
         spawner,
@@ -258,23 +259,49 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         descriptors,
         signals,
         sampler,
-        turns,
         neighbours,
+        near,
     };
-    let supervisor = Supervisor::new(options, parts);
-    let mut manager = EventManager::new()?;
-    let id = manager.add_subscriber(supervisor);
-    while !manager.subscriber_mut(id)?.is_done() {
-        let milliseconds = manager.subscriber_mut(id)?.meet_deadlines();
+    let mut manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>> = EventManager::new()?;
+    let served = far.map(|far| Rc::new(RefCell::new(TenantLoop::new(far, descriptors))));
+    let loop_id = served
+        .as_ref()
+        .map(|served| manager.add_subscriber(Rc::clone(served) as _));
+    let supervisor = Rc::new(RefCell::new(Supervisor::new(options, parts)));
+    let id = manager.add_subscriber(Rc::clone(&supervisor) as _);
+    while !supervisor.borrow().is_done() {
+        let ops = &mut manager.event_ops(id)?;
+        let mut milliseconds = supervisor.borrow_mut().meet_deadlines(ops);
+        if let Some((served, id)) = served.as_ref().zip(loop_id) {
+            let mut served = served.borrow_mut();
+            if served.is_done() {
+                served.leave();
+            }
+            let ops = &mut manager.event_ops(id)?;
+            milliseconds = earlier(milliseconds, served.meet_deadlines(ops));
+        }
         manager.run_with_timeout(milliseconds)?;
     }
-    let supervisor = manager.subscriber_mut(id)?;
-    supervisor.tell_of_the_rest();
-    supervisor.pool.starts.end();
-    supervisor
-        .lost
-        .take()
-        .map_or(Ok(()), |error| Err(error.into()))
+    served
+        .iter()
+        .for_each(|one| one.borrow().tell_of_the_rest());
+    let lost = {
+        let mut supervisor = supervisor.borrow_mut();
+        supervisor.tell_of_the_rest();
+        supervisor.pool.starts.end();
+        supervisor.lost.take()
+    };
+    // The exit closes all descriptors, and does not wait for lingering sockets.
+    std::mem::forget((supervisor, served, manager));
+    lost.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Returns the earlier of two timeouts in milliseconds. -1 stands for none.
+fn earlier(one: i32, other: i32) -> i32 {
+    match (one, other) {
+        (-1, time) | (time, -1) => time,
+        (one, other) => one.min(other),
+    }
 }
 
 /// Lowers this process's OOM score, because all workers end with it. Only root may do so.
@@ -293,73 +320,70 @@ struct Parts {
     descriptors: Descriptors,
     signals: Signals,
     sampler: Option<Sampler>,
-    turns: Turns,
     neighbours: NeighboursFile,
+    near: Option<OwnedFd>,
 }
 
 impl Supervisor {
     fn new(options: Options, parts: Parts) -> Self {
+        let is_one_user = !parts.abilities.has_users;
+        let descriptors = parts.descriptors.with_one_user(is_one_user);
         Self {
             ends_with_tenants: options.listener.is_none(),
             acceptor: Acceptor::new(options.listener),
-            descriptors: parts.descriptors,
+            descriptors,
             stream: options.stream,
+            near: parts.near,
             signals: parts.signals,
             stopping: false,
             lost: None,
             sources: HashMap::new(),
             next_token: 0,
             next_id: 0,
+            waiting: Vec::new(),
             tenants: BTreeMap::new(),
+            forks: Forks::default(),
+            refusals: Refusals::new(descriptors.for_tenants()),
             has_neighbours: false,
             neighbours: parts.neighbours,
-            guests: BTreeMap::new(),
-            sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
-            shares: Shares::default(),
-            scrubber: Scrubber::new(parts.spawner.orders()),
             pool: WorkerPool::new(parts.spawner, parts.abilities, options.start_limit),
             hello_limit: options.hello_limit,
             reap_limit: options.reap_limit,
             ends_by: None,
             quotas: options.quotas,
-            gone: BTreeMap::new(),
             next_deadline: None,
             sampler: parts.sampler,
-            observers: Observers::default(),
-            turns: parts.turns,
-            reader: None,
-            waiting: BTreeMap::new(),
-            last_dump: LastDump::default(),
+            figures: None,
         }
     }
 
     fn is_ending(&self) -> bool {
-        let left = self.ends_with_tenants && self.stream.is_none() && self.tenants.is_empty();
+        let left = self.ends_with_tenants && self.stream.is_none() && self.served() == 0;
         self.stopping || left
     }
 
     fn is_done(&self) -> bool {
-        let idle = self.tenants.is_empty() && self.sessions.is_empty();
-        self.is_ending() && (idle || self.ends_by.is_some_and(|end| end <= Instant::now()))
+        let late = self.ends_by.is_some_and(|end| end <= Instant::now());
+        self.is_ending() && (self.is_empty() || late)
     }
 
-    /// Logs the sessions and workers that this process does not wait for any longer.
+    /// Returns whether no tenant is left, and no connection that is being refused.
+    fn is_empty(&self) -> bool {
+        self.served() == 0 && self.refusals.is_empty()
+    }
+
+    /// Logs the tenants that this process does not wait for any longer.
     fn tell_of_the_rest(&self) {
-        if self.sessions.is_empty() {
-            return;
+        let count = self.served();
+        if count > 0 {
+            let tenants = if count == 1 {
+                "tenant is"
+            } else {
+                "tenants are"
+            };
+            tracing::error!("the supervisor ends, although {count} {tenants} left");
         }
-        let processes = self
-            .workers
-            .values()
-            .map(|worker| worker.process.pid().to_string());
-        tracing::error!(
-            "the supervisor ends, although {} sessions were not closed within {:?}; these workers were killed and \
-             have not ended: {}",
-            self.sessions.len(),
-            self.reap_limit,
-            processes.collect::<Vec<_>>().join(", ")
-        );
     }
 
     /// Makes [`meet_deadlines`](Self::meet_deadlines) check at `end` at the latest.
@@ -367,46 +391,44 @@ impl Supervisor {
         self.next_deadline = Some(self.next_deadline.map_or(end, |next| next.min(end)));
     }
 
-    /// Ends processes and streams that are late; their end is reported like any other. Returns the
-    /// milliseconds until the next deadline, -1 for none.
-    fn meet_deadlines(&mut self) -> i32 {
+    /// Ends workers that are late, and tries again what failed. Returns the milliseconds until the
+    /// next deadline, -1 for none.
+    fn meet_deadlines(&mut self, ops: &mut EventOps<'_>) -> i32 {
         let now = Instant::now();
-        self.scrubber.try_again(now);
         if self.is_ending() {
-            self.ends_by.get_or_insert(now + self.reap_limit);
+            let limit = match self.served() {
+                0 => REFUSAL_LIMIT,
+                // Tenants' processes end by the limit itself, and say what they leave.
+                _ => self.reap_limit + self.reap_limit / 4,
+            };
+            let end = now + limit;
+            self.ends_by = Some(self.ends_by.map_or(end, |by| by.min(end)));
         }
+        self.refusals.try_again(now);
+        if self.forks.again.take_if(|again| *again <= now).is_some() {
+            self.serve_waiting(ops);
+        }
+        self.accept_again(ops, now);
+        self.order_refusers();
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
-            self.end_late_guests(now);
-            self.end_late_tenants(now);
             let workers = self.workers.values().filter_map(Worker::deadline);
-            let guests = self.guests.values().filter_map(Guest::deadline);
-            let tenants = self.tenants.values().filter_map(Tenant::deadline);
-            self.next_deadline = workers.chain(guests).chain(tenants).min();
+            self.next_deadline = workers.min();
         }
         let next = self
             .next_deadline
             .into_iter()
             .chain(self.ends_by)
-            .chain(self.scrubber.deadline());
-        next.min().map_or(-1, |next| {
-            let left = next.saturating_duration_since(now).as_millis();
-            // Rounds up, so that the check is not before the deadline.
-            i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
-        })
+            .chain(self.refusals.deadline())
+            .chain(self.forks.again)
+            .chain(self.acceptor.again)
+            .chain(self.send_again());
+        milliseconds_until(next.min(), now)
     }
 
     /// Returns a new token for a descriptor.
     fn token(&mut self, source: Source) -> u32 {
-        loop {
-            self.next_token = self.next_token.wrapping_add(1);
-            if let std::collections::hash_map::Entry::Vacant(entry) =
-                self.sources.entry(self.next_token)
-            {
-                entry.insert(source);
-                return self.next_token;
-            }
-        }
+        new_token(&mut self.sources, &mut self.next_token, source)
     }
 
     /// Returns an unused number.
@@ -415,16 +437,15 @@ impl Supervisor {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.next_id;
             let used = self.tenants.contains_key(&id)
-                || self.guests.contains_key(&id)
-                || self.sessions.contains_key(&id)
                 || self.workers.contains_key(&id)
-                || self.scrubber.serves(id);
+                || self.is_reserved(id);
             if !used {
                 return id;
             }
         }
     }
 
+    /// Registers a descriptor with the event loop.
     fn add_source(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -432,146 +453,36 @@ impl Supervisor {
         source: Source,
     ) -> Result<u32, event_manager::Error> {
         let token = self.token(source);
-        ops.add(Events::with_data(fd, token, EventSet::IN))
-            .inspect_err(|_| {
-                self.sources.remove(&token);
-            })?;
+        if let Err(error) = ops.add(Events::with_data(fd, token, EventSet::IN)) {
+            self.sources.remove(&token);
+            return Err(error);
+        }
         Ok(token)
     }
 
-    /// Registers the socket of a new scrubber.
-    fn add_scrubber(&mut self, ops: &mut EventOps<'_>, pid: i32, socket: OwnedFd) {
-        match self.add_source(ops, &socket, Source::Scrubber) {
-            Ok(token) => {
-                self.scrubber.add(token, pid, socket);
-            }
-            Err(error) => {
-                self.scrubber.failed(&error.to_string());
-            }
-        }
-        self.hear_scrubber(ops);
-    }
-
-    /// Handles a scrubber's answers, or its end.
-    fn memory_given_back(&mut self, ops: &mut EventOps<'_>, token: u32) {
-        if !self.scrubber.read(token) {
-            if !self.scrubber.exits(token) {
-                tracing::error!("a process that gives memory back has ended");
-            }
-            self.remove_scrubber(ops, token);
-        }
-        self.hear_scrubber(ops);
-    }
-
-    /// Handles the report that a scrubber was reaped.
-    fn scrubber_ended(&mut self, ops: &mut EventOps<'_>, pid: i32) {
-        // The end of its socket may come later.
-        if let Some(token) = self.scrubber.token_of(pid) {
-            self.memory_given_back(ops, token);
-        }
-        self.scrubber.reaped(pid);
-        self.hear_scrubber(ops);
-    }
-
-    /// Continues work that waited for descriptors to be passed on, or for a scrubber's order.
-    fn hear_scrubber(&mut self, ops: &mut EventOps<'_>) {
-        for (told, result) in self.scrubber.finished() {
-            match told {
-                Completion::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
-                Completion::Forgotten { session, request } => self.unshared(ops, session, request),
-                Completion::Buried { token, parties } => self.shares.buried(token, parties),
-                Completion::Attached { tenant } => self.window_written(ops, tenant, result),
-                Completion::Status { session } => self.status_written(ops, session, result),
-            }
-        }
-        for tenant in self.scrubber.drained() {
-            self.read_again(ops, tenant);
-            if self.reader.take_if(|reader| *reader == tenant).is_some() {
-                let others: Vec<Id> = self.waiting.keys().copied().collect();
-                for other in others {
-                    self.read_again(ops, other);
-                }
-            }
-        }
-        while let Some(token) = self.scrubber.surplus() {
-            self.remove_scrubber(ops, token);
-        }
-    }
-
-    fn remove_scrubber(&mut self, ops: &mut EventOps<'_>, token: u32) {
-        self.sources.remove(&token);
-        if let Some(socket) = self.scrubber.remove(token) {
-            connection::forget(ops, &socket);
-        }
-    }
-
-    /// Returns whether a stream of a tenant may be read, with all descriptors that may arrive.
-    /// Either a scrubber takes these at once, and has taken those of the last reader, or the tenant
-    /// may hold them. Otherwise the stream waits until the tenant's descriptors in this process
-    /// have been passed on.
-    fn may_read(&mut self, tenant: Id, token: u32) -> bool {
-        let is_free = self
-            .reader
-            .is_none_or(|reader| !self.scrubber.is_behind(reader));
-        let may = if is_free && self.scrubber.takes_at_once(tenant) {
-            self.reader = Some(tenant);
-            true
-        } else {
-            self.may_hold(tenant, MAX_RECEIVED)
-        };
-        if !may {
-            self.waiting.entry(tenant).or_default().insert(token);
-        }
-        may
-    }
-
-    fn read_again(&mut self, ops: &mut EventOps<'_>, tenant: Id) {
-        let mut tokens = self.waiting.remove(&tenant).unwrap_or_default();
-        while let Some(token) = tokens.pop_first() {
-            // The loop watches neither this stream nor the others meanwhile.
-            if !self.may_read(tenant, token) {
-                return self.waiting.entry(tenant).or_default().append(&mut tokens);
-            }
-            let Some(source) = self.sources.get(&token).copied() else {
-                continue;
-            };
-            let peer = match source {
-                Source::Tenant(id) => self.tenant_peer(id),
-                Source::Guest(id) => self.guests.get_mut(&id).map(|guest| &mut guest.peer),
-                Source::WorkerStream(id) => self.workers.get_mut(&id).map(|one| &mut one.peer),
-                _ => None,
-            };
-            if let Some(peer) = peer {
-                peer.set_reading(ops, true);
-                self.serve(ops, token, source, EventSet::empty());
-            }
-        }
-    }
-
-    /// Removes a tenant's stream from the event loop, and has a scrubber close it with the
-    /// descriptors queued in it.
-    fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Connection) {
-        peer.forget(ops);
-        peer.shut_down();
-        let descriptors = peer.into_descriptors();
-        // Closed here if it brings no further descriptors.
-        if !matches!(&descriptors[..], [socket] if listener::has_no_descriptors(socket)) {
-            self.scrubber.close(tenant, descriptors);
-        }
-    }
-
-    /// Ends every session, in order. The loop ends when all have ended.
+    /// Ends every tenant's sessions, in order. The loop ends when all have ended.
     fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
         if self.stopping {
             return;
         }
         self.stopping = true;
         tracing::info!("the supervisor ends: {why}");
-        let tenants: Vec<Id> = self.tenants.keys().copied().collect();
-        for id in tenants {
-            self.end_sessions_of(ops, id, &format!("the supervisor ended: {why}"));
+        self.stop_accepting(ops);
+        self.stop_tenants(why);
+    }
+
+    fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
+        let signals = self.signals.as_fd().as_raw_fd();
+        self.add_source(ops, &signals, Source::Signals)?;
+        let spawner = self.pool.starts.spawner().as_raw_fd();
+        self.add_source(ops, &spawner, Source::Spawner)?;
+        if let Some(bell) = self.sampler.as_ref().map(AsRawFd::as_raw_fd) {
+            self.add_source(ops, &bell, Source::Sampler)?;
         }
-        self.end_idle_tenants(ops);
+        if let Some(listener) = self.acceptor.listener.as_ref().map(AsRawFd::as_raw_fd) {
+            self.acceptor.token = self.add_source(ops, &listener, Source::Listener)?;
+        }
+        Ok(())
     }
 }
 
@@ -585,9 +496,10 @@ impl MutEventSubscriber for Supervisor {
         if let Some(stream) = self.stream.take() {
             // For a socket of another kind, the tenant is attributed to root.
             let user = listener::user_of(&stream);
-            self.add_tenant(ops, stream, user.unwrap_or(0), None);
+            self.add_tenant(ops, stream, user.unwrap_or(0), false);
         }
-        self.keep_spares(ops);
+        self.serve_waiting(ops);
+        self.keep_spares();
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
@@ -596,71 +508,40 @@ impl MutEventSubscriber for Supervisor {
         let Some(source) = self.sources.get(&token).copied() else {
             return;
         };
-        if let Source::Turns = source {
-            for token in self.turns.take() {
-                if let Some(source) = self.sources.get(&token).copied() {
-                    self.serve(ops, token, source, EventSet::empty());
-                }
-            }
-        } else {
-            self.serve(ops, token, source, events.event_set());
-        }
-        self.answer_observers(ops);
-        // A descriptor may be free again.
-        if self.acceptor.keeps_tenants_waiting {
-            self.accept(ops);
-        }
-    }
-}
-
-impl Supervisor {
-    fn serve(&mut self, ops: &mut EventOps<'_>, token: u32, source: Source, set: EventSet) {
         match source {
             Source::Listener => self.accept(ops),
             Source::Signals => match self.signals.take() {
                 Some(Asked::End(why)) => self.stop(ops, why),
-                Some(Asked::Dump) => self.dump(ops),
+                Some(Asked::Dump) => self.dump(),
                 None => {}
             },
             Source::Spawner => self.spawner_event(ops),
-            Source::Scrubber => self.memory_given_back(ops, token),
             Source::Sampler => self.device_sampled(),
-            Source::Turns => {}
-            Source::Tenant(id) => self.tenant_event(ops, id, set),
-            Source::Guest(id) => self.guest_event(ops, id, set),
-            Source::WorkerStream(id) => self.worker_event(ops, id, set),
+            Source::Tenant(id) => self.tenant_event(ops, id),
+            Source::WorkerStream(id) => self.worker_event(ops, id),
             Source::WorkerLog(id) => self.worker_log(ops, id),
         }
+        self.order_refusers();
+        self.watch_tenants(ops);
     }
+}
 
-    fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
-        let token = self.token(Source::Signals);
-        ops.add(Events::with_data(
-            &self.signals.as_fd(),
-            token,
-            EventSet::IN,
-        ))?;
-        let token = self.token(Source::Spawner);
-        ops.add(Events::with_data(
-            self.pool.starts.spawner(),
-            token,
-            EventSet::IN,
-        ))?;
-        let token = self.token(Source::Turns);
-        ops.add(Events::with_data(&self.turns, token, EventSet::IN))?;
-        if let Some(sampler) = &self.sampler {
-            let bell = sampler.as_raw_fd();
-            let token = self.token(Source::Sampler);
-            ops.add(Events::with_data(&bell, token, EventSet::IN))?;
+/// Returns a new token for a descriptor in an event loop.
+fn new_token<T>(sources: &mut HashMap<u32, T>, next: &mut u32, source: T) -> u32 {
+    loop {
+        *next = next.wrapping_add(1);
+        if let std::collections::hash_map::Entry::Vacant(entry) = sources.entry(*next) {
+            entry.insert(source);
+            return *next;
         }
-        if let Some(listener) = self.acceptor.listener.take() {
-            // Edge-triggered, so that a tenant that cannot be accepted does not keep the loop busy.
-            let token = self.token(Source::Listener);
-            let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
-            ops.add(Events::with_data(&listener, token, set))?;
-            self.acceptor.listener = Some(listener);
-            self.acceptor.token = token;
-        }
-        Ok(())
     }
+}
+
+/// Returns the milliseconds until a deadline, -1 for none.
+fn milliseconds_until(deadline: Option<Instant>, now: Instant) -> i32 {
+    deadline.map_or(-1, |next| {
+        let left = next.saturating_duration_since(now).as_millis();
+        // Rounds up, so that the check is not before the deadline.
+        i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
+    })
 }

@@ -90,9 +90,9 @@ impl Listener {
         })
     }
 
-    /// Returns whether more than one user may attach.
-    pub fn has_many_users(&self) -> bool {
-        self.users.iter().any(|user| *user != self.users[0])
+    /// Returns the number of users who may attach.
+    pub fn users(&self) -> usize {
+        self.users.iter().collect::<BTreeSet<_>>().len()
     }
 
     pub fn place(&self) -> &Place {

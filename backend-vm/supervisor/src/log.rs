@@ -2,11 +2,19 @@
 //! writing never blocks.
 
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SendFlags;
+
+/// Descriptor of the log that was opened last, which forked processes keep.
+static NUMBER: AtomicI32 = AtomicI32::new(-1);
+
+/// Returns the number of the log's descriptor, if there is a log.
+pub fn number() -> Option<RawFd> {
+    Some(NUMBER.load(Ordering::Relaxed)).filter(|number| *number >= 0)
+}
 
 /// Standard error, written without blocking. A shared reference writes; each call is one line.
 #[derive(Debug)]
@@ -39,7 +47,9 @@ impl Log {
     /// # Errors
     /// Standard error is not open, or no descriptor is free.
     pub fn open() -> io::Result<Self> {
-        Self::on(io::stderr().as_fd().try_clone_to_owned()?)
+        let log = Self::on(io::stderr().as_fd().try_clone_to_owned()?)?;
+        NUMBER.store(log.fd.as_raw_fd(), Ordering::Relaxed);
+        Ok(log)
     }
 
     fn on(fd: OwnedFd) -> io::Result<Self> {

@@ -21,17 +21,19 @@ use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
 use wormhole_link::channel::ChannelError;
+use wormhole_link::neighbours;
 use wormhole_ring::control::{Message, Observe, Refusal, facts};
 
+use super::Id;
 use super::guests::GuestError;
-use super::sampler::{Sample, Sampler};
-use super::turns::TURN;
-use super::{Id, Supervisor};
+use super::pair::Report;
+use super::sampler::Sample;
+use super::tenant_loop::TenantLoop;
 
 /// Largest number of bytes of facts in one message.
 const PART: usize = 4096;
 /// Time for which an answer of the host's NVML is reused, so that guests cannot keep it busy.
-const FRESH: Duration = Duration::from_millis(50);
+pub(super) const FRESH: Duration = Duration::from_millis(50);
 
 /// State of a guest that observes.
 #[derive(Debug)]
@@ -44,9 +46,11 @@ pub(super) struct Observer {
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     waiting: BTreeSet<Id>,
-    /// Guest that was answered last.
-    last: Id,
     heard: Option<Heard>,
+    /// Whether the supervisor was asked for the figures of the host's NVML.
+    asks: bool,
+    /// The part of its answer that has come.
+    part: String,
 }
 
 /// Last answer of the host's NVML.
@@ -63,21 +67,6 @@ impl Observers {
     /// Discards the host's last answer, because there is a process that it may not include.
     pub(super) fn ask_anew(&mut self) {
         self.heard = None;
-    }
-
-    /// Takes the guests whose turn it is, in order after the one answered last.
-    fn take(&mut self) -> Vec<Id> {
-        let after = self.waiting.range(self.last.saturating_add(1)..);
-        let turn: Vec<Id> = after
-            .chain(self.waiting.range(..=self.last))
-            .copied()
-            .take(TURN)
-            .collect();
-        for id in &turn {
-            self.waiting.remove(id);
-            self.last = *id;
-        }
-        turn
     }
 }
 
@@ -101,8 +90,8 @@ pub(super) fn devices(text: &str) -> Vec<String> {
     blocks.map(str::to_owned).collect()
 }
 
-impl Supervisor {
-    /// Handles a guest's question. It is answered at the end of the event loop's round, or when
+impl TenantLoop {
+    /// Handles a guest's question. It is answered at the end of the event, or when
     /// more is known, and the guest may then ask again.
     pub(super) fn observe(
         &mut self,
@@ -128,11 +117,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Stores the answer of the host's NVML.
-    pub(super) fn device_sampled(&mut self) {
-        let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) else {
+    /// Handles a part of the supervisor's answer: the figures of the host's NVML.
+    pub(super) fn figures(&mut self, ops: &mut EventOps<'_>, is_last: bool, part: &str) {
+        self.observers.part.push_str(part);
+        if !is_last {
             return;
-        };
+        }
+        self.observers.asks = false;
+        let text = std::mem::take(&mut self.observers.part);
+        // The supervisor has encoded them.
+        let samples: Vec<Sample> = serde_json::from_str(&text).unwrap_or_default();
         let mut counted = BTreeMap::new();
         for session in self.sessions.values().filter(|one| one.worker.is_some()) {
             for device in 0..samples.len() {
@@ -145,6 +139,7 @@ impl Supervisor {
             samples,
             counted,
         });
+        self.answer_observers(ops);
     }
 
     /// Answers waiting observers whose facts are known.
@@ -152,36 +147,31 @@ impl Supervisor {
         if self.observers.waiting.is_empty() {
             return;
         }
-        if !self.pool.device_works {
-            let starting = self.workers.values().any(|worker| !worker.is_settled());
-            if !starting
-                && self.pool.starts.is_empty()
-                && let Some(reason) = self.pool.failure().map(str::to_owned)
-            {
-                self.refuse_observers(ops, &reason);
+        match &self.devices {
+            None => return,
+            Some(Err(reason)) => {
+                let reason = reason.clone();
+                return self.refuse_observers(ops, &reason);
             }
-            return;
+            Some(Ok(_)) => {}
         }
         let heard = &mut self.observers.heard;
         heard.take_if(|heard| heard.at.elapsed() >= FRESH);
-        if let Some(sampler) = &mut self.sampler
-            && self.observers.heard.is_none()
-            && sampler.order(&self.pool.devices)
+        if self.observers.heard.is_none()
+            && self.service.as_ref().is_some_and(|one| one.has_figures)
         {
+            if !std::mem::replace(&mut self.observers.asks, true) {
+                self.supervisor.report(&Report::Figures);
+            }
             return;
         }
         let heard = self.observers.heard.clone();
         let mut facts = BTreeMap::new();
-        for id in self.observers.take() {
+        for id in std::mem::take(&mut self.observers.waiting) {
             if let Err(error) = self.tell_observer(ops, id, heard.as_ref(), &mut facts) {
                 let why = format!("the guest does not take its answer: {error}");
                 self.end_guest(ops, id, &why, None);
             }
-        }
-        // The others have their turn after all other streams.
-        let mut waiting = self.observers.waiting.iter();
-        if let Some(guest) = waiting.find_map(|id| self.guests.get(id)) {
-            self.turns.add(guest.peer.token());
         }
     }
 
@@ -213,7 +203,8 @@ impl Supervisor {
         let text = facts
             .entry((tenant, device))
             .or_insert_with(|| self.facts(tenant, device as usize, heard));
-        let devices = u32::try_from(self.pool.devices.len()).unwrap_or(u32::MAX);
+        let count = self.descriptions().len();
+        let devices = u32::try_from(count).unwrap_or(u32::MAX);
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
@@ -235,14 +226,28 @@ impl Supervisor {
         }
     }
 
+    /// Returns the facts on each device.
+    fn descriptions(&self) -> &[String] {
+        match &self.devices {
+            Some(Ok(devices)) => devices,
+            _ => &[],
+        }
+    }
+
+    /// Returns whether other tenants use the devices, as the supervisor has published it last.
+    fn has_neighbours(&self) -> bool {
+        let page = self.neighbours.as_ref();
+        page.is_none_or(|page| neighbours::is_set(page).unwrap_or(true))
+    }
+
     /// Returns the facts on a device that a tenant may see; none for a device that does not exist.
     fn facts(&self, tenant: Id, device: usize, heard: Option<&Heard>) -> String {
-        let Some(description) = self.pool.devices.get(device) else {
+        let Some(description) = self.descriptions().get(device) else {
             return String::new();
         };
         let mut text = format!("{}\n", description.trim_end());
         if let Some(sample) = heard.and_then(|heard| heard.samples.get(device)) {
-            text.extend(sample.told(self.has_neighbours));
+            text.extend(sample.told(self.has_neighbours()));
         }
         let mut used: u64 = 0;
         let sessions = self
@@ -324,20 +329,6 @@ mod tests {
         assert_eq!(bytes(8, u64::MAX), Some(u64::MAX));
         assert_eq!(bytes(9, 64), None);
         assert_eq!((heard.bytes(7, 0, 64), heard.bytes(7, 2, 64)), (None, None));
-    }
-
-    #[test]
-    fn observers_that_ask_again_and_again_leave_others_their_turn() {
-        let mut observers = Observers::default();
-        let greedy = 1..=Id::try_from(TURN).unwrap() * 4;
-        observers.waiting.insert(1000);
-        let turns = (0..5).find(|_| {
-            observers.waiting.extend(greedy.clone());
-            let turn = observers.take();
-            assert_eq!(turn.len(), TURN);
-            turn.contains(&1000)
-        });
-        assert_eq!(turns, Some(4));
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! The operator's limits on tenants, beside the limits that a launcher sets for its tenant.
 
-use super::Supervisor;
-use super::sessions::Session;
-use super::tenants::Tenant;
+use super::tenant_processes::TenantProcess;
+use super::{Id, Supervisor};
 
 /// The operator's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,48 +57,42 @@ impl Quotas {
 }
 
 impl Supervisor {
-    /// Returns the reason why a user may not attach once more, if there is one.
-    pub(super) fn too_many_tenants(&mut self, user: u32) -> Option<String> {
-        // A disconnected tenant counts until its descriptors are closed.
-        self.gone.retain(|tenant, _| self.scrubber.serves(*tenant));
-        let (living, gone) = (self.tenants.values().map(Tenant::user), &self.gone);
-        let count = living.chain(gone.values().copied());
-        let count = count.filter(|owner| *owner == user).count();
-        self.quotas.too_many_tenants(user, count)
+    /// Returns the reason why a user may not attach once more, if there is one. A tenant counts
+    /// until the processes that serve it have ended, and with them its descriptors are closed.
+    pub(super) fn too_many_tenants(&self, user: u32) -> Option<String> {
+        self.quotas.too_many_tenants(user, self.tenants_of(user))
     }
 
-    /// Returns the reason why a tenant may not have another session beside its `live` ones, if
-    /// there is one.
-    pub(super) fn too_many_sessions(&self, tenant: &Tenant, live: usize) -> Option<String> {
-        let own = match tenant.session_limit {
-            0 => usize::MAX,
-            limit => limit as usize,
-        };
-        if live >= own {
-            return Some(format!(
-                "the tenant has {live} sessions, its limit is {own}"
-            ));
-        }
+    /// Returns the number of a user's tenants and connections that wait for a process.
+    pub(super) fn tenants_of(&self, user: u32) -> usize {
+        let tenants = self.tenants.values().filter(|one| one.user == user);
+        let waiting = self.waiting.iter().filter(|one| one.user == user);
+        tenants.count() + waiting.count()
+    }
+
+    /// Returns the reason why a tenant may not have another session, if there is one. A session
+    /// counts as long as its worker lives, whatever its tenant's process says.
+    pub(super) fn too_many_sessions(&self, id: Id) -> Option<String> {
+        let tenant = self.tenants.get(&id)?;
+        let (user, count) = (tenant.user, self.sessions_of(id, tenant));
         let most = self.quotas.sessions;
-        if live >= most {
+        if count >= most {
             return Some(format!(
-                "the tenant has {live} sessions, and --sessions allows {most}"
+                "the tenant has {count} sessions, and --sessions allows {most}"
             ));
         }
-        let (user, most) = (tenant.user(), self.quotas.sessions_per_user);
-        let count = self
-            .sessions
-            .values()
-            .filter(|session| self.is_of(session, user))
-            .count();
+        let most = self.quotas.sessions_per_user;
+        let of_user = self.tenants.iter().filter(|(_, one)| one.user == user);
+        let count: usize = of_user.map(|(id, one)| self.sessions_of(*id, one)).sum();
         (count >= most).then(|| {
             format!("user {user} has {count} sessions, and --sessions-per-user allows {most}")
         })
     }
 
-    fn is_of(&self, session: &Session, user: u32) -> bool {
-        let tenant = self.tenants.get(&session.tenant);
-        tenant.is_some_and(|tenant| tenant.user() == user)
+    pub(super) fn sessions_of(&self, id: Id, tenant: &TenantProcess) -> usize {
+        let workers = self.workers.values().filter_map(|worker| worker.session);
+        let over = workers.filter(|(of, session)| *of == id && !tenant.sessions.contains(session));
+        tenant.sessions.len() + over.count()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Thread that queries the host's NVML. A query can take milliseconds, and the event loop never
 //! blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use wormhole_link::tasks;
 use wormhole_ring::control::facts;
@@ -13,7 +14,7 @@ use wormhole_ring::control::facts;
 use crate::host_nvml::HostNvml;
 
 /// Values of one device from the host's NVML.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Facts that do not depend on any tenant's work, one line each.
     pub facts: String,
@@ -24,6 +25,20 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Returns the sample for a tenant with these workers.
+    pub fn for_tenant(&self, has_neighbours: bool, own: &BTreeSet<i32>) -> Self {
+        let processes = self.processes.iter();
+        let processes = processes.filter(|(pid, _)| own.contains(pid));
+        Self {
+            facts: self.facts.clone(),
+            live: match has_neighbours {
+                true => String::new(),
+                false => self.live.clone(),
+            },
+            processes: processes.map(|(pid, bytes)| (*pid, *bytes)).collect(),
+        }
+    }
+
     /// Returns the facts for a tenant. Live facts, such as utilization, are included only while it
     /// has no neighbours, because they would reveal the neighbours' work.
     pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
@@ -39,6 +54,8 @@ pub struct Sampler {
     samples: Receiver<Vec<Sample>>,
     bell: EventFd,
     is_ordered: bool,
+    /// Whether the thread has ended.
+    has_ended: bool,
 }
 
 impl Sampler {
@@ -58,6 +75,7 @@ impl Sampler {
             samples,
             bell,
             is_ordered: false,
+            has_ended: false,
         })
     }
 
@@ -69,9 +87,10 @@ impl Sampler {
         }
         let uuid = |device: &String| facts::get(device, facts::UUID).map(str::to_owned);
         let uuids = devices.iter().map(uuid).collect();
-        match self.orders.send(uuids) {
-            Ok(()) => self.is_ordered = true,
-            Err(_) => tracing::error!("the thread that asks the host's NVML has ended"),
+        self.is_ordered = self.orders.send(uuids).is_ok();
+        let has_ended = !self.is_ordered;
+        if !std::mem::replace(&mut self.has_ended, has_ended) && has_ended {
+            tracing::error!("the thread that asks the host's NVML has ended");
         }
         self.is_ordered
     }

@@ -17,7 +17,6 @@ use std::os::unix::net::UnixDatagram;
 
 use event_manager::EventOps;
 use wormhole_link::counters::CountersFile;
-use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::report::SessionReport;
 use wormhole_ring::control::{
     Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
@@ -30,10 +29,15 @@ use super::arena::{Extent, ExtentState};
 use super::connection;
 use super::descriptors::SESSION;
 use super::guests::GuestError;
+use super::pair::Report;
 use super::session_file::{self, SessionFile, SessionHeader};
+use super::tenant_loop::TenantLoop;
 use super::tenants::window_of;
 use super::window::Window;
-use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
+use super::{Id, REVOKED_RESULT, WORKER_LOST_RESULT};
+
+/// Largest number of descriptors with which a guest is granted its session.
+const GRANTED: usize = 2;
 
 /// A session.
 #[derive(Debug)]
@@ -45,7 +49,7 @@ pub(super) struct Session {
     pub local: bool,
     /// None once the guest's stream has ended.
     pub guest: Option<Id>,
-    /// None once the worker has been reaped.
+    /// None until the supervisor has given one, and once it has been reaped.
     pub worker: Option<Id>,
     pub worker_pid: i32,
     pub hash: u64,
@@ -53,7 +57,6 @@ pub(super) struct Session {
     features: u64,
     /// Number of the process in its guest, if the guest has reported it.
     pub process: Option<u32>,
-    pub environment: Vec<(OsString, OsString)>,
     /// File of its memory.
     pub file: SessionFile,
     pub segment: Run,
@@ -66,6 +69,9 @@ pub(super) struct Session {
     files: Option<UnixDatagram>,
     /// Cause of its end.
     end: String,
+    /// Whether the supervisor has refused it for a quota. It then has no report, as if it had not
+    /// begun.
+    is_refused: bool,
     /// Work that waits while its status word is being written.
     ending: Option<Ending>,
 }
@@ -91,9 +97,9 @@ enum Phase {
 
 impl Session {
     /// Returns the descriptors to send with the worker's assignment.
-    pub fn descriptors(&mut self, neighbours: &NeighboursFile) -> io::Result<Vec<OwnedFd>> {
+    pub fn descriptors(&mut self, neighbours: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
-        let word = neighbours.descriptor()?;
+        let word = neighbours.try_clone()?;
         let mut descriptors = vec![self.file.descriptor()?, page.into(), word];
         if self.features & FEATURE_FILES != 0 {
             let (guest, worker) = UnixDatagram::pair()?;
@@ -146,7 +152,7 @@ impl fmt::Display for Session {
     }
 }
 
-impl Supervisor {
+impl TenantLoop {
     pub(super) fn is_granted(&self, session: Id) -> bool {
         self.sessions
             .get(&session)
@@ -167,14 +173,13 @@ impl Supervisor {
             .is_some_and(|session| session.phase == Phase::Preparing)
     }
 
-    /// Creates a session for a guest that sent its hello, and finds a worker for it.
+    /// Creates a session for a guest that sent its hello, and asks for a worker for it.
     pub(super) fn begin_session(
         &mut self,
-        ops: &mut EventOps<'_>,
         guest: Id,
         hash: u64,
         features: u64,
-        environment: Vec<(OsString, OsString)>,
+        environment: &[(OsString, OsString)],
     ) -> Result<(), (Refusal, String)> {
         let key = self.id();
         let Some(said) = self.guests.get(&guest) else {
@@ -190,7 +195,7 @@ impl Supervisor {
         let Some(tenant) = self.tenants.get(&tenant_id) else {
             return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
         };
-        let refused = self.too_many_sessions(tenant, live);
+        let refused = self.too_many_sessions(tenant.session_limit, live);
         let Some(tenant) = self.tenants.get_mut(&tenant_id) else {
             return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
         };
@@ -223,6 +228,10 @@ impl Supervisor {
                 return Err(refused);
             }
         };
+        let lines: Vec<String> = environment
+            .iter()
+            .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+            .collect();
         let extents = arena
             .map(|run| {
                 let state = ExtentState::Granted;
@@ -244,7 +253,6 @@ impl Supervisor {
                 hash,
                 features: features & features_of(local),
                 process: None,
-                environment,
                 file,
                 segment,
                 arena,
@@ -253,14 +261,36 @@ impl Supervisor {
                 counters,
                 files: None,
                 end: String::new(),
+                is_refused: false,
                 ending: None,
             },
         );
         if let Some(guest) = self.guests.get_mut(&guest) {
             guest.session = Some(key);
         }
-        self.find_worker(ops, key)
-            .map_err(|reason| (Refusal::NoDevice, reason))
+        self.supervisor.report(&Report::Want {
+            session: key,
+            hash,
+            environment: lines.join("\n"),
+        });
+        Ok(())
+    }
+
+    /// Returns the reason why the tenant may not have another session beside its `live` ones, if
+    /// there is one. The supervisor counts those of its user.
+    fn too_many_sessions(&self, limit: u32, live: usize) -> Option<String> {
+        let own = match limit {
+            0 => usize::MAX,
+            limit => limit as usize,
+        };
+        if live >= own {
+            return Some(format!(
+                "the tenant has {live} sessions, its limit is {own}"
+            ));
+        }
+        let most = self.service.as_ref().map_or(0, |service| service.sessions);
+        (live as u64 >= most)
+            .then(|| format!("the tenant has {live} sessions, and --sessions allows {most}"))
     }
 
     /// Records the process number that a guest has reported for its session.
@@ -275,9 +305,6 @@ impl Supervisor {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.worker = Some(worker);
             session.worker_pid = pid;
-            if let Some(worker) = self.workers.get(&worker) {
-                worker.process.assign(session.tenant);
-            }
             self.observers.ask_anew();
         }
     }
@@ -383,10 +410,15 @@ impl Supervisor {
     /// Grants the session to the guest. The worker has mapped it, and so has the guest's launcher.
     fn grant_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
         let grant = self.grant_of(key);
+        let in_flight = self.check_in_flight(GRANTED);
         let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
             return;
         };
         session.phase = Phase::Granted;
+        if let (Err(error), Some(guest)) = (in_flight, session.guest) {
+            let why = format!("the guest cannot be granted its session: {error}");
+            return self.end_guest(ops, guest, &why, None);
+        }
         let Some((id, guest)) = session
             .guest
             .and_then(|id| Some((id, self.guests.get_mut(&id)?)))
@@ -407,14 +439,39 @@ impl Supervisor {
         }
     }
 
+    /// Handles the supervisor's message that there is no worker for a session.
+    pub(super) fn no_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        refusal: Refusal,
+        reason: &str,
+    ) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        session.is_refused = refusal == Refusal::Quota;
+        let (tenant, id) = (session.tenant, session.id);
+        if session.is_refused && self.may_log(tenant) {
+            tracing::info!("tenant {tenant} {id} is refused: {reason}");
+        }
+        self.session_unserved(ops, key, refusal, reason);
+    }
+
     /// Refuses a session's guest, because there is no worker for it.
-    pub(super) fn session_unserved(&mut self, ops: &mut EventOps<'_>, key: Id, reason: &str) {
+    pub(super) fn session_unserved(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        refusal: Refusal,
+        reason: &str,
+    ) {
         let Some(session) = self.sessions.get(&key) else {
             return;
         };
         match session.guest {
             Some(guest) => {
-                self.refuse(ops, guest, Refusal::NoDevice, reason.to_owned());
+                self.refuse(ops, guest, refusal, reason.to_owned());
                 self.end_guest(ops, guest, reason, None);
             }
             None => self.end_session(ops, key, reason, None),
@@ -494,7 +551,7 @@ impl Supervisor {
         match session.file.descriptor() {
             // The spawner is gone, so there is no scrubber to do it, and no other session that a
             // blocking write would delay.
-            Ok(file) if self.lost.is_some() => {
+            Ok(file) if self.lost => {
                 let (result, cause) = status;
                 let written = session_file::set_status(&file, segment, result, cause);
                 self.status_written(ops, key, written);
@@ -562,7 +619,7 @@ impl Supervisor {
         self.scrubber.close(tenant, left);
         self.end_shares(key, tenant);
         if matches!(phase, Phase::Preparing | Phase::Showing) {
-            self.session_unserved(ops, key, why);
+            self.session_unserved(ops, key, Refusal::NoDevice, why);
         }
         self.finish_session(ops, key);
         self.punch_beside_runs(key);
@@ -654,6 +711,7 @@ impl Supervisor {
         if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
             tenant.sessions -= 1;
         }
+        self.supervisor.report(&Report::Over { session: key });
         advance(&self.tenants, &session, SessionState::worker_reaped);
         let header = session.file.header(session.segment.first).ok();
         let header = header.as_ref();
@@ -666,7 +724,7 @@ impl Supervisor {
         );
         // The segments of a launcher that has left are not granted again; its guests may still read
         // their status words there.
-        let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();
+        let goes_on = |tenant: &&mut super::tenants::Tenant| !self.stopping && tenant.is_attached();
         let runs = self
             .tenants
             .get_mut(&session.tenant)
@@ -683,7 +741,9 @@ impl Supervisor {
             session.id,
             session.end
         );
-        self.send_report(ops, session.tenant, &report);
+        if !session.is_refused {
+            self.send_report(ops, session.tenant, &report);
+        }
         let (tenant, file) = (session.tenant, session.file.into());
         // No other process uses the session's file any more.
         if runs.is_empty() {
@@ -764,7 +824,7 @@ fn release(numbers: &[SessionState], id: SessionId) {
 }
 
 fn advance(
-    tenants: &BTreeMap<Id, super::Tenant>,
+    tenants: &BTreeMap<Id, super::tenants::Tenant>,
     session: &Session,
     step: impl Fn(&SessionState, u32) -> Result<(), wormhole_ring::session::TransitionError>,
 ) {

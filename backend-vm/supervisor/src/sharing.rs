@@ -29,8 +29,9 @@ use wormhole_device::{PARTIES, WORDS_FILE, file};
 use wormhole_link::memory;
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 
+use super::Id;
 use super::descriptors::UNDERWAY;
-use super::{Id, Supervisor};
+use super::tenant_loop::TenantLoop;
 
 /// Largest number of objects that one session may share at the same time.
 const SESSION_LIMIT: usize = 1 << 14;
@@ -130,6 +131,7 @@ impl Shares {
     }
 
     /// Returns the number of descriptors held for all tenants.
+    #[cfg(test)]
     pub fn held(&self) -> usize {
         self.descriptors
     }
@@ -330,7 +332,7 @@ fn random() -> Option<[u64; 2]> {
     (usize::try_from(filled) == Ok(bytes)).then_some(token)
 }
 
-impl Supervisor {
+impl TenantLoop {
     /// Handles a worker's request to share an object.
     pub(super) fn share(
         &mut self,
@@ -375,7 +377,8 @@ impl Supervisor {
     /// of the driver. Of other files only the seals are queried, because other queries may block
     /// for as long as the file's owner likes.
     fn may_share(&self, file: &OwnedFd) -> bool {
-        file::fixed_size(file).is_some() || (self.sampler.is_some() && is_export(file))
+        let exports = self.service.as_ref().is_some_and(|one| one.has_figures);
+        file::fixed_size(file).is_some() || (exports && is_export(file))
     }
 
     /// Handles a worker's request for the object with its guest's token.
@@ -392,7 +395,7 @@ impl Supervisor {
             .worker_of(key)
             .map_or(0, |worker| worker.peer.underway());
         // A worker that reads its answers has few of them underway.
-        let found = if underway >= UNDERWAY {
+        let found = if underway >= UNDERWAY || self.check_in_flight(1).is_err() {
             Err(OUT_OF_MEMORY)
         } else {
             self.shares.find(tenant, key, fetch)

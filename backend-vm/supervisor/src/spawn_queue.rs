@@ -14,14 +14,17 @@ use super::spawner::Spawner;
 /// Largest number of workers starting at once, from the clone to the ready device.
 const AT_ONCE: usize = 4;
 
+/// A session that wants a worker: its tenant, and its number there.
+pub type Wanted = (Id, Id);
+
 /// A requested worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     pub hash: u64,
     /// Environment beyond that of every worker.
     pub environment: Vec<(OsString, OsString)>,
-    /// Session that waits for it; none for a spare.
-    pub session: Option<Id>,
+    /// Session that waits for it, with its tenant; none for a spare.
+    pub session: Option<Wanted>,
     /// Tenant that caused it; none for the supervisor itself.
     pub account: Option<Id>,
 }
@@ -88,6 +91,10 @@ impl SpawnQueue {
         &self.spawner
     }
 
+    pub fn spawner_mut(&mut self) -> &mut Spawner {
+        &mut self.spawner
+    }
+
     pub fn add(&mut self, start: Start) {
         self.queue.waiting.push_back(start);
     }
@@ -96,7 +103,7 @@ impl SpawnQueue {
     /// a session may have claimed a spare.
     pub fn retain(
         &mut self,
-        wanted: impl Fn(Id) -> bool,
+        wanted: impl Fn(Wanted) -> bool,
         is_tenant: impl Fn(Id) -> bool,
     ) -> Vec<Start> {
         let waiting = std::mem::take(&mut self.queue.waiting).into_iter();
@@ -213,7 +220,7 @@ mod tests {
             queue.waiting.push_back(Start {
                 hash: 0,
                 environment: Vec::new(),
-                session: Some(session),
+                session: Some((*account, session)),
                 account: Some(*account),
             });
         }
@@ -231,9 +238,9 @@ mod tests {
     fn a_tenant_has_one_worker_starting_at_a_time() {
         let mut queue = queue(&[1, 1, 1]);
         let first = queue.next(&[]).unwrap();
-        assert_eq!(first.session, Some(0));
+        assert_eq!(first.session, Some((1, 0)));
         assert_eq!(queue.next(&[Some(1)]), None);
-        assert_eq!(queue.next(&[]).unwrap().session, Some(1));
+        assert_eq!(queue.next(&[]).unwrap().session, Some((1, 1)));
     }
 
     #[test]

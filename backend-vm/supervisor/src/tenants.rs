@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
@@ -11,13 +11,14 @@ use wormhole_link::report::SessionReport;
 use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
+use super::Id;
 use super::connection::Connection;
-use super::descriptors::{Held, SESSION, STREAM, TENANT};
+use super::descriptors::{SESSION, STREAM, TENANT};
 use super::guests::Guest;
 use super::log_budget::{LogBudget, Verdict};
-use super::turns::TURN;
+use super::pair::Report;
+use super::tenant_loop::{Source, TenantLoop};
 use super::window::Window;
-use super::{Id, Source, Supervisor};
 
 /// Largest number of control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;
@@ -30,8 +31,6 @@ pub(super) struct Tenant {
     /// None once the stream has ended.
     peer: Option<Connection>,
     token: u32,
-    /// User who connected.
-    user: u32,
     /// Deadline for attaching. None where there is none.
     attach_end: Option<Instant>,
     pub window: Option<Window>,
@@ -44,6 +43,8 @@ pub(super) struct Tenant {
     pub guests: usize,
     pub sessions: usize,
     log: LogBudget,
+    /// Lines that it may cause without a window.
+    lines: u32,
     /// Log budget of its workers.
     pub worker_log: LogBudget,
     /// Whether the launcher waits for the result of starting the device.
@@ -58,15 +59,6 @@ pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Optio
 }
 
 impl Tenant {
-    /// Whether its launcher waits for a report that the device works.
-    pub fn awaits_device(&self) -> bool {
-        self.awaits_device
-    }
-
-    pub fn user(&self) -> u32 {
-        self.user
-    }
-
     /// Returns the deadline for attaching, if the tenant has not attached.
     pub fn deadline(&self) -> Option<Instant> {
         let waits = self.window.is_none() && self.peer.is_some();
@@ -94,19 +86,23 @@ enum Request {
     Wrong(&'static str),
 }
 
-impl Supervisor {
+impl TenantLoop {
     /// Closes the streams whose window did not arrive in time.
     pub(super) fn end_late_tenants(&mut self, now: Instant) {
+        let mut late = Vec::new();
         for (id, tenant) in &mut self.tenants {
             if tenant.deadline().is_some_and(|end| end <= now) {
                 tenant.attach_end = None;
                 if let Some(peer) = &tenant.peer {
                     peer.shut_down();
                 }
-                if tenant.log.spend(now) != Verdict::Drop {
-                    let limit = self.hello_limit;
-                    tracing::warn!("tenant {id} is closed: no window after {limit:?}");
-                }
+                late.push(*id);
+            }
+        }
+        for id in late {
+            if self.may_log(id) {
+                let limit = self.hello_limit();
+                tracing::warn!("tenant {id} is closed: no window after {limit:?}");
             }
         }
     }
@@ -114,11 +110,10 @@ impl Supervisor {
     pub(super) fn add_tenant(
         &mut self,
         ops: &mut EventOps<'_>,
+        id: Id,
         stream: OwnedFd,
-        user: u32,
-        attach_end: Option<Instant>,
+        (attach_end, lines): (Option<Instant>, u32),
     ) {
-        let id = self.id();
         let token = self.token(Source::Tenant(id));
         match Connection::register(ops, stream, token, true) {
             Ok(peer) => {
@@ -127,7 +122,6 @@ impl Supervisor {
                     Tenant {
                         peer: Some(peer),
                         token,
-                        user,
                         attach_end,
                         window: None,
                         attaching: None,
@@ -136,6 +130,7 @@ impl Supervisor {
                         guests: 0,
                         sessions: 0,
                         log: LogBudget::of_lines(Instant::now()),
+                        lines,
                         worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
                         leaving: false,
@@ -193,7 +188,7 @@ impl Supervisor {
         if !filled? {
             return Ok(());
         }
-        for _ in 0..TURN {
+        loop {
             if self.is_attaching(id) {
                 return Ok(());
             }
@@ -229,10 +224,6 @@ impl Supervisor {
                 }
             }
         }
-        if let Some(tenant) = self.tenants.get(&id) {
-            self.turns.add(tenant.token);
-        }
-        Ok(())
     }
 
     pub(super) fn tenant_peer(&mut self, id: Id) -> Option<&mut Connection> {
@@ -251,16 +242,17 @@ impl Supervisor {
         attach: &Attach,
         file: Option<OwnedFd>,
     ) -> Result<(), ChannelError> {
+        let most = self.service.as_ref().map_or(0, |service| service.window);
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return Ok(());
         };
         let accepted = match &file {
             _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
             None => Err("the window's descriptor did not come with it".to_owned()),
-            _ if attach.window_size > self.quotas.window => Err(format!(
+            _ if attach.window_size > most => Err(format!(
                 "the window has {} MiB, and --window-limit allows {}",
                 attach.window_size >> 20,
-                self.quotas.window >> 20
+                most >> 20
             )),
             Some(file) => {
                 Window::accept(file, attach).map_err(|error| wormhole_link::chain(&error))
@@ -318,9 +310,8 @@ impl Supervisor {
                 tenant.window = Some(window);
                 tenant.session_limit = session_limit;
                 tenant.awaits_device = true;
-                self.count_neighbours();
-                self.keep_spares(ops);
-                self.answer_attached(ops);
+                let lines = tenant.lines;
+                self.supervisor.report(&Report::Attached { lines });
             }
             Err(error) => {
                 let reason = format!("the window cannot be written: {error}");
@@ -333,15 +324,12 @@ impl Supervisor {
         self.tenant_event(ops, id, EventSet::empty());
     }
 
-    /// Answers waiting launchers once it is known whether the device works.
+    /// Answers waiting launchers: the supervisor has reported whether the devices work.
     pub(super) fn answer_attached(&mut self, ops: &mut EventOps<'_>) {
-        let starting = self.workers.values().any(|worker| !worker.is_settled());
-        let failure = self.pool.failure().map(str::to_owned);
-        let reason = match (self.pool.device_works, starting, failure) {
-            (true, ..) => None,
-            (false, false, Some(reason)) => Some(reason),
-            (false, ..) => return,
+        let Some(devices) = &self.devices else {
+            return;
         };
+        let reason = devices.as_ref().err().cloned();
         let waiting: Vec<Id> = self
             .tenants
             .iter()
@@ -372,6 +360,7 @@ impl Supervisor {
         message: &Message<'_>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
+        self.check_in_flight(descriptors.len())?;
         let Some(peer) = self.tenant_peer(id) else {
             return Ok(());
         };
@@ -380,6 +369,38 @@ impl Supervisor {
             peer.underway();
         }
         peer.send(ops, message, descriptors)
+    }
+
+    /// Checks that further descriptors may be sent: the tenant's parties have left few unread. The
+    /// kernel counts those in flight of all tenants together.
+    ///
+    /// # Errors
+    /// They have left too many.
+    pub(super) fn check_in_flight(&mut self, more: usize) -> Result<(), ChannelError> {
+        if more == 0 {
+            return Ok(());
+        }
+        let most = self.service.as_ref().map_or(0, |service| service.unread);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let unread: usize = self.peers().map(|peer| peer.unread()).sum();
+        if unread + more <= most {
+            return Ok(());
+        }
+        // Asks the sockets.
+        let unread: usize = self.peers().map(Connection::underway).sum();
+        match unread + more <= most {
+            true => Ok(()),
+            false => Err(ChannelError::InFlight(unread)),
+        }
+    }
+
+    /// Returns all streams.
+    pub(super) fn peers(&mut self) -> impl Iterator<Item = &mut Connection> {
+        let tenants = self.tenants.values_mut();
+        let tenants = tenants.filter_map(|tenant| tenant.peer.as_mut());
+        let guests = self.guests.values_mut().map(|guest| &mut guest.peer);
+        let workers = self.workers.values_mut().map(|worker| &mut worker.peer);
+        tenants.chain(guests).chain(workers)
     }
 
     /// Shuts a tenant's stream down; its end is reported like any other.
@@ -463,24 +484,18 @@ impl Supervisor {
         for id in idle {
             if let Some(tenant) = self.tenants.remove(&id) {
                 self.sources.remove(&tenant.token);
-                let user = tenant.user;
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
                     self.close_connection(ops, id, peer);
                 }
-                if self.scrubber.serves(id) {
-                    self.gone.insert(id, user);
-                }
             }
         }
-        self.count_neighbours();
     }
 
-    /// Publishes to the workers whether more than one tenant uses the devices.
-    fn count_neighbours(&mut self) {
-        let attached = self.tenants.values().filter(|one| one.window.is_some());
-        self.has_neighbours = attached.count() > 1;
-        self.neighbours.set(self.has_neighbours);
+    /// Returns the time within which a guest must send its hello, and a launcher attach.
+    pub(super) fn hello_limit(&self) -> Duration {
+        let service = self.service.as_ref();
+        service.map_or(Duration::ZERO, |service| service.hello_limit)
     }
 
     /// Returns whether to log a line that the tenant or its guests caused.
@@ -488,12 +503,13 @@ impl Supervisor {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return true;
         };
-        // Connections cost nothing, so those that never attach a window share one budget.
-        let budget = match &tenant.window {
-            Some(_) => &mut tenant.log,
-            None => &mut self.acceptor.log,
-        };
-        let verdict = budget.spend(Instant::now());
+        // Connections cost nothing, so those that never attach a window have few lines each.
+        if tenant.window.is_none() {
+            let may = tenant.lines > 0;
+            tenant.lines = tenant.lines.saturating_sub(1);
+            return may;
+        }
+        let verdict = tenant.log.spend(Instant::now());
         if verdict == Verdict::Last {
             tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
         }
@@ -512,38 +528,14 @@ impl Supervisor {
 
     /// Returns whether the tenant may hold `more` further descriptors.
     pub(super) fn may_hold(&self, id: Id, more: usize) -> bool {
-        let tenant = self.held_by(id);
-        let user = self.tenants.get(&id).map(Tenant::user);
-        let held = Held {
-            tenant,
-            user: user.map_or(tenant, |user| self.held_by_user(user)),
-            all: self.held_by_all(),
-        };
-        self.descriptors.allow(held, more)
+        self.held_by(id) + more <= self.descriptors.for_tenants()
     }
 
-    /// Returns the number of descriptors that a tenant may use, whether it is still connected or
-    /// not.
-    fn held_by(&self, id: Id) -> usize {
+    /// Returns the number of descriptors that a tenant uses, whether it is still connected or not.
+    pub(super) fn held_by(&self, id: Id) -> usize {
         self.tenants.get(&id).map_or(0, Tenant::held)
             + self.scrubber.held_for(id)
             + self.shares.held_for(id)
-    }
-
-    /// Returns the number of descriptors of all tenants of a user.
-    pub(super) fn held_by_user(&self, user: u32) -> usize {
-        let is_of = |(_, owner): &(Id, u32)| *owner == user;
-        let living = self.tenants.iter().map(|(id, tenant)| (*id, tenant.user));
-        let gone = self.gone.iter().map(|(id, owner)| (*id, *owner));
-        let tenants = living.chain(gone).filter(is_of);
-        tenants.map(|(id, _)| self.held_by(id)).sum()
-    }
-
-    /// Returns the number of descriptors of all tenants.
-    pub(super) fn held_by_all(&self) -> usize {
-        self.tenants.values().map(Tenant::held).sum::<usize>()
-            + self.scrubber.held()
-            + self.shares.held()
     }
 }
 

@@ -25,6 +25,8 @@ const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
 const LINE_LIMIT: usize = 1024;
 /// Largest number of bytes of one write to a log that are passed on.
 const WRITE_LIMIT: usize = 16 << 10;
+/// Number of writes read from the log of an ended worker: more than its socket holds.
+pub const LAST_PORTIONS: usize = 512;
 /// Largest number of a worker's lines in a dump.
 const DUMP_LINES: usize = 40;
 /// Text by which a worker marks a line of a dump.
@@ -247,6 +249,14 @@ impl Log {
 
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
+    }
+
+    /// Passes the last line on although it may not be over, and returns the socket.
+    pub fn finish(mut self, pid: i32, budget: &mut LogBudget) -> OwnedFd {
+        if !self.line.is_empty() {
+            self.pass_on(pid, budget);
+        }
+        self.socket
     }
 
     /// Returns the socket, which may contain descriptors.

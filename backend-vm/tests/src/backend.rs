@@ -213,7 +213,17 @@ impl Backend {
 
     /// Returns the worker processes.
     pub fn workers(&self) -> Vec<i32> {
-        self.started(|name| name != "scrubber")
+        self.started(|name| !["scrubber", "refuser", "tenant"].contains(&name))
+    }
+
+    /// Returns the processes that refuse connections.
+    pub fn refusers(&self) -> Vec<i32> {
+        self.started(|name| name == "refuser")
+    }
+
+    /// Returns the processes that serve tenants, and the one that waits for the next tenant.
+    pub fn tenant_processes(&self) -> Vec<i32> {
+        self.started(|name| name == "tenant")
     }
 
     /// Returns the processes that close descriptors for the supervisor.

@@ -64,7 +64,7 @@ fn send(socket: impl AsFd, bytes: &[u8], descriptor: &OwnedFd, flags: SendFlags)
 }
 
 impl Two {
-    /// Sends a descriptor that takes an hour to close, and returns the peer. The supervisor is
+    /// Sends a descriptor that takes an hour to close, and returns the peer. Its reader is
     /// stopped meanwhile, so that it has the last copy; otherwise closing this test's copy would
     /// take that hour.
     fn sends_a_lingering(&mut self, send: impl FnOnce(&mut Self, OwnedFd)) -> TcpStream {
@@ -86,16 +86,17 @@ impl Two {
         far
     }
 
-    /// Stops the supervisor, executes `work` and lets the supervisor go on.
+    /// Stops the processes that serve tenants, executes `work` and lets the processes go on.
     fn while_it_stands<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        let supervisor = self.backend.child.id().cast_signed();
-        kill(supervisor, libc::SIGSTOP);
-        wait_until(
-            || is_stopped(supervisor),
-            || "a supervisor that stands".into(),
-        );
+        let processes = self.backend.tenant_processes();
+        for process in &processes {
+            kill(*process, libc::SIGSTOP);
+            wait_until(|| is_stopped(*process), || "a process that stands".into());
+        }
         let result = work(self);
-        kill(supervisor, libc::SIGCONT);
+        for process in processes {
+            kill(process, libc::SIGCONT);
+        }
         result
     }
 
@@ -285,6 +286,18 @@ fn what_waits_in_the_streams_of_a_tenant_that_goes_holds_up_nobody() {
     two.serves_the_victim();
 }
 
+/// Returns the largest number of descriptors that the supervisor or a tenant's process holds.
+fn most_descriptors(backend: &Backend) -> usize {
+    let processes = backend.tenant_processes().into_iter();
+    let processes = processes.chain([backend.child.id().cast_signed()]);
+    let counts = processes.map(|pid| {
+        let folder = format!("/proc/{pid}/fd");
+        // A process may have ended meanwhile.
+        std::fs::read_dir(folder).map_or(0, Iterator::count)
+    });
+    counts.max().unwrap()
+}
+
 #[test]
 fn descriptors_without_end_leave_others_theirs_while_none_is_closed() {
     let mut two = two();
@@ -293,13 +306,12 @@ fn descriptors_without_end_leave_others_theirs_while_none_is_closed() {
     let mut guests: Vec<Control> = (0..70).map(|_| two.hostile.connect()).collect();
     let _far = two.attacks_by_a_control_stream();
     let (pipe, _writer) = std::io::pipe().unwrap();
-    let folder = format!("/proc/{}/fd", two.backend.child.id());
     for guest in &mut guests {
         let descriptors = (0..28).map(|_| pipe.try_clone().unwrap().into());
         guest
             .send_with(&Message::Doorbell, descriptors.collect())
             .unwrap();
-        let held = std::fs::read_dir(&folder).unwrap().count();
+        let held = most_descriptors(&two.backend);
         assert!((held as u64) < FILES - 300, "{held} descriptors");
     }
     two.serves_the_victim();
@@ -315,8 +327,7 @@ fn a_process_that_closed_one_tenants_descriptors_closes_anothers() {
         two.hostile.wait_until_read();
         two.backend.wait_until_read();
     }
-    let folder = format!("/proc/{}/fd", two.backend.child.id());
-    let count = || std::fs::read_dir(&folder).unwrap().count();
+    let count = || most_descriptors(&two.backend);
     wait_until(|| count() < 32, || format!("{} descriptors", count()));
     let scrubbers = two.backend.scrubbers().len();
     assert!((1..=6).contains(&scrubbers), "{scrubbers} processes");

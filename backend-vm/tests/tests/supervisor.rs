@@ -83,27 +83,41 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
 
 #[test]
 fn the_supervisor_maps_no_file_that_a_tenant_or_worker_can_punch() {
-    let mut backend = Backend::with_window(64);
+    let mut alone = Backend::with_window(64);
+    maps_no_file_of_others(&mut alone);
+    let folder = tempfile::tempdir().unwrap();
+    let (mut listening, _) = listening_backend(&folder, 4096, 4096);
+    maps_no_file_of_others(&mut listening);
+    assert!(!listening.tenant_processes().is_empty());
+}
+
+fn maps_no_file_of_others(backend: &mut Backend) {
     let maps_its_own_alone = |backend: &Backend| {
-        let maps = format!("/proc/{}/maps", backend.child.id());
-        let maps = std::fs::read_to_string(maps).unwrap();
-        let is_shared = |line: &&str| line.split(' ').nth(1).unwrap().ends_with('s');
-        let shared: Vec<&str> = maps.lines().filter(is_shared).collect();
+        let shared = |pid: i32| {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            let is_shared = |line: &&str| line.split(' ').nth(1).unwrap().ends_with('s');
+            let shared = maps.lines().filter(is_shared).map(str::to_owned);
+            shared.collect::<Vec<String>>()
+        };
+        let own = shared(backend.child.id().cast_signed());
         assert!(
-            matches!(shared[..], [one] if one.contains("/memfd:wormhole-neighbours")),
-            "{shared:#?}"
+            matches!(&own[..], [one] if one.contains("/memfd:wormhole-neighbours")),
+            "{own:#?}"
         );
+        for process in backend.tenant_processes() {
+            assert_eq!(shared(process), [] as [&str; 0]);
+        }
     };
-    maps_its_own_alone(&backend);
+    maps_its_own_alone(backend);
     let mut guest = backend.connect().open();
     works(&mut guest);
     assert!(matches!(guest.request_arena(1, 4), Reply::ArenaGrant(_)));
-    maps_its_own_alone(&backend);
+    maps_its_own_alone(backend);
     backend.signal(libc::SIGUSR1);
     backend.wait_for_log("bytes of its ring are not taken");
-    kill(worker_in_order(&backend, 0), libc::SIGKILL);
+    kill(worker_in_order(backend, 0), libc::SIGKILL);
     assert_eq!(guest.wait_for_status().result, 709);
-    maps_its_own_alone(&backend);
+    maps_its_own_alone(backend);
 }
 
 #[test]
@@ -508,11 +522,21 @@ fn without_its_spawner_the_supervisor_ends_and_says_why() {
 /// runs as root.
 #[test]
 fn the_supervisor_serves_guests_without_privileges_and_under_a_filter() {
-    let mut backend = Backend::with_window(64);
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, _) = listening_backend(&folder, 4096, 4096);
     let mut guest = backend.connect().open();
     works(&mut guest);
-    let processes = backend.scrubbers().into_iter().map(i32::cast_unsigned);
-    let processes = processes.chain([backend.child.id()]);
+    wait_until(
+        || backend.tenant_processes().len() == 2,
+        || "the tenant's process, and one for the next tenant".into(),
+    );
+    let processes = backend
+        .scrubbers()
+        .into_iter()
+        .chain(backend.tenant_processes());
+    let processes = processes
+        .map(i32::cast_unsigned)
+        .chain([backend.child.id()]);
     let tasks = processes.flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).unwrap());
     let mut threads = 0;
     for task in tasks.flatten() {
@@ -528,7 +552,10 @@ fn the_supervisor_serves_guests_without_privileges_and_under_a_filter() {
         assert_eq!(field("Seccomp:"), "2");
         threads += 1;
     }
-    assert!(threads >= 2, "the loop and a scrubber");
+    assert!(
+        threads >= 4,
+        "the supervisor, two processes for tenants and a scrubber"
+    );
 }
 
 #[test]

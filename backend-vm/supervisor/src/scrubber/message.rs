@@ -5,6 +5,8 @@ use std::io;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::EndCause;
 
+use crate::fields::Fields;
+
 /// Largest number of runs in one message.
 pub const MAX_RUNS: usize = 1024;
 
@@ -12,9 +14,15 @@ pub const MAX_RUNS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     Close,
-    /// Keep the descriptors open until the process exits. The process does not report that.
+    /// Send a refusal on each of the descriptors, which are launchers' connections, and shut them
+    /// down. Keep those open that hold descriptors themselves, until the process exits.
+    Refuse {
+        code: u32,
+        reason: String,
+    },
+    /// Keep the descriptors open until the process exits.
     Keep,
-    /// Exit, which closes all descriptors.
+    /// Exit after all earlier work, which closes all descriptors.
     End,
     /// Free the memory of runs of a session's file, at most [`MAX_RUNS`].
     Scrub(Vec<Run>),
@@ -44,8 +52,11 @@ pub enum Order {
     Released,
 }
 
-/// Message from the process: the work is done and its descriptors are closed. `error` is 0 or an
-/// error number.
+/// Error number of work that is done and whose descriptors the process keeps.
+pub const KEPT: i32 = libc::EBUSY;
+
+/// Message from the process: the work is done and its descriptors are closed, unless `error` is
+/// [`KEPT`]. `error` is 0 or an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub ticket: u64,
@@ -64,7 +75,11 @@ impl Order {
                     Work::Bury(parties) => (4, vec![u64::from(*parties)]),
                     Work::Bootstrap(bytes) => (5, vec![*bytes]),
                     Work::End => (6, Vec::new()),
-                    Work::Keep => (8, Vec::new()),
+                    Work::Keep => (9, Vec::new()),
+                    Work::Refuse { code, reason } => {
+                        let numbers = [*ticket, u64::from(*code)].map(u64::to_le_bytes);
+                        return [&[8], numbers.as_flattened(), reason.as_bytes()].concat();
+                    }
                     Work::Status {
                         segment,
                         result,
@@ -84,6 +99,13 @@ impl Order {
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, numbers) = bytes.split_first()?;
+        if *kind == 8 {
+            let mut fields = Fields::new(numbers);
+            let (ticket, code) = (fields.number()?, u32::try_from(fields.number()?).ok()?);
+            let reason = fields.text()?;
+            let work = Work::Refuse { code, reason };
+            return Some(Self::Do { ticket, work });
+        }
         let (numbers, rest) = numbers.as_chunks::<8>();
         let numbers: Vec<u64> = numbers
             .iter()
@@ -98,7 +120,7 @@ impl Order {
             (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
             (5, [bytes]) => Work::Bootstrap(*bytes),
             (6, []) => Work::End,
-            (8, []) => Work::Keep,
+            (9, []) => Work::Keep,
             (7, [segment, result, cause]) => Work::Status {
                 segment: u32::try_from(*segment).ok()?,
                 result: u32::try_from(*result).ok()?,
@@ -161,6 +183,10 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         let works = [
             Work::Close,
+            Work::Refuse {
+                code: 2,
+                reason: "too many".to_owned(),
+            },
             Work::Keep,
             Work::End,
             Work::Scrub(Vec::new()),

@@ -6,12 +6,8 @@
 //! create on to a scrubber, which waits until the loop has closed its own copy. A scrubber works
 //! for one tenant at a time. If it blocks, it delays that tenant alone, and its descriptors count
 //! as the tenant's.
-//!
-//! Refused connections are closed by the exit of a scrubber, because sockets that were queued in
-//! them do not linger then. An exit may never end. So at most one process of a user is exiting, and
-//! one more keeps the user's connections until the first was reaped.
 
-mod message;
+pub(crate) mod message;
 pub(crate) mod process;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,33 +17,22 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::EndCause;
 
-pub use self::message::Work;
-use self::message::{Done, MAX_RUNS, Order as Sent};
+pub use self::message::{Done, KEPT, Work};
+use self::message::{MAX_RUNS, Order as Sent};
 #[cfg(test)]
 pub use self::process::bury;
 pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};
-use super::spawner::{Orders, SpawnerError};
-
-/// Owner of descriptors to close.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
-    Tenant(Id),
-    /// User whose connections were refused, or none for all users who may not connect.
-    Refused(Option<u32>),
-}
+use super::pair;
 
 /// Largest number of orders that a process has at the same time.
-const WINDOW: usize = 8;
-/// Orders needed to close a stream with all descriptors that one read of it can bring, and the few
-/// received before.
-const STREAM: usize = (MAX_RECEIVED + DESCRIPTORS).div_ceil(DESCRIPTORS);
-const _: () = assert!(STREAM <= WINDOW);
+pub const WINDOW: usize = 8;
+/// Largest number of descriptors that a process has at the same time, unless one order has more.
+pub const IN_FLIGHT: usize = DESCRIPTORS;
 /// Largest number of idle processes.
 const IDLE: usize = 4;
 /// Time until a failed operation is tried again.
@@ -95,8 +80,6 @@ struct Account {
     sent: BTreeMap<u64, (usize, Option<Completion>)>,
     /// Descriptors that no process accepts.
     kept: Vec<OwnedFd>,
-    /// Number of descriptors that the process keeps until it exits.
-    keeps: usize,
     /// Numbers of descriptors of processes that are exiting or have ended, by process. They are
     /// closed when the process is reaped.
     ending: BTreeMap<i32, usize>,
@@ -121,22 +104,20 @@ impl Account {
 struct Process {
     socket: OwnedFd,
     pid: i32,
-    account: Option<Owner>,
-    /// Whether it was ordered to exit.
-    exits: bool,
+    account: Option<Id>,
 }
 
 impl Process {
     fn is_idle(&self) -> bool {
-        self.account.is_none() && !self.exits
+        self.account.is_none()
     }
 }
 
 /// Event loop's handle on the processes.
 #[derive(Debug)]
 pub struct Scrubber {
-    spawner: Orders,
-    accounts: BTreeMap<Owner, Account>,
+    supervisor: pair::Supervisor,
+    accounts: BTreeMap<Id, Account>,
     /// Processes, by token of the event loop.
     processes: BTreeMap<u32, Process>,
     /// Number of processes ordered and not started yet.
@@ -147,16 +128,14 @@ pub struct Scrubber {
     /// Number of descriptors of all tenants.
     held: usize,
     finished: Vec<(Completion, io::Result<()>)>,
-    /// Tenants whose last descriptor in this process was passed on.
-    drained: Vec<Id>,
     /// Time to retry failed sends.
     again: Option<Instant>,
 }
 
 impl Scrubber {
-    pub fn new(spawner: Orders) -> Self {
+    pub fn new(supervisor: pair::Supervisor) -> Self {
         Self {
-            spawner,
+            supervisor,
             accounts: BTreeMap::new(),
             processes: BTreeMap::new(),
             coming: 0,
@@ -164,7 +143,6 @@ impl Scrubber {
             next_ticket: 0,
             held: 0,
             finished: Vec::new(),
-            drained: Vec::new(),
             again: None,
         }
     }
@@ -202,35 +180,6 @@ impl Scrubber {
             }
             self.order(tenant, Work::Close, some, None);
         }
-    }
-
-    /// Closes a connection of a user that was refused, or of one who may not connect.
-    pub fn refuse(&mut self, user: Option<u32>, connection: OwnedFd) {
-        let owner = Owner::Refused(user);
-        if let Some(account) = self.accounts.get_mut(&owner)
-            && let Some(last) = account.waiting.back_mut()
-            && last.files.len() < DESCRIPTORS
-        {
-            last.files.push(connection);
-            account.held += 1;
-            account.here += 1;
-            return;
-        }
-        self.order_for(owner, Work::Keep, vec![connection], None);
-    }
-
-    /// Returns whether another connection may be refused: fewer than `here` of those refused wait
-    /// for a process, and no user has `kept` that are not closed.
-    pub fn may_refuse(&self, here: usize, kept: usize) -> bool {
-        let users = || self.accounts.range(Owner::Refused(None)..);
-        users().map(|(_, account)| account.here).sum::<usize>() < here
-            && users().all(|(_, account)| account.held < kept)
-    }
-
-    /// Returns whether a process was ordered to exit.
-    pub fn exits(&self, token: u32) -> bool {
-        let process = self.processes.get(&token);
-        process.is_some_and(|process| process.exits)
     }
 
     /// Closes a descriptor for a session that waits for it; [`finished`](Self::finished) reports
@@ -278,17 +227,7 @@ impl Scrubber {
         completion: Option<Completion>,
     ) {
         self.held += files.len();
-        self.order_for(Owner::Tenant(tenant), work, files, completion);
-    }
-
-    fn order_for(
-        &mut self,
-        owner: Owner,
-        work: Work,
-        files: Vec<OwnedFd>,
-        completion: Option<Completion>,
-    ) {
-        let account = self.accounts.entry(owner).or_default();
+        let account = self.accounts.entry(tenant).or_default();
         account.held += files.len();
         account.here += files.len();
         let order = Order {
@@ -301,11 +240,11 @@ impl Scrubber {
         } else {
             account.waiting.push_back(order);
         }
-        self.serve(owner);
+        self.serve(tenant);
     }
 
     /// Sends an owner's process as many orders as it may have.
-    fn serve(&mut self, owner: Owner) {
+    fn serve(&mut self, owner: Id) {
         let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
@@ -327,25 +266,27 @@ impl Scrubber {
             self.order_processes();
             return;
         };
-        while let Some(order) = account
-            .waiting
-            .pop_front_if(|order| account.sent.len() < WINDOW || order.is_urgent())
-        {
+        let has_room = |account: &Account, order: &Order| {
+            let sent: usize = account.sent.values().map(|(count, _)| count).sum();
+            let fits = sent == 0 || sent + order.files.len() <= IN_FLIGHT;
+            (fits && account.sent.len() < WINDOW) || order.is_urgent()
+        };
+        while let Some(order) = account.waiting.pop_front() {
+            if !has_room(account, &order) {
+                account.waiting.push_front(order);
+                break;
+            }
             let ticket = self.next_ticket;
-            match pass_on(process, ticket, &order.work, &order.files) {
+            match pass_on(&process.socket, ticket, &order.work, &order.files) {
                 Ok(()) => {
                     self.next_ticket += 1;
                     let count = order.files.len();
                     account.here -= count;
-                    if order.work == Work::Keep {
-                        account.keeps += count;
-                    } else {
-                        account.sent.insert(ticket, (count, order.completion));
-                    }
+                    account.sent.insert(ticket, (count, order.completion));
                     // These are not the last copies: the process keeps its own until it receives
                     // `Released`.
                     drop(order.files);
-                    release(process);
+                    release(&process.socket);
                 }
                 // Other processes of this user may have used up the limit on descriptors in flight.
                 Err(Errno::TOOMANYREFS | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
@@ -360,7 +301,7 @@ impl Scrubber {
                 }
                 Err(error) => {
                     tracing::error!(
-                        "{owner}: {} descriptors cannot be passed on to be closed: {error}",
+                        "tenant {owner}: {} descriptors cannot be passed on to be closed: {error}",
                         order.files.len()
                     );
                     account.kept.extend(order.files);
@@ -371,23 +312,7 @@ impl Scrubber {
                 }
             }
         }
-        if account.here == 0
-            && let Owner::Tenant(tenant) = owner
-        {
-            self.drained.push(tenant);
-        }
-        if account.keeps > 0 && account.ending.is_empty() {
-            if pass_on(process, self.next_ticket, &Work::End, &[]).is_err() {
-                self.again.get_or_insert_with(|| Instant::now() + AGAIN);
-                return;
-            }
-            release(process);
-            (process.account, process.exits) = (None, true);
-            account.process = None;
-            let count = std::mem::take(&mut account.keeps);
-            account.ending.insert(process.pid, count);
-        }
-        let idle = account.sent.is_empty() && account.waiting.is_empty() && account.keeps == 0;
+        let idle = account.sent.is_empty() && account.waiting.is_empty();
         if idle {
             let token = account.process.take();
             if account.is_over() {
@@ -405,9 +330,7 @@ impl Scrubber {
         let without = |account: &&Account| account.process.is_none() && !account.waiting.is_empty();
         let wanted = self.accounts.values().filter(without).count();
         while self.coming < wanted {
-            if !self.spawner.scrubber() {
-                return self.failed(&SpawnerError::Ended.to_string());
-            }
+            self.supervisor.report(&pair::Report::Scrubber);
             self.coming += 1;
         }
     }
@@ -431,7 +354,6 @@ impl Scrubber {
             socket,
             pid,
             account: None,
-            exits: false,
         };
         self.processes.insert(token, process);
         self.serve_next();
@@ -484,7 +406,7 @@ impl Scrubber {
         }
     }
 
-    fn finish(&mut self, owner: Owner, done: Done) {
+    fn finish(&mut self, owner: Id, done: Done) {
         let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
@@ -498,16 +420,14 @@ impl Scrubber {
     }
 
     /// Subtracts closed descriptors.
-    fn closed(&mut self, owner: Owner, count: usize) {
+    fn closed(&mut self, owner: Id, count: usize) {
         if let Some(account) = self.accounts.get_mut(&owner) {
             account.held -= count;
         }
-        if let Owner::Tenant(_) = owner {
-            self.held -= count;
-        }
+        self.held -= count;
     }
 
-    /// Removes a process that has ended or is about to. Its unfinished orders have failed; their
+    /// Removes a process that has ended. Its unfinished orders have failed; their
     /// descriptors count until the process is [reaped](Self::reaped).
     pub fn remove(&mut self, token: u32) -> Option<OwnedFd> {
         let process = self.processes.remove(&token)?;
@@ -515,7 +435,7 @@ impl Scrubber {
             && let Some(account) = self.accounts.get_mut(&owner)
         {
             account.process = None;
-            let mut left = std::mem::take(&mut account.keeps);
+            let mut left = 0;
             for (count, completion) in std::mem::take(&mut account.sent).into_values() {
                 left += count;
                 let lost = io::Error::from_raw_os_error(libc::ESRCH);
@@ -568,17 +488,12 @@ impl Scrubber {
     /// Retries failed sends.
     pub fn try_again(&mut self, now: Instant) {
         if self.again.take_if(|again| *again <= now).is_some() {
-            let owners: Vec<Owner> = self.accounts.keys().copied().collect();
+            let owners: Vec<Id> = self.accounts.keys().copied().collect();
             for owner in owners {
                 self.serve(owner);
             }
             self.order_processes();
         }
-    }
-
-    /// Takes the tenants whose last descriptor in this process was passed on since the last call.
-    pub fn drained(&mut self) -> Vec<Id> {
-        std::mem::take(&mut self.drained)
     }
 
     /// Returns whether this process holds descriptors of a tenant that are to be passed on.
@@ -587,62 +502,38 @@ impl Scrubber {
         account.is_some_and(|account| account.here > 0)
     }
 
-    /// Returns whether descriptors from one read of a tenant's stream would be passed on at once,
-    /// or as soon as there is a process.
-    pub fn takes_at_once(&self, tenant: Id) -> bool {
-        self.account(tenant).is_none_or(|account| {
-            account.waiting.is_empty() && account.sent.len() + STREAM <= WINDOW
-        })
-    }
-
     /// Returns the number of a tenant's descriptors that are not closed yet.
     pub fn held_for(&self, tenant: Id) -> usize {
         self.account(tenant).map_or(0, |account| account.held)
     }
 
-    /// Returns the number of all tenants' descriptors that are not closed yet.
-    pub fn held(&self) -> usize {
-        self.held
-    }
-
-    /// Returns whether there is work for a tenant, which may be gone.
-    pub fn serves(&self, tenant: Id) -> bool {
-        self.account(tenant).is_some()
-    }
-
     fn account(&self, tenant: Id) -> Option<&Account> {
-        self.accounts.get(&Owner::Tenant(tenant))
+        self.accounts.get(&tenant)
     }
 }
 
-/// Sends a process an order.
-fn pass_on(process: &Process, ticket: u64, work: &Work, files: &[OwnedFd]) -> Result<(), Errno> {
+/// Sends the process at the other end of a socket an order.
+///
+/// # Errors
+/// Same as `sendmsg`.
+pub fn pass_on(socket: &OwnedFd, ticket: u64, work: &Work, files: &[OwnedFd]) -> Result<(), Errno> {
     let work = work.clone();
     let message = Sent::Do { ticket, work }.encode();
-    datagram::send(&process.socket, &message, files, false)
+    datagram::send(socket, &message, files, false)
 }
 
-/// Tells a process that the event loop has closed its copies of the descriptors.
-fn release(process: &Process) {
-    // Fails only if the process has ended, and then the message is not needed.
-    let _ = datagram::send(&process.socket, &Sent::Released.encode(), &[], false);
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tenant(tenant) => write!(f, "tenant {tenant}"),
-            Self::Refused(Some(user)) => write!(f, "user {user} who was refused"),
-            Self::Refused(None) => f.write_str("users who may not connect"),
-        }
-    }
+/// Tells the process that this one has closed its copies of the descriptors.
+pub fn release(socket: &OwnedFd) {
+    // Fails only if the process has ended, and then the message is not needed: a socket has room
+    // for the messages of more orders than a process has at the same time.
+    let _ = datagram::send(socket, &Sent::Released.encode(), &[], false);
 }
 
 impl fmt::Display for Scrubber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} files are being given back", self.held)?;
         for (owner, account) in &self.accounts {
-            write!(f, ", {} of {owner}", account.held)?;
+            write!(f, ", {} of tenant {owner}", account.held)?;
         }
         Ok(())
     }

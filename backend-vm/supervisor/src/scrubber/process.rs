@@ -1,5 +1,5 @@
-//! Scrubber process: closes descriptors, frees memory and maps files for one tenant at a time. If
-//! it blocks, it delays only that tenant.
+//! Scrubber process: closes descriptors, frees memory and maps files for one tenant, or refuses
+//! the connections of one user. If it blocks, it delays only these.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,15 +8,16 @@ use std::os::fd::OwnedFd;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use wormhole_device::{EventWords, PARTIES, WORDS_FILE};
+use wormhole_link::channel::Outgoing;
 use wormhole_link::memory::Mapping;
 use wormhole_ring::bootstrap::Bootstrap;
+use wormhole_ring::control::Message;
 use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES};
 use wormhole_ring::memory::WindowMemory;
 use wormhole_ring::session::Run;
 
-use super::message::{Done, Order, Work};
-use crate::session_file;
-use crate::{datagram, privileges};
+use super::message::{Done, KEPT, Order, Work};
+use crate::{connection, datagram, listener, privileges, session_file};
 
 /// Bytes to free before the process checks for other orders.
 const SLICE: u64 = 64 << 20;
@@ -41,16 +42,16 @@ pub fn serve(socket: &OwnedFd) {
             Ok(Some((bytes, files))) => match Order::decode(&bytes) {
                 Some(order) => {
                     queue.add(order, files);
-                    if queue.ends() {
-                        // The exit closes them, and does not wait for lingering sockets.
-                        std::mem::forget(queue);
-                        return;
-                    }
                 }
                 None => return,
             },
             Ok(None) => return,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if queue.ends() {
+                    // The exit closes them, and does not wait for lingering sockets.
+                    std::mem::forget(queue);
+                    return;
+                }
                 if let Some(done) = queue.turn()
                     && datagram::send(socket, &done.encode(), &[], true).is_err()
                 {
@@ -76,6 +77,8 @@ pub(crate) struct Queue {
     /// not close a last copy.
     held: Vec<Job>,
     released: VecDeque<Job>,
+    /// Descriptors that the exit closes.
+    kept: Vec<OwnedFd>,
 }
 
 impl Queue {
@@ -88,11 +91,6 @@ impl Queue {
             }),
             Order::Released => {
                 for job in self.held.drain(..) {
-                    if job.work == Work::Keep {
-                        // The exit closes them.
-                        std::mem::forget(job.files);
-                        continue;
-                    }
                     // Often awaited, and mostly done at once.
                     if matches!(job.work, Work::Close | Work::Status { .. }) {
                         self.released.push_front(job);
@@ -131,15 +129,29 @@ impl Queue {
         }
     }
 
-    /// Returns whether an order to exit is due: the supervisor has closed its copies of the order's
-    /// descriptors.
+    /// Returns whether an order to exit is due.
     fn ends(&self) -> bool {
-        self.released.iter().any(|job| job.work == Work::End)
+        let next = self.released.front();
+        next.is_some_and(|job| job.work == Work::End)
     }
 
     /// Does a part of the first job. Returns the result if it was the last part.
     fn turn(&mut self) -> Option<Done> {
         let mut job = self.released.pop_front()?;
+        let before = self.kept.len();
+        match &job.work {
+            Work::Refuse { code, reason } => {
+                let refused = std::mem::take(&mut job.files).into_iter();
+                self.kept
+                    .extend(refused.filter_map(|one| refuse(one, *code, reason)));
+            }
+            Work::Keep => self.kept.append(&mut job.files),
+            _ => {}
+        }
+        if self.kept.len() > before {
+            let kept = io::Error::from_raw_os_error(KEPT);
+            return Some(Done::new(job.ticket, &Err(kept)));
+        }
         let result = match job.part() {
             Ok(Some(rest)) => {
                 job.work = rest;
@@ -162,7 +174,7 @@ impl Job {
             return Ok(None);
         };
         match &self.work {
-            Work::Close | Work::Keep | Work::End => Ok(None),
+            Work::Close | Work::Refuse { .. } | Work::Keep | Work::End => Ok(None),
             Work::Scrub(runs) => scrub(file, runs),
             Work::Discard(from) => discard(file, *from),
             Work::Bury(parties) => bury(file, *parties).map(|()| None),
@@ -174,6 +186,15 @@ impl Job {
             } => session_file::set_status(file, *segment, *result, *cause).map(|()| None),
         }
     }
+}
+
+/// Sends a refusal on a connection, as far as it takes it at once, and shuts it down. Returns it if
+/// it holds descriptors, whose closing may take any time.
+fn refuse(connection: OwnedFd, code: u32, reason: &str) -> Option<OwnedFd> {
+    let refused = Message::Refused { code, reason };
+    let _ = Outgoing::default().send(&connection, &refused, Vec::new());
+    connection::shut_down(&connection);
+    (!listener::has_no_descriptors(&connection)).then_some(connection)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]

@@ -2,6 +2,23 @@
 
 use wormhole_sandbox::Ending;
 
+use crate::fields::Fields;
+
+/// First ticket of forked processes; workers have those below.
+pub const FORKS: u64 = 1 << 63;
+
+/// Work of a process that is forked from the spawner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Close descriptors of the tenant with this number; none if the supervisor serves its only
+    /// tenant itself.
+    Scrubber(Option<u32>),
+    /// Refuse connections and close them.
+    Refuser,
+    /// Serve the tenant with this number.
+    Tenant(u32),
+}
+
 /// Order of the supervisor. The spawner alone knows the workers' programs and their confinement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -11,23 +28,21 @@ pub enum Order {
         hash: u64,
         environment: String,
     },
-    Kill {
-        ticket: u64,
-    },
+    /// Kill a worker or a forked process.
+    Kill { ticket: u64 },
     /// Move a worker into a tenant's cgroup.
-    Assign {
-        ticket: u64,
-        tenant: u32,
-    },
-    /// Fork a process that closes descriptors.
-    Scrubber,
+    Assign { ticket: u64, tenant: u32 },
+    /// Fork a process that starts no program.
+    Fork { ticket: u64, role: Role },
 }
 
 /// Report of the spawner, by the ticket of the order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// Workers can be started: their protocols, and their device or the reason why there is none.
+    /// Each process has a user of its own, if `has_users`.
     Ready {
+        has_users: bool,
         hashes: Vec<u64>,
         device: Result<String, String>,
     },
@@ -42,61 +57,28 @@ pub enum Report {
         ticket: u64,
         reason: String,
     },
-    /// A worker has ended and was reaped.
+    /// A worker or a forked process has ended and was reaped.
     Ended {
         ticket: u64,
         ending: Ending,
         out_of_memory: bool,
     },
-    /// A process that closes descriptors was forked. Its socket comes with the report.
-    Scrubber {
-        pid: i32,
-    },
-    /// Such a process has ended and was reaped.
-    ScrubberEnded {
+    /// A process was forked. Its socket comes with the report.
+    Forked {
+        ticket: u64,
         pid: i32,
     },
     /// The process could not be forked.
-    NoScrubber(String),
+    NotForked {
+        ticket: u64,
+        reason: String,
+    },
 }
 
 /// Bytes that are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} bytes between supervisor and spawner are no message")]
 pub struct Malformed(usize);
-
-/// Decoder of a message's fields, in order.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (bytes, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*bytes)
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        self.bytes().map(u64::from_le_bytes)
-    }
-
-    fn signed(&mut self) -> Option<i32> {
-        self.bytes().map(i32::from_le_bytes)
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        self.bytes().map(|[byte]| byte)
-    }
-
-    /// Takes all remaining bytes as text.
-    fn text(&mut self) -> Option<String> {
-        let bytes: &'a [u8] = std::mem::take(&mut self.0);
-        std::str::from_utf8(bytes).ok().map(str::to_owned)
-    }
-
-    fn end(&self) -> Option<()> {
-        self.0.is_empty().then_some(())
-    }
-}
 
 impl Order {
     pub fn encode(&self) -> Vec<u8> {
@@ -116,14 +98,23 @@ impl Order {
             Self::Assign { ticket, tenant } => {
                 [&[3], &ticket.to_le_bytes()[..], &tenant.to_le_bytes()].concat()
             }
-            Self::Scrubber => vec![4],
+            Self::Fork { ticket, role } => {
+                let (role, tenant) = match role {
+                    Role::Scrubber(Some(tenant)) => (0, *tenant),
+                    Role::Scrubber(None) => (3, 0),
+                    Role::Tenant(tenant) => (1, *tenant),
+                    Role::Refuser => (2, 0),
+                };
+                let tenant = tenant.to_le_bytes();
+                [&[4], &ticket.to_le_bytes()[..], &[role], &tenant].concat()
+            }
         }
     }
 
     /// # Errors
     /// The bytes are no output of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Fields::new(bytes);
         let mut read = || {
             let order = match fields.byte()? {
                 1 => Self::Start {
@@ -136,9 +127,18 @@ impl Order {
                 },
                 3 => Self::Assign {
                     ticket: fields.number()?,
-                    tenant: u32::from_le_bytes(fields.bytes()?),
+                    tenant: fields.half()?,
                 },
-                4 => Self::Scrubber,
+                4 => Self::Fork {
+                    ticket: fields.number()?,
+                    role: match (fields.byte()?, fields.half()?) {
+                        (0, tenant) => Role::Scrubber(Some(tenant)),
+                        (3, 0) => Role::Scrubber(None),
+                        (1, tenant) => Role::Tenant(tenant),
+                        (2, 0) => Role::Refuser,
+                        _ => return None,
+                    },
+                },
                 _ => return None,
             };
             fields.end().map(|()| order)
@@ -150,9 +150,13 @@ impl Order {
 impl Report {
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Ready { hashes, device } => {
+            Self::Ready {
+                has_users,
+                hashes,
+                device,
+            } => {
                 let count = u64::try_from(hashes.len()).unwrap_or(0);
-                let mut bytes = [&[1], &count.to_le_bytes()[..]].concat();
+                let mut bytes = [&[1, u8::from(*has_users)], &count.to_le_bytes()[..]].concat();
                 bytes.extend(hashes.iter().flat_map(|hash| hash.to_le_bytes()));
                 bytes.push(u8::from(device.is_ok()));
                 let (Ok(text) | Err(text)) = device;
@@ -184,24 +188,29 @@ impl Report {
                 ]
                 .concat()
             }
-            Self::Scrubber { pid } => [&[6], &pid.to_le_bytes()[..]].concat(),
-            Self::ScrubberEnded { pid } => [&[8], &pid.to_le_bytes()[..]].concat(),
-            Self::NoScrubber(reason) => [&[7], reason.as_bytes()].concat(),
+            Self::Forked { ticket, pid } => {
+                [&[6], &ticket.to_le_bytes()[..], &pid.to_le_bytes()].concat()
+            }
+            Self::NotForked { ticket, reason } => {
+                [&[7], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
+            }
         }
     }
 
     /// # Errors
     /// The bytes are no output of [`encode`](Self::encode).
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut fields = Fields(bytes);
+        let mut fields = Fields::new(bytes);
         let mut read = || {
             let report = match fields.byte()? {
                 1 => {
+                    let has_users = fields.byte()? == 1;
                     let count = fields.number()?;
                     let hashes = (0..count).map(|_| fields.number()).collect::<Option<_>>()?;
                     let works = fields.byte()?;
                     let text = fields.text()?;
                     Self::Ready {
+                        has_users,
                         hashes,
                         device: if works == 1 { Ok(text) } else { Err(text) },
                     }
@@ -229,13 +238,14 @@ impl Report {
                         out_of_memory: fields.byte()? == 1,
                     }
                 }
-                6 => Self::Scrubber {
+                6 => Self::Forked {
+                    ticket: fields.number()?,
                     pid: fields.signed()?,
                 },
-                8 => Self::ScrubberEnded {
-                    pid: fields.signed()?,
+                7 => Self::NotForked {
+                    ticket: fields.number()?,
+                    reason: fields.text()?,
                 },
-                7 => Self::NoScrubber(fields.text()?),
                 _ => return None,
             };
             fields.end().map(|()| report)
@@ -261,17 +271,34 @@ mod tests {
                 ticket: 4,
                 tenant: u32::MAX,
             },
-            Order::Scrubber,
+            Order::Fork {
+                ticket: FORKS,
+                role: Role::Scrubber(Some(u32::MAX)),
+            },
+            Order::Fork {
+                ticket: FORKS,
+                role: Role::Scrubber(None),
+            },
+            Order::Fork {
+                ticket: FORKS + 1,
+                role: Role::Tenant(7),
+            },
+            Order::Fork {
+                ticket: FORKS + 2,
+                role: Role::Refuser,
+            },
         ];
         for order in orders {
             assert_eq!(Order::decode(&order.encode()), Ok(order));
         }
         let reports = [
             Report::Ready {
+                has_users: true,
                 hashes: vec![1, 2],
                 device: Ok("cpu".to_owned()),
             },
             Report::Ready {
+                has_users: false,
                 hashes: Vec::new(),
                 device: Err("none".to_owned()),
             },
@@ -291,9 +318,14 @@ mod tests {
                 ending: Ending::Signalled(9),
                 out_of_memory: true,
             },
-            Report::Scrubber { pid: 5 },
-            Report::ScrubberEnded { pid: 5 },
-            Report::NoScrubber("why".to_owned()),
+            Report::Forked {
+                ticket: FORKS,
+                pid: 5,
+            },
+            Report::NotForked {
+                ticket: FORKS,
+                reason: "why".to_owned(),
+            },
         ];
         for report in reports {
             assert_eq!(Report::decode(&report.encode()), Ok(report));
@@ -314,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_count_that_is_not_there_is_refused() {
-        let bytes = [&[1], &u64::MAX.to_le_bytes()[..]].concat();
-        assert_eq!(Report::decode(&bytes), Err(Malformed(9)));
+        let bytes = [&[1, 0], &u64::MAX.to_le_bytes()[..]].concat();
+        assert_eq!(Report::decode(&bytes), Err(Malformed(10)));
     }
 }

@@ -3,26 +3,28 @@
 //! Confining a worker needs privileges: namespaces, users, cgroups. Reading guests' messages needs
 //! none. So the supervisor forks the spawner before it reads any, and drops its own privileges
 //! ([`crate::privileges`]). The spawner keeps the privileges, the executables and the confinement,
-//! and executes four orders: start the worker of a protocol, kill a worker that it started, move
-//! one into its tenant's cgroup, and fork a process that closes descriptors ([`crate::scrubber`]).
+//! and executes four orders: start the worker of a protocol, kill a process that it started, move
+//! one into its tenant's cgroup, and fork a process that serves a tenant ([`crate::tenant_loop`])
+//! or closes descriptors ([`crate::scrubber`]).
 //! Of a guest's environment it passes on known variables only. It never reads bytes written by a
 //! guest, a launcher or a worker that has served a guest, and holds none of their descriptors.
 //!
-//! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
+//! The kernel kills the spawner when the supervisor dies, and all that it started when it dies.
 
 pub(crate) mod message;
 mod process;
 mod setup;
 mod starter;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use wormhole_link::tasks;
 
-use self::message::Order;
-pub use self::message::Report;
+use self::message::{FORKS, Order};
+pub use self::message::{Report, Role};
 pub use self::setup::{Setup, Tenants};
 use crate::datagram;
 use crate::listener::Place;
@@ -49,11 +51,15 @@ pub enum SpawnerError {
 pub struct Spawner {
     socket: Arc<OwnedFd>,
     pid: libc::pid_t,
+    /// Number of processes that were to be forked.
+    forks: u64,
 }
 
 /// Workers that can be started.
 #[derive(Debug)]
 pub struct Abilities {
+    /// Whether each process has a user of its own.
+    pub has_users: bool,
     /// Protocol hashes of the workers.
     pub hashes: Vec<u64>,
     /// Device of the workers, or the reason why none can be started.
@@ -103,9 +109,21 @@ impl Spawner {
         let spawner = Self {
             socket: Arc::new(near),
             pid,
+            forks: 0,
         };
         match spawner.next(true)?.map(|heard| heard.report) {
-            Some(Report::Ready { hashes, device }) => Ok((spawner, Abilities { hashes, device })),
+            Some(Report::Ready {
+                has_users,
+                hashes,
+                device,
+            }) => {
+                let abilities = Abilities {
+                    has_users,
+                    hashes,
+                    device,
+                };
+                Ok((spawner, abilities))
+            }
             Some(Report::Unfit(reason)) => Err(SpawnerError::Unfit(reason)),
             _ => Err(SpawnerError::Unready),
         }
@@ -117,6 +135,7 @@ impl Spawner {
         Self {
             socket: Arc::new(socket),
             pid: 0,
+            forks: 0,
         }
     }
 
@@ -153,17 +172,23 @@ impl Spawner {
         datagram::send(&self.socket, &order.encode(), &[], true).is_ok()
     }
 
-    /// Returns a handle that orders processes to close descriptors.
-    pub fn orders(&self) -> Orders {
-        Orders(Arc::clone(&self.socket))
+    /// Orders a process that starts no program. Returns its ticket, or none if the spawner has
+    /// ended.
+    pub fn fork_process(&mut self, role: Role) -> Option<u64> {
+        let ticket = FORKS + self.forks;
+        self.forks += 1;
+        let order = Order::Fork { ticket, role };
+        let sent = datagram::send(&self.socket, &order.encode(), &[], true);
+        sent.is_ok().then_some(ticket)
     }
 
-    /// Returns the handle of the worker of an order.
+    /// Returns the handle of the process of an order.
     pub fn process(&self, ticket: u64, pid: i32) -> Process {
         Process {
             socket: Arc::clone(&self.socket),
             ticket,
             pid,
+            was_killed: Cell::new(false),
         }
     }
 
@@ -184,23 +209,13 @@ impl AsRawFd for Spawner {
     }
 }
 
-/// Handle that orders processes to close descriptors.
-#[derive(Clone, Debug)]
-pub struct Orders(Arc<OwnedFd>);
-
-impl Orders {
-    /// Orders one. Returns false if the spawner has ended.
-    pub fn scrubber(&self) -> bool {
-        datagram::send(&self.0, &Order::Scrubber.encode(), &[], true).is_ok()
-    }
-}
-
-/// A worker process, reaped by the spawner.
-#[derive(Clone, Debug)]
+/// A process, reaped by the spawner.
+#[derive(Debug)]
 pub struct Process {
     socket: Arc<OwnedFd>,
     ticket: u64,
     pid: i32,
+    was_killed: Cell<bool>,
 }
 
 impl Process {
@@ -214,7 +229,7 @@ impl Process {
         self.pid
     }
 
-    /// Moves the process into its tenant's cgroup. The spawner kills it if that fails.
+    /// Moves a worker into its tenant's cgroup. The spawner kills it if that fails.
     pub fn assign(&self, tenant: u32) {
         let order = Order::Assign {
             ticket: self.ticket,
@@ -225,6 +240,9 @@ impl Process {
 
     /// Kills the process with SIGKILL. Has no effect if it has ended.
     pub fn kill(&self) {
+        if self.was_killed.replace(true) {
+            return;
+        }
         let order = Order::Kill {
             ticket: self.ticket,
         };

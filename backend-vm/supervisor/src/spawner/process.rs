@@ -1,23 +1,29 @@
 //! Spawner process: one loop over the supervisor's orders, started workers and ended workers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use wormhole_link::{chain, tasks};
-use wormhole_sandbox::Child;
+use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
-use super::message::{Order, Report};
+use super::message::{Order, Report, Role};
 use super::setup::{Prepared, Setup};
 use super::starter::{self, Starter};
 use crate::listener::Place;
+use crate::pair::End;
 use crate::workers::Started;
-use crate::{datagram, environment, scrubber};
+use crate::{datagram, environment, log, pair, scrubber, tenant_loop};
 
 /// Interval between checks whether the last workers have ended.
 const AGAIN: Duration = Duration::from_millis(5);
+/// Exit status of a process that was forked and has panicked.
+const PANICKED: i32 = 101;
+/// Number of orders executed before started and ended processes have their turn.
+const TURN: usize = 16;
 /// Largest number of characters of a reason.
 const LONGEST_REASON: usize = 4000;
 
@@ -67,6 +73,7 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
     let reap_limit = setup.reap_limit;
     let prepared = setup.prepare().map_err(|error| chain(&error))?;
     let ready = Report::Ready {
+        has_users: prepared.confinement.changes_user(),
         hashes: prepared.executables.hashes().collect(),
         device: match &prepared.device {
             Ok(device) => Ok(device.to_string()),
@@ -75,6 +82,7 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
     };
     let starter = Starter::new(prepared.confinement.clone())
         .map_err(|error| format!("the thread that starts workers cannot be made: {error}"))?;
+    let supervisor = socket.try_clone().map_err(|error| error.to_string())?;
     datagram::send(socket, &ready.encode(), &[], true)
         .map_err(|error| format!("the supervisor cannot be told of its workers: {error}"))?;
     Ok(Spawner {
@@ -82,9 +90,18 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
         reap_limit,
         starter,
         workers: BTreeMap::new(),
-        scrubbers: BTreeMap::new(),
-        reports: VecDeque::new(),
+        forked: BTreeMap::new(),
+        supervisor: End::new(supervisor),
     })
+}
+
+/// A process that was forked.
+struct Forked {
+    pid: libc::pid_t,
+    /// Readable when it has ended.
+    end: OwnedFd,
+    /// Its tenant's cgroup; removed after the process.
+    place: Option<CgroupPlace>,
 }
 
 /// State of the spawner.
@@ -95,10 +112,10 @@ struct Spawner {
     starter: Starter,
     /// Running workers, by ticket.
     workers: BTreeMap<u64, Child>,
-    /// Scrubber processes that run, by number.
-    scrubbers: BTreeMap<libc::pid_t, OwnedFd>,
-    /// Reports for which the supervisor's socket had no room.
-    reports: VecDeque<(Report, Vec<OwnedFd>)>,
+    /// Forked processes that run, by ticket.
+    forked: BTreeMap<u64, Forked>,
+    /// Way of the reports.
+    supervisor: End,
 }
 
 impl Spawner {
@@ -112,21 +129,23 @@ impl Spawner {
                 events,
                 revents: 0,
             };
-            let writes = match self.reports.is_empty() {
-                true => 0,
-                false => libc::POLLOUT,
+            let writes = match self.supervisor.is_full() {
+                true => libc::POLLOUT,
+                false => 0,
             };
+            let again = self.supervisor.deadline();
             let mut entries = vec![
                 entry(socket.as_raw_fd(), libc::POLLIN | writes),
                 entry(self.starter.as_raw_fd(), libc::POLLIN),
             ];
             entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
-            let scrubbers: Vec<libc::pid_t> = self.scrubbers.keys().copied().collect();
-            let ends = self.scrubbers.values().map(AsRawFd::as_raw_fd);
+            let forked: Vec<u64> = self.forked.keys().copied().collect();
+            let ends = self.forked.values().map(|forked| forked.end.as_raw_fd());
             entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
             let count = libc::nfds_t::try_from(entries.len()).unwrap_or(0);
+            let wait = crate::milliseconds_until(again, Instant::now());
             // SAFETY: a live array of this many entries.
-            if unsafe { libc::poll(entries.as_mut_ptr(), count, -1) } < 0 {
+            if unsafe { libc::poll(entries.as_mut_ptr(), count, wait) } < 0 {
                 continue;
             }
             self.announce_started();
@@ -137,15 +156,15 @@ impl Spawner {
                     self.announce_end(*ticket);
                 }
             }
-            for (pid, entry) in scrubbers.iter().zip(others) {
+            for (ticket, entry) in forked.iter().zip(others) {
                 if entry.revents != 0 {
-                    self.announce_scrubber_end(*pid);
+                    self.announce_forked_end(*ticket);
                 }
             }
             if !self.take_orders(socket) {
                 return;
             }
-            self.flush(socket);
+            self.supervisor.flush();
         }
     }
 
@@ -156,12 +175,12 @@ impl Spawner {
                     let pid = child.pid();
                     self.workers.insert(ticket, child);
                     let report = Report::Started { ticket, pid };
-                    self.reports.push_back((report, vec![socket, log]));
+                    self.report(&report, vec![socket, log]);
                 }
                 Err(error) => {
                     let reason = chain(&error).chars().take(LONGEST_REASON).collect();
                     let report = Report::Failed { ticket, reason };
-                    self.reports.push_back((report, Vec::new()));
+                    self.report(&report, Vec::new());
                 }
             }
         }
@@ -177,23 +196,38 @@ impl Spawner {
                 ending,
                 out_of_memory: child.ran_out_of_memory(),
             };
-            self.reports.push_back((report, Vec::new()));
+            self.report(&report, Vec::new());
         }
     }
 
-    fn announce_scrubber_end(&mut self, pid: libc::pid_t) {
-        // SAFETY: integers; a child of this process.
-        let reaped = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
-        if reaped == pid && self.scrubbers.remove(&pid).is_some() {
-            let report = Report::ScrubberEnded { pid };
-            self.reports.push_back((report, Vec::new()));
+    fn announce_forked_end(&mut self, ticket: u64) {
+        let Some(forked) = self.forked.get(&ticket) else {
+            return;
+        };
+        let mut status = 0;
+        // SAFETY: integers; a child of this process, and a local integer.
+        let reaped = unsafe { libc::waitpid(forked.pid, &raw mut status, libc::WNOHANG) };
+        if reaped == forked.pid {
+            let place = forked.place.as_ref();
+            let out_of_memory = place.is_some_and(CgroupPlace::ran_out_of_memory);
+            self.forked.remove(&ticket);
+            let ending = match libc::WIFSIGNALED(status) {
+                true => Ending::Signalled(libc::WTERMSIG(status)),
+                false => Ending::Exited(libc::WEXITSTATUS(status)),
+            };
+            let report = Report::Ended {
+                ticket,
+                ending,
+                out_of_memory,
+            };
+            self.report(&report, Vec::new());
         }
     }
 
-    /// Executes pending orders. Returns false when the supervisor has closed its end or sent an
-    /// invalid message.
+    /// Executes some of the pending orders. Returns false when the supervisor has closed its end or
+    /// sent an invalid message.
     fn take_orders(&mut self, socket: &OwnedFd) -> bool {
-        loop {
+        for _ in 0..TURN {
             let bytes = match datagram::receive(socket, false) {
                 Ok(Some((bytes, _))) => bytes,
                 Ok(None) => return false,
@@ -211,39 +245,67 @@ impl Spawner {
                     if let Some(child) = self.workers.get(&ticket) {
                         child.kill();
                     }
+                    if let Some(forked) = self.forked.get(&ticket) {
+                        forked.kill();
+                    }
                 }
                 Ok(Order::Assign { ticket, tenant }) => self.assign(ticket, tenant),
-                Ok(Order::Scrubber) => self.make_scrubber(),
+                Ok(Order::Fork { ticket, role }) => self.fork(ticket, role),
                 Err(error) => {
                     tracing::error!("{error}");
                     return false;
                 }
             }
         }
+        true
     }
 
     /// Moves a worker into its tenant's cgroup. Kills it if that fails, because it would escape the
     /// tenant's limits.
     fn assign(&mut self, ticket: u64, tenant: u32) {
-        let Some(child) = self.workers.get_mut(&ticket) else {
-            return;
-        };
-        if let Err(error) = child.move_to(tenant) {
+        if let Some(child) = self.workers.get_mut(&ticket)
+            && let Err(error) = child.move_to(tenant)
+        {
             let (pid, why) = (child.pid(), chain(&error));
             tracing::error!("worker {pid} is killed: it has no cgroup of tenant {tenant}: {why}");
             child.kill();
         }
     }
 
-    fn make_scrubber(&mut self) {
-        let report = match fork_scrubber().and_then(watched) {
-            Ok((pid, end, socket)) => {
-                self.scrubbers.insert(pid, end);
-                (Report::Scrubber { pid }, vec![socket])
+    fn fork(&mut self, ticket: u64, role: Role) {
+        let changes_user = self.prepared.confinement.changes_user();
+        let forked = fork(role, changes_user).and_then(|(pid, socket)| {
+            let watched = watched(pid).and_then(|end| Ok((end, self.place(role, pid)?)));
+            let (end, place) = watched.inspect_err(|_| end(pid))?;
+            Ok((Forked { pid, end, place }, socket))
+        });
+        let report = match forked {
+            Ok((forked, socket)) => {
+                let pid = forked.pid;
+                self.forked.insert(ticket, forked);
+                (Report::Forked { ticket, pid }, vec![socket])
             }
-            Err(error) => (Report::NoScrubber(error.to_string()), Vec::new()),
+            Err(error) => {
+                let reason = error.to_string();
+                (Report::NotForked { ticket, reason }, Vec::new())
+            }
         };
-        self.reports.push_back(report);
+        self.report(&report.0, report.1);
+    }
+
+    /// Moves a forked process, which has nothing to do yet, into the cgroup that it belongs to.
+    fn place(&self, role: Role, pid: libc::pid_t) -> io::Result<Option<CgroupPlace>> {
+        let Some(cgroups) = &self.prepared.confinement.cgroups else {
+            return Ok(None);
+        };
+        let placed = match role {
+            Role::Scrubber(Some(tenant)) | Role::Tenant(tenant) => {
+                cgroups.place_for(tenant, pid).map(Some)
+            }
+            Role::Scrubber(None) => Ok(None),
+            Role::Refuser => cgroups.place_refuser(pid).map(|()| None),
+        };
+        placed.map_err(|error| io::Error::other(chain(&error)))
     }
 
     fn start(&mut self, ticket: u64, hash: u64, guest: &str) {
@@ -266,30 +328,13 @@ impl Spawner {
         };
         if let Err(reason) = started {
             let report = Report::Failed { ticket, reason };
-            self.reports.push_back((report, Vec::new()));
+            self.report(&report, Vec::new());
         }
     }
 
-    /// Sends as many reports as the socket takes.
-    fn flush(&mut self, socket: &OwnedFd) {
-        while let Some((report, descriptors)) = self.reports.pop_front() {
-            match datagram::send(socket, &report.encode(), &descriptors, false) {
-                Ok(()) => {}
-                Err(Errno::AGAIN) => {
-                    self.reports.push_front((report, descriptors));
-                    return;
-                }
-                Err(error) => {
-                    // Kills the worker, so that at least its end is reported.
-                    tracing::error!("the supervisor is not told of {report:?}: {error}");
-                    if let Report::Started { ticket, .. } = report
-                        && let Some(child) = self.workers.get(&ticket)
-                    {
-                        child.kill();
-                    }
-                }
-            }
-        }
+    /// Sends a report, or queues it until the supervisor has room.
+    fn report(&mut self, report: &Report, descriptors: Vec<OwnedFd>) {
+        self.supervisor.send(report.encode(), descriptors);
     }
 
     /// Kills and reaps all workers, as far as they end in time.
@@ -322,49 +367,72 @@ impl Spawner {
     }
 }
 
-/// Opens a pidfd, which is readable when the forked process has ended. Ends the process if that
-/// fails.
-fn watched((pid, socket): (libc::pid_t, OwnedFd)) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
-    let opened = rustix::process::Pid::from_raw(pid)
-        .ok_or(Errno::SRCH)
-        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
-    match opened {
-        Ok(end) => Ok((pid, end, socket)),
-        Err(error) => {
-            // The process has no descriptors yet, so it ends at once.
-            // SAFETY: integers; a child of this process.
-            unsafe {
-                libc::kill(pid, libc::SIGKILL);
-                libc::waitpid(pid, std::ptr::null_mut(), 0);
-            }
-            Err(error.into())
+/// Opens a pidfd, which is readable when the forked process has ended.
+fn watched(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    let flags = rustix::process::PidfdFlags::empty();
+    Ok(rustix::process::pidfd_open(pid, flags)?)
+}
+
+/// Ends a forked process that has no descriptors yet, so that it ends at once.
+fn end(pid: libc::pid_t) {
+    // SAFETY: integers; a child of this process.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+}
+
+impl Forked {
+    fn kill(&self) {
+        // SAFETY: integers; a child of this process that was not reaped.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
         }
     }
 }
 
-/// Forks a process that closes descriptors, and returns the supervisor's end of its socket. It
-/// keeps no other descriptor of this process but the standard ones.
-fn fork_scrubber() -> io::Result<(libc::pid_t, OwnedFd)> {
-    /// Number of the process's socket.
-    const SOCKET: RawFd = 3;
-    let (near, far) = datagram::pair()?;
+/// Forks a process, and returns the supervisor's end of its socket. It keeps no other descriptor of
+/// this process but the standard ones and the log.
+fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, OwnedFd)> {
+    let (near, far) = match role {
+        Role::Tenant(_) => pair::sockets()?,
+        Role::Scrubber(_) | Role::Refuser => datagram::pair()?,
+    };
+    let mut kept = [far.as_raw_fd(), log::number().unwrap_or(far.as_raw_fd())];
+    kept.sort_unstable();
     // SAFETY: the child runs `main` and then exits. The C library keeps its allocator usable after
-    // a fork, and the child takes no lock of the other thread, which starts workers.
+    // a fork. Of the locks of the other thread, which starts workers, the child takes only the log's
+    // own, held while a line of the program is logged for the first time.
     match unsafe { libc::fork() } {
         ..0 => Err(tasks::named(io::Error::last_os_error())),
-        // SAFETY: system calls on integers and literals; the child uses no descriptor from `SOCKET`
-        // on but the socket that is put there.
+        // SAFETY: system calls on integers and literals; the child uses no descriptor but those
+        // that are kept.
         0 => unsafe {
+            let name = match role {
+                Role::Scrubber(_) => c"scrubber",
+                Role::Refuser => c"refuser",
+                Role::Tenant(_) => c"tenant",
+            };
+            if changes_user && wormhole_sandbox::become_own_user().is_err() {
+                libc::_exit(2);
+            }
+            // A change of the user would reset it.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            libc::prctl(libc::PR_SET_NAME, c"scrubber".as_ptr(), 0, 0, 0);
-            if far.as_raw_fd() != SOCKET && libc::dup2(far.as_raw_fd(), SOCKET) < 0 {
-                libc::_exit(2);
+            libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0);
+            let [low, high] = kept;
+            for (first, last) in [(3, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
+                if first <= last && libc::syscall(libc::SYS_close_range, first, last, 0) != 0 {
+                    libc::_exit(2);
+                }
             }
-            if libc::syscall(libc::SYS_close_range, SOCKET + 1, RawFd::MAX, 0) != 0 {
-                libc::_exit(2);
-            }
-            std::mem::forget((near, far));
-            libc::_exit(scrubber::main(&OwnedFd::from_raw_fd(SOCKET)))
+            std::mem::forget(near);
+            // Nothing of the spawner's is left to unwind to.
+            let served = std::panic::catch_unwind(AssertUnwindSafe(|| match role {
+                Role::Scrubber(_) | Role::Refuser => scrubber::main(&far),
+                Role::Tenant(_) => tenant_loop::main(far),
+            }));
+            libc::_exit(served.unwrap_or(PANICKED))
         },
         pid => Ok((pid, near)),
     }

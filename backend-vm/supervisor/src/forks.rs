@@ -1,0 +1,249 @@
+//! Processes that are forked from the spawner: those that serve tenants, scrubbers, and those that
+//! refuse connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use event_manager::EventOps;
+use wormhole_sandbox::Ending;
+
+use super::pair::{End, Order};
+use super::spawner::{Process, Role};
+use super::tenant_processes::{State, TenantProcess};
+use super::{Id, Supervisor};
+
+/// Time until a process that could not be forked is ordered again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A process that was forked or is going to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fork {
+    /// Waits for the next tenant that connects, which will have this number.
+    Idle(Id),
+    Tenant(Id),
+    Scrubber(Id),
+    Refuser,
+}
+
+/// Processes that were forked or are going to be, by ticket.
+#[derive(Debug, Default)]
+pub(super) struct Forks {
+    all: BTreeMap<u64, Fork>,
+    /// Processes that wait for a tenant.
+    pub idle: Vec<(Id, Process, End)>,
+    /// User whose tenant got the last process.
+    last_user: u32,
+    /// Time to order processes again.
+    pub again: Option<Instant>,
+    /// Whether the last process could not be forked.
+    lacking: bool,
+}
+
+impl Supervisor {
+    /// Gives connections to idle processes, and orders more of these: one for each user with a waiting connection,
+    /// and one for the next connection.
+    pub(super) fn serve_waiting(&mut self, ops: &mut EventOps<'_>) {
+        while let Some(next) = self.next_waiting() {
+            let Some((id, process, end)) = self.forks.idle.pop() else {
+                break;
+            };
+            if end.report() != Ok(None) {
+                // It has ended, which the spawner reports as well.
+                process.kill();
+                continue;
+            }
+            let waiting = self.waiting.remove(next);
+            self.forks.last_user = waiting.user;
+            self.forks.all.insert(process.ticket(), Fork::Tenant(id));
+            self.serve(ops, id, waiting, (Some(process), end));
+        }
+        let users: BTreeSet<u32> = self.waiting.iter().map(|one| one.user).collect();
+        let wanted = users.len() + usize::from(self.acceptor.listener.is_some());
+        let is_idle = |fork: &&Fork| matches!(fork, Fork::Idle(_));
+        let there = self.forks.all.values().filter(is_idle).count();
+        let wait = self.stopping || self.forks.again.is_some();
+        for _ in there..if wait { 0 } else { wanted } {
+            let id = self.id();
+            self.fork(Role::Tenant(id), Fork::Idle(id));
+        }
+    }
+
+    /// Returns the connection that gets the next process. Users take turns.
+    fn next_waiting(&self) -> Option<usize> {
+        let last = self.forks.last_user;
+        let waiting = self.waiting.iter().enumerate();
+        let next = waiting.min_by_key(|(index, one)| (one.user <= last, one.user, *index));
+        next.map(|(index, _)| index)
+    }
+
+    fn fork(&mut self, role: Role, fork: Fork) -> Option<u64> {
+        let ticket = self.pool.starts.spawner_mut().fork_process(role)?;
+        self.forks.all.insert(ticket, fork);
+        Some(ticket)
+    }
+
+    /// Returns whether a process that waits for a tenant has this number.
+    pub(super) fn is_reserved(&self, id: Id) -> bool {
+        let mut forks = self.forks.all.values();
+        forks.any(|fork| *fork == Fork::Idle(id))
+    }
+
+    pub(super) fn fork_scrubber(&mut self, id: Id) {
+        // It belongs where its tenant's loop runs.
+        let is_apart = self.acceptor.listener.is_some();
+        let role = Role::Scrubber(is_apart.then_some(id));
+        let ticket = self.fork(role, Fork::Scrubber(id));
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        match ticket {
+            Some(ticket) => _ = tenant.scrubbers.insert(ticket, None),
+            None => {
+                let reason = "the process that starts workers has ended".to_owned();
+                tenant.order(&Order::NoScrubber(reason));
+            }
+        }
+    }
+
+    /// Orders processes that refuse connections.
+    pub(super) fn order_refusers(&mut self) {
+        let (forks, spawner) = (&mut self.forks, self.pool.starts.spawner_mut());
+        self.refusals.order(|| {
+            let ticket = spawner.fork_process(Role::Refuser)?;
+            forks.all.insert(ticket, Fork::Refuser);
+            Some(ticket)
+        });
+    }
+
+    /// Handles a process that was forked.
+    pub(super) fn forked(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        ticket: u64,
+        pid: i32,
+        socket: Option<OwnedFd>,
+    ) {
+        let process = self.pool.starts.spawner().process(ticket, pid);
+        let Some(socket) = socket else {
+            process.kill();
+            return self.not_forked(ticket, "no descriptor is left for its socket");
+        };
+        self.forks.lacking = false;
+        match self.forks.all.get(&ticket) {
+            Some(Fork::Idle(id)) => {
+                self.forks.idle.push((*id, process, End::new(socket)));
+                self.serve_waiting(ops);
+            }
+            Some(Fork::Scrubber(id)) => {
+                if let Some(tenant) = self.tenants.get_mut(id) {
+                    tenant.scrubbers.insert(ticket, Some(pid));
+                    if let Some(end) = tenant.end() {
+                        end.give(&Order::Scrubber { pid }, vec![socket]);
+                    }
+                }
+            }
+            Some(Fork::Refuser) => self.refusals.add(ticket, socket),
+            Some(Fork::Tenant(_)) | None => {}
+        }
+    }
+
+    /// Handles the failure to fork a process.
+    pub(super) fn not_forked(&mut self, ticket: u64, reason: &str) {
+        let Some(fork) = self.forks.all.remove(&ticket) else {
+            return;
+        };
+        if !std::mem::replace(&mut self.forks.lacking, true) {
+            tracing::error!("a process cannot be forked: {reason}");
+        }
+        match fork {
+            Fork::Idle(_) | Fork::Tenant(_) => {
+                self.forks
+                    .again
+                    .get_or_insert_with(|| Instant::now() + AGAIN);
+            }
+            Fork::Scrubber(id) => {
+                if let Some(tenant) = self.tenants.get_mut(&id) {
+                    tenant.scrubbers.remove(&ticket);
+                    tenant.order(&Order::NoScrubber(reason.to_owned()));
+                }
+                self.forget_tenant(id);
+            }
+            Fork::Refuser => self.refusals.failed(ticket),
+        }
+    }
+
+    /// Handles the end of a process that was forked.
+    pub(super) fn fork_ended(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        ticket: u64,
+        (ending, out_of_memory): (Ending, bool),
+    ) {
+        let Some(fork) = self.forks.all.remove(&ticket) else {
+            return;
+        };
+        if !self.is_expected(fork, ending) {
+            match out_of_memory {
+                true => tracing::error!("{fork} was killed: memory is short"),
+                false => tracing::error!("{fork} {ending}"),
+            }
+        }
+        match fork {
+            Fork::Idle(_) => {
+                self.forks.idle.retain(|(_, one, _)| one.ticket() != ticket);
+                self.forks
+                    .again
+                    .get_or_insert_with(|| Instant::now() + AGAIN);
+            }
+            Fork::Tenant(id) => {
+                self.cut_off(ops, id, State::Leaving);
+                self.process_ended(ops, id);
+            }
+            Fork::Scrubber(id) => {
+                if let Some(tenant) = self.tenants.get_mut(&id)
+                    && let Some(pid) = tenant.scrubbers.remove(&ticket)
+                {
+                    let pid = pid.unwrap_or(0);
+                    tenant.order(&Order::ScrubberEnded { pid });
+                }
+                self.forget_tenant(id);
+            }
+            Fork::Refuser => self.refusals.reaped(ticket),
+        }
+    }
+
+    /// Returns whether a process has ended by itself, or because it was killed for a reason that
+    /// was logged.
+    fn is_expected(&self, fork: Fork, ending: Ending) -> bool {
+        let was_killed = |tenant: &TenantProcess| matches!(tenant.state, State::Killed);
+        let tenant = match fork {
+            Fork::Tenant(id) => self.tenants.get(&id),
+            _ => None,
+        };
+        ending == Ending::Exited(0) || self.lost.is_some() || tenant.is_some_and(was_killed)
+    }
+
+    /// Handles the end of the spawner, and with it of all processes that it has forked.
+    pub(super) fn lose_processes(&mut self, ops: &mut EventOps<'_>, reason: &str) {
+        let tickets: Vec<u64> = self.forks.all.keys().copied().collect();
+        for tenant in self.tenants.values_mut() {
+            tenant.order(&Order::Lost(reason.to_owned()));
+        }
+        for ticket in tickets {
+            self.fork_ended(ops, ticket, (Ending::Signalled(libc::SIGKILL), false));
+        }
+    }
+}
+
+impl fmt::Display for Fork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle(_) => f.write_str("the process that waits for the next tenant"),
+            Self::Tenant(id) => write!(f, "the process of tenant {id}"),
+            Self::Scrubber(id) => write!(f, "the process that closes descriptors of tenant {id}"),
+            Self::Refuser => f.write_str("a process that refuses connections"),
+        }
+    }
+}
