@@ -13,7 +13,7 @@ use wormhole_sandbox::Ending;
 
 use super::Id;
 use super::connection::{self, Connection};
-use super::pair::{self, Report as ToSupervisor};
+use super::pair;
 use super::tenant_loop::{Source, TenantLoop};
 use super::tenants::Tenant;
 use super::workers::{LAST_PORTIONS, Log, Portion};
@@ -43,7 +43,7 @@ impl Process {
     /// Kills the process. Has no effect if it has ended.
     pub fn kill(&self) {
         let ticket = self.ticket;
-        self.supervisor.report(&ToSupervisor::Kill { ticket });
+        self.supervisor.report(&pair::Report::Kill { ticket });
     }
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Worker {
 }
 
 /// Message of a worker, as an owned value.
-enum Report {
+enum WorkerMessage {
     Refused(String),
     Assigned,
     Added(ArenaRun),
@@ -261,27 +261,31 @@ impl TenantLoop {
                     return Err(Some("it sent a message out of turn".to_owned()));
                 }
                 Some(Message::Refused { reason, .. }) => {
-                    Report::Refused(reason.chars().take(1000).collect())
+                    WorkerMessage::Refused(reason.chars().take(1000).collect())
                 }
-                Some(Message::Assigned) => Report::Assigned,
-                Some(Message::ArenaAdded(run)) => Report::Added(run),
-                Some(Message::ArenaRemoved(run)) => Report::Removed(run),
-                Some(Message::ArenaRefused(run)) => Report::RefusedArena(run),
-                Some(Message::Share(share)) if share.descriptor == 0 => Report::Share(share, None),
+                Some(Message::Assigned) => WorkerMessage::Assigned,
+                Some(Message::ArenaAdded(run)) => WorkerMessage::Added(run),
+                Some(Message::ArenaRemoved(run)) => WorkerMessage::Removed(run),
+                Some(Message::ArenaRefused(run)) => WorkerMessage::RefusedArena(run),
+                Some(Message::Share(share)) if share.descriptor == 0 => {
+                    WorkerMessage::Share(share, None)
+                }
                 Some(Message::Share(share)) => {
                     match worker.peer.incoming.descriptor() {
-                        Some(descriptor) => Report::Share(share, Some(descriptor)),
+                        Some(descriptor) => WorkerMessage::Share(share, Some(descriptor)),
                         // The descriptor was lost because the supervisor had none free.
-                        None if worker.peer.incoming.was_lost() => Report::ShareLost(share.id),
+                        None if worker.peer.incoming.was_lost() => {
+                            WorkerMessage::ShareLost(share.id)
+                        }
                         None => {
                             let reason = "it shares a descriptor that did not come";
                             return Err(Some(reason.to_owned()));
                         }
                     }
                 }
-                Some(Message::Fetch(fetch)) => Report::Fetch(fetch),
-                Some(Message::Unshare(fetch)) => Report::Unshare(fetch),
-                Some(other) => Report::Wrong(other.name()),
+                Some(Message::Fetch(fetch)) => WorkerMessage::Fetch(fetch),
+                Some(Message::Unshare(fetch)) => WorkerMessage::Unshare(fetch),
+                Some(other) => WorkerMessage::Wrong(other.name()),
             };
             self.worker_report(ops, id, report).map_err(Some)?;
         }
@@ -291,7 +295,7 @@ impl TenantLoop {
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
-        report: Report,
+        report: WorkerMessage,
     ) -> Result<(), String> {
         let Some(worker) = self.workers.get_mut(&id) else {
             return Ok(());
@@ -299,38 +303,40 @@ impl TenantLoop {
         let session = worker.session;
         match report {
             // No guest uses it yet, or its guest has left and it is not dead yet.
-            Report::Refused(reason) if self.is_preparing(session) || self.is_dying(session) => {
+            WorkerMessage::Refused(reason)
+                if self.is_preparing(session) || self.is_dying(session) =>
+            {
                 if let Some(worker) = self.workers.get_mut(&id) {
                     worker.refusal = Some(reason);
                 }
                 Ok(())
             }
-            Report::Assigned => {
+            WorkerMessage::Assigned => {
                 self.session_assigned(ops, session)?;
-                self.supervisor.report(&ToSupervisor::Taken { session });
+                self.supervisor.report(&pair::Report::Taken { session });
                 Ok(())
             }
-            Report::Added(run) => self.arena_added(ops, session, &run),
-            Report::Removed(run) => self.arena_removed(ops, session, &run),
-            Report::RefusedArena(run) => self.arena_refused(ops, session, &run),
-            Report::Share(share, descriptor) => {
+            WorkerMessage::Added(run) => self.arena_added(ops, session, &run),
+            WorkerMessage::Removed(run) => self.arena_removed(ops, session, &run),
+            WorkerMessage::RefusedArena(run) => self.arena_refused(ops, session, &run),
+            WorkerMessage::Share(share, descriptor) => {
                 self.share(ops, session, &share, descriptor);
                 Ok(())
             }
-            Report::ShareLost(request) => {
+            WorkerMessage::ShareLost(request) => {
                 self.refuse_share(ops, session, request);
                 Ok(())
             }
-            Report::Fetch(fetch) => {
+            WorkerMessage::Fetch(fetch) => {
                 self.fetch(ops, session, &fetch);
                 Ok(())
             }
-            Report::Unshare(fetch) => {
+            WorkerMessage::Unshare(fetch) => {
                 self.unshare(ops, session, &fetch);
                 Ok(())
             }
-            Report::Wrong(name) => Err(format!("it sent {name}, which workers do not send")),
-            Report::Refused(_) => Err("it sent a message out of turn".to_owned()),
+            WorkerMessage::Wrong(name) => Err(format!("it sent {name}, which workers do not send")),
+            WorkerMessage::Refused(_) => Err("it sent a message out of turn".to_owned()),
         }
     }
 
