@@ -157,8 +157,7 @@ impl TenantLoop {
         }
         let heard = &mut self.observers.heard;
         heard.take_if(|heard| heard.at.elapsed() >= FRESH);
-        if self.observers.heard.is_none()
-            && self.service.as_ref().is_some_and(|one| one.has_figures)
+        if self.observers.heard.is_none() && self.service.as_ref().is_some_and(|one| one.has_driver)
         {
             if !std::mem::replace(&mut self.observers.asks, true) {
                 self.supervisor.report(&Report::Figures);

@@ -377,7 +377,7 @@ impl TenantLoop {
     /// of the driver. Of other files only the seals are queried, because other queries may block
     /// for as long as the file's owner likes.
     fn may_share(&self, file: &OwnedFd) -> bool {
-        let exports = self.service.as_ref().is_some_and(|one| one.has_figures);
+        let exports = self.service.as_ref().is_some_and(|one| one.has_driver);
         file::fixed_size(file).is_some() || (exports && is_export(file))
     }
 

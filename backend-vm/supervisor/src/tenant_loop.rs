@@ -552,7 +552,7 @@ mod tests {
             sessions: 1,
             window: 1 << 30,
             unread: 64,
-            has_figures: false,
+            has_driver: false,
             hashes: Vec::new(),
         };
         let (launcher, stream) = UnixStream::pair().unwrap();

@@ -178,7 +178,7 @@ impl Supervisor {
             sessions: self.quotas.sessions as u64,
             window: self.quotas.window,
             unread: self.unread_for_each(),
-            has_figures: self.sampler.is_some(),
+            has_driver: self.sampler.is_some(),
             hashes: self.pool.hashes.clone(),
         };
         end.give(&Order::Serve(service), vec![stream, neighbours]);

@@ -30,8 +30,9 @@ pub struct Service {
     /// Largest number of descriptors that were sent to the tenant's parties and that these have not
     /// received.
     pub unread: u64,
-    /// Whether the devices have values in the host's NVML and exports that workers share.
-    pub has_figures: bool,
+    /// Whether the devices have NVIDIA's driver: values in the host's NVML, and exports that workers
+    /// share.
+    pub has_driver: bool,
     /// Protocol hashes of the installed workers.
     pub hashes: Vec<u64>,
 }
@@ -107,6 +108,8 @@ pub enum Report {
     Figures,
 }
 
+/// Returns a text's bytes. None is cut: environments and facts come in frames of 8 KiB, and reasons
+/// are short.
 fn text(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(LONGEST_TEXT)]
 }
@@ -130,7 +133,7 @@ impl Service {
             &self.sessions.to_le_bytes(),
             &self.window.to_le_bytes(),
             &self.unread.to_le_bytes(),
-            &[u8::from(self.has_figures)],
+            &[u8::from(self.has_driver)],
         ]
         .concat();
         bytes.extend(self.hashes.iter().flat_map(|hash| hash.to_le_bytes()));
@@ -149,7 +152,7 @@ impl Service {
             sessions: fields.number()?,
             window: fields.number()?,
             unread: fields.number()?,
-            has_figures: fields.byte()? != 0,
+            has_driver: fields.byte()? != 0,
             hashes: fields.numbers()?,
         })
     }
@@ -348,7 +351,7 @@ mod tests {
             sessions: 128,
             window: 1 << 40,
             unread: 64,
-            has_figures: true,
+            has_driver: true,
             hashes: vec![3, u64::MAX],
         };
         let waits = Service {
