@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -54,14 +55,20 @@ impl Keeper {
         self.underway() + self.kept
     }
 
-    /// Reads its answers.
-    fn hear(&mut self) {
+    /// Reads its answers. Returns false if it has ended, or is ending: its exit may take as long as the descriptors that it
+    /// keeps.
+    fn hear(&mut self) -> bool {
         let Some(socket) = &self.socket else {
-            return;
+            return true;
         };
-        while let Ok(Some((bytes, _))) = datagram::receive(socket, false) {
+        loop {
+            let bytes = match datagram::receive(socket, false) {
+                Ok(Some((bytes, _))) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Ok(None) | Err(_) => return false,
+            };
             let Some(done) = Done::decode(&bytes) else {
-                return;
+                return true;
             };
             let count = self.sent.remove(&done.ticket).unwrap_or(0);
             if done.error == KEPT {
@@ -105,7 +112,7 @@ struct Account {
     waiting: Vec<(Work, Vec<OwnedFd>)>,
     /// Process that takes connections.
     keeper: Option<Keeper>,
-    /// Processes that are exiting.
+    /// Processes that are exiting, in their turn or because they were killed.
     exiting: Vec<Keeper>,
 }
 
@@ -119,6 +126,17 @@ impl Account {
         self.here() + processes.map(Keeper::held).sum::<usize>()
     }
 
+    /// Moves a process that ends out of its turn to those that exit. Returns whether it has.
+    fn leave_lost(&mut self) -> bool {
+        let lost = self.keeper.take_if(|keeper| !keeper.hear());
+        let is_lost = lost.is_some();
+        self.exiting.extend(lost.map(|keeper| Keeper {
+            socket: None,
+            ..keeper
+        }));
+        is_lost
+    }
+
     /// Passes connections on. Returns whether it must be tried again later.
     fn serve(&mut self, room: usize) -> bool {
         let Some(keeper) = &mut self.keeper else {
@@ -127,7 +145,6 @@ impl Account {
         if keeper.socket.is_none() {
             return false;
         }
-        keeper.hear();
         while let Some((work, files)) = self.waiting.pop() {
             if let Err(left) = keeper.pass_on(work, files) {
                 self.waiting.push(left);
@@ -150,8 +167,10 @@ pub struct Refusals {
     accounts: BTreeMap<Owner, Account>,
     /// Number of descriptors that a process may keep.
     room: usize,
-    /// Time to retry failed operations.
+    /// Time to pass on what a process had no room for.
     again: Option<Instant>,
+    /// Time until which no process is ordered, because one has failed.
+    pause: Option<Instant>,
 }
 
 impl Refusals {
@@ -161,6 +180,7 @@ impl Refusals {
             accounts: BTreeMap::new(),
             room,
             again: None,
+            pause: None,
         }
     }
 
@@ -200,10 +220,10 @@ impl Refusals {
         self.accounts.values().map(Account::here).sum()
     }
 
-    /// Orders a process for each owner without one, unless an operation has failed a moment ago.
+    /// Orders a process for each owner without one, unless one has failed a moment ago.
     /// `fork` returns its ticket.
     pub fn order(&mut self, mut fork: impl FnMut() -> Option<u64>) {
-        if self.again.is_some() {
+        if self.pause.is_some() {
             return;
         }
         for account in self.accounts.values_mut() {
@@ -232,15 +252,26 @@ impl Refusals {
     /// Handles the failure to start a process. It is ordered again after a while.
     pub fn failed(&mut self, ticket: u64) {
         self.reaped(ticket);
-        self.again.get_or_insert_with(|| Instant::now() + AGAIN);
+        self.pause();
+    }
+
+    fn pause(&mut self) {
+        self.pause.get_or_insert_with(|| Instant::now() + AGAIN);
     }
 
     /// Handles the end of a process: its connections are closed.
     pub fn reaped(&mut self, ticket: u64) {
         let owners: Vec<Owner> = self.accounts.keys().copied().collect();
+        let mut is_lost = false;
         for account in self.accounts.values_mut() {
-            account.keeper.take_if(|keeper| keeper.ticket == ticket);
+            is_lost |= account
+                .keeper
+                .take_if(|keeper| keeper.ticket == ticket)
+                .is_some();
             account.exiting.retain(|keeper| keeper.ticket != ticket);
+        }
+        if is_lost {
+            self.pause();
         }
         owners.into_iter().for_each(|owner| self.serve(owner));
     }
@@ -249,21 +280,26 @@ impl Refusals {
         let Some(account) = self.accounts.get_mut(&owner) else {
             return;
         };
+        let is_lost = account.leave_lost();
         if account.serve(self.room) {
             self.again.get_or_insert_with(|| Instant::now() + AGAIN);
         }
         if account.held() == 0 && account.keeper.is_none() && account.exiting.is_empty() {
             self.accounts.remove(&owner);
         }
+        if is_lost {
+            self.pause();
+        }
     }
 
     /// Returns the time at which to [try again](Self::try_again), if any.
     pub fn deadline(&self) -> Option<Instant> {
-        self.again
+        self.again.into_iter().chain(self.pause).min()
     }
 
     /// Retries failed operations if it is time to.
     pub fn try_again(&mut self, now: Instant) {
+        self.pause.take_if(|pause| *pause <= now);
         if self.again.take_if(|again| *again <= now).is_some() {
             let owners: Vec<Owner> = self.accounts.keys().copied().collect();
             owners.into_iter().for_each(|owner| self.serve(owner));
@@ -354,6 +390,47 @@ mod tests {
         let (orders, releases, ends) = last.unwrap();
         assert_eq!(orders, releases);
         assert!(ends, "it was never ordered to end");
+    }
+
+    #[test]
+    fn a_killed_process_that_never_exits_is_replaced() {
+        let (mut refusals, process) = refusals(1 << 20);
+        // Its socket is closed, and its exit waits for a descriptor that it keeps.
+        drop(process);
+        let (near, second) = datagram::pair().unwrap();
+        refuse(&mut refusals);
+        refusals.try_again(Instant::now() + AGAIN);
+        refusals.order(|| Some(2));
+        refusals.add(2, near);
+        assert_eq!(refusals.here(), 0, "no process takes the connection");
+        let mut orders = 0;
+        while let Some(sent) = next(&second) {
+            orders += usize::from(matches!(sent, Sent::Do { .. }));
+        }
+        assert_eq!(orders, 1);
+    }
+
+    #[test]
+    fn a_process_without_room_delays_no_other_owner() {
+        // The first process exits while the second one keeps connections, and answers nothing.
+        let (mut refusals, _first) = refusals(1 << 20);
+        let (near, _slow) = datagram::pair().unwrap();
+        refuse(&mut refusals);
+        refusals.order(|| Some(2));
+        refusals.add(2, near);
+        for _ in 0..2 * WINDOW {
+            refuse(&mut refusals);
+        }
+        refusals.try_again(Instant::now() + AGAIN);
+        assert!(refusals.again.is_some(), "the first has room");
+        let (connection, _) = UnixStream::pair().unwrap();
+        refusals.refuse(None, connection.into(), Refusal::Quota, "too many");
+        let mut orders = 0;
+        refusals.order(|| {
+            orders += 1;
+            Some(9)
+        });
+        assert_eq!(orders, 1);
     }
 
     #[test]
