@@ -45,6 +45,13 @@ struct Queue {
 }
 
 impl Queue {
+    /// A new account has its first turn after the accounts that are waiting now: tenants that come and go without end
+    /// would be served before one that stays.
+    fn add(&mut self, start: Start) {
+        self.turns.entry(start.account).or_insert(self.turn);
+        self.waiting.push_back(start);
+    }
+
     /// Takes the next worker to start, while workers of the accounts `starting` are starting: of
     /// the other accounts, the one whose last turn is the longest ago.
     fn next(&mut self, starting: &[Option<Id>]) -> Option<Start> {
@@ -96,7 +103,7 @@ impl SpawnQueue {
     }
 
     pub fn add(&mut self, start: Start) {
-        self.queue.waiting.push_back(start);
+        self.queue.add(start);
     }
 
     /// Drops requests of sessions and accounts that do not exist any more. Returns the dropped ones:
@@ -217,14 +224,18 @@ mod tests {
     fn queue(accounts: &[Id]) -> Queue {
         let mut queue = Queue::default();
         for (session, account) in (0..).zip(accounts) {
-            queue.waiting.push_back(Start {
-                hash: 0,
-                environment: Vec::new(),
-                session: Some((*account, session)),
-                account: Some(*account),
-            });
+            queue.add(start(*account, session));
         }
         queue
+    }
+
+    fn start(account: Id, session: Id) -> Start {
+        Start {
+            hash: 0,
+            environment: Vec::new(),
+            session: Some((account, session)),
+            account: Some(account),
+        }
     }
 
     /// Returns the accounts served when each start is over before the next.
@@ -255,6 +266,21 @@ mod tests {
     fn tenants_take_turns_however_much_one_of_them_wants() {
         let mut queue = queue(&[1, 1, 1, 1, 2, 2, 3]);
         assert_eq!(one_by_one(&mut queue, 7), [1, 2, 3, 1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn tenants_that_come_and_go_leave_one_that_stays_its_turns() {
+        let mut queue = queue(&[1]);
+        assert_eq!(one_by_one(&mut queue, 1), [1]);
+        queue.add(start(1, 1));
+        for newcomer in 2..10 {
+            queue.add(start(newcomer, 0));
+            if one_by_one(&mut queue, 1) == [1] {
+                return;
+            }
+            queue.add(start(newcomer + 100, 0));
+        }
+        panic!("newcomers were served before it");
     }
 
     #[test]
