@@ -268,7 +268,11 @@ impl Supervisor {
                 if !tenant.has_window || !self.pool.hashes.contains(&hash) {
                     return Err("it wants a worker that it cannot have");
                 }
-                if tenant.sessions.contains(&session) {
+                // A worker counts until it was reaped, also if the session is over.
+                let mut workers = self.workers.values();
+                if tenant.sessions.contains(&session)
+                    || workers.any(|worker| worker.session == Some((id, session)))
+                {
                     return Err("it began a session twice");
                 }
                 let refused = self.too_many_sessions(id);
