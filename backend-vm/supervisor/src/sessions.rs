@@ -745,9 +745,12 @@ impl TenantLoop {
             self.send_report(ops, session.tenant, &report);
         }
         let (tenant, file) = (session.tenant, session.file.into());
-        // No other process uses the session's file any more.
-        if runs.is_empty() {
+        // A launcher that has left may keep the file. Its memory would outlive the tenant and the limit on it.
+        if self.stopping {
             self.scrubber.close(tenant, [file]);
+        } else if runs.is_empty() {
+            let segment = session.segment.first;
+            self.scrubber.discard_beside_status(tenant, file, segment);
         } else {
             self.scrubber.discard(tenant, file);
         }

@@ -93,6 +93,26 @@ fn a_tenants_process_that_stands_still_holds_up_no_other_tenant() {
 }
 
 #[test]
+fn a_tenant_that_leaves_and_keeps_its_files_keeps_no_memory() {
+    let Two {
+        backend: _backend,
+        mut second,
+        ..
+    } = two(&[]);
+    let guest = second.connect().open();
+    guest.arena[0].write(0, &vec![1; 2 << 20]);
+    let memory = guest.memory();
+    assert!(memory.held() >= 2 << 20);
+    // The guest and its file stay. The status word tells the guest of the end.
+    drop(second);
+    guest.wait_for_status();
+    wait_until(
+        || memory.held() <= 4096,
+        || format!("all but the status word's page, and not {}", memory.held()),
+    );
+}
+
+#[test]
 fn a_tenants_process_that_is_killed_ends_its_tenant_alone() {
     let mut two = two(&["--tenants-per-user", "2"]);
     let mut control = two.second.connect();

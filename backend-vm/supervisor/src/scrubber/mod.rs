@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES};
 use wormhole_ring::session::Run;
 use wormhole_ring::status::EndCause;
 
@@ -156,6 +157,23 @@ impl Scrubber {
     /// Frees the memory of a session that has ended.
     pub fn discard(&mut self, tenant: Id, file: OwnedFd) {
         self.order(tenant, Work::Discard(0), vec![file], None);
+    }
+
+    /// Frees the memory of a session's file except the page with the status word in the session's own segment.
+    pub fn discard_beside_status(&mut self, tenant: Id, file: OwnedFd, segment: u32) {
+        let before = Run {
+            first: 0,
+            count: segment,
+        };
+        let status = u64::from(segment) * SEGMENT_BYTES as u64;
+        // Without a descriptor for the copy, the memory before the segment stays.
+        if segment > 0
+            && let Ok(copy) = file.try_clone()
+        {
+            self.order(tenant, Work::Scrub(vec![before]), vec![copy], None);
+        }
+        let from = status + BOOTSTRAP_BYTES as u64;
+        self.order(tenant, Work::Discard(from), vec![file], None);
     }
 
     /// Scrubs runs of a session that are not granted again.
