@@ -227,8 +227,22 @@ pub fn all_equal(arguments: &[(u8, u64)]) -> Result<SeccompRule, FilterError> {
 /// # Errors
 /// The argument's number is too large.
 pub fn masked(argument: u8, bits: u64, value: u64) -> Result<SeccompRule, FilterError> {
-    let kind = SeccompCmpOp::MaskedEq(bits);
-    rule(argument, SeccompCmpArgLen::Qword, kind, value)
+    all_masked(&[(argument, bits, value)])
+}
+
+/// Creates a rule that each of these arguments, masked with the bits beside it, equals the value.
+///
+/// # Errors
+/// The argument's number is too large.
+pub fn all_masked(arguments: &[(u8, u64, u64)]) -> Result<SeccompRule, FilterError> {
+    let conditions = arguments
+        .iter()
+        .map(|&(argument, bits, value)| {
+            let kind = SeccompCmpOp::MaskedEq(bits);
+            SeccompCondition::new(argument, SeccompCmpArgLen::Qword, kind, value)
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(SeccompRule::new(conditions)?)
 }
 
 /// Creates a rule that the argument's lower half has no bits set beside those of `bits`.

@@ -17,7 +17,7 @@ mod denied;
 mod files;
 
 pub use self::calls::{
-    Calls, Denial, Filter, FilterError, all_equal, at_most, equals, masked, within,
+    Calls, Denial, Filter, FilterError, all_equal, all_masked, at_most, equals, masked, within,
 };
 pub use self::capabilities::{READ_ANY_FILE, drop_capabilities, keep_capabilities};
 pub use self::denied::{DENIED, report_denied_calls};
