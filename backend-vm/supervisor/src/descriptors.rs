@@ -8,6 +8,7 @@
 
 use std::io;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wormhole_link::channel::MAX_RECEIVED;
 
 use super::datagram::DESCRIPTORS;
@@ -63,24 +64,19 @@ impl Descriptors {
     /// # Errors
     /// The limit cannot be read or raised, or is too low.
     pub fn claim() -> Result<Self, DescriptorsError> {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        // No limit is none here.
+        let limit = maximum.unwrap_or(u64::MAX);
+        if limit < LEAST {
+            return Err(DescriptorsError::Few(limit));
+        }
+        let raised = Rlimit {
+            current: maximum,
+            maximum,
         };
-        // SAFETY: a local structure that the kernel fills.
-        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-            return Err(DescriptorsError::Limit(io::Error::last_os_error()));
-        }
-        if limit.rlim_max < LEAST {
-            return Err(DescriptorsError::Few(limit.rlim_max));
-        }
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: as above; the kernel only reads it.
-        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
-            return Err(DescriptorsError::Limit(io::Error::last_os_error()));
-        }
-        let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        Ok(Self::of(limit))
+        setrlimit(Resource::Nofile, raised)
+            .map_err(|error| DescriptorsError::Limit(error.into()))?;
+        Ok(Self::of(usize::try_from(limit).unwrap_or(usize::MAX)))
     }
 
     fn of(limit: usize) -> Self {

@@ -7,6 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 use wormhole_link::{chain, tasks};
 use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
@@ -369,26 +370,22 @@ impl Spawner {
 
 /// Opens a pidfd, which is readable when the forked process has ended.
 fn watched(pid: libc::pid_t) -> io::Result<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid).ok_or(Errno::SRCH)?;
-    let flags = rustix::process::PidfdFlags::empty();
-    Ok(rustix::process::pidfd_open(pid, flags)?)
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Ends a forked process that has no descriptors yet, so that it ends at once.
 fn end(pid: libc::pid_t) {
-    // SAFETY: integers; a child of this process.
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
-        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, Signal::KILL);
+        let _ = waitpid(Some(pid), WaitOptions::empty());
     }
 }
 
 impl Forked {
     fn kill(&self) {
-        // SAFETY: integers; a child of this process that was not reaped.
-        unsafe {
-            libc::kill(self.pid, libc::SIGKILL);
-        }
+        // A child that was not reaped, so that no other process has its number.
+        let _ = Pid::from_raw(self.pid).map(|pid| kill_process(pid, Signal::KILL));
     }
 }
 
