@@ -411,6 +411,8 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, OwnedFd)> {
                 Role::Refuser => c"refuser",
                 Role::Tenant(_) => c"tenant",
             };
+            // The OOM killer spares the spawner, and not processes that tenants can fill.
+            let _ = std::fs::write("/proc/self/oom_score_adj", "0");
             if changes_user && wormhole_sandbox::become_own_user().is_err() {
                 libc::_exit(2);
             }
