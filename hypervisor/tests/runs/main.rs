@@ -7,6 +7,7 @@ mod documents;
 mod execution;
 mod gpu;
 mod guest;
+mod guest_backends;
 mod guest_kill;
 mod guest_network;
 mod harness;
