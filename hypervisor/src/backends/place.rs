@@ -182,9 +182,11 @@ impl Place {
     pub fn hold(&self) -> Result<Held, PlaceError> {
         loop {
             if let Some(parent) = self.folder.parent() {
-                make(parent)?;
+                make(parent, 0o755)?;
             }
-            make(&self.folder)?;
+            // Other users may search it, since the socket in it has an access list. They may not open
+            // it: whoever can open a folder can lock it.
+            make(&self.folder, 0o711)?;
             let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let lock = match rustix::fs::open(&self.folder, flags, Mode::empty()) {
                 // Another command has stopped the backend and removed the folder.
@@ -299,27 +301,30 @@ fn folders() -> Result<Vec<PathBuf>, PlaceError> {
     }
 }
 
-/// Makes a folder that only this user can write, unless it is there. Other users may search it: the
-/// socket in it has an access list.
-fn make(folder: &Path) -> Result<(), PlaceError> {
-    const MODE: u32 = 0o755;
-    match DirBuilder::new().mode(MODE).create(folder) {
-        // A narrower umask would keep tenants of other users out.
-        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(MODE))
-            .map_err(|source| failed(folder, source))?,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(failed(folder, source)),
-    }
-    match fs::symlink_metadata(folder) {
-        Ok(data) => {
-            let is_safe =
-                data.is_dir() && data.uid() == geteuid().as_raw() && data.mode() & 0o022 == 0;
-            is_safe
-                .then_some(())
-                .ok_or_else(|| PlaceError::Unsafe(folder.to_owned()))
+/// Makes a folder that only this user can write, unless it is there, and gives it the mode.
+fn make(folder: &Path, mode: u32) -> Result<(), PlaceError> {
+    match DirBuilder::new().mode(mode).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(failed(folder, error));
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(failed(folder, source)),
+        _ => {}
+    }
+    let data = match fs::symlink_metadata(folder) {
+        // Another command has removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        data => data.map_err(|source| failed(folder, source))?,
+    };
+    let is_own = data.is_dir() && data.uid() == geteuid().as_raw();
+    if !is_own || data.mode() & 0o022 != 0 {
+        return Err(PlaceError::Unsafe(folder.to_owned()));
+    }
+    if data.mode() & 0o777 == mode {
+        return Ok(());
+    }
+    // The umask may have made it narrower, or an earlier version wider.
+    match fs::set_permissions(folder, Permissions::from_mode(mode)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(folder, error)),
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Runs programs through backends that outlive them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -31,6 +33,12 @@ impl Runtime {
 
     fn path(&self) -> PathBuf {
         self.0.path().join("backends")
+    }
+
+    /// Lets other users search the folder around it.
+    fn open_to_all(&self) {
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.0.path(), mode).expect("it is ours");
     }
 
     fn finish(&self, args: &[&str]) -> Finished {
@@ -318,6 +326,50 @@ fn a_backend_in_the_foreground_lives_as_long_as_its_command() {
     let mut command = in_foreground(&runtime);
     runtime.kill_supervisor();
     assert_eq!(command.0.wait().expect("it is a child").code(), Some(2));
+}
+
+/// User and group id of `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Returns whether the tests run as root, who alone can become another user.
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can become another user");
+    }
+    is_root
+}
+
+fn as_nobody(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).uid(NOBODY).gid(NOBODY);
+    command
+}
+
+#[test]
+fn no_other_user_can_lock_a_backend() {
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.open_to_all();
+    runtime.start("locked", &[]);
+    let folder = runtime.path().join("locked");
+    let locked = finish(
+        as_nobody("flock")
+            .args(["--nonblock".as_ref(), folder.as_os_str()])
+            .arg("true"),
+    );
+    assert!(!locked.status.success());
+    assert!(
+        locked.stderr.contains("Permission denied"),
+        "{}",
+        locked.stderr
+    );
+    // Searching it is permitted.
+    let found = finish(as_nobody("test").arg("-S").arg(folder.join("socket")));
+    assert!(found.status.success(), "{}", found.stderr);
 }
 
 /// Returns the unit of a backend, with the path of the staged command.
