@@ -241,6 +241,12 @@ impl Held {
         written.map_err(|source| failed(&path, source))
     }
 
+    /// Returns whether no process but this one has its record here.
+    pub fn is_of(&self, process: Process) -> bool {
+        let record = record_in(&self.place.folder);
+        record.is_ok_and(|record| record.is_none_or(|record| record.process == process))
+    }
+
     /// Removes the folder.
     pub fn remove(self) {
         for file in [SOCKET, RECORD, LOG] {

@@ -89,10 +89,14 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
         return Ok(());
     }
     drop(held);
+    let process = Process::of(supervisor.0.id());
     notify();
     let ended = supervisor.attend(&watched);
-    // Fails if another command has stopped the backend, and removes the folder itself.
-    if let Ok(held) = place.hold() {
+    // Another command may have stopped the backend and removed its folder, and one may have started a
+    // later backend of this name.
+    if let (Ok(held), Some(process)) = (place.hold(), process)
+        && held.is_of(process)
+    {
         held.remove();
     }
     match ended {

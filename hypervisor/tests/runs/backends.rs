@@ -372,6 +372,25 @@ fn no_other_user_can_lock_a_backend() {
     assert!(found.status.success(), "{}", found.stderr);
 }
 
+#[test]
+fn a_command_that_comes_late_leaves_a_later_backend_of_its_name() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let mut command = in_foreground(&runtime);
+    let stop = |signal| kill_process(Pid::from_child(&command.0), signal).expect("it runs");
+    stop(Signal::STOP);
+    assert!(
+        runtime
+            .finish(&["backend", "stop", "fore"])
+            .status
+            .success()
+    );
+    runtime.start("fore", &[]);
+    stop(Signal::CONT);
+    command.0.wait().expect("it is a child");
+    runtime.passes("fore", "vector_add");
+}
+
 /// Returns the unit of a backend, with the path of the staged command.
 fn unit() -> String {
     let unit =
