@@ -12,8 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use self::place::{Name, Place, PlaceError, Record};
@@ -58,6 +59,10 @@ pub enum BackendsError {
     NoListener(PathBuf),
     #[error("the backend at {0} has not accepted a connection within {limit} s", limit = CONNECT_LIMIT.as_secs())]
     NoAnswer(PathBuf),
+    #[error(
+        "the backend at {path} is that of user {user}, who would see the program's data: name one of root or of this user"
+    )]
+    Foreign { path: PathBuf, user: u32 },
     #[error("cannot connect to the backend at {path}")]
     Connect {
         path: PathBuf,
@@ -250,7 +255,8 @@ impl Chosen {
     }
 }
 
-/// Connects to a socket. Waits a bounded time for a supervisor that has many connections to accept.
+/// Connects to a socket of root or of this user: a backend sees the data of its programs. Waits a
+/// bounded time for a supervisor that has many connections to accept.
 fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
     let connected = || {
         let flags = SocketFlags::CLOEXEC;
@@ -258,15 +264,23 @@ fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
         set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_LIMIT))?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         set_socket_timeout(&socket, Timeout::Send, None)?;
-        Ok(socket.into())
+        let user = socket_peercred(&socket)?.uid;
+        Ok((UnixStream::from(socket), user))
     };
-    connected().map_err(|error| match error {
+    let (stream, user) = connected().map_err(|error| match error {
         Errno::AGAIN => BackendsError::NoAnswer(path.to_owned()),
         Errno::NOENT | Errno::CONNREFUSED => BackendsError::NoListener(path.to_owned()),
         error => BackendsError::Connect {
             path: path.to_owned(),
             source: error.into(),
         },
+    })?;
+    if user.is_root() || user == geteuid() {
+        return Ok(stream);
+    }
+    Err(BackendsError::Foreign {
+        path: path.to_owned(),
+        user: user.as_raw(),
     })
 }
 

@@ -373,6 +373,35 @@ fn no_other_user_can_lock_a_backend() {
 }
 
 #[test]
+fn a_backend_of_another_user_is_not_used() {
+    const LISTENS: &str = "import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print('it listens', flush=True)
+while True:
+    connection = listener.accept()[0]";
+    if !is_root() {
+        return;
+    }
+    let _alone = alone();
+    let runtime = Runtime::new();
+    fs::set_permissions(runtime.0.path(), fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let socket = runtime.0.path().join("foreign");
+    let mut other = as_nobody("python3");
+    let other = Underway::start(other.args(["-c", LISTENS]).arg(&socket));
+    other.working();
+    let chosen = format!("unix:{}", socket.display());
+    let run = finish(runtime.run(&chosen).arg("/bin/true"));
+    refused(
+        &run,
+        "is that of user 65534, who would see the program's data",
+    );
+    other.kill_9("python3");
+    other.finish();
+}
+
+#[test]
 fn a_command_that_comes_late_leaves_a_later_backend_of_its_name() {
     let _alone = alone();
     let runtime = Runtime::new();
