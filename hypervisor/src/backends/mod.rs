@@ -228,29 +228,20 @@ impl Chosen {
     /// # Errors
     /// It does not run, is of another version, or does not accept the connection.
     pub fn connect(&self) -> Result<UnixStream, BackendsError> {
-        let (path, record) = match self {
-            Self::Name(name) => {
-                let place = Place::find(name)?;
-                let Some(record) = place.running()? else {
-                    return Err(BackendsError::NotRunning(name.clone()));
-                };
-                (place.socket(), Some(record))
-            }
-            Self::Socket(path) => {
-                let folder = path.parent().unwrap_or(Path::new(""));
-                // A supervisor that was started otherwise has no record.
-                let record = place::record_in(folder).unwrap_or_default();
-                (path.clone(), record.filter(|record| record.process.lives()))
-            }
+        let name = match self {
+            Self::Socket(path) => return connect_to(path),
+            Self::Name(name) => name,
         };
-        match record {
+        let place = Place::find(name)?;
+        match place.running()? {
+            None => Err(BackendsError::NotRunning(name.clone())),
             Some(Record {
                 protocol, version, ..
             }) if protocol != wormhole_api::PROTOCOL_HASH => Err(BackendsError::Version {
-                path,
+                path: place.socket(),
                 theirs: version,
             }),
-            _ => connect_to(&path),
+            Some(_) => connect_to(&place.socket()),
         }
     }
 }

@@ -261,18 +261,19 @@ impl Held {
     }
 }
 
-/// Returns the record that lies in a folder, if there is one.
+/// Returns the record that lies in a folder, if there is one. Does not wait for the writer of a pipe.
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub fn record_in(folder: &Path) -> Result<Option<Record>, PlaceError> {
+fn record_in(folder: &Path) -> Result<Option<Record>, PlaceError> {
     /// Longer than any record.
     const LONGEST: u64 = 64 << 10;
     let path = folder.join(RECORD);
-    let text = match File::open(&path) {
-        Ok(file) => io::read_to_string(io::Read::take(file, LONGEST)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => Err(error),
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let text = match rustix::fs::open(&path, flags, Mode::empty()) {
+        Ok(file) => io::read_to_string(io::Read::take(File::from(file), LONGEST)),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => Err(error.into()),
     };
     let text = text.map_err(|source| failed(&path, source))?;
     let record = serde_json::from_str(&text);

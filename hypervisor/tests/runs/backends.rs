@@ -402,6 +402,31 @@ while True:
 }
 
 #[test]
+fn a_pipe_beside_a_socket_is_not_opened() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.start("piped", &[]);
+    let folder = runtime.path().join("piped");
+    let record = fs::read(folder.join("record.json")).expect("the backend's record");
+    let pipe = |path: &Path| {
+        let made = Command::new("mkfifo").arg(path).status();
+        assert!(made.expect("it is there").success());
+    };
+    fs::remove_file(folder.join("record.json")).expect("it is ours");
+    pipe(&folder.join("record.json"));
+    runtime.passes(
+        &format!("unix:{}", folder.join("socket").display()),
+        "vector_add",
+    );
+    refused(
+        &runtime.finish(&["backend", "list"]),
+        "is not the record of a backend",
+    );
+    fs::remove_file(folder.join("record.json")).expect("it is ours");
+    fs::write(folder.join("record.json"), record).expect("it is ours");
+}
+
+#[test]
 fn a_command_that_comes_late_leaves_a_later_backend_of_its_name() {
     let _alone = alone();
     let runtime = Runtime::new();
