@@ -1,5 +1,6 @@
 //! `wormhole backend start`: starts a supervisor and leaves it, or stays with it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::linux::net::SocketAddrExt;
@@ -126,6 +127,8 @@ impl Supervisor {
             .arg("--workers")
             .arg(installation.folder())
             .current_dir("/")
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| is_for_supervisor(name)))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         if !options.foreground {
@@ -135,6 +138,10 @@ impl Supervisor {
         // SAFETY: between fork and exec this makes system calls and allocates nothing.
         unsafe {
             command.pre_exec(move || {
+                // The supervisor outlives its starter, whose locks and pipes it must not hold. Kernels
+                // before 5.11 lack the call.
+                let all = libc::c_uint::MAX;
+                libc::syscall(libc::SYS_close_range, 3, all, libc::CLOSE_RANGE_CLOEXEC);
                 // No signal of a terminal reaches the supervisor.
                 setsid()?;
                 if foreground {
@@ -234,6 +241,16 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Returns whether the supervisor, or a device's driver in its workers, reads a variable. The others of
+/// the starter's environment may be secrets, and would stay for as long as the backend.
+fn is_for_supervisor(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    ["PATH", "HOME", "LD_LIBRARY_PATH", "WORMHOLE_LOG"].contains(&name.as_ref())
+        || ["CUDA_", "NVIDIA_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns the last line of a backend's log, without the supervisor's name.

@@ -445,6 +445,29 @@ fn a_command_that_comes_late_leaves_a_later_backend_of_its_name() {
     runtime.passes("fore", "vector_add");
 }
 
+#[test]
+fn a_backend_has_neither_descriptors_nor_secrets_of_its_starter() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let start = runtime.command(&["backend", "start", "clean", TRUSTED]);
+    let mut shell = Command::new("bash");
+    shell.args(["-c", "exec 9>\"$0\"; \"$@\""]);
+    shell.arg(runtime.0.path().join("lock"));
+    shell.arg(start.get_program()).args(start.get_args());
+    shell.env("WORMHOLE_RUNTIME", runtime.path());
+    shell.env("A_TOKEN", "secret").env("CUDA_TEST", "1");
+    let started = finish(shell.stdin(Stdio::null()));
+    assert!(started.status.success(), "{}", started.stderr);
+    let pid = runtime.list()[0]["pid"].as_u64().expect("a number");
+    let inherited = fs::read_link(format!("/proc/{pid}/fd/9"));
+    let lock = runtime.0.path().join("lock");
+    assert!(inherited.is_err() || inherited.is_ok_and(|file| file != lock));
+    let variables = fs::read(format!("/proc/{pid}/environ")).expect("it runs");
+    let variables = String::from_utf8_lossy(&variables);
+    assert!(!variables.contains("A_TOKEN"), "{variables}");
+    assert!(variables.contains("CUDA_TEST=1"), "{variables}");
+}
+
 /// Returns the unit of a backend, with the path of the staged command.
 fn unit() -> String {
     let unit =
