@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -48,6 +48,8 @@ pub enum BackendError {
         "the supervisor closed the connection before it answered; its log lines above may name the cause"
     )]
     Ended,
+    #[error("it has not reported the end of its sessions within {} s", REPORT_LIMIT.as_secs())]
+    NoReport,
     #[error("it closed the connection before it answered; its log may name the cause")]
     Closed,
     #[error("the supervisor ended and printed the reason")]
@@ -101,6 +103,10 @@ const SESSION_LIMIT: u32 = 64;
 /// Longer than a supervisor takes to start a device, or to give that up.
 const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 
+/// Time within which a supervisor that serves others as well reports the end of a tenant's sessions.
+/// A driver destroys a context within seconds.
+const REPORT_LIMIT: Duration = Duration::from_secs(20);
+
 /// A tenant of a supervisor.
 #[derive(Debug)]
 pub struct Backend {
@@ -112,6 +118,8 @@ pub struct Backend {
     opened: Option<Sender<Opened>>,
     window: File,
     listener: Option<JoinHandle<Served>>,
+    /// Closed by the end of the listener.
+    listens: Option<Receiver<()>>,
 }
 
 /// The guest's end of a new control stream, or the supervisor's reason for a refusal.
@@ -178,6 +186,7 @@ impl Backend {
             opened: Some(opened),
             window,
             listener: None,
+            listens: None,
         };
         let attach = Attach {
             window_size,
@@ -251,7 +260,10 @@ impl Backend {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
         let opened = self.opened.take();
+        let (listening, listens) = channel();
+        self.listens = Some(listens);
         let listener = tasks::spawn("listener", move || {
+            let _listening: Sender<()> = listening;
             let mut served = Served::default();
             served.failure = listen(
                 &stream,
@@ -282,6 +294,16 @@ impl Backend {
         let early = self.listener.as_ref().is_some_and(JoinHandle::is_finished);
         // Fails only if the supervisor is gone, and its exit status shows that.
         drop(self.stream.shutdown(std::net::Shutdown::Write));
+        // A supervisor of this run alone is its own concern. Another one may be held up by its other
+        // tenants, which must not hold up this run.
+        let waited = match (&self.supervisor, &self.listens) {
+            (None, Some(listens)) => listens.recv_timeout(REPORT_LIMIT),
+            _ => Err(RecvTimeoutError::Disconnected),
+        };
+        let is_silent = waited == Err(RecvTimeoutError::Timeout);
+        if is_silent {
+            drop(self.stream.shutdown(std::net::Shutdown::Both));
+        }
         let mut served = match self.listener.take().map(JoinHandle::join) {
             Some(Ok(served)) => served,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
@@ -292,7 +314,8 @@ impl Backend {
             Some(Ok(_)) | None => early.then_some(BackendError::Early),
             Some(Err(error)) => Some(BackendError::Wait(error)),
         };
-        served.failure = served.failure.or(ended);
+        let silent = is_silent.then_some(BackendError::NoReport);
+        served.failure = served.failure.or(silent).or(ended);
         served
     }
 }

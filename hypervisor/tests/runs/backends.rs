@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{
-    Ended, Finished, PATIENCE, Underway, alone, eventually, finish, leftovers, program, running,
-    stage, with_own_signals, wormhole,
+    Ended, Finished, PATIENCE, Underway, alone, descendants, eventually, finish, leftovers,
+    program, running, stage, with_own_signals, wormhole,
 };
 
 /// Option without which the supervisor needs cgroups, which not every system has.
@@ -466,6 +466,38 @@ fn a_backend_has_neither_descriptors_nor_secrets_of_its_starter() {
     let variables = String::from_utf8_lossy(&variables);
     assert!(!variables.contains("A_TOKEN"), "{variables}");
     assert!(variables.contains("CUDA_TEST=1"), "{variables}");
+}
+
+#[test]
+fn a_run_ends_although_its_backend_stands() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    runtime.start("stands", &[]);
+    let mut run = runtime.run("stands");
+    run.args(["sh", "-c", "echo at work; read line"]);
+    let mut run = Underway::start(run.stdin(Stdio::piped()));
+    run.working();
+    let pid = runtime.list()[0]["pid"].as_u64().expect("a number");
+    let pid = u32::try_from(pid).expect("a process number");
+    let signal_all = |signal| {
+        for process in descendants(pid) {
+            let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+            // One of them may have ended.
+            let _ = kill_process(process.expect("a process number"), signal);
+        }
+    };
+    signal_all(Signal::STOP);
+    run.write_line("go on");
+    let run = run.finish();
+    signal_all(Signal::CONT);
+    assert_eq!(run.status.code(), Some(69), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("has not reported the end of its sessions"),
+        "{}",
+        run.stderr
+    );
+    runtime.passes("stands", "vector_add");
 }
 
 /// Returns the unit of a backend, with the path of the staged command.
