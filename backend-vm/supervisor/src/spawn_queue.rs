@@ -1,7 +1,7 @@
 //! Queue of workers to start: their order, and how many start at once.
 //!
-//! A tenant that opens many sessions has one worker starting at a time, and every other tenant has
-//! its turn between two of them.
+//! A tenant that opens many sessions has one worker starting at a time. Users take turns, and each
+//! user's tenants: a user with many tenants has no more turns than one with a single tenant.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -27,6 +27,8 @@ pub struct Start {
     pub session: Option<Wanted>,
     /// Tenant that caused it; none for the supervisor itself.
     pub account: Option<Id>,
+    /// User of that tenant.
+    pub user: Option<u32>,
 }
 
 impl Start {
@@ -39,6 +41,8 @@ impl Start {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Start>,
+    /// Last turn of each user.
+    users: BTreeMap<Option<u32>, u64>,
     /// Last turn of each account.
     turns: BTreeMap<Option<Id>, u64>,
     turn: u64,
@@ -48,12 +52,13 @@ impl Queue {
     /// A new account has its first turn after the accounts that are waiting now: tenants that come and go without end
     /// would be served before one that stays.
     fn add(&mut self, start: Start) {
+        self.users.entry(start.user).or_insert(self.turn);
         self.turns.entry(start.account).or_insert(self.turn);
         self.waiting.push_back(start);
     }
 
     /// Takes the next worker to start, while workers of the accounts `starting` are starting: of
-    /// the other accounts, the one whose last turn is the longest ago.
+    /// the user whose last turn is the longest ago, the account whose last turn is.
     fn next(&mut self, starting: &[Option<Id>]) -> Option<Start> {
         if starting.len() >= AT_ONCE {
             return None;
@@ -63,10 +68,14 @@ impl Queue {
             .iter()
             .enumerate()
             .filter(|(_, start)| !starting.contains(&start.account))
-            .min_by_key(|(index, start)| (self.turns.get(&start.account).copied(), *index))?
+            .min_by_key(|(index, start)| {
+                let user = self.users.get(&start.user).copied();
+                (user, self.turns.get(&start.account).copied(), *index)
+            })?
             .0;
         let start = self.waiting.remove(index)?;
         self.turn += 1;
+        self.users.insert(start.user, self.turn);
         self.turns.insert(start.account, self.turn);
         Some(start)
     }
@@ -235,6 +244,7 @@ mod tests {
             environment: Vec::new(),
             session: Some((account, session)),
             account: Some(account),
+            user: Some(1000),
         }
     }
 
@@ -284,6 +294,17 @@ mod tests {
     }
 
     #[test]
+    fn a_user_with_many_tenants_has_no_more_turns_than_one_with_a_single_tenant() {
+        let mut queue = queue(&[1, 2, 3, 4, 5]);
+        for session in 0..3 {
+            let user = Some(2000);
+            let start = start(9, session);
+            queue.add(Start { user, ..start });
+        }
+        assert_eq!(one_by_one(&mut queue, 8), [1, 9, 2, 9, 3, 9, 4, 5]);
+    }
+
+    #[test]
     fn a_tenant_that_comes_back_for_more_has_had_its_turn() {
         let mut queue = queue(&[1, 2]);
         assert_eq!(one_by_one(&mut queue, 1), [1]);
@@ -292,6 +313,7 @@ mod tests {
             environment: Vec::new(),
             session: None,
             account: Some(1),
+            user: Some(1000),
         });
         assert_eq!(one_by_one(&mut queue, 2), [2, 1]);
     }

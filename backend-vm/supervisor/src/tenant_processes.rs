@@ -275,6 +275,7 @@ impl Supervisor {
                 {
                     return Err("it began a session twice");
                 }
+                let user = Some(tenant.user);
                 let refused = self.too_many_sessions(id);
                 if let Some(tenant) = self.tenants.get_mut(&id) {
                     tenant.sessions.insert(session);
@@ -291,6 +292,7 @@ impl Supervisor {
                     environment: environment::passed_on(&environment),
                     session: Some((id, session)),
                     account: Some(id),
+                    user,
                 };
                 self.find_worker(ops, start);
             }

@@ -182,6 +182,8 @@ impl Supervisor {
     }
 
     fn request_spares(&mut self, account: Option<Id>) {
+        let tenant = account.and_then(|account| self.tenants.get(&account));
+        let user = tenant.map(|tenant| tenant.user);
         for hash in self.pool.hashes.clone() {
             let is_spare = |worker: &Worker| {
                 worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
@@ -193,6 +195,7 @@ impl Supervisor {
                     environment: Vec::new(),
                     session: None,
                     account,
+                    user,
                 });
             }
         }
