@@ -1,5 +1,5 @@
 //! Limits on the log lines that a tenant causes, so that a guest that fails in a loop, or starts
-//! one process after another, does not fill the disk. A tenant has one budget of lines of the
+//! one process after another, does not fill the disk, and on the refusals that a user is sent. A tenant has one budget of lines of the
 //! supervisor, and one of bytes for the logs of its workers.
 
 use std::time::Instant;
@@ -8,18 +8,27 @@ use std::time::Instant;
 const LINES: Rate = Rate {
     burst: 64,
     refill: 1,
+    seconds: 1,
 };
 /// Rate of bytes of workers' logs.
 const BYTES: Rate = Rate {
     burst: 256 << 10,
     refill: 1 << 10,
+    seconds: 1,
+};
+/// Rate of refusals with a sentence. A launcher may leave each of them unread for good.
+const REFUSALS: Rate = Rate {
+    burst: 1000,
+    refill: 1,
+    seconds: 60,
 };
 
-/// Units available at once, and units added each second up to that.
+/// Units available at once, and units added each so many seconds up to that.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     burst: u32,
     refill: u32,
+    seconds: u64,
 }
 
 /// Decision on a line.
@@ -50,6 +59,11 @@ impl LogBudget {
         Self::new(BYTES, now)
     }
 
+    /// Creates a budget of refusals.
+    pub fn of_refusals(now: Instant) -> Self {
+        Self::new(REFUSALS, now)
+    }
+
     fn new(rate: Rate, now: Instant) -> Self {
         Self {
             rate,
@@ -65,7 +79,7 @@ impl LogBudget {
 
     /// Spends `cost` units, or all that are left.
     pub fn spend_all(&mut self, cost: u32, now: Instant) -> Verdict {
-        let passed = now.saturating_duration_since(self.refilled).as_secs();
+        let passed = now.saturating_duration_since(self.refilled).as_secs() / self.rate.seconds;
         if passed > 0 {
             let passed = u32::try_from(passed).unwrap_or(u32::MAX);
             let gained = passed.saturating_mul(self.rate.refill);
@@ -104,6 +118,19 @@ mod tests {
         let later = start + REFILL;
         assert_eq!(budget.spend_all(BYTES.refill, later), Verdict::Last);
         assert_eq!(budget.spend_all(1, later), Verdict::Drop);
+    }
+
+    #[test]
+    fn a_burst_is_refused_in_words_and_then_one_each_minute() {
+        let start = Instant::now();
+        let mut budget = LogBudget::of_refusals(start);
+        for _ in 0..REFUSALS.burst {
+            assert_ne!(budget.spend(start), Verdict::Drop);
+        }
+        assert_eq!(budget.spend(start + Duration::from_secs(59)), Verdict::Drop);
+        let later = start + Duration::from_secs(60);
+        assert_eq!(budget.spend(later), Verdict::Last);
+        assert_eq!(budget.spend(later), Verdict::Drop);
     }
 
     #[test]

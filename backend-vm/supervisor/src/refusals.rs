@@ -5,6 +5,9 @@
 //! Connections that hold descriptors are closed by the process's exit, which may never end. So one
 //! process of a user is exiting at a time, and one more keeps the user's connections until the first
 //! was reaped, or until it has no room for more.
+//!
+//! A refusal that its launcher leaves unread stays charged to the processes' cgroup, which all users share. So a user has
+//! a budget of refusals with a sentence. Connections beyond it are shut down without one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +18,7 @@ use std::time::{Duration, Instant};
 use wormhole_ring::control::Refusal;
 
 use super::datagram::{self, DESCRIPTORS};
+use super::log_budget::{LogBudget, Verdict};
 use super::scrubber::{self, Done, IN_FLIGHT, KEPT, WINDOW, Work};
 
 /// Time until a failed operation is tried again.
@@ -165,6 +169,8 @@ impl Account {
 #[derive(Debug)]
 pub struct Refusals {
     accounts: BTreeMap<Owner, Account>,
+    /// Budgets of refusals with a sentence.
+    sentences: BTreeMap<Owner, LogBudget>,
     /// Number of descriptors that a process may keep.
     room: usize,
     /// Time to pass on what a process had no room for.
@@ -178,6 +184,7 @@ impl Refusals {
     pub fn new(room: usize) -> Self {
         Self {
             accounts: BTreeMap::new(),
+            sentences: BTreeMap::new(),
             room,
             again: None,
             pause: None,
@@ -186,11 +193,15 @@ impl Refusals {
 
     /// Refuses a connection of a user, or of one who may not connect.
     pub fn refuse(&mut self, owner: Owner, connection: OwnedFd, refusal: Refusal, reason: &str) {
-        let work = Work::Refuse {
-            code: refusal as u32,
-            reason: reason.to_owned(),
+        let now = Instant::now();
+        let budget = self.sentences.entry(owner);
+        let budget = budget.or_insert_with(|| LogBudget::of_refusals(now));
+        let reason = match budget.spend(now) {
+            Verdict::Log | Verdict::Last => reason.to_owned(),
+            Verdict::Drop => String::new(),
         };
-        self.take(owner, work, connection);
+        let code = refusal as u32;
+        self.take(owner, Work::Refuse { code, reason }, connection);
     }
 
     /// Closes a descriptor that a user's tenant may have left something in.
@@ -390,6 +401,44 @@ mod tests {
         let (orders, releases, ends) = last.unwrap();
         assert_eq!(orders, releases);
         assert!(ends, "it was never ordered to end");
+    }
+
+    #[test]
+    fn a_user_who_is_refused_without_end_gets_no_more_sentences() {
+        // The first process exits while the second one has the connections.
+        let (mut refusals, _first) = refusals(1 << 20);
+        let (near, process) = datagram::pair().unwrap();
+        refuse(&mut refusals);
+        refusals.order(|| Some(2));
+        refusals.add(2, near);
+        let (mut sentences, mut connections) = (0, 0);
+        for _ in 0..3000 {
+            refuse(&mut refusals);
+            refusals.try_again(Instant::now() + AGAIN);
+            while let Ok(Some((bytes, files))) = datagram::receive(&process, false) {
+                let Some(Sent::Do { work, ticket }) = Sent::decode(&bytes) else {
+                    continue;
+                };
+                connections += files.len();
+                if matches!(work, Work::Refuse { reason, .. } if !reason.is_empty()) {
+                    sentences += files.len();
+                }
+                let done = Done { ticket, error: 0 };
+                datagram::send(&process, &done.encode(), &[], false).unwrap();
+            }
+        }
+        assert!(connections > 2000, "{connections}");
+        // The first process got one.
+        assert_eq!(sentences, 999);
+        // Another user still gets one.
+        let (connection, _) = UnixStream::pair().unwrap();
+        refusals.refuse(None, connection.into(), Refusal::Quota, "too many");
+        let (near, other) = datagram::pair().unwrap();
+        refusals.order(|| Some(9));
+        refusals.add(9, near);
+        let sent = next(&other);
+        let is_said = |work: &Work| matches!(work, Work::Refuse { reason, .. } if reason == "too many");
+        assert!(matches!(&sent, Some(Sent::Do { work, .. }) if is_said(work)), "{sent:?}");
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub const MAX_RUNS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     Close,
-    /// Send a refusal on each of the descriptors, which are launchers' connections, and shut them
-    /// down. Keep those open that hold descriptors themselves, until the process exits.
+    /// Send a refusal on each of the descriptors, which are launchers' connections, unless the
+    /// reason is empty, and shut them down. Keep those open that hold descriptors themselves, until the process exits.
     Refuse {
         code: u32,
         reason: String,

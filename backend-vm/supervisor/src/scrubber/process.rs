@@ -188,11 +188,13 @@ impl Job {
     }
 }
 
-/// Sends a refusal on a connection, as far as it takes it at once, and shuts it down. Returns it if
+/// Sends a refusal on a connection, unless the reason is empty, as far as the connection takes it at once, and shuts it down. Returns it if
 /// it holds descriptors, whose closing may take any time.
 fn refuse(connection: OwnedFd, code: u32, reason: &str) -> Option<OwnedFd> {
-    let refused = Message::Refused { code, reason };
-    let _ = Outgoing::default().send(&connection, &refused, Vec::new());
+    if !reason.is_empty() {
+        let refused = Message::Refused { code, reason };
+        let _ = Outgoing::default().send(&connection, &refused, Vec::new());
+    }
     connection::shut_down(&connection);
     (!listener::has_no_descriptors(&connection)).then_some(connection)
 }
@@ -254,4 +256,23 @@ fn write_bootstrap(file: &OwnedFd, bytes: u64) -> io::Result<Option<Work>> {
         .and_then(|window| Bootstrap::for_window(bytes).write(&window))
         .map_err(io::Error::other)?;
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_without_a_sentence_leaves_nothing_unread() {
+        for (reason, is_sent) in [("too many", true), ("", false)] {
+            let (mut launcher, connection) = UnixStream::pair().unwrap();
+            assert!(refuse(connection.into(), 1, reason).is_none());
+            let mut bytes = Vec::new();
+            launcher.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes.is_empty(), !is_sent, "{reason}");
+        }
+    }
 }
