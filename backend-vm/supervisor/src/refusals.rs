@@ -130,8 +130,14 @@ impl Account {
         self.here() + processes.map(Keeper::held).sum::<usize>()
     }
 
-    /// Moves a process that ends out of its turn to those that exit. Returns whether it has.
+    /// Moves a process that ends out of its turn to those that exit. Returns whether it has. Closes its ends of the
+    /// sockets of exiting processes that have closed theirs: the rest of an exit may never end.
     fn leave_lost(&mut self) -> bool {
+        for keeper in &mut self.exiting {
+            if !keeper.hear() {
+                keeper.socket = None;
+            }
+        }
         let lost = self.keeper.take_if(|keeper| !keeper.hear());
         let is_lost = lost.is_some();
         self.exiting.extend(lost.map(|keeper| Keeper {
@@ -514,6 +520,12 @@ mod tests {
         }
         assert_eq!(refusals.here(), 0);
         assert!((10..14).contains(&processes.len()), "{}", processes.len());
+        // All of them have closed their sockets, and are not reaped.
+        processes.clear();
+        refusals.serve(OWNER);
+        let exiting = &refusals.accounts[&OWNER].exiting;
+        assert!(exiting.len() >= 10);
+        assert!(exiting.iter().all(|keeper| keeper.socket.is_none()));
         for ticket in 1..=ticket {
             refusals.reaped(ticket);
         }
