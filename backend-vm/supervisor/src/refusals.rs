@@ -443,8 +443,12 @@ mod tests {
         refusals.order(|| Some(9));
         refusals.add(9, near);
         let sent = next(&other);
-        let is_said = |work: &Work| matches!(work, Work::Refuse { reason, .. } if reason == "too many");
-        assert!(matches!(&sent, Some(Sent::Do { work, .. }) if is_said(work)), "{sent:?}");
+        let is_said =
+            |work: &Work| matches!(work, Work::Refuse { reason, .. } if reason == "too many");
+        assert!(
+            matches!(&sent, Some(Sent::Do { work, .. }) if is_said(work)),
+            "{sent:?}"
+        );
     }
 
     #[test]

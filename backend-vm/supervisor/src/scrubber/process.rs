@@ -45,17 +45,18 @@ pub fn serve(socket: &OwnedFd) {
                 }
                 None => return,
             },
-            Ok(None) => return,
+            Ok(None) => return queue.finish(),
+            // The other side has ended and left answers unread. Its orders are still there.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 if queue.ends() {
                     // The exit closes them, and does not wait for lingering sockets.
                     std::mem::forget(queue);
                     return;
                 }
-                if let Some(done) = queue.turn()
-                    && datagram::send(socket, &done.encode(), &[], true).is_err()
-                {
-                    return;
+                if let Some(done) = queue.turn() {
+                    // Fails only if the other side has ended, which is received next.
+                    let _ = datagram::send(socket, &done.encode(), &[], true);
                 }
             }
             Err(_) => return,
@@ -100,6 +101,17 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Does all that is left, because the other side has ended, and with it has closed its copies: a tenant's process
+    /// orders to free memory and ends.
+    fn finish(mut self) {
+        self.add(Order::Released, Vec::new());
+        while !self.released.is_empty() && !self.ends() {
+            self.turn();
+        }
+        // The exit closes what is kept, and does not wait for lingering sockets.
+        std::mem::forget(self);
     }
 
     /// Executes all orders from the supervisor at the other end of `socket`. Returns false if the
@@ -264,6 +276,35 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn memory_is_freed_although_the_process_that_ordered_it_has_ended() {
+        let (near, far) = datagram::pair().unwrap();
+        let file = wormhole_link::memory::anonymous_file(c"session").unwrap();
+        rustix::fs::ftruncate(&file, 2 << 20).unwrap();
+        rustix::io::pwrite(&file, &[1; 4096], 1 << 20).unwrap();
+        let order = |ticket, work| {
+            let copy = [file.try_clone().unwrap()];
+            let order = Order::Do { ticket, work }.encode();
+            datagram::send(&near, &order, &copy, false).unwrap();
+        };
+        order(1, Work::Discard(0));
+        // An answer that is left unread.
+        datagram::send(
+            &far,
+            &Done {
+                ticket: 0,
+                error: 0,
+            }
+            .encode(),
+            &[],
+            false,
+        )
+        .unwrap();
+        drop(near);
+        serve(&far);
+        assert_eq!(rustix::fs::fstat(&file).unwrap().st_blocks, 0);
+    }
 
     #[test]
     fn a_refusal_without_a_sentence_leaves_nothing_unread() {
