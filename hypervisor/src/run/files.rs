@@ -8,32 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use wormhole_images::FileServer;
 use wormhole_link::tasks;
-use wormhole_lock::Mutex;
 
 use crate::signals::{PASSED, Set};
 
-/// A server. It ends when the monitor, ours or QEMU, closes its socket, and is waited for then.
-#[derive(Debug)]
-pub struct Files(Child);
-
-impl Files {
-    /// Starts a server of `folder`, and returns its socket.
-    pub fn start(program: &Path, folder: &Path) -> io::Result<(Self, OwnedFd)> {
-        let flags = SocketFlags::CLOEXEC;
-        let kind = SocketType::SEQPACKET;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-        let server = spawn(Command::new(program).arg(folder).stdin(Stdio::from(theirs)))?;
-        Ok((Self(server), ours))
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        // Its status was printed if it failed, and the guest has seen the failure.
-        let _ = self.0.wait();
-    }
+/// Starts a server of `folder`, and returns its socket.
+pub fn start(program: &Path, folder: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let kind = SocketType::SEQPACKET;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+    spawn(Command::new(program).arg(folder).stdin(Stdio::from(theirs)))?;
+    Ok(ours)
 }
 
 /// Servers of the emulated host, which each end with a machine.
@@ -41,17 +28,12 @@ impl Drop for Files {
 pub struct HostFiles {
     program: PathBuf,
     folder: PathBuf,
-    started: Mutex<Vec<Files>>,
 }
 
 impl HostFiles {
     /// Prepares servers of `folder`.
     pub fn new(program: PathBuf, folder: PathBuf) -> Self {
-        Self {
-            program,
-            folder,
-            started: Mutex::default(),
-        }
+        Self { program, folder }
     }
 }
 
@@ -65,15 +47,22 @@ impl FileServer for HostFiles {
         place.close()?;
         let mut command = Command::new(&self.program);
         command.arg("--vhost-user").arg(&self.folder);
-        let server = spawn(command.stdin(Stdio::from(OwnedFd::from(listener))))?;
-        self.started.lock().push(Files(server));
+        spawn(command.stdin(Stdio::from(OwnedFd::from(listener))))?;
         Ok(socket.into())
     }
 }
 
 /// Starts a server in a process group of its own, since signals of the terminal are for the program.
+///
+/// A server ends when the monitor, ours or QEMU, closes its socket. One that sleeps in a file, as of a server on the
+/// network that does not answer, cannot. So no launcher waits for its server: the kernel kills that once this thread
+/// has ended, whatever it does.
 fn spawn(command: &mut Command) -> io::Result<Child> {
     Set::of(&PASSED).unblock_in(command);
+    // SAFETY: between fork and exec this makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+    }
     let command = command.stdout(Stdio::null()).process_group(0);
     command.spawn().map_err(tasks::named)
 }
@@ -96,6 +85,18 @@ pub fn find_below(root: &Path, name: &Path, folders: &[PathBuf]) -> Option<PathB
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_server_that_does_not_end_is_killed_with_its_launcher() {
+        let launcher = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            spawn(command.arg("20")).expect("it starts")
+        });
+        let mut server = launcher.join().expect("a server");
+        let status = server.wait().expect("it ends");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
+    }
 
     #[test]
     fn programs_are_found_in_the_guests_file_system() {

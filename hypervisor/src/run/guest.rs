@@ -26,9 +26,8 @@ use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement::{self, ConfinementError};
-use super::files::Files;
 use super::summary::Summary;
-use super::{Options, RunError, images, network, not_executed};
+use super::{Options, RunError, files, images, network, not_executed};
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 const GUEST_CID: u32 = 3;
@@ -102,15 +101,14 @@ pub fn run(
             what: "cannot share the window with the guest".to_owned(),
             source,
         })?;
-    let files = options.rootfs.as_deref().map(|folder| {
+    let fs = options.rootfs.as_deref().map(|folder| {
         let server = installation.files()?;
-        Files::start(&server, folder).map_err(|source| RunError::Io {
+        files::start(&server, folder).map_err(|source| RunError::Io {
             what: "cannot start the server of the guest's files".to_owned(),
             source,
         })
     });
-    // The server ends when the VM is gone, and is waited for then.
-    let (_files, fs) = files.transpose()?.unzip();
+    let fs = fs.transpose()?;
     let (sender, streams) = channel();
     let vm = Vm::new(VmConfig {
         boot: BootSource {
