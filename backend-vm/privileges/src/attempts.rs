@@ -14,10 +14,37 @@ const VARIABLE: &str = "WORMHOLE_ATTEMPT";
 /// Exit status of a process whose call was not denied by the filter.
 const MADE: i32 = 3;
 
+/// Name of a system call, behind which more may distinguish the attempt, and the call's number and arguments.
+pub type Attempt = (&'static str, [i64; 6]);
+
+/// An invalid address, which the kernel would read only if it makes the call.
+const NOWHERE: i64 = 8;
+
+/// Opens a file with these flags.
+const fn open_with(flags: i32) -> [i64; 6] {
+    let here = libc::AT_FDCWD as i64;
+    [libc::SYS_openat, here, NOWHERE, flags as i64, 0, 0]
+}
+
+/// Calls that open a file and can change one. Filters that make these calls fail do not deny them.
+pub const OPENS: [Attempt; 6] = [
+    ("openat O_WRONLY", open_with(libc::O_WRONLY)),
+    ("openat O_RDWR", open_with(libc::O_RDWR)),
+    ("openat O_CREAT", open_with(libc::O_CREAT)),
+    ("openat O_TRUNC", open_with(libc::O_TRUNC)),
+    ("openat O_TMPFILE", open_with(libc::O_TMPFILE)),
+    ("open", [libc::SYS_open, NOWHERE, 0, 0, 0, 0]),
+];
+
+/// Calls on standard output, for a filter that allows them on other descriptors alone.
+pub const ON_OTHER_FILES: [Attempt; 3] = [
+    ("write", [libc::SYS_write, 1, NOWHERE, 1, 0, 0]),
+    ("sendto", [libc::SYS_sendto, 1, NOWHERE, 1, 0, 0]),
+    ("recvfrom", [libc::SYS_recvfrom, 1, NOWHERE, 1, 0, 0]),
+];
+
 /// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
-fn attempts() -> [(&'static str, [i64; 6]); 11] {
-    /// An invalid address, which the kernel would read only if it makes the call.
-    const NOWHERE: i64 = 8;
+fn attempts() -> [Attempt; 18] {
     const KVM_CREATE_VM: i64 = 0xae01;
     let fork = i64::from(libc::SIGCHLD);
     let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
@@ -37,6 +64,33 @@ fn attempts() -> [(&'static str, [i64; 6]); 11] {
             "process_vm_writev",
             [libc::SYS_process_vm_writev, 1, 0, 0, 0, 0],
         ),
+        ("openat2", [libc::SYS_openat2, -1, NOWHERE, NOWHERE, 24, 0]),
+        (
+            "renameat",
+            [libc::SYS_renameat, -1, NOWHERE, -1, NOWHERE, 0],
+        ),
+        ("linkat", [libc::SYS_linkat, -1, NOWHERE, -1, NOWHERE, 0]),
+        ("mkdirat", [libc::SYS_mkdirat, -1, NOWHERE, 0, 0, 0]),
+        // A process that may read any file opens any by its number alone.
+        (
+            "open_by_handle_at",
+            [libc::SYS_open_by_handle_at, -1, NOWHERE, 0, 0, 0],
+        ),
+        (
+            "name_to_handle_at",
+            [
+                libc::SYS_name_to_handle_at,
+                -1,
+                NOWHERE,
+                NOWHERE,
+                NOWHERE,
+                0,
+            ],
+        ),
+        (
+            "io_uring_setup",
+            [libc::SYS_io_uring_setup, 1, NOWHERE, 0, 0, 0],
+        ),
     ]
 }
 
@@ -50,7 +104,8 @@ pub fn asked() -> Option<String> {
 /// # Panics
 /// The list has no such call.
 pub fn attempt(call: &str) -> ! {
-    let found = attempts().into_iter().find(|(name, _)| *name == call);
+    let mut all = attempts().into_iter().chain(OPENS).chain(ON_OTHER_FILES);
+    let found = all.find(|(name, _)| *name == call);
     let (_, [number, a, b, c, d, e]) = found.expect("a call of the list");
     // SAFETY: no argument is an address in this process; the process ends.
     unsafe {
@@ -65,7 +120,16 @@ pub fn attempt(call: &str) -> ! {
 /// # Panics
 /// A call is made, or the line names another thread or call.
 pub fn all_are_denied(test: &str, thread: &str) {
-    for (call, [number, ..]) in attempts() {
+    are_denied(&attempts(), test, thread);
+}
+
+/// Asserts the same of some calls.
+///
+/// # Panics
+/// As [`all_are_denied`].
+pub fn are_denied(attempts: &[Attempt], test: &str, thread: &str) {
+    for (call, [number, ..]) in attempts {
+        let name = call.split(' ').next().unwrap_or(call);
         let ended = Command::new(env::current_exe().expect("this program"))
             .args(["--exact", test, "--nocapture"])
             .env(VARIABLE, call)
@@ -73,7 +137,7 @@ pub fn all_are_denied(test: &str, thread: &str) {
             .expect("this program runs");
         let said = String::from_utf8_lossy(&ended.stderr);
         let line = format!(
-            "wormhole: the filter denies system call {number} ({call}) to thread {thread}, and this process ends"
+            "wormhole: the filter denies system call {number} ({name}) to thread {thread}, and this process ends"
         );
         assert!(said.lines().any(|said| said == line), "{call}: {ended:?}");
         assert_eq!(ended.status.code(), Some(DENIED), "{call}");
