@@ -11,6 +11,7 @@ use virtio_queue::{DescriptorChain, Reader};
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::device::QUEUE_SIZE;
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
@@ -22,6 +23,10 @@ const MOST_REPLY: usize = (128 << 10) + size_of::<OutHeader>();
 const MOST_PENDING: usize = 256;
 /// Bytes of `struct fuse_in_header`.
 const IN_HEADER: usize = 40;
+/// Bytes of the request's operation in its header.
+const OPCODE: std::ops::Range<usize> = 4..8;
+/// FORGET and BATCH_FORGET, which have no reply.
+const FORGETS: [u32; 2] = [2, 42];
 /// Bytes of the request's number in its header.
 const UNIQUE: std::ops::Range<usize> = 8..16;
 
@@ -35,6 +40,9 @@ struct OutHeader {
     unique: u64,
 }
 
+/// Buffers for a reply.
+type Room = Vec<(GuestAddress, usize)>;
+
 /// A request without a reply yet.
 #[derive(Debug)]
 struct Pending {
@@ -42,8 +50,7 @@ struct Pending {
     head: u16,
     /// The driver's number of the request.
     unique: u64,
-    /// Buffers for the reply.
-    room: Vec<(GuestAddress, usize)>,
+    room: Room,
 }
 
 /// Serves the queues of a file system.
@@ -106,12 +113,11 @@ impl FsWorker {
                 queue.again();
             }
             let head = chain.head_index();
-            let room = room(chain.clone());
-            let waits = bytes_of(&room) >= size_of::<OutHeader>();
-            let Some(request) = gather(&self.memory, chain, &mut self.request) else {
+            let Some((request, room)) = taken(&self.memory, chain, &mut self.request) else {
                 used[number] |= queue.add_used(&self.memory, head, 0);
                 continue;
             };
+            let waits = has_reply(request) && bytes_of(&room) >= size_of::<OutHeader>();
             self.last += 1;
             let tag = self.last;
             let pending = Pending {
@@ -125,7 +131,6 @@ impl FsWorker {
                 None => Err(Errno::PIPE),
             };
             match sent {
-                // The driver expects no reply to a FORGET.
                 Ok(()) if !waits => used[number] |= queue.add_used(&self.memory, head, 0),
                 Ok(()) => drop(self.pending.insert(tag, pending)),
                 // The socket is full. It becomes writable when the server has taken a request.
@@ -249,6 +254,26 @@ fn send_whole(server: &OwnedFd, request: &[u8]) -> Result<(), Errno> {
     }
 }
 
+/// Takes a request from the guest, and the buffers for its reply; `None` if it is none.
+fn taken<'r>(
+    memory: &GuestRam,
+    chain: DescriptorChain<&GuestRam>,
+    request: &'r mut [u8],
+) -> Option<(&'r mut [u8], Room)> {
+    // A chain can have a table of its own, with more buffers than the queue, though no device offers such tables.
+    if chain.clone().nth(QUEUE_SIZE.into()).is_some() {
+        return None;
+    }
+    let room = room(chain.clone());
+    Some((gather(memory, chain, request)?, room))
+}
+
+/// Returns whether the server answers a request.
+fn has_reply(request: &[u8]) -> bool {
+    let opcode = u32::read_from_bytes(&request[OPCODE]).unwrap_or(0);
+    !FORGETS.contains(&opcode)
+}
+
 /// Copies a request from the guest; `None` if it is none.
 fn gather<'r>(
     memory: &GuestRam,
@@ -272,7 +297,7 @@ fn tagged(request: &mut [u8], tag: u64) -> u64 {
 }
 
 /// Returns the buffers of a chain that the device may write.
-fn room(chain: DescriptorChain<&GuestRam>) -> Vec<(GuestAddress, usize)> {
+fn room(chain: DescriptorChain<&GuestRam>) -> Room {
     let len = |len: u32| usize::try_from(len).unwrap_or(0);
     chain
         .writable()
@@ -314,7 +339,6 @@ fn fail(memory: &GuestRam, pending: &Pending) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device::QUEUE_SIZE;
     use super::*;
     use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
     use proptest::prelude::*;
@@ -417,6 +441,59 @@ mod tests {
         reply(&server, taken[1], b"");
         worker.turn();
         assert_eq!((guest.used(), guest.interrupts()), (2, 1));
+    }
+
+    #[test]
+    fn a_request_that_has_no_reply_is_used_at_once_whatever_its_room() {
+        let (guest, mut worker, server) = fixture();
+        let opcodes = [FORGETS[0], FORGETS[1], 15];
+        let mut table = Vec::new();
+        for (at, opcode) in (0u16..).zip(opcodes) {
+            let address = BUFFERS + STEP * u64::from(at);
+            guest.write_bytes(address, &[0; 48]);
+            guest.write_bytes(address + 4, &opcode.to_ne_bytes());
+            table.push((address, 48, NEXT, 2 * at + 1));
+            table.push((REPLIES + STEP * u64::from(at), 64, WRITE, 0));
+        }
+        guest.offer(&table, &[0, 2, 4], 3);
+        worker.turn();
+        assert_eq!(guest.lengths(), [0, 0]);
+        assert_eq!(worker.pending.len(), 1);
+        let mut request = [0; 64];
+        for opcode in opcodes {
+            let (len, _) = recv(&server, &mut request, RecvFlags::DONTWAIT).expect("a request");
+            assert_eq!((len, &request[OPCODE]), (48, &opcode.to_ne_bytes()[..]));
+        }
+    }
+
+    #[test]
+    fn a_chain_of_more_buffers_than_a_queue_has_is_no_request() {
+        const INDIRECT: u16 = 4;
+        let (guest, mut worker, server) = fixture();
+        guest.write_bytes(BUFFERS, &[0x11; 48]);
+        // A table of its own, of a buffer for the request and others for the reply.
+        let tables = [QUEUE_SIZE, QUEUE_SIZE + 1].map(|buffers| {
+            let at = BUFFERS + STEP * u64::from(buffers);
+            for index in 0..buffers {
+                let last = index + 1 == buffers;
+                let (address, len, flags) = match index {
+                    0 => (BUFFERS, 48u32, NEXT),
+                    _ => (REPLIES, 16, WRITE | if last { 0 } else { NEXT }),
+                };
+                let entry = at + 16 * u64::from(index);
+                guest.write_bytes(entry, &address.to_le_bytes());
+                guest.write_bytes(entry + 8, &len.to_le_bytes());
+                guest.write_bytes(entry + 12, &flags.to_le_bytes());
+                guest.write_bytes(entry + 14, &(index + 1).to_le_bytes());
+            }
+            (at, 16 * u32::from(buffers), INDIRECT, 0)
+        });
+        guest.offer(&tables, &[0, 1], 2);
+        worker.turn();
+        assert_eq!(guest.lengths(), [0]);
+        assert!(take(&server).is_some() && take(&server).is_none());
+        let room = worker.pending.values().map(|pending| pending.room.len());
+        assert_eq!(room.collect::<Vec<_>>(), [usize::from(QUEUE_SIZE) - 1]);
     }
 
     #[test]
