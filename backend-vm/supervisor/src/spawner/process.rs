@@ -205,16 +205,13 @@ impl Spawner {
         let Some(forked) = self.forked.get(&ticket) else {
             return;
         };
-        let mut status = 0;
-        // SAFETY: integers; a child of this process, and a local integer.
-        let reaped = unsafe { libc::waitpid(forked.pid, &raw mut status, libc::WNOHANG) };
-        if reaped == forked.pid {
+        if let Ok(Some((_, status))) = waitpid(Pid::from_raw(forked.pid), WaitOptions::NOHANG) {
             let place = forked.place.as_ref();
             let out_of_memory = place.is_some_and(CgroupPlace::ran_out_of_memory);
             self.forked.remove(&ticket);
-            let ending = match libc::WIFSIGNALED(status) {
-                true => Ending::Signalled(libc::WTERMSIG(status)),
-                false => Ending::Exited(libc::WEXITSTATUS(status)),
+            let ending = match status.terminating_signal() {
+                Some(signal) => Ending::Signalled(signal),
+                None => Ending::Exited(status.exit_status().unwrap_or_default()),
             };
             let report = Report::Ended {
                 ticket,
