@@ -434,7 +434,7 @@ print([line.split()[-1] for line in open('/proc/self/maps') if 'libcuda' in line
 open('left.txt', 'w').write('in memory')
 os.rename('mine.py', 'moved.py')
 print(sorted(os.listdir('.')))
-print(os.path.exists('/proc/1/root/files/lower/proc/1'))
+print(os.path.exists(os.path.join('/proc/1', 'root', 'files/lower/proc/1')))
 sys.exit(7)
 ";
 
