@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
+use std::time::Instant;
 
 /// Error of a failed step, as a sentence.
 #[derive(Debug)]
@@ -20,9 +22,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Prints the current step to the developer.
+/// The time of the first step.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Prints the current step to the developer, with the seconds since the first one.
 pub fn step(what: &str) {
-    eprintln!("xtask: {what}");
+    eprintln!("xtask: {} s: {what}", START.elapsed().as_secs());
 }
 
 /// A command to run.
@@ -65,6 +70,30 @@ impl Run {
         Ok((
             output.status,
             String::from_utf8_lossy(&output.stdout).into_owned(),
+        ))
+    }
+
+    /// Runs the command at the lowest priority. Returns its success, its standard output, and its standard error.
+    pub fn behind(self) -> Result<(bool, String, String), Failure> {
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "19"])
+            .arg(self.0.get_program())
+            .args(self.0.get_args())
+            .stdin(Stdio::null());
+        if let Some(folder) = self.0.get_current_dir() {
+            nice.current_dir(folder);
+        }
+        for (key, value) in self.0.get_envs() {
+            match value {
+                Some(value) => nice.env(key, value),
+                None => nice.env_remove(key),
+            };
+        }
+        let output = nice.output().map_err(|error| self.unstarted(&error))?;
+        Ok((
+            output.status.success(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
         ))
     }
 

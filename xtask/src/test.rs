@@ -26,6 +26,33 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     setup::setup(root, true)?;
     let stage = stage::stage(root)?;
 
+    // Tests of virtual machines leave processors idle. Computations fill these, at the lowest priority.
+    let (tests, computations) = std::thread::scope(|scope| {
+        let computations = scope.spawn(|| computations(root));
+        let tests = tests(root, &stage.prefix);
+        let computations = computations
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (tests, computations)
+    });
+    let mut total = tests?;
+    total += computations?;
+
+    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
+    eprintln!(
+        "xtask: {} tests were skipped: they need what this machine lacks",
+        total.skipped
+    );
+    // Printed last, so that the failures stand at the end of a long log.
+    for failure in &total.failures {
+        eprintln!("xtask: FAILED: {}", failure.trim_end());
+    }
+    println!("{} passed, {} failed", total.passed, total.failed);
+    Ok(total.failed == 0)
+}
+
+/// Runs the checks of sources and the workspace's tests.
+fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
     let mut total = TestResults::default();
     total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
     total += single(
@@ -54,7 +81,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     total += suite(
         "unit, protocol and whole-VM tests",
         tests
-            .env("WORMHOLE_STAGE", &stage.prefix)
+            .env("WORMHOLE_STAGE", stage)
             .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
             .env("WORMHOLE_IMAGES", setup::images(root)),
     )?;
@@ -65,7 +92,13 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
             .args(KERNEL_TESTS.map(|name| format!("--test={name}")))
             .env("WORMHOLE_KERNELS", older_cuda::build_kernels(root)?),
     )?;
-    total += suite(
+    Ok(total)
+}
+
+/// Runs loom, and the tests that need a nightly toolchain: miri and the fuzz targets. Prints the output of those that
+/// fail.
+fn computations(root: &Path) -> Result<TestResults, Failure> {
+    let mut total = suite_behind(
         "ring models under loom",
         cargo(root)
             .args([
@@ -79,35 +112,18 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", root.join("target/loom")),
     )?;
-    total += nightly(root)?;
-
-    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
-    eprintln!(
-        "xtask: {} tests were skipped: they need what this machine lacks",
-        total.skipped
-    );
-    // Printed last, so that the failures stand at the end of a long log.
-    for failure in &total.failures {
-        eprintln!("xtask: FAILED: {}", failure.trim_end());
-    }
-    println!("{} passed, {} failed", total.passed, total.failed);
-    Ok(total.failed == 0)
-}
-
-/// Runs the tests that need a nightly toolchain: miri and the fuzz targets.
-fn nightly(root: &Path) -> Result<TestResults, Failure> {
-    let mut total = TestResults::default();
-    total += suite(
+    total += suite_behind(
         "ring tests under miri",
         miri(root, "wormhole-ring").args(["--test", "ring"]),
     )?;
-    total += suite(
+    total += suite_behind(
         "tests of the exports' parameters under miri",
         miri(root, "wormhole-guest").args(["parameter::"]),
     )?;
     for target in fuzz_targets(root)? {
-        total += single(
-            &format!("fuzzing {target}"),
+        let what = format!("fuzzing {target}");
+        let (success, _) = behind(
+            &what,
             Run::new("cargo")
                 .dir(&root.join("fuzz"))
                 .args([
@@ -120,6 +136,7 @@ fn nightly(root: &Path) -> Result<TestResults, Failure> {
                 ])
                 .args([format!("-max_total_time={FUZZ_SECONDS}")]),
         )?;
+        total += TestResults::of(&what, success);
     }
     Ok(total)
 }
@@ -170,4 +187,25 @@ fn suite(what: &str, run: Run) -> Result<TestResults, Failure> {
     step(what);
     let (success, output) = run.tee()?;
     Ok(TestResults::of_libtest(what, &output, success))
+}
+
+/// Runs a step whose output is libtest's, behind the others.
+fn suite_behind(what: &str, run: Run) -> Result<TestResults, Failure> {
+    let (success, output) = behind(what, run)?;
+    Ok(TestResults::of_libtest(what, &output, success))
+}
+
+/// Runs a step behind the others. Returns its success and its standard output.
+fn behind(what: &str, run: Run) -> Result<(bool, String), Failure> {
+    step(&format!("{what}, behind the others"));
+    let (success, output, errors) = run.behind()?;
+    if !success {
+        eprintln!("{errors}");
+        println!("{output}");
+    }
+    step(&format!(
+        "{what}: {}",
+        if success { "passed" } else { "FAILED" }
+    ));
+    Ok((success, output))
 }
