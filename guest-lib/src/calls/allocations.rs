@@ -86,10 +86,6 @@ pub fn cuMemHostAlloc(pp: Out<'_, *mut c_void>, bytesize: usize, Flags: u32) -> 
     pp.put(std::ptr::with_exposed_provenance_mut(address))
 }
 
-pub fn cuMemAllocHost_v2(pp: Out<'_, *mut c_void>, bytesize: usize) -> Result {
-    cuMemHostAlloc(pp, bytesize, 0)
-}
-
 pub fn cuMemFreeHost(p: *mut c_void) -> Result {
     memory::free_host(context::scope_or_primary()?, address_of(p))
 }

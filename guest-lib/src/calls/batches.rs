@@ -116,31 +116,6 @@ fn ordered(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> 
     }
 }
 
-pub fn cuMemcpyBatchAsync_v2(
-    default: DefaultStream,
-    dsts: In<'_, [CUdeviceptr]>,
-    srcs: In<'_, [CUdeviceptr]>,
-    sizes: In<'_, [usize]>,
-    count: usize,
-    attrs: In<'_, [CUmemcpyAttributes]>,
-    attrsIdxs: In<'_, [usize]>,
-    numAttrs: usize,
-    hStream: CUstream,
-) -> Result {
-    cuMemcpyBatchAsync(
-        default,
-        dsts,
-        srcs,
-        sizes,
-        count,
-        attrs,
-        attrsIdxs,
-        numAttrs,
-        Out::none(),
-        hStream,
-    )
-}
-
 pub fn cuMemcpyBatchAsync(
     default: DefaultStream,
     dsts: In<'_, [CUdeviceptr]>,
@@ -287,14 +262,4 @@ pub fn cuMemcpy3DBatchAsync(
     let outcome = boxes(scope, target, opList, flags, &mut failed);
     failIdx.put_if_wanted(failed);
     outcome
-}
-
-pub fn cuMemcpy3DBatchAsync_v2(
-    default: DefaultStream,
-    numOps: usize,
-    opList: In<'_, [CUDA_MEMCPY3D_BATCH_OP]>,
-    flags: u64,
-    hStream: CUstream,
-) -> Result {
-    cuMemcpy3DBatchAsync(default, numOps, opList, Out::none(), flags, hStream)
 }

@@ -78,24 +78,22 @@ pub fn cuStreamIsCapturing(
     captureStatus.put(status)
 }
 
-/// Outputs of `cuStreamGetCaptureInfo`.
-struct Places<'a> {
-    status: Out<'a, CUstreamCaptureStatus>,
-    id: Out<'a, u64>,
-    graph: Out<'a, CUgraph>,
-    nodes: Out<'a, *const CUgraphNode>,
-    /// Edge data. If it is null, edges with data other than the default make the call fail.
-    data: Out<'a, *const CUgraphEdgeData>,
-    count: Out<'a, usize>,
-    wants_nodes: bool,
-}
-
-/// Writes the capture's information. Without an active capture, only the status is written.
-fn info(default: DefaultStream, stream: CUstream, places: &Places<'_>) -> Result {
-    if places.status.is_null() {
+/// Writes the capture's information. Without an active capture, only the status is written. If `edgeData_out` is null,
+/// edges with data other than the default make the call fail.
+pub fn cuStreamGetCaptureInfo_v3(
+    default: DefaultStream,
+    hStream: CUstream,
+    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
+    id_out: Out<'_, u64>,
+    graph_out: Out<'_, CUgraph>,
+    dependencies_out: Out<'_, *const CUgraphNode>,
+    edgeData_out: Out<'_, *const CUgraphEdgeData>,
+    numDependencies_out: Out<'_, usize>,
+) -> Result {
+    if captureStatus_out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let (scope, target) = target(default, stream)?;
+    let (scope, target) = target(default, hStream)?;
     scope.session.alive()?;
     let answer = |model: &mut Model| {
         let status = model.capture_status(target)?;
@@ -109,96 +107,18 @@ fn info(default: DefaultStream, stream: CUstream, places: &Places<'_>) -> Result
         true => with(answer)?,
         false => (NONE, None),
     };
-    places.status.put(status)?;
+    captureStatus_out.put(status)?;
     if let Some(info) = info {
-        places.id.put_if_wanted(info.id);
-        places.graph.put_if_wanted(to_pointer(info.graph));
-        places.count.put_if_wanted(info.count);
-        if places.data.is_null() && places.wants_nodes && !info.plain {
+        id_out.put_if_wanted(info.id);
+        graph_out.put_if_wanted(to_pointer(info.graph));
+        numDependencies_out.put_if_wanted(info.count);
+        if edgeData_out.is_null() && !dependencies_out.is_null() && !info.plain {
             return Err(CuError::LOSSY_QUERY);
         }
-        places.nodes.put_if_wanted(info.nodes);
-        places.data.put_if_wanted(info.data);
+        dependencies_out.put_if_wanted(info.nodes);
+        edgeData_out.put_if_wanted(info.data);
     }
     Ok(())
-}
-
-pub fn cuStreamGetCaptureInfo(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
-    id_out: Out<'_, u64>,
-) -> Result {
-    let places = Places {
-        status: captureStatus_out,
-        id: id_out,
-        graph: Out::none(),
-        nodes: Out::none(),
-        data: Out::none(),
-        count: Out::none(),
-        wants_nodes: false,
-    };
-    info(default, hStream, &places)
-}
-
-pub fn cuStreamGetCaptureInfo_v2(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
-    id_out: Out<'_, u64>,
-    graph_out: Out<'_, CUgraph>,
-    dependencies_out: Out<'_, *const CUgraphNode>,
-    numDependencies_out: Out<'_, usize>,
-) -> Result {
-    cuStreamGetCaptureInfo_v3(
-        default,
-        hStream,
-        captureStatus_out,
-        id_out,
-        graph_out,
-        dependencies_out,
-        Out::none(),
-        numDependencies_out,
-    )
-}
-
-pub fn cuStreamGetCaptureInfo_v3(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
-    id_out: Out<'_, u64>,
-    graph_out: Out<'_, CUgraph>,
-    dependencies_out: Out<'_, *const CUgraphNode>,
-    edgeData_out: Out<'_, *const CUgraphEdgeData>,
-    numDependencies_out: Out<'_, usize>,
-) -> Result {
-    let places = Places {
-        status: captureStatus_out,
-        id: id_out,
-        graph: graph_out,
-        nodes: dependencies_out,
-        data: edgeData_out,
-        count: numDependencies_out,
-        wants_nodes: !dependencies_out.is_null(),
-    };
-    info(default, hStream, &places)
-}
-
-pub fn cuStreamUpdateCaptureDependencies(
-    default: DefaultStream,
-    hStream: CUstream,
-    dependencies: In<'_, [CUgraphNode]>,
-    numDependencies: usize,
-    flags: u32,
-) -> Result {
-    cuStreamUpdateCaptureDependencies_v2(
-        default,
-        hStream,
-        dependencies,
-        In::none(),
-        numDependencies,
-        flags,
-    )
 }
 
 pub fn cuStreamUpdateCaptureDependencies_v2(

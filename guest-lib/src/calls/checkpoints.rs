@@ -35,11 +35,3 @@ pub fn cuCheckpointProcessUnlock(pid: i32, _args: Pointer<'_, c_void>) -> Result
     this(pid)?;
     Err(CuError::ILLEGAL_STATE)
 }
-
-pub fn cuCheckpointProcessCheckpoint(pid: i32, args: Pointer<'_, c_void>) -> Result {
-    cuCheckpointProcessUnlock(pid, args)
-}
-
-pub fn cuCheckpointProcessRestore(pid: i32, args: Pointer<'_, c_void>) -> Result {
-    cuCheckpointProcessUnlock(pid, args)
-}

@@ -104,10 +104,6 @@ pub fn cuMemcpy2D_v2(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY2D>) -> Re
     plane(default, NO_STREAM, pCopy, Mode::Synchronous)
 }
 
-pub fn cuMemcpy2DUnaligned_v2(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY2D>) -> Result {
-    cuMemcpy2D_v2(default, pCopy)
-}
-
 pub fn cuMemcpy2DAsync_v2(
     default: DefaultStream,
     pCopy: In<'_, CUDA_MEMCPY2D>,

@@ -22,10 +22,6 @@ pub fn cuEventDestroy_v2(hEvent: CUevent) -> Result {
     event::destroy(event::scope(hEvent)?, hEvent)
 }
 
-pub fn cuEventRecord(default: DefaultStream, hEvent: CUevent, hStream: CUstream) -> Result {
-    cuEventRecordWithFlags(default, hEvent, hStream, 0)
-}
-
 pub fn cuEventRecordWithFlags(
     default: DefaultStream,
     hEvent: CUevent,

@@ -339,23 +339,6 @@ pub fn cuGraphAddMemFreeNode(
     Place::new(phGraphNode, hGraph, dependencies).add(|_, _| Work::free(dptr))
 }
 
-pub fn cuGraphAddNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    numDependencies: usize,
-    nodeParams: InOut<'_, CUgraphNodeParams>,
-) -> Result {
-    cuGraphAddNode_v2(
-        phGraphNode,
-        hGraph,
-        dependencies,
-        In::none(),
-        numDependencies,
-        nodeParams,
-    )
-}
-
 pub fn cuGraphAddNode_v2(
     phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,

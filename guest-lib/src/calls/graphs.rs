@@ -185,15 +185,6 @@ fn lossless(without_nodes: bool, without_kinds: bool, kinds: &[CUgraphEdgeData])
     Ok(())
 }
 
-pub fn cuGraphGetEdges(
-    hGraph: CUgraph,
-    from: Room<'_, CUgraphNode, usize>,
-    to: Room<'_, CUgraphNode, usize>,
-    numEdges: InOut<'_, usize>,
-) -> Result {
-    cuGraphGetEdges_v2(hGraph, from, to, Room::none(numEdges), numEdges)
-}
-
 pub fn cuGraphGetEdges_v2(
     hGraph: CUgraph,
     from: Room<'_, CUgraphNode, usize>,
@@ -218,19 +209,6 @@ pub fn cuGraphGetEdges_v2(
     put_count(numEdges, !from.is_null(), edges.len())
 }
 
-pub fn cuGraphNodeGetDependencies(
-    hNode: CUgraphNode,
-    dependencies: Room<'_, CUgraphNode, usize>,
-    numDependencies: InOut<'_, usize>,
-) -> Result {
-    cuGraphNodeGetDependencies_v2(
-        hNode,
-        dependencies,
-        Room::none(numDependencies),
-        numDependencies,
-    )
-}
-
 pub fn cuGraphNodeGetDependencies_v2(
     hNode: CUgraphNode,
     dependencies: Room<'_, CUgraphNode, usize>,
@@ -240,19 +218,6 @@ pub fn cuGraphNodeGetDependencies_v2(
     let node = node_handle(hNode)?;
     let before = |model: &mut Model| Ok(model.node(node)?.before.clone());
     put_edges(dependencies, edgeData, numDependencies, before)
-}
-
-pub fn cuGraphNodeGetDependentNodes(
-    hNode: CUgraphNode,
-    dependentNodes: Room<'_, CUgraphNode, usize>,
-    numDependentNodes: InOut<'_, usize>,
-) -> Result {
-    cuGraphNodeGetDependentNodes_v2(
-        hNode,
-        dependentNodes,
-        Room::none(numDependentNodes),
-        numDependentNodes,
-    )
 }
 
 pub fn cuGraphNodeGetDependentNodes_v2(
@@ -266,15 +231,6 @@ pub fn cuGraphNodeGetDependentNodes_v2(
     put_edges(dependentNodes, edgeData, numDependentNodes, after)
 }
 
-pub fn cuGraphAddDependencies(
-    hGraph: CUgraph,
-    from: In<'_, [CUgraphNode]>,
-    to: In<'_, [CUgraphNode]>,
-    numDependencies: usize,
-) -> Result {
-    cuGraphAddDependencies_v2(hGraph, from, to, In::none(), numDependencies)
-}
-
 pub fn cuGraphAddDependencies_v2(
     hGraph: CUgraph,
     from: In<'_, [CUgraphNode]>,
@@ -286,15 +242,6 @@ pub fn cuGraphAddDependencies_v2(
     let graph = graph_handle(hGraph)?;
     let edges = edges_of(from, to, edgeData)?;
     with(|model| model.connect(graph, &edges))
-}
-
-pub fn cuGraphRemoveDependencies(
-    hGraph: CUgraph,
-    from: In<'_, [CUgraphNode]>,
-    to: In<'_, [CUgraphNode]>,
-    numDependencies: usize,
-) -> Result {
-    cuGraphRemoveDependencies_v2(hGraph, from, to, In::none(), numDependencies)
 }
 
 pub fn cuGraphRemoveDependencies_v2(

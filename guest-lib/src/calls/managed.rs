@@ -252,30 +252,6 @@ pub fn cuMemDiscardBatchAsync(
     ranges(dptrs, sizes, count).map(drop)
 }
 
-pub fn cuMemDiscardAndPrefetchBatchAsync(
-    default: DefaultStream,
-    dptrs: In<'_, [CUdeviceptr]>,
-    sizes: In<'_, [usize]>,
-    count: usize,
-    prefetchLocs: In<'_, [CUmemLocation]>,
-    prefetchLocIdxs: In<'_, [usize]>,
-    numPrefetchLocs: usize,
-    flags: u64,
-    hStream: CUstream,
-) -> Result {
-    cuMemPrefetchBatchAsync(
-        default,
-        dptrs,
-        sizes,
-        count,
-        prefetchLocs,
-        prefetchLocIdxs,
-        numPrefetchLocs,
-        flags,
-        hStream,
-    )
-}
-
 /// Checks the arguments. Host and device can access managed memory at the same time, so the attachment has no effect.
 pub fn cuStreamAttachMemAsync(
     default: DefaultStream,

@@ -24,21 +24,6 @@ fn blocks(
     facts.blocks(scope, handle, block, shared as u64, flags)
 }
 
-pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    numBlocks: Out<'_, i32>,
-    func: CUfunction,
-    blockSize: i32,
-    dynamicSMemSize: usize,
-) -> Result {
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        numBlocks,
-        func,
-        blockSize,
-        dynamicSMemSize,
-        0,
-    )
-}
-
 pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     numBlocks: Out<'_, i32>,
     func: CUfunction,
@@ -49,25 +34,6 @@ pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     let scope = context::scope()?;
     let blocks = blocks(scope, func, blockSize, dynamicSMemSize, flags)?;
     numBlocks.put(blocks)
-}
-
-pub fn cuOccupancyMaxPotentialBlockSize(
-    minGridSize: Out<'_, i32>,
-    blockSize: Out<'_, i32>,
-    func: CUfunction,
-    blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
-    dynamicSMemSize: usize,
-    blockSizeLimit: i32,
-) -> Result {
-    cuOccupancyMaxPotentialBlockSizeWithFlags(
-        minGridSize,
-        blockSize,
-        func,
-        blockSizeToDynamicSMemSize,
-        dynamicSMemSize,
-        blockSizeLimit,
-        0,
-    )
 }
 
 /// Returns the block size with the most resident threads, the greatest of equals. Tries the greatest size, then whole

@@ -49,7 +49,3 @@ pub fn cuArrayGetDescriptor(_pArrayDescriptor: Pointer<'_, c_void>, hArray: CUar
     array::find(hArray)?;
     Err(CuError::INVALID_CONTEXT)
 }
-
-pub fn cuArray3DGetDescriptor(pArrayDescriptor: Pointer<'_, c_void>, hArray: CUarray) -> Result {
-    cuArrayGetDescriptor(pArrayDescriptor, hArray)
-}

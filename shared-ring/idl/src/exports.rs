@@ -12,7 +12,7 @@ use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter
 ///
 /// The code calls, in the crate that includes it:
 /// - `crate::calls::NAME(parameters) -> Result`, for every function that is neither unsupported nor a plain
-///   return code, with parameters of the types in `crate::parameter`; a function that depends on the
+///   return code nor served by another (`calls`), with parameters of the types in `crate::parameter`; a function that depends on the
 ///   default stream gets a `DefaultStream` first; `crate::calls::code(Result) -> CUresult`;
 /// - `crate::runtime::enter(usize)` at each call, with the function's index in `FUNCTIONS`;
 /// - `crate::runtime::tracing() -> bool`, and when it is true
@@ -91,7 +91,7 @@ fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
                 quote! {
                     /// CUDA driver API.
                 },
-                served(&index, &ident(&base.name), forwarded, per_thread),
+                served(table, &index, (base, forwarded), per_thread),
             )
         }
     };
@@ -123,11 +123,27 @@ fn refused(index: &Literal, forwarded: &Forwarded, code: u32) -> TokenStream {
 }
 
 fn served(
+    table: &Table,
     index: &Literal,
-    function: &Ident,
-    forwarded: &Forwarded,
+    (base, forwarded): (&Function, &Forwarded),
     per_thread: bool,
 ) -> TokenStream {
+    let calls = forwarded.calls.as_deref();
+    let (called, takes) = calls
+        .and_then(|name| table.declared(name))
+        .unwrap_or((base, forwarded));
+    let function = ident(&called.name);
+    let arguments =
+        takes
+            .parameters
+            .iter()
+            .map(|parameter| match forwarded.parameters.contains(parameter) {
+                true => {
+                    let name = ident(&parameter.name);
+                    quote!(#name)
+                }
+                false => absent(takes, parameter),
+            });
     let lists = forwarded
         .parameters
         .iter()
@@ -139,7 +155,6 @@ fn served(
         true => quote!(DefaultStream::PerThread,),
         false => quote!(DefaultStream::Legacy,),
     });
-    let arguments = names(forwarded);
     let parameters = forwarded.parameters.iter();
     let shown: Vec<String> = parameters
         .map(|p| format!("{0}: {{{0}:x?}}", p.name))
@@ -155,6 +170,23 @@ fn served(
             crate::runtime::trace(#index, format_args!(#shown), result);
         }
         result
+    }
+}
+
+/// Argument for a parameter that a caller lacks: null or 0.
+fn absent(takes: &Forwarded, parameter: &Parameter) -> TokenStream {
+    if parameter.length.is_none() && parameter.direction == Direction::In {
+        return quote!(0);
+    }
+    match count(takes, parameter) {
+        Some(count) if count.direction != Direction::In => {
+            let count = ident(&count.name);
+            quote!(Room::none(#count))
+        }
+        _ => {
+            let direction = ident(&format!("{:?}", parameter.direction));
+            quote!(#direction::none())
+        }
     }
 }
 
@@ -188,9 +220,8 @@ fn typed(forwarded: &Forwarded, parameter: &Parameter) -> TokenStream {
 /// Code that makes a list of a parameter and its length; `None` for parameters that are no lists.
 fn list(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
     let (kind, name) = (parameter.kind.as_str(), ident(&parameter.name));
-    let length = parameter.length.as_deref()?;
-    let count = forwarded.parameters.iter().find(|it| it.name == length)?;
-    let length = ident(length);
+    let count = count(forwarded, parameter)?;
+    let length = ident(&count.name);
     let element = element(kind);
     let place = quote!(#name.as_ptr().cast::<#element>());
     if count.direction != Direction::In {
@@ -202,6 +233,12 @@ fn list(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
         (_, direction) => ident(&format!("{direction:?}")),
     };
     Some(quote!(#direction::list(#place, #length.length())))
+}
+
+/// Parameter that is a list's length.
+fn count<'f>(forwarded: &'f Forwarded, parameter: &Parameter) -> Option<&'f Parameter> {
+    let length = parameter.length.as_deref()?;
+    forwarded.parameters.iter().find(|it| it.name == length)
 }
 
 /// Type of a list's elements.

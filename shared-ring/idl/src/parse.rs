@@ -20,6 +20,7 @@
 //!                                   | same NAME | per-thread NAME | unsupported REASON...
 //!     DIRECTION NAME CTYPE       DIRECTION: in | out | inout
 //!     answers SYMBOL VERSION [per-thread]
+//!     calls NAME
 //! data NAME BYTES
 //! attribute ID NAME [answers VALUE REASON...]
 //! constants NAME TYPE [PREFIX]   TYPE: u8 | u32 | i32 | u64 | usize
@@ -44,7 +45,8 @@
 //! a `per-thread` variant. `unified`: a `CUdeviceptr` of the function may be memory of the program's own. CTYPE is
 //! a C type passed by value (`in`) or pointed at (`out`, `inout`); with `[LENGTH]` it is pointed at in any
 //! direction. LENGTH is a number, the name of a parameter, or nothing where only the function knows. `string` is
-//! NUL-terminated. `returns`: always this code, and its results, the only parameters that it has, are zero.
+//! NUL-terminated. `returns`: always this code, and its results, the only parameters that it has, are zero. `calls`: that
+//! function serves this one; it has all parameters of this one, and those that this one lacks are null or 0.
 
 mod driver;
 mod functions;

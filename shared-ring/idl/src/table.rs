@@ -88,6 +88,8 @@ pub struct Forwarded {
     pub unified: bool,
     /// Code that the function always returns, if it does nothing else.
     pub returns: Option<u32>,
+    /// Function that serves this one. Those of its parameters that this one lacks are null or 0.
+    pub calls: Option<String>,
     pub parameters: Vec<Parameter>,
 }
 
@@ -404,14 +406,18 @@ impl Table {
     ) -> Option<(&'t Function, &'t Forwarded)> {
         match &function.body {
             FunctionBody::Forwarded(forwarded) => Some((function, forwarded)),
-            FunctionBody::Same(name) | FunctionBody::PerThread(name) => {
-                let base = self.functions.iter().find(|other| other.name == *name)?;
-                match &base.body {
-                    FunctionBody::Forwarded(forwarded) => Some((base, forwarded)),
-                    _ => None,
-                }
-            }
+            FunctionBody::Same(name) | FunctionBody::PerThread(name) => self.declared(name),
             FunctionBody::Unsupported(_) => None,
+        }
+    }
+
+    /// Returns the function of a name that has parameters of its own.
+    #[must_use]
+    pub fn declared(&self, name: &str) -> Option<(&Function, &Forwarded)> {
+        let function = self.functions.iter().find(|other| other.name == name)?;
+        match &function.body {
+            FunctionBody::Forwarded(forwarded) => Some((function, forwarded)),
+            _ => None,
         }
     }
 }

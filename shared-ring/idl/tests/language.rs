@@ -82,6 +82,8 @@ fn a_function_refers_only_to_what_exists() {
     );
     let per_thread = "function 1 cuA local\nfunction 2 cuA_ptsz per-thread cuA";
     assert!(refused(per_thread).contains("cuA does not depend on a stream"));
+    let newer = "function 1 cuA local\n    in a u32\n    calls cuB\nfunction 2 cuB local";
+    assert!(refused(newer).contains("cuA calls cuB, which does not have all its parameters"));
     let length = "function 1 cuA local\n    in data u8[size]";
     assert!(refused(length).contains("the length of data of cuA is no parameter"));
 }

@@ -53,6 +53,7 @@ fn forwarded(class: Class, words: &[&str]) -> Forwarded {
         stream,
         unified,
         returns: None,
+        calls: None,
         parameters: Vec::new(),
     }
 }
@@ -81,6 +82,10 @@ pub(super) fn member(function: &mut Function, words: &[&str]) -> Result<(), Stri
             }
             Ok(())
         }
+        ["calls", other] => {
+            forwarded_body(&mut function.body, name)?.calls = Some((*other).to_owned());
+            Ok(())
+        }
         [direction, parameter, kind] => {
             let direction = match *direction {
                 "in" => Direction::In,
@@ -88,11 +93,7 @@ pub(super) fn member(function: &mut Function, words: &[&str]) -> Result<(), Stri
                 "inout" => Direction::InOut,
                 other => return Err(format!("{other} is no direction")),
             };
-            let FunctionBody::Forwarded(forwarded) = &mut function.body else {
-                return Err(format!(
-                    "{name} takes its parameters from elsewhere, or needs none"
-                ));
-            };
+            let forwarded = forwarded_body(&mut function.body, name)?;
             let (kind, length) = match kind.strip_suffix(']').and_then(|kind| kind.split_once('['))
             {
                 Some((kind, length)) => (kind, Some(length.to_owned())),
@@ -108,6 +109,15 @@ pub(super) fn member(function: &mut Function, words: &[&str]) -> Result<(), Stri
             Ok(())
         }
         _ => Err(format!("{words:?} says nothing about function {name}")),
+    }
+}
+
+fn forwarded_body<'f>(body: &'f mut FunctionBody, name: &str) -> Result<&'f mut Forwarded, String> {
+    match body {
+        FunctionBody::Forwarded(forwarded) => Ok(forwarded),
+        _ => Err(format!(
+            "{name} takes its parameters from elsewhere, or needs none"
+        )),
     }
 }
 
@@ -161,6 +171,20 @@ fn check_body(table: &Table, function: &Function) -> Result<(), String> {
             };
             if forwarded.returns.is_some() && !forwarded.parameters.iter().all(results) {
                 return Err(format!("{name} is refused: only its results are told"));
+            }
+            if let Some(other) = &forwarded.calls {
+                let serves = |base: &Forwarded| {
+                    let mut parameters = forwarded.parameters.iter();
+                    base.calls.is_none()
+                        && base.returns.is_none()
+                        && base.stream == forwarded.stream
+                        && parameters.all(|parameter| base.parameters.contains(parameter))
+                };
+                if !table.declared(other).is_some_and(|(_, base)| serves(base)) {
+                    return Err(format!(
+                        "{name} calls {other}, which does not have all its parameters"
+                    ));
+                }
             }
             for message in &forwarded.messages {
                 if !table
