@@ -227,90 +227,40 @@ fn any(
     }
 }
 
-/// Defines the functions that add a node with one parameter structure.
+/// Defines the functions that add a node of one kind, by their parameters that describe its work.
 macro_rules! adders {
-    ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
+    ($($name:ident($($wanted:ident: $kind:ty),*): $work:expr;)*) => {$(
         pub fn $name(
             phGraphNode: Out<'_, CUgraphNode>,
             hGraph: CUgraph,
             dependencies: In<'_, [CUgraphNode]>,
             _numDependencies: usize,
-            $wanted: In<'_, $kind>,
+            $($wanted: $kind),*
         ) -> Result {
-            Place::new(phGraphNode, hGraph, dependencies)
-                    .add(|scope, _| $work(scope, $wanted.get()?))
+            Place::new(phGraphNode, hGraph, dependencies).add($work)
         }
     )*};
 }
 
 adders! {
-    cuGraphAddKernelNode(nodeParams: CUDA_KERNEL_NODE_PARAMS_v1): |scope, wanted| kernel(scope, &with_context(wanted), &[]);
-    cuGraphAddKernelNode_v2(nodeParams: CUDA_KERNEL_NODE_PARAMS): |scope, wanted| kernel(scope, &wanted, &[]);
-    cuGraphAddHostNode(nodeParams: CUDA_HOST_NODE_PARAMS): |_, wanted| host(wanted);
-    cuGraphAddBatchMemOpNode(nodeParams: CUDA_BATCH_MEM_OP_NODE_PARAMS): |_, wanted| operations(wanted);
-}
-
-/// Defines the functions that add a node with one parameter structure and a context.
-macro_rules! adders_with_context {
-    ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
-        pub fn $name(
-            phGraphNode: Out<'_, CUgraphNode>,
-            hGraph: CUgraph,
-            dependencies: In<'_, [CUgraphNode]>,
-            _numDependencies: usize,
-            $wanted: In<'_, $kind>,
-            ctx: CUcontext,
-        ) -> Result {
-            Place::new(phGraphNode, hGraph, dependencies).add(|_, _| {
-                    context::find_active(ctx)?;
-                    $work($wanted.get()?)
-                })
-        }
-    )*};
-}
-
-adders_with_context! {
-    cuGraphAddMemcpyNode(copyParams: CUDA_MEMCPY3D): copy;
-    cuGraphAddMemsetNode(memsetParams: CUDA_MEMSET_NODE_PARAMS): fill;
-}
-
-pub fn cuGraphAddEmptyNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    _numDependencies: usize,
-) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| Ok(Work::Empty))
-}
-
-pub fn cuGraphAddChildGraphNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    _numDependencies: usize,
-    childGraph: CUgraph,
-) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, model| child(model, childGraph))
-}
-
-pub fn cuGraphAddEventRecordNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    _numDependencies: usize,
-    event: CUevent,
-) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| an_event(event).map(Work::RecordEvent))
-}
-
-pub fn cuGraphAddEventWaitNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    _numDependencies: usize,
-    event: CUevent,
-) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| an_event(event).map(Work::WaitEvent))
+    cuGraphAddKernelNode(nodeParams: In<'_, CUDA_KERNEL_NODE_PARAMS_v1>):
+        |scope, _| kernel(scope, &with_context(nodeParams.get()?), &[]);
+    cuGraphAddKernelNode_v2(nodeParams: In<'_, CUDA_KERNEL_NODE_PARAMS>): |scope, _| kernel(scope, &nodeParams.get()?, &[]);
+    cuGraphAddHostNode(nodeParams: In<'_, CUDA_HOST_NODE_PARAMS>): |_, _| host(nodeParams.get()?);
+    cuGraphAddBatchMemOpNode(nodeParams: In<'_, CUDA_BATCH_MEM_OP_NODE_PARAMS>): |_, _| operations(nodeParams.get()?);
+    cuGraphAddMemcpyNode(copyParams: In<'_, CUDA_MEMCPY3D>, ctx: CUcontext): |_, _| {
+        context::find_active(ctx)?;
+        copy(copyParams.get()?)
+    };
+    cuGraphAddMemsetNode(memsetParams: In<'_, CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext): |_, _| {
+        context::find_active(ctx)?;
+        fill(memsetParams.get()?)
+    };
+    cuGraphAddEmptyNode(): |_, _| Ok(Work::Empty);
+    cuGraphAddChildGraphNode(childGraph: CUgraph): |_, model| child(model, childGraph);
+    cuGraphAddEventRecordNode(event: CUevent): |_, _| an_event(event).map(Work::RecordEvent);
+    cuGraphAddEventWaitNode(event: CUevent): |_, _| an_event(event).map(Work::WaitEvent);
+    cuGraphAddMemFreeNode(dptr: CUdeviceptr): |_, _| Work::free(dptr);
 }
 
 pub fn cuGraphAddMemAllocNode(
@@ -327,16 +277,6 @@ pub fn cuGraphAddMemAllocNode(
         Ok(Work::Alloc(memory))
     })?;
     nodeParams.put(wanted)
-}
-
-pub fn cuGraphAddMemFreeNode(
-    phGraphNode: Out<'_, CUgraphNode>,
-    hGraph: CUgraph,
-    dependencies: In<'_, [CUgraphNode]>,
-    _numDependencies: usize,
-    dptr: CUdeviceptr,
-) -> Result {
-    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| Work::free(dptr))
 }
 
 pub fn cuGraphAddNode_v2(
@@ -538,66 +478,33 @@ fn no_child(wanted: &CUgraphNodeParams) -> Result {
     }
 }
 
-pub fn cuGraphKernelNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: Out<'_, CUDA_KERNEL_NODE_PARAMS_v1>,
-) -> Result {
-    let read = |work: &Work| match work {
-        Work::Kernel(kernel) => Some(kernel.described()),
-        _ => None,
-    };
-    told(hNode, nodeParams, read)
+/// Defines the functions that write the parameters of one kind of node.
+macro_rules! getters {
+    ($($name:ident($place:ident: $kind:ty): $work:pat => $value:expr;)*) => {$(
+        pub fn $name(hNode: CUgraphNode, $place: Out<'_, $kind>) -> Result {
+            let read = |work: &Work| match work {
+                $work => Some($value),
+                _ => None,
+            };
+            told(hNode, $place, read)
+        }
+    )*};
 }
 
-pub fn cuGraphKernelNodeGetParams_v2(
-    hNode: CUgraphNode,
-    nodeParams: Out<'_, CUDA_KERNEL_NODE_PARAMS>,
-) -> Result {
-    let read = |work: &Work| match work {
-        Work::Kernel(kernel) => Some(CUDA_KERNEL_NODE_PARAMS {
-            kern: kernel.of_library(),
-            ctx: context::current(),
-            first: kernel.described(),
-        }),
-        _ => None,
+getters! {
+    cuGraphKernelNodeGetParams(nodeParams: CUDA_KERNEL_NODE_PARAMS_v1): Work::Kernel(kernel) => kernel.described();
+    cuGraphKernelNodeGetParams_v2(nodeParams: CUDA_KERNEL_NODE_PARAMS): Work::Kernel(kernel) => CUDA_KERNEL_NODE_PARAMS {
+        kern: kernel.of_library(),
+        ctx: context::current(),
+        first: kernel.described(),
     };
-    told(hNode, nodeParams, read)
-}
-
-pub fn cuGraphMemcpyNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: Out<'_, CUDA_MEMCPY3D>,
-) -> Result {
-    let read = |work: &Work| match work {
-        Work::Copy(copy) => Some(**copy),
-        _ => None,
+    cuGraphMemcpyNodeGetParams(nodeParams: CUDA_MEMCPY3D): Work::Copy(copy) => **copy;
+    cuGraphMemsetNodeGetParams(nodeParams: CUDA_MEMSET_NODE_PARAMS): Work::Fill(fill) => *fill;
+    cuGraphHostNodeGetParams(nodeParams: CUDA_HOST_NODE_PARAMS): Work::Host(call) => CUDA_HOST_NODE_PARAMS {
+        r#fn: call.function,
+        userData: call.data,
     };
-    told(hNode, nodeParams, read)
-}
-
-pub fn cuGraphMemsetNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: Out<'_, CUDA_MEMSET_NODE_PARAMS>,
-) -> Result {
-    let read = |work: &Work| match work {
-        Work::Fill(fill) => Some(*fill),
-        _ => None,
-    };
-    told(hNode, nodeParams, read)
-}
-
-pub fn cuGraphHostNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: Out<'_, CUDA_HOST_NODE_PARAMS>,
-) -> Result {
-    let read = |work: &Work| match work {
-        Work::Host(call) => Some(CUDA_HOST_NODE_PARAMS {
-            r#fn: call.function,
-            userData: call.data,
-        }),
-        _ => None,
-    };
-    told(hNode, nodeParams, read)
+    cuGraphMemFreeNodeGetParams(dptr_out: CUdeviceptr): Work::Free(address) => *address;
 }
 
 /// Writes the parameters. The list of operations belongs to the node.
@@ -643,14 +550,6 @@ pub fn cuGraphMemAllocNodeGetParams(
         _ => None,
     };
     told(hNode, params_out, read)
-}
-
-pub fn cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: Out<'_, CUdeviceptr>) -> Result {
-    let read = |work: &Work| match work {
-        Work::Free(address) => Some(*address),
-        _ => None,
-    };
-    told(hNode, dptr_out, read)
 }
 
 pub fn cuGraphKernelNodeGetAttribute(
