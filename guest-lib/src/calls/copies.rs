@@ -58,88 +58,34 @@ fn synchronize_if_required(
     }
 }
 
-pub fn cuMemcpy(
-    default: DefaultStream,
-    dst: UnifiedPtr<'_>,
-    src: UnifiedPtr<'_>,
-    ByteCount: usize,
-) -> Result {
-    let ends = (dst.into(), src.into());
-    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
+/// Defines the two functions of a copy between ends that the parameters name, the destination first: the synchronous
+/// one, and that of a stream. `$run` submits the copy.
+macro_rules! copies {
+    ($run:ident: $($copy:ident, $copy_async:ident($($end:ident: $kind:ty),*): $ends:expr;)*) => {$(
+        pub fn $copy(default: DefaultStream, $($end: $kind,)* ByteCount: usize) -> Result {
+            $run(default, NO_STREAM, $ends, ByteCount, Mode::Synchronous)
+        }
 
-pub fn cuMemcpyAsync(
-    default: DefaultStream,
-    dst: UnifiedPtr<'_>,
-    src: UnifiedPtr<'_>,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (dst.into(), src.into());
-    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
+        pub fn $copy_async(
+            default: DefaultStream,
+            $($end: $kind,)*
+            ByteCount: usize,
+            hStream: CUstream,
+        ) -> Result {
+            $run(default, hStream, $ends, ByteCount, Mode::Asynchronous)
+        }
+    )*};
 }
+pub(super) use copies;
 
-pub fn cuMemcpyHtoD_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    srcHost: In<'_, [u8]>,
-    ByteCount: usize,
-) -> Result {
-    let ends = (CopyEnd::device(dstDevice), srcHost.into());
-    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
-
-pub fn cuMemcpyHtoDAsync_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    srcHost: In<'_, [u8]>,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (CopyEnd::device(dstDevice), srcHost.into());
-    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
-}
-
-pub fn cuMemcpyDtoH_v2(
-    default: DefaultStream,
-    dstHost: Out<'_, [u8]>,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-) -> Result {
-    let ends = (dstHost.into(), CopyEnd::device(srcDevice));
-    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
-
-pub fn cuMemcpyDtoHAsync_v2(
-    default: DefaultStream,
-    dstHost: Out<'_, [u8]>,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (dstHost.into(), CopyEnd::device(srcDevice));
-    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
-}
-
-pub fn cuMemcpyDtoD_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-) -> Result {
-    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
-    run(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
-
-pub fn cuMemcpyDtoDAsync_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
-    run(default, hStream, ends, ByteCount, Mode::Asynchronous)
+copies! { run:
+    cuMemcpy, cuMemcpyAsync(dst: UnifiedPtr<'_>, src: UnifiedPtr<'_>): (dst.into(), src.into());
+    cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: In<'_, [u8]>):
+        (CopyEnd::device(dstDevice), srcHost.into());
+    cuMemcpyDtoH_v2, cuMemcpyDtoHAsync_v2(dstHost: Out<'_, [u8]>, srcDevice: CUdeviceptr):
+        (dstHost.into(), CopyEnd::device(srcDevice));
+    cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr):
+        (CopyEnd::device(dstDevice), CopyEnd::device(srcDevice));
 }
 
 /// Submits a fill.

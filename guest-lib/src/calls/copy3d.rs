@@ -1,6 +1,6 @@
 //! Copies in two and three dimensions, and of arrays.
 
-use super::copies::NO_STREAM;
+use super::copies::{NO_STREAM, copies};
 use crate::error::Result;
 use crate::graph::submit::{Operation, submit};
 use crate::object::context;
@@ -196,60 +196,9 @@ pub fn cuMemcpyDtoA_v2(
     line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub fn cuMemcpyAtoH_v2(
-    default: DefaultStream,
-    dstHost: Out<'_, [u8]>,
-    srcArray: CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Result {
-    let ends = (
-        Described::memory(HOST, dstHost.address()),
-        of_array(srcArray, srcOffset),
-    );
-    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
-
-pub fn cuMemcpyAtoHAsync_v2(
-    default: DefaultStream,
-    dstHost: Out<'_, [u8]>,
-    srcArray: CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (
-        Described::memory(HOST, dstHost.address()),
-        of_array(srcArray, srcOffset),
-    );
-    line(default, hStream, ends, ByteCount, Mode::Asynchronous)
-}
-
-pub fn cuMemcpyHtoA_v2(
-    default: DefaultStream,
-    dstArray: CUarray,
-    dstOffset: usize,
-    srcHost: In<'_, [u8]>,
-    ByteCount: usize,
-) -> Result {
-    let ends = (
-        of_array(dstArray, dstOffset),
-        Described::memory(HOST, srcHost.address()),
-    );
-    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
-}
-
-pub fn cuMemcpyHtoAAsync_v2(
-    default: DefaultStream,
-    dstArray: CUarray,
-    dstOffset: usize,
-    srcHost: In<'_, [u8]>,
-    ByteCount: usize,
-    hStream: CUstream,
-) -> Result {
-    let ends = (
-        of_array(dstArray, dstOffset),
-        Described::memory(HOST, srcHost.address()),
-    );
-    line(default, hStream, ends, ByteCount, Mode::Asynchronous)
+copies! { line:
+    cuMemcpyAtoH_v2, cuMemcpyAtoHAsync_v2(dstHost: Out<'_, [u8]>, srcArray: CUarray, srcOffset: usize):
+        (Described::memory(HOST, dstHost.address()), of_array(srcArray, srcOffset));
+    cuMemcpyHtoA_v2, cuMemcpyHtoAAsync_v2(dstArray: CUarray, dstOffset: usize, srcHost: In<'_, [u8]>):
+        (of_array(dstArray, dstOffset), Described::memory(HOST, srcHost.address()));
 }
