@@ -29,6 +29,7 @@ pub struct Out<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 pub struct InOut<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
 
 /// Place of a list of results whose capacity is a number in the program's memory.
+#[derive(Clone, Copy)]
 pub struct Room<'a, T, N> {
     place: *mut T,
     count: InOut<'a, N>,
@@ -44,11 +45,12 @@ pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 pub struct Pointer<'a, T>(*mut T, PhantomData<&'a T>);
 
 /// An address that may be the program's own memory, which is then valid for what the C function does.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct UnifiedPtr<'a>(u64, PhantomData<&'a u8>);
 
-macro_rules! plain {
-    ($($name:ident<'a $(, $parameter:ident $(: ?$sized:ident)?)*>: $shown:tt;)*) => {$(
+macro_rules! places {
+    ($($name:ident<'a $(, $parameter:ident $(: ?$sized:ident)?)*>;)*) => {$(
         impl<$($parameter $(: ?$sized)?),*> Clone for $name<'_, $($parameter),*> {
             fn clone(&self) -> Self {
                 *self
@@ -59,20 +61,31 @@ macro_rules! plain {
 
         impl<$($parameter $(: ?$sized)?),*> fmt::Debug for $name<'_, $($parameter),*> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.$shown.fmt(f)
+                self.0.fmt(f)
+            }
+        }
+
+        impl<$($parameter $(: ?$sized)?),*> $name<'_, $($parameter),*> {
+            #[inline]
+            pub fn is_null(self) -> bool {
+                self.0.is_null()
+            }
+
+            /// Fails with `INVALID_VALUE` for a null place.
+            #[inline]
+            pub fn not_null(self) -> Result {
+                checked(self.is_null())
             }
         }
     )*};
 }
 
-plain! {
-    In<'a, T: ?Sized>: 0;
-    Out<'a, T: ?Sized>: 0;
-    InOut<'a, T: ?Sized>: 0;
-    Room<'a, T, N>: place;
-    Text<'a>: 0;
-    Pointer<'a, T>: 0;
-    UnifiedPtr<'a>: 0;
+places! {
+    In<'a, T: ?Sized>;
+    Out<'a, T: ?Sized>;
+    InOut<'a, T: ?Sized>;
+    Text<'a>;
+    Pointer<'a, T>;
 }
 
 /// The length of a list, as C functions pass it.
@@ -112,13 +125,8 @@ fn checked(is_null: bool) -> Result {
 
 impl<'a, T: Copy> In<'a, T> {
     #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
-    #[inline]
     pub fn get(self) -> Result<T> {
-        checked(self.is_null())?;
+        self.not_null()?;
         // SAFETY: not null, so a value by the contract of the type; of any alignment.
         Ok(unsafe { self.0.read_unaligned() })
     }
@@ -144,11 +152,6 @@ impl<'a, T: Copy> In<'a, [T]> {
             std::ptr::slice_from_raw_parts(std::ptr::null(), 0),
             PhantomData,
         )
-    }
-
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
     }
 
     /// Returns an element, or `INVALID_VALUE` for an index behind the end.
@@ -192,15 +195,10 @@ impl<'a, T: Copy> Out<'a, T> {
         Self(std::ptr::null_mut(), PhantomData)
     }
 
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
     /// Writes a result; a null place is `INVALID_VALUE`.
     #[inline]
     pub fn put(self, value: T) -> Result {
-        checked(self.is_null())?;
+        self.not_null()?;
         self.put_if_wanted(value);
         Ok(())
     }
@@ -232,11 +230,6 @@ impl<'a, T: Copy> Out<'a, [T]> {
             std::ptr::slice_from_raw_parts_mut(place, count),
             PhantomData,
         )
-    }
-
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
     }
 
     /// Returns the number of elements that fit.
@@ -275,11 +268,6 @@ impl<'a, T: Copy> InOut<'a, T> {
     }
 
     #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
-    #[inline]
     pub fn get(self) -> Result<T> {
         In(self.0.cast_const(), PhantomData).get()
     }
@@ -304,11 +292,6 @@ impl<'a, T: Copy> InOut<'a, [T]> {
             std::ptr::slice_from_raw_parts_mut(place, count),
             PhantomData,
         )
-    }
-
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
     }
 
     /// Returns an element, or `INVALID_VALUE` for an index behind the end.
@@ -350,14 +333,15 @@ impl<'a, T: Copy, N: Length> Room<'a, T, N> {
     }
 }
 
-impl<'a> Text<'a> {
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
+impl<T, N> fmt::Debug for Room<'_, T, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(f)
     }
+}
 
+impl<'a> Text<'a> {
     pub fn get(self) -> Result<&'a CStr> {
-        checked(self.is_null())?;
+        self.not_null()?;
         // SAFETY: not null, so a string by the contract of the type.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
@@ -373,11 +357,6 @@ impl<'a, T> Pointer<'a, T> {
 
     pub const fn null() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
-    }
-
-    #[inline]
-    pub fn is_null(self) -> bool {
-        self.0.is_null()
     }
 
     #[inline]
@@ -422,6 +401,12 @@ impl<'a, T> Pointer<'a, T> {
     pub unsafe fn room(self, bytes: usize) -> Out<'a, [u8]> {
         // SAFETY: as documented, which the program keeps by the contract of the type.
         unsafe { Out::list(self.0.cast(), bytes) }
+    }
+}
+
+impl fmt::Debug for UnifiedPtr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

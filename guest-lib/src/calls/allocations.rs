@@ -18,9 +18,7 @@ const PITCH: u64 = 512;
 
 pub fn cuMemAlloc_v2(dptr: Out<'_, CUdeviceptr>, bytesize: usize) -> Result {
     let scope = context::scope()?;
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    dptr.not_null()?;
     dptr.put(memory::allocate(scope, bytesize as u64)?)
 }
 
@@ -78,9 +76,7 @@ fn address_of(pointer: *mut c_void) -> u64 {
 
 pub fn cuMemHostAlloc(pp: Out<'_, *mut c_void>, bytesize: usize, Flags: u32) -> Result {
     let scope = context::scope()?;
-    if pp.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pp.not_null()?;
     let address = memory::allocate_host(scope, bytesize as u64, Flags)?;
     let address = usize::try_from(address).map_err(|_| CuError::UNKNOWN)?;
     pp.put(std::ptr::with_exposed_provenance_mut(address))

@@ -31,9 +31,7 @@ fn create(
     wanted: impl FnOnce() -> Result<CUDA_ARRAY3D_DESCRIPTOR>,
 ) -> Result {
     let scope = context::scope()?;
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    place.not_null()?;
     place.put(array::create(scope, described(wanted()?)?)?)
 }
 
@@ -117,9 +115,7 @@ pub fn cuMipmappedArrayCreate(
     numMipmapLevels: u32,
 ) -> Result {
     let scope = context::scope()?;
-    if pHandle.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pHandle.not_null()?;
     let shape = described(pMipmappedArrayDesc.get()?)?;
     pHandle.put(array::create_mipmap(scope, shape, numMipmapLevels)?)
 }
@@ -130,9 +126,7 @@ pub fn cuMipmappedArrayGetLevel(
     level: u32,
 ) -> Result {
     let scope = context::scope()?;
-    if pLevelArray.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pLevelArray.not_null()?;
     pLevelArray.put(array::level(scope, hMipmappedArray, level)?)
 }
 

@@ -66,9 +66,7 @@ pub fn cuStreamIsCapturing(
     hStream: CUstream,
     captureStatus: Out<'_, CUstreamCaptureStatus>,
 ) -> Result {
-    if captureStatus.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    captureStatus.not_null()?;
     let (scope, target) = target(default, hStream)?;
     scope.session.alive()?;
     let status = match target.is_captured() {
@@ -90,9 +88,7 @@ pub fn cuStreamGetCaptureInfo_v3(
     edgeData_out: Out<'_, *const CUgraphEdgeData>,
     numDependencies_out: Out<'_, usize>,
 ) -> Result {
-    if captureStatus_out.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    captureStatus_out.not_null()?;
     let (scope, target) = target(default, hStream)?;
     scope.session.alive()?;
     let answer = |model: &mut Model| {

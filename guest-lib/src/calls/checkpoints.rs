@@ -23,9 +23,7 @@ fn this(pid: i32) -> Result {
 }
 
 pub fn cuCheckpointProcessGetState(pid: i32, state: Out<'_, u32>) -> Result {
-    if state.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    state.not_null()?;
     this(pid)?;
     state.put(RUNNING)
 }

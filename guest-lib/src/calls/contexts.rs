@@ -139,17 +139,13 @@ pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
 }
 
 pub fn cuCtxGetDevice(device: Out<'_, CUdevice>) -> Result {
-    if device.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    device.not_null()?;
     let ordinal = current()?.device();
     device.put(super::devices::named(ordinal))
 }
 
 pub fn cuCtxGetDevice_v2(device: Out<'_, CUdevice>, ctx: CUcontext) -> Result {
-    if device.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    device.not_null()?;
     let ordinal = named(ctx)?.1.device();
     device.put(super::devices::named(ordinal))
 }
@@ -247,9 +243,7 @@ pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result {
 
 pub fn cuDevicePrimaryCtxRetain(pctx: Out<'_, CUcontext>, dev: CUdevice) -> Result {
     let device = ordinal(dev)?;
-    if pctx.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pctx.not_null()?;
     let (primary, _) = context::primary_context(device)?;
     if let (false, Some(fault)) = (primary.is_active(), session()?.fault()) {
         return Err(fault);

@@ -46,9 +46,7 @@ pub fn cuDeviceGetCount(count: Out<'_, i32>) -> Result {
 }
 
 pub fn cuDeviceGetAttribute(pi: Out<'_, i32>, attrib: CUdevice_attribute, dev: CUdevice) -> Result {
-    if pi.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pi.not_null()?;
     let value = device(dev)?.attribute(attrib)?;
     pi.put(value)
 }

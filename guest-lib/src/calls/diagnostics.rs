@@ -31,9 +31,7 @@ fn current_value(
     size: &InOut<'_, usize>,
 ) -> Result<core_dump::Value> {
     let found = core_dump::get(scope, setting)?;
-    if size.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    size.not_null()?;
     Ok(found)
 }
 

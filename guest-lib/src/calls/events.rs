@@ -12,9 +12,7 @@ use crate::types::{CUevent, CUstream, DefaultStream};
 
 pub fn cuEventCreate(phEvent: Out<'_, CUevent>, Flags: u32) -> Result {
     let scope = context::scope()?;
-    if phEvent.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    phEvent.not_null()?;
     phEvent.put(event::create(scope, Flags)?)
 }
 

@@ -79,9 +79,7 @@ pub fn cuFuncGetAttribute(
     attrib: CUfunction_attribute,
     hfunc: CUfunction,
 ) -> Result {
-    if pi.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pi.not_null()?;
     named(hfunc)?;
     let scope = context::scope_or_primary()?;
     scope.session.alive()?;
@@ -153,9 +151,7 @@ pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: CUfunc_cache, dev: CUdev
 }
 
 pub fn cuKernelGetFunction(pFunc: Out<'_, CUfunction>, kernel: CUkernel) -> Result {
-    if pFunc.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pFunc.not_null()?;
     named(kernel)?;
     let scope = context::scope()?;
     scope.session.alive()?;

@@ -49,9 +49,7 @@ impl<'a> Place<'a> {
     fn add(self, work: impl FnOnce(Scope, &mut Model) -> Result<Work>) -> Result {
         let scope = context::scope()?;
         scope.session.alive()?;
-        if self.node.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
+        self.node.not_null()?;
         let (graph, before) = (graph_handle(self.graph)?, self.before?);
         let node = with(|model| {
             model.check_dependencies(graph, &before)?;

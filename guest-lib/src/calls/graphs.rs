@@ -90,9 +90,7 @@ pub fn cuGraphDestroy(hGraph: CUgraph) -> Result {
 pub fn cuGraphClone(phGraphClone: Out<'_, CUgraph>, originalGraph: CUgraph) -> Result {
     session()?.alive()?;
     let graph = graph_handle(originalGraph)?;
-    if phGraphClone.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    phGraphClone.not_null()?;
     let clone = with(|model| model.clone_graph(graph))?;
     phGraphClone.put(to_pointer(clone))
 }

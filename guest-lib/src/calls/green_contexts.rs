@@ -39,9 +39,7 @@ fn scope_of_green(ctx: CUgreenCtx) -> Result<Scope> {
 }
 
 fn put_resource(scope: Scope, resource: Out<'_, CUdevResource>, kind: u32) -> Result {
-    if resource.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    resource.not_null()?;
     if kind != SM {
         return Err(CuError::INVALID_RESOURCE_TYPE);
     }
@@ -146,9 +144,7 @@ pub fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> Result {
 }
 
 pub fn cuCtxFromGreenCtx(pContext: Out<'_, CUcontext>, hCtx: CUgreenCtx) -> Result {
-    if pContext.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pContext.not_null()?;
     scope_of_green(hCtx)?;
     pContext.put(hCtx)
 }
@@ -156,9 +152,7 @@ pub fn cuCtxFromGreenCtx(pContext: Out<'_, CUcontext>, hCtx: CUgreenCtx) -> Resu
 /// Returns the identity of a green context, or of the current context if the handle is null and that one is green.
 pub fn cuGreenCtxGetId(greenCtx: CUgreenCtx, greenCtxId: Out<'_, u64>) -> Result {
     session()?;
-    if greenCtxId.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    greenCtxId.not_null()?;
     let named = if greenCtx.is_null() {
         context::current()
     } else {
@@ -193,9 +187,7 @@ pub fn cuGreenCtxStreamCreate(
 
 pub fn cuStreamGetGreenCtx(hStream: CUstream, phCtx: Out<'_, CUgreenCtx>) -> Result {
     let (_, target) = stream::target(DefaultStream::Legacy, hStream)?;
-    if phCtx.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    phCtx.not_null()?;
     let number = target.stream.context.load(Ordering::Relaxed);
     let is_green = !target.handle.is_legacy() && green_context::of(number).is_some();
     let found = if is_green {

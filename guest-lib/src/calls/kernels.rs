@@ -15,18 +15,14 @@ use crate::types::{CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, De
 
 fn count<K: Loadable>(place: Out<'_, u32>, image: *mut c_void) -> Result {
     let scope = context::scope_or_primary()?;
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    place.not_null()?;
     let names = module::kernels::<K>(scope, image)?;
     place.put(u32::try_from(names.len()).unwrap_or(u32::MAX))
 }
 
 fn enumerate<K: Loadable>(places: Out<'_, [*mut c_void]>, image: *mut c_void) -> Result {
     let scope = context::scope_or_primary()?;
-    if places.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    places.not_null()?;
     module::find::<K>(image)?;
     match places.len() {
         0 => Ok(()),

@@ -47,9 +47,7 @@ pub fn cuParamSetf(hfunc: CUfunction, offset: i32, value: f32) -> Result {
 }
 
 pub fn cuParamSetv(hfunc: CUfunction, offset: i32, ptr: In<'_, [u8]>, _numbytes: u32) -> Result {
-    if ptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    ptr.not_null()?;
     set(hfunc, offset, ptr.values()?)
 }
 

@@ -133,9 +133,7 @@ pub fn cuLinkAddData_v2(
     _options: In<'_, [CUjit_option]>,
     _optionValues: InOut<'_, [*mut c_void]>,
 ) -> Result {
-    if data.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    data.not_null()?;
     let name = if name.is_null() { c"" } else { name.get()? };
     with_link(state, |link| {
         link.add(inputType, name.to_bytes(), data.to_vec()?)
@@ -162,9 +160,7 @@ pub fn cuLinkComplete(
     cubinOut: Out<'_, *mut c_void>,
     sizeOut: Out<'_, usize>,
 ) -> Result {
-    if cubinOut.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    cubinOut.not_null()?;
     with_link(state, |link| {
         match &link.state {
             State::Pending => {}

@@ -14,9 +14,7 @@ pub fn cuLogsRegisterCallback(
     callback_out: Out<'_, CUlogsCallbackHandle>,
 ) -> Result {
     logs::start();
-    if callback_out.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    callback_out.not_null()?;
     let id = logs::register(callbackFunc, userData.as_ptr())?;
     callback_out.put(std::ptr::without_provenance_mut(id))
 }

@@ -29,9 +29,7 @@ use crate::types::{
 };
 
 pub fn cuMemAllocManaged(dptr: Out<'_, CUdeviceptr>, bytesize: usize, flags: u32) -> Result {
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    dptr.not_null()?;
     let scope = context::scope()?;
     let address = memory::allocate_managed(scope, bytesize as u64, flags)?;
     dptr.put(address)

@@ -32,9 +32,7 @@ fn load<K: Loadable>(
     source: Option<Source>,
     jit: &Jit,
 ) -> Result {
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    place.not_null()?;
     let (mut logs, start) = (Logs::default(), Instant::now());
     let handle = module::load::<K>(scope, bytes, source, jit, &mut logs);
     jit.write_logs(&logs, start.elapsed());
@@ -231,9 +229,7 @@ pub fn cuLibraryGetGlobal(
     library: CUlibrary,
     name: Text<'_>,
 ) -> Result {
-    if name.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    name.not_null()?;
     if library.is_null() {
         return Err(CuError::INVALID_HANDLE);
     }

@@ -32,9 +32,7 @@ pub fn cuDeviceCanAccessPeer(
     peerDev: CUdevice,
 ) -> Result {
     let (from, to) = (ordinal(dev)?, ordinal(peerDev)?);
-    if canAccessPeer.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    canAccessPeer.not_null()?;
     // A device is not a peer of itself.
     let can = if from == to {
         0
@@ -51,9 +49,7 @@ pub fn cuDeviceGetP2PAttribute(
     dstDevice: CUdevice,
 ) -> Result {
     session()?;
-    if value.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    value.not_null()?;
     let (from, to) = (ordinal(srcDevice)?, ordinal(dstDevice)?);
     if from == to {
         return Err(CuError::INVALID_DEVICE);

@@ -120,9 +120,7 @@ pub fn cuPointerGetAttribute(
     ptr: CUdeviceptr,
 ) -> Result {
     session()?;
-    if data.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    data.not_null()?;
     let allocation = memory_map().find(ptr).ok_or(CuError::INVALID_VALUE)?;
     let value = value(attribute, ptr, &allocation)?.ok_or(CuError::INVALID_VALUE)?;
     value.write(data)

@@ -45,9 +45,7 @@ pub fn cuMemAllocAsync(
     hStream: CUstream,
 ) -> Result {
     let (scope, target) = target(default, hStream)?;
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    dptr.not_null()?;
     // The native driver allocates nothing for a size of 0.
     let address = match bytesize as u64 {
         0 => 0,
@@ -65,9 +63,7 @@ pub fn cuMemAllocFromPoolAsync(
 ) -> Result {
     let (scope, target) = target(default, hStream)?;
     let pool = pool::find(pool)?;
-    if dptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    dptr.not_null()?;
     let address = match bytesize as u64 {
         0 => 0,
         bytes => allocate(scope, target, pool, bytes)?,
@@ -87,9 +83,7 @@ fn give(
     find: impl FnOnce(Scope) -> Result<Handle<Pool>>,
 ) -> Result {
     let scope = on_device(device)?;
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    place.not_null()?;
     place.put(to_pointer(find(scope)?))
 }
 

@@ -64,9 +64,7 @@ pub fn cuCtxGetExecAffinity(
     kind: CUexecAffinityType,
 ) -> Result {
     let scope = context::scope()?;
-    if pExecAffinity.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pExecAffinity.not_null()?;
     if kind != SM_COUNT {
         return Err(CuError::UNSUPPORTED_EXEC_AFFINITY);
     }

@@ -18,9 +18,7 @@ use crate::types::{
 
 pub fn cuIpcGetMemHandle(pHandle: Out<'_, CUipcMemHandle>, dptr: CUdeviceptr) -> Result {
     let scope = context::scope()?;
-    if pHandle.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pHandle.not_null()?;
     let reserved = sharing::share_allocation(scope, dptr)?;
     pHandle.put(CUipcMemHandle { reserved })
 }
@@ -31,9 +29,7 @@ pub fn cuIpcOpenMemHandle_v2(
     Flags: u32,
 ) -> Result {
     let scope = context::scope()?;
-    if pdptr.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pdptr.not_null()?;
     let address = sharing::open_allocation(scope, &handle.reserved, Flags)?;
     pdptr.put(address)
 }
@@ -53,9 +49,7 @@ pub fn cuIpcGetEventHandle(pHandle: Out<'_, CUipcEventHandle>, event: CUevent) -
 
 pub fn cuIpcOpenEventHandle(phEvent: Out<'_, CUevent>, handle: CUipcEventHandle) -> Result {
     let scope = context::scope()?;
-    if phEvent.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    phEvent.not_null()?;
     let token = sharing::from_handle(&handle.reserved).ok_or(CuError::MAP_FAILED)?;
     phEvent.put(event::open(scope, token)?)
 }
@@ -90,9 +84,7 @@ pub fn cuMemImportFromShareableHandle(
     shHandleType: CUmemAllocationHandleType,
 ) -> Result {
     let scope = context::scope_or_primary()?;
-    if handle.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    handle.not_null()?;
     let token = sharing::from_descriptor(passed_descriptor(osHandle, shHandleType)?)?;
     handle.put(virtual_memory::import(scope, token)?)
 }
@@ -132,9 +124,7 @@ pub fn cuMemPoolExportPointer(
     ptr: CUdeviceptr,
 ) -> Result {
     let scope = context::scope_or_primary()?;
-    if shareData_out.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    shareData_out.not_null()?;
     let reserved = sharing::to_handle(pool::export_pointer(scope, ptr)?);
     shareData_out.put(CUmemPoolPtrExportData { reserved })
 }

@@ -23,9 +23,7 @@ pub fn cuStreamCreateWithPriority(
     flags: u32,
     priority: i32,
 ) -> Result {
-    if phStream.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    phStream.not_null()?;
     let scope = context::scope()?;
     let stream = stream::create(scope, flags, priority)?;
     phStream.put(handle::to_pointer(stream))

@@ -41,9 +41,7 @@ fn put_value<T: Copy>(
 
 pub fn cuModuleGetTexRef(pTexRef: Out<'_, *mut c_void>, hmod: CUmodule, name: Text<'_>) -> Result {
     let scope = context::scope()?;
-    if pTexRef.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pTexRef.not_null()?;
     pTexRef.put(to_pointer(texture_reference::texture(
         scope,
         hmod,
@@ -57,9 +55,7 @@ pub fn cuModuleGetSurfRef(
     name: Text<'_>,
 ) -> Result {
     let scope = context::scope()?;
-    if pSurfRef.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pSurfRef.not_null()?;
     pSurfRef.put(to_pointer(texture_reference::surface(
         scope,
         hmod,
@@ -69,9 +65,7 @@ pub fn cuModuleGetSurfRef(
 
 pub fn cuTexRefCreate(pTexRef: Out<'_, *mut c_void>) -> Result {
     context::scope()?;
-    if pTexRef.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pTexRef.not_null()?;
     pTexRef.put(to_pointer(texture_reference::create()))
 }
 

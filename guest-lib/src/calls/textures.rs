@@ -52,9 +52,7 @@ pub fn cuTexObjectGetResourceViewDesc(
     texObject: CUtexObject,
 ) -> Result {
     context::scope()?;
-    if pResViewDesc.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    pResViewDesc.not_null()?;
     // Without a view the call succeeds and writes nothing.
     if let Some(view) = texture::find(texObject)?.view {
         pResViewDesc.put(view)?;
@@ -93,9 +91,7 @@ pub fn cuDeviceGetTexture1DLinearMaxWidth(
     dev: CUdevice,
 ) -> Result {
     let session = session()?;
-    if maxWidthInElements.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    maxWidthInElements.not_null()?;
     let device = session.on(ordinal(dev)?);
     let message = TextureLinearWidth {
         format,

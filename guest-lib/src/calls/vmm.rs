@@ -90,9 +90,7 @@ pub fn cuMemRetainAllocationHandle(
     addr: *mut c_void,
 ) -> Result {
     context::scope_or_primary()?;
-    if handle.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    handle.not_null()?;
     let retained = memory::retain(addr.addr() as u64)?;
     handle.put(retained)
 }
@@ -104,9 +102,7 @@ pub fn cuMemGetAllocationGranularity(
 ) -> Result {
     let scope = context::scope_or_primary()?;
     // The granularity does not depend on the properties.
-    if prop.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    prop.not_null()?;
     let known = memory::granularity(scope)?;
     let bytes = match option {
         MINIMUM => known.minimum,

@@ -12,9 +12,7 @@ use crate::types::CUresult;
 
 /// Returns bytes that the compiler passes by their address and their length.
 fn bytes(place: Pointer<'_, u8>, length: usize) -> Result<Vec<u8>> {
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    place.not_null()?;
     // SAFETY: in every function of this table the parameter behind an address is its length.
     unsafe { place.read(length) }.to_vec()
 }
@@ -33,9 +31,7 @@ pub extern "C" fn ask_compilation(
     number: u32,
 ) -> CUresult {
     let question = || {
-        if place.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
+        place.not_null()?;
         let source = bytes(source, length)?;
         let words = [options, host, build].map(|word| word.get().unwrap_or(c""));
         let question = Question::new(&[kind, architecture, number], &source, &words);

@@ -109,9 +109,7 @@ impl<'a> Memory<'a> {
 /// # Errors
 /// `INVALID_IMAGE`, also if the image extends into memory that cannot be read.
 pub fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
-    if image.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    image.not_null()?;
     let start = Memory(image.as_ptr().cast_const().cast(), PhantomData);
     if start.head::<4>().map(u32::from_le_bytes) != Ok(WRAPPER_MAGIC) {
         return start.image().map(Cow::Borrowed);

@@ -486,9 +486,7 @@ pub fn with_parameters<R>(
     if facts.parameters.is_empty() {
         return take(&[]);
     }
-    if arguments.values.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
+    arguments.values.not_null()?;
     if facts.parameter_bytes > PARAMETERS {
         return with_large(facts, arguments.values, take);
     }
