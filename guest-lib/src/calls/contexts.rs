@@ -114,6 +114,16 @@ pub fn cuCtxCreate_v4(
     cuCtxCreate_v2(pctx, flags, dev)
 }
 
+/// Destroys the objects of a context, and frees its memory.
+pub(super) fn destroy_objects_of(scope: Scope) {
+    stream::destroy_of(scope);
+    event::destroy_of(scope);
+    texture::destroy_of(scope);
+    array::destroy_of(scope);
+    module::unload_of(scope);
+    memory::free_of(scope);
+}
+
 pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
     let session = session()?;
     if ctx.is_null() {
@@ -129,12 +139,7 @@ pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
     context::destroy(ctx)?;
     peer::forget(scope);
     graph::executable::destroy_of(scope);
-    stream::destroy_of(scope);
-    event::destroy_of(scope);
-    texture::destroy_of(scope);
-    array::destroy_of(scope);
-    module::unload_of(scope);
-    memory::free_of(scope);
+    destroy_objects_of(scope);
     waited
 }
 
@@ -283,12 +288,7 @@ fn reset_primary(device: usize) -> Result {
         // The worker's context also serves the program's other active contexts, and a reset of it resets all devices.
         peer::forget(scope);
         graph::executable::destroy_of(scope);
-        stream::destroy_of(scope);
-        event::destroy_of(scope);
-        texture::destroy_of(scope);
-        array::destroy_of(scope);
-        module::unload_of(scope);
-        memory::free_of(scope);
+        destroy_objects_of(scope);
         return waited;
     }
     let reset = match session.fault() {

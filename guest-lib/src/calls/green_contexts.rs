@@ -7,19 +7,18 @@ use wormhole_api::constants::context_flags::MAP_HOST;
 use wormhole_api::constants::device_resource_type::SM;
 use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
 
+use super::contexts::destroy_objects_of;
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
+use crate::handle;
 use crate::object::context::Scope;
-use crate::object::{
-    array, context, context_events, event, green_context, module, stream, texture,
-};
+use crate::object::{context, context_events, green_context, stream};
 use crate::parameter::{In, InOut, Out, Room};
 use crate::session::session;
 use crate::types::{
     CUcontext, CUdevResource, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream,
     STREAM_NON_BLOCKING,
 };
-use crate::{handle, memory};
 
 /// Returns the scope of a context.
 fn scope_of(ctx: CUcontext) -> Result<Scope> {
@@ -133,12 +132,7 @@ pub fn cuGreenCtxDestroy(hCtx: CUgreenCtx) -> Result {
     let scope = scope_of_green(hCtx)?;
     let waited = stream::synchronize_devices(scope);
     context::deactivate(hCtx)?;
-    stream::destroy_of(scope);
-    event::destroy_of(scope);
-    texture::destroy_of(scope);
-    array::destroy_of(scope);
-    module::unload_of(scope);
-    memory::free_of(scope);
+    destroy_objects_of(scope);
     green_context::destroy(scope)?;
     waited
 }
