@@ -164,12 +164,7 @@ impl Serve<ArrayDestroy> for Session {
             return Err(CuResult::INVALID_VALUE);
         }
         let array = self.objects.arrays.arrays.remove(handle)?;
-        self.ask(
-            call,
-            array.device.clone(),
-            move |_| let_go_of_array(array),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, array.device.clone(), move |_| let_go_of_array(array))
     }
 }
 
@@ -219,15 +214,10 @@ impl Serve<MipmapDestroy> for Session {
             .filter_map(|level| arrays.arrays.remove(level).ok())
             .collect();
         let object = mipmap.object;
-        self.ask(
-            call,
-            object.device.clone(),
-            move |_| {
-                levels.into_iter().try_for_each(let_go_of_array)?;
-                let_go_of_mipmap(object)
-            },
-            |_, ()| Answer::done(),
-        )
+        self.order(call, object.device.clone(), move |_| {
+            levels.into_iter().try_for_each(let_go_of_array)?;
+            let_go_of_mipmap(object)
+        })
     }
 }
 

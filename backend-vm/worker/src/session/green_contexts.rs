@@ -252,12 +252,9 @@ impl Serve<GreenDestroy> for Session {
             .objects
             .green_contexts
             .remove_context(number, call.device)?;
-        self.ask(
-            call,
-            self.here(call),
-            move |_| Arc::into_inner(green).map_or(Ok(()), |green| green.end()),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |_| {
+            Arc::into_inner(green).map_or(Ok(()), |green| green.end())
+        })
     }
 }
 

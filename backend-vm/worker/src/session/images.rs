@@ -353,12 +353,7 @@ impl Session {
                 return Ok(Served::Deferred);
             }
         };
-        self.ask(
-            call,
-            image.device.clone(),
-            move |_| image.unload(),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, image.device.clone(), move |_| image.unload())
     }
 
     /// Unloads the images that no job uses any more. Returns the requests that failed, with the

@@ -84,11 +84,6 @@ impl Serve<ResetPersistingL2> for Session {
         if self.counters.has_neighbours() {
             return Ok(Served::Done(()));
         }
-        self.ask(
-            call,
-            self.here(call),
-            |device| device.reset_persisting_l2(),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), |device| device.reset_persisting_l2())
     }
 }

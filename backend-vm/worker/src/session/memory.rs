@@ -75,12 +75,7 @@ impl Serve<MemFree> for Session {
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        self.ask(
-            call,
-            owner,
-            move |device| device.free(address),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, owner, move |device| device.free(address))
     }
 }
 

@@ -334,4 +334,14 @@ impl Session {
             }) as Finish
         })
     }
+
+    /// Runs a job that changes something of a device, and answers whether that succeeded.
+    fn order<R>(
+        &mut self,
+        call: &Call,
+        device: SessionDevice,
+        order: impl FnOnce(&dyn Device) -> wormhole_device::Result<()> + Send + 'static,
+    ) -> Outcome<R> {
+        self.ask(call, device, order, |_, ()| Answer::done())
+    }
 }

@@ -48,12 +48,9 @@ impl Serve<PeerEnable> for Session {
     fn serve(&mut self, call: &Call, message: &PeerEnable) -> Outcome<()> {
         let peer = message.peer;
         let peer = self.peer(call, peer)?;
-        self.ask(
-            call,
-            self.here(call),
-            move |device| device.enable_peer(peer),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |device| {
+            device.enable_peer(peer)
+        })
     }
 }
 
@@ -61,12 +58,9 @@ impl Serve<PeerDisable> for Session {
     fn serve(&mut self, call: &Call, message: &PeerDisable) -> Outcome<()> {
         let peer = message.peer;
         let peer = self.peer(call, peer)?;
-        self.ask(
-            call,
-            self.here(call),
-            move |device| device.disable_peer(peer),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |device| {
+            device.disable_peer(peer)
+        })
     }
 }
 

@@ -93,15 +93,10 @@ impl Serve<PoolDestroy> for Session {
         }
         self.shares.unshare(Key::Pool(handle), &self.registrar);
         let pool = self.objects.pools.remove(handle)?;
-        self.ask(
-            call,
-            self.here(call),
-            move |_| {
-                drop(pool);
-                Ok(())
-            },
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |_| {
+            drop(pool);
+            Ok(())
+        })
     }
 }
 

@@ -227,12 +227,9 @@ impl Serve<CloseAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         let address = message.address.0;
         let owner = self.addresses.close(address)?;
-        self.ask(
-            call,
-            self.devices[owner].clone(),
-            move |device| device.close_allocation(address),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.devices[owner].clone(), move |device| {
+            device.close_allocation(address)
+        })
     }
 }
 

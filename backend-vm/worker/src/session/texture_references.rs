@@ -9,7 +9,7 @@ use wormhole_api::{
 
 use super::arrays::TextureMessage;
 use super::images::ImageHandle;
-use super::{Answer, Call, Session};
+use super::{Call, Session};
 use crate::objects::{Loaded, Used};
 
 /// Binds a reference and holds the new resource in place of the former one: kernels may read it
@@ -39,12 +39,9 @@ impl Serve<ReferenceFind<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {
         let kind = message.to;
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
-        self.ask(
-            call,
-            image.device.clone(),
-            move |device| device.find_reference(image.raw, &name, kind),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, image.device.clone(), move |device| {
+            device.find_reference(image.raw, &name, kind)
+        })
     }
 }
 
@@ -59,17 +56,12 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
             }
         };
         let sampling = message.sampling();
-        self.ask(
-            call,
-            image.device.clone(),
-            move |device| {
-                let key = (ReferenceTo::Texture, name);
-                bind(&image, key, used, |name| {
-                    device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
-                })
-            },
-            |_, ()| Answer::done(),
-        )
+        self.order(call, image.device.clone(), move |device| {
+            let key = (ReferenceTo::Texture, name);
+            bind(&image, key, used, |name| {
+                device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
+            })
+        })
     }
 }
 
@@ -81,16 +73,11 @@ impl Serve<ReferenceBindSurface<'_>> for Session {
             return Err(CuResult::INVALID_VALUE);
         }
         let raw = self.done(image.device.own(&array.device, array.raw))?;
-        self.ask(
-            call,
-            image.device.clone(),
-            move |device| {
-                let key = (ReferenceTo::Surface, name);
-                bind(&image, key, Used::Array(array), |name| {
-                    device.bind_surface(image.raw, name, raw)
-                })
-            },
-            |_, ()| Answer::done(),
-        )
+        self.order(call, image.device.clone(), move |device| {
+            let key = (ReferenceTo::Surface, name);
+            bind(&image, key, Used::Array(array), |name| {
+                device.bind_surface(image.raw, name, raw)
+            })
+        })
     }
 }

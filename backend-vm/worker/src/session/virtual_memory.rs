@@ -272,12 +272,9 @@ impl Serve<AddressFree> for Session {
         if !self.addresses.virtual_memory.unreserve(address, bytes) {
             return Err(self.addresses.refused());
         }
-        self.ask(
-            call,
-            self.here(call),
-            move |device| device.unreserve(address, bytes),
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |device| {
+            device.unreserve(address, bytes)
+        })
     }
 }
 
@@ -310,16 +307,11 @@ impl Serve<MemRelease> for Session {
         }
         let unshare = self.shares.unsharing(handle);
         let memory = self.objects.memories.remove(handle)?;
-        self.ask(
-            call,
-            self.here(call),
-            move |_| {
-                unshare();
-                drop(memory);
-                Ok(())
-            },
-            |_, ()| Answer::done(),
-        )
+        self.order(call, self.here(call), move |_| {
+            unshare();
+            drop(memory);
+            Ok(())
+        })
     }
 }
 
