@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use wormhole_api::handle::Graph;
 use wormhole_api::{
-    CuResult, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable,
-    GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
+    CuResult, GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
+    GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
     GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
@@ -19,6 +19,7 @@ use super::addresses::Addresses;
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
 use super::handles::Table;
+use super::memory::bytes_of;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
@@ -345,33 +346,18 @@ impl Serve<GraphCopy> for Session {
 impl Serve<GraphFill> for Session {
     fn serve(&mut self, _: &Call, message: &GraphFill) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
-            let element: u32 = match message.element {
-                Element::Byte => 1,
-                Element::Half => 2,
-                Element::Word => 4,
-            };
-            if message.width == 0 || message.height == 0 {
-                return Err(CuResult::INVALID_VALUE);
-            }
-            let aligned = |value: u64| value.is_multiple_of(u64::from(element));
-            let row = message.width.checked_mul(u64::from(element));
-            let rows = (message.height - 1).checked_mul(message.pitch);
-            let tall = message.height > 1;
-            let span = row
-                .zip(rows)
-                .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
-                .and_then(|(row, rows)| rows.checked_add(row))
-                .filter(|_| aligned(message.destination.0))
-                .ok_or_else(|| session.addresses.refused())?;
-            session.addresses.place(message.destination.0, span)?;
             let fill = Fill {
                 destination: message.destination.0,
                 pitch: message.pitch,
                 width: message.width,
                 height: message.height,
                 value: message.value,
-                element,
+                element: bytes_of(message.element),
             };
+            if fill.width == 0 || fill.height == 0 {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            session.check_fill(&fill)?;
             session.objects.graphs.add_node(
                 message.graph,
                 GraphNode::Fill(fill),

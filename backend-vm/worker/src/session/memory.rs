@@ -134,37 +134,46 @@ impl Serve<MemWrite<'_>> for Session {
 impl Serve<MemSet> for Session {
     fn serve(&mut self, call: &Call, message: &MemSet) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
-        let element: u32 = match message.element {
-            Element::Byte => 1,
-            Element::Half => 2,
-            Element::Word => 4,
+        let fill = Fill {
+            destination: message.destination.0,
+            pitch: message.pitch,
+            width: message.width,
+            height: message.height,
+            value: message.value,
+            element: bytes_of(message.element),
         };
-        if message.width == 0 || message.height == 0 {
+        if fill.width == 0 || fill.height == 0 {
             return Ok(Served::Done(()));
         }
-        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
-        let row = message.width.checked_mul(u64::from(element));
-        let rows = (message.height - 1).checked_mul(message.pitch);
-        let span = row.zip(rows).and_then(|(row, rows)| rows.checked_add(row));
-        let tall = message.height > 1;
-        let fits = row.is_some_and(|row| !tall || row <= message.pitch);
-        let Some(span) = span.filter(|_| {
-            fits && aligned(message.destination.0) && (!tall || aligned(message.pitch))
-        }) else {
-            return Err(self.addresses.refused());
-        };
-        self.addresses.place(message.destination.0, span)?;
-        self.done(stream.device.fill(
-            Fill {
-                destination: message.destination.0,
-                pitch: message.pitch,
-                width: message.width,
-                height: message.height,
-                value: message.value,
-                element,
-            },
-            stream.raw,
-        ))
-        .map(Served::Done)
+        self.check_fill(&fill)?;
+        self.done(stream.device.fill(fill, stream.raw))
+            .map(Served::Done)
+    }
+}
+
+/// Returns the bytes of an element.
+pub(super) fn bytes_of(element: Element) -> u32 {
+    match element {
+        Element::Byte => 1,
+        Element::Half => 2,
+        Element::Word => 4,
+    }
+}
+
+impl Session {
+    /// Checks that a fill, which is not empty, is aligned and that the session may name its memory.
+    pub(super) fn check_fill(&self, fill: &Fill) -> Result<(), CuResult> {
+        let element = u64::from(fill.element);
+        let row = fill.width.checked_mul(element);
+        let rows = (fill.height - 1).checked_mul(fill.pitch);
+        let tall = fill.height > 1;
+        let aligned = |value: u64| value.is_multiple_of(element);
+        let span = row
+            .zip(rows)
+            .filter(|(row, _)| !tall || (*row <= fill.pitch && aligned(fill.pitch)))
+            .and_then(|(row, rows)| rows.checked_add(row))
+            .filter(|_| aligned(fill.destination))
+            .ok_or_else(|| self.addresses.refused())?;
+        self.addresses.place(fill.destination, span).map(drop)
     }
 }
