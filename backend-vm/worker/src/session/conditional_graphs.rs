@@ -113,13 +113,9 @@ impl Serve<GraphConditional> for Session {
             let bytes = (message.bodies as usize).saturating_mul(BODY_BYTES);
             let (_, nesting, _) = session.objects.graphs.described(message.graph, bytes)?;
             let node = nesting.take(message)?;
-            let added = session.objects.graphs.add_node(
-                message.graph,
-                GraphNode::Conditional(node),
-                0,
-                &session.addresses,
-            );
-            added.map(drop)
+            session
+                .add_node(message.graph, GraphNode::Conditional(node), 0)
+                .map(drop)
         })
     }
 }

@@ -149,28 +149,6 @@ impl Graphs {
         self.bytes = 0;
     }
 
-    /// Adds a node to a description and counts `bytes` more for it.
-    pub fn add_node(
-        &mut self,
-        graph: Handle<Graph>,
-        node: GraphNode,
-        bytes: usize,
-        addresses: &Addresses,
-    ) -> Result<&mut Uses, CuResult> {
-        let (description, nesting, uses) = self.described(graph, bytes + size_of::<GraphNode>())?;
-        nesting.check(&node)?;
-        let named = named_by(&node).into_iter();
-        for range in named.filter_map(|address| addresses.host_range(address)) {
-            if !uses.0.host.contains(&range) {
-                uses.0.host.push(range);
-            }
-        }
-        uses.0.nodes += 1;
-        description.nodes.push(node);
-        description.bodies.push(nesting.current());
-        Ok(&mut uses.0)
-    }
-
     /// Returns a description after counting `bytes` more for it.
     pub fn described(
         &mut self,
@@ -252,6 +230,29 @@ impl Serve<GraphBegin> for Session {
 }
 
 impl Session {
+    /// Adds a node to a description and counts `bytes` more for it.
+    pub(super) fn add_node(
+        &mut self,
+        graph: Handle<Graph>,
+        node: GraphNode,
+        bytes: usize,
+    ) -> Result<&mut Uses, CuResult> {
+        let graphs = &mut self.objects.graphs;
+        let (description, nesting, uses) =
+            graphs.described(graph, bytes + size_of::<GraphNode>())?;
+        nesting.check(&node)?;
+        let named = named_by(&node).into_iter();
+        for range in named.filter_map(|address| self.addresses.host_range(address)) {
+            if !uses.0.host.contains(&range) {
+                uses.0.host.push(range);
+            }
+        }
+        uses.0.nodes += 1;
+        description.nodes.push(node);
+        description.bodies.push(nesting.current());
+        Ok(&mut uses.0)
+    }
+
     /// Adds a part to a description. Notes the error if it is refused: instantiation then fails
     /// with it.
     pub(super) fn part_of_graph(
@@ -293,11 +294,7 @@ impl Serve<GraphKernel<'_>> for Session {
                 attributes,
                 parameters: message.parameters.to_vec(),
             });
-            let uses =
-                session
-                    .objects
-                    .graphs
-                    .add_node(message.graph, node, bytes, &session.addresses)?;
+            let uses = session.add_node(message.graph, node, bytes)?;
             uses.name(&device);
             uses.device.get_or_insert(device);
             if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
@@ -329,11 +326,7 @@ impl Serve<GraphCopy> for Session {
             )?;
             let arrays = [to_array, from_array].map(|array| array.cloned());
             let node = GraphNode::Copy(MemCopy3d { to, from, extent });
-            let uses =
-                session
-                    .objects
-                    .graphs
-                    .add_node(message.graph, node, 0, &session.addresses)?;
+            let uses = session.add_node(message.graph, node, 0)?;
             for array in arrays.into_iter().flatten() {
                 uses.name(&array.device);
                 uses.arrays.push(array);
@@ -358,12 +351,7 @@ impl Serve<GraphFill> for Session {
                 return Err(CuResult::INVALID_VALUE);
             }
             session.check_fill(&fill)?;
-            session.objects.graphs.add_node(
-                message.graph,
-                GraphNode::Fill(fill),
-                0,
-                &session.addresses,
-            )?;
+            session.add_node(message.graph, GraphNode::Fill(fill), 0)?;
             Ok(())
         })
     }
@@ -375,12 +363,7 @@ impl Serve<GraphMemory<'_>> for Session {
             let mut operations = Vec::new();
             session.read_memory_operations(message.operations, &mut operations)?;
             let bytes = operations.len() * size_of::<MemoryOperation>();
-            session.objects.graphs.add_node(
-                message.graph,
-                GraphNode::Memory(operations),
-                bytes,
-                &session.addresses,
-            )?;
+            session.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
             Ok(())
         })
     }
@@ -394,11 +377,7 @@ impl Serve<GraphEvent> for Session {
                 GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
                 GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
             };
-            let uses =
-                session
-                    .objects
-                    .graphs
-                    .add_node(message.graph, node, 0, &session.addresses)?;
+            let uses = session.add_node(message.graph, node, 0)?;
             uses.name(&event.device);
             uses.events.push(event);
             Ok(())
@@ -410,9 +389,7 @@ impl Serve<GraphEmpty> for Session {
     fn serve(&mut self, _: &Call, message: &GraphEmpty) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
             session
-                .objects
-                .graphs
-                .add_node(message.graph, GraphNode::Empty, 0, &session.addresses)
+                .add_node(message.graph, GraphNode::Empty, 0)
                 .map(drop)
         })
     }
