@@ -148,9 +148,7 @@ impl Serve<ArrayCreate> for Session {
                     shape,
                     mipmap: None,
                 });
-                session
-                    .enter_array(new, array)
-                    .map_or_else(Answer::failed, |()| Answer::done())
+                Answer::of(session.enter_array(new, array))
             },
         )
     }

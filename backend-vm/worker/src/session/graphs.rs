@@ -550,10 +550,7 @@ impl Serve<GraphUpdate> for Session {
             drop((images, old_images, description));
             Box::new(move |session: &mut Session| {
                 session.end_update(graph, after, raw, from, result.is_ok());
-                match result {
-                    Ok(()) => Answer::done(),
-                    Err(error) => Answer::failed(session.failed(error)),
-                }
+                Answer::of(session.done(result))
             }) as Finish
         });
         if outcome.is_err() {

@@ -125,6 +125,11 @@ impl Answer {
         }
     }
 
+    /// Returns success without payload, or the failure.
+    pub fn of(result: Result<(), CuResult>) -> Self {
+        result.map_or_else(Self::failed, |()| Self::done())
+    }
+
     /// Encodes a reply. Replies are defined to fit an answer.
     pub fn reply(reply: &impl Encode) -> Self {
         match reply.encode(|parts| parts.concat()) {

@@ -78,8 +78,7 @@ impl Session {
                 raw,
                 is_default,
             });
-            let entered = session.objects.pools.enter(new, pool);
-            entered.map_or_else(Answer::failed, |()| Answer::done())
+            Answer::of(session.objects.pools.enter(new, pool))
         })
     }
 }

@@ -189,10 +189,7 @@ impl Serve<EventSynchronize> for Session {
             let text = devices.take_output();
             Box::new(move |session: &mut Session| {
                 session.output.append(&text);
-                match result {
-                    Ok(()) => Answer::done(),
-                    Err(error) => Answer::failed(session.failed(error)),
-                }
+                Answer::of(session.done(result))
             }) as Finish
         })
     }

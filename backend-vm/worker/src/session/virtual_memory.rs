@@ -291,8 +291,7 @@ impl Serve<MemCreate> for Session {
                     .addresses
                     .virtual_memory
                     .memory_object(device, raw, bytes);
-                let entered = session.objects.memories.enter(new, memory);
-                entered.map_or_else(Answer::failed, |()| Answer::done())
+                Answer::of(session.objects.memories.enter(new, memory))
             },
         )
     }
@@ -394,10 +393,7 @@ impl Serve<MemSetAccess> for Session {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {
                 session.addresses.virtual_memory.end_change(&starts);
-                match set {
-                    Ok(()) => Answer::done(),
-                    Err(error) => Answer::failed(session.failed(error)),
-                }
+                Answer::of(session.done(set))
             })
         });
         if !matches!(outcome, Ok(Served::Deferred)) {
