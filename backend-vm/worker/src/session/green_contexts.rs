@@ -270,19 +270,7 @@ impl Serve<GreenStream> for Session {
             call,
             self.here(call),
             move |device| device.green_stream(green.raw, flags, priority),
-            move |session, raw| {
-                let stream = Arc::new(StreamObject::of(its, raw));
-                match session.objects.streams.enter(new, Arc::clone(&stream)) {
-                    Ok(()) => {
-                        session.watcher.watch(&stream);
-                        Answer::done()
-                    }
-                    Err(error) => {
-                        let _ = stream.device.destroy_stream(raw);
-                        Answer::failed(error)
-                    }
-                }
-            },
+            move |session, raw| Answer::of(session.enter_stream(new, StreamObject::of(its, raw))),
         )
     }
 }

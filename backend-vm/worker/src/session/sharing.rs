@@ -277,18 +277,12 @@ impl Session {
     ) -> Outcome<()> {
         let device = self.here(call);
         self.ask(call, device.clone(), make, move |session, raw| {
-            let event = Arc::new(EventObject {
+            let event = EventObject {
                 device,
                 raw,
                 of_launches: false,
-            });
-            match session.objects.events.enter(new, Arc::clone(&event)) {
-                Ok(()) => Answer::done(),
-                Err(error) => {
-                    let _ = event.device.destroy_event(raw);
-                    Answer::failed(error)
-                }
-            }
+            };
+            Answer::of(session.enter_event(new, event))
         })
     }
 }

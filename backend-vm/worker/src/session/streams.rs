@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_api::{
-    CuResult, EventCreate, EventDestroy, EventElapsed, EventElapsedReply, EventQuery, EventRecord,
-    EventSynchronize, Fence, FenceWrite, Outcome, Serve, Served, StreamCreate, StreamDestroy,
-    StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
+    CuResult, Event, EventCreate, EventDestroy, EventElapsed, EventElapsedReply, EventQuery,
+    EventRecord, EventSynchronize, Fence, FenceWrite, Handle, Outcome, Serve, Served, Stream,
+    StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
 };
 use wormhole_device::Device;
 use wormhole_link::counters::Counter;
@@ -21,17 +21,36 @@ impl Serve<StreamCreate> for Session {
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let here = self.here(call);
         let raw = self.done(here.create_stream(flags, priority))?;
-        let stream = Arc::new(StreamObject::new(here, raw));
-        match self.objects.streams.enter(new, Arc::clone(&stream)) {
-            Ok(()) => {
-                self.watcher.watch(&stream);
-                Ok(Served::Done(()))
-            }
-            Err(error) => {
-                let _ = stream.device.destroy_stream(raw);
-                Err(error)
-            }
+        self.enter_stream(new, StreamObject::new(here, raw))
+            .map(Served::Done)
+    }
+}
+
+impl Session {
+    /// Enters a new stream, or destroys it if the handle is refused.
+    pub(super) fn enter_stream(
+        &mut self,
+        new: Handle<Stream>,
+        stream: StreamObject,
+    ) -> Result<(), CuResult> {
+        let stream = Arc::new(stream);
+        let entered = self.objects.streams.enter(new, Arc::clone(&stream));
+        match entered {
+            Ok(()) => self.watcher.watch(&stream),
+            Err(_) => _ = stream.device.destroy_stream(stream.raw),
         }
+        entered
+    }
+
+    /// Enters a new event, or destroys it if the handle is refused.
+    pub(super) fn enter_event(
+        &mut self,
+        new: Handle<Event>,
+        event: EventObject,
+    ) -> Result<(), CuResult> {
+        let event = Arc::new(event);
+        let entered = self.objects.events.enter(new, Arc::clone(&event));
+        entered.inspect_err(|_| _ = event.device.destroy_event(event.raw))
     }
 }
 
@@ -144,15 +163,12 @@ impl Serve<EventCreate> for Session {
         }
         let here = self.here(call);
         let raw = self.done(here.create_event(flags))?;
-        let event = Arc::new(EventObject {
+        let event = EventObject {
             device: here,
             raw,
             of_launches: flags & DISABLE_TIMING != 0,
-        });
-        let entered = self.objects.events.enter(new, Arc::clone(&event));
-        entered.map(Served::Done).inspect_err(|_| {
-            let _ = event.device.destroy_event(raw);
-        })
+        };
+        self.enter_event(new, event).map(Served::Done)
     }
 }
 
