@@ -146,13 +146,6 @@ pub fn cuMemPrefetchAsync_v2(
     prefetch(devPtr, count, self::location(location)?)
 }
 
-/// Checked operands of a batch call.
-struct Batch {
-    ranges: Vec<Range>,
-    /// Location of each range; empty if the batch call does not prefetch.
-    places: Vec<Location>,
-}
-
 /// Reads the ranges of a batch call.
 fn ranges(
     addresses: In<'_, [CUdeviceptr]>,
@@ -198,14 +191,6 @@ fn places(
     Ok(places)
 }
 
-impl Batch {
-    fn prefetch(&self) {
-        for (range, place) in self.ranges.iter().zip(&self.places) {
-            range.change(|of| of.prefetched = Some(*place));
-        }
-    }
-}
-
 pub fn cuMemPrefetchBatchAsync(
     default: DefaultStream,
     dptrs: In<'_, [CUdeviceptr]>,
@@ -223,11 +208,11 @@ pub fn cuMemPrefetchBatchAsync(
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let batch = Batch {
-        ranges: ranges(dptrs, sizes, count)?,
-        places: places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)?,
-    };
-    batch.prefetch();
+    let ranges = ranges(dptrs, sizes, count)?;
+    let places = places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)?;
+    for (range, place) in ranges.iter().zip(places) {
+        range.change(|of| of.prefetched = Some(place));
+    }
     Ok(())
 }
 
