@@ -115,7 +115,19 @@ impl Stream {
             attributes: Mutex::new(StreamAttributes::NEW),
         }
     }
+
+    fn reset_counts(&self) {
+        for count in [
+            &self.work,
+            &self.launches,
+            &self.complete,
+            &self.launches_complete,
+        ] {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
 }
+
 /// Removes a destroyed stream from its capture. The graph layer sets this function at the first capture.
 static LEAVE: OnceLock<fn(Handle<StreamKind>)> = OnceLock::new();
 /// Next stream identity; 1 is the legacy stream's.
@@ -169,14 +181,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         stream.captured.store(0, Ordering::Relaxed);
         // The lock is held until all counts are reset: see `Covered::complete`.
         let mut timeline = stream.timeline();
-        for count in [
-            &stream.work,
-            &stream.launches,
-            &stream.complete,
-            &stream.launches_complete,
-        ] {
-            count.store(0, Ordering::Relaxed);
-        }
+        stream.reset_counts();
         *timeline = Timeline::default();
         drop(timeline);
         *stream.attributes() = StreamAttributes::NEW;
@@ -294,14 +299,7 @@ pub fn forget_all(scope: Scope) {
     for legacy in &LEGACY {
         *legacy.timeline() = Timeline::default();
         *legacy.attributes() = StreamAttributes::NEW;
-        for count in [
-            &legacy.work,
-            &legacy.launches,
-            &legacy.complete,
-            &legacy.launches_complete,
-        ] {
-            count.store(0, Ordering::Relaxed);
-        }
+        legacy.reset_counts();
     }
 }
 
