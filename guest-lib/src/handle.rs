@@ -152,6 +152,13 @@ impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
         }
     }
 
+    /// Ends a handle, if it is live, and lets its entry be minted again.
+    pub fn forget(&'static self, handle: Handle<K>) {
+        if self.retire(handle).is_some() {
+            self.recycle(handle);
+        }
+    }
+
     /// Returns every live handle with its facts.
     pub fn live(&'static self) -> impl Iterator<Item = (Handle<K>, &'static T)> {
         let used = self.growth.lock().used;

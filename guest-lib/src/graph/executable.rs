@@ -161,12 +161,6 @@ fn set_special(handle: ExecutableHandle, special: bool) {
     }
 }
 
-fn forget(handle: ExecutableHandle) {
-    if EXECUTABLES.retire(handle).is_some() {
-        EXECUTABLES.recycle(handle);
-    }
-}
-
 /// Implements `cuGraphInstantiate` and its variants.
 pub fn instantiate(
     scope: Scope,
@@ -231,7 +225,7 @@ pub fn instantiate(
         }
     };
     if let Err(code) = result {
-        forget(handle);
+        EXECUTABLES.forget(handle);
         retire(None, served);
         return Err(code.into());
     }
@@ -350,7 +344,7 @@ impl Model {
             .executables
             .remove(&handle)
             .ok_or(CuError::INVALID_VALUE)?;
-        forget(handle);
+        EXECUTABLES.forget(handle);
         let sent = scope.session.record(&GraphDestroy { graph: handle });
         retire(executable.last, executable.served);
         for step in executable.plan.steps {
@@ -395,7 +389,7 @@ impl Model {
                 Err(error)
             }
         };
-        forget(from);
+        EXECUTABLES.forget(from);
         let staging = match result {
             Ok(()) => std::mem::replace(&mut executable.served.staging, described.staging),
             Err(_) => described.staging,
@@ -588,7 +582,7 @@ pub fn destroy_of(scope: Scope) {
 pub fn forget_all(scope: Scope) {
     let forgotten = with(|model| {
         for (handle, executable) in std::mem::take(&mut model.executables) {
-            forget(handle);
+            EXECUTABLES.forget(handle);
             retire(None, executable.served);
         }
         model.live.clear();

@@ -168,9 +168,7 @@ impl Model {
             self.remove_node(node);
         }
         self.gone.held.push(graph.held);
-        if GRAPHS.retire(handle).is_some() {
-            GRAPHS.recycle(handle);
-        }
+        GRAPHS.forget(handle);
     }
 
     fn remove_node(&mut self, handle: NodeHandle) {
@@ -187,9 +185,7 @@ impl Model {
             Work::Alloc(memory) => self.gone.memory.push(memory),
             _ => {}
         }
-        if NODES.retire(handle).is_some() {
-            NODES.recycle(handle);
-        }
+        NODES.forget(handle);
     }
 
     /// Refuses dependencies that are no nodes of the graph, or that are repeated.

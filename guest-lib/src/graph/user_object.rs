@@ -68,9 +68,7 @@ pub fn release(handle: ObjectHandle, count: u64) -> Result {
     }
     let gone = all.remove(&handle);
     drop(all);
-    if HANDLES.retire(handle).is_some() {
-        HANDLES.recycle(handle);
-    }
+    HANDLES.forget(handle);
     if let Some(Object {
         data,
         destroy: Some(destroy),

@@ -126,12 +126,6 @@ fn is_foreign(pool: Handle<PoolKind>) -> bool {
     known.is_some_and(|pool| pool.foreign.load(Ordering::Relaxed))
 }
 
-fn forget(pool: Handle<PoolKind>) {
-    if POOLS.retire(pool).is_some() {
-        POOLS.recycle(pool);
-    }
-}
-
 /// Returns the device's default pool.
 pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
     let mut default = DEFAULT.lock();
@@ -141,7 +135,7 @@ pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
     }
     let new = mint(scope, 0, false)?;
     if let Err(error) = scope.session.request(&PoolDefault { new }, |()| ()) {
-        forget(new);
+        POOLS.forget(new);
         return Err(error);
     }
     *default = Some(new);
@@ -190,7 +184,7 @@ pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolK
     match scope.session.request(&message, |()| ()) {
         Ok(()) => Ok(new),
         Err(error) => {
-            forget(new);
+            POOLS.forget(new);
             Err(error)
         }
     }
@@ -213,7 +207,7 @@ pub fn import(scope: Scope, token: Token) -> Result<Handle<PoolKind>> {
     match scope.session.request(&OpenPool { new, token }, |()| ()) {
         Ok(()) => Ok(new),
         Err(error) => {
-            forget(new);
+            POOLS.forget(new);
             Err(error)
         }
     }

@@ -175,8 +175,7 @@ fn make(
         Ok(value(new))
     });
     if made.is_err() {
-        MEMORIES.retire(new);
-        MEMORIES.recycle(new);
+        MEMORIES.forget(new);
     }
     made
 }

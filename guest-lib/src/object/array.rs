@@ -75,13 +75,6 @@ fn mint(array: Array) -> Result<Handle<ArrayKind>> {
     ARRAYS.mint(|facts| *facts.lock() = Some(array))
 }
 
-/// Retires a handle and recycles its table entry.
-fn forget(array: Handle<ArrayKind>) {
-    if ARRAYS.retire(array).is_some() {
-        ARRAYS.recycle(array);
-    }
-}
-
 /// Creates an array (`cuArrayCreate`, `cuArray3DCreate`).
 pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
     let new = mint(Array {
@@ -99,7 +92,7 @@ pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
     scope
         .session
         .request(&message, |()| ())
-        .inspect_err(|_| forget(new))?;
+        .inspect_err(|_| ARRAYS.forget(new))?;
     Ok(handle::to_pointer(new))
 }
 
@@ -137,8 +130,7 @@ pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUm
         levels,
     };
     scope.session.request(&message, |()| ()).inspect_err(|_| {
-        MIPMAPS.retire(new);
-        MIPMAPS.recycle(new);
+        MIPMAPS.forget(new);
     })?;
     Ok(handle::to_pointer(new))
 }
@@ -169,7 +161,7 @@ pub fn level(scope: Scope, mipmap: CUmipmappedArray, level: u32) -> Result<CUarr
     scope
         .session
         .request(&message, |()| ())
-        .inspect_err(|_| forget(new))?;
+        .inspect_err(|_| ARRAYS.forget(new))?;
     *place = Some(new);
     Ok(handle::to_pointer(new))
 }
@@ -182,7 +174,11 @@ pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
         .session
         .request(&MipmapDestroy { mipmap: handle }, |()| ());
     if let Some(facts) = facts.lock().take() {
-        facts.levels.into_iter().flatten().for_each(forget);
+        facts
+            .levels
+            .into_iter()
+            .flatten()
+            .for_each(|level| ARRAYS.forget(level));
     }
     MIPMAPS.recycle(handle);
     done
@@ -214,6 +210,6 @@ pub fn forget_all() {
         }
     }
     for (handle, _) in ARRAYS.live() {
-        forget(handle);
+        ARRAYS.forget(handle);
     }
 }

@@ -140,8 +140,7 @@ fn make(
         event.state.store(NEVER, Ordering::Relaxed);
     })?;
     if let Err(error) = made(handle) {
-        EVENTS.retire(handle);
-        EVENTS.recycle(handle);
+        EVENTS.forget(handle);
         return Err(error);
     }
     Ok(handle::to_pointer(handle))

@@ -155,9 +155,7 @@ pub fn publish(handle: Handle<FunctionKind>, function: Function) {
 
 /// Retires a function when its module is unloaded.
 pub fn forget(handle: Handle<FunctionKind>) {
-    if FUNCTIONS.retire(handle).is_some() {
-        FUNCTIONS.recycle(handle);
-    }
+    FUNCTIONS.forget(handle);
 }
 
 /// Looks up a function by its `CUfunction` or `CUkernel`.

@@ -386,8 +386,7 @@ fn load_with<K: Loadable>(
             Ok(handle::to_pointer(handle))
         }
         Err(error) => {
-            K::table().retire(handle);
-            K::table().recycle(handle);
+            K::table().forget(handle);
             Err(error)
         }
     }
@@ -633,8 +632,7 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     })?;
     let message = LibraryGetModule { library, new };
     if let Err(error) = scope.session.request(&message, |()| ()) {
-        ModuleKind::table().retire(new);
-        ModuleKind::table().recycle(new);
+        ModuleKind::table().forget(new);
         return Err(error);
     }
     contents.module = Some(new);

@@ -203,8 +203,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         }),
     };
     if let Err(error) = made {
-        STREAMS.retire(handle);
-        STREAMS.recycle(handle);
+        STREAMS.forget(handle);
         return Err(error);
     }
     if let Some(stream) = STREAMS.get(handle) {
