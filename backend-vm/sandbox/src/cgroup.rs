@@ -15,13 +15,12 @@
 //! | `workers-PID/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
 //! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!
-//! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. A supervisor that is
-//! killed leaves empty cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd
+//! A worker's cgroup is removed when the worker is reaped, a tenant's when its processes have ended and nothing is charged
+//! to it any more ([`charge`](super::charge)), the rest when the supervisor ends. A supervisor that is killed leaves empty cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd
 //! removes them with the unit.
 //!
 //! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of the window may therefore
-//! count as a worker's. The charge stays with the tenant when the worker ends, and with `workers-PID` when the tenant's
-//! cgroup is removed. Pages that a worker touched before it moved stay charged to `spare`. A limit must have room for
+//! count as a worker's. The charge stays with the tenant when the worker ends. Pages that a worker touched before it moved stay charged to `spare`. A limit must have room for
 //! the window and for the device memory that the worker holds. A guest that makes its worker touch many pages comes
 //! closer to the limit of that worker alone.
 
@@ -35,10 +34,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_lock::Mutex;
 
+use super::charge;
 use super::child::THREADS;
 
 const LEAF: &str = "supervisor";
@@ -285,7 +286,24 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Returns the level of a tenant. It is removed with the tenant's last process.
+    fn tenants_path(&self, tenant: u32) -> PathBuf {
+        self.directory.join(format!("{TENANT}{tenant}"))
+    }
+
+    /// Removes the cgroup of a tenant whose processes have ended, unless something of theirs is still charged to it.
+    /// `ended` is the time since which none has run. Returns whether the cgroup is gone.
+    pub fn remove_tenant(&self, tenant: u32, ended: Instant) -> bool {
+        let tenants = self.tenants.lock();
+        let level = tenants.get(&tenant);
+        level.is_none_or(|level| level.strong_count() == 0)
+            && is_removed(
+                &self.tenants_path(tenant),
+                ended.elapsed() >= charge::SETTLED,
+            )
+    }
+
+    /// Returns the level of a tenant. Its cgroup is removed with the tenant's last process, or by
+    /// [`remove_tenant`](Self::remove_tenant).
     fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
         let mut tenants = self.tenants.lock();
         tenants.retain(|_, level| level.strong_count() > 0);
@@ -293,8 +311,15 @@ impl Cgroups {
             return Ok(level);
         }
         let Limits { memory, tasks } = self.limits;
-        let path = self.make_level(format!("{TENANT}{tenant}"), memory.tenant, tasks.tenant)?;
-        let level = Arc::new(Level(path));
+        let path = self.tenants_path(tenant);
+        // It may be there: charged with what an earlier process of the tenant has left.
+        if !path.exists() {
+            self.make_level(format!("{TENANT}{tenant}"), memory.tenant, tasks.tenant)?;
+        }
+        let level = Arc::new(Level {
+            path,
+            keeps_charge: true,
+        });
         tenants.insert(tenant, Arc::downgrade(&level));
         Ok(level)
     }
@@ -311,17 +336,20 @@ impl Cgroups {
         let place = match places.get(&tenant).and_then(Weak::upgrade) {
             Some(place) => place,
             None => {
-                let path = level.0.join(LOOP);
+                let path = level.path.join(LOOP);
                 fs::create_dir(&path).map_err(failed("made", &path))?;
-                let place = Arc::new(Level(path));
+                let place = Arc::new(Level {
+                    path,
+                    keeps_charge: false,
+                });
                 if self.controllers.contains(&PROCESSORS) {
-                    write(&place.0.join("cpu.weight"), FIRST_WEIGHT)?;
+                    write(&place.path.join("cpu.weight"), FIRST_WEIGHT)?;
                 }
                 places.insert(tenant, Arc::downgrade(&place));
                 place
             }
         };
-        enter(&place.0, process)?;
+        enter(&place.path, process)?;
         Ok(Place {
             place,
             _level: level,
@@ -369,9 +397,12 @@ fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The cgroup of a tenant, or one in it. Removed with this value.
+/// The cgroup of a tenant, or one in it. Removed with this value, unless it has to keep what is charged to it.
 #[derive(Debug)]
-struct Level(PathBuf);
+struct Level {
+    path: PathBuf,
+    keeps_charge: bool,
+}
 
 /// Place of a process that serves a tenant. Its cgroup is removed with the last of these values,
 /// which is to outlive the process.
@@ -385,13 +416,17 @@ pub struct Place {
 impl Place {
     /// Returns whether the OOM killer has ended a process of this place.
     pub fn ran_out_of_memory(&self) -> bool {
-        ran_out_of_memory(&self.place.0)
+        ran_out_of_memory(&self.place.path)
     }
 }
 
 impl Drop for Level {
     fn drop(&mut self) {
-        remove(&self.0);
+        if self.keeps_charge {
+            is_removed(&self.path, false);
+        } else {
+            remove(&self.path);
+        }
     }
 }
 
@@ -422,7 +457,7 @@ impl Cgroup {
     /// Fails if the kernel does not make the cgroup, or does not move the process.
     pub fn move_to(&mut self, tenant: u32, process: libc::pid_t) -> Result<(), CgroupError> {
         let level = self.parent.level_of(tenant)?;
-        let place = level.0.clone();
+        let place = level.path.clone();
         let cgroup = self.parent.make_in(&place, Some(level))?;
         match write(&cgroup.path.join("cgroup.procs"), &process.to_string()) {
             // ESRCH: the worker has ended, and is not reaped yet.
@@ -640,6 +675,11 @@ fn wait_until_empty(path: &Path) {
             return;
         }
     }
+}
+
+/// Removes a tenant's cgroup, unless something is charged to it. Returns whether it is gone.
+fn is_removed(path: &Path, is_settled: bool) -> bool {
+    !path.exists() || (!charge::has_pages(path, is_settled) && fs::remove_dir(path).is_ok())
 }
 
 fn remove(path: &Path) {

@@ -13,6 +13,7 @@
 //! namespace where the supervisor is root ([`Processes`]).
 
 mod cgroup;
+mod charge;
 mod child;
 pub mod device;
 mod processes;

@@ -158,7 +158,8 @@ impl Supervisor {
             tracing::error!("a process cannot be forked: {reason}");
         }
         match fork {
-            Fork::Idle(_) | Fork::Tenant(_) => {
+            Fork::Idle(id) | Fork::Tenant(id) => {
+                self.remove_cgroup(id);
                 self.forks
                     .again
                     .get_or_insert_with(|| Instant::now() + AGAIN);
@@ -191,7 +192,8 @@ impl Supervisor {
             }
         }
         match fork {
-            Fork::Idle(_) => {
+            Fork::Idle(id) => {
+                self.remove_cgroup(id);
                 self.forks.idle.retain(|(_, one, _)| one.ticket() != ticket);
                 self.forks
                     .again

@@ -564,6 +564,7 @@ impl Scene {
                     killed.into_iter().for_each(|killed| self.end_loop(killed));
                 }
                 Order::Assign { .. } => {}
+                Order::Remove { tenant } => self.report(&Report::Removed { tenant }, &[]),
                 Order::Fork { ticket, .. } if fails & 1 == 1 => {
                     let reason = "no process".to_owned();
                     self.report(&Report::NotForked { ticket, reason }, &[]);

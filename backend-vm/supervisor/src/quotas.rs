@@ -1,6 +1,8 @@
 //! The operator's limits on tenants, beside the limits that a launcher sets for its tenant.
 
-use super::tenant_processes::TenantProcess;
+use std::fmt::Write as _;
+
+use super::tenant_processes::{State, TenantProcess};
 use super::{Id, Supervisor};
 
 /// The operator's limits.
@@ -58,9 +60,20 @@ impl Quotas {
 
 impl Supervisor {
     /// Returns the reason why a user may not attach once more, if there is one. A tenant counts
-    /// until the processes that serve it have ended, and with them its descriptors are closed.
+    /// until the processes that serve it have ended, and with them its descriptors are closed, and
+    /// until its memory is free.
     pub(super) fn too_many_tenants(&self, user: u32) -> Option<String> {
-        self.quotas.too_many_tenants(user, self.tenants_of(user))
+        let mut reason = self.quotas.too_many_tenants(user, self.tenants_of(user))?;
+        let tenants = self.tenants.values().filter(|one| one.user == user);
+        let left = tenants.filter(|one| matches!(one.state, State::Left));
+        let left = left.count();
+        if left > 0 {
+            let _ = write!(
+                reason,
+                "; of these {left} have ended and count until all files with their memory, such as the window, are closed"
+            );
+        }
+        Some(reason)
     }
 
     /// Returns the number of a user's tenants and connections that wait for a process.

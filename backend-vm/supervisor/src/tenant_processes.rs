@@ -38,7 +38,7 @@ pub(super) struct Waiting {
     lines: u32,
 }
 
-/// A tenant, from the process that serves it until all of its processes have ended.
+/// A tenant, from the process that serves it until all of its processes have ended and their memory is free.
 #[derive(Debug)]
 pub(super) struct TenantProcess {
     pub user: u32,
@@ -62,6 +62,8 @@ pub(super) enum State {
     /// The process was killed for a reason that was logged, and has not ended.
     Killed,
     Ended,
+    /// All of its processes have ended, and something may still hold memory of theirs.
+    Left,
 }
 
 /// Way to a process that serves a tenant.
@@ -91,7 +93,7 @@ impl TenantProcess {
     pub fn end(&mut self) -> Option<&mut End> {
         match &mut self.state {
             State::Serving(link) => Some(&mut link.end),
-            State::Leaving | State::Killed | State::Ended => None,
+            State::Leaving | State::Killed | State::Ended | State::Left => None,
         }
     }
 
@@ -107,8 +109,8 @@ impl Supervisor {
     /// Returns the number of tenants whose process has not ended.
     pub(super) fn served(&self) -> usize {
         let tenants = self.tenants.values();
-        let served = tenants.filter(|tenant| !matches!(tenant.state, State::Ended));
-        served.count() + self.waiting.len()
+        let is_over = |tenant: &&TenantProcess| matches!(tenant.state, State::Ended | State::Left);
+        tenants.filter(|tenant| !is_over(tenant)).count() + self.waiting.len()
     }
 
     /// Serves the tenant of a connection, as soon as there is a process for it. `attaches` is whether
@@ -394,11 +396,20 @@ impl Supervisor {
     }
 
     pub(super) fn process_ended(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        if let Some(tenant) = self.tenants.get_mut(&id) {
-            tenant.state = State::Ended;
+        match self.tenants.get_mut(&id) {
+            Some(tenant) => {
+                tenant.state = State::Ended;
+                self.forget_tenant(id);
+            }
+            None => self.remove_cgroup(id),
         }
-        self.forget_tenant(id);
         self.serve_waiting(ops);
+    }
+
+    /// Has the cgroup of a process removed that has served no tenant.
+    pub(super) fn remove_cgroup(&mut self, id: Id) {
+        // Without a spawner there is none.
+        let _ = self.pool.starts.spawner().remove_tenant(id);
     }
 
     /// Passes on the end of a worker that a tenant's process has.
@@ -409,14 +420,27 @@ impl Supervisor {
         self.forget_tenant(id);
     }
 
-    /// Removes a tenant if no process serves it any more.
+    /// Removes a tenant if no process serves it any more, as soon as the spawner reports that its memory is free.
     pub(super) fn forget_tenant(&mut self, id: Id) {
-        let is_over = |tenant: &TenantProcess| {
-            matches!(tenant.state, State::Ended) && tenant.scrubbers.is_empty()
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return;
         };
-        let over = self.tenants.get(&id).is_some_and(is_over);
-        if over && !self.workers.values().any(|worker| worker.is_given_to(id)) {
+        let is_over = matches!(tenant.state, State::Ended) && tenant.scrubbers.is_empty();
+        let mut workers = self.workers.values();
+        if is_over && !workers.any(|worker| worker.session.is_some_and(|(of, _)| of == id)) {
+            tenant.state = State::Left;
+            if !self.pool.starts.spawner().remove_tenant(id) {
+                self.tenants.remove(&id);
+            }
+        }
+    }
+
+    /// Handles the report that nothing of a tenant is left.
+    pub(super) fn tenant_removed(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let tenant = self.tenants.get(&id);
+        if tenant.is_some_and(|tenant| matches!(tenant.state, State::Left)) {
             self.tenants.remove(&id);
+            self.serve_waiting(ops);
         }
     }
 

@@ -293,6 +293,7 @@ impl Supervisor {
                 self.forked(ops, ticket, pid, socket);
             }
             Spawned::NotForked { ticket, reason } => self.not_forked(ticket, &reason),
+            Spawned::Removed { tenant } => self.tenant_removed(ops, tenant),
             // Sent once, before all other reports.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}
         }
@@ -663,6 +664,7 @@ impl Supervisor {
                     self.worker_of_tenant_ended(wanted.0, &order);
                 } else {
                     self.refuse_worker(wanted, Refusal::NoDevice, why);
+                    self.forget_tenant(wanted.0);
                 }
                 // A spare that a session took is replaced at `Taken`, which its tenant may not have
                 // sent.

@@ -4,17 +4,19 @@
 //! plays a third part beside test and worker: it is the only program that runs.
 
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use wormhole_backend_tests::backend::{Backend, Tenant, Workers, wait_until};
+use wormhole_backend_tests::backend::{Backend, PATIENCE, Tenant, Workers, wait_until};
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
-use wormhole_ring::control::Attach;
+use wormhole_link::memory;
+use wormhole_ring::control::{Attach, Message};
+use wormhole_ring::layout::SEGMENT_BYTES;
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some(MACHINE) {
@@ -144,6 +146,7 @@ fn in_machine() {
 
     tenants_are_held_to_their_memory_together(&delegated);
     tenants_share_the_memory_that_the_operator_does_not_divide(&delegated);
+    a_tenant_counts_until_the_last_page_of_its_memory_is_free(&delegated);
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -315,6 +318,54 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
     println!("tenants share the memory that the operator does not divide");
+}
+
+fn a_tenant_counts_until_the_last_page_of_its_memory_is_free(base: &Path) {
+    let socket = std::env::temp_dir().join("left");
+    let mut backend = start_for_strangers(&socket, &["--tenants-per-user", "2"]);
+    let place = workers_of(base, &backend);
+    // A process of its tenant writes the first page of the window, and the launcher keeps that.
+    let window = File::from(memory::anonymous_file(c"window").unwrap());
+    let window_size = 64 * SEGMENT_BYTES as u64;
+    window.set_len(window_size).unwrap();
+    memory::seal_size(&window).unwrap();
+    let attach = Attach {
+        window_size,
+        ..Attach::default()
+    };
+    let mut second = Tenant::join(&socket);
+    let theirs = window.try_clone().unwrap().into();
+    second.send(&Message::Attach(attach), vec![theirs]);
+    second.attached().unwrap();
+    drop(second);
+    let refusal = |until: &str| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < end, "no refusal with {until}");
+            let refused = Tenant::join(&socket).attached();
+            let reason = refused.expect_err("the memory of another tenant is not free");
+            if reason.contains(until) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    refusal("1 have ended and count until");
+    // The kernel's own counts are exact by then.
+    std::thread::sleep(Duration::from_secs(3));
+    refusal("1 have ended and count until");
+    // Of both tenants, and of the process that waits for the next.
+    assert_eq!(tenants_below(&place).len(), 3);
+    drop(window);
+    wait_until(
+        || tenants_below(&place).len() == 2,
+        || format!("the tenant's cgroup to go: {:?}", names(&place)),
+    );
+    Tenant::join(&socket).attach(64, Attach::default()).unwrap();
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    assert!(!place.exists());
+    println!("a tenant counts until the last page of its memory is free");
 }
 
 fn without_cgroups_several_tenants_are_not_served() {

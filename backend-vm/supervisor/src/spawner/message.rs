@@ -34,6 +34,8 @@ pub enum Order {
     Assign { ticket: u64, tenant: u32 },
     /// Fork a process that starts no program.
     Fork { ticket: u64, role: Role },
+    /// Report when nothing of a tenant whose processes have ended is charged to its cgroup any more.
+    Remove { tenant: u32 },
 }
 
 /// Report of the spawner, by the ticket of the order.
@@ -73,6 +75,10 @@ pub enum Report {
         ticket: u64,
         reason: String,
     },
+    /// All memory of a tenant is free, and its cgroup is removed.
+    Removed {
+        tenant: u32,
+    },
 }
 
 /// Bytes that are no message.
@@ -108,6 +114,7 @@ impl Order {
                 let tenant = tenant.to_le_bytes();
                 [&[4], &ticket.to_le_bytes()[..], &[role], &tenant].concat()
             }
+            Self::Remove { tenant } => [&[5], &tenant.to_le_bytes()[..]].concat(),
         }
     }
 
@@ -138,6 +145,9 @@ impl Order {
                         (2, 0) => Role::Refuser,
                         _ => return None,
                     },
+                },
+                5 => Self::Remove {
+                    tenant: fields.half()?,
                 },
                 _ => return None,
             };
@@ -194,6 +204,7 @@ impl Report {
             Self::NotForked { ticket, reason } => {
                 [&[7], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
             }
+            Self::Removed { tenant } => [&[8], &tenant.to_le_bytes()[..]].concat(),
         }
     }
 
@@ -246,6 +257,9 @@ impl Report {
                     ticket: fields.number()?,
                     reason: fields.text()?,
                 },
+                8 => Self::Removed {
+                    tenant: fields.half()?,
+                },
                 _ => return None,
             };
             fields.end().map(|()| report)
@@ -287,6 +301,7 @@ mod tests {
                 ticket: FORKS + 2,
                 role: Role::Refuser,
             },
+            Order::Remove { tenant: u32::MAX },
         ];
         for order in orders {
             assert_eq!(Order::decode(&order.encode()), Ok(order));
@@ -326,6 +341,7 @@ mod tests {
                 ticket: FORKS,
                 reason: "why".to_owned(),
             },
+            Report::Removed { tenant: u32::MAX },
         ];
         for report in reports {
             assert_eq!(Report::decode(&report.encode()), Ok(report));

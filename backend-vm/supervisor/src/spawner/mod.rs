@@ -3,9 +3,10 @@
 //! Confining a worker needs privileges: namespaces, users, cgroups. Reading guests' messages needs
 //! none. So the supervisor forks the spawner before it reads any, and drops its own privileges
 //! ([`crate::privileges`]). The spawner keeps the privileges, the executables and the confinement,
-//! and executes four orders: start the worker of a protocol, kill a process that it started, move
-//! one into its tenant's cgroup, and fork a process that serves a tenant ([`crate::tenant_loop`])
-//! or closes descriptors ([`crate::scrubber`]).
+//! and executes five orders: start the worker of a protocol, kill a process that it started, move
+//! one into its tenant's cgroup, fork a process that serves a tenant ([`crate::tenant_loop`])
+//! or closes descriptors ([`crate::scrubber`]), and report when the memory of a tenant that has left
+//! is free.
 //! Of a guest's environment it passes on known variables only. It never reads bytes written by a
 //! guest, a launcher or a worker that has served a guest, and holds none of their descriptors.
 //!
@@ -180,6 +181,12 @@ impl Spawner {
         let order = Order::Fork { ticket, role };
         let sent = datagram::send(&self.socket, &order.encode(), &[], true);
         sent.is_ok().then_some(ticket)
+    }
+
+    /// Orders a report for when a tenant's memory is free. Returns false if the spawner has ended.
+    pub fn remove_tenant(&self, tenant: u32) -> bool {
+        let order = Order::Remove { tenant };
+        datagram::send(&self.socket, &order.encode(), &[], true).is_ok()
     }
 
     /// Returns the handle of the process of an order.

@@ -1,6 +1,6 @@
 //! Spawner process: one loop over the supervisor's orders, started workers and ended workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::AssertUnwindSafe;
@@ -21,6 +21,8 @@ use crate::{datagram, environment, log, pair, scrubber, tenant_loop};
 
 /// Interval between checks whether the last workers have ended.
 const AGAIN: Duration = Duration::from_millis(5);
+/// Interval between checks whether the memory of tenants that have left is free.
+const UNTIL_FREE: Duration = Duration::from_millis(50);
 /// Exit status of a process that was forked and has panicked.
 const PANICKED: i32 = 101;
 /// Number of orders executed before started and ended processes have their turn.
@@ -92,6 +94,8 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
         starter,
         workers: BTreeMap::new(),
         forked: BTreeMap::new(),
+        leaving: VecDeque::new(),
+        next_check: None,
         supervisor: End::new(supervisor),
     })
 }
@@ -115,6 +119,10 @@ struct Spawner {
     workers: BTreeMap<u64, Child>,
     /// Forked processes that run, by ticket.
     forked: BTreeMap<u64, Forked>,
+    /// Tenants whose processes have ended, and whose memory may not be free, with the time of the order.
+    leaving: VecDeque<(u32, Instant)>,
+    /// Time to check the next of them.
+    next_check: Option<Instant>,
     /// Way of the reports.
     supervisor: End,
 }
@@ -134,7 +142,8 @@ impl Spawner {
                 true => libc::POLLOUT,
                 false => 0,
             };
-            let again = self.supervisor.deadline();
+            let again = self.supervisor.deadline().into_iter();
+            let again = again.chain(self.next_check).min();
             let mut entries = vec![
                 entry(socket.as_raw_fd(), libc::POLLIN | writes),
                 entry(self.starter.as_raw_fd(), libc::POLLIN),
@@ -164,6 +173,13 @@ impl Spawner {
             }
             if !self.take_orders(socket) {
                 return;
+            }
+            if self
+                .next_check
+                .take_if(|at| *at <= Instant::now())
+                .is_some()
+            {
+                self.check_leaving(TURN);
             }
             self.supervisor.flush();
         }
@@ -249,6 +265,10 @@ impl Spawner {
                 }
                 Ok(Order::Assign { ticket, tenant }) => self.assign(ticket, tenant),
                 Ok(Order::Fork { ticket, role }) => self.fork(ticket, role),
+                Ok(Order::Remove { tenant }) => {
+                    self.leaving.push_front((tenant, Instant::now()));
+                    self.check_leaving(1);
+                }
                 Err(error) => {
                     tracing::error!("{error}");
                     return false;
@@ -267,6 +287,26 @@ impl Spawner {
             let (pid, why) = (child.pid(), chain(&error));
             tracing::error!("worker {pid} is killed: it has no cgroup of tenant {tenant}: {why}");
             child.kill();
+        }
+    }
+
+    /// Reports the tenants whose memory is free, among the first `count` of those that are leaving. The others have their
+    /// turn later.
+    fn check_leaving(&mut self, count: usize) {
+        for _ in 0..count.min(self.leaving.len()) {
+            let Some((tenant, ended)) = self.leaving.pop_front() else {
+                break;
+            };
+            let cgroups = self.prepared.confinement.cgroups.as_ref();
+            if cgroups.is_none_or(|cgroups| cgroups.remove_tenant(tenant, ended)) {
+                self.report(&Report::Removed { tenant }, Vec::new());
+            } else {
+                self.leaving.push_back((tenant, ended));
+            }
+        }
+        if !self.leaving.is_empty() {
+            self.next_check
+                .get_or_insert_with(|| Instant::now() + UNTIL_FREE);
         }
     }
 
