@@ -1011,6 +1011,27 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_is_a_neighbour_until_its_workers_have_ended() {
+        let _alone = alone();
+        let mut scene = two_tenants();
+        let has_neighbours = |scene: &Scene| scene.supervisor.borrow().company.has_neighbours();
+        assert!(has_neighbours(&scene));
+        let first = scene.loops[0].state.borrow().supervisor.clone();
+        // It has attached before, so its process is killed, and its worker with it.
+        first.report(&Report::Attached { lines: 0 });
+        scene.settle();
+        scene.play_spawner(0);
+        scene.settle();
+        scene.scrub();
+        scene.settle();
+        assert_eq!(scene.loops.len(), 1);
+        assert!(scene.workers[0].was_killed && has_neighbours(&scene));
+        scene.reap(0);
+        scene.settle();
+        assert!(!has_neighbours(&scene));
+    }
+
+    #[test]
     fn a_process_without_a_window_that_wants_figures_is_killed() {
         let _alone = alone();
         let mut scene = Scene::new();

@@ -31,6 +31,55 @@ const OUTPUTS: usize = 4;
 /// Largest number of integers in one output.
 const WORDS: usize = 2;
 
+/// Live functions and fields of the table whose answers tell of the moment, or of the last seconds. All others are counters,
+/// which tell of all work since the driver was loaded or the device was made.
+const MOMENTARY: [&str; 16] = [
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetEncoderUtilization",
+    "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetJpgUtilization",
+    "nvmlDeviceGetOfaUtilization",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetFanSpeed",
+    "nvmlDeviceGetFanSpeed_v2",
+    "nvmlDeviceGetPerformanceState",
+    "nvmlDeviceGetPowerState",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetClock",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrPcieLinkGeneration",
+    "nvmlDeviceGetCurrPcieLinkWidth",
+];
+/// `NVML_FI_DEV_MEMORY_TEMP`, `NVML_FI_DEV_POWER_AVERAGE`, `NVML_FI_DEV_POWER_INSTANT`.
+const MOMENTARY_FIELDS: [u32; 3] = [82, 185, 186];
+
+/// Kind of a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Fixed,
+    Momentary,
+    Counter,
+}
+
+impl Kind {
+    fn of_function(function: &HostFunction) -> Self {
+        match (function.live, MOMENTARY.contains(&function.name)) {
+            (false, _) => Self::Fixed,
+            (true, true) => Self::Momentary,
+            (true, false) => Self::Counter,
+        }
+    }
+
+    fn of_field(field: &Field) -> Self {
+        match (field.live, MOMENTARY_FIELDS.contains(&field.id)) {
+            (false, _) => Self::Fixed,
+            (true, true) => Self::Momentary,
+            (true, false) => Self::Counter,
+        }
+    }
+}
+
 /// Reason why the host's NVML is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum HostNvmlError {
@@ -118,13 +167,13 @@ impl HostNvml {
         let fixed = match self.fixed.get(uuid) {
             Some(fixed) => fixed.clone(),
             None => {
-                let fixed = self.facts(device, false) + &self.connections(device, own);
+                let fixed = self.facts(device, Kind::Fixed) + &self.connections(device, own);
                 self.fixed.insert(uuid.to_owned(), fixed.clone());
                 fixed
             }
         };
         let mut facts = fixed;
-        let mut live = self.facts(device, true);
+        let mut live = self.facts(device, Kind::Momentary);
         let _ = writeln!(facts, "{}={}", facts::DRIVER_VERSION, self.driver_version);
         if let Some(memory) = self.memory(device) {
             let _ = writeln!(live, "{}={}", facts::FREE_MEMORY, memory.free);
@@ -136,6 +185,7 @@ impl HostNvml {
         Sample {
             facts,
             live,
+            counters: self.facts(device, Kind::Counter),
             processes: self.processes(device),
         }
     }
@@ -285,11 +335,10 @@ impl HostNvml {
         }
     }
 
-    /// Queries the functions and fields of the table that are live, or those that are not, as
-    /// facts.
-    fn facts(&self, device: nvmlDevice_t, live: bool) -> String {
+    /// Queries the functions and fields of the table of this kind, as facts.
+    fn facts(&self, device: nvmlDevice_t, kind: Kind) -> String {
         let mut text = String::new();
-        for function in HOST.iter().filter(|function| function.live == live) {
+        for function in HOST.iter().filter(|one| Kind::of_function(one) == kind) {
             let answers: Vec<String> = (0..function.calls())
                 .map(|call| self.ask(device, function, call))
                 .collect();
@@ -301,7 +350,10 @@ impl HostNvml {
                 answers.join(" ")
             );
         }
-        let fields: Vec<&Field> = FIELDS.iter().filter(|field| field.live == live).collect();
+        let fields: Vec<&Field> = FIELDS
+            .iter()
+            .filter(|field| Kind::of_field(field) == kind)
+            .collect();
         let mut answers = self.ask_fields(device, &fields).into_iter();
         for field in fields {
             let answers: Vec<String> = (0..field.calls()).filter_map(|_| answers.next()).collect();
@@ -412,7 +464,10 @@ fn held(process: nvmlProcessInfo_t) -> Option<(i32, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::company::Told;
 
     #[test]
     fn every_function_of_the_table_can_be_asked() {
@@ -425,6 +480,31 @@ mod tests {
                 assert!(bytes <= 8 * WORDS, "{}", function.name);
             }
         }
+    }
+
+    #[test]
+    fn what_the_moment_shows_is_in_the_table_and_the_energy_is_a_counter() {
+        for name in MOMENTARY {
+            let found = HOST.iter().find(|function| function.name == name);
+            assert!(found.is_some_and(|function| function.live), "{name}");
+        }
+        for id in MOMENTARY_FIELDS {
+            let found = FIELDS.iter().find(|field| field.id == id);
+            assert!(found.is_some_and(|field| field.live), "{id}");
+        }
+        let counters = HOST
+            .iter()
+            .filter(|one| Kind::of_function(one) == Kind::Counter);
+        let counters: Vec<&str> = counters.map(|function| function.name).collect();
+        assert!(
+            counters.contains(&"nvmlDeviceGetTotalEnergyConsumption"),
+            "{counters:?}"
+        );
+        let fields = FIELDS
+            .iter()
+            .filter(|one| Kind::of_field(one) == Kind::Counter);
+        let fields: Vec<u32> = fields.map(|field| field.id).collect();
+        assert!(fields.contains(&83) && fields.contains(&191), "{fields:?}");
     }
 
     /// Runs all queries against the real library.
@@ -453,10 +533,24 @@ mod tests {
         let [sample] = &nvml.sample(&[Some(digits)])[..] else {
             panic!("one sample for one device");
         };
-        println!("{}{}{:?}", sample.facts, sample.live, sample.processes);
+        println!(
+            "{}{}{}{:?}",
+            sample.facts, sample.live, sample.counters, sample.processes
+        );
         let power = facts::get(&sample.live, "host.nvmlDeviceGetPowerUsage").unwrap();
         assert!(power.parse::<u64>().is_ok(), "{power}");
         assert!(facts::number(&sample.live, facts::FREE_MEMORY).is_some());
+        let energy = facts::get(&sample.counters, "host.nvmlDeviceGetTotalEnergyConsumption");
+        assert!(energy.is_some());
+        let after_others = sample.for_tenant(Told::Momentary, &BTreeSet::new());
+        let after_others: String = after_others.told(false).collect();
+        for counter in [
+            "host.nvmlDeviceGetTotalEnergyConsumption",
+            "field.83",
+            "field.191",
+        ] {
+            assert_eq!(facts::get(&after_others, counter), None, "{counter}");
+        }
         let beside_others: String = sample.told(true).collect();
         for activity in [
             "host.nvmlDeviceGetPowerUsage",

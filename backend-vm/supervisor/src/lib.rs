@@ -21,6 +21,7 @@ mod alone;
 mod arena;
 mod assigned;
 mod command;
+mod company;
 mod connection;
 mod datagram;
 mod descriptors;
@@ -71,6 +72,7 @@ use wormhole_sandbox::device::needs;
 
 use self::acceptor::Acceptor;
 pub use self::command::main;
+use self::company::Company;
 use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
 use self::forks::Forks;
@@ -188,10 +190,9 @@ struct Supervisor {
     tenants: BTreeMap<Id, TenantProcess>,
     forks: Forks,
     refusals: Refusals,
-    /// Whether more than one tenant has a window. Values that depend on a device's whole work then
-    /// reveal other tenants'.
-    has_neighbours: bool,
-    /// File in which workers read `has_neighbours`.
+    /// Tenants with a window. Values that depend on a device's whole work reveal other tenants'.
+    company: Company,
+    /// File in which workers read whether there are neighbours.
     neighbours: NeighboursFile,
     workers: BTreeMap<Id, Worker>,
     pool: WorkerPool,
@@ -344,7 +345,7 @@ impl Supervisor {
             tenants: BTreeMap::new(),
             forks: Forks::default(),
             refusals: Refusals::new(descriptors.for_tenants()),
-            has_neighbours: false,
+            company: Company::default(),
             neighbours: parts.neighbours,
             workers: BTreeMap::new(),
             pool: WorkerPool::new(parts.spawner, parts.abilities, options.start_limit),

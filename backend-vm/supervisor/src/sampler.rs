@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use wormhole_link::tasks;
 use wormhole_ring::control::facts;
 
+use crate::company::Told;
 use crate::host_nvml::HostNvml;
 
 /// Values of one device from the host's NVML.
@@ -18,23 +19,28 @@ use crate::host_nvml::HostNvml;
 pub struct Sample {
     /// Facts that do not depend on any tenant's work, one line each.
     pub facts: String,
-    /// Live facts, which depend on the work of all users of the device.
+    /// Live facts, which depend on the work of all users of the device at the moment.
     pub live: String,
+    /// Live facts that depend on all work so far.
+    pub counters: String,
     /// Bytes held by processes of the host, by process number.
     pub processes: BTreeMap<i32, u64>,
 }
 
 impl Sample {
     /// Returns the sample for a tenant with these workers.
-    pub fn for_tenant(&self, has_neighbours: bool, own: &BTreeSet<i32>) -> Self {
+    pub fn for_tenant(&self, told: Told, own: &BTreeSet<i32>) -> Self {
         let processes = self.processes.iter();
         let processes = processes.filter(|(pid, _)| own.contains(pid));
+        let (live, counters) = match told {
+            Told::Fixed => ("", ""),
+            Told::Momentary => (self.live.as_str(), ""),
+            Told::All => (self.live.as_str(), self.counters.as_str()),
+        };
         Self {
             facts: self.facts.clone(),
-            live: match has_neighbours {
-                true => String::new(),
-                false => self.live.clone(),
-            },
+            live: live.to_owned(),
+            counters: counters.to_owned(),
             processes: processes.map(|(pid, bytes)| (*pid, *bytes)).collect(),
         }
     }
@@ -42,7 +48,8 @@ impl Sample {
     /// Returns the facts for a tenant. Live facts, such as utilization, are included only while it
     /// has no neighbours, because they would reveal the neighbours' work.
     pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
-        let live = (!has_neighbours).then_some(self.live.as_str());
+        let live = [self.live.as_str(), self.counters.as_str()];
+        let live = live.into_iter().filter(move |_| !has_neighbours);
         std::iter::once(self.facts.as_str()).chain(live)
     }
 }
@@ -137,14 +144,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beside_neighbours_a_tenant_is_told_nothing_of_the_moment() {
+    fn beside_neighbours_a_tenant_is_told_nothing_of_the_moment_and_no_counters_after_them() {
         let sample = Sample {
             facts: "host.nvmlDeviceGetBrand=14\n".to_owned(),
             live: "host.nvmlDeviceGetPowerUsage=700000\nmemory.free=4096\n".to_owned(),
+            counters: "host.nvmlDeviceGetTotalEnergyConsumption=1\n".to_owned(),
             processes: BTreeMap::new(),
         };
         let told = |has_neighbours| sample.told(has_neighbours).collect::<String>();
-        assert_eq!(told(false), sample.facts.clone() + &sample.live);
-        assert_eq!(told(true), sample.facts);
+        let momentary = sample.facts.clone() + &sample.live;
+        let all = momentary.clone() + &sample.counters;
+        assert_eq!(
+            (told(false), told(true)),
+            (all.clone(), sample.facts.clone())
+        );
+        let told = |told| {
+            let sample = sample.for_tenant(told, &BTreeSet::new());
+            sample.told(false).collect::<String>()
+        };
+        assert_eq!(told(Told::All), all);
+        assert_eq!(told(Told::Momentary), momentary);
+        assert_eq!(told(Told::Fixed), sample.facts);
     }
 }

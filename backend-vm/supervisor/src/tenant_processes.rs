@@ -46,6 +46,8 @@ pub(super) struct TenantProcess {
     /// Sessions that have begun and are not over.
     pub sessions: BTreeSet<Id>,
     has_window: bool,
+    /// Whether it has had a window, and its workers may still use the devices.
+    is_neighbour: bool,
     /// Whether its launcher waits to hear whether the devices work.
     pub awaits_device: bool,
     wants_figures: bool,
@@ -83,6 +85,7 @@ impl TenantProcess {
             state: State::Serving(link),
             sessions: BTreeSet::new(),
             has_window: false,
+            is_neighbour: false,
             awaits_device: false,
             wants_figures: false,
             scrubbers: BTreeMap::new(),
@@ -253,6 +256,7 @@ impl Supervisor {
                 if std::mem::replace(&mut tenant.has_window, true) {
                     return Err("it attaches twice");
                 }
+                tenant.is_neighbour = true;
                 tenant.awaits_device = true;
                 self.acceptor.give_lines_back(lines.min(LINES));
                 self.count_neighbours();
@@ -363,7 +367,6 @@ impl Supervisor {
                 worker.process.kill();
             }
         }
-        self.count_neighbours();
     }
 
     /// Kills a process that served a tenant, and closes the supervisor's end of the pair, unless
@@ -428,10 +431,11 @@ impl Supervisor {
         let is_over = matches!(tenant.state, State::Ended) && tenant.scrubbers.is_empty();
         let mut workers = self.workers.values();
         if is_over && !workers.any(|worker| worker.session.is_some_and(|(of, _)| of == id)) {
-            tenant.state = State::Left;
+            (tenant.state, tenant.is_neighbour) = (State::Left, false);
             if !self.pool.starts.spawner().remove_tenant(id) {
                 self.tenants.remove(&id);
             }
+            self.count_neighbours();
         }
     }
 
@@ -446,9 +450,9 @@ impl Supervisor {
 
     /// Publishes to the workers whether more than one tenant uses the devices.
     fn count_neighbours(&mut self) {
-        let attached = self.tenants.values().filter(|one| one.has_window);
-        self.has_neighbours = attached.count() > 1;
-        self.neighbours.set(self.has_neighbours);
+        let attached = self.tenants.values().filter(|one| one.is_neighbour);
+        self.company.set(attached.count(), Instant::now());
+        self.neighbours.set(self.company.has_neighbours());
     }
 
     /// Sends the tenants that wait for it the facts on the devices, or the reason why there is none.
@@ -505,6 +509,7 @@ impl Supervisor {
             .figures
             .as_ref()
             .map_or(&[][..], |(_, samples)| samples);
+        let for_all = self.company.told(Instant::now());
         let wanting = self.tenants.iter_mut().filter(|(_, one)| one.wants_figures);
         for (id, tenant) in wanting {
             tenant.wants_figures = false;
@@ -512,7 +517,7 @@ impl Supervisor {
             let own: BTreeSet<i32> = workers.map(|worker| worker.process.pid()).collect();
             let told: Vec<Sample> = samples
                 .iter()
-                .map(|sample| sample.for_tenant(self.has_neighbours, &own))
+                .map(|sample| sample.for_tenant(for_all, &own))
                 .collect();
             for order in pair::figures(&told) {
                 tenant.order(&order);

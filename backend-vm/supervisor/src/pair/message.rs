@@ -456,6 +456,7 @@ mod tests {
         let samples = [Sample {
             facts: "ä".repeat(LONGEST_TEXT),
             live: "power=1\n".to_owned(),
+            counters: String::new(),
             processes: BTreeMap::from([(7, 600)]),
         }];
         let orders = figures(&samples);
