@@ -19,9 +19,9 @@ pub const REFUSED: usize = 64;
 /// Descriptors of a process for itself: spare workers, a starting worker and scrubbers; refused
 /// connections; descriptors received with one read, until they are passed on.
 const OWN: usize = 128 + REFUSED + MAX_RECEIVED;
-/// Descriptors that the supervisor holds for a tenant: its connection or the pair, and those that
+/// Descriptors that the supervisor holds for a tenant: its connection or the pair, the log of its process, and those that
 /// wait to be sent or were sent and not received.
-const HELD: usize = 4 + GIVEN;
+const HELD: usize = 5 + GIVEN;
 /// Descriptors of a tenant: its stream and window, those that its launcher has sent and no message
 /// has claimed, and the scrubber's socket.
 pub const TENANT: usize = 11;

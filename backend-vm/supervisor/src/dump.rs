@@ -30,6 +30,7 @@ impl Supervisor {
         for worker in self.workers.values() {
             tracing::warn!("dump: {worker}");
         }
+        self.process_logs.begin_dump();
         self.dump_tenants();
     }
 }

@@ -123,7 +123,7 @@ impl Supervisor {
         ops: &mut EventOps<'_>,
         ticket: u64,
         pid: i32,
-        socket: Option<OwnedFd>,
+        (socket, log): (Option<OwnedFd>, Option<OwnedFd>),
     ) {
         let process = self.pool.starts.spawner().process(ticket, pid);
         let Some(socket) = socket else {
@@ -133,7 +133,11 @@ impl Supervisor {
         self.forks.lacking = false;
         match self.forks.all.get(&ticket) {
             Some(Fork::Idle(id)) => {
-                self.forks.idle.push((*id, process, End::new(socket)));
+                let id = *id;
+                self.forks.idle.push((id, process, End::new(socket)));
+                if let Some(log) = log {
+                    self.add_process_log(ops, (ticket, id), log);
+                }
                 self.serve_waiting(ops);
             }
             Some(Fork::Scrubber(id)) => {
@@ -185,6 +189,8 @@ impl Supervisor {
         let Some(fork) = self.forks.all.remove(&ticket) else {
             return;
         };
+        // Its last lines may give the reason.
+        self.end_process_log(ops, ticket);
         if !self.is_expected(fork, ending) {
             match out_of_memory {
                 true => tracing::error!("{fork} was killed: memory is short"),

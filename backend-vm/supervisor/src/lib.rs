@@ -39,6 +39,7 @@ mod log_budget;
 mod observers;
 mod pair;
 mod privileges;
+mod process_logs;
 mod quotas;
 mod refusals;
 mod sampler;
@@ -77,6 +78,7 @@ use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
 use self::forks::Forks;
 pub use self::listener::{ListenError, Listener};
+use self::process_logs::ProcessLogs;
 pub use self::quotas::Quotas;
 use self::refusals::Refusals;
 pub use self::sampler::Sample;
@@ -165,6 +167,8 @@ enum Source {
     Tenant(Id),
     WorkerStream(Id),
     WorkerLog(Id),
+    /// Log of a tenant's process, by the process's ticket.
+    ProcessLog(u64),
 }
 
 /// State of the supervisor, which runs in [`run`].
@@ -189,6 +193,7 @@ struct Supervisor {
     waiting: Vec<Waiting>,
     tenants: BTreeMap<Id, TenantProcess>,
     forks: Forks,
+    process_logs: ProcessLogs,
     refusals: Refusals,
     /// Tenants with a window. Values that depend on a device's whole work reveal other tenants'.
     company: Company,
@@ -288,6 +293,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         .for_each(|one| one.borrow().tell_of_the_rest());
     let lost = {
         let mut supervisor = supervisor.borrow_mut();
+        supervisor.drain_process_logs();
         supervisor.tell_of_the_rest();
         supervisor.pool.starts.end();
         supervisor.lost.take()
@@ -344,6 +350,7 @@ impl Supervisor {
             waiting: Vec::new(),
             tenants: BTreeMap::new(),
             forks: Forks::default(),
+            process_logs: ProcessLogs::default(),
             refusals: Refusals::new(descriptors.for_tenants()),
             company: Company::default(),
             neighbours: parts.neighbours,
@@ -521,6 +528,7 @@ impl MutEventSubscriber for Supervisor {
             Source::Tenant(id) => self.tenant_event(ops, id),
             Source::WorkerStream(id) => self.worker_event(ops, id),
             Source::WorkerLog(id) => self.worker_log(ops, id),
+            Source::ProcessLog(ticket) => self.process_log(ops, ticket),
         }
         self.order_refusers();
         self.watch_tenants(ops);

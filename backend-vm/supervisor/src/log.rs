@@ -16,6 +16,14 @@ pub fn number() -> Option<RawFd> {
     Some(NUMBER.load(Ordering::Relaxed)).filter(|number| *number >= 0)
 }
 
+/// Whether the log of this process, which was forked, is a socket instead of the file that was opened.
+static IS_SOCKET: AtomicBool = AtomicBool::new(false);
+
+/// States that the log's descriptor is a socket from now on.
+pub fn became_socket() {
+    IS_SOCKET.store(true, Ordering::Relaxed);
+}
+
 /// Standard error, written without blocking. A shared reference writes; each call is one line.
 #[derive(Debug)]
 pub struct Log {
@@ -81,7 +89,11 @@ impl Log {
         } else {
             line
         };
-        let written = match self.way {
+        let way = match IS_SOCKET.load(Ordering::Relaxed) {
+            true => Way::Socket,
+            false => self.way,
+        };
+        let written = match way {
             Way::Own | Way::File => rustix::io::write(&self.fd, line),
             Way::Socket => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -16,6 +16,12 @@ const BYTES: Rate = Rate {
     refill: 1 << 10,
     seconds: 1,
 };
+/// Rate of bytes of the logs of the processes that serve a user's tenants: more than they write by themselves.
+const PROCESSES: Rate = Rate {
+    burst: 1 << 20,
+    refill: 4 << 10,
+    seconds: 1,
+};
 /// Rate of refusals with a sentence. A launcher may leave each of them unread for good.
 const REFUSALS: Rate = Rate {
     burst: 1000,
@@ -57,6 +63,14 @@ impl LogBudget {
     /// Creates a budget of bytes of workers' logs.
     pub fn of_workers(now: Instant) -> Self {
         Self::new(BYTES, now)
+    }
+
+    /// Bytes that a line of a process costs at least.
+    pub const LEAST_LINE: u32 = 256;
+
+    /// Creates a budget of bytes of the logs of tenants' processes.
+    pub fn of_processes(now: Instant) -> Self {
+        Self::new(PROCESSES, now)
     }
 
     /// Creates a budget of refusals.
@@ -118,6 +132,21 @@ mod tests {
         let later = start + REFILL;
         assert_eq!(budget.spend_all(BYTES.refill, later), Verdict::Last);
         assert_eq!(budget.spend_all(1, later), Verdict::Drop);
+    }
+
+    #[test]
+    fn tenants_processes_write_fewer_lines_than_a_journal_takes_in_half_a_minute() {
+        let start = Instant::now();
+        let mut budget = LogBudget::of_processes(start);
+        let mut lines = 0;
+        for second in 0..30 {
+            let now = start + Duration::from_secs(second);
+            while budget.spend_all(LogBudget::LEAST_LINE, now) != Verdict::Drop {
+                lines += 1;
+            }
+        }
+        // journald.conf(5): RateLimitBurst=.
+        assert!(lines < 10_000 / 2, "{lines}");
     }
 
     #[test]

@@ -289,8 +289,9 @@ impl Supervisor {
                 }
             }
             Spawned::Forked { ticket, pid } => {
-                let socket = heard.descriptors.into_iter().next();
-                self.forked(ops, ticket, pid, socket);
+                let mut descriptors = heard.descriptors.into_iter();
+                let ends = (descriptors.next(), descriptors.next());
+                self.forked(ops, ticket, pid, ends);
             }
             Spawned::NotForked { ticket, reason } => self.not_forked(ticket, &reason),
             Spawned::Removed { tenant } => self.tenant_removed(ops, tenant),

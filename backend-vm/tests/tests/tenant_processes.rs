@@ -92,6 +92,42 @@ fn a_tenants_process_that_stands_still_holds_up_no_other_tenant() {
     serves(&mut two.second);
 }
 
+/// Returns where the descriptors of a process lead.
+fn descriptors_of(process: u32) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let links = folder.map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap());
+    links.collect()
+}
+
+#[test]
+fn a_tenants_process_has_no_descriptor_of_the_log_and_its_lines_have_its_name() {
+    let mut two = two(&[]);
+    let log = std::fs::read_link(format!("/proc/{}/fd/2", two.backend.child.id())).unwrap();
+    assert!(descriptors_of(two.backend.child.id()).contains(&log));
+    for process in two.backend.tenant_processes() {
+        let held = descriptors_of(process.cast_unsigned());
+        assert!(!held.contains(&log), "{log:?} in {held:?}");
+    }
+    two.second.send(
+        &Message::Ready {
+            protocol_hash: 0,
+            device: "",
+        },
+        Vec::new(),
+    );
+    two.backend.wait_for_log("which launchers do not send");
+    let log = two.backend.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("which launchers do not send"));
+    let (name, said) = line.unwrap().split_once(": ").unwrap();
+    let tenant = name.strip_prefix(" WARN process of tenant ").unwrap();
+    assert!(
+        said.starts_with(&format!("tenant {tenant} sent Ready")),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_tenant_that_leaves_and_keeps_its_files_keeps_no_memory() {
     let Two {

@@ -65,7 +65,7 @@ pub enum Report {
         ending: Ending,
         out_of_memory: bool,
     },
-    /// A process was forked. Its socket comes with the report.
+    /// A process was forked. Its socket comes with the report, and the log of one that serves a tenant.
     Forked {
         ticket: u64,
         pid: i32,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ const UNTIL_FREE: Duration = Duration::from_millis(50);
 const PANICKED: i32 = 101;
 /// Number of orders executed before started and ended processes have their turn.
 const TURN: usize = 16;
+/// Bytes of a process's log that may wait for the supervisor.
+const LOG_BYTES: usize = 1 << 20;
 /// Largest number of characters of a reason.
 const LONGEST_REASON: usize = 4000;
 
@@ -312,16 +315,16 @@ impl Spawner {
 
     fn fork(&mut self, ticket: u64, role: Role) {
         let changes_user = self.prepared.confinement.changes_user();
-        let forked = fork(role, changes_user).and_then(|(pid, socket)| {
+        let forked = fork(role, changes_user).and_then(|(pid, sockets)| {
             let watched = watched(pid).and_then(|end| Ok((end, self.place(role, pid)?)));
             let (end, place) = watched.inspect_err(|_| end(pid))?;
-            Ok((Forked { pid, end, place }, socket))
+            Ok((Forked { pid, end, place }, sockets))
         });
         let report = match forked {
-            Ok((forked, socket)) => {
+            Ok((forked, sockets)) => {
                 let pid = forked.pid;
                 self.forked.insert(ticket, forked);
-                (Report::Forked { ticket, pid }, vec![socket])
+                (Report::Forked { ticket, pid }, sockets)
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -426,9 +429,19 @@ impl Forked {
     }
 }
 
-/// Forks a process, and returns the supervisor's end of its socket. It keeps no other descriptor of
-/// this process but the standard ones and the log.
-fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, OwnedFd)> {
+/// Forks a process, and returns the supervisor's end of its socket, and that of its log for one that serves a tenant. It
+/// keeps no other descriptor of this process but the standard ones and the log. One that serves a tenant has the socket
+/// of its own log in their place.
+fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>)> {
+    let (logs, own_log) = match role {
+        Role::Tenant(_) => {
+            let (near, far) = UnixStream::pair()?;
+            // The process loses lines for which there is no room. The kernel's own limit may be lower.
+            rustix::net::sockopt::set_socket_send_buffer_size(&far, LOG_BYTES)?;
+            (Some(OwnedFd::from(near)), Some(OwnedFd::from(far)))
+        }
+        Role::Scrubber(_) | Role::Refuser => (None, None),
+    };
     let (near, far) = match role {
         Role::Tenant(_) => pair::sockets()?,
         Role::Scrubber(_) | Role::Refuser => datagram::pair()?,
@@ -456,13 +469,22 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, OwnedFd)> {
             // A change of the user would reset it.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
             libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0);
+            if let Some(socket) = &own_log {
+                let standard = [0, 1, 2].into_iter();
+                for number in standard.chain(log::number()) {
+                    if libc::dup2(socket.as_raw_fd(), number) < 0 {
+                        libc::_exit(2);
+                    }
+                }
+                log::became_socket();
+            }
             let [low, high] = kept;
             for (first, last) in [(3, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
                 if first <= last && libc::syscall(libc::SYS_close_range, first, last, 0) != 0 {
                     libc::_exit(2);
                 }
             }
-            std::mem::forget(near);
+            std::mem::forget((near, logs, own_log));
             // Nothing of the spawner's is left to unwind to.
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| match role {
                 Role::Scrubber(_) | Role::Refuser => scrubber::main(&far),
@@ -470,6 +492,6 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, OwnedFd)> {
             }));
             libc::_exit(served.unwrap_or(PANICKED))
         },
-        pid => Ok((pid, near)),
+        pid => Ok((pid, std::iter::once(near).chain(logs).collect())),
     }
 }
