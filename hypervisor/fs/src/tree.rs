@@ -4,7 +4,11 @@
 //! from the exported one in the same way, name by name, so that no link and no `..` ever leads out. A node stands for
 //! the file that its lookup found: if its name leads to another file by now, the node is stale.
 //!
-//! A guest holds no descriptors. The tree keeps some open, at most [`MOST_OPEN`], and opens the others again.
+//! A guest holds no descriptors. The tree keeps some open, at most [`MOST_OPEN`], and opens the others again. The host
+//! may move an open folder out of the exported one, and the descriptor goes with it. So each access ends with a check
+//! that the folder is still below the exported one, by the way up from it (`../..`), and that a file that was open still
+//! has its name there. An access that began in a folder outside has no answer. One race remains: a folder that the host
+//! moves out and back again during one access counts as inside.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -27,6 +31,20 @@ pub const MOST_NODES: usize = 1 << 19;
 
 /// Most descriptors that stay open for folders that lead to others, and as many for files and listings.
 pub const MOST_OPEN: usize = 256;
+
+/// Most names from the exported folder to a file. The way up from it is a path of less than 4,096 bytes.
+const MOST_DEPTH: usize = 1024;
+
+/// `../../..` and a zero: the way up from a folder of the greatest depth.
+static UP: [u8; 3 * MOST_DEPTH] = {
+    let mut all = [0; 3 * MOST_DEPTH];
+    let mut at = 0;
+    while at < all.len() - 1 {
+        all[at] = b"../"[at % 3];
+        at += 1;
+    }
+    all
+};
 
 /// Flags of every open.
 const COMMON: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
@@ -70,6 +88,8 @@ struct Node {
     device: u64,
     inode: u64,
     kind: FileType,
+    /// Number of names that lead to it from the exported folder.
+    depth: usize,
     /// Number of times that the guest was told of the node and has not forgotten.
     lookups: u64,
 }
@@ -116,6 +136,7 @@ pub struct Entry<'a> {
 pub struct Tree {
     root: Arc<OwnedFd>,
     device: u64,
+    inode: u64,
     nodes: HashMap<u64, Node>,
     places: HashMap<Place, u64>,
     last: u64,
@@ -132,17 +153,18 @@ impl Tree {
         // The caller may name it by a link.
         let flags = FOLDER.difference(OFlags::NOFOLLOW);
         let root = openat(CWD, folder, flags, Mode::empty())?;
-        let device = fstat(&root)?.st_dev;
+        let stat = fstat(&root)?;
         Ok(Self {
             root: Arc::new(root),
-            device,
+            device: stat.st_dev,
+            inode: stat.st_ino,
             nodes: HashMap::new(),
             places: HashMap::new(),
             last: ROOT,
             most_nodes,
             folders: Open::default(),
             files: Open::default(),
-            systems: HashMap::from([(device, (0, true))]),
+            systems: HashMap::from([(stat.st_dev, (0, true))]),
         })
     }
 
@@ -164,11 +186,9 @@ impl Tree {
         if !is_one_name(name) {
             return Err(Errno::INVAL);
         }
-        let folder = self.folder(parent)?;
-        let stat = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let ino = self.ino(&folder, name, &stat)?;
-        let id = self.count(parent, name, &stat)?;
-        Ok((id, Metadata { stat, ino }))
+        let found = self.inside(parent, |tree, folder| tree.entry(parent, folder, name))?;
+        let id = self.count(parent, name, &found.stat)?;
+        Ok((id, found))
     }
 
     /// Takes back lookups of a node, which is forgotten with the last one.
@@ -198,40 +218,32 @@ impl Tree {
                 stat,
             });
         }
-        let (folder, name) = self.place(id)?;
-        let stat = statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
-        self.check(id, &stat)?;
-        let ino = self.ino(&folder, &name, &stat)?;
-        Ok(Metadata { stat, ino })
+        let (parent, name) = self.place(id)?;
+        let found = self.inside(parent, |tree, folder| tree.entry(parent, folder, &name))?;
+        self.check(id, &found.stat)?;
+        Ok(found)
     }
 
     /// Returns the target of a link.
     pub fn link(&mut self, id: u64) -> Result<CString, Errno> {
-        let (folder, name) = self.place(id)?;
-        self.check(id, &statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?)?;
-        readlinkat(&folder, &*name, Vec::new())
+        let (parent, name) = self.place(id)?;
+        self.inside(parent, |tree, folder| {
+            let found = tree.entry(parent, folder, &name)?;
+            tree.check(id, &found.stat)?;
+            readlinkat(folder, &*name, Vec::new())
+        })
     }
 
     /// Reads from a regular file, up to the end of the buffer or of the file.
-    pub fn read(&mut self, id: u64, mut offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+    pub fn read(&mut self, id: u64, offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
         let file = self.file(id)?;
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match pread(&file, &mut buffer[filled..], offset) {
-                Ok(0) => break,
-                Ok(count) => {
-                    filled += count;
-                    offset = offset.checked_add(count as u64).ok_or(Errno::INVAL)?;
-                }
-                Err(Errno::INTR) => {}
-                Err(_) if filled > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(filled)
+        let filled = read_at(&file, offset, buffer);
+        self.still_there(id)?;
+        filled
     }
 
-    /// Lists a folder from an offset on, until `take` breaks. `take` gets the tree, for lookups.
+    /// Lists a folder from an offset on, until `take` breaks. `take` gets the tree, for lookups. After an error the guest
+    /// must learn nothing of the entries.
     pub fn list(
         &mut self,
         id: u64,
@@ -239,14 +251,26 @@ impl Tree {
         mut take: impl FnMut(&mut Self, &Entry<'_>) -> ControlFlow<()>,
     ) -> Result<(), Errno> {
         let listing = self.listing(id)?;
-        seek(&listing, SeekFrom::Start(offset))?;
+        let listed = self.list_open(&listing, id, offset, &mut take);
+        self.still_there(id)?;
+        listed
+    }
+
+    fn list_open(
+        &mut self,
+        listing: &OwnedFd,
+        id: u64,
+        offset: u64,
+        take: &mut impl FnMut(&mut Self, &Entry<'_>) -> ControlFlow<()>,
+    ) -> Result<(), Errno> {
+        seek(listing, SeekFrom::Start(offset))?;
         let system = match self.nodes.get(&id) {
             Some(node) => node.device,
             None => self.device,
         };
         let system = self.systems.get(&system).map_or(0, |(number, _)| *number);
         let mut buffer = [const { MaybeUninit::uninit() }; 16 << 10];
-        let mut entries = RawDir::new(&listing, &mut buffer);
+        let mut entries = RawDir::new(listing, &mut buffer);
         while let Some(entry) = entries.next() {
             let entry = entry?;
             let kind = match entry.file_type() {
@@ -275,6 +299,10 @@ impl Tree {
     /// Returns the node at a place, with one more lookup. A place that has another file by now has a new node.
     fn count(&mut self, parent: u64, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
         let place = (parent, Arc::from(name));
+        let depth = self.depth(parent)? + 1;
+        if depth > MOST_DEPTH {
+            return Err(Errno::NAMETOOLONG);
+        }
         let kind = FileType::from_raw_mode(stat.st_mode);
         if let Some(&id) = self.places.get(&place)
             && let Some(node) = self.nodes.get_mut(&id)
@@ -292,6 +320,7 @@ impl Tree {
             device: stat.st_dev,
             inode: stat.st_ino,
             kind,
+            depth,
             lookups: 1,
         };
         self.nodes.insert(self.last, node);
@@ -309,11 +338,58 @@ impl Tree {
         }
     }
 
-    /// Returns the folder and the name of a node, which is not the root.
-    fn place(&mut self, id: u64) -> Result<(Arc<OwnedFd>, Arc<CStr>), Errno> {
+    /// Returns the parent and the name of a node, which is not the root.
+    fn place(&self, id: u64) -> Result<Place, Errno> {
         let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
-        let (parent, name) = node.place.clone();
-        Ok((self.folder(parent)?, name))
+        Ok(node.place.clone())
+    }
+
+    /// Returns the number of names that lead to a node from the exported folder.
+    fn depth(&self, id: u64) -> Result<usize, Errno> {
+        if id == ROOT {
+            return Ok(0);
+        }
+        Ok(self.nodes.get(&id).ok_or(Errno::STALE)?.depth)
+    }
+
+    /// Accesses what is in a folder. The folder is below the exported one after the access, or there is no answer.
+    fn inside<T>(
+        &mut self,
+        id: u64,
+        access: impl FnOnce(&mut Self, &OwnedFd) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let folder = self.folder(id)?;
+        let answer = access(self, &folder);
+        self.check_below(id, &folder)?;
+        answer
+    }
+
+    /// Checks that an open folder is below the exported one, as many names deep as its node is. Closes it if it is not.
+    fn check_below(&mut self, id: u64, folder: &OwnedFd) -> Result<(), Errno> {
+        let depth = self.depth(id)?;
+        if depth == 0 {
+            return Ok(());
+        }
+        let up = UP.get(3 * MOST_DEPTH.saturating_sub(depth)..);
+        let up = up.and_then(|up| CStr::from_bytes_with_nul(up).ok());
+        let top = statat(folder, up.ok_or(Errno::NAMETOOLONG)?, AtFlags::empty())?;
+        if (top.st_dev, top.st_ino) == (self.device, self.inode) {
+            return Ok(());
+        }
+        self.folders.0.remove(&id);
+        Err(Errno::STALE)
+    }
+
+    /// Checks that the name of a node, which is open, still leads to its file. Closes the file if it does not.
+    fn still_there(&mut self, id: u64) -> Result<(), Errno> {
+        if id == ROOT {
+            return Ok(());
+        }
+        let there = self.metadata(id);
+        if there.is_err() {
+            self.files.0.remove(&id);
+        }
+        there.map(drop)
     }
 
     /// Opens a folder to reach what is in it.
@@ -336,7 +412,9 @@ impl Tree {
             at = node.place.0;
         };
         for id in way.into_iter().rev() {
-            folder = self.folders.keep(id, self.open_in(&folder, id, FOLDER)?);
+            let opened = self.open_in(&folder, id, FOLDER);
+            self.check_below(self.place(id)?.0, &folder)?;
+            folder = self.folders.keep(id, opened?);
         }
         Ok(folder)
     }
@@ -364,8 +442,8 @@ impl Tree {
             None if id == ROOT => return Err(Errno::ISDIR),
             None => return Err(Errno::STALE),
         }
-        let (folder, _) = self.place(id)?;
-        let file = self.open_in(&folder, id, CONTENT)?;
+        let (parent, _) = self.place(id)?;
+        let file = self.inside(parent, |tree, folder| tree.open_in(folder, id, CONTENT))?;
         Ok(self.files.keep(id, file))
     }
 
@@ -381,10 +459,17 @@ impl Tree {
             if node.kind != FileType::Directory {
                 return Err(Errno::NOTDIR);
             }
-            let (folder, _) = self.place(id)?;
-            self.open_in(&folder, id, LISTING)?
+            let (parent, _) = self.place(id)?;
+            self.inside(parent, |tree, folder| tree.open_in(folder, id, LISTING))?
         };
         Ok(self.files.keep(id, listing))
+    }
+
+    /// Returns the metadata of a name in a folder.
+    fn entry(&mut self, _: u64, folder: &OwnedFd, name: &CStr) -> Result<Metadata, Errno> {
+        let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let ino = self.ino(folder, name, &stat)?;
+        Ok(Metadata { stat, ino })
     }
 
     /// Returns a file's inode number in the guest; ENOENT if its file system has no place there.
@@ -410,6 +495,24 @@ impl Tree {
 fn is_one_name(name: &CStr) -> bool {
     let bytes = name.to_bytes();
     !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/')
+}
+
+/// Reads up to the end of the buffer or of the file.
+fn read_at(file: &OwnedFd, mut offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match pread(file, &mut buffer[filled..], offset) {
+            Ok(0) => break,
+            Ok(count) => {
+                filled += count;
+                offset = offset.checked_add(count as u64).ok_or(Errno::INVAL)?;
+            }
+            Err(Errno::INTR) => {}
+            Err(_) if filled > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 fn is_visible(place: impl AsFd) -> Result<bool, Errno> {

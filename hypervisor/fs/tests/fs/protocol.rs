@@ -13,7 +13,7 @@ use wormhole_fs::server::Server;
 use wormhole_fs::tree::{MOST_NODES, Tree};
 use zerocopy::IntoBytes;
 
-fn driver_of(folder: &Path, nodes: usize) -> Driver<'static> {
+pub fn driver_of(folder: &Path, nodes: usize) -> Driver<'static> {
     let mut server = Server::new(Tree::open(folder, nodes).expect("a folder"));
     Driver::new(move |request: &[u8]| server.serve(request).map(<[u8]>::to_vec))
 }
