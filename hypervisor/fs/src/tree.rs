@@ -59,7 +59,8 @@ const PLACE: OFlags = COMMON.union(OFlags::PATH);
 pub const OPEN_FLAGS: OFlags = FOLDER.union(CONTENT).union(OFlags::LARGEFILE);
 
 /// File systems that have no place in a guest: the kernel makes their files, and reading these has effects or tells
-/// of this host's processes. Magic numbers of statfs(2).
+/// of this host's processes. Magic numbers of statfs(2). An access asks for them each time that it enters another file
+/// system: a device number, once unmounted, may be another file system's.
 const PSEUDO: [u64; 16] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -78,6 +79,9 @@ const PSEUDO: [u64; 16] = [
     0xf97c_ff8c, // selinux
     0x6573_5543, // fusectl
 ];
+
+/// Most file systems whose files have inode numbers that differ from all others.
+const MOST_SYSTEMS: u64 = 0xffff;
 
 /// Name of a node in its parent.
 type Place = (u64, Arc<CStr>);
@@ -143,8 +147,8 @@ pub struct Tree {
     most_nodes: usize,
     folders: Open,
     files: Open,
-    /// File systems by device: their number, and whether the guest sees them.
-    systems: HashMap<u64, (u64, bool)>,
+    /// Numbers of file systems by device, for inode numbers.
+    systems: HashMap<u64, u64>,
 }
 
 impl Tree {
@@ -164,7 +168,7 @@ impl Tree {
             most_nodes,
             folders: Open::default(),
             files: Open::default(),
-            systems: HashMap::from([(stat.st_dev, (0, true))]),
+            systems: HashMap::from([(stat.st_dev, 0)]),
         })
     }
 
@@ -264,11 +268,7 @@ impl Tree {
         take: &mut impl FnMut(&mut Self, &Entry<'_>) -> ControlFlow<()>,
     ) -> Result<(), Errno> {
         seek(listing, SeekFrom::Start(offset))?;
-        let system = match self.nodes.get(&id) {
-            Some(node) => node.device,
-            None => self.device,
-        };
-        let system = self.systems.get(&system).map_or(0, |(number, _)| *number);
+        let system = self.system(self.device(id)?);
         let mut buffer = [const { MaybeUninit::uninit() }; 16 << 10];
         let mut entries = RawDir::new(listing, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -427,7 +427,11 @@ impl Tree {
             Errno::LOOP | Errno::NOTDIR | Errno::NXIO => Errno::STALE,
             error => error,
         })?;
-        self.check(id, &fstat(&opened)?)?;
+        let stat = fstat(&opened)?;
+        self.check(id, &stat)?;
+        if stat.st_dev != self.device {
+            check_visible(&opened)?;
+        }
         Ok(opened)
     }
 
@@ -466,27 +470,33 @@ impl Tree {
     }
 
     /// Returns the metadata of a name in a folder.
-    fn entry(&mut self, _: u64, folder: &OwnedFd, name: &CStr) -> Result<Metadata, Errno> {
-        let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let ino = self.ino(folder, name, &stat)?;
+    fn entry(&mut self, parent: u64, folder: &OwnedFd, name: &CStr) -> Result<Metadata, Errno> {
+        let mut stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        // The folder, which is open and was checked, keeps its file system's device number from being used again.
+        if stat.st_dev != self.device(parent)? {
+            let place = openat(folder, name, PLACE, Mode::empty())?;
+            stat = fstat(&place)?;
+            check_visible(&place)?;
+        }
+        let ino = number(stat.st_ino, self.system(stat.st_dev));
         Ok(Metadata { stat, ino })
     }
 
-    /// Returns a file's inode number in the guest; ENOENT if its file system has no place there.
-    fn ino(&mut self, folder: &OwnedFd, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
-        let known = self.systems.get(&stat.st_dev).copied();
-        let (system, visible) = match known {
-            Some(known) => known,
-            None => {
-                let place = openat(folder, name, PLACE, Mode::empty())?;
-                let found = (self.systems.len() as u64, is_visible(place)?);
-                self.systems.insert(stat.st_dev, found);
-                found
-            }
-        };
-        match visible {
-            true => Ok(number(stat.st_ino, system)),
-            false => Err(Errno::NOENT),
+    /// Returns the device number of a folder.
+    fn device(&self, id: u64) -> Result<u64, Errno> {
+        if id == ROOT {
+            return Ok(self.device);
+        }
+        Ok(self.nodes.get(&id).ok_or(Errno::STALE)?.device)
+    }
+
+    /// Returns the number of a file system, which has 16 bits.
+    fn system(&mut self, device: u64) -> u64 {
+        let next = self.systems.len() as u64;
+        match self.systems.get(&device) {
+            Some(number) => *number,
+            None if next > MOST_SYSTEMS => 0,
+            None => *self.systems.entry(device).or_insert(next),
         }
     }
 }
@@ -515,9 +525,13 @@ fn read_at(file: &OwnedFd, mut offset: u64, buffer: &mut [u8]) -> Result<usize, 
     Ok(filled)
 }
 
-fn is_visible(place: impl AsFd) -> Result<bool, Errno> {
-    let magic = fstatfs(place)?.f_type;
-    Ok(!PSEUDO.contains(&magic.cast_unsigned()))
+/// Refuses a file of a file system that has no place in a guest.
+fn check_visible(file: impl AsFd) -> Result<(), Errno> {
+    let magic = fstatfs(file)?.f_type;
+    match PSEUDO.contains(&magic.cast_unsigned()) {
+        true => Err(Errno::NOENT),
+        false => Ok(()),
+    }
 }
 
 /// Makes an inode number that is different for each file system: programs take files of the same number for one.

@@ -1,6 +1,7 @@
 //! Tests of the server and of its process.
 
 mod driver;
+mod mounts;
 mod moved;
 mod process;
 mod protocol;
