@@ -154,16 +154,24 @@ impl Server {
     fn list(&mut self, node: u64, body: &[u8], plus: bool) -> Answer {
         let (asked, _) = ReadIn::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         let room = room(&mut self.reply, asked.size);
-        let mut filled = 0;
-        self.tree.list(node, asked.offset, |tree, entry| {
+        let (mut filled, mut found) = (0, Vec::new());
+        let listed = self.tree.list(node, asked.offset, |tree, entry| {
             match put_entry(&mut room[filled..], tree, node, entry, plus) {
-                Some(bytes) => {
+                Some((bytes, node)) => {
                     filled += bytes;
+                    found.extend(node);
                     ControlFlow::Continue(())
                 }
                 None => ControlFlow::Break(()),
             }
-        })?;
+        });
+        if let Err(error) = listed {
+            // The guest is told of none of them, and would never forget them.
+            for node in found {
+                self.tree.forget(node, 1);
+            }
+            return Err(error);
+        }
         Ok(filled)
     }
 
@@ -214,25 +222,31 @@ fn room(reply: &mut [u8], size: u32) -> &mut [u8] {
     &mut reply[size_of::<OutHeader>()..][..size]
 }
 
-/// Writes an entry of a listing, and looks it up if the listing has nodes. Returns its length, or `None` if it does not
-/// fit.
+/// Writes an entry of a listing, and looks it up if the listing has nodes. Returns its length and its node, or `None` if
+/// it does not fit.
 fn put_entry(
     room: &mut [u8],
     tree: &mut Tree,
     parent: u64,
     from: &Entry<'_>,
     plus: bool,
-) -> Option<usize> {
+) -> Option<(usize, Option<u64>)> {
     let name = from.name.to_bytes();
     let start = if plus { size_of::<EntryOut>() } else { 0 };
     let named = start + size_of::<Dirent>();
     let len = (named + name.len()).next_multiple_of(8);
     let room = room.get_mut(..len)?;
     room.zero();
+    let mut node = None;
     if plus {
         // `.` and `..` have no node here, and neither has a file that cannot be looked up.
-        let found = tree.look_up(parent, from.name).map(entry);
-        found.unwrap_or_default().write_to_prefix(room).ok()?;
+        let found = tree.look_up(parent, from.name).ok();
+        node = found.map(|(node, _)| node);
+        found
+            .map(entry)
+            .unwrap_or_default()
+            .write_to_prefix(room)
+            .ok()?;
     }
     let dirent = Dirent {
         ino: from.ino,
@@ -242,7 +256,7 @@ fn put_entry(
     };
     dirent.write_to_prefix(&mut room[start..]).ok()?;
     room[named..named + name.len()].copy_from_slice(name);
-    Some(len)
+    Some((len, node))
 }
 
 fn entry((node, metadata): (u64, Metadata)) -> EntryOut {

@@ -157,3 +157,26 @@ fn files_are_found_to_a_bounded_depth() {
         unlinkat(&at, "d", AtFlags::REMOVEDIR).expect("removed");
     }
 }
+
+#[test]
+fn a_listing_that_fails_leaves_no_nodes() {
+    let outer = tempfile::tempdir().expect("a folder");
+    for name in ["a", "z"] {
+        fs::create_dir_all(outer.path().join(name)).expect("a folder");
+        for number in 0..5 {
+            fs::write(outer.path().join(format!("{name}/{number}")), "").expect("a file");
+        }
+    }
+    let mut driver = driver_of(outer.path(), 7);
+    let folder = driver.look_up(ROOT, "a").expect("it is there").node;
+    let file = driver.look_up(folder, "0").expect("it is there").node;
+    driver.send(opcode::FORGET, file, &1u64.to_ne_bytes());
+    assert_eq!(driver.list(folder, false, 4096).expect("listed").len(), 5);
+    move_to(&outer, "a", "b");
+    // Its files are found below the open folder, whose own name is gone.
+    let listed = driver.at(opcode::READDIRPLUS, folder, 0, 4096);
+    assert_eq!(listed, Err(Errno::NOENT));
+    for number in 0..5 {
+        driver.walk(&format!("z/{number}")).expect("a free node");
+    }
+}
