@@ -278,9 +278,14 @@ impl Tree {
                 // `DT_*` are the type bits of the mode.
                 kind => kind.as_raw_mode() >> 12,
             };
+            let ino = match id {
+                // Its `..` is a folder outside.
+                ROOT if entry.file_name() == c".." => self.inode,
+                _ => number(entry.ino(), system),
+            };
             let entry = Entry {
                 name: entry.file_name(),
-                ino: number(entry.ino(), system),
+                ino,
                 kind,
                 next: entry.next_entry_cookie(),
             };

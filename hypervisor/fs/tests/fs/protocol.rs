@@ -8,7 +8,7 @@ use crate::driver::{Driver, read};
 use proptest::prelude::*;
 use rustix::io::Errno;
 use tempfile::TempDir;
-use wormhole_fs::abi::{EntryOut, OutHeader, ROOT, StatfsOut, opcode};
+use wormhole_fs::abi::{Dirent, EntryOut, OutHeader, ROOT, StatfsOut, opcode};
 use wormhole_fs::server::Server;
 use wormhole_fs::tree::{MOST_NODES, Tree};
 use zerocopy::IntoBytes;
@@ -116,6 +116,32 @@ fn a_folder_is_listed_whole_in_replies_of_any_size() {
     let text = driver.look_up(ROOT, "text").expect("it is there");
     assert_eq!(driver.list(text.node, false, 4096), Err(Errno::NOTDIR));
     assert_eq!(driver.read(ROOT, 0, 4096), Err(Errno::ISDIR));
+}
+
+#[test]
+fn a_listing_tells_nothing_of_the_folder_outside() {
+    let (outer, mut driver) = fixture();
+    let inode = |path: &Path| fs::metadata(path).expect("metadata").ino();
+    let (inside, outside) = (inode(&outer.path().join("root")), inode(outer.path()));
+    for (opcode, start) in [
+        (opcode::READDIR, 0),
+        (opcode::READDIRPLUS, size_of::<EntryOut>()),
+    ] {
+        let whole = driver.at(opcode, ROOT, 0, 4096).expect("a listing");
+        let (mut rest, mut parents) = (&whole[..], 0);
+        while !rest.is_empty() {
+            let entry: Dirent = read(&rest[start..]);
+            let len = entry.namelen as usize;
+            let name = start + size_of::<Dirent>();
+            if &rest[name..][..len] == b".." {
+                assert_eq!(entry.ino, inside);
+                parents += 1;
+            }
+            assert_ne!(entry.ino, outside);
+            rest = &rest[name + len.next_multiple_of(8)..];
+        }
+        assert_eq!(parents, 1);
+    }
 }
 
 #[test]
