@@ -1,5 +1,7 @@
 //! `wormhole-fs FOLDER`: serves one guest over the socket on standard input, until its other end is closed.
 
+mod inherited;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +43,7 @@ enum FsError {
 }
 
 fn main() -> ExitCode {
+    inherited::close();
     let arguments = match parse::<Arguments>("wormhole-fs") {
         Ok(arguments) => arguments,
         Err(status) => return status,

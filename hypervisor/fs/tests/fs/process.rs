@@ -81,6 +81,30 @@ fn the_process_serves_packets_with_few_open_files_and_ends_with_its_socket() {
 }
 
 #[test]
+fn the_process_holds_nothing_that_its_starter_had_open() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (ours, theirs) = sockets();
+    let text = root.path().join("text");
+    fs::write(&text, "open").expect("a file");
+    let child = Command::new("sh")
+        .args(["-c", r#"exec 3<"$2" 9<"$2" "$0" "$1""#])
+        .arg(env!("CARGO_BIN_EXE_wormhole-fs"))
+        .args([root.path(), &text])
+        .stdin(Stdio::from(theirs))
+        .spawn();
+    let mut child = child.expect("it starts");
+    driver(&ours).metadata(ROOT).expect("an answer");
+    let folder = format!("/proc/{}/fd", child.id());
+    let open = fs::read_dir(folder).expect("a process");
+    let open = open.map(|file| fs::read_link(file.expect("an entry").path()).expect("a link"));
+    let open: Vec<_> = open.collect();
+    assert!(open.iter().any(|path| path == root.path()), "{open:?}");
+    assert!(!open.contains(&text), "{open:?}");
+    drop(ours);
+    assert!(child.wait().expect("it ends").success());
+}
+
+#[test]
 fn mistakes_are_named() {
     let refused = |output: Output, words: &str| {
         let said = String::from_utf8(output.stderr).expect("text");
