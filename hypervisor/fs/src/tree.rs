@@ -26,7 +26,7 @@ use rustix::io::{Errno, pread};
 
 use crate::abi::ROOT;
 
-/// Most nodes of a guest: about 150 MB with names of usual length.
+/// Most nodes of a guest: about 150 MB with names of usual length, and 280 MB with names of 255 bytes.
 pub const MOST_NODES: usize = 1 << 19;
 
 /// Most descriptors that stay open for folders that lead to others, and as many for files and listings.
@@ -61,7 +61,7 @@ pub const OPEN_FLAGS: OFlags = FOLDER.union(CONTENT).union(OFlags::LARGEFILE);
 /// File systems that have no place in a guest: the kernel makes their files, and reading these has effects or tells
 /// of this host's processes. Magic numbers of statfs(2). An access asks for them each time that it enters another file
 /// system: a device number, once unmounted, may be another file system's.
-const PSEUDO: [u64; 16] = [
+const PSEUDO: [u64; 21] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
     0x6462_6720, // debugfs
@@ -78,6 +78,11 @@ const PSEUDO: [u64; 16] = [
     0x4249_4e4d, // binfmt_misc
     0xf97c_ff8c, // selinux
     0x6573_5543, // fusectl
+    0x6e73_6673, // nsfs
+    0x0765_5821, // resctrl
+    0x4341_5d53, // smackfs
+    0xabba_1974, // xenfs
+    0x6c6f_6f70, // binderfs
 ];
 
 /// Most file systems whose files have inode numbers that differ from all others.

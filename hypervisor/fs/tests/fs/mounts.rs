@@ -81,3 +81,20 @@ fn a_file_system_of_the_kernel_is_absent_though_its_device_number_was_anothers()
     }
     panic!("no device number was used again");
 }
+
+#[test]
+fn a_namespace_is_absent_where_it_is_mounted() {
+    if !is_inside("mounts::a_namespace_is_absent_where_it_is_mounted") {
+        return;
+    }
+    let root = tempfile::tempdir().expect("a folder");
+    let place = root.path().join("place");
+    fs::write(&place, "").expect("a file");
+    let mut driver = driver_of(root.path(), 100);
+    let node = driver.look_up(ROOT, "place").expect("it is there").node;
+    run("mount", &["--bind", "/proc/self/ns/net"], &place);
+    assert_eq!(driver.look_up(ROOT, "place").err(), Some(Errno::NOENT));
+    assert!(driver.read(node, 0, 9).is_err());
+    run("umount", &[], &place);
+    assert!(driver.look_up(ROOT, "place").is_ok());
+}
