@@ -12,6 +12,8 @@
 
 pub mod abi;
 pub mod confinement;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod packets;
 pub mod server;
 pub mod tree;
