@@ -11,9 +11,10 @@ use wormhole_link::harmless;
 
 /// Writes a line to standard error in one piece, after the command's name. Parts of it come from
 /// guests, workers and file names, so characters that would move a terminal's cursor or change its
-/// state are replaced by dots.
+/// state are replaced by dots, and ends of lines by spaces.
 pub fn line(text: Arguments<'_>) {
-    to_stderr(&format!("wormhole: {}\n", harmless(&text.to_string())));
+    let text = harmless(&text.to_string()).replace('\n', " ");
+    to_stderr(&format!("wormhole: {text}\n"));
 }
 
 /// Writes text to standard error unchanged.
