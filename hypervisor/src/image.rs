@@ -10,6 +10,7 @@ use crate::run::Kernel;
 use crate::say;
 
 #[derive(Debug, Subcommand)]
+#[command(arg_required_else_help = false)]
 pub enum Action {
     /// Build an image from Debian's packages.
     #[command(subcommand)]
@@ -17,6 +18,7 @@ pub enum Action {
 }
 
 #[derive(Debug, Subcommand)]
+#[command(arg_required_else_help = false)]
 pub enum Build {
     /// The image that guests boot from.
     Guest(Options),

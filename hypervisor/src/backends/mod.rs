@@ -30,6 +30,7 @@ const END_LIMIT: Duration = Duration::from_secs(75);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
+#[command(arg_required_else_help = false)]
 pub enum Action {
     /// Start a backend that serves programs until it is stopped.
     Start(Box<start::Options>),
