@@ -1,7 +1,8 @@
 //! Limits that an operator sets for a supervisor's tenants: the options of the supervisor, and of the command that
 //! starts one.
 
-use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, value_parser};
 
 /// Bytes of memory without which no worker starts.
 pub const LEAST_MEMORY: u64 = 64 << 20;
@@ -10,7 +11,7 @@ pub const LEAST_MEMORY: u64 = 64 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct OperatorOptions {
     /// A user, by number, whose processes may attach over the socket, beside root and the supervisor's own user.
-    #[arg(long, value_name = "UID")]
+    #[arg(long, value_name = "UID", value_parser = value_parser!(u32).range(..i64::from(u32::MAX)))]
     pub tenant_user: Vec<u32>,
     /// The tenants trust each other. They are then served although no cgroup is delegated to the supervisor, so that
     /// nothing limits their memory and processors. On a GPU the supervisor need not be root, and programs share memory by
@@ -31,22 +32,54 @@ pub struct OperatorOptions {
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub tenant_memory: Option<u64>,
     /// Tenants that one user may have over the socket at the same time; 64 if not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub tenants_per_user: Option<usize>,
     /// Sessions, which are CUDA processes, that one tenant may have at the same time; 128 if not given. Where there are
     /// cgroups, their workers may have 5,120 threads for each, but one of several tenants at most half of the threads
     /// that all workers may have: three quarters of the system's limit.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub sessions: Option<usize>,
     /// Sessions that all tenants of one user may have at the same time; 1,024 if not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub sessions_per_user: Option<usize>,
     /// How large a tenant's window may be, as in 64G; 1T if not given.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub window_limit: Option<u64>,
 }
 
+/// A limit that has no effect, since another one is lower. Both are names of options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--{part} has no effect, since --{whole} allows less: lower it or leave it out")]
+pub struct Beyond {
+    pub part: &'static str,
+    pub whole: &'static str,
+}
+
 impl OperatorOptions {
+    /// Checks that each limit is within the limit of what it is a part of.
+    ///
+    /// # Errors
+    /// One is not.
+    pub fn check(&self) -> Result<(), Beyond> {
+        let count = |count: Option<usize>| count.map(|count| count as u64);
+        let within = [
+            (
+                ("worker-memory", self.worker_memory),
+                ("tenant-memory", self.tenant_memory),
+            ),
+            (
+                ("sessions", count(self.sessions)),
+                ("sessions-per-user", count(self.sessions_per_user)),
+            ),
+        ];
+        let beyond = within
+            .iter()
+            .find(|((_, part), (_, whole))| whole.is_some() && part > whole);
+        beyond.map_or(Ok(()), |((part, _), (whole, _))| {
+            Err(Beyond { part, whole })
+        })
+    }
+
     /// Returns the arguments that set the same options for another process.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
@@ -71,6 +104,11 @@ impl OperatorOptions {
         arguments.extend(self.trusted_tenants.then(|| "--trusted-tenants".to_owned()));
         arguments
     }
+}
+
+/// A backend without any tenants or sessions would serve nobody.
+fn count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 fn memory(text: &str) -> Result<u64, String> {
@@ -106,6 +144,40 @@ mod tests {
         assert_eq!(memory("100000000"), Ok(100_000_000));
         for wrong in ["", "G", "4GG", "-4G", "4 G", "4g", "63M", "99999999999T"] {
             assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn options_with_which_no_one_is_served_are_refused() {
+        for option in [
+            "--sessions=0",
+            "--sessions-per-user=0",
+            "--tenants-per-user=0",
+            "--tenant-user=4294967295",
+        ] {
+            let parsed = Command::try_parse_from(["x", option]);
+            assert!(parsed.is_err(), "{option}");
+        }
+    }
+
+    #[test]
+    fn a_limit_beyond_that_of_the_whole_is_refused() {
+        let check = |arguments: &[&str]| {
+            let all = ["x"].iter().chain(arguments);
+            Command::try_parse_from(all).unwrap().options.check()
+        };
+        for good in [
+            &["--worker-memory=2G", "--tenant-memory=2G"][..],
+            &["--sessions=2", "--sessions-per-user=3"],
+            &["--sessions=5000", "--worker-memory=1T"],
+        ] {
+            assert_eq!(check(good), Ok(()));
+        }
+        for bad in [
+            &["--worker-memory=2G", "--tenant-memory=1G"][..],
+            &["--sessions=2", "--sessions-per-user=1"],
+        ] {
+            assert!(check(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -16,6 +16,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 use serde::Serialize;
+use wormhole_link::operator::Beyond;
 
 use self::place::{Name, Place, PlaceError, Record};
 use crate::backend::BackendError;
@@ -77,6 +78,8 @@ pub enum BackendsError {
     Version { path: PathBuf, theirs: String },
     #[error("backend {name} is running already, as process {pid}")]
     Running { name: Name, pid: u32 },
+    #[error(transparent)]
+    Operator(#[from] Beyond),
     #[error("cannot start the supervisor")]
     Start(#[source] io::Error),
     #[error("backend {name} does not start")]

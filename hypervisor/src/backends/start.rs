@@ -62,6 +62,7 @@ const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
 /// Starts a backend. Returns when it serves, or when it has ended.
 pub fn run(options: &Options) -> Result<(), BackendsError> {
     let Placement::Host = options.placement;
+    options.operator.check()?;
     let installation = Installation::locate()?;
     let place = Place::own(options.name.clone())?;
     let held = place.hold()?;
