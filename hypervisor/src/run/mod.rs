@@ -26,6 +26,7 @@ use rustix::fs::{Access, access};
 use wormhole_images::{ImageError, NotExecuted};
 use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
+use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
@@ -129,17 +130,15 @@ struct Disk {
     access: DiskAccess,
 }
 
-impl From<OsString> for Disk {
-    fn from(text: OsString) -> Self {
-        match text.as_bytes().strip_suffix(b":ro") {
-            Some(path) => Self {
-                path: OsStr::from_bytes(path).into(),
-                access: DiskAccess::ReadOnly,
-            },
-            None => Self {
-                path: text.into(),
-                access: DiskAccess::ReadWrite,
-            },
+impl Disk {
+    fn parse(text: OsString) -> Result<Self, &'static str> {
+        let (path, access) = match text.as_bytes().strip_suffix(b":ro") {
+            Some(path) => (PathBuf::from(OsStr::from_bytes(path)), DiskAccess::ReadOnly),
+            None => (text.into(), DiskAccess::ReadWrite),
+        };
+        match path.as_os_str().is_empty() {
+            true => Err("a disk needs a file"),
+            false => Ok(Self { path, access }),
         }
     }
 }
@@ -192,7 +191,7 @@ pub struct Options {
     take: Vec<PathBuf>,
     /// A raw image file, or a block device, as a disk of the guest (`/dev/vda`, then `/dev/vdb` and so on). With `:ro`
     /// behind it the guest can only read it, and several guests can have it at once.
-    #[arg(long, value_name = "FILE[:ro]")]
+    #[arg(long, value_name = "FILE[:ro]", value_parser = OsStringValueParser::new().try_map(Disk::parse))]
     disk: Vec<Disk>,
     /// A network of the guest (`eth0`, then `eth1` and so on): a tap interface of this machine, and the guest's IPv4
     /// address; with a default route through the gateway, and a name server, where they are given.
@@ -338,15 +337,11 @@ impl Options {
                 return Err(RunError::Workdir(folder.clone()));
             }
         }
-        if !self
-            .window
-            .0
-            .is_multiple_of(wormhole_ring::layout::SEGMENT_BYTES as u64)
-            || self.window.0 < LEAST_WINDOW
+        if !self.window.0.is_multiple_of(SEGMENT_BYTES as u64)
+            || !(LEAST_WINDOW..=WINDOW_MAX_BYTES).contains(&self.window.0)
         {
             return Err(RunError::Window {
                 size: self.window.0,
-                least: LEAST_WINDOW,
             });
         }
         if self.disk.len() > MAX_DISKS {
@@ -416,9 +411,11 @@ pub enum RunError {
     )]
     Apart(Option<String>),
     #[error(
-        "a window of {size} bytes does not fit: it must be a multiple of 2 MiB and at least {least} bytes"
+        "a window of {size} bytes does not fit: it must be a multiple of 2 MiB and at least {LEAST_WINDOW} bytes, \
+         at most {}T",
+        WINDOW_MAX_BYTES >> 40
     )]
-    Window { size: u64, least: u64 },
+    Window { size: u64 },
     #[error("{0}")]
     Kvm(String),
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
