@@ -6,6 +6,7 @@
 
 mod backend;
 mod backends;
+mod config;
 mod device;
 mod image;
 mod installation;
@@ -52,18 +53,25 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let command: Command = match arguments::parse("wormhole") {
-        Ok(command) => command,
-        Err(status) => return status,
-    };
     say::survive_the_file_size_limit();
+    let (command, origins) = match config::parse::<Command>(std::env::args_os().collect()) {
+        Ok(parsed) => parsed,
+        Err(config::Error::Arguments(error)) => return arguments::report("wormhole", &error),
+        Err(config::Error::Config(error)) => {
+            say::line(format_args!("{}", chain(&error)));
+            return ExitCode::from(USAGE);
+        }
+    };
     keep_ended_children();
     let outcome = match command.action {
-        Action::Run(options) => run::run(*options)
-            .map_err(|error| (error.status(), (!error.is_said()).then(|| chain(&error)))),
-        Action::Backend(action) => backends::run(action)
-            .map(|()| 0)
-            .map_err(|error| (USAGE, (!error.is_said()).then(|| chain(&error)))),
+        Action::Run(options) => run::run(*options).map_err(|error| {
+            let sentence = || chain(&error) + &origins.note(&error.options());
+            (error.status(), (!error.is_said()).then(sentence))
+        }),
+        Action::Backend(action) => backends::run(action).map(|()| 0).map_err(|error| {
+            let sentence = || chain(&error) + &origins.note(&error.options());
+            (USAGE, (!error.is_said()).then(sentence))
+        }),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),

@@ -16,23 +16,33 @@ pub const USAGE: u8 = 2;
 /// # Errors
 /// The arguments are wrong. The mistake was printed; the error is the status to exit with.
 pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
-    A::try_parse().map_err(|error| {
-        let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-        if !error.use_stderr() || is_help {
-            error.exit();
-        }
-        // If standard error cannot be written, the exit status still reports the mistake.
-        let _ = writeln!(
-            std::io::stderr(),
-            "{program}: {}",
-            harmless(&sentence(&error.to_string()))
-        );
-        ExitCode::from(USAGE)
-    })
+    A::try_parse().map_err(|error| report(program, &error))
+}
+
+/// Prints a mistake in arguments in one sentence, or help or version if these were requested. Returns the status to exit
+/// with; exits itself after help or version.
+pub fn report(program: &str, error: &clap::Error) -> ExitCode {
+    let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || is_help {
+        error.exit();
+    }
+    // If standard error cannot be written, the exit status still reports the mistake.
+    let _ = writeln!(
+        std::io::stderr(),
+        "{program}: {}",
+        harmless(&sentence(error))
+    );
+    ExitCode::from(USAGE)
+}
+
+/// Returns clap's message in one line: the mistake and perhaps a tip, without the usage.
+#[must_use]
+pub fn sentence(error: &clap::Error) -> String {
+    joined(&error.to_string())
 }
 
 /// Joins the paragraphs of a clap message, the mistake and perhaps a tip, without the usage.
-fn sentence(text: &str) -> String {
+fn joined(text: &str) -> String {
     let paragraphs: Vec<String> = text
         .trim_start_matches("error: ")
         .split("\n\n")
@@ -70,8 +80,7 @@ mod tests {
             &["x"],
             &["x", "--count", "1", "--name"],
         ] {
-            let error = Arguments::try_parse_from(wrong).unwrap_err().to_string();
-            let sentence = sentence(&error);
+            let sentence = sentence(&Arguments::try_parse_from(wrong).unwrap_err());
             assert!(!sentence.contains('\n'), "{sentence}");
             assert!(!sentence.contains("Usage"), "{sentence}");
             assert!(!sentence.contains("more information"), "{sentence}");

@@ -104,6 +104,14 @@ pub enum BackendsError {
 }
 
 impl BackendsError {
+    /// Returns the names of the options that the error is about.
+    pub fn options(&self) -> Vec<&'static str> {
+        match self {
+            Self::Operator(Beyond { part, whole }) => vec![part, whole],
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns whether the process that failed has printed the cause already.
     pub fn is_said(&self) -> bool {
         matches!(self, Self::Said)

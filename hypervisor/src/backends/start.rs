@@ -20,6 +20,7 @@ use super::place::{Held, Name, Place, Record};
 use super::process::Process;
 use super::{BackendsError, DEFAULT, END_LIMIT, connect_to, now};
 use crate::backend::{Backend, BackendError};
+use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::say;
@@ -48,6 +49,8 @@ pub struct Options {
     /// manager is notified when it serves (sd_notify(3)).
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    config: ConfigOption,
 }
 
 /// Window of the tenant that asks whether the device works.

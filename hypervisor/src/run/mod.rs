@@ -10,6 +10,7 @@ pub mod reaper;
 pub mod record;
 mod summary;
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -33,6 +34,7 @@ use self::network::{NetworkError, NetworkOption};
 use self::record::Record;
 use crate::backend::{Backend, BackendError};
 use crate::backends::{BackendsError, Chosen};
+use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
 use crate::say;
@@ -213,6 +215,8 @@ pub struct Options {
     /// Write the summary as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigOption,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
@@ -288,9 +292,8 @@ impl Options {
             });
             variables.extend(mine);
         }
-        variables.retain(|(name, _)| !self.env.iter().any(|(given, _)| given == name));
         variables.extend(self.env.iter().cloned());
-        variables
+        with_last_values(variables)
     }
 
     /// Returns the folders in which a guest with files of its own has programs.
@@ -304,22 +307,22 @@ impl Options {
     fn check(&self) -> Result<(), RunError> {
         if self.placement == Placement::Process {
             let of_guests: Vec<&str> = [
-                ("--host", self.host.is_some()),
-                ("--kernel", self.kernel.is_some()),
-                ("--memory", self.memory.is_some()),
-                ("--cpus", self.cpus.is_some()),
-                ("--rootfs", self.rootfs.is_some()),
-                ("--take", !self.take.is_empty()),
-                ("--disk", !self.disk.is_empty()),
-                ("--network", !self.network.is_empty()),
-                ("--interactive", self.interactive),
-                ("--timeout", self.timeout.is_some()),
+                ("host", self.host.is_some()),
+                ("kernel", self.kernel.is_some()),
+                ("memory", self.memory.is_some()),
+                ("cpus", self.cpus.is_some()),
+                ("rootfs", self.rootfs.is_some()),
+                ("take", !self.take.is_empty()),
+                ("disk", !self.disk.is_empty()),
+                ("network", !self.network.is_empty()),
+                ("interactive", self.interactive),
+                ("timeout", self.timeout.is_some()),
             ]
             .into_iter()
             .filter_map(|(name, given)| given.then_some(name))
             .collect();
             if !of_guests.is_empty() {
-                return Err(RunError::NoGuest(of_guests.join(", ")));
+                return Err(RunError::NoGuest(of_guests));
             }
         }
         if let Some(root) = &self.rootfs {
@@ -382,8 +385,8 @@ pub enum RunError {
     NotExecuted(#[from] NotExecuted),
     #[error("{message}")]
     NotRun { status: u8, message: String },
-    #[error("{0} applies to guests, and --placement process has none: leave it out")]
-    NoGuest(String),
+    #[error("--{} applies to guests, and --placement process has none: leave it out", .0.join(", --"))]
+    NoGuest(Vec<&'static str>),
     #[error("--take has no effect with --rootfs, which shows whole folders: leave it out")]
     Taken,
     #[error("cannot show {} to a guest: it is no folder", .0.display())]
@@ -468,6 +471,24 @@ impl RunError {
         matches!(self, Self::Said(_) | Self::Backend(BackendError::Said))
     }
 
+    /// Returns the names of the options that the error is about.
+    pub fn options(&self) -> Vec<&'static str> {
+        match self {
+            Self::NoGuest(options) => options.clone(),
+            Self::Taken => vec!["rootfs", "take"],
+            Self::NoFolder(_) => vec!["rootfs"],
+            Self::Workdir(_) => vec!["workdir"],
+            Self::Memory { .. } => vec!["memory"],
+            Self::Window { .. } => vec!["window"],
+            Self::Disks(_) | Self::Disk(_) => vec!["disk"],
+            Self::Network(_) => vec!["network"],
+            Self::Overwritten(_) => vec!["json"],
+            Self::Backends(_) | Self::Apart(_) => vec!["backend"],
+            Self::NotExecuted(_) => vec!["command"],
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns the exit status of a run with this error.
     pub fn status(&self) -> u8 {
         match self {
@@ -528,7 +549,10 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     if let Some(path) = &options.json {
         let disks = options.disk.iter().map(|disk| &disk.path);
-        let mut read = std::iter::once(&program).chain(&options.take).chain(disks);
+        let mut read = std::iter::once(&program)
+            .chain(&options.take)
+            .chain(disks)
+            .chain(&options.config.file);
         if let Some(read) = read.find(|read| same_file(path, read)) {
             return Err(RunError::Overwritten(read.clone()));
         }
@@ -735,6 +759,18 @@ fn forwarded_variables() -> Vec<Variable> {
         .collect()
 }
 
+/// Returns each variable once, with its last value: programs read the first of two.
+fn with_last_values(variables: Vec<Variable>) -> Vec<Variable> {
+    let mut seen = HashSet::new();
+    let mut last: Vec<Variable> = variables
+        .into_iter()
+        .rev()
+        .filter(|(name, _)| seen.insert(name.clone()))
+        .collect();
+    last.reverse();
+    last
+}
+
 /// Makes the folders of a path absolute. The loader takes an empty name for the working directory.
 fn absolute_folders(path: &OsStr) -> Option<OsString> {
     if path.is_empty() {
@@ -755,6 +791,14 @@ fn absolute_folders(path: &OsStr) -> Option<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_has_its_last_value() {
+        let variable = |name: &str, value: &str| (name.into(), value.into());
+        let given = vec![variable("A", "1"), variable("B", "2"), variable("A", "3")];
+        let last = vec![variable("B", "2"), variable("A", "3")];
+        assert_eq!(with_last_values(given), last);
+    }
 
     #[test]
     fn folders_of_libraries_are_the_same_in_a_guest() {

@@ -500,11 +500,12 @@ fn a_run_ends_although_its_backend_stands() {
     runtime.passes("stands", "vector_add");
 }
 
-/// Returns the unit of a backend, with the path of the staged command.
-fn unit() -> String {
-    let unit =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/units/wormhole-backend.service");
-    let unit = fs::read_to_string(unit).expect("the unit");
+const UNITS: [&str; 2] = ["wormhole-backend.service", "wormhole-backend@.service"];
+
+/// Returns a unit of backends, with the path of the staged command.
+fn unit(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/units");
+    let unit = fs::read_to_string(folder.join(name)).expect("the unit");
     let staged = stage().join("bin/wormhole");
     let staged = staged.to_str().expect("a path in UTF-8");
     assert!(unit.contains("/usr/bin/wormhole"));
@@ -512,39 +513,54 @@ fn unit() -> String {
 }
 
 #[test]
-fn the_unit_of_a_backend_is_valid() {
+fn the_units_of_backends_are_valid() {
     let folder = tempfile::tempdir().expect("a folder");
-    let verify = |unit: &str| {
-        let path = folder.path().join("wormhole-backend.service");
+    let verify = |name: &str, unit: &str| {
+        let path = folder.path().join(name);
         fs::write(&path, unit).expect("room");
         let mut command = Command::new("systemd-analyze");
         command.arg("verify").arg(path).output()
     };
-    let verified = match verify(&unit()) {
-        Err(error) => {
-            println!("skipped: systemd-analyze cannot be started: {error}");
-            return;
-        }
-        Ok(verified) => verified,
-    };
-    let said = String::from_utf8_lossy(&verified.stderr);
-    assert!(verified.status.success(), "{said}");
-    assert!(!said.contains("wormhole-backend.service"), "{said}");
-    let wrong = verify(&unit().replace("Type=notify", "Typ=notify")).expect("as before");
-    let said = String::from_utf8_lossy(&wrong.stderr);
-    assert!(said.contains("'Typ'"), "{said}");
+    for name in UNITS {
+        let verified = match verify(name, &unit(name)) {
+            Err(error) => {
+                println!("skipped: systemd-analyze cannot be started: {error}");
+                return;
+            }
+            Ok(verified) => verified,
+        };
+        let said = String::from_utf8_lossy(&verified.stderr);
+        assert!(verified.status.success(), "{said}");
+        assert!(!said.contains("wormhole-backend"), "{said}");
+        let wrong = unit(name).replace("Type=notify", "Typ=notify");
+        let wrong = verify(name, &wrong).expect("as before");
+        let said = String::from_utf8_lossy(&wrong.stderr);
+        assert!(said.contains("'Typ'"), "{said}");
+    }
 }
 
-#[test]
-fn the_unit_of_a_backend_starts_it() {
-    let _alone = alone();
-    let runtime = Runtime::new();
-    let unit = unit();
+/// Runs the command of a unit of the backend `two`, whose file is in this folder.
+fn start_unit(name: &str, folder: &Path) -> Finished {
+    let folder = folder.to_str().expect("a path in UTF-8");
+    let unit = unit(name).replace("/etc/wormhole", folder);
+    let unit = unit.replace("%i", "two");
     let line = unit
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
     let words: Vec<&str> = line.expect("a command").split(' ').skip(1).collect();
-    // Without a cgroup the supervisor refuses to start, unless its tenants trust each other.
-    let refusal = runtime.finish(&words);
-    refused(&refusal, "--trusted-tenants");
+    Runtime::new().finish(&words)
+}
+
+#[test]
+fn the_units_of_backends_start_them() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("two.toml");
+    fs::write(&file, "device = \"cpu:2\"").expect("room");
+    for name in UNITS {
+        // Without a cgroup the supervisor refuses to start, unless its tenants trust each other.
+        refused(&start_unit(name, folder.path()), "--trusted-tenants");
+    }
+    fs::write(&file, "sessions = 0").expect("room");
+    refused(&start_unit(UNITS[1], folder.path()), "two.toml, line 1: ");
 }

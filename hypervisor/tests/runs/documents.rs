@@ -16,11 +16,20 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Returns the blocks of a page in a language.
+fn blocks_of(page: &Path, language: &str) -> Vec<String> {
+    let text = fs::read_to_string(page).expect("a page");
+    let begin = format!("```{language}\n");
+    let blocks = text.split(&begin).skip(1);
+    blocks
+        .map(|block| block.split("```").next().unwrap_or(block).to_owned())
+        .collect()
+}
+
 /// Returns the lines of a page's shell blocks in order, without their comments.
 fn commands_of(page: &Path) -> Vec<String> {
-    let text = fs::read_to_string(page).expect("a page");
-    let blocks = text.split("```sh\n").skip(1);
-    let lines = blocks.flat_map(|block| block.split("```").next().unwrap_or(block).lines());
+    let blocks = blocks_of(page, "sh");
+    let lines = blocks.iter().flat_map(|block| block.lines());
     let commands = lines.map(|line| line.split(" #").next().unwrap_or(line).trim());
     commands
         .filter(|command| !command.is_empty())
@@ -28,14 +37,18 @@ fn commands_of(page: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns the lines of all shell blocks.
-fn commands() -> BTreeSet<String> {
+/// Returns README, CONTRIBUTING and the pages in `docs`.
+fn pages() -> Vec<PathBuf> {
     let pages = fs::read_dir(root().join("docs")).expect("the folder of pages");
     let pages = pages.flatten().map(|entry| entry.path());
     let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
     let others = ["README.md", "CONTRIBUTING.md"].map(|name| root().join(name));
-    let pages = pages.chain(others);
-    pages.flat_map(|page| commands_of(&page)).collect()
+    pages.chain(others).collect()
+}
+
+/// Returns the lines of all shell blocks.
+fn commands() -> BTreeSet<String> {
+    pages().iter().flat_map(|page| commands_of(page)).collect()
 }
 
 /// A Python program that uses the device.
@@ -60,6 +73,14 @@ fn users_folder() -> tempfile::TempDir {
     fs::write(at("settings.toml"), "").expect("a file");
     fs::write(at("input.txt"), "a line\n").expect("a file");
     fs::write(at("train.py"), TRAIN).expect("a file");
+    let mut configurations = 0;
+    for text in pages().iter().flat_map(|page| blocks_of(page, "toml")) {
+        // The first line names the file.
+        let name = text.lines().next().and_then(|line| line.strip_prefix("# "));
+        fs::write(at(name.expect("a name")), &text).expect("a file");
+        configurations += 1;
+    }
+    assert!(configurations >= 2, "only {configurations} were found");
     folder
 }
 

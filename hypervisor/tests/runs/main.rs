@@ -3,6 +3,7 @@
 
 mod backends;
 mod bad_input;
+mod config;
 mod documents;
 mod execution;
 mod gpu;
