@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmCaps, MacAddress, NetConfig,
-    Refused, Tap, Vm, VmConfig, VsockConfig, probe,
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, MacAddress, NetConfig, Refused, Tap,
+    Vm, VmConfig, VsockConfig, probe,
 };
 
 fn main() -> ExitCode {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn boot() -> Result<ExitCode, Box<dyn Error>> {
-    if let KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } = probe() {
+    if let Some(why) = probe().why() {
         return Err(why.into());
     }
     let mut args = std::env::args().skip(1);

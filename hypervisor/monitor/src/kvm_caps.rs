@@ -29,6 +29,11 @@ pub enum KvmCaps {
         /// One line with the reason and the remedy.
         why: String,
     },
+    /// KVM is there, and this process may not use it.
+    Denied {
+        /// One line with the reason and the remedy.
+        why: String,
+    },
     /// KVM runs payloads (programs in user mode without a kernel), but not Linux.
     PayloadOnly {
         /// One line with the reason and the remedy.
@@ -42,7 +47,7 @@ impl KvmCaps {
     /// Returns the reason for a limitation, if there is one.
     pub fn why(&self) -> Option<&str> {
         match self {
-            Self::Missing { why } | Self::PayloadOnly { why } => Some(why),
+            Self::Missing { why } | Self::Denied { why } | Self::PayloadOnly { why } => Some(why),
             Self::Linux => None,
         }
     }
@@ -59,7 +64,10 @@ pub fn probe() -> KvmCaps {
     };
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
-        Err(error) => return missing("/dev/kvm cannot be used", &error),
+        Err(error) => {
+            return denied(error.errno())
+                .unwrap_or_else(|| missing("/dev/kvm cannot be used", &error));
+        }
     };
     let version = kvm.get_api_version();
     if version != KVM_API_VERSION {
@@ -87,6 +95,25 @@ pub fn probe() -> KvmCaps {
             ),
         },
     }
+}
+
+/// Returns what to do where KVM is there and this process may not use it; `None` for other errors.
+fn denied(errno: i32) -> Option<KvmCaps> {
+    let remedy = match errno {
+        libc::EACCES => {
+            "add the user to the group of /dev/kvm (`sudo usermod --append --groups kvm USER`, and log in again), or, \
+             where it has none, let root run `chgrp kvm /dev/kvm` and `chmod 660 /dev/kvm`"
+        }
+        libc::EPERM => {
+            "let the container or the cgroup have the device, as `docker run --device /dev/kvm` does"
+        }
+        _ => return None,
+    };
+    let error = kvm_ioctls::Error::new(errno);
+    let why = format!(
+        "/dev/kvm is there, and this user may not open it ({error}): {remedy}; or use --host emulated"
+    );
+    Some(KvmCaps::Denied { why })
 }
 
 /// Clears bits of leaves 1 and 7 and returns the bits that are set again when they are read back.
@@ -121,6 +148,14 @@ fn set_bits(cpuid: &CpuId) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kvm_that_may_not_be_used_is_not_a_missing_one() {
+        let why = |errno| denied(errno).and_then(|caps| caps.why().map(str::to_owned));
+        assert!(why(libc::EACCES).is_some_and(|why| why.contains("--groups kvm")));
+        assert!(why(libc::EPERM).is_some_and(|why| why.contains("--device /dev/kvm")));
+        assert_eq!(why(libc::ENOENT), None);
+    }
 
     #[test]
     fn every_lack_says_what_to_do() {

@@ -18,7 +18,7 @@ const SHOWN: u64 = 2 << 20;
 
 /// Returns whether payloads can run here; prints the reason if not.
 fn kvm() -> bool {
-    if let KvmCaps::Missing { why } = probe() {
+    if let KvmCaps::Missing { why } | KvmCaps::Denied { why } = probe() {
         eprintln!("skipped: {why}");
         return false;
     }

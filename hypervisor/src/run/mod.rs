@@ -686,6 +686,8 @@ fn choose_host(wanted: Host) -> Result<Kvm, RunError> {
     }
     match wormhole_monitor::probe() {
         KvmCaps::Linux => Ok(Kvm::Usable),
+        // Emulation is far slower, and the user can mend this.
+        KvmCaps::Denied { why } => Err(RunError::Kvm(why)),
         KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
             if wanted == Host::Auto {
                 Ok(Kvm::Emulated { why: Some(why) })
