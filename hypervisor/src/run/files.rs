@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -81,6 +81,32 @@ pub fn find_below(root: &Path, name: &Path, folders: &[PathBuf]) -> Option<PathB
         .find(is_there)
 }
 
+/// Folders that a guest has of its own, whatever `root` has there.
+const OWN: [&str; 4] = ["proc", "sys", "dev", "run"];
+
+/// Returns whether a guest with the file system below `root` lacks a folder for certain. Links are the guest's to
+/// follow.
+pub fn lacks_folder(root: &Path, folder: &Path) -> bool {
+    let mut path = root.to_owned();
+    for part in folder.components() {
+        match part {
+            Component::RootDir | Component::CurDir => continue,
+            Component::Normal(name) => path.push(name),
+            _ => return false,
+        }
+        if OWN.iter().any(|own| path == root.join(own)) {
+            return false;
+        }
+        match path.symlink_metadata() {
+            Ok(data) if data.is_symlink() => return false,
+            Ok(data) if data.is_dir() => {}
+            Ok(_) => return true,
+            Err(error) => return error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +122,30 @@ mod tests {
         let mut server = launcher.join().expect("a server");
         let status = server.wait().expect("it ends");
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
+    }
+
+    #[test]
+    fn a_folder_that_a_guest_lacks_is_told_from_one_that_it_may_have() {
+        let root = tempfile::tempdir().expect("a folder");
+        let below = |name: &str| root.path().join(name);
+        std::fs::create_dir(below("work")).expect("a folder");
+        std::fs::write(below("file"), "").expect("room");
+        symlink("/no/such/folder", below("link")).expect("a link");
+        let lacks = |folder: &str| lacks_folder(root.path(), folder.as_ref());
+        for there in [
+            "/",
+            "/work",
+            "/./work/",
+            "/link",
+            "/link/any",
+            "/work/../any",
+            "/run/any",
+        ] {
+            assert!(!lacks(there), "{there}");
+        }
+        for missing in ["/none", "/work/none", "/file"] {
+            assert!(lacks(missing), "{missing}");
+        }
     }
 
     #[test]

@@ -339,6 +339,16 @@ impl Options {
             if let Some(folder) = self.workdir.as_ref().filter(|folder| !folder.is_absolute()) {
                 return Err(RunError::Workdir(folder.clone()));
             }
+            if let Some(folder) = self
+                .workdir
+                .as_ref()
+                .filter(|folder| files::lacks_folder(root, folder))
+            {
+                return Err(RunError::NoWorkdir {
+                    root: root.clone(),
+                    folder: folder.clone(),
+                });
+            }
         }
         if !self.window.0.is_multiple_of(SEGMENT_BYTES as u64)
             || !(LEAST_WINDOW..=WINDOW_MAX_BYTES).contains(&self.window.0)
@@ -393,6 +403,8 @@ pub enum RunError {
     NoFolder(PathBuf),
     #[error("--workdir {} is no path of the guest: begin it with /", .0.display())]
     Workdir(PathBuf),
+    #[error("--workdir {} cannot be: the guest has no such folder, since {} has none", .folder.display(), .root.display())]
+    NoWorkdir { root: PathBuf, folder: PathBuf },
     #[error(
         "a guest cannot have {size} bytes of memory: it must be a multiple of 1M, at least {}M and at most {}G",
         LEAST_MEMORY >> 20,
@@ -477,7 +489,7 @@ impl RunError {
             Self::NoGuest(options) => options.clone(),
             Self::Taken => vec!["rootfs", "take"],
             Self::NoFolder(_) => vec!["rootfs"],
-            Self::Workdir(_) => vec!["workdir"],
+            Self::Workdir(_) | Self::NoWorkdir { .. } => vec!["workdir"],
             Self::Memory { .. } => vec!["memory"],
             Self::Window { .. } => vec!["window"],
             Self::Disks(_) | Self::Disk(_) => vec!["disk"],
