@@ -2,6 +2,7 @@
 //! party killed in the middle of a run, and in cases that it must refuse.
 
 mod backends;
+mod bad_configurations;
 mod bad_input;
 mod config;
 mod documents;
