@@ -2,8 +2,11 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::devices::pci::NO_VECTOR;
@@ -93,7 +96,14 @@ impl ActiveQueue {
 
     /// Interrupts the driver unless it suppresses interrupts.
     pub fn interrupt(&mut self, memory: &GuestRam) {
-        if self.queue.needs_notification(memory).unwrap_or(true) {
+        // virtio-queue does not read the driver's flags. They are read after the used index is written: a driver that
+        // clears them reads the index afterwards.
+        fence(Ordering::SeqCst);
+        let flags: Result<u16, _> =
+            memory.load(GuestAddress(self.queue.avail_ring()), Ordering::Relaxed);
+        let is_suppressed = flags
+            .is_ok_and(|flags| u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT != 0);
+        if !is_suppressed {
             self.interrupt.queue_used(self.vector);
         }
     }
@@ -146,15 +156,50 @@ impl QueueSetup {
         let mut queue = Queue::new(self.max_size).ok()?;
         queue.try_set_size(self.size).ok()?;
         queue
-            .try_set_desc_table_address(vm_memory::GuestAddress(self.descriptors))
+            .try_set_desc_table_address(GuestAddress(self.descriptors))
             .ok()?;
         queue
-            .try_set_avail_ring_address(vm_memory::GuestAddress(self.available))
+            .try_set_avail_ring_address(GuestAddress(self.available))
             .ok()?;
         queue
-            .try_set_used_ring_address(vm_memory::GuestAddress(self.used))
+            .try_set_used_ring_address(GuestAddress(self.used))
             .ok()?;
         queue.set_ready(true);
         queue.is_valid(memory).then_some(queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::devices::virtio::test_queue::{BUFFERS, TestQueue, WRITE};
+
+    /// Serves one more buffer.
+    fn serve(guest: &TestQueue, queue: &mut super::ActiveQueue, available: u16) {
+        guest.offer(&[(BUFFERS, 64, WRITE, 0)], &[0; 16], available);
+        queue.serve(&guest.memory, |_| 0);
+        assert_eq!(guest.used(), available);
+    }
+
+    #[test]
+    fn a_driver_that_suppresses_interrupts_gets_none() {
+        let guest = TestQueue::new(16);
+        let mut queue = guest.active();
+        guest.suppress(1);
+        serve(&guest, &mut queue, 1);
+        assert_eq!(guest.interrupts(), 0);
+        guest.suppress(0);
+        serve(&guest, &mut queue, 2);
+        assert_eq!(guest.interrupts(), 1);
+    }
+
+    #[test]
+    fn the_drivers_used_event_suppresses_nothing() {
+        let guest = TestQueue::new(16);
+        let mut queue = guest.active();
+        for (available, event) in (1..).zip([0, 7, u16::MAX]) {
+            guest.set_used_event(event);
+            serve(&guest, &mut queue, available);
+            assert_eq!(guest.interrupts(), usize::from(available));
+        }
     }
 }

@@ -83,6 +83,16 @@ impl TestQueue {
         self.write(AVAILABLE + 2, available);
     }
 
+    /// Writes the available ring's flags: 1 suppresses interrupts.
+    pub fn suppress(&self, flags: u16) {
+        self.write(AVAILABLE, flags);
+    }
+
+    /// Writes the word behind the available ring, which means something with VIRTIO_F_EVENT_IDX alone.
+    pub fn set_used_event(&self, index: u16) {
+        self.write(AVAILABLE + 4 + 2 * u64::from(self.size), index);
+    }
+
     pub fn write<T: ByteValued>(&self, address: u64, value: T) {
         self.memory
             .write_obj(value, GuestAddress(address))
