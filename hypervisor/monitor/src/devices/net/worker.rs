@@ -244,6 +244,7 @@ fn deliver(
         tracing::debug!("a guest's buffers are too small for a frame, which is dropped");
     }
     let mut left = if fits { &*frame } else { &[] };
+    let mut filled = Vec::with_capacity(rooms.len());
     for room in rooms {
         let (now, later) = left.split_at(room.bytes().min(left.len()));
         left = later;
@@ -251,17 +252,21 @@ fn deliver(
             .writer
             .map_or(Ok(()), |mut writer| writer.write_all(now));
         let written = written.map_or(0, |()| u32::try_from(now.len()).unwrap_or(0));
-        *used |= queue.add_used(memory, room.head, written);
+        filled.push((room.head, written));
     }
+    // A driver that sees the frame's first buffer looks for the others at once.
+    *used |= queue.add_used_together(memory, &filled);
     Delivery::Done
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use vm_memory::Bytes;
 
     use super::super::device::QUEUE_SIZE;
     use super::*;
@@ -351,6 +356,46 @@ mod tests {
         let parts = [(0, 600), (1, 600), (2, 326)];
         let parts = parts.map(|(slot, len)| guest.queue.bytes(BUFFERS + 0x1000 * slot, len));
         assert_eq!(parts.concat(), in_buffers(frame, 3));
+    }
+
+    #[test]
+    fn a_driver_sees_all_buffers_of_a_frame_at_once() {
+        const BUFFERS_OF_FRAME: u16 = 4;
+        let mut guest = guest(MERGES);
+        let memory = guest.queue.memory.clone();
+        let index = guest.queue.used_index();
+        let is_over = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let driver = scope.spawn(|| {
+                let mut seen = [0u32; BUFFERS_OF_FRAME as usize];
+                while !is_over.load(Ordering::Relaxed) {
+                    let used: u16 = memory.load(index, Ordering::Acquire).expect("ram");
+                    seen[usize::from(used % BUFFERS_OF_FRAME)] += 1;
+                }
+                seen
+            });
+            let table = [(BUFFERS, 100, WRITE, 0)];
+            for turn in 1..=2000u16 {
+                let available = turn.wrapping_mul(BUFFERS_OF_FRAME);
+                guest
+                    .queue
+                    .offer(&table, &[0; QUEUE_SIZE as usize], available);
+                guest.arrives(&frame(400, 1));
+                assert_eq!(guest.queue.used(), available);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            driver.join().expect("a thread")
+        });
+        assert_eq!(seen[1..], [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_frame_with_a_buffer_that_is_none_is_not_announced_in_part() {
+        let mut guest = guest(MERGES);
+        let table = [(BUFFERS, 600, WRITE, 0), (BUFFERS + 0x1000, 600, WRITE, 0)];
+        guest.queue.offer(&table, &[0, QUEUE_SIZE, 1], 3);
+        guest.arrives(&frame(1000, 1));
+        assert_eq!((guest.queue.used(), guest.queue.interrupts()), (0, 0));
     }
 
     #[test]

@@ -12,6 +12,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::devices::pci::NO_VECTOR;
 use crate::ram::GuestRam;
 
+/// Offset of the index in the used ring, bytes before its elements, and bytes of an element (virtio 1.2, 2.7.8).
+const USED_INDEX: u64 = 2;
+const USED_HEADER: u64 = 4;
+const USED_ELEMENT: u64 = 8;
+
 /// Interrupt of a device.
 pub trait Interrupt: Debug + Send + Sync {
     /// Raises the interrupt of a queue with this vector, which has used buffers.
@@ -68,6 +73,32 @@ impl ActiveQueue {
             .add_used(memory, head, written)
             .inspect_err(|error| tracing::debug!(%error, "the guest's used ring is not usable"))
             .is_ok()
+    }
+
+    /// Returns buffers, each with its written bytes, to the driver together: a driver that sees one of them as used sees
+    /// all. `false` if the used ring is not usable or one of the heads is none; then the driver sees no buffer.
+    pub fn add_used_together(&mut self, memory: &GuestRam, buffers: &[(u16, u32)]) -> bool {
+        let size = self.queue.size();
+        let Ok(count) = u16::try_from(buffers.len()) else {
+            return false;
+        };
+        if count > size || buffers.iter().any(|(head, _)| *head >= size) {
+            tracing::debug!("a guest offers buffers that are none");
+            return false;
+        }
+        let (ring, next) = (self.queue.used_ring(), self.queue.next_used());
+        for (after, (head, written)) in (0..count).zip(buffers) {
+            let slot = u64::from(next.wrapping_add(after) % size);
+            let element = u64::from(*head) | u64::from(*written) << 32;
+            let place = GuestAddress(ring + USED_HEADER + USED_ELEMENT * slot);
+            if memory.write_obj(element.to_le(), place).is_err() {
+                return false;
+            }
+        }
+        let next = next.wrapping_add(count);
+        let index = GuestAddress(ring + USED_INDEX);
+        self.queue.set_next_used(next);
+        memory.store(next.to_le(), index, Ordering::Release).is_ok()
     }
 
     /// Serves the available buffers, at most as many as the queue's size, and returns them as used. `serve` returns the

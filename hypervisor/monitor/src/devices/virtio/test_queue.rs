@@ -113,9 +113,14 @@ impl TestQueue {
         bytes
     }
 
+    /// Returns the address of the number of used buffers.
+    pub fn used_index(&self) -> GuestAddress {
+        GuestAddress(USED + 2)
+    }
+
     /// Returns the number of used buffers so far.
     pub fn used(&self) -> u16 {
-        self.memory.read_obj(GuestAddress(USED + 2)).expect("ram")
+        self.memory.read_obj(self.used_index()).expect("ram")
     }
 
     /// Returns the length of each used buffer: the bytes that the device wrote.
