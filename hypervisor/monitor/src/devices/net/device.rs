@@ -35,6 +35,22 @@ const FEATURES: [u32; 10] = [
     VIRTIO_NET_F_MRG_RXBUF,
 ];
 
+/// Features that need one of others (virtio 1.2, 5.1.3.1).
+const NEEDS: [(u32, &[u32]); 6] = [
+    (VIRTIO_NET_F_GUEST_TSO4, &[VIRTIO_NET_F_GUEST_CSUM]),
+    (VIRTIO_NET_F_GUEST_TSO6, &[VIRTIO_NET_F_GUEST_CSUM]),
+    (
+        VIRTIO_NET_F_GUEST_ECN,
+        &[VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6],
+    ),
+    (VIRTIO_NET_F_HOST_TSO4, &[VIRTIO_NET_F_CSUM]),
+    (VIRTIO_NET_F_HOST_TSO6, &[VIRTIO_NET_F_CSUM]),
+    (
+        VIRTIO_NET_F_HOST_ECN,
+        &[VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6],
+    ),
+];
+
 /// Hardware address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MacAddress([u8; 6]);
@@ -116,6 +132,13 @@ impl VirtioDevice for Net {
         FEATURES.iter().fold(0, |bits, bit| bits | 1 << bit)
     }
 
+    fn accepts(&self, features: u64) -> bool {
+        let has = |feature: u32| features & 1 << feature != 0;
+        NEEDS
+            .iter()
+            .all(|(feature, needed)| !has(*feature) || needed.iter().copied().any(has))
+    }
+
     fn queue_sizes(&self) -> &[u16] {
         &[QUEUE_SIZE, QUEUE_SIZE]
     }
@@ -128,6 +151,23 @@ impl VirtioDevice for Net {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn features_are_offered_and_accepted_with_those_that_they_need() {
+        let net = Net::new(MacAddress::local(0));
+        assert!(net.accepts(net.features()));
+        assert!(net.accepts(0));
+        for (feature, needed) in NEEDS {
+            let alone = 1 << feature;
+            assert!(net.features() & alone != 0);
+            assert!(!net.accepts(alone), "feature {feature}");
+            let without = |bits: u64, bit: &u32| bits & !(1 << bit);
+            assert!(!net.accepts(needed.iter().fold(net.features(), without)));
+        }
+        let checksum_and_segments = [VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO6];
+        let bits = |bits: u64, bit: &u32| bits | 1 << bit;
+        assert!(net.accepts(checksum_and_segments.iter().fold(0, bits)));
+    }
 
     #[test]
     fn hardware_addresses_are_read_as_they_are_written() {

@@ -17,6 +17,11 @@ pub trait VirtioDevice: Debug + Send {
     fn features(&self) -> u64 {
         0
     }
+    /// Returns whether a driver may accept these of the features, some of which may need others.
+    fn accepts(&self, features: u64) -> bool {
+        let _ = features;
+        true
+    }
     /// Returns the maximum size of each queue, powers of two.
     fn queue_sizes(&self) -> &[u16];
     /// Returns how many queues every driver sets up. Those after them belong to features that a driver may leave out.

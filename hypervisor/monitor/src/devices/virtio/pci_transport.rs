@@ -43,12 +43,22 @@ const STATUS_NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET.to_le_bytes()[0];
 
 /// Bit of the ISR status: a queue has used buffers.
 const ISR_QUEUE: u8 = 1;
+/// Bit of the ISR status: the device's configuration or its status has changed.
+const ISR_CONFIG: u8 = 2;
 
 /// Interrupt that sets the ISR status and triggers an MSI-X vector.
 #[derive(Debug)]
 struct PciInterrupt {
     msix: Arc<Msix>,
     isr: Arc<AtomicU8>,
+}
+
+impl PciInterrupt {
+    /// Notifies the driver, by this vector, that configuration or status has changed.
+    fn config_changed(&self, vector: u16) {
+        self.isr.fetch_or(ISR_CONFIG, Ordering::SeqCst);
+        self.msix.trigger(vector);
+    }
 }
 
 impl Interrupt for PciInterrupt {
@@ -250,29 +260,52 @@ impl VirtioPci {
 
     fn write_status(&mut self, status: u8) {
         if status == 0 {
-            self.server.stop();
-            self.status = 0;
-            self.driver_features = 0;
-            self.config_vector = NO_VECTOR;
-            self.isr.store(0, Ordering::SeqCst);
-            for queue in &mut self.queues {
-                *queue = QueueSetup::new(queue.max_size);
-            }
-            return;
+            return self.reset();
         }
-        let starts = status & STATUS_DRIVER_OK != 0 && self.status & STATUS_DRIVER_OK == 0;
-        self.status = self.status & STATUS_NEEDS_RESET | status;
-        if starts && !self.activate() {
-            self.status |= STATUS_NEEDS_RESET;
+        // A driver takes no bit back but by a reset, and only the device sets NEEDS_RESET.
+        let mut set = status & !self.status & !STATUS_NEEDS_RESET;
+        if set & STATUS_FEATURES_OK != 0 && !self.accepts_features() {
+            tracing::debug!(device = ?self.device, "the driver accepts features that do not go together");
+            set &= !STATUS_FEATURES_OK;
+        }
+        self.status |= set;
+        if set & STATUS_DRIVER_OK != 0 {
+            let is_negotiated = self.status & STATUS_FEATURES_OK != 0;
+            if !is_negotiated || !self.activate() {
+                self.status |= STATUS_NEEDS_RESET;
+                self.interrupt().config_changed(self.config_vector);
+            }
+        }
+    }
+
+    /// Returns whether the device works with the features that the driver accepts. Legacy drivers, which accept no
+    /// VIRTIO_F_VERSION_1, lay requests out in other ways.
+    fn accepts_features(&self) -> bool {
+        let is_modern = self.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
+        is_modern && self.device.accepts(self.driver_features)
+    }
+
+    fn reset(&mut self) {
+        self.server.stop();
+        self.status = 0;
+        self.driver_features = 0;
+        self.config_vector = NO_VECTOR;
+        self.isr.store(0, Ordering::SeqCst);
+        for queue in &mut self.queues {
+            *queue = QueueSetup::new(queue.max_size);
+        }
+    }
+
+    fn interrupt(&self) -> PciInterrupt {
+        PciInterrupt {
+            msix: Arc::clone(&self.msix),
+            isr: Arc::clone(&self.isr),
         }
     }
 
     /// Passes the queues to the worker; `false` if a queue is invalid or the worker's thread has ended.
     fn activate(&mut self) -> bool {
-        let interrupt = Arc::new(PciInterrupt {
-            msix: Arc::clone(&self.msix),
-            isr: Arc::clone(&self.isr),
-        });
+        let interrupt = Arc::new(self.interrupt());
         let queues = self
             .queues
             .iter()

@@ -35,7 +35,10 @@ impl VirtioDevice for Fake {
         [7, 0x80, 0]
     }
     fn features(&self) -> u64 {
-        1
+        0b111
+    }
+    fn accepts(&self, features: u64) -> bool {
+        features & 0b110 != 0b100
     }
     fn queue_sizes(&self) -> &[u16] {
         &[64, 32]
@@ -67,6 +70,7 @@ struct Fixture {
     notified: Receiver<usize>,
     memory: GuestRam,
     thread: DeviceThread,
+    interrupts: Arc<FakeController>,
 }
 
 fn fixture() -> Fixture {
@@ -81,7 +85,8 @@ fn next(notified: &Receiver<usize>) -> usize {
 
 fn fixture_on(thread: DeviceThread) -> Fixture {
     let memory = crate::ram::test_ram(1 << 20);
-    let msix = Msix::new(Arc::new(FakeController::default()), 3).expect("eventfds");
+    let interrupts = Arc::new(FakeController::default());
+    let msix = Msix::new(Arc::clone(&interrupts) as Arc<_>, 3).expect("eventfds");
     let (sender, notified) = channel();
     let device = Fake {
         record: Arc::default(),
@@ -97,6 +102,7 @@ fn fixture_on(thread: DeviceThread) -> Fixture {
         notified,
         memory,
         thread,
+        interrupts,
     }
 }
 
@@ -114,9 +120,23 @@ fn read<const N: usize>(transport: &mut VirtioPci, offset: u64) -> [u8; N] {
     data
 }
 
+/// Enables MSI-X and unmasks these vectors.
+fn unmask(transport: &mut VirtioPci, vectors: &[u64]) {
+    transport.write_config(transport.msix_control, &[0x80]);
+    for vector in vectors {
+        write32(transport, MSIX_TABLE + 16 * vector + 12, 0);
+    }
+}
+
 /// Initialises the device as Linux does, with the first queue at `first`.
 fn initialise(transport: &mut VirtioPci, first: u32) {
     transport.write(0x14, &[0]);
+    set_up(transport, first);
+    transport.write(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
+}
+
+/// Does all that a driver does after a reset and before DRIVER_OK.
+fn set_up(transport: &mut VirtioPci, first: u32) {
     transport.write(0x14, &[3]);
     for select in [0, 1] {
         write32(transport, 0x00, select);
@@ -136,7 +156,6 @@ fn initialise(transport: &mut VirtioPci, first: u32) {
         }
         write16(transport, 0x1c, 1);
     }
-    transport.write(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
 }
 
 #[test]
@@ -179,6 +198,175 @@ fn a_queue_outside_of_memory_is_not_activated() {
 }
 
 #[test]
+fn a_device_that_cannot_start_announces_that_it_needs_a_reset() {
+    for (vector, raised) in [(0, 1), (NO_VECTOR, 0)] {
+        let mut fixture = fixture();
+        let transport = &mut fixture.transport;
+        unmask(transport, &[0, 1, 2]);
+        set_up(transport, 0x7000_0000);
+        write16(transport, 0x10, vector);
+        assert_eq!(fixture.interrupts.raised(0), 0);
+        transport.write(0x14, &[15]);
+        assert_eq!(read(transport, 0x14), [15 | STATUS_NEEDS_RESET]);
+        assert_eq!(read(transport, ISR), [ISR_CONFIG]);
+        let others = fixture.interrupts.raised(1) + fixture.interrupts.raised(2);
+        assert_eq!((fixture.interrupts.raised(0), others), (raised, 0));
+        transport.write(0x14, &[0]);
+        initialise(transport, 0x1_0000);
+        assert_eq!(read(transport, 0x14), [15]);
+    }
+}
+
+#[test]
+fn features_that_do_not_go_together_are_refused() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    let accept = |transport: &mut VirtioPci, low: u32, high: u32| {
+        for (select, bits) in [(0, low), (1, high)] {
+            write32(transport, 0x08, select);
+            write32(transport, 0x0c, bits);
+        }
+        transport.write(0x14, &[3 | STATUS_FEATURES_OK]);
+        read::<1>(transport, 0x14)[0] & STATUS_FEATURES_OK != 0
+    };
+    transport.write(0x14, &[3]);
+    // The third needs the second, and no device works without VIRTIO_F_VERSION_1.
+    assert!(!accept(transport, 0b100, 1));
+    assert!(!accept(transport, 0b111, 0));
+    transport.write(0x14, &[15]);
+    assert_eq!(read(transport, 0x14), [7 | STATUS_NEEDS_RESET]);
+    assert!(fixture.record.lock().active.is_empty());
+    for accepted in [0b000, 0b001, 0b010, 0b110, 0b111] {
+        transport.write(0x14, &[0]);
+        assert!(accept(transport, accepted, 1), "{accepted:b}");
+    }
+}
+
+#[test]
+fn only_a_reset_takes_bits_of_the_status_back() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    initialise(transport, 0x1_0000);
+    transport.write(0x14, &[3]);
+    assert_eq!(read(transport, 0x14), [15]);
+    // The features and the queues stay as they were negotiated.
+    write32(transport, 0x08, 0);
+    write32(transport, 0x0c, 0);
+    assert_eq!(read(transport, 0x0c), 7u32.to_le_bytes());
+    write32(transport, 0x20, 0);
+    assert_eq!(read(transport, 0x20), 0x1_1000u32.to_le_bytes());
+    transport.write(0x14, &[15]);
+    assert_eq!(fixture.record.lock().stops, 0);
+    // Nor does a driver set the device's own bit.
+    transport.write(0x14, &[15 | STATUS_NEEDS_RESET]);
+    assert_eq!(read(transport, 0x14), [15]);
+}
+
+#[test]
+fn a_device_serves_nothing_before_driver_ok() {
+    let mut first = fixture();
+    set_up(&mut first.transport, 0x1_0000);
+    write16(&mut first.transport, VirtioPci::notify_address(0, 0), 0);
+    assert!(first.record.lock().active.is_empty());
+    // The thread takes notifications in turn: one of the first device would be here with those of the second.
+    let mut second = fixture_on(first.thread);
+    initialise(&mut second.transport, 0x1_0000);
+    for _ in 0..2 {
+        next(&second.notified);
+    }
+    assert!(first.notified.try_recv().is_err());
+}
+
+#[test]
+fn a_queue_without_a_vector_interrupts_nobody() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    unmask(transport, &[0, 1, 2]);
+    set_up(transport, 0x1_0000);
+    write16(transport, 0x16, 0);
+    write16(transport, 0x1a, NO_VECTOR);
+    transport.write(0x14, &[15]);
+    fixture.record.lock().active[0].interrupt(&fixture.memory);
+    let raised = [0, 1, 2].map(|vector| fixture.interrupts.raised(vector));
+    assert_eq!(raised, [0; 3]);
+    fixture.record.lock().active[1].interrupt(&fixture.memory);
+    assert_eq!(fixture.interrupts.raised(2), 1);
+}
+
+#[test]
+fn every_event_has_the_vector_that_the_driver_gave_it_until_a_reset() {
+    let mut transport = fixture().transport;
+    let events = [(0x10, 0), (0x1a, 0), (0x1a, 1)];
+    for (register, queue) in events {
+        write16(&mut transport, 0x16, queue);
+        for vector in [0, 1, 2, NO_VECTOR, 1] {
+            write16(&mut transport, register, vector);
+            assert_eq!(read(&mut transport, register), vector.to_le_bytes());
+        }
+        write16(&mut transport, register, 3);
+        assert_eq!(read(&mut transport, register), NO_VECTOR.to_le_bytes());
+        write16(&mut transport, register, 2);
+    }
+    transport.write(0x14, &[0]);
+    for (register, queue) in events {
+        write16(&mut transport, 0x16, queue);
+        assert_eq!(read(&mut transport, register), NO_VECTOR.to_le_bytes());
+    }
+}
+
+#[test]
+fn registers_of_what_does_not_exist_read_as_zero() {
+    let mut transport = fixture().transport;
+    for (select, bits) in [(0, 7), (1, 1), (2, 0), (u32::MAX, 0)] {
+        write32(&mut transport, 0x00, select);
+        write32(&mut transport, 0x08, select);
+        write32(&mut transport, 0x0c, u32::MAX);
+        for register in [0x04, 0x0c] {
+            let read: [u8; 4] = read(&mut transport, register);
+            assert_eq!(u32::from_le_bytes(read), bits, "{select}");
+        }
+    }
+    for (queue, size) in [(0, 64), (1, 32), (2, 0), (u16::MAX, 0)] {
+        write16(&mut transport, 0x16, queue);
+        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x18)), size);
+    }
+}
+
+#[test]
+fn a_reset_disables_the_queues_and_forgets_their_addresses() {
+    let mut transport = fixture().transport;
+    initialise(&mut transport, 0x1_0000);
+    transport.write(0x14, &[0]);
+    for queue in [0, 1] {
+        write16(&mut transport, 0x16, queue);
+        assert_eq!(read(&mut transport, 0x1c), [0; 2]);
+        assert_eq!(read(&mut transport, 0x20), [0; 24]);
+    }
+}
+
+#[test]
+fn the_configuration_is_there_before_a_driver_accepts_features() {
+    let mut transport = fixture().transport;
+    assert_eq!(read(&mut transport, DEVICE), [1, 2, 3, 4]);
+    assert_eq!(read(&mut transport, DEVICE + 4), [5, 6, 7, 0]);
+    // The generation, since this configuration never changes.
+    assert_eq!(read(&mut transport, 0x15), [0]);
+}
+
+#[test]
+fn a_driver_finds_a_device_that_no_legacy_driver_takes() {
+    let transport = fixture().transport;
+    let word = |offset| {
+        let mut bytes = [0; 2];
+        transport.read_config(offset, &mut bytes);
+        u16::from_le_bytes(bytes)
+    };
+    assert_eq!((word(0), word(2)), (0x1af4, 0x1040 + 19));
+    assert!(transport.config.byte(8) >= 1);
+    assert!(word(0x2e) >= 0x40);
+}
+
+#[test]
 fn a_device_whose_thread_has_ended_needs_a_reset() {
     let mut fixture = fixture();
     drop(fixture.thread);
@@ -208,7 +396,7 @@ fn impossible_sizes_vectors_and_features_do_not_stick() {
     write16(&mut transport, 0x1a, 7);
     assert_eq!(u16::from_le_bytes(read(&mut transport, 0x1a)), NO_VECTOR);
     write32(&mut transport, 0x0c, u32::MAX);
-    assert_eq!(u32::from_le_bytes(read(&mut transport, 0x0c)), 1);
+    assert_eq!(u32::from_le_bytes(read(&mut transport, 0x0c)), 7);
 }
 
 #[test]
