@@ -104,6 +104,13 @@ impl Msix {
         }
     }
 
+    /// Clears the pending bits: the device that set them was reset.
+    pub fn forget_pending(&self) {
+        for vector in &mut self.state.lock().vectors {
+            vector.pending = false;
+        }
+    }
+
     /// Reads the table.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         let state = self.state.lock();

@@ -291,6 +291,7 @@ impl VirtioPci {
         self.driver_features = 0;
         self.config_vector = NO_VECTOR;
         self.isr.store(0, Ordering::SeqCst);
+        self.msix.forget_pending();
         for queue in &mut self.queues {
             *queue = QueueSetup::new(queue.max_size);
         }

@@ -179,9 +179,10 @@ impl QueueSetup {
         }
     }
 
-    /// Builds the queue; `None` if it is not enabled or does not lie in guest memory.
+    /// Builds the queue; `None` if it is not enabled or does not lie in guest memory. Address 0 is RAM, but virtio-queue
+    /// takes an available ring there for one that was never set.
     pub fn build(&self, memory: &GuestRam) -> Option<Queue> {
-        if !self.enabled {
+        if !self.enabled || self.available == 0 {
             return None;
         }
         let mut queue = Queue::new(self.max_size).ok()?;

@@ -198,6 +198,18 @@ fn a_queue_outside_of_memory_is_not_activated() {
 }
 
 #[test]
+fn a_queue_whose_available_ring_cannot_be_served_is_not_activated() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    set_up(transport, 0x1_0000);
+    // The available ring of the second queue is at address 0, which is RAM.
+    transport.queues[1].available = 0;
+    transport.write(0x14, &[15]);
+    assert_eq!(read(transport, 0x14), [15 | STATUS_NEEDS_RESET]);
+    assert!(fixture.record.lock().active.is_empty());
+}
+
+#[test]
 fn a_device_that_cannot_start_announces_that_it_needs_a_reset() {
     for (vector, raised) in [(0, 1), (NO_VECTOR, 0)] {
         let mut fixture = fixture();
@@ -275,6 +287,23 @@ fn a_device_serves_nothing_before_driver_ok() {
         next(&second.notified);
     }
     assert!(first.notified.try_recv().is_err());
+}
+
+#[test]
+fn no_interrupt_outlives_a_reset() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    unmask(transport, &[0]);
+    initialise(transport, 0x1_0000);
+    fixture.record.lock().active[0].interrupt(&fixture.memory);
+    assert_ne!(read(transport, MSIX_PENDING), [0]);
+    transport.write(0x14, &[0]);
+    assert_eq!(read(transport, ISR), [0]);
+    initialise(transport, 0x1_0000);
+    unmask(transport, &[1]);
+    assert_eq!(fixture.interrupts.raised(1), 0);
+    fixture.record.lock().active[0].interrupt(&fixture.memory);
+    assert_eq!(fixture.interrupts.raised(1), 1);
 }
 
 #[test]
