@@ -3,7 +3,9 @@
 /// Offset of the command register.
 const COMMAND: usize = 0x04;
 /// Offset of the status register.
-const STATUS: usize = 0x06;
+pub(crate) const STATUS: usize = 0x06;
+/// Bit of the status register: the function has an interrupt to report that is none of MSI-X.
+pub(crate) const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 /// Writable bits of the command register: memory decode, bus master, INTx disable.
 const COMMAND_WRITABLE: u16 = 1 << 1 | 1 << 2 | 1 << 10;

@@ -111,6 +111,11 @@ impl Msix {
         }
     }
 
+    /// Returns whether the guest has enabled MSI-X.
+    pub fn is_enabled(&self) -> bool {
+        self.state.lock().control & ENABLED != 0
+    }
+
     /// Reads the table.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         let state = self.state.lock();

@@ -16,7 +16,9 @@ use super::device::VirtioDevice;
 use super::queue::{ActiveQueue, Interrupt, QueueSetup};
 use super::server::ServerHandle;
 use crate::bus::{BusDevice, Effect};
-use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
+use crate::devices::pci::{
+    Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction, STATUS, STATUS_INTERRUPT,
+};
 use crate::ram::GuestRam;
 
 /// Size of the BAR in bytes.
@@ -36,6 +38,12 @@ const VENDOR: u16 = 0x1af4;
 const DEVICE_ID_BASE: u16 = 0x1040;
 const CAPABILITY_VENDOR: u8 = 0x09;
 const CAPABILITY_MSIX: u8 = 0x11;
+
+/// Offsets in the body of the capability by which a driver accesses the BAR (virtio 1.2, 4.1.4.9).
+const WINDOW_BAR: usize = 2;
+const WINDOW_OFFSET: usize = 6;
+const WINDOW_LENGTH: usize = 10;
+const WINDOW_DATA: usize = 14;
 
 const STATUS_DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK.to_le_bytes()[0];
 const STATUS_FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK.to_le_bytes()[0];
@@ -77,6 +85,8 @@ pub struct VirtioPci {
     config: ConfigSpace,
     msix: Arc<Msix>,
     msix_control: usize,
+    /// Place of the capability by which a driver accesses the BAR.
+    window: usize,
     isr: Arc<AtomicU8>,
     status: u8,
     device_feature_select: u32,
@@ -117,6 +127,14 @@ impl VirtioPci {
         notify[0] += 4;
         notify.extend_from_slice(&NOTIFY_MULTIPLIER.to_le_bytes());
         config.add_capability(CAPABILITY_VENDOR, &notify, &[]);
+        let mut window = region_capability(5, 0).to_vec();
+        window[0] += 4;
+        window[WINDOW_LENGTH..].fill(0);
+        window.extend_from_slice(&[0; 4]);
+        let mut writable = vec![0; window.len()];
+        writable[WINDOW_BAR] = 0xff;
+        writable[WINDOW_OFFSET..].fill(0xff);
+        let window = config.add_capability(CAPABILITY_VENDOR, &window, &writable);
         let (body, writable) = msix.capability(low(MSIX_TABLE), low(MSIX_PENDING));
         let msix_control = config.add_capability(CAPABILITY_MSIX, &body, &writable) + 1;
         let queues = device
@@ -131,6 +149,7 @@ impl VirtioPci {
             config,
             msix: Arc::new(msix),
             msix_control,
+            window,
             isr: Arc::new(AtomicU8::new(0)),
             status: 0,
             device_feature_select: 0,
@@ -337,12 +356,42 @@ impl VirtioPci {
 impl PciFunction for VirtioPci {
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         self.config.read(offset, data);
+        let end = offset + data.len();
+        let mut put = |at: usize, bytes: &[u8]| {
+            for (at, byte) in (at..).zip(bytes) {
+                if let Some(place) = at.checked_sub(offset).and_then(|at| data.get_mut(at)) {
+                    *place = *byte;
+                }
+            }
+        };
+        if !self.msix.is_enabled() && self.isr.load(Ordering::SeqCst) != 0 {
+            put(STATUS, &[self.config.byte(STATUS) | STATUS_INTERRUPT]);
+        }
+        let window = self.window + WINDOW_DATA;
+        if offset < window + 4
+            && end > window
+            && let Some((address, length)) = self.windowed()
+        {
+            let mut bytes = [0; 4];
+            self.read_bar(address, &mut bytes[..length]);
+            put(window, &bytes[..length]);
+        }
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         self.config.write(offset, data);
-        if (offset..offset + data.len()).contains(&self.msix_control) {
+        let written = offset..offset + data.len();
+        if written.contains(&self.msix_control) {
             self.msix.set_control(self.config.byte(self.msix_control));
+        }
+        let window = self.window + WINDOW_DATA;
+        if written.start < window + 4
+            && written.end > window
+            && let Some((address, length)) = self.windowed()
+        {
+            let mut bytes = [0; 4];
+            self.config.read(window, &mut bytes);
+            self.write(address, &bytes[..length]);
         }
     }
 
@@ -351,9 +400,25 @@ impl PciFunction for VirtioPci {
     }
 }
 
-/// Handles accesses to the BAR.
-impl BusDevice for VirtioPci {
-    fn read(&mut self, offset: u64, data: &mut [u8]) {
+impl VirtioPci {
+    /// Returns offset and length of the access to the BAR that the driver has prepared in configuration space; `None` if
+    /// there is none such.
+    fn windowed(&self) -> Option<(u64, usize)> {
+        let word = |at| {
+            let mut word = [0; 4];
+            self.config.read(self.window + at, &mut word);
+            u32::from_le_bytes(word)
+        };
+        let (offset, length) = (word(WINDOW_OFFSET), word(WINDOW_LENGTH));
+        let is_access = matches!(length, 1 | 2 | 4)
+            && offset.is_multiple_of(length)
+            && offset < BAR_SIZE
+            && self.config.byte(self.window + WINDOW_BAR) == 0;
+        let length = usize::try_from(length).ok()?;
+        is_access.then_some((offset.into(), length))
+    }
+
+    fn read_bar(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let within = usize::try_from(offset % REGION).unwrap_or(0);
         match offset - offset % REGION {
@@ -365,6 +430,13 @@ impl BusDevice for VirtioPci {
             MSIX_PENDING => self.msix.read_pending(within, data),
             _ => {}
         }
+    }
+}
+
+/// Handles accesses to the BAR.
+impl BusDevice for VirtioPci {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.read_bar(offset, data);
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Effect {

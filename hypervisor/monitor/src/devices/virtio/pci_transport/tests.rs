@@ -483,7 +483,99 @@ fn every_region_is_announced_within_the_bar() {
         at = transport.config.byte(place + 1);
     }
     kinds.sort_unstable();
-    assert_eq!(kinds, [1, 2, 3, 4]);
+    assert_eq!(kinds, [1, 2, 3, 4, 5]);
+}
+
+/// Returns the place of the vendor's capability of this kind, and its words.
+fn capability(transport: &VirtioPci, kind: u8) -> (usize, [u32; 5]) {
+    let mut at = usize::from(transport.config.byte(0x34));
+    while transport.config.byte(at) != CAPABILITY_VENDOR || transport.config.byte(at + 3) != kind {
+        at = usize::from(transport.config.byte(at + 1));
+        assert_ne!(at, 0, "no capability of kind {kind}");
+    }
+    let words = [0, 4, 8, 12, 16].map(|offset| {
+        let mut bytes = [0; 4];
+        transport.read_config(at + offset, &mut bytes);
+        u32::from_le_bytes(bytes)
+    });
+    (at, words)
+}
+
+#[test]
+fn capabilities_tell_their_length_and_aligned_structures() {
+    let transport = fixture().transport;
+    for (kind, len) in [(1, 16), (2, 20), (3, 16), (4, 16), (5, 20)] {
+        let (at, [_, _, offset, length, multiplier]) = capability(&transport, kind);
+        assert_eq!(transport.config.byte(at + 2), len);
+        assert_eq!(offset % 4, 0);
+        if kind == 2 {
+            // An even power of 2, and room for the notification of the last queue.
+            assert_eq!(multiplier, 4);
+            let last = u32::try_from(transport.queues.len()).expect("few") - 1;
+            assert!(length >= last * multiplier + 2);
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_cannot_reach_the_bar_accesses_it_by_configuration_space() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    let (window, _) = capability(transport, 5);
+    let access = |transport: &mut VirtioPci, bar: u8, offset: u32, length: u32| {
+        transport.write_config(window + 4, &[bar]);
+        transport.write_config(window + 8, &offset.to_le_bytes());
+        transport.write_config(window + 12, &length.to_le_bytes());
+    };
+    let data = |transport: &VirtioPci| {
+        let mut data = [0; 4];
+        transport.read_config(window + 16, &mut data);
+        data
+    };
+    access(transport, 0, 0x2000, 4);
+    assert_eq!(data(transport), [1, 2, 3, 4]);
+    access(transport, 0, 0x2004, 2);
+    assert_eq!(data(transport)[..2], [5, 6]);
+    // A write of one byte, to the status.
+    access(transport, 0, 0x14, 1);
+    transport.write_config(window + 16, &[3, 0xff, 0xff, 0xff]);
+    assert_eq!(read(transport, 0x14), [3]);
+    assert_eq!(data(transport)[0], 3);
+    // What is no access of the BAR does nothing.
+    for (bar, offset, length) in [
+        (1, 0x14, 1),
+        (0, 0x14, 0),
+        (0, 0x14, 3),
+        (0, 0x14, 8),
+        (0, 0x12, 4),
+        (0, BAR_SIZE, 1),
+        (0, u32::MAX, 1),
+    ] {
+        access(transport, bar, offset, length);
+        transport.write_config(window + 16, &[0; 4]);
+        assert_eq!((read(transport, 0x14), data(transport)), ([3], [0; 4]));
+    }
+}
+
+#[test]
+fn the_status_of_the_function_shows_interrupts_that_are_none_of_msix() {
+    let mut fixture = fixture();
+    let transport = &mut fixture.transport;
+    initialise(transport, 0x1_0000);
+    let shown = |transport: &VirtioPci| {
+        let mut registers = [0; 4];
+        transport.read_config(4, &mut registers);
+        registers[2] & STATUS_INTERRUPT != 0
+    };
+    assert!(!shown(transport));
+    fixture.record.lock().active[0].interrupt(&fixture.memory);
+    assert!(shown(transport));
+    unmask(transport, &[]);
+    assert!(!shown(transport));
+    transport.write_config(transport.msix_control, &[0]);
+    assert!(shown(transport));
+    assert_eq!(read(transport, ISR), [ISR_QUEUE]);
+    assert!(!shown(transport));
 }
 
 proptest! {
@@ -498,7 +590,14 @@ proptest! {
         for (offset, len, value, write) in accesses {
             let offset = if value % 2 == 0 { offset % 0x40 } else { offset };
             let mut data = value.to_le_bytes()[..len].to_vec();
-            if write {
+            if value % 3 == 0 {
+                let offset = usize::try_from(offset % 0x100).expect("small");
+                if write {
+                    transport.write_config(offset, &data);
+                } else {
+                    transport.read_config(offset, &mut data);
+                }
+            } else if write {
                 transport.write(offset, &data);
             } else {
                 transport.read(offset, &mut data);
