@@ -107,3 +107,24 @@ impl VirtioDevice for Block {
         self.config.as_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushes_are_offered_always_and_what_is_unused_is_zero() {
+        for access in [DiskAccess::ReadOnly, DiskAccess::ReadWrite] {
+            let file = tempfile::NamedTempFile::new().expect("a temporary file");
+            file.as_file().set_len(8 * SECTOR).expect("room");
+            let image = DiskImage::open(file.path(), access).expect("an image");
+            let disk = Block::new(&image);
+            let offers = |feature: u32| disk.features() & 1 << feature != 0;
+            assert!(offers(VIRTIO_BLK_F_FLUSH));
+            assert_eq!(offers(VIRTIO_BLK_F_RO), access == DiskAccess::ReadOnly);
+            assert_eq!(disk.config()[..8], 8u64.to_le_bytes());
+            let unused = [&disk.config()[33..34], &disk.config()[57..60]].concat();
+            assert_eq!(unused, [0; 4]);
+        }
+    }
+}

@@ -83,8 +83,14 @@ impl Disk {
         }
         let value = done.map_or_else(Failure::status, |_| byte(VIRTIO_BLK_S_OK));
         status.copy_from(&[value]);
-        // The used length counts the bytes before the status only if all of them were written.
-        done.map_or(1, |written| written.saturating_add(1))
+        // The driver may read as many bytes from the first buffer on. The status is one of them if nothing that was not
+        // written lies before it.
+        let written = done.unwrap_or(0);
+        let room = writable.iter().map(|part| part.len() as u64).sum::<u64>();
+        match u64::from(written) == room {
+            true => written.saturating_add(1),
+            false => written,
+        }
     }
 
     /// Executes the request and returns the number of bytes written to `to_driver`.
@@ -115,23 +121,20 @@ impl Disk {
             }
             VIRTIO_BLK_T_FLUSH => self.image.flush().map(|()| 0).map_err(failed),
             VIRTIO_BLK_T_GET_ID => self.identify(to_driver),
-            VIRTIO_BLK_T_DISCARD => {
-                self.each_range(&mut reader, |range, offset, len| match range.flags.get() {
-                    0 => self.image.discard(offset, len).map_err(failed),
-                    _ => Err(Failure::Unsupported),
-                })
-            }
+            VIRTIO_BLK_T_DISCARD => self.each_range(&mut reader, 0, |_, offset, len| {
+                self.image.discard(offset, len).map_err(failed)
+            }),
             VIRTIO_BLK_T_WRITE_ZEROES => {
-                self.each_range(&mut reader, |range, offset, len| match range.flags.get() {
-                    0 => {
-                        let is_over = || self.ending.has_begun();
-                        let written = self.image.write_zeroes(offset, len, is_over);
-                        written.map_err(failed)
-                    }
-                    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP => {
-                        self.image.discard(offset, len).map_err(failed)
-                    }
-                    _ => Err(Failure::Unsupported),
+                const UNMAP: u32 = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+                self.each_range(&mut reader, UNMAP, |range, offset, len| {
+                    let done = match range.flags.get() & UNMAP {
+                        0 => {
+                            let is_over = || self.ending.has_begun();
+                            self.image.write_zeroes(offset, len, is_over)
+                        }
+                        _ => self.image.discard(offset, len),
+                    };
+                    done.map_err(failed)
                 })
             }
             _ => Err(Failure::Unsupported),
@@ -189,31 +192,41 @@ impl Disk {
         Ok(VIRTIO_BLK_ID_BYTES)
     }
 
-    /// Executes `operation` for each range of a discard or write-zeroes request. Each range must lie on the disk.
+    /// Executes `operation` for each range of a discard or write-zeroes request, if all ranges lie on the disk and have
+    /// none but these flags.
     fn each_range(
         &self,
         reader: &mut Reader<'_>,
+        flags: u32,
         operation: impl Fn(&Range, u64, u64) -> Result<(), Failure>,
     ) -> Result<u32, Failure> {
-        self.writable()?;
         let bytes = reader.available_bytes();
-        let ranges = bytes / size_of::<Range>();
-        if ranges == 0 || !bytes.is_multiple_of(size_of::<Range>()) || ranges > MAX_RANGES as usize
-        {
+        let count = bytes / size_of::<Range>();
+        if count == 0 || !bytes.is_multiple_of(size_of::<Range>()) || count > MAX_RANGES as usize {
             return Err(Failure::Io);
         }
-        for _ in 0..ranges {
+        let ranges = (0..count)
+            .map(|_| read(reader))
+            .collect::<Result<Vec<Range>, _>>()?;
+        if ranges.iter().any(|range| range.flags.get() & !flags != 0) {
+            return Err(Failure::Unsupported);
+        }
+        self.writable()?;
+        let places = ranges.iter().map(|range| {
+            let sectors = range.sectors.get();
+            match sectors > MAX_RANGE_SECTORS {
+                true => Err(Failure::Io),
+                false => self.offset(range.sector.get(), sectors.into()),
+            }
+        });
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        for (range, offset) in ranges.iter().zip(places) {
             if self.ending.has_begun() {
                 return Err(Failure::Io);
             }
-            let range: Range = read(reader)?;
             let sectors = range.sectors.get();
-            if sectors > MAX_RANGE_SECTORS {
-                return Err(Failure::Io);
-            }
-            let offset = self.offset(range.sector.get(), sectors.into())?;
             if sectors > 0 {
-                operation(&range, offset, u64::from(sectors) * SECTOR)?;
+                operation(range, offset, u64::from(sectors) * SECTOR)?;
             }
         }
         if self.write_through {

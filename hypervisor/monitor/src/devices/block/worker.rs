@@ -227,7 +227,8 @@ mod tests {
             let out = guest.request(VIRTIO_BLK_T_OUT, sector, &[(DATA, len, 0, 0)]);
             assert_eq!(out, (IOERR, 1), "sector {sector}, {len} bytes");
             let read = guest.request(VIRTIO_BLK_T_IN, sector, &[(DATA, len, WRITE, 0)]);
-            assert_eq!(read, (IOERR, 1), "sector {sector}, {len} bytes");
+            let written = u32::from(len == 0);
+            assert_eq!(read, (IOERR, written), "sector {sector}, {len} bytes");
         }
         let all = guest.in_file(0, 2048 * 512);
         assert!(all.iter().all(|byte| *byte == 0));
@@ -308,6 +309,15 @@ mod tests {
             guest.ranges(VIRTIO_BLK_T_DISCARD, &[range(0, 1, 1)]),
             UNSUPP
         );
+        // Unknown flags are refused wherever they stand, before anything is done.
+        for (kind, unknown) in [(VIRTIO_BLK_T_DISCARD, 1), (VIRTIO_BLK_T_WRITE_ZEROES, 4)] {
+            for refused in [range(0, 0, unknown), range(SECTORS, 1, unknown)] {
+                let ranges = [range(0, 8, 0), refused];
+                assert_eq!(guest.ranges(kind, &ranges), UNSUPP);
+            }
+            let ranges = [range(0, 8, 0), range(SECTORS, 1, 0)];
+            assert_eq!(guest.ranges(kind, &ranges), IOERR);
+        }
         assert_eq!(guest.in_file(0, 4096), [0xff; 4096]);
     }
 
@@ -319,9 +329,24 @@ mod tests {
         assert_eq!(id, (OK, 21));
         assert_eq!(guest.queue.bytes(DATA, 8), *b"disk-0\0\0");
         let id = guest.request(VIRTIO_BLK_T_GET_ID, 0, &[(DATA, 19, WRITE, 0)]);
-        assert_eq!(id, (IOERR, 1));
+        assert_eq!(id, (IOERR, 0));
         for kind in [2, 14, 99, u32::MAX] {
             assert_eq!(guest.request(kind, 0, &[]), (UNSUPP, 1));
+        }
+    }
+
+    #[test]
+    fn no_more_bytes_are_reported_than_were_written() {
+        let mut guest = guest(DiskAccess::ReadWrite);
+        guest.queue.write_bytes(DATA, &[UNTOUCHED; 64]);
+        // The status lies behind bytes that the device leaves alone.
+        let id = guest.request(VIRTIO_BLK_T_GET_ID, 0, &[(DATA, 64, WRITE, 0)]);
+        assert_eq!(id, (OK, 20));
+        assert_eq!(guest.queue.bytes(DATA + 20, 44), [UNTOUCHED; 44]);
+        for kind in [VIRTIO_BLK_T_FLUSH, 99] {
+            let status = if kind == 99 { UNSUPP } else { OK };
+            let done = guest.request(kind, 0, &[(DATA, 64, WRITE, 0)]);
+            assert_eq!(done, (status, 0));
         }
     }
 
