@@ -175,15 +175,16 @@ impl Mux {
             }
             return;
         }
-        if let Some(connection) = self.connections.remove(&key) {
+        if let Some(mut connection) = self.connections.remove(&key) {
+            if fate == Fate::Reset {
+                let reset = connection.header(self.guest_cid, Op::Reset, 0, 0);
+                self.resets.push_back(reset);
+            }
             if connection.queued {
                 // Otherwise a guest that connects and resets repeatedly would make the queue grow.
                 self.ready.retain(|waiting| *waiting != key);
             }
             self.closed.push(connection);
-        }
-        if fate == Fate::Reset {
-            self.reset(key);
         }
     }
 
@@ -437,6 +438,28 @@ mod tests {
         mux.receive(&update, &[]);
         assert_eq!(next(&mut mux), Some((Op::Data, 0, b"56".to_vec())));
         assert_eq!(next(&mut mux), None);
+    }
+
+    #[test]
+    fn every_packet_of_a_connection_tells_the_room_for_the_guests_data() {
+        let (mut mux, mut stream) = connected(4096);
+        mux.receive(&packet(KEY, Op::Data, 0, 4096), b"12345");
+        stream.write_all(b"x").expect("room");
+        ready(&mut mux);
+        mux.receive(&packet(KEY, Op::CreditRequest, 0, 4096), &[]);
+        // A second request for the connection ends it.
+        let mut expected = vec![Op::CreditUpdate, Op::Data];
+        let mut told = Vec::new();
+        while let Some(header) = mux.next_packet(&mut [0; 64]) {
+            told.push((header.op(), header.buf_alloc.get(), header.fwd_cnt.get()));
+        }
+        mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+        expected.push(Op::Reset);
+        while let Some(header) = mux.next_packet(&mut [0; 64]) {
+            told.push((header.op(), header.buf_alloc.get(), header.fwd_cnt.get()));
+        }
+        let expected: Vec<_> = expected.iter().map(|op| (*op, BUFFER, 5)).collect();
+        assert_eq!(told, expected);
     }
 
     #[test]
