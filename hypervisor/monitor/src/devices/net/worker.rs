@@ -4,7 +4,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 
 use event_manager::{EventOps, EventSet, Events};
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_HDR_F_DATA_VALID,
+    VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE,
+    VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+};
 use virtio_queue::{DescriptorChain, Reader, Writer};
 
 use super::device::{HEADER_LEN, MAX_FRAME};
@@ -14,6 +19,10 @@ use crate::ram::GuestRam;
 
 /// Index of the transmit queue; the receive queue has index 0.
 const TRANSMIT: usize = 1;
+/// Offset of `flags` in the header.
+const FLAGS: usize = 0;
+/// Offset of `gso_type` in the header.
+const GSO_TYPE: usize = 1;
 /// Offset of `num_buffers` in the header.
 const NUM_BUFFERS: usize = 10;
 
@@ -93,7 +102,12 @@ impl NetWorker {
                 }
                 left -= 1;
                 match tap.read(&mut self.received) {
-                    Ok(len) if len > HEADER_LEN => self.waiting = len,
+                    Ok(len) if len > HEADER_LEN => {
+                        if !admit(&mut self.received[..HEADER_LEN], active.features) {
+                            continue;
+                        }
+                        self.waiting = len;
+                    }
                     // Too short for a frame.
                     Ok(1..) => continue,
                     // A socket's peer is gone.
@@ -193,6 +207,35 @@ impl VirtioWorker for NetWorker {
         self.transmit();
         self.stop();
     }
+}
+
+/// Removes from a frame's header what the driver did not negotiate. Returns whether the driver can take the frame then:
+/// the tap can still have frames from before its offloads were set.
+fn admit(header: &mut [u8], features: u64) -> bool {
+    let has = |feature: u32| features & 1 << feature != 0;
+    let (flags, kind) = (u32::from(header[FLAGS]), u32::from(header[GSO_TYPE]));
+    let known = match has(VIRTIO_NET_F_GUEST_CSUM) {
+        true => VIRTIO_NET_HDR_F_NEEDS_CSUM | VIRTIO_NET_HDR_F_DATA_VALID,
+        false => 0,
+    };
+    let is_whole = match kind & !VIRTIO_NET_HDR_GSO_ECN {
+        VIRTIO_NET_HDR_GSO_NONE => true,
+        VIRTIO_NET_HDR_GSO_TCPV4 => has(VIRTIO_NET_F_GUEST_TSO4),
+        VIRTIO_NET_HDR_GSO_TCPV6 => has(VIRTIO_NET_F_GUEST_TSO6),
+        _ => false,
+    };
+    let has_ecn = kind & VIRTIO_NET_HDR_GSO_ECN != 0;
+    let lacks_checksum = flags & VIRTIO_NET_HDR_F_NEEDS_CSUM & !known != 0;
+    if lacks_checksum || !is_whole || has_ecn && !has(VIRTIO_NET_F_GUEST_ECN) {
+        tracing::debug!(
+            flags,
+            kind,
+            "a frame needs work that a guest's driver does not do, and is dropped"
+        );
+        return false;
+    }
+    header[FLAGS] &= known.to_le_bytes()[0];
+    true
 }
 
 /// Copies a frame from the guest's buffer to `frame`; `None` if the buffer holds none.
@@ -301,6 +344,7 @@ mod tests {
     fn frame(len: usize, seed: u8) -> Vec<u8> {
         let bytes = (0..len).map(|at| at.to_le_bytes()[0].wrapping_mul(37).wrapping_add(seed));
         let mut frame: Vec<u8> = bytes.collect();
+        frame[..=GSO_TYPE].fill(0);
         frame[NUM_BUFFERS..HEADER_LEN].fill(0);
         frame
     }
@@ -341,6 +385,47 @@ mod tests {
         assert_eq!(guest.queue.lengths(), [1526]);
         assert_eq!(guest.queue.bytes(BUFFERS, 1526), in_buffers(frame, 1));
         assert_eq!(guest.queue.interrupts(), 1);
+    }
+
+    #[test]
+    fn frames_have_the_headers_that_the_driver_negotiated() {
+        const NEEDS: u8 = 1;
+        const VALID: u8 = 2;
+        const COALESCED: u8 = 4;
+        let checksums = 1 << VIRTIO_NET_F_GUEST_CSUM;
+        let v4 = checksums | 1 << VIRTIO_NET_F_GUEST_TSO4;
+        let v6 = checksums | 1 << VIRTIO_NET_F_GUEST_TSO6;
+        let ecn = v4 | 1 << VIRTIO_NET_F_GUEST_ECN;
+        // Features, flags and segmentation on the tap; flags in the guest, if the frame arrives.
+        let cases = [
+            (0, VALID, 0, Some(0)),
+            (0, COALESCED, 0, Some(0)),
+            (0, NEEDS, 0, None),
+            (checksums, VALID, 0, Some(VALID)),
+            (checksums, NEEDS | COALESCED, 0, Some(NEEDS)),
+            (checksums, NEEDS, 1, None),
+            (v4, NEEDS, 1, Some(NEEDS)),
+            (v4, NEEDS, 4, None),
+            (v4, NEEDS, 0x81, None),
+            (ecn, NEEDS, 0x81, Some(NEEDS)),
+            (v6, NEEDS, 4, Some(NEEDS)),
+            (v6, NEEDS, 1, None),
+            (v4 | v6, NEEDS, 3, None),
+            (v4 | v6, NEEDS, 5, None),
+        ];
+        for (features, flags, kind, arrives) in cases {
+            let mut guest = guest(features);
+            guest.queue.offer(&[(BUFFERS, 1600, WRITE, 0)], &[0], 1);
+            let mut frame = frame(100, 1);
+            frame[FLAGS] = flags;
+            frame[GSO_TYPE] = kind;
+            guest.arrives(&frame);
+            let case = format!("{features:#x} {flags} {kind}");
+            assert_eq!(guest.queue.used(), u16::from(arrives.is_some()), "{case}");
+            if let Some(flags) = arrives {
+                assert_eq!(guest.queue.bytes(BUFFERS, 2), [flags, kind], "{case}");
+            }
+        }
     }
 
     #[test]
@@ -441,7 +526,9 @@ mod tests {
     #[test]
     fn the_guests_frames_reach_the_host_whole() {
         let mut guest = guest(0);
-        let (first, second) = (frame(74, 7), frame(MAX_FRAME, 8));
+        let (first, mut second) = (frame(74, 7), frame(MAX_FRAME, 8));
+        // Flags that virtio does not define are the host's to ignore.
+        second[FLAGS] = 0xf8;
         guest.queue.write_bytes(BUFFERS, &first);
         guest.queue.write_bytes(BUFFERS + 0x1000, &second);
         let len = u32::try_from(MAX_FRAME).expect("a length");
