@@ -11,7 +11,7 @@ use virtio_queue::{DescriptorChain, Reader};
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::device::QUEUE_SIZE;
+use super::device::{QUEUE_SIZE, QUEUES};
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
@@ -19,8 +19,8 @@ use crate::ram::GuestRam;
 const MOST_REQUEST: usize = 8 << 10;
 /// Most bytes of a reply: 128 KiB of contents, and its header.
 const MOST_REPLY: usize = (128 << 10) + size_of::<OutHeader>();
-/// Most requests that wait for their replies: a driver's queues full.
-const MOST_PENDING: usize = 256;
+/// Most requests of a queue that wait for their replies: the queue full.
+const MOST_PENDING: usize = QUEUE_SIZE as usize;
 /// Bytes of `struct fuse_in_header`.
 const IN_HEADER: usize = 40;
 /// Bytes of the request's operation in its header.
@@ -103,7 +103,10 @@ impl FsWorker {
             return;
         };
         for left in (0..queue.size()).rev() {
-            if self.pending.len() >= MOST_PENDING {
+            let of_queue = |pending: &&Pending| pending.queue == number;
+            if self.pending.len() >= MOST_PENDING
+                && self.pending.values().filter(of_queue).count() >= MOST_PENDING
+            {
                 break;
             }
             let Some(chain) = queue.pop(&self.memory) else {
@@ -152,7 +155,7 @@ impl FsWorker {
 
     /// Moves replies to the guest, at most as many as requests can wait.
     fn receive(&mut self, used: &mut [bool]) {
-        for _ in 0..MOST_PENDING {
+        for _ in 0..QUEUES * MOST_PENDING {
             let Some(server) = &self.server else {
                 return;
             };
@@ -583,6 +586,30 @@ mod tests {
         }
         assert_eq!((taken, worker.pending.len()), (MOST_PENDING, MOST_PENDING));
         assert_eq!(guest.used(), 0);
+    }
+
+    #[test]
+    fn requests_that_wait_hold_no_message_of_high_priority_up() {
+        let (guest, mut worker, server) = fixture();
+        let urgent = guest.second();
+        worker.stop();
+        worker.start(vec![urgent.active(), guest.active()], 0);
+        ask(&guest, &[1], 64);
+        let mut taken = 0;
+        for round in 1..=2u16 {
+            guest.offer(&[], &[0; QUEUE_SIZE as usize], round * QUEUE_SIZE);
+            worker.turn();
+            while take(&server).is_some() {
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, MOST_PENDING);
+        ask(&urgent, &[2], 64);
+        worker.turn();
+        let tag = take(&server).expect("the urgent message");
+        reply(&server, tag, b"");
+        worker.turn();
+        assert_eq!((urgent.used(), guest.used()), (1, 0));
     }
 
     #[test]

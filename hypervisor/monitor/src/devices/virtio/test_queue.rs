@@ -40,6 +40,8 @@ impl Interrupt for Interrupts {
 pub struct TestQueue {
     pub memory: GuestRam,
     size: u16,
+    /// Added to the addresses of table and rings.
+    base: u64,
     interrupts: Arc<Interrupts>,
     kick: Arc<EventFd>,
 }
@@ -50,8 +52,18 @@ impl TestQueue {
         Self {
             memory: crate::ram::test_ram(RAM),
             size,
+            base: 0,
             interrupts: Arc::default(),
             kick: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd")),
+        }
+    }
+
+    /// Returns another queue in the same RAM.
+    pub fn second(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            base: 0x4000,
+            ..Self::new(self.size)
         }
     }
 
@@ -60,12 +72,14 @@ impl TestQueue {
         let mut queue = Queue::new(self.size).expect("a power of two");
         let at = GuestAddress;
         queue
-            .try_set_desc_table_address(at(TABLE))
+            .try_set_desc_table_address(at(self.base + TABLE))
             .expect("aligned");
         queue
-            .try_set_avail_ring_address(at(AVAILABLE))
+            .try_set_avail_ring_address(at(self.base + AVAILABLE))
             .expect("aligned");
-        queue.try_set_used_ring_address(at(USED)).expect("aligned");
+        queue
+            .try_set_used_ring_address(at(self.base + USED))
+            .expect("aligned");
         queue.set_ready(true);
         let interrupt = Arc::clone(&self.interrupts) as Arc<dyn Interrupt>;
         ActiveQueue::new(queue, VECTOR, interrupt, Arc::clone(&self.kick))
@@ -75,22 +89,22 @@ impl TestQueue {
     pub fn offer(&self, table: &[Entry], heads: &[u16], available: u16) {
         for (slot, (address, len, flags, next)) in (0u64..).zip(table.iter().copied()) {
             let raw = RawDescriptor::from(Descriptor::new(address, len, flags, next));
-            self.write(TABLE + 16 * slot, Descriptor::from(raw));
+            self.write(self.base + TABLE + 16 * slot, Descriptor::from(raw));
         }
         for (slot, head) in (0u64..self.size.into()).zip(heads.iter().copied()) {
-            self.write(AVAILABLE + 4 + 2 * slot, head);
+            self.write(self.base + AVAILABLE + 4 + 2 * slot, head);
         }
-        self.write(AVAILABLE + 2, available);
+        self.write(self.base + AVAILABLE + 2, available);
     }
 
     /// Writes the available ring's flags: 1 suppresses interrupts.
     pub fn suppress(&self, flags: u16) {
-        self.write(AVAILABLE, flags);
+        self.write(self.base + AVAILABLE, flags);
     }
 
     /// Writes the word behind the available ring, which means something with VIRTIO_F_EVENT_IDX alone.
     pub fn set_used_event(&self, index: u16) {
-        self.write(AVAILABLE + 4 + 2 * u64::from(self.size), index);
+        self.write(self.base + AVAILABLE + 4 + 2 * u64::from(self.size), index);
     }
 
     pub fn write<T: ByteValued>(&self, address: u64, value: T) {
@@ -115,7 +129,7 @@ impl TestQueue {
 
     /// Returns the address of the number of used buffers.
     pub fn used_index(&self) -> GuestAddress {
-        GuestAddress(USED + 2)
+        GuestAddress(self.base + USED + 2)
     }
 
     /// Returns the number of used buffers so far.
@@ -128,10 +142,22 @@ impl TestQueue {
         let slots = (0..self.used()).map(|index| u64::from(index % self.size));
         slots
             .map(|slot| {
-                let len = GuestAddress(USED + 4 + 8 * slot + 4);
+                let len = GuestAddress(self.base + USED + 4 + 8 * slot + 4);
                 self.memory.read_obj(len).expect("ram")
             })
             .collect()
+    }
+
+    /// Returns the descriptor table and the available ring.
+    pub fn drivers_part(&self) -> Vec<u8> {
+        let len = usize::try_from(USED - TABLE).expect("few");
+        self.bytes(self.base + TABLE, len)
+    }
+
+    /// Returns the used ring's flags, by which a device suppresses notifications.
+    pub fn used_flags(&self) -> u16 {
+        let flags = GuestAddress(self.base + USED);
+        self.memory.read_obj(flags).expect("ram")
     }
 
     pub fn interrupts(&self) -> usize {
