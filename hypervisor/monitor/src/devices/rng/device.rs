@@ -79,7 +79,9 @@ impl VirtioWorker for RngWorker {
 fn fill_one(mut buffer: Writer<'_>) -> u32 {
     let mut bytes = [0; MAX_REQUEST];
     let room = buffer.available_bytes().min(MAX_REQUEST);
-    let filled = rustix::rand::getrandom(&mut bytes[..room], rustix::rand::GetRandomFlags::empty())
+    let flags = rustix::rand::GetRandomFlags::empty();
+    let bytes_for = |bytes: &mut [u8]| rustix::rand::getrandom(bytes, flags);
+    let filled = rustix::io::retry_on_intr(|| bytes_for(&mut bytes[..room]))
         .inspect_err(|error| tracing::warn!(%error, "the host has no random bytes for a guest"))
         .unwrap_or(0);
     match buffer.write_all(&bytes[..filled]) {
@@ -143,6 +145,20 @@ mod tests {
         worker.fill();
         assert_eq!(guest.lengths(), [0, 0, 64]);
         assert_eq!(guest.bytes(BUFFERS, 64), [0; 64]);
+    }
+
+    #[test]
+    fn nothing_changes_but_writable_buffers_and_the_used_ring() {
+        let (guest, mut worker) = fixture();
+        let table = [(BUFFERS, 64, NEXT, 1), (BUFFERS + 64, 64, WRITE, 0)];
+        guest.offer(&table, &[0], 1);
+        let before = guest.drivers_part();
+        worker.fill();
+        assert_eq!(guest.lengths(), [64]);
+        assert!(guest.drivers_part() == before);
+        assert_eq!(guest.bytes(BUFFERS, 64), [0; 64]);
+        assert_ne!(guest.bytes(BUFFERS + 64, 64), [0; 64]);
+        assert_eq!(guest.used_flags(), 0);
     }
 
     #[test]
