@@ -579,6 +579,18 @@ mod tests {
         assert_eq!(guest.queue.rung(), arrived >= usize::from(QUEUE_SIZE));
     }
 
+    #[test]
+    fn a_reset_ends_the_use_of_the_queues() {
+        let mut guest = guest(0);
+        let table = [(BUFFERS, 1600, WRITE, 0), (BUFFERS + 0x1000, 74, 0, 0)];
+        guest.queue.offer(&table, &[0, 1], 2);
+        guest.worker.stop();
+        guest.arrives(&frame(100, 1));
+        guest.worker.transmit();
+        assert_eq!((guest.queue.used(), guest.queue.interrupts()), (0, 0));
+        assert_eq!(guest.sent(), Vec::<Vec<u8>>::new());
+    }
+
     proptest! {
         /// Arbitrary queue contents cause no panic, no hang and no write outside the descriptors' buffers.
         #[test]

@@ -541,7 +541,7 @@ fn a_driver_that_cannot_reach_the_bar_accesses_it_by_configuration_space() {
     transport.write_config(window + 16, &[3, 0xff, 0xff, 0xff]);
     assert_eq!(read(transport, 0x14), [3]);
     assert_eq!(data(transport)[0], 3);
-    // What is no access of the BAR does nothing.
+    // Other windows do nothing.
     for (bar, offset, length) in [
         (1, 0x14, 1),
         (0, 0x14, 0),
