@@ -118,6 +118,7 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -142,5 +143,61 @@ mod tests {
             }
         }
         assert!(parsed > 10, "only {parsed} commands were found");
+    }
+
+    /// Returns whether one of these files has this test.
+    fn has_test(files: &[PathBuf], name: &str) -> bool {
+        let start = format!("fn {name}(");
+        let texts = files
+            .iter()
+            .filter_map(|file| fs::read_to_string(file).ok());
+        texts.into_iter().any(|text| {
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            lines
+                .windows(2)
+                .any(|pair| pair[0] == "#[test]" && pair[1].starts_with(&start))
+        })
+    }
+
+    #[test]
+    fn each_requirement_of_the_virtio_page_has_a_test_that_exists_or_a_reason() {
+        const REASONS: [&str; 2] = ["by construction: ", "in part: "];
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let devices = root.join("hypervisor/monitor/src/devices");
+        let page = fs::read_to_string(root.join("docs/virtio.md")).expect("the page");
+        let mut requirements = 0;
+        for line in page.lines() {
+            // The rows of requirements begin with a section's number.
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let is_row =
+                line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit());
+            if !is_row {
+                continue;
+            }
+            let [_, _, shown] = cells[..] else {
+                panic!("not a section, a requirement and what shows it: {line}");
+            };
+            let code = shown.split('`').skip(1).step_by(2);
+            let tests: Vec<&str> = code.filter(|text| text.contains("::")).collect();
+            let is_explained = REASONS.iter().any(|reason| shown.starts_with(reason));
+            assert!(
+                !tests.is_empty() || is_explained,
+                "neither test nor reason: {line}"
+            );
+            for test in tests {
+                let (module, name) = test.rsplit_once("::").expect("a module and a test");
+                let module = devices.join(module.replace("::", "/"));
+                let files = [module.with_extension("rs"), module.join("tests.rs")];
+                assert!(
+                    has_test(&files, name),
+                    "docs/virtio.md: no such test: {test}"
+                );
+            }
+            requirements += 1;
+        }
+        assert!(
+            requirements > 50,
+            "only {requirements} requirements were found"
+        );
     }
 }
