@@ -173,6 +173,7 @@ pub fn run<T: Send>(
             pause: true,
             halt: false,
         },
+        pins: Vec::new(),
     })?;
     let beside = Beside {
         parameters: vm

@@ -87,6 +87,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         console: Box::new(std::io::stdout()),
         timeout: Some(Duration::from_secs(timeout)),
         disabled_exits,
+        pins: Vec::new(),
     })?;
     println!(
         "loaded in {:?}; window at {:x?}",

@@ -51,6 +51,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             window: None,
             timeout: Some(Duration::from_secs(120)),
             disabled_exits: DisabledExits::default(),
+            pins: Vec::new(),
         })
     };
     match kind.as_str() {

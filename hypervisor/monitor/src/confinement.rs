@@ -201,6 +201,8 @@ pub fn calls() -> Result<Calls, FilterError> {
     ];
     let giving_up = giving_up.map(|operation| equals(0, operation.unsigned_abs().into()));
     let giving_up = giving_up.into_iter().collect::<Result<_, _>>()?;
+    // A vCPU's thread binds itself to a processor before it confines itself.
+    let itself = vec![equals(0, 0)?];
     Ok(of_vcpus()?
         .and_all(of_devices()?)
         .and_all(of_disks()?)
@@ -208,6 +210,7 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_all(of_file_systems()?)
         .and_all(of_balloons()?)
         .and(GIVING_UP)
+        .and_where(libc::SYS_sched_setaffinity, itself)
         .and_where(libc::SYS_prctl, giving_up))
 }
 
@@ -406,6 +409,7 @@ mod tests {
             window: None,
             timeout: None,
             disabled_exits: DisabledExits::default(),
+            pins: Vec::new(),
         });
         let (number, numbers) = channel();
         let looked_at = Arc::new(std::sync::Barrier::new(2));

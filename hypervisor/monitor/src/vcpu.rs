@@ -10,6 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::bus::{Buses, Effect};
 use crate::confinement::Confinement;
@@ -201,9 +203,10 @@ pub(crate) struct VcpuThreads {
 }
 
 impl VcpuThreads {
-    /// Starts one thread per vCPU.
+    /// Starts one thread per vCPU, each bound to the host processor that `pins` names for it, if any.
     pub fn start(
         vcpus: Vec<VcpuFd>,
+        pins: &[usize],
         buses: &Arc<Buses>,
         counters: &Arc<ExitCounters>,
         events: &Sender<Event>,
@@ -219,6 +222,7 @@ impl VcpuThreads {
             let thread = VcpuThread {
                 id,
                 fd,
+                pin: pins.get(usize::from(id)).copied(),
                 buses: Arc::clone(buses),
                 counters: Arc::clone(counters),
                 stop: Arc::clone(&started.stop),
@@ -293,6 +297,8 @@ impl Drop for VcpuThreads {
 struct VcpuThread {
     id: u8,
     fd: VcpuFd,
+    /// Host processor on which the thread stays.
+    pin: Option<usize>,
     buses: Arc<Buses>,
     counters: Arc<ExitCounters>,
     stop: Arc<AtomicBool>,
@@ -305,22 +311,32 @@ impl VcpuThread {
         if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
             tracing::debug!(?error, "cannot unblock the signal that stops a vCPU");
         }
-        let end = match self.confinement.enter() {
+        let end = match self.prepare() {
             Ok(()) => {
                 IMMEDIATE_EXIT.set(&raw mut self.fd.get_kvm_run().immediate_exit);
                 let end = self.run_until_end();
                 IMMEDIATE_EXIT.set(ptr::null_mut());
                 end?
             }
-            Err(error) => End::RunFailed {
-                error: format!("its thread cannot be confined: {error}"),
-            },
+            Err(error) => End::RunFailed { error },
         };
         Some(VcpuEnd {
             vcpu: self.id,
             registers: self.registers(),
             end,
         })
+    }
+
+    /// Binds the calling thread to its host processor, and confines it. Returns an error's text.
+    fn prepare(&self) -> Result<(), String> {
+        if let Some(processor) = self.pin {
+            bind_to(processor).map_err(|error| {
+                format!("its thread cannot be bound to processor {processor}: {error}")
+            })?;
+        }
+        self.confinement
+            .enter()
+            .map_err(|error| format!("its thread cannot be confined: {error}"))
     }
 
     fn run_until_end(&mut self) -> Option<End> {
@@ -362,6 +378,16 @@ impl VcpuThread {
             cs: sregs.cs.selector,
         }
     }
+}
+
+/// Binds the calling thread to one processor of the host.
+fn bind_to(processor: usize) -> Result<(), Errno> {
+    if processor >= CpuSet::MAX_CPU {
+        return Err(Errno::INVAL);
+    }
+    let mut only = CpuSet::new();
+    only.set(processor);
+    sched_setaffinity(None, &only)
 }
 
 fn handle(exit: VcpuExit<'_>, buses: &Buses, counters: &ExitCounters) -> Option<End> {

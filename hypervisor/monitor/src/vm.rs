@@ -64,6 +64,14 @@ pub enum VmError {
     /// The number of vCPUs is out of range.
     #[error("a VM cannot have {0} vCPUs: between 1 and {MAX_VCPUS} are possible")]
     Vcpus(u8),
+    /// The number of host processors is neither 0 nor that of the vCPUs.
+    #[error("a VM with {vcpus} vCPUs cannot be bound to {pins} processors: name one for each vCPU")]
+    Pins {
+        /// Number of host processors.
+        pins: usize,
+        /// Number of vCPUs.
+        vcpus: usize,
+    },
     /// KVM cannot disable the requested exits.
     #[error(
         "KVM cannot disable the exits {wanted:#x} (KVM_CAP_X86_DISABLE_EXITS offers {offered:#x})"
@@ -215,6 +223,8 @@ pub struct VmConfig {
     pub timeout: Option<Duration>,
     /// VM exits to disable.
     pub disabled_exits: DisabledExits,
+    /// The host processor on which each vCPU stays; none if the host's scheduler chooses.
+    pub pins: Vec<usize>,
 }
 
 impl fmt::Debug for VmConfig {
@@ -230,6 +240,7 @@ impl fmt::Debug for VmConfig {
             .field("networks", &self.networks)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
+            .field("pins", &self.pins)
             .finish_non_exhaustive()
     }
 }
@@ -241,6 +252,7 @@ type ConfinementOf = fn() -> Result<Confinement, ConfinementError>;
 #[derive(Debug)]
 pub struct Vm {
     vcpus: Vec<VcpuFd>,
+    pins: Vec<usize>,
     buses: Arc<Buses>,
     exit_status: Arc<Mutex<ExitStatusPort>>,
     accounting: Arc<Mutex<ExitAccounting>>,
@@ -271,6 +283,7 @@ impl Vm {
         if !(1..=MAX_VCPUS).contains(&config.vcpus) {
             return Err(VmError::Vcpus(config.vcpus));
         }
+        check_pins(&config.pins, config.vcpus.into())?;
         let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
         let vm = Arc::new(kvm.create_vm().map_err(kvm_error("a VM"))?);
         chipset::create_chips(&vm)?;
@@ -353,6 +366,7 @@ impl Vm {
         chipset.add_ports(power::PM1_EVENT, power::PM1_PORTS, pm1)?;
         Ok(Self {
             vcpus,
+            pins: config.pins,
             buses: Arc::new(chipset.into_buses()?),
             exit_status,
             accounting,
@@ -411,7 +425,8 @@ impl Vm {
         for (thread, confinement) in &self.device_threads {
             thread.confine(confinement()?)?;
         }
-        let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
+        let threads =
+            VcpuThreads::start(self.vcpus, &self.pins, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
             Some(judge(&end, self.exit_status.lock().status, &self.tail))
         });
@@ -469,6 +484,17 @@ fn panicked(tail: &ConsoleTail) -> Option<ExitReason> {
 
 pub(crate) fn kvm_error(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmError {
     move |source| VmError::Kvm { what, source }
+}
+
+/// Checks that each vCPU has a host processor of its own, or none has.
+pub(crate) fn check_pins(pins: &[usize], vcpus: usize) -> Result<(), VmError> {
+    if pins.is_empty() || pins.len() == vcpus {
+        return Ok(());
+    }
+    Err(VmError::Pins {
+        pins: pins.len(),
+        vcpus,
+    })
 }
 
 fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError> {
@@ -554,6 +580,7 @@ mod tests {
             console: Box::new(std::io::sink()),
             timeout: None,
             disabled_exits: DisabledExits::default(),
+            pins: Vec::new(),
         };
         assert!(matches!(Vm::new(config), Err(VmError::Vcpus(0))));
     }

@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use wormhole_monitor::payload::{PayloadConfig, PayloadVm, PayloadWindow};
-use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, probe};
+use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, VmError, probe};
 
 const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 4 << 20;
@@ -52,6 +53,7 @@ fn config(name: &str, parameters: Vec<Vec<u64>>) -> PayloadConfig {
         window: None,
         timeout: Some(Duration::from_secs(60)),
         disabled_exits: DisabledExits::default(),
+        pins: Vec::new(),
     }
 }
 
@@ -296,4 +298,95 @@ fn a_window_at_an_impossible_address_is_refused() {
         .expect_err("impossible");
         assert!(error.to_string().contains("multiple of 2 MiB"), "{error}");
     }
+}
+
+/// Returns the processors on which this process may run.
+fn processors() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).expect("the kernel tells");
+    (0..CpuSet::MAX_CPU)
+        .filter(|&processor| allowed.is_set(processor))
+        .collect()
+}
+
+/// Returns the processors on which threads of this process with a name may run, as the kernel writes them.
+fn places_of(thread: &str) -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("it is there");
+    tasks
+        .flatten()
+        // A thread may end meanwhile.
+        .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
+        .filter(|status| {
+            status
+                .lines()
+                .any(|line| line == format!("Name:\t{thread}"))
+        })
+        .filter_map(|status| {
+            let list = |line: &str| line.strip_prefix("Cpus_allowed_list:\t").map(str::to_owned);
+            status.lines().find_map(list)
+        })
+        .collect()
+}
+
+#[test]
+fn every_vcpu_stays_on_its_processor() {
+    if !kvm() {
+        return;
+    }
+    let mut pins = processors();
+    if pins.len() < 2 {
+        eprintln!("skipped: this process may run on one processor only");
+        return;
+    }
+    // Not the order in which they are numbered.
+    pins.truncate(2);
+    pins.reverse();
+    let vm = PayloadVm::new(PayloadConfig {
+        pins: pins.clone(),
+        ..config("spin", vec![vec![0], vec![0]])
+    });
+    let vm = vm.expect("payload");
+    let stop = vm.stop_handle();
+    let running = std::thread::spawn(move || vm.run());
+    // No other test binds its vCPUs.
+    let is_bound = |vcpu: usize| {
+        let places = places_of(&format!("vcpu{vcpu}"));
+        places.contains(&pins[vcpu].to_string())
+    };
+    let start = Instant::now();
+    while !(is_bound(0) && is_bound(1)) {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "they run on {:?} and {:?}, not on {pins:?}",
+            places_of("vcpu0"),
+            places_of("vcpu1")
+        );
+        std::thread::yield_now();
+    }
+    stop.stop();
+    let report = running.join().expect("thread").expect("run");
+    assert_eq!(report.outcome, ExitReason::Stopped);
+}
+
+#[test]
+fn a_vcpu_without_its_processor_does_not_run() {
+    if !kvm() {
+        return;
+    }
+    for nowhere in [CpuSet::MAX_CPU, usize::MAX] {
+        let vm = PayloadVm::new(PayloadConfig {
+            pins: vec![nowhere],
+            ..config("spin", vec![vec![0]])
+        });
+        let outcome = vm.expect("payload").run().expect("run").outcome;
+        assert!(
+            matches!(&outcome, ExitReason::RunFailed { vcpu: 0, error }
+                if error.contains(&format!("cannot be bound to processor {nowhere}"))),
+            "{outcome}"
+        );
+    }
+    let error = PayloadVm::new(PayloadConfig {
+        pins: vec![0],
+        ..config("spin", vec![vec![1], vec![1]])
+    });
+    assert!(matches!(error, Err(VmError::Pins { pins: 1, vcpus: 2 })));
 }

@@ -135,6 +135,7 @@ pub fn run(
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),
+        pins: Vec::new(),
     })
     .map_err(GuestError::from)?;
 

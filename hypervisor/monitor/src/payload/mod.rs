@@ -40,7 +40,7 @@ use crate::memory::{self, Range, WINDOW_ALIGN, WINDOW_UNIT, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, VmStats};
 use crate::vcpu::{End, Event, ExitCounters, ExitCounts, StopHandle, VcpuThreads};
-use crate::vm::{DisabledExits, VmError, kvm_error};
+use crate::vm::{DisabledExits, VmError, check_pins, kvm_error};
 
 /// Words in a parameter block.
 pub const PARAMETERS: usize = 512;
@@ -147,6 +147,8 @@ pub struct PayloadConfig {
     pub timeout: Option<Duration>,
     /// VM exits to disable.
     pub disabled_exits: DisabledExits,
+    /// The host processor on which each vCPU stays; none if the host's scheduler chooses.
+    pub pins: Vec<usize>,
 }
 
 /// Result of a payload's run.
@@ -192,6 +194,7 @@ impl ParameterBlock {
 #[derive(Debug)]
 pub struct PayloadVm {
     vcpus: Vec<VcpuFd>,
+    pins: Vec<usize>,
     blocks: Vec<ParameterBlock>,
     stats: VmStats,
     counters: Arc<ExitCounters>,
@@ -207,6 +210,7 @@ impl PayloadVm {
     /// Creates the VM and loads the payload.
     pub fn new(config: PayloadConfig) -> Result<Self, VmError> {
         check(&config)?;
+        check_pins(&config.pins, config.parameters.len())?;
         let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
         let vm = kvm.create_vm().map_err(kvm_error("a VM"))?;
         config.disabled_exits.apply(&vm)?;
@@ -271,6 +275,7 @@ impl PayloadVm {
         );
         Ok(Self {
             vcpus,
+            pins: config.pins,
             blocks,
             stats,
             counters: Arc::new(ExitCounters::default()),
@@ -319,7 +324,7 @@ impl PayloadVm {
         let (sender, receiver) = &self.events;
         let mut statuses = BTreeMap::new();
         let start = Instant::now();
-        let threads = VcpuThreads::start(self.vcpus, &buses, &self.counters, sender)?;
+        let threads = VcpuThreads::start(self.vcpus, &self.pins, &buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| match end.end {
             End::Write(Effect::Exited(status)) => {
                 statuses.insert(end.vcpu, status);
