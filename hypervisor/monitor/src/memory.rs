@@ -13,12 +13,9 @@ use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::mmap::MmapRegionError;
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion, VolatileMemory,
-};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::ram::{GuestRam, RamRegion};
+use crate::ram::{self, Advice, AlignedMapping, GuestRam, RamRegion};
 
 /// End of RAM below 4 GiB, and start of PCI memory.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
@@ -75,7 +72,7 @@ pub enum MemoryError {
         /// The memfd's size.
         bytes: u64,
         /// Underlying error.
-        source: MmapRegionError,
+        source: std::io::Error,
     },
     /// The range to be shown is empty, not aligned to 2 MiB, or outside the window or the file.
     #[error(
@@ -171,12 +168,15 @@ impl Layout {
 
 /// The window: the sealed memfd and one shared mapping of all of it.
 ///
+/// The mapping starts at a multiple of 2 MiB, as its guest physical address does: otherwise neither the host nor KVM
+/// could map a huge page of a file.
+///
 /// Parts of the mapping can be replaced by other files while the guest runs: KVM follows the host mapping
 /// at the memslot's addresses.
 #[derive(Debug, Clone)]
 pub struct Window {
     file: Arc<File>,
-    region: Arc<MmapRegion<()>>,
+    mapping: Arc<AlignedMapping>,
 }
 
 impl Window {
@@ -191,12 +191,14 @@ impl Window {
         }
         check_seals(&file)?;
         let size = usize::try_from(bytes).map_err(|_| MemoryError::WindowSize { bytes })?;
-        let region = MmapRegion::from_file(FileOffset::from_arc(Arc::clone(&file), 0), size)
-            .map_err(|source| MemoryError::WindowMap { bytes, source })?;
-        Ok(Self {
+        let mapping =
+            AlignedMapping::new(size).map_err(|source| MemoryError::WindowMap { bytes, source })?;
+        let window = Self {
             file,
-            region: Arc::new(region),
-        })
+            mapping: Arc::new(mapping),
+        };
+        window.replace(&window.file, 0, bytes)?;
+        Ok(window)
     }
 
     /// Maps `bytes` of `file` from `start` on at the same offset of the window.
@@ -266,11 +268,12 @@ impl Window {
         let size = usize::try_from(bytes).map_err(invalid)?;
         let place = usize::try_from(start).map_err(invalid)?;
         let offset = libc::off_t::try_from(start).map_err(invalid)?;
+        let part = self.mapping.start().wrapping_add(place);
         // SAFETY: the range lies inside the window's mapping, so that no other mapping is replaced. In this
         // process only KVM refers to the window's memory, and KVM follows the mapping.
         let mapped = unsafe {
             libc::mmap(
-                self.region.as_ptr().add(place).cast(),
+                part.cast(),
                 size,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
@@ -281,12 +284,14 @@ impl Window {
         if mapped == libc::MAP_FAILED {
             return Err(failed(std::io::Error::last_os_error()));
         }
+        // A kernel without huge pages refuses.
+        drop(ram::advise(part, size, Advice::Huge));
         Ok(())
     }
 
     /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
-        self.region.len() as u64
+        self.mapping.len() as u64
     }
 
     /// Returns false: a window is never empty.
@@ -301,7 +306,7 @@ impl Window {
             WINDOW_SLOT,
             start,
             self.len(),
-            self.region.as_ptr() as u64,
+            self.mapping.start() as u64,
         )
     }
 }
@@ -437,6 +442,31 @@ mod tests {
             Err(MemoryError::WindowSize { bytes: 0 })
         ));
     }
+
+    #[test]
+    fn ram_and_window_ask_for_huge_pages_where_both_can_map_them() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            eprintln!("skipped: this kernel has no huge pages");
+            return;
+        }
+        let is_huge = |address: u64| {
+            let asked = ram::flags_at(address).split(' ').any(|flag| flag == "hg");
+            asked && address.is_multiple_of(2 << 20)
+        };
+        let memory = ram::test_ram(4 << 20);
+        let region = memory.iter().next().expect("one region");
+        assert!(is_huge(region.host_address()));
+
+        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        let window = Window::new(memfd(6 << 20, sealed)).expect("window");
+        let start = window.mapping.start() as u64;
+        assert!(is_huge(start));
+        let file = memfd(6 << 20, sealed);
+        window.show(&file, 2 << 20, 2 << 20).expect("shown");
+        assert!(is_huge(start + (2 << 20)), "the part of another file");
+        assert!(is_huge(start + (4 << 20)), "the part behind it");
+    }
+
     #[test]
     fn only_whole_parts_of_fixed_files_are_shown() {
         let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;

@@ -1,5 +1,6 @@
 //! Allocates guest RAM: anonymous memory aligned to 2 MiB, so that the host can back it with huge
-//! pages and KVM can map it with 2 MiB pages. With 4 KiB pages, a booting guest exits once per page.
+//! pages and KVM can map it with 2 MiB pages. With 4 KiB pages, a booting guest exits once per page. A window's mapping
+//! is aligned and advised in the same way.
 
 use std::io;
 use std::ptr;
@@ -83,21 +84,38 @@ impl GuestMemoryRegion for RamRegion {
 
 impl GuestMemoryRegionBytes for RamRegion {}
 
-/// An anonymous mapping that starts at a multiple of 2 MiB.
+/// Advice to the kernel on mapped memory. None changes what the memory contains.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Advice {
+    /// Back the memory with huge pages, where the host has them.
+    Huge = libc::MADV_HUGEPAGE as isize,
+}
+
+/// Gives advice on a range of mapped memory.
+pub(crate) fn advise(start: *mut u8, len: usize, advice: Advice) -> io::Result<()> {
+    // SAFETY: no advice of the enumeration changes contents or mappings, so the range may be any.
+    match unsafe { libc::madvise(start.cast(), len, advice as libc::c_int) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A mapping that starts at a multiple of 2 MiB, anonymous at first.
 #[derive(Debug)]
-struct AlignedMapping {
+pub(crate) struct AlignedMapping {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: the pointer is only used to build the region and to unmap the mapping once; the memory is
-// accessed by volatile operations only.
+// SAFETY: the pointer is only used to build the region, to map files in its place and to unmap the mapping once; the
+// memory is accessed by volatile operations only.
 unsafe impl Send for AlignedMapping {}
 // SAFETY: as above; no method mutates the value.
 unsafe impl Sync for AlignedMapping {}
 
 impl AlignedMapping {
-    fn new(len: usize) -> io::Result<Self> {
+    /// Maps `len` bytes without committing a page.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
         let whole = len
             .checked_add(HUGE_PAGE)
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -119,15 +137,25 @@ impl AlignedMapping {
                 unsafe { libc::munmap(address.cast(), excess) };
             }
         }
-        // SAFETY: advice for the mapping made above; ignoring a failure costs time only.
-        unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
+        // A kernel without huge pages refuses.
+        drop(advise(start, len, Advice::Huge));
         Ok(Self { start, len })
+    }
+
+    /// Returns the address of the first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Returns the size in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 }
 
 impl Drop for AlignedMapping {
     fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and the region that referred to it has been dropped.
+        // SAFETY: this value owns the mapping, and the region or the window that referred to it has been dropped.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
@@ -171,6 +199,20 @@ pub(crate) fn is_resident(memory: &GuestRam, page: GuestAddress) -> bool {
 pub(crate) fn test_ram(len: usize) -> GuestRam {
     let region = RamRegion::new(GuestAddress(0), len).expect("memory");
     GuestRam::from_regions(vec![region]).expect("one region")
+}
+
+/// Returns the kernel's flags of the mapping that an address lies in, for tests.
+#[cfg(test)]
+pub(crate) fn flags_at(address: u64) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("it is there");
+    let holds = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
+        Some((start?..end?).contains(&address))
+    };
+    let mut lines = maps.lines().skip_while(|line| holds(line) != Some(true));
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags: "));
+    flags.expect("a mapping with flags").to_owned()
 }
 
 #[cfg(test)]
