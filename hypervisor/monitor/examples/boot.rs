@@ -84,6 +84,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         fs: None,
         disks: Vec::new(),
         networks,
+        prefault: false,
         console: Box::new(std::io::stdout()),
         timeout: Some(Duration::from_secs(timeout)),
         disabled_exits,

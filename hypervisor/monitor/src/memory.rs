@@ -48,6 +48,14 @@ pub enum MemoryError {
         /// Underlying error.
         source: std::io::Error,
     },
+    /// RAM could not be allocated in advance.
+    #[error("cannot allocate {mib} MiB of guest memory in advance")]
+    Populate {
+        /// Requested size in MiB.
+        mib: u64,
+        /// Underlying error.
+        source: std::io::Error,
+    },
     /// A memfd cannot be examined: fstat or dup failed.
     #[error("cannot look at the window's memfd")]
     WindowStat(#[source] std::io::Error),
@@ -177,6 +185,8 @@ impl Layout {
 pub struct Window {
     file: Arc<File>,
     mapping: Arc<AlignedMapping>,
+    /// Whether the memory of each part of another file is allocated when it is mapped.
+    prefault: bool,
 }
 
 impl Window {
@@ -196,9 +206,16 @@ impl Window {
         let window = Self {
             file,
             mapping: Arc::new(mapping),
+            prefault: false,
         };
         window.replace(&window.file, 0, bytes)?;
         Ok(window)
+    }
+
+    /// Allocates the memory of parts that [`Window::show`] maps from now on, in huge pages where the host has them.
+    #[must_use]
+    pub fn prefaulted(self, prefault: bool) -> Self {
+        Self { prefault, ..self }
     }
 
     /// Maps `bytes` of `file` from `start` on at the same offset of the window.
@@ -212,7 +229,10 @@ impl Window {
             .map(File::from)
             .map_err(MemoryError::WindowStat)?;
         check_seals(&file)?;
-        self.replace(&file, start, bytes)?;
+        let part = self.replace(&file, start, bytes)?;
+        if self.prefault {
+            part.allocate();
+        }
         // Frees the covered pages of the window's own file, which are no longer reachable.
         self.discard(start, bytes)
     }
@@ -222,7 +242,7 @@ impl Window {
     /// # Errors
     /// As [`Window::show`].
     pub fn hide(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
-        self.replace(&self.file, start, bytes)
+        self.replace(&self.file, start, bytes).map(drop)
     }
 
     fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
@@ -247,7 +267,7 @@ impl Window {
         })
     }
 
-    fn replace(&self, file: &File, start: u64, bytes: u64) -> Result<(), MemoryError> {
+    fn replace(&self, file: &File, start: u64, bytes: u64) -> Result<Part, MemoryError> {
         let length = file.metadata().map_err(MemoryError::WindowStat)?.len();
         let end = start.saturating_add(bytes);
         let within = bytes != 0 && end <= self.len().min(length);
@@ -286,7 +306,7 @@ impl Window {
         }
         // A kernel without huge pages refuses.
         drop(ram::advise(part, size, Advice::Huge));
-        Ok(())
+        Ok(Part { start: part, size })
     }
 
     /// Returns the size in bytes.
@@ -308,6 +328,24 @@ impl Window {
             self.len(),
             self.mapping.start() as u64,
         )
+    }
+}
+
+/// A part of a window that has just been mapped.
+struct Part {
+    start: *mut u8,
+    size: usize,
+}
+
+impl Part {
+    /// Allocates the part's memory. What is not allocated now comes at the first access.
+    fn allocate(&self) {
+        // Huge pages first: pages of 4 KiB would have to be copied.
+        for advice in [Advice::Collapse, Advice::Populate] {
+            if let Err(error) = ram::advise(self.start, self.size, advice) {
+                tracing::debug!(?advice, %error, "a part of the window is not allocated in advance");
+            }
+        }
     }
 }
 
@@ -336,6 +374,12 @@ pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestRam, MemoryError> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(failed)?;
     GuestRam::from_regions(regions).map_err(|error| failed(std::io::Error::other(error)))
+}
+
+/// Allocates all of a guest's RAM now.
+pub(crate) fn populate(ram: &GuestRam) -> Result<(), MemoryError> {
+    let mib = ram.iter().map(GuestMemoryRegion::len).sum::<u64>() >> 20;
+    ram::populate(ram).map_err(|source| MemoryError::Populate { mib, source })
 }
 
 /// Adds every region of `ram` to `vm` as a memslot.
@@ -508,5 +552,24 @@ mod tests {
             .show(&memfd(4 << 20, sealed), 2 << 20, 2 << 20)
             .expect("shown");
         assert_eq!(held(), 2 << 20);
+    }
+
+    #[test]
+    fn parts_of_a_prefaulted_window_are_allocated_when_they_are_shown() {
+        use std::os::unix::fs::{FileExt, MetadataExt};
+        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        for (prefault, allocated) in [(false, 4096), (true, 2 << 20)] {
+            let window = Window::new(memfd(4 << 20, sealed)).expect("window");
+            let window = window.prefaulted(prefault);
+            let shown = memfd(4 << 20, sealed);
+            let file = File::from(shown.try_clone().expect("clone"));
+            file.write_all_at(&[7], 2 << 20).expect("written");
+            window.show(&shown, 2 << 20, 2 << 20).expect("shown");
+            let held = file.metadata().expect("a file").blocks() * 512;
+            assert_eq!(held, allocated, "prefault: {prefault}");
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 2 << 20).expect("read");
+            assert_eq!(byte, [7], "its contents stay");
+        }
     }
 }

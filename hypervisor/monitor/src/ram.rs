@@ -8,7 +8,7 @@ use std::ptr;
 use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::Result as MemoryResult;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes,
     GuestRegionCollection, GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion,
     VolatileSlice,
 };
@@ -89,6 +89,10 @@ impl GuestMemoryRegionBytes for RamRegion {}
 pub(crate) enum Advice {
     /// Back the memory with huge pages, where the host has them.
     Huge = libc::MADV_HUGEPAGE as isize,
+    /// Allocate the memory now, and map it for writing.
+    Populate = libc::MADV_POPULATE_WRITE as isize,
+    /// Replace the memory by huge pages now, whatever the administrator has chosen for later accesses.
+    Collapse = libc::MADV_COLLAPSE as isize,
 }
 
 /// Gives advice on a range of mapped memory.
@@ -183,6 +187,31 @@ pub(crate) fn discard(memory: &GuestRam, start: GuestAddress, bytes: u64) -> io:
     }
 }
 
+/// Allocates all of a guest's RAM now.
+///
+/// # Errors
+/// The host has not that much memory.
+pub(crate) fn populate(memory: &GuestRam) -> io::Result<()> {
+    for region in memory.iter() {
+        let len = usize::try_from(region.len()).map_err(io::Error::other)?;
+        let address = region.region.as_ptr();
+        match advise(address, len, Advice::Populate) {
+            // Linux 5.13 does not know this advice.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => touch(region)?,
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes to each page of a region, which contains zeros.
+fn touch(region: &RamRegion) -> io::Result<()> {
+    (0..region.len() / PAGE).try_for_each(|page| {
+        let written = region.write_obj(0u8, MemoryRegionAddress(page * PAGE));
+        written.map_err(io::Error::other)
+    })
+}
+
 /// Returns whether the host has memory for the page at an address, for tests.
 #[cfg(test)]
 pub(crate) fn is_resident(memory: &GuestRam, page: GuestAddress) -> bool {
@@ -218,7 +247,23 @@ pub(crate) fn flags_at(address: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::Bytes;
+
+    #[test]
+    fn all_of_ram_is_there_once_it_is_populated() {
+        const LEN: usize = 3 * HUGE_PAGE + 4096;
+        let pages = || (0..LEN as u64).step_by(4096).map(GuestAddress);
+        let fill: [fn(&GuestRam); 2] = [
+            |ram| populate(ram).expect("memory"),
+            |ram| touch(ram.iter().next().expect("one region")).expect("memory"),
+        ];
+        for fill in fill {
+            let ram = test_ram(LEN);
+            assert!(!pages().any(|page| is_resident(&ram, page)));
+            fill(&ram);
+            assert!(pages().all(|page| is_resident(&ram, page)));
+            assert_eq!(ram.read_obj::<u64>(GuestAddress(0)).expect("in ram"), 0);
+        }
+    }
 
     #[test]
     fn ram_is_aligned_zero_and_writable_to_its_end() {

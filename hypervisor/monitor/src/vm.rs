@@ -216,6 +216,8 @@ pub struct VmConfig {
     pub disks: Vec<DiskImage>,
     /// Network interfaces, in the order in which the guest numbers them.
     pub networks: Vec<NetConfig>,
+    /// Allocates RAM before the guest starts, and each part of the window when it is shown.
+    pub prefault: bool,
     /// Sink of the guest's console output. It is written on a vCPU thread: a blocking sink blocks the
     /// guest, and its shutdown.
     pub console: Box<dyn Write + Send>,
@@ -238,6 +240,7 @@ impl fmt::Debug for VmConfig {
             .field("fs", &self.fs)
             .field("disks", &self.disks)
             .field("networks", &self.networks)
+            .field("prefault", &self.prefault)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
             .field("pins", &self.pins)
@@ -290,8 +293,12 @@ impl Vm {
         config.disabled_exits.apply(&vm)?;
 
         let window = config.window.map(Window::new).transpose()?;
+        let window = window.map(|window| window.prefaulted(config.prefault));
         let layout = Layout::new(config.memory_mib, window.as_ref().map(Window::len))?;
         let ram = memory::map_ram(&layout.ram)?;
+        if config.prefault {
+            memory::populate(&ram)?;
+        }
         memory::add_ram_memslots(&vm, &ram)?;
         if let (Some(window), Some(range)) = (&window, layout.window) {
             window.add_memslot(&vm, range.start)?;
@@ -577,6 +584,7 @@ mod tests {
             fs: None,
             disks: Vec::new(),
             networks: Vec::new(),
+            prefault: false,
             console: Box::new(std::io::sink()),
             timeout: None,
             disabled_exits: DisabledExits::default(),

@@ -132,6 +132,7 @@ pub fn run(
             .map_err(|error| GuestError::Failed(error.to_string()))?,
         disks,
         networks,
+        prefault: false,
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),
