@@ -338,10 +338,10 @@ struct Part {
 }
 
 impl Part {
-    /// Allocates the part's memory. What is not allocated now comes at the first access.
+    /// Allocates the part's memory. Other pages come at the first access.
     fn allocate(&self) {
-        // Huge pages first: pages of 4 KiB would have to be copied.
-        for advice in [Advice::Collapse, Advice::Populate] {
+        // The kernel collapses no range that has no page yet.
+        for advice in [Advice::Populate, Advice::Collapse] {
             if let Err(error) = ram::advise(self.start, self.size, advice) {
                 tracing::debug!(?advice, %error, "a part of the window is not allocated in advance");
             }
