@@ -140,6 +140,17 @@ pub struct DisabledExits {
 }
 
 impl DisabledExits {
+    /// Returns the exits that this machine's KVM can disable.
+    pub fn offered() -> Result<Self, VmError> {
+        let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
+        let offered = kvm.check_extension_raw(kvm_bindings::KVM_CAP_X86_DISABLE_EXITS.into());
+        let offers = |bit: u32| offered.cast_unsigned() & bit != 0;
+        Ok(Self {
+            pause: offers(kvm_bindings::KVM_X86_DISABLE_EXITS_PAUSE),
+            halt: offers(kvm_bindings::KVM_X86_DISABLE_EXITS_HLT),
+        })
+    }
+
     pub(crate) fn apply(self, vm: &VmFd) -> Result<(), VmError> {
         use kvm_bindings::{
             KVM_CAP_X86_DISABLE_EXITS, KVM_X86_DISABLE_EXITS_HLT, KVM_X86_DISABLE_EXITS_PAUSE,

@@ -390,3 +390,25 @@ fn a_vcpu_without_its_processor_does_not_run() {
     });
     assert!(matches!(error, Err(VmError::Pins { pins: 1, vcpus: 2 })));
 }
+
+#[test]
+fn exits_are_disabled_where_kvm_offers_that_and_refused_where_not() {
+    if !kvm() {
+        return;
+    }
+    let offered = DisabledExits::offered().expect("there is a KVM");
+    for (pause, halt) in [(true, false), (false, true), (true, true)] {
+        let vm = PayloadVm::new(PayloadConfig {
+            disabled_exits: DisabledExits { pause, halt },
+            ..config("spin", vec![vec![1000]])
+        });
+        if (pause && !offered.pause) || (halt && !offered.halt) {
+            let refused = matches!(vm, Err(VmError::DisableExits { .. }));
+            assert!(refused, "{pause} {halt}, of {offered:?}");
+        } else {
+            let report = vm.expect("payload").run().expect("run");
+            assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
+        }
+    }
+    println!("KVM offers {offered:?}");
+}
