@@ -135,6 +135,9 @@ pub fn run(
             [name.as_os_str(), value].join(OsStr::new("=")),
         ]);
     }
+    if options.prefault {
+        arguments.push("--prefault".into());
+    }
     if options.interactive {
         arguments.push("--interactive".into());
     }

@@ -16,8 +16,8 @@ use wormhole_images::{
 use wormhole_link::tasks;
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, ExitReason, FsConfig, InitramfsPart, Refused, Tag,
-    Vm, VmConfig, VmError, VsockConfig, exit_accounting,
+    BootSource, ConnectRequest, ExitReason, FsConfig, InitramfsPart, Refused, Tag, Vm, VmConfig,
+    VmError, VsockConfig, exit_accounting,
 };
 
 use crate::backend::Port;
@@ -27,7 +27,7 @@ use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement::{self, ConfinementError};
 use super::summary::Summary;
-use super::{Options, RunError, files, images, network, not_executed};
+use super::{Options, RunError, files, images, network, not_executed, resources};
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 const GUEST_CID: u32 = 3;
@@ -109,6 +109,7 @@ pub fn run(
         })
     });
     let fs = fs.transpose()?;
+    let disabled_exits = resources::disabled_exits(options.dedicated).map_err(GuestError::from)?;
     let (sender, streams) = channel();
     let vm = Vm::new(VmConfig {
         boot: BootSource {
@@ -132,11 +133,11 @@ pub fn run(
             .map_err(|error| GuestError::Failed(error.to_string()))?,
         disks,
         networks,
-        prefault: false,
+        prefault: options.prefault,
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
-        disabled_exits: DisabledExits::default(),
-        pins: Vec::new(),
+        disabled_exits,
+        pins: options.pin.iter().flat_map(|pin| pin.0.clone()).collect(),
     })
     .map_err(GuestError::from)?;
 

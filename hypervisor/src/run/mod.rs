@@ -8,6 +8,7 @@ mod network;
 mod process;
 pub mod reaper;
 pub mod record;
+mod resources;
 mod summary;
 
 use std::collections::HashSet;
@@ -32,6 +33,7 @@ use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
 use self::record::Record;
+use self::resources::{Processors, ResourcesError};
 use crate::backend::{Backend, BackendError};
 use crate::backends::{BackendsError, Chosen};
 use crate::config::ConfigOption;
@@ -172,6 +174,15 @@ pub struct Options {
     /// Processors of the guest; 1 if not given.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_VCPUS)))]
     cpus: Option<u8>,
+    /// Processors of this machine, one for each of the guest's, which then stays on it.
+    #[arg(long, value_name = "CPU[,CPU...]")]
+    pin: Option<Processors>,
+    /// The pinned processors are the guest's alone: it does not leave them when it waits or halts.
+    #[arg(long, requires = "pin")]
+    dedicated: bool,
+    /// Allocate the guest's memory before it starts, and its parts of the window when they are granted.
+    #[arg(long)]
+    prefault: bool,
     /// A variable of the program's environment; `NAME` alone has the value that it has here.
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = OsStringValueParser::new().try_map(variable))]
     env: Vec<Variable>,
@@ -311,6 +322,9 @@ impl Options {
                 ("kernel", self.kernel.is_some()),
                 ("memory", self.memory.is_some()),
                 ("cpus", self.cpus.is_some()),
+                ("pin", self.pin.is_some()),
+                ("dedicated", self.dedicated),
+                ("prefault", self.prefault),
                 ("rootfs", self.rootfs.is_some()),
                 ("take", !self.take.is_empty()),
                 ("disk", !self.disk.is_empty()),
@@ -365,6 +379,12 @@ impl Options {
         if !memory.is_multiple_of(1 << 20) || !(LEAST_MEMORY..=MOST_MEMORY).contains(&memory) {
             return Err(RunError::Memory { size: memory });
         }
+        if let Some(pins) = &self.pin {
+            resources::check_processors(pins, self.cpus().into(), self.dedicated)?;
+        }
+        if self.prefault {
+            resources::check_memory(memory)?;
+        }
         Ok(())
     }
 }
@@ -411,6 +431,8 @@ pub enum RunError {
         MOST_MEMORY >> 30
     )]
     Memory { size: u64 },
+    #[error(transparent)]
+    Resources(#[from] ResourcesError),
     #[error(transparent)]
     Reaper(#[from] reaper::ReaperError),
     #[error(transparent)]
@@ -491,6 +513,7 @@ impl RunError {
             Self::NoFolder(_) => vec!["rootfs"],
             Self::Workdir(_) | Self::NoWorkdir { .. } => vec!["workdir"],
             Self::Memory { .. } => vec!["memory"],
+            Self::Resources(error) => error.options(),
             Self::Window { .. } => vec!["window"],
             Self::Disks(_) | Self::Disk(_) => vec!["disk"],
             Self::Network(_) => vec!["network"],
@@ -591,6 +614,9 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         Placement::Host => match choose_host(options.host.unwrap_or(Host::Auto))? {
             Kvm::Usable => guest::run(&options, &program, &installation, &signals)?,
             Kvm::Emulated { why } if options.backend.is_some() => return Err(RunError::Apart(why)),
+            Kvm::Emulated { why } if options.pin.is_some() => {
+                return Err(ResourcesError::Emulated(why).into());
+            }
             Kvm::Emulated { why } => {
                 emulated::run(&options, &program, &installation, &signals, why.as_deref())?
             }

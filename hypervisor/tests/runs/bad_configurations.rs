@@ -314,6 +314,10 @@ const RUN_FILES: &[(&str, &str)] = &[
         "(c.toml has `cpus` in line 2)",
     ),
     (
+        "quiet = true\npin = \"0,0\"",
+        "processor 0 twice: each processor of the guest needs one of its own (c.toml has `pin` in line 2)",
+    ),
+    (
         "placement = \"process\"\njson = \"c.toml\"",
         "--json would overwrite c.toml",
     ),

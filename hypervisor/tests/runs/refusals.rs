@@ -221,6 +221,8 @@ fn options_of_guests_are_refused_where_there_is_none() {
     for (option, value) in [
         ("--timeout", "1"),
         ("--cpus", "2"),
+        ("--pin", "0"),
+        ("--prefault", "--grace=1"),
         ("--memory", "1G"),
         ("--kernel", "6.1"),
         ("--host", "auto"),
@@ -261,12 +263,59 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
             "/no/folder",
             "cannot show /no/folder to a guest",
         ),
+        ("--pin", "1-", "write processors as numbers and ranges"),
+        (
+            "--pin",
+            "1023",
+            "--pin names processor 1023, and this process",
+        ),
+        ("--pin", "0,0", "--pin names processor 0 twice"),
+        ("--dedicated", "--cpus=1", "--pin <CPU"),
         ("--rootfs", "/etc/passwd", "it is no folder"),
         ("--workdir", "/", "--rootfs <FOLDER>"),
     ] {
         refused(
             wormhole(&["run", option, value]).env("WORMHOLE_IMAGES", nowhere.path()),
             words,
+        );
+    }
+}
+
+#[test]
+fn memory_that_this_machine_lacks_is_not_taken_in_advance() {
+    let info = fs::read_to_string("/proc/meminfo").expect("it is there");
+    let total = info.split_whitespace().nth(1).expect("MemTotal is first");
+    if total.parse::<u64>().expect("a number") > 1 << 30 {
+        eprintln!("skipped: this machine has more than 1 TiB of memory");
+        return;
+    }
+    refuses(
+        &["--prefault", "--memory", "1024G"],
+        "--prefault needs 1048576 MiB for the guest, and this machine has",
+    );
+}
+
+#[test]
+fn processors_that_cannot_be_the_guests_are_refused() {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("the kernel tells");
+    let mut all = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&one| allowed.is_set(one));
+    let first = all.next().expect("this runs on one").to_string();
+    refuses(
+        &["--pin", &first, "--cpus", "2"],
+        "--pin names 1 processors for a guest with 2",
+    );
+    refuses(
+        &["--host", "emulated", "--pin", &first],
+        "--pin needs a guest on this machine's KVM",
+    );
+    let every: Vec<String> = std::iter::once(first)
+        .chain(all.map(|one| one.to_string()))
+        .collect();
+    let cpus = every.len().to_string();
+    if every.len() <= 64 {
+        refuses(
+            &["--pin", &every.join(","), "--cpus", &cpus, "--dedicated"],
+            "--dedicated would leave no processor for the backend",
         );
     }
 }
