@@ -106,6 +106,18 @@ mod tests {
     }
 
     #[test]
+    fn a_confined_thread_binds_itself_to_processors() {
+        use rustix::thread::{sched_getaffinity, sched_setaffinity};
+        let confined = thread::spawn(|| {
+            let allowed = sched_getaffinity(None).expect("the kernel tells");
+            filter().expect("it compiles").install().expect("installed");
+            sched_setaffinity(None, &allowed)
+        });
+        report_denied_calls().expect("a handler");
+        assert_eq!(confined.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
     fn a_confined_thread_starts_threads() {
         // Run in a thread of its own, because the filter cannot be removed from the thread.
         let confined = thread::spawn(|| {
