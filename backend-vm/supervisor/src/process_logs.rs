@@ -3,11 +3,14 @@
 //! budget of its user permits.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use event_manager::EventOps;
 use rustix::io::Errno;
+use rustix::net::sockopt;
 
 use super::datagram::{self, Plain};
 use super::log_budget::{LogBudget, Verdict};
@@ -15,6 +18,8 @@ use super::{Id, Source, Supervisor, connection};
 
 /// Largest size of a line in bytes.
 const LINE_LIMIT: usize = 4096;
+/// Bytes that a socket holds, if the kernel's own limit is not lower. The process loses lines for which there is no room.
+const SOCKET_BYTES: usize = 1 << 20;
 /// Number of bytes of one read.
 const PORTION: usize = 16 << 10;
 /// Number of reads from the log of an ended process: more than its socket holds.
@@ -45,6 +50,18 @@ enum Read {
     Closed,
     /// Descriptors came with the next bytes, or the socket failed.
     Unfit,
+}
+
+/// Creates the supervisor's end and the process's end of a log.
+///
+/// # Errors
+/// No descriptor is left.
+pub(super) fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (near, far) = UnixStream::pair()?;
+    // A byte out of band would otherwise be readable for epoll alone, and a receive would close its descriptors.
+    sockopt::set_socket_oobinline(&near, true)?;
+    sockopt::set_socket_send_buffer_size(&far, SOCKET_BYTES)?;
+    Ok((near.into(), far.into()))
 }
 
 impl ProcessLogs {
@@ -161,7 +178,8 @@ impl Supervisor {
         read
     }
 
-    fn pass_on(&mut self, tenant: Id, lines: impl IntoIterator<Item = String>) {
+    /// Logs lines of a tenant's process, or about it, as far as the budget of the user permits.
+    pub(super) fn pass_on(&mut self, tenant: Id, lines: impl IntoIterator<Item = String>) {
         // A process that waits for a tenant has read nothing of anybody's.
         let user = self.tenants.get(&tenant).map_or(0, |tenant| tenant.user);
         let now = Instant::now();
@@ -198,20 +216,51 @@ fn level_of(line: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::unix::net::UnixStream;
+    use std::fs::File;
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
+
+    fn log_of(socket: OwnedFd) -> ProcessLog {
+        ProcessLog {
+            socket,
+            tenant: 7,
+            line: Vec::new(),
+            token: 0,
+        }
+    }
+
+    #[test]
+    fn bytes_out_of_band_are_read_and_their_descriptors_are_not_received() {
+        for brings in [false, true] {
+            let (near, far) = sockets().unwrap();
+            let mut log = log_of(near);
+            let file = File::open("/dev/null").unwrap();
+            let files = [file.as_fd()];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(!brings || control.push(SendAncillaryMessage::ScmRights(&files)));
+            sendmsg(&far, &[IoSlice::new(b"x")], &mut control, SendFlags::OOB).unwrap();
+            rustix::io::write(&far, b"y\n").unwrap();
+            let mut lines = Vec::new();
+            let reads = [0, 1, 2].map(|_| log.read(&mut lines));
+            if brings {
+                assert_eq!(reads, [Read::Unfit; 3]);
+            } else {
+                assert_eq!(reads[2], Read::Empty, "{reads:?}");
+                assert_eq!(lines, ["xy"]);
+            }
+        }
+    }
 
     #[test]
     fn lines_come_whole_harmless_and_with_their_level() {
         let (near, mut far) = UnixStream::pair().unwrap();
-        let mut log = ProcessLog {
-            socket: near.into(),
-            tenant: 7,
-            line: Vec::new(),
-            token: 0,
-        };
+        let mut log = log_of(near.into());
         let mut lines = Vec::new();
         assert_eq!(log.read(&mut lines), Read::Empty);
         far.write_all(b" WARN one\nDEBUG t\x1bwo\n\nERR").unwrap();

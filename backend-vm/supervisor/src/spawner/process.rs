@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use super::starter::{self, Starter};
 use crate::listener::Place;
 use crate::pair::End;
 use crate::workers::Started;
-use crate::{datagram, environment, log, pair, scrubber, tenant_loop};
+use crate::{datagram, environment, log, pair, process_logs, scrubber, tenant_loop};
 
 /// Interval between checks whether the last workers have ended.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -28,8 +27,6 @@ const UNTIL_FREE: Duration = Duration::from_millis(50);
 const PANICKED: i32 = 101;
 /// Number of orders executed before started and ended processes have their turn.
 const TURN: usize = 16;
-/// Bytes of a process's log that may wait for the supervisor.
-const LOG_BYTES: usize = 1 << 20;
 /// Largest number of characters of a reason.
 const LONGEST_REASON: usize = 4000;
 
@@ -435,10 +432,8 @@ impl Forked {
 fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>)> {
     let (logs, own_log) = match role {
         Role::Tenant(_) => {
-            let (near, far) = UnixStream::pair()?;
-            // The process loses lines for which there is no room. The kernel's own limit may be lower.
-            rustix::net::sockopt::set_socket_send_buffer_size(&far, LOG_BYTES)?;
-            (Some(OwnedFd::from(near)), Some(OwnedFd::from(far)))
+            let (near, far) = process_logs::sockets()?;
+            (Some(near), Some(far))
         }
         Role::Scrubber(_) | Role::Refuser => (None, None),
     };
