@@ -192,9 +192,14 @@ impl Supervisor {
         // Its last lines may give the reason.
         self.end_process_log(ops, ticket);
         if !self.is_expected(fork, ending) {
-            match out_of_memory {
-                true => tracing::error!("{fork} was killed: memory is short"),
-                false => tracing::error!("{fork} {ending}"),
+            let line = match out_of_memory {
+                true => format!("{fork} was killed: memory is short"),
+                false => format!("{fork} {ending}"),
+            };
+            match fork {
+                // A tenant's process can end its scrubbers, and orders others.
+                Fork::Scrubber(id) => self.pass_on(id, [format!("ERROR {line}")]),
+                _ => tracing::error!("{line}"),
             }
         }
         match fork {
