@@ -679,6 +679,10 @@ fn wait_until_empty(path: &Path) {
 
 /// Removes a tenant's cgroup, unless something is charged to it. Returns whether it is gone.
 fn is_removed(path: &Path, is_settled: bool) -> bool {
+    // One that could not be removed when its process was reaped: some kernels let a process leave its cgroup later.
+    for child in children(path) {
+        let _ = fs::remove_dir(child);
+    }
     !path.exists() || (!charge::has_pages(path, is_settled) && fs::remove_dir(path).is_ok())
 }
 

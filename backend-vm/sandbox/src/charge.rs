@@ -5,30 +5,52 @@
 //! removed takes such a charge out of its limit, and its owner could begin anew with a whole one.
 //!
 //! Pages of files on a disk are charged as well, and stay in the page cache when nobody uses them. The kernel
-//! frees them when memory is short, so they do not count here, nor does what the kernel itself keeps for a cgroup.
+//! frees them when memory is short, so they do not count here. The kernel's own memory counts where it does not free it by
+//! itself: unread messages in sockets, which a launcher can keep, are charged to the process that sent them.
 
-use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
+use std::{fs, io};
 
 /// Time after which `memory.stat` includes all that came before (Linux, `FLUSH_TIME`: 2 s).
 pub const SETTLED: Duration = Duration::from_millis(2500);
 /// Bytes that each processor may hold in advance for a cgroup: 64 pages (Linux, `MEMCG_CHARGE_BATCH`).
 const IN_ADVANCE: u64 = 64 * 4096;
+/// Bytes of the kernel's own memory that stay charged to a cgroup which nobody keeps.
+const KERNEL_REST: u64 = 1 << 20;
 /// Kinds of the kernel's own memory in `memory.stat`, for kernels before 5.18, which do not state the sum.
 const KERNEL: [&str; 5] = ["slab", "percpu", "kernel_stack", "pagetables", "vmalloc"];
 
 /// Returns whether a cgroup without processes, or one below it that was removed, still has pages that are not free. Soon
 /// after its last process has ended (not `is_settled`) it may return true although they are free.
+///
+/// A file that cannot be read counts as pages, unless the cgroup has none of its name.
 pub fn has_pages(cgroup: &Path, is_settled: bool) -> bool {
-    let read = |file| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
+    let read = |file| match fs::read_to_string(cgroup.join(file)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => None,
+        text => Some(text.unwrap_or_default()),
+    };
+    let (Some(tree), Some(current), Some(stat)) = (
+        read("cgroup.stat"),
+        read("memory.current"),
+        read("memory.stat"),
+    ) else {
+        return true;
+    };
     // A removed cgroup is there until nothing is charged to it. This count is exact at any time.
-    let is_empty = number(&read("cgroup.stat"), "nr_dying_descendants") == Some(0);
-    let current = read("memory.current").trim().parse().unwrap_or(0);
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let slack = IN_ADVANCE * (processors + 1);
-    (!is_empty && !is_settled) || holds(&read("memory.stat"), current, slack)
+    let is_empty = number(&tree, "nr_dying_descendants") == Some(0);
+    let current = current.trim().parse().unwrap_or(0);
+    let slack = IN_ADVANCE * (*PROCESSORS + 1);
+    (!is_empty && !is_settled) || holds(&stat, current, slack)
 }
+
+/// Number of processors that this machine can have, whatever share of them this process has.
+static PROCESSORS: LazyLock<u64> = LazyLock::new(|| {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = text.trim().rsplit([',', '-']).next();
+    last.and_then(|last| last.parse::<u64>().ok()).unwrap_or(0) + 1
+});
 
 fn number(stat: &str, name: &str) -> Option<u64> {
     let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
@@ -44,9 +66,12 @@ fn holds(stat: &str, current: u64, slack: u64) -> bool {
     if sum(&["anon", "shmem"]) > 0 {
         return true;
     }
-    // Pages of a file that is gone, which something has pinned, are in no line but in the sum.
-    let freed_when_short = sum(&["active_file", "inactive_file"]);
     let kernel = number(stat, "kernel").unwrap_or_else(|| sum(&KERNEL));
+    if kernel.saturating_sub(sum(&["slab_reclaimable", "percpu"])) > KERNEL_REST {
+        return true;
+    }
+    // Pages of a file that is gone, which something has pinned, are in no line but in the sum.
+    let freed_when_short = sum(&["file"]);
     current.saturating_sub(freed_when_short + kernel) > slack
 }
 
@@ -56,17 +81,36 @@ mod tests {
 
     #[test]
     fn one_page_that_is_kept_counts_and_what_the_kernel_frees_does_not() {
-        let cached = "anon 0\nfile 8192\nkernel 4096\nshmem 0\ninactive_file 8192\nactive_file 0\n";
+        let cached = "anon 0\nfile 8192\nkernel 4096\nshmem 0\nunevictable 8192\n";
         assert!(!holds(cached, 12_288, 0));
-        assert!(holds("anon 0\nshmem 4096\ninactive_file 0\n", 4096, 8192));
+        assert!(holds("anon 0\nfile 4096\nshmem 4096\n", 4096, 8192));
         assert!(holds("anon 4096\nshmem 0\n", 4096, 8192));
         assert!(!holds("", 0, 0));
     }
 
     #[test]
     fn pinned_pages_of_a_file_that_is_gone_count() {
-        let stat = "anon 0\nshmem 0\ninactive_file 4096\nslab 4096\npercpu 4096\n";
+        let stat = "anon 0\nfile 4096\nshmem 0\nslab 4096\npercpu 4096\n";
         assert!(!holds(stat, 12_288 + 8192, 8192));
         assert!(holds(stat, 12_288 + 8193, 8192));
+    }
+
+    #[test]
+    fn unread_messages_count_and_caches_of_the_kernel_do_not() {
+        let cached = "file 0\nkernel 9437184\nslab_reclaimable 8388608\npercpu 65536\n";
+        assert!(!holds(cached, 9_437_184, 0));
+        assert!(holds(
+            "file 0\nkernel 9437184\npercpu 65536\n",
+            9_437_184,
+            0
+        ));
+    }
+
+    #[test]
+    fn a_cgroup_without_files_of_memory_holds_none_and_one_that_cannot_be_read_does() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!has_pages(folder.path(), true));
+        fs::create_dir(folder.path().join("memory.stat")).unwrap();
+        assert!(has_pages(folder.path(), true));
     }
 }
