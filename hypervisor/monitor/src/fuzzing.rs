@@ -161,7 +161,12 @@ impl Served {
     pub fn balloon() -> Self {
         let ram = test_ram(Self::RAM);
         let worker = BalloonWorker::new(ram.clone(), Arc::default());
-        Self::new(ram, &Balloon, Box::new(worker), channel().1)
+        Self::new(
+            ram,
+            &Balloon { reporting: true },
+            Box::new(worker),
+            channel().1,
+        )
     }
 
     fn new(

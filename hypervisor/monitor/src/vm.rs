@@ -334,7 +334,10 @@ impl Vm {
         let thread = DeviceThread::start("balloon")?;
         let reclaimed = Arc::new(AtomicU64::new(0));
         let worker = Box::new(BalloonWorker::new(ram.clone(), Arc::clone(&reclaimed)));
-        chipset.add_virtio(&thread, Box::new(Balloon), worker)?;
+        let balloon = Balloon {
+            reporting: !config.prefault,
+        };
+        chipset.add_virtio(&thread, Box::new(balloon), worker)?;
         device_threads.push((thread, Confinement::of_balloon));
         if let Some(FsConfig { tag, server }) = config.fs {
             let thread = DeviceThread::start("fs")?;

@@ -17,7 +17,11 @@ const REQUIRED_QUEUES: usize = 2;
 
 /// A balloon without a target size. Its configuration reads as zeros.
 #[derive(Debug)]
-pub struct Balloon;
+pub struct Balloon {
+    /// Whether the guest reports free memory, which the host then takes back. Linux reports all free memory, also what it
+    /// has never used.
+    pub reporting: bool,
+}
 
 impl VirtioDevice for Balloon {
     fn id(&self) -> u32 {
@@ -29,7 +33,8 @@ impl VirtioDevice for Balloon {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_BALLOON_F_DEFLATE_ON_OOM | 1 << VIRTIO_BALLOON_F_PAGE_REPORTING
+        1 << VIRTIO_BALLOON_F_DEFLATE_ON_OOM
+            | u64::from(self.reporting) << VIRTIO_BALLOON_F_PAGE_REPORTING
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -38,5 +43,17 @@ impl VirtioDevice for Balloon {
 
     fn required_queues(&self) -> usize {
         REQUIRED_QUEUES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_reported_only_if_the_host_may_take_it_back() {
+        let reports =
+            |reporting| Balloon { reporting }.features() >> VIRTIO_BALLOON_F_PAGE_REPORTING & 1;
+        assert_eq!([false, true].map(reports), [0, 1]);
     }
 }
