@@ -201,8 +201,8 @@ impl Window {
         }
         check_seals(&file)?;
         let size = usize::try_from(bytes).map_err(|_| MemoryError::WindowSize { bytes })?;
-        let mapping =
-            AlignedMapping::new(size).map_err(|source| MemoryError::WindowMap { bytes, source })?;
+        let mapping = AlignedMapping::new(size, libc::PROT_NONE)
+            .map_err(|source| MemoryError::WindowMap { bytes, source })?;
         let window = Self {
             file,
             mapping: Arc::new(mapping),

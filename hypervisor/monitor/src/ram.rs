@@ -32,7 +32,7 @@ pub struct RamRegion {
 impl RamRegion {
     /// Maps `len` bytes for guest physical address `start` without committing a page.
     pub(crate) fn new(start: GuestAddress, len: usize) -> io::Result<Self> {
-        let mapping = AlignedMapping::new(len)?;
+        let mapping = AlignedMapping::new(len, PROTECTION)?;
         // SAFETY: the mapping has these bounds and attributes, and lives as long as the region.
         let region = unsafe { MmapRegion::build_raw(mapping.start, len, PROTECTION, FLAGS) }
             .map_err(io::Error::other)?;
@@ -118,13 +118,14 @@ unsafe impl Send for AlignedMapping {}
 unsafe impl Sync for AlignedMapping {}
 
 impl AlignedMapping {
-    /// Maps `len` bytes without committing a page.
-    pub(crate) fn new(len: usize) -> io::Result<Self> {
+    /// Maps `len` bytes without committing a page. Under `vm.overcommit_memory=2` the kernel counts what is writable
+    /// against its limit, so a mapping that files replace has no protection (`PROT_NONE`).
+    pub(crate) fn new(len: usize, protection: i32) -> io::Result<Self> {
         let whole = len
             .checked_add(HUGE_PAGE)
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(ptr::null_mut(), whole, PROTECTION, FLAGS, -1, 0) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), whole, protection, FLAGS, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
