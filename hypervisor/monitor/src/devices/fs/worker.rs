@@ -102,7 +102,8 @@ impl FsWorker {
         let Some(queue) = self.queues.get_mut(number) else {
             return;
         };
-        for left in (0..queue.size()).rev() {
+        let mut left = queue.size();
+        while left > 0 {
             let of_queue = |pending: &&Pending| pending.queue == number;
             if self.pending.len() >= MOST_PENDING
                 && self.pending.values().filter(of_queue).count() >= MOST_PENDING
@@ -112,9 +113,7 @@ impl FsWorker {
             let Some(chain) = queue.pop(&self.memory) else {
                 break;
             };
-            if left == 0 {
-                queue.again();
-            }
+            left -= 1;
             let head = chain.head_index();
             let Some((request, room)) = taken(&self.memory, chain, &mut self.request) else {
                 used[number] |= queue.add_used(&self.memory, head, 0);
@@ -139,6 +138,7 @@ impl FsWorker {
                 // The socket is full. It becomes writable when the server has taken a request.
                 Err(Errno::AGAIN) => {
                     queue.undo_pop();
+                    left += 1;
                     break;
                 }
                 Err(_) => {
@@ -147,6 +147,9 @@ impl FsWorker {
                     used[number] |= queue.add_used(&self.memory, head, written);
                 }
             }
+        }
+        if left == 0 {
+            queue.again();
         }
         if self.server.is_none() {
             self.fail_all(used);
