@@ -380,7 +380,8 @@ impl Options {
             return Err(RunError::Memory { size: memory });
         }
         if let Some(pins) = &self.pin {
-            resources::check_processors(pins, self.cpus().into(), self.dedicated)?;
+            let needs_another = self.dedicated && self.backend.is_none();
+            resources::check_processors(pins, self.cpus().into(), needs_another)?;
         }
         if self.prefault {
             resources::check_memory(memory)?;

@@ -83,24 +83,25 @@ impl ResourcesError {
     }
 }
 
-/// Checks the processors of `--pin` for a guest with `cpus` processors.
+/// Checks the processors of `--pin` for a guest with `cpus` processors. `needs_another` is whether a backend of the run's
+/// own has to run beside a guest that never leaves its processors.
 pub fn check_processors(
     pins: &Processors,
     cpus: usize,
-    dedicated: bool,
+    needs_another: bool,
 ) -> Result<(), ResourcesError> {
     let allowed = sched_getaffinity(None).map_err(ResourcesError::Affinity)?;
     let allowed: Vec<usize> = (0..CpuSet::MAX_CPU)
         .filter(|&processor| allowed.is_set(processor))
         .collect();
-    check_among(&pins.0, cpus, dedicated, &allowed)
+    check_among(&pins.0, cpus, needs_another, &allowed)
 }
 
 /// Checks as [`check_processors`] does, where the process may run on `allowed`.
 fn check_among(
     pins: &[usize],
     cpus: usize,
-    dedicated: bool,
+    needs_another: bool,
     allowed: &[usize],
 ) -> Result<(), ResourcesError> {
     let mut sorted = pins.to_vec();
@@ -121,7 +122,7 @@ fn check_among(
         });
     }
     // All are different and allowed.
-    if dedicated && pins.len() == allowed.len() {
+    if needs_another && pins.len() == allowed.len() {
         return Err(ResourcesError::NoneSpare);
     }
     Ok(())
