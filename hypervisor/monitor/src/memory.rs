@@ -352,8 +352,7 @@ impl Part {
 /// Checks that a file is sealed against resizing: if it shrank, accesses through the monitor's mapping would raise
 /// SIGBUS.
 fn check_seals(file: &File) -> Result<(), MemoryError> {
-    // SAFETY: F_GET_SEALS reads the flags of a descriptor that `file` keeps open.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let seals = rustix::fs::fcntl_get_seals(file).map_or(-1, |seals| seals.bits().cast_signed());
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals < 0 || seals & needed != needed {
         return Err(MemoryError::WindowSeals { seals });
