@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, send as send_to};
-use rustix::process::{Pid, kill_process};
+use rustix::process::Pid;
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_privileges::drop_capabilities;
@@ -119,8 +119,8 @@ pub fn is_ignored(signal: Signal) -> bool {
 
 /// Sends a signal to a process. Returns whether the process exists and may be signalled.
 pub fn send(process: Pid, signal: Signal) -> bool {
-    let signal = rustix::process::Signal::from_named_raw(signal);
-    signal.is_some_and(|signal| kill_process(process, signal).is_ok())
+    // SAFETY: kill takes no pointers. rustix has no safe call for real-time signals, which the reaper is sent.
+    unsafe { libc::kill(process.as_raw_nonzero().get(), signal) == 0 }
 }
 
 /// Ends this process by a signal's default action.
