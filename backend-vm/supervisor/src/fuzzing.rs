@@ -1014,7 +1014,7 @@ mod tests {
     fn a_tenant_is_a_neighbour_until_its_workers_have_ended() {
         let _alone = alone();
         let mut scene = two_tenants();
-        let has_neighbours = |scene: &Scene| scene.supervisor.borrow().company.has_neighbours();
+        let has_neighbours = |scene: &Scene| scene.supervisor.borrow().history.has_neighbours();
         assert!(has_neighbours(&scene));
         let first = scene.loops[0].state.borrow().supervisor.clone();
         // It has attached before, so its process is killed, and its worker with it.

@@ -467,7 +467,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::company::Told;
+    use crate::visibility::Visible;
 
     #[test]
     fn every_function_of_the_table_can_be_asked() {
@@ -542,7 +542,7 @@ mod tests {
         assert!(facts::number(&sample.live, facts::FREE_MEMORY).is_some());
         let energy = facts::get(&sample.counters, "host.nvmlDeviceGetTotalEnergyConsumption");
         assert!(energy.is_some());
-        let after_others = sample.for_tenant(Told::Momentary, &BTreeSet::new());
+        let after_others = sample.for_tenant(Visible::Momentary, &BTreeSet::new());
         let after_others: String = after_others.told(false).collect();
         for counter in [
             "host.nvmlDeviceGetTotalEnergyConsumption",

@@ -21,7 +21,6 @@ mod alone;
 mod arena;
 mod assigned;
 mod command;
-mod company;
 mod connection;
 mod datagram;
 mod descriptors;
@@ -53,6 +52,7 @@ mod spawner;
 mod tenant_loop;
 mod tenant_processes;
 mod tenants;
+mod visibility;
 mod window;
 mod worker_pool;
 mod workers;
@@ -73,7 +73,6 @@ use wormhole_sandbox::device::needs;
 
 use self::acceptor::Acceptor;
 pub use self::command::main;
-use self::company::Company;
 use self::descriptors::Descriptors;
 pub use self::descriptors::DescriptorsError;
 use self::forks::Forks;
@@ -88,6 +87,7 @@ pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::tenant_loop::TenantLoop;
 use self::tenant_processes::{TenantProcess, Waiting};
+use self::visibility::TenantHistory;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::worker_pool::{Worker, WorkerPool};
 
@@ -196,7 +196,7 @@ struct Supervisor {
     process_logs: ProcessLogs,
     refusals: Refusals,
     /// Tenants with a window. Values that depend on a device's whole work reveal other tenants'.
-    company: Company,
+    history: TenantHistory,
     /// File in which workers read whether there are neighbours.
     neighbours: NeighboursFile,
     workers: BTreeMap<Id, Worker>,
@@ -352,7 +352,7 @@ impl Supervisor {
             forks: Forks::default(),
             process_logs: ProcessLogs::default(),
             refusals: Refusals::new(descriptors.for_tenants()),
-            company: Company::default(),
+            history: TenantHistory::default(),
             neighbours: parts.neighbours,
             workers: BTreeMap::new(),
             pool: WorkerPool::new(parts.spawner, parts.abilities, options.start_limit),

@@ -11,8 +11,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use wormhole_link::tasks;
 use wormhole_ring::control::facts;
 
-use crate::company::Told;
 use crate::host_nvml::HostNvml;
+use crate::visibility::Visible;
 
 /// Values of one device from the host's NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,13 +29,13 @@ pub struct Sample {
 
 impl Sample {
     /// Returns the sample for a tenant with these workers.
-    pub fn for_tenant(&self, told: Told, own: &BTreeSet<i32>) -> Self {
+    pub fn for_tenant(&self, visible: Visible, own: &BTreeSet<i32>) -> Self {
         let processes = self.processes.iter();
         let processes = processes.filter(|(pid, _)| own.contains(pid));
-        let (live, counters) = match told {
-            Told::Fixed => ("", ""),
-            Told::Momentary => (self.live.as_str(), ""),
-            Told::All => (self.live.as_str(), self.counters.as_str()),
+        let (live, counters) = match visible {
+            Visible::Fixed => ("", ""),
+            Visible::Momentary => (self.live.as_str(), ""),
+            Visible::All => (self.live.as_str(), self.counters.as_str()),
         };
         Self {
             facts: self.facts.clone(),
@@ -162,8 +162,8 @@ mod tests {
             let sample = sample.for_tenant(told, &BTreeSet::new());
             sample.told(false).collect::<String>()
         };
-        assert_eq!(told(Told::All), all);
-        assert_eq!(told(Told::Momentary), momentary);
-        assert_eq!(told(Told::Fixed), sample.facts);
+        assert_eq!(told(Visible::All), all);
+        assert_eq!(told(Visible::Momentary), momentary);
+        assert_eq!(told(Visible::Fixed), sample.facts);
     }
 }

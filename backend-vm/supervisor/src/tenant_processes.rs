@@ -451,8 +451,8 @@ impl Supervisor {
     /// Publishes to the workers whether more than one tenant uses the devices.
     fn count_neighbours(&mut self) {
         let attached = self.tenants.values().filter(|one| one.is_neighbour);
-        self.company.set(attached.count(), Instant::now());
-        self.neighbours.set(self.company.has_neighbours());
+        self.history.set(attached.count(), Instant::now());
+        self.neighbours.set(self.history.has_neighbours());
     }
 
     /// Sends the tenants that wait for it the facts on the devices, or the reason why there is none.
@@ -509,7 +509,7 @@ impl Supervisor {
             .figures
             .as_ref()
             .map_or(&[][..], |(_, samples)| samples);
-        let for_all = self.company.told(Instant::now());
+        let for_all = self.history.visible(Instant::now());
         let wanting = self.tenants.iter_mut().filter(|(_, one)| one.wants_figures);
         for (id, tenant) in wanting {
             tenant.wants_figures = false;

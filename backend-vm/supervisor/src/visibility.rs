@@ -1,4 +1,4 @@
-//! Which figures of the host's NVML tenants are told. The work of one tenant shows in the figures of a device: at the
+//! Decides which of the host's NVML figures a tenant may see. Figures of a device show the work of all tenants: at the
 //! moment, for a while afterwards (a temperature, a mean), and for good in counters, such as that of the energy.
 
 use std::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// Time after which another tenant's work shows in no figure but the counters. A device cools down within it.
 const FADES: Duration = Duration::from_secs(120);
 
-/// Figures that a tenant may be told.
+/// Figures that a tenant may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Visible {
     /// Figures that do not depend on any tenant's work.
     Fixed,
     /// Figures of the moment too, without counters.
@@ -16,9 +16,9 @@ pub enum Told {
     All,
 }
 
-/// Tenants with a window, now and before.
+/// History of the tenants that had a window.
 #[derive(Debug, Default)]
-pub struct Company {
+pub struct TenantHistory {
     attached: usize,
     /// Whether there has been a tenant.
     had_one: bool,
@@ -28,7 +28,7 @@ pub struct Company {
     left: Option<Instant>,
 }
 
-impl Company {
+impl TenantHistory {
     /// Stores the number of tenants with a window.
     pub fn set(&mut self, attached: usize, now: Instant) {
         if attached > self.attached {
@@ -46,13 +46,14 @@ impl Company {
         self.attached > 1
     }
 
-    pub fn told(&self, now: Instant) -> Told {
+    /// Returns the figures that each tenant may see.
+    pub fn visible(&self, now: Instant) -> Visible {
         let shows = |left| now.saturating_duration_since(left) < FADES;
         match self.left {
-            _ if self.has_neighbours() => Told::Fixed,
-            Some(left) if shows(left) => Told::Fixed,
-            _ if self.had_others => Told::Momentary,
-            _ => Told::All,
+            _ if self.has_neighbours() => Visible::Fixed,
+            Some(left) if shows(left) => Visible::Fixed,
+            _ if self.had_others => Visible::Momentary,
+            _ => Visible::All,
         }
     }
 }
@@ -64,33 +65,33 @@ mod tests {
     #[test]
     fn counters_are_the_first_tenants_until_another_comes_and_nobodys_afterwards() {
         let start = Instant::now();
-        let mut company = Company::default();
-        company.set(0, start);
-        company.set(1, start);
-        assert_eq!(company.told(start), Told::All);
-        company.set(2, start);
-        assert_eq!(company.told(start), Told::Fixed);
-        company.set(1, start);
+        let mut history = TenantHistory::default();
+        history.set(0, start);
+        history.set(1, start);
+        assert_eq!(history.visible(start), Visible::All);
+        history.set(2, start);
+        assert_eq!(history.visible(start), Visible::Fixed);
+        history.set(1, start);
         assert_eq!(
-            company.told(start),
-            Told::Fixed,
+            history.visible(start),
+            Visible::Fixed,
             "a neighbour has just left"
         );
         let later = start + FADES;
-        assert_eq!(company.told(later), Told::Momentary);
+        assert_eq!(history.visible(later), Visible::Momentary);
         // Without a change.
-        company.set(1, later);
-        assert_eq!(company.told(later), Told::Momentary);
+        history.set(1, later);
+        assert_eq!(history.visible(later), Visible::Momentary);
     }
 
     #[test]
-    fn a_tenant_is_not_told_of_who_left_before_it_came() {
+    fn a_tenant_sees_no_figures_of_those_that_left_before_it_came() {
         let start = Instant::now();
-        let mut company = Company::default();
-        company.set(1, start);
-        company.set(0, start);
-        company.set(1, start);
-        assert_eq!(company.told(start), Told::Fixed);
-        assert_eq!(company.told(start + FADES), Told::Momentary);
+        let mut history = TenantHistory::default();
+        history.set(1, start);
+        history.set(0, start);
+        history.set(1, start);
+        assert_eq!(history.visible(start), Visible::Fixed);
+        assert_eq!(history.visible(start + FADES), Visible::Momentary);
     }
 }
