@@ -1,6 +1,7 @@
 //! Serves the files of a folder to a guest that sends anything, while the host moves folders out of it and back.
 //!
-//! No reply may tell of what is outside, and each is in order. At the end no descriptor may remain.
+//! Checks that each reply is well-formed and contains nothing from outside of the exported folder, and that no descriptor
+//! is open at the end.
 
 #![no_main]
 

@@ -91,7 +91,7 @@ impl Origins {
     }
 }
 
-/// Parses arguments, the first of which is the name of this program, together with the file that they name.
+/// Parses the arguments of this process, its name first, and the configuration file that they name.
 pub fn parse<A: Parser>(arguments: Vec<OsString>) -> Result<(A, Origins), Error> {
     let mut command = A::command();
     command.build();

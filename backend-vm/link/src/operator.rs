@@ -56,10 +56,10 @@ pub struct Beyond {
 }
 
 impl OperatorOptions {
-    /// Checks that each limit is within the limit of what it is a part of.
+    /// Checks that a worker's memory is within its tenant's, and a tenant's sessions within its user's.
     ///
     /// # Errors
-    /// One is not.
+    /// One of them is not.
     pub fn check(&self) -> Result<(), Beyond> {
         let count = |count: Option<usize>| count.map(|count| count as u64);
         let within = [

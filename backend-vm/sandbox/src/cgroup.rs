@@ -16,13 +16,14 @@
 //! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!
 //! A worker's cgroup is removed when the worker is reaped, a tenant's when its processes have ended and nothing is charged
-//! to it any more ([`charge`](super::charge)), the rest when the supervisor ends. A supervisor that is killed leaves empty cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd
-//! removes them with the unit.
+//! to it any more ([`charge`](super::charge)), the rest when the supervisor ends. A supervisor that is killed leaves empty
+//! cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd removes them with the
+//! unit.
 //!
 //! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of the window may therefore
-//! count as a worker's. The charge stays with the tenant when the worker ends. Pages that a worker touched before it moved stay charged to `spare`. A limit must have room for
-//! the window and for the device memory that the worker holds. A guest that makes its worker touch many pages comes
-//! closer to the limit of that worker alone.
+//! count as a worker's. The charge stays with the tenant when the worker ends. Pages that a worker touched before it moved
+//! stay charged to `spare`. A limit must have room for the window and for the device memory that the worker holds. A guest
+//! that makes its worker touch many pages comes closer to the limit of that worker alone.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;

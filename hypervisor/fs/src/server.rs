@@ -166,7 +166,7 @@ impl Server {
             }
         });
         if let Err(error) = listed {
-            // The guest is told of none of them, and would never forget them.
+            // The reply names none of them, so the guest will send no FORGET for them.
             for node in found {
                 self.tree.forget(node, 1);
             }

@@ -362,7 +362,7 @@ impl Tree {
         Ok(self.nodes.get(&id).ok_or(Errno::STALE)?.depth)
     }
 
-    /// Accesses what is in a folder. The folder is below the exported one after the access, or there is no answer.
+    /// Accesses an entry of a folder. Fails if the folder is not below the exported one after the access.
     fn inside<T>(
         &mut self,
         id: u64,

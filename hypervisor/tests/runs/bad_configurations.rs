@@ -374,7 +374,7 @@ fn below(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns what is wrong with the answer to a command line; empty if nothing is.
+/// Returns the faults of the answer to a command line, and an empty text if there are none.
 fn complaint(line: &str, file: Option<&[u8]>, words: &str) -> String {
     let place = tempfile::tempdir().expect("a folder");
     let [work, temporary, runtime, images] =

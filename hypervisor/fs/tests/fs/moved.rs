@@ -173,7 +173,7 @@ fn a_listing_that_fails_leaves_no_nodes() {
     driver.send(opcode::FORGET, file, &1u64.to_ne_bytes());
     assert_eq!(driver.list(folder, false, 4096).expect("listed").len(), 5);
     move_to(&outer, "a", "b");
-    // Its files are found below the open folder, whose own name is gone.
+    // The folder is still open, so that its files can be listed, but its name is gone.
     let listed = driver.at(opcode::READDIRPLUS, folder, 0, 4096);
     assert_eq!(listed, Err(Errno::NOENT));
     for number in 0..5 {

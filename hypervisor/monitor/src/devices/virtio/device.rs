@@ -17,7 +17,7 @@ pub trait VirtioDevice: Debug + Send {
     fn features(&self) -> u64 {
         0
     }
-    /// Returns whether a driver may accept these of the features, some of which may need others.
+    /// Returns whether a driver may accept this set of features. One feature may need another.
     fn accepts(&self, features: u64) -> bool {
         let _ = features;
         true
