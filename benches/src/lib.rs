@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+pub mod driver;
 pub mod machine;
 pub mod payload;
 pub mod samples;

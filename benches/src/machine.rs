@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Machine and versions on which results depend.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 pub struct Machine {
     pub processor: String,
     pub processors: usize,
     pub kernel: String,
-    pub wormhole: &'static str,
+    pub wormhole: String,
 }
 
 impl Machine {
@@ -32,7 +32,7 @@ impl Machine {
                 .unwrap_or_default()
                 .trim()
                 .to_owned(),
-            wormhole: env!("CARGO_PKG_VERSION"),
+            wormhole: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }

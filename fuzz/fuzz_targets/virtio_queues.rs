@@ -8,7 +8,6 @@
 use std::io::{Read, Write};
 
 use libfuzzer_sys::fuzz_target;
-use vm_memory::{Bytes, GuestAddress};
 use wormhole_monitor::devices::vsock::{HOST_CID, Header};
 use wormhole_monitor::fuzzing::{GUEST_CID, Served};
 use zerocopy::IntoBytes;
@@ -27,6 +26,7 @@ fuzz_target!(|input: &[u8]| {
         1 | 5 => Served::block(),
         6 => Served::net(),
         7 => Served::fs(),
+        2 => Served::attached_vsock(),
         _ => Served::vsock(),
     };
     let mut streams = Vec::new();
@@ -48,10 +48,7 @@ fn step(
             let [low, middle, high, length] = steps.next()?;
             let at = u64::from(u32::from_le_bytes([low, middle, high, 0]));
             let bytes = steps.take(length.into());
-            // Outside of RAM the write fails.
-            _ = served
-                .ram
-                .write_slice(bytes, GuestAddress(at % Served::RAM as u64));
+            served.write(at % Served::RAM as u64, bytes);
         }
         // Descriptor: most addresses are in the buffers.
         1 => {
@@ -69,25 +66,17 @@ fn step(
             bytes[8..12].copy_from_slice(&[l0, l1, l2 & 1, 0]);
             bytes[12] = flags;
             bytes[14] = next;
-            let at = Served::rings(queue)[0] + 16 * index;
-            served.ram.write_slice(&bytes, GuestAddress(at)).unwrap();
+            served.write(Served::rings(queue)[0] + 16 * index, &bytes);
         }
         // Head, made available.
         2 => {
             let [queue, head] = steps.next()?;
             let queue = queue_of(queue, served);
             let ring = Served::rings(queue)[1];
-            let index: u16 = served.ram.read_obj(GuestAddress(ring + 2)).unwrap();
+            let index = served.read(ring + 2);
             let slot = u64::from(index % served.size(queue));
-            let head = u16::from(head);
-            served
-                .ram
-                .write_obj(head, GuestAddress(ring + 4 + 2 * slot))
-                .unwrap();
-            served
-                .ram
-                .write_obj(index.wrapping_add(1), GuestAddress(ring + 2))
-                .unwrap();
+            served.write(ring + 4 + 2 * slot, &u16::from(head).to_le_bytes());
+            served.write(ring + 2, &index.wrapping_add(1).to_le_bytes());
         }
         // Packet of vsock.
         3 => {
@@ -104,8 +93,7 @@ fn step(
                 buf_alloc: (u32::from(room) << 10).into(),
                 fwd_cnt: u32::from(taken).into(),
             };
-            let at = GuestAddress(BUFFERS + 64 * u64::from(place));
-            served.ram.write_slice(header.as_bytes(), at).unwrap();
+            served.write(BUFFERS + 64 * u64::from(place), header.as_bytes());
         }
         4 => {
             let [queue] = steps.next()?;
@@ -134,8 +122,7 @@ fn step(
             let mut header = [0; 16];
             header[0] = kind % 16;
             header[8] = sector;
-            let at = GuestAddress(BUFFERS + 64 * u64::from(place));
-            served.ram.write_slice(&header, at).unwrap();
+            served.write(BUFFERS + 64 * u64::from(place), &header);
         }
     }
     Some(())

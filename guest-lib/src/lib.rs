@@ -21,8 +21,9 @@
 //! control stream is gone.
 //!
 //! Environment: `WORMHOLE_CONTROL` (`unix:PATH`, `unix:@NAME`, `vsock:CID:PORT`), `WORMHOLE_WINDOW` (the
-//! window's device in a VM), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`, `debug`, `trace`),
-//! `CUDA_VISIBLE_DEVICES`, `CUDA_LAUNCH_BLOCKING`; other `CUDA_` variables travel to the host's driver.
+//! window's device in a VM; `/dev/wormhole-window` if not set), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`,
+//! `debug`, `trace`), `CUDA_VISIBLE_DEVICES`, `CUDA_LAUNCH_BLOCKING`; other `CUDA_` variables travel to the host's
+//! driver.
 //!
 //! Invariants:
 //! - The launch path allocates nothing, takes no lock and formats nothing.

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use cuda as _;
 use support::{Backend, in_process};
+use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
 
 type Pointer = *mut c_void;
 
@@ -76,7 +77,12 @@ struct Ready {
 
 fn ready(prints: bool) -> Ready {
     let backend = Backend::start();
-    backend.shared.prints.store(prints, Ordering::Release);
+    let flags = if prints {
+        USES_OUTPUT | ANY_KERNEL_PRINTS
+    } else {
+        0
+    };
+    backend.shared.image_flags.store(flags, Ordering::Release);
     let [mut context, mut module, mut function, mut stream] = [null_mut(); 4];
     let [mut before, mut behind, mut fenced] = [null_mut(); 3];
     let [mut pinned, mut graph, mut executable] = [null_mut(); 3];
@@ -224,7 +230,8 @@ fn call(name: &str, ready: &Ready) -> u32 {
             "cuMemcpyHtoD of ordinary memory" => cuMemcpyHtoD_v2(memory, ordinary, 64),
             "cuMemFree" => cuMemFree_v2(memory),
             "cuMemFreeHost" => cuMemFreeHost(pinned),
-            "cuMemAlloc" => cuMemAlloc_v2(&raw mut address, 64),
+            // A smaller allocation is a part of a slab, and does not wait.
+            "cuMemAlloc" => cuMemAlloc_v2(&raw mut address, 4 << 20),
             "cuMemGetInfo" => cuMemGetInfo_v2(&raw mut word, &raw mut other),
             "cuCtxGetLimit" => cuCtxGetLimit(&raw mut word, 0),
             "cuModuleUnload" => cuModuleUnload(module),

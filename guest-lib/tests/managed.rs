@@ -7,21 +7,20 @@ use std::ptr::null_mut;
 
 use cuda as _;
 use support::{Backend, in_process};
+use wormhole_api::constants::memory_location;
+use wormhole_api::ctypes::CUmemLocation;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: u32,
-    id: i32,
+const DEVICE: CUmemLocation = location(memory_location::DEVICE, 0);
+const NO_DEVICE: CUmemLocation = location(memory_location::DEVICE, 9);
+const HOST: CUmemLocation = location(memory_location::HOST, 0);
+const NODE: CUmemLocation = location(memory_location::HOST_NUMA, 0);
+const NODE_HERE: CUmemLocation = location(memory_location::HOST_NUMA_CURRENT, 0);
+const NO_NODE: CUmemLocation = location(memory_location::HOST_NUMA, 99);
+const NOWHERE: CUmemLocation = location(memory_location::INVALID, 0);
+
+const fn location(r#type: u32, id: i32) -> CUmemLocation {
+    CUmemLocation { r#type, id }
 }
-
-const DEVICE: Location = Location { kind: 1, id: 0 };
-const NO_DEVICE: Location = Location { kind: 1, id: 9 };
-const HOST: Location = Location { kind: 2, id: 0 };
-const NODE: Location = Location { kind: 3, id: 0 };
-const NODE_HERE: Location = Location { kind: 4, id: 0 };
-const NO_NODE: Location = Location { kind: 3, id: 99 };
-const NOWHERE: Location = Location { kind: 0, id: 0 };
 
 unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
@@ -35,12 +34,12 @@ unsafe extern "C" {
     fn cuMemFreeHost(pointer: *mut c_void) -> u32;
     fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> u32;
     fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) -> u32;
-    fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: Location) -> u32;
+    fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: CUmemLocation) -> u32;
     fn cuMemPrefetchAsync(address: u64, bytes: usize, device: i32, stream: *mut c_void) -> u32;
     fn cuMemPrefetchAsync_v2(
         address: u64,
         bytes: usize,
-        location: Location,
+        location: CUmemLocation,
         flags: u32,
         stream: *mut c_void,
     ) -> u32;
@@ -48,7 +47,7 @@ unsafe extern "C" {
         addresses: *const u64,
         sizes: *const usize,
         count: usize,
-        locations: *const Location,
+        locations: *const CUmemLocation,
         indices: *const usize,
         number: usize,
         flags: u64,
@@ -65,7 +64,7 @@ unsafe extern "C" {
         addresses: *const u64,
         sizes: *const usize,
         count: usize,
-        locations: *const Location,
+        locations: *const CUmemLocation,
         indices: *const usize,
         number: usize,
         flags: u64,
@@ -110,7 +109,8 @@ fn ready() -> Ready {
         assert_eq!(cuCtxSetCurrent(context), 0);
         assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
         assert_eq!(cuMemAllocManaged(&raw mut managed, BYTES, 1), 0);
-        assert_eq!(cuMemAlloc_v2(&raw mut device, BYTES), 0);
+        // Too large for a slab: the answer comes after what was sent before.
+        assert_eq!(cuMemAlloc_v2(&raw mut device, 2 << 20), 0);
     }
     backend.shared.take();
     Ready {
@@ -354,7 +354,7 @@ fn a_batch_names_a_place_for_each_range() {
         let stream = ready.stream;
         let addresses = [0, 4096, 8192].map(|offset| ready.managed + offset);
         let sizes = [4096_usize; 3];
-        let batch = |locations: &[Location], indices: &[usize], count, flags| {
+        let batch = |locations: &[CUmemLocation], indices: &[usize], count, flags| {
             let (first, bytes) = (addresses.as_ptr(), sizes.as_ptr());
             let (places, from, number) = (locations.as_ptr(), indices.as_ptr(), locations.len());
             // SAFETY: the arrays have that many elements.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cuda as _;
 use support::{Backend, DEVICE_BYTES, WINDOW_BYTES, in_process};
 use wormhole_api::CuResult;
+use wormhole_api::ctypes::CUDA_KERNEL_NODE_PARAMS_v1;
 
 unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
@@ -54,7 +55,7 @@ unsafe extern "C" {
     fn cuGraphExecKernelNodeSetParams(
         executable: *mut c_void,
         node: *mut c_void,
-        parameters: *const KernelNode,
+        parameters: *const CUDA_KERNEL_NODE_PARAMS_v1,
     ) -> u32;
     fn cuGraphDestroy(graph: *mut c_void) -> u32;
     fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
@@ -77,6 +78,9 @@ unsafe extern "C" {
     fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> u32;
     fn cuEventQuery(event: *mut c_void) -> u32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
+    fn cuMemFree_v2(address: u64) -> u32;
+    fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: *mut c_void) -> u32;
+    fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> u32;
     fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> u32;
     fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     fn cuMemFreeHost(pointer: *mut c_void) -> u32;
@@ -204,17 +208,6 @@ fn a_capture_ends_with_the_thread_whose_stream_it_began_in() {
     });
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS` (version 1).
-#[repr(C)]
-struct KernelNode {
-    function: *mut c_void,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    values: *mut *mut c_void,
-    extra: *mut *mut c_void,
-}
-
 #[test]
 fn nodes_that_are_set_are_sent_together_before_the_next_launch() {
     in_process(|| {
@@ -224,12 +217,16 @@ fn nodes_that_are_set_are_sent_together_before_the_next_launch() {
         let mut count = nodes.len();
         let mut value = 5_u64;
         let mut values = [(&raw mut value).cast()];
-        let parameters = KernelNode {
-            function: ready.function,
-            grid: [1; 3],
-            block: [7, 1, 1],
-            shared: 0,
-            values: values.as_mut_ptr(),
+        let parameters = CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: ready.function.cast(),
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 7,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: values.as_mut_ptr(),
             extra: null_mut(),
         };
         // SAFETY: a live stream, places that are writable, and parameters that fit the kernel.
@@ -702,6 +699,76 @@ fn a_forked_child_is_not_initialised() {
 }
 
 #[test]
+fn small_allocations_need_no_answer_but_one_for_each_slab() {
+    in_process(|| {
+        let ready = ready();
+        let mut parts = [0; 3];
+        // SAFETY: every place is writable.
+        unsafe {
+            for part in &mut parts {
+                assert_eq!(cuMemAlloc_v2(part, 1000), 0);
+            }
+            assert_eq!(parts.map(|part| part - parts[0]), [0, 1024, 2048]);
+            for part in parts {
+                assert_eq!(cuMemFree_v2(part), 0);
+                assert_eq!(cuMemFree_v2(part), 1);
+            }
+            let mut again = 0;
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 1), 0);
+            assert_eq!(again, parts[0]);
+            // The answer comes after what was sent before.
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 4 << 20), 0);
+        }
+        let mut sent = vec!["SlabAlloc?"];
+        sent.extend(["PartAlloc"; 3]);
+        sent.extend(["PartFree"; 3]);
+        sent.extend(["PartAlloc", "MemAlloc?"]);
+        assert_eq!(ready.backend.shared.take(), sent);
+    });
+}
+
+#[test]
+fn a_stream_allocates_what_it_freed_without_a_message() {
+    in_process(|| {
+        let ready = ready();
+        let (mut first, mut again) = (0, 0);
+        // SAFETY: the places are writable and the stream is live.
+        unsafe {
+            assert_eq!(cuMemAllocAsync(&raw mut first, 4096, ready.stream), 0);
+            for _ in 0..3 {
+                assert_eq!(cuMemFreeAsync(first, ready.stream), 0);
+                assert_eq!(cuMemFreeAsync(first, ready.stream), 1, "freed already");
+                assert_eq!(cuMemAllocAsync(&raw mut again, 4096, ready.stream), 0);
+                assert_eq!(again, first);
+            }
+            assert_eq!(cuMemFreeAsync(first, ready.stream), 0);
+            // Another size, and a wait: the pool gets the memory before.
+            assert_eq!(cuMemAllocAsync(&raw mut again, 8192, ready.stream), 0);
+            assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
+            assert_eq!(cuStreamSynchronize(ready.stream), 0);
+            assert_eq!(cuMemAllocAsync(&raw mut again, 4096, ready.stream), 0);
+            assert_eq!(cuMemFreeAsync(again, ready.stream), 0);
+            assert_eq!(cuStreamDestroy_v2(ready.stream), 0);
+            // The answer comes after what was sent before.
+            assert_eq!(cuMemAlloc_v2(&raw mut again, 4 << 20), 0);
+        }
+        let sent = [
+            "PoolDefault?",
+            "PoolAlloc?",
+            "PoolFree",
+            "PoolAlloc?",
+            "PoolFree",
+            "Synchronize?",
+            "PoolAlloc?",
+            "PoolFree",
+            "StreamDestroy",
+            "MemAlloc?",
+        ];
+        assert_eq!(ready.backend.shared.take(), sent);
+    });
+}
+
+#[test]
 fn a_destroyed_stream_is_an_invalid_handle() {
     in_process(|| {
         let ready = ready();
@@ -714,7 +781,7 @@ fn a_destroyed_stream_is_an_invalid_handle() {
         assert_eq!(ready.launch(32), 400);
         let mut device = 0;
         // SAFETY: the place is writable. The answer comes after what was sent before.
-        assert_eq!(unsafe { cuMemAlloc_v2(&raw mut device, 16) }, 0);
+        assert_eq!(unsafe { cuMemAlloc_v2(&raw mut device, 4 << 20) }, 0);
         assert_eq!(ready.backend.shared.take(), ["StreamDestroy", "MemAlloc?"]);
     });
 }

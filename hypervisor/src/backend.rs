@@ -1,29 +1,31 @@
 //! Starts a backend, or attaches to one that is there, and communicates with it on a tenant stream.
 
+mod frames;
+
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
-use wormhole_monitor::{MemoryError, StopHandle, Window};
-use wormhole_ring::control::{
-    Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,
-};
+use wormhole_monitor::devices::vsock::{Accepted, MAX_CONNECTIONS, Opener, Opening};
+use wormhole_monitor::stats::{Stats, StatsError};
+use wormhole_monitor::{MemoryError, Refused, StopHandle, Window};
+use wormhole_ring::control::{Attach, ControlError, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
+pub use self::frames::{receive, send};
+use crate::backend_vm::{START_LIMIT, read_boot_id};
 use crate::installation::{Installation, InstallationError};
 use crate::signals::{PASSED, Set};
 
@@ -38,7 +40,7 @@ pub enum BackendError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the thread that reads the supervisor's messages cannot be made")]
+    #[error("a thread for the supervisor's messages cannot be made")]
     Thread(#[source] std::io::Error),
     #[error("cannot start the supervisor")]
     Start(#[source] std::io::Error),
@@ -72,6 +74,8 @@ pub enum BackendError {
     Report(#[from] serde_json::Error),
     #[error("the supervisor failed ({0})")]
     Failed(ExitStatus),
+    #[error("the figures of the backend VM cannot be read")]
+    Figures(#[from] StatsError),
     #[error("the supervisor ended before the program")]
     Early,
     #[error("the supervisor cannot be waited for")]
@@ -100,8 +104,8 @@ fn file_size_limit(error: &std::io::Error) -> &'static str {
 /// the host.
 const SESSION_LIMIT: u32 = 64;
 
-/// Longer than a supervisor takes to start a device, or to give that up.
-const ANSWER_LIMIT: Duration = Duration::from_secs(90);
+/// Longer than a supervisor takes to start a device, or to give that up, in a VM that may have to boot before.
+const ANSWER_LIMIT: Duration = START_LIMIT.saturating_add(Duration::from_secs(90));
 
 /// Time within which a supervisor that serves others as well reports the end of a tenant's sessions.
 /// A driver destroys a context within seconds.
@@ -120,6 +124,8 @@ pub struct Backend {
     listener: Option<JoinHandle<Served>>,
     /// Closed by the end of the listener.
     listens: Option<Receiver<()>>,
+    /// Figures of the VM in which the backend runs, if it has one of its own.
+    figures: Option<Arc<Stats>>,
 }
 
 /// The guest's end of a new control stream, or the supervisor's reason for a refusal.
@@ -132,51 +138,62 @@ impl Backend {
         device: &str,
         window_size: u64,
     ) -> Result<Self, BackendError> {
-        let (stream, theirs) = UnixStream::pair().map_err(BackendError::Start)?;
-        let mut command = Command::new(installation.supervisor()?);
-        command
-            .args([
-                "--fd",
-                &theirs.as_raw_fd().to_string(),
-                "--device",
-                device,
-                "--workers",
-            ])
-            .arg(installation.folder())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        // No other process is started while this descriptor can be inherited.
-        fcntl_setfd(&theirs, FdFlags::empty())
-            .map_err(|error| BackendError::Start(error.into()))?;
-        // The supervisor gets a process group of its own, so that signals from the terminal do not
-        // reach it: they are for the program, which needs its backend until it ends.
-        Set::of(&PASSED).unblock_in(&mut command);
-        let supervisor = command
-            .process_group(0)
-            .spawn()
-            .map_err(|error| BackendError::Start(tasks::named(error)))?;
-        drop(theirs);
-        Self::open(Some(supervisor), stream, window_size)
+        let (supervisor, stream) = start_supervisor(installation, device)?;
+        let attach = Attach {
+            window_size,
+            ..Attach::default()
+        };
+        Self::open(Some(supervisor), stream, attach)
     }
 
     /// Attaches a fresh window of `window_size` bytes to a supervisor that listens, on a connection
     /// to it.
     pub fn attach_to(stream: UnixStream, window_size: u64) -> Result<Self, BackendError> {
-        Self::open(None, stream, window_size)
+        let attach = Attach {
+            window_size,
+            ..Attach::default()
+        };
+        Self::open(None, stream, attach)
+    }
+
+    /// Attaches a fresh static window, which holds the memory of all sessions.
+    pub fn attach_static(stream: UnixStream, window_size: u64) -> Result<Self, BackendError> {
+        let attach = Attach {
+            window_size,
+            static_window: 1,
+            ..Attach::default()
+        };
+        Self::open(None, stream, attach)
+    }
+
+    /// Starts a VM with a supervisor for `device`, and attaches a fresh static window, which the VM has as a device.
+    pub fn start_in_vm(
+        installation: &Installation,
+        device: &str,
+        window_size: u64,
+    ) -> Result<Self, BackendError> {
+        let mut command = Command::new(installation.command());
+        command.args(["backend-vm", "--device", device]);
+        let (stream, theirs) = UnixStream::pair().map_err(BackendError::Start)?;
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped());
+        let process = spawn(command)?;
+        let attach = Attach {
+            window_size,
+            static_window: 1,
+            ..Attach::default()
+        };
+        Self::open(Some(process), stream, attach)
     }
 
     fn open(
         supervisor: Option<Child>,
         stream: UnixStream,
-        window_size: u64,
+        attach: Attach,
     ) -> Result<Self, BackendError> {
-        let window = window(window_size).map_err(|source| BackendError::Window {
-            size: window_size,
-            source: source.into(),
-        })?;
+        let window = window(attach.window_size)?;
         let sending = stream.try_clone().map_err(BackendError::Stream)?;
         let (opened, streams) = channel();
-        let backend = Self {
+        let mut backend = Self {
             supervisor,
             stream,
             port: Port {
@@ -187,11 +204,11 @@ impl Backend {
             window,
             listener: None,
             listens: None,
+            figures: None,
         };
         let attach = Attach {
-            window_size,
             session_limit: SESSION_LIMIT,
-            ..Attach::default()
+            ..attach
         };
         match backend.attach(attach) {
             Ok(()) => Ok(backend),
@@ -199,7 +216,7 @@ impl Backend {
         }
     }
 
-    fn attach(&self, attach: Attach) -> Result<(), BackendError> {
+    fn attach(&mut self, attach: Attach) -> Result<(), BackendError> {
         let limit = |time| {
             let set = self.stream.set_read_timeout(time);
             set.map_err(BackendError::Stream)
@@ -210,7 +227,11 @@ impl Backend {
         let mut body = Vec::new();
         // A supervisor that serves no further tenant may have answered and closed the connection.
         match (receive(&self.stream, &mut body), sent) {
-            (Ok(Some((Message::Attached, _))), Ok(())) => limit(None),
+            (Ok(Some((Message::Attached, figures))), Ok(())) => {
+                let figures = figures.map(Stats::of_file).transpose()?;
+                self.figures = figures.map(Arc::new);
+                limit(None)
+            }
             (Ok(Some((Message::Refused { reason, .. }, _))), _) => {
                 Err(BackendError::Refused(reason.to_owned()))
             }
@@ -245,6 +266,13 @@ impl Backend {
     /// Returns the tenant's window.
     pub fn window(&self) -> &File {
         &self.window
+    }
+
+    /// Returns the figures of the VM in which the backend runs, if it has one of its own, and the identity of its boot.
+    pub fn vm(&mut self) -> Option<(Arc<Stats>, String)> {
+        let figures = self.figures.clone()?;
+        let output = self.supervisor.as_mut()?.stdout.take()?;
+        Some((figures, read_boot_id(output)))
     }
 
     /// Returns the port that opens control streams of guest processes.
@@ -287,11 +315,16 @@ impl Backend {
         Ok(())
     }
 
+    /// Returns whether the supervisor has ended the tenant.
+    pub fn is_over(&self) -> bool {
+        self.listener.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// Ends the tenant. Returns the reports of its sessions, and the backend's failure if there was
     /// one.
     pub fn finish(mut self) -> Served {
         // The supervisor closes its direction after this side has closed its own.
-        let early = self.listener.as_ref().is_some_and(JoinHandle::is_finished);
+        let early = self.is_over();
         // Fails only if the supervisor is gone, and its exit status shows that.
         drop(self.stream.shutdown(std::net::Shutdown::Write));
         // A supervisor of this run alone is its own concern. Another one may be held up by its other
@@ -318,6 +351,37 @@ impl Backend {
         served.failure = served.failure.or(silent).or(ended);
         served
     }
+}
+
+/// Starts a supervisor for `device` and one tenant. Returns it and the tenant's stream.
+pub fn start_supervisor(
+    installation: &Installation,
+    device: &str,
+) -> Result<(Child, UnixStream), BackendError> {
+    let (stream, theirs) = UnixStream::pair().map_err(BackendError::Start)?;
+    let mut command = Command::new(installation.supervisor()?);
+    command
+        .args([
+            "--fd",
+            &theirs.as_raw_fd().to_string(),
+            "--device",
+            device,
+            "--workers",
+        ])
+        .arg(installation.folder())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    // No other process is started while this descriptor can be inherited.
+    fcntl_setfd(&theirs, FdFlags::empty()).map_err(|error| BackendError::Start(error.into()))?;
+    Ok((spawn(command)?, stream))
+}
+
+/// Starts a process of the backend. It gets a process group of its own, so that signals from the terminal do not
+/// reach it: they are for the program, which needs its backend until it ends.
+fn spawn(mut command: Command) -> Result<Child, BackendError> {
+    Set::of(&PASSED).unblock_in(&mut command);
+    let process = command.process_group(0).spawn();
+    process.map_err(|error| BackendError::Start(tasks::named(error)))
 }
 
 /// Handles messages until the supervisor has sent all reports and closed its direction.
@@ -389,7 +453,37 @@ pub struct Port {
     streams: Arc<Mutex<Receiver<Opened>>>,
 }
 
+/// Opens control streams for the processes of a VM's guest. The guest's device does not wait for the supervisor's answers.
+#[derive(Debug)]
+pub struct Streams(SyncSender<Opener>);
+
+impl Streams {
+    /// Returns the guest's end of a control stream, once the supervisor has answered.
+    ///
+    /// # Errors
+    /// Too many streams wait for an answer, or no descriptor is left.
+    pub fn open(&self) -> Result<Accepted, Refused> {
+        let (opening, opener) = Opening::new().map_err(|_| Refused)?;
+        self.0.try_send(opener).map_err(|_| Refused)?;
+        Ok(opening.into())
+    }
+}
+
 impl Port {
+    /// Starts the thread that waits for the supervisor's answers.
+    pub fn streams(self) -> Result<Streams, BackendError> {
+        let (sender, openers) = sync_channel::<Opener>(MAX_CONNECTIONS);
+        let open = move || {
+            for opener in openers {
+                if let Ok(stream) = self.open(false) {
+                    opener.open(stream);
+                }
+            }
+        };
+        tasks::spawn("streams", open).map_err(BackendError::Thread)?;
+        Ok(Streams(sender))
+    }
+
     /// Opens a control stream for a guest process, and returns the guest's end. Waits for the
     /// supervisor's answer. `local`: the process runs on this system, and the supervisor sends it
     /// the session's file itself.
@@ -404,57 +498,22 @@ impl Port {
     }
 
     fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {
-        let frame = message.to_vec()?;
-        let stream = self.sending.lock();
-        // Frames are far smaller than a socket's buffer, so each is sent whole.
-        stream
-            .send_with_fds(&[&frame[..]], descriptors)
-            .map(drop)
-            .map_err(|error| BackendError::Stream(error.into()))
+        send(&self.sending.lock(), message, descriptors)
     }
 }
 
 /// Creates a sparse memfd, sealed against changes of its size.
-fn window(size: u64) -> Result<File, Errno> {
-    let window = memfd_create(
-        "wormhole-window",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
-    ftruncate(&window, size)?;
-    fcntl_add_seals(
-        &window,
-        SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
-    )?;
-    Ok(window.into())
-}
-
-/// Receives the next message and the file that came with it. Returns none at the end of the stream.
-fn receive<'a>(
-    mut stream: &UnixStream,
-    body: &'a mut Vec<u8>,
-) -> Result<Option<(Message<'a>, Option<File>)>, BackendError> {
-    let mut bytes = [0; HEADER_BYTES];
-    let (mut done, file) = loop {
-        match stream.recv_with_fd(&mut bytes) {
-            Ok((0, _)) => return Ok(None),
-            Ok(received) => break received,
-            Err(error) => match std::io::Error::from(error) {
-                error if error.kind() == std::io::ErrorKind::Interrupted => {}
-                error if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
-                error => return Err(BackendError::Stream(error)),
-            },
-        }
+fn window(size: u64) -> Result<File, BackendError> {
+    let make = || {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let window = memfd_create("wormhole-window", flags)?;
+        ftruncate(&window, size)?;
+        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        fcntl_add_seals(&window, seals)?;
+        Ok(window.into())
     };
-    while done < bytes.len() {
-        match stream.read(&mut bytes[done..]) {
-            Ok(0) => return Err(BackendError::Ended),
-            Ok(count) => done += count,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(BackendError::Stream(error)),
-        }
-    }
-    let header = Header::decode(&bytes)?;
-    body.resize(header.body_len, 0);
-    stream.read_exact(body).map_err(BackendError::Stream)?;
-    Ok(Some((Message::decode(header.kind, body)?, file)))
+    make().map_err(|error: Errno| BackendError::Window {
+        size,
+        source: error.into(),
+    })
 }

@@ -69,7 +69,7 @@ pub enum Error {
     Config(#[from] ConfigError),
 }
 
-/// Where a file sets options.
+/// Places in the file at which options are set.
 #[derive(Debug, Default)]
 pub struct Origins {
     file: PathBuf,
@@ -111,6 +111,11 @@ pub fn parse<A: Parser>(arguments: Vec<OsString>) -> Result<(A, Origins), Error>
     Ok((parsed, origins))
 }
 
+/// Has a command and its subcommands, which are built already, ignore mistakes.
+fn ignoring_errors(command: Command) -> Command {
+    command.ignore_errors(true).mut_subcommands(ignoring_errors)
+}
+
 /// A command line that names a file.
 struct Given {
     file: PathBuf,
@@ -124,7 +129,7 @@ impl Given {
     /// Returns `None` if the arguments name no file, or have mistakes, which clap reports when it parses them again.
     fn of(command: &Command, arguments: &[OsString]) -> Option<Self> {
         // The file may have what is missing here.
-        let lenient = command.clone().ignore_errors(true);
+        let lenient = ignoring_errors(command.clone());
         let mut matches = lenient.try_get_matches_from(arguments).ok()?;
         let (mut command, mut depth) = (command, 0);
         while let Some((name, inner)) = matches.remove_subcommand() {
@@ -145,8 +150,7 @@ impl Given {
         self.matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
     }
 
-    /// Returns whether the command line says something that excludes an option of the file: the option itself, unless
-    /// it adds up, or one that conflicts with it.
+    /// Returns whether the command line sets the option (unless it adds up) or one that conflicts with it.
     fn overrides(&self, arg: &Arg) -> bool {
         let adds_up = matches!(arg.get_action(), ArgAction::Append) && !arg.is_positional();
         if self.gives(arg) {

@@ -1,9 +1,13 @@
 //! `wormhole image`.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
-use clap::{Args, Subcommand};
-use wormhole_images::{BuildOptions, ImageError, build_emulated_host, build_guest};
+use clap::{Args, Subcommand, ValueEnum};
+use wormhole_images::{
+    BuildOptions, DebianOptions, GuestParts, ImageError, PackageName, build_backend, build_disk,
+    build_emulated_host, build_guest,
+};
 
 use crate::installation::{Installation, InstallationError};
 use crate::run::Kernel;
@@ -20,10 +24,42 @@ pub enum Action {
 #[derive(Debug, Subcommand)]
 #[command(arg_required_else_help = false)]
 pub enum Build {
-    /// The image that guests boot from.
-    Guest(Options),
+    /// The image that guests boot from: with --suite a disk with Debian, otherwise what `wormhole run` needs.
+    Guest(GuestOptions),
+    /// The image that backend VMs boot from.
+    Backend(Options),
     /// A machine with emulated virtualization, for hosts whose KVM cannot run Linux.
     EmulatedHost(Options),
+}
+
+#[derive(Debug, Args)]
+pub struct GuestOptions {
+    /// The release of Debian on a disk.
+    #[arg(long, value_enum, conflicts_with = "kernel")]
+    suite: Option<Suite>,
+    /// One more Debian package on the disk.
+    #[arg(long, value_name = "NAME", requires = "suite")]
+    package: Vec<PackageName>,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// A release of Debian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// Debian 12, with Linux 6.1.
+    Bookworm,
+    /// Debian 13, with Linux 6.12.
+    Trixie,
+}
+
+impl From<Suite> for wormhole_images::Suite {
+    fn from(suite: Suite) -> Self {
+        match suite {
+            Suite::Bookworm => Self::Bookworm,
+            Suite::Trixie => Self::Trixie,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -31,7 +67,7 @@ pub struct Options {
     /// The Debian kernel to take.
     #[arg(long, value_enum, default_value = "6.1")]
     kernel: Kernel,
-    /// Where images lie; WORMHOLE_IMAGES, the installation's or the user's data folder otherwise.
+    /// Folder of images; WORMHOLE_IMAGES, the installation's or the user's data folder if not given.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Build again what is there already.
@@ -52,25 +88,59 @@ pub enum Error {
 
 pub fn run(action: &Action) -> Result<(), Error> {
     let Action::Build(build) = action;
-    let (Build::Guest(options) | Build::EmulatedHost(options)) = build;
-    let folder = match &options.folder {
-        Some(folder) => folder.clone(),
-        None => Installation::locate()?.images().ok_or(Error::NoFolder)?,
+    let (build, options): (fn(&BuildOptions<'_>) -> _, _) = match build {
+        Build::Guest(guest) => match guest.suite {
+            Some(suite) => return disk(suite, guest),
+            None => (build_guest, &guest.options),
+        },
+        Build::Backend(options) => (build_backend, options),
+        Build::EmulatedHost(options) => (build_emulated_host, options),
     };
-    let wanted = BuildOptions {
-        folder: &folder,
+    let image = build(&BuildOptions {
+        folder: &options.folder()?,
         kernel: options.kernel.into(),
         rebuild: options.rebuild,
         progress: &|line| say::line(format_args!("{line}")),
-    };
-    let image = match build {
-        Build::Guest(_) => build_guest(&wanted),
-        Build::EmulatedHost(_) => build_emulated_host(&wanted),
-    }?;
+    })?;
     say::result(format_args!(
         "{}: kernel {}",
         image.kernel.display(),
         image.release
     ));
     Ok(())
+}
+
+/// Builds a disk with Debian.
+fn disk(suite: Suite, guest: &GuestOptions) -> Result<(), Error> {
+    let start = Instant::now();
+    let installation = Installation::locate()?;
+    let parts = GuestParts {
+        command: installation.guest_command()?,
+        frontends: installation.frontends()?,
+    };
+    let options = DebianOptions {
+        folder: &guest.options.folder()?,
+        suite: suite.into(),
+        packages: &guest.package,
+        rebuild: guest.options.rebuild,
+        progress: &|line| say::line(format_args!("{line}")),
+    };
+    let disk = build_disk(&options, &parts)?;
+    let occupied = disk.occupied_bytes()?;
+    say::line(format_args!(
+        "{} MiB on this machine's disk, after {} s",
+        occupied >> 20,
+        start.elapsed().as_secs()
+    ));
+    say::result(format_args!("{}", disk.disk.display()));
+    Ok(())
+}
+
+impl Options {
+    fn folder(&self) -> Result<PathBuf, Error> {
+        match &self.folder {
+            Some(folder) => Ok(folder.clone()),
+            None => Installation::locate()?.images().ok_or(Error::NoFolder),
+        }
+    }
 }

@@ -73,6 +73,11 @@ impl Installation {
         self.part("wormhole-fs")
     }
 
+    /// Returns the command of guests that boot a system of their own.
+    pub fn guest_command(&self) -> Result<PathBuf, InstallationError> {
+        self.part("wormhole-guest")
+    }
+
     pub fn init(&self) -> Result<PathBuf, InstallationError> {
         self.part("wormhole-init")
     }

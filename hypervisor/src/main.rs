@@ -4,12 +4,18 @@
 //! mechanisms are in the monitor (`wormhole-monitor`), its link to the backend (`wormhole-link`)
 //! and the images (`wormhole-images`).
 
+mod attach;
 mod backend;
+mod backend_vm;
 mod backends;
 mod config;
+mod confinement;
 mod device;
+mod guests;
 mod image;
 mod installation;
+mod places;
+mod relay;
 mod run;
 mod say;
 mod signals;
@@ -41,15 +47,37 @@ enum Action {
     /// Start, stop and list backends that serve many programs.
     #[command(subcommand)]
     Backend(backends::Action),
+    /// Give a guest of another monitor, such as QEMU, a window and a way to a backend.
+    Attach(attach::Options),
+    /// Boot guests without a program.
+    #[command(subcommand)]
+    Guest(guests::Action),
+    #[command(flatten)]
+    GuestProcess(guests::Process),
     /// Build the images that guests and the emulated host boot from.
     #[command(subcommand)]
     Image(image::Action),
+    /// Serve the tenant whose stream is standard input in a VM of its own; `run` starts this.
+    #[command(hide = true)]
+    BackendVm(backend_vm::Options),
+    /// Serve a window of this VM; `backend-vm` starts this in a backend VM.
+    #[command(hide = true)]
+    Relay(relay::Options),
     /// Start a program and collect what it leaves; `run` starts this.
     #[command(hide = true)]
     Reap(run::reaper::Options),
+    /// Remove files when standard input ends; `attach` starts this.
+    #[command(hide = true)]
+    Remove(attach::names::Options),
     /// Write standard input to a file, unless there is none; `run` starts this.
     #[command(hide = true)]
     Record(run::record::Options),
+    /// Unpack an image in the OCI's layout, and remove it when standard input ends; `run` starts this.
+    #[command(hide = true)]
+    Unpack(run::layout::Layout),
+    /// Make standard output, a terminal, raw on demand, and restore it; `run` starts this.
+    #[command(hide = true)]
+    KeepTerminal,
 }
 
 fn main() -> ExitCode {
@@ -72,15 +100,38 @@ fn main() -> ExitCode {
             let sentence = || chain(&error) + &origins.note(&error.options());
             (USAGE, (!error.is_said()).then(sentence))
         }),
+        Action::Attach(options) => attach::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
+        Action::Guest(action) => of_guest(guests::run(action), &origins),
+        Action::GuestProcess(process) => of_guest(guests::run_process(process), &origins),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),
+        Action::BackendVm(options) => backend_vm::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(format!("backend VM: {}", chain(&error))))),
+        Action::Relay(options) => relay::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, (!error.is_said()).then(|| chain(&error)))),
         Action::Reap(options) => {
             run::reaper::reap(&options);
             Ok(0)
         }
+        Action::Remove(options) => {
+            attach::names::remove(&options);
+            Ok(0)
+        }
         Action::Record(options) => {
             run::record::write(&options);
+            Ok(0)
+        }
+        Action::Unpack(layout) => {
+            run::layout::hold(layout);
+            Ok(0)
+        }
+        Action::KeepTerminal => {
+            run::terminal::keep();
             Ok(0)
         }
     };
@@ -90,4 +141,15 @@ fn main() -> ExitCode {
         }
         status
     }))
+}
+
+/// Returns the outcome of a command on guests, with the sentence of an error.
+fn of_guest(
+    outcome: Result<u8, guests::GuestsError>,
+    origins: &config::Origins,
+) -> Result<u8, (u8, Option<String>)> {
+    outcome.map_err(|error| {
+        let sentence = || chain(&error) + &origins.note(&error.options());
+        (error.status(), (!error.is_said()).then(sentence))
+    })
 }

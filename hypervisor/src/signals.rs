@@ -1,7 +1,7 @@
 //! Signals for the program: the launcher receives them and passes them on.
 //!
-//! They are blocked in every thread, and one thread waits for them. While no program runs they have
-//! their default effect on the launcher.
+//! All threads block the signals, and one thread waits for them. While no program runs they have their default effect on
+//! the launcher.
 
 use std::io;
 use std::mem;
@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, send as send_to};
 use rustix::process::Pid;
+use wormhole_images::RESIZE;
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_privileges::drop_capabilities;
 
+use crate::run::terminal;
 use crate::say;
 
 /// Status of a killed program, as shells report it.
@@ -141,14 +143,15 @@ pub type Receiver = Box<dyn FnMut(Option<Signal>) -> Option<Instant> + Send>;
 pub struct Signals(Arc<Mutex<Option<Receiver>>>);
 
 impl Signals {
-    /// Receives the signals from now on. Call it while the process has one thread.
+    /// Receives the signals that are passed, and `others`, from now on. Call it while the process has one thread.
     ///
     /// # Errors
     /// No thread can be created for them.
-    pub fn take() -> io::Result<Self> {
+    pub fn take(others: &[Signal]) -> io::Result<Self> {
         let passed: Vec<Signal> = PASSED
             .into_iter()
             .filter(|signal| !is_ignored(*signal))
+            .chain(others.iter().copied())
             .collect();
         let set = Set::of(&passed);
         set.block();
@@ -177,6 +180,8 @@ impl Signals {
         let mut receiver = self.0.lock();
         match (receiver.as_mut(), signal) {
             (Some(receive), signal) => receive(signal),
+            // The size is asked for when a program starts.
+            (None, Some(libc::SIGWINCH)) => None,
             (None, Some(signal)) => {
                 end_by(signal);
                 None
@@ -225,6 +230,7 @@ impl Drop for Passing {
         let mut grace = Grace::new(Duration::MAX);
         self.0.set(Some(Box::new(move |signal| {
             if let Some(signal) = signal
+                && signal != libc::SIGWINCH
                 && grace.count(signal, Instant::now()).is_some()
             {
                 end_by(signal);
@@ -244,25 +250,33 @@ pub enum Patience {
 }
 
 /// Returns a receiver that passes signals to a machine's first process, which sends them to its
-/// program. It calls `end` when the program must be killed.
+/// program, and the sizes of this terminal, if the program has one. It calls `end` when the program must be killed.
 pub fn to_machine(
     stream: UnixStream,
+    has_terminal: bool,
     grace: Duration,
     mut end: impl FnMut() + Send + 'static,
 ) -> Receiver {
     let mut grace = Grace::new(grace);
+    let write = move |bytes: &[u8]| {
+        // A machine that reads nothing must not block the launcher, and one that is gone has no
+        // program.
+        let _ = send_to(&stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    };
+    let resize = || [&[RESIZE][..], &terminal::size().to_bytes()].concat();
+    if has_terminal {
+        // It may have another size than when the machine was started.
+        write(&resize());
+    }
     Box::new(move |signal| {
         let now = Instant::now();
         let patience = match signal {
+            Some(libc::SIGWINCH) => {
+                write(&resize());
+                None
+            }
             Some(signal) => {
-                // A machine that reads nothing must not block the launcher, and one that is gone
-                // has no program.
-                let number = u8::try_from(signal).unwrap_or_default();
-                let _ = send_to(
-                    &stream,
-                    &[number],
-                    SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-                );
+                write(&[u8::try_from(signal).unwrap_or_default()]);
                 grace.count(signal, now)
             }
             None => grace.exhausted(now),

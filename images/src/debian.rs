@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const SOURCES: [&str; 3] = [
     "http://deb.debian.org/debian bookworm main",
     "http://deb.debian.org/debian-security bookworm-security main",
@@ -164,7 +164,7 @@ fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
 }
 
 /// Runs a tool and returns its standard output.
-fn run(
+pub(crate) fn run(
     program: &'static str,
     package: &'static str,
     task: &str,

@@ -66,6 +66,15 @@ pub enum ImageError {
         place: PathBuf,
         damage: Damage,
     },
+    #[error(
+        "the disk image in {place} is damaged or was built of other packages: --rebuild replaces it and all that a guest \
+         has written to it, --folder builds another beside it"
+    )]
+    OtherDisk { place: PathBuf },
+    #[error(
+        "only root can build a disk image, since its files belong to several users: run the command as root"
+    )]
+    NotRoot,
     #[error("the kernel has no module {name}")]
     NoModule { name: String },
     #[error("{path} is not a kernel module")]

@@ -25,6 +25,8 @@ const KERNEL: &str = "vmlinuz";
 const MODULES: &str = "modules.cpio";
 const RELEASE: &str = "release";
 const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
+/// Name of the image of backend VMs.
+const BACKEND: &str = "backend";
 /// Beside them: what the image was built of. An image of an older Wormhole has none.
 const RECIPE: &str = "recipe";
 
@@ -43,13 +45,21 @@ pub(crate) const VIRTIO: [Wanted; 7] = [
 ];
 
 /// File system of a guest that writes beside the host's files.
-const OVERLAY: [Wanted; 1] = [("overlay", "")];
+pub(crate) const OVERLAY: [Wanted; 1] = [("overlay", "")];
 
 /// Drivers of a guest's window.
 const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 
 /// Drivers of the window on Linux 6.12, where its region must stay idle until it is bound.
 const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
+
+/// Drivers of a backend VM's virtio devices: vsock, entropy and balloon. It has neither disks nor files of the host.
+const BACKEND_VIRTIO: [Wanted; 4] = [
+    ("virtio_pci", ""),
+    ("vmw_vsock_virtio_transport", ""),
+    ("virtio_rng", ""),
+    ("virtio_balloon", ""),
+];
 
 /// Drivers of the emulated host: disks, networks and the taps that it bridges with them, files of the real host, virtio
 /// ports, then KVM.
@@ -152,12 +162,21 @@ fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> 
 
 /// Builds the guest's image unless it exists.
 pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    let window = match options.kernel {
-        Kernel::V6_1 => WINDOW_6_1,
-        Kernel::V6_12 => WINDOW_6_12,
-    };
-    let modules = [&VIRTIO[..], &OVERLAY, &window].concat();
+    let modules = [&VIRTIO[..], &OVERLAY, window_drivers(options.kernel)].concat();
     build("guest", &Content::modules(&modules), options)
+}
+
+/// Builds the image of backend VMs unless it exists.
+pub fn build_backend(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
+    let modules = [&BACKEND_VIRTIO[..], window_drivers(options.kernel)].concat();
+    build(BACKEND, &Content::modules(&modules), options)
+}
+
+fn window_drivers(kernel: Kernel) -> &'static [Wanted] {
+    match kernel {
+        Kernel::V6_1 => &WINDOW_6_1,
+        Kernel::V6_12 => &WINDOW_6_12,
+    }
 }
 
 /// Builds the emulated host's image unless it exists.
@@ -169,6 +188,11 @@ impl Image {
     /// Opens the guest's image, which must have been built.
     pub fn guest(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
         Self::open("guest", folder, kernel)
+    }
+
+    /// Opens the image of backend VMs, which must have been built.
+    pub fn backend(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
+        Self::open(BACKEND, folder, kernel)
     }
 
     /// Opens the emulated host's image, which must have been built.
@@ -202,16 +226,11 @@ impl Image {
         })
     }
 
-    /// Adds the image to an archive such that [`Image::guest`] finds it below `folder`.
-    pub(crate) fn pack(
-        &self,
-        kernel: Kernel,
-        archive: &mut Archive,
-        folder: &str,
-    ) -> Result<(), ImageError> {
-        let place = place("guest", Path::new(folder), kernel)
-            .display()
-            .to_string();
+    /// Adds the image to an archive such that it is found below `folder` as it was here.
+    pub(crate) fn pack(&self, archive: &mut Archive, folder: &str) -> Result<(), ImageError> {
+        let own = self.kernel.parent().and_then(Path::file_name);
+        let own = own.ok_or_else(|| ImageError::Path(self.kernel.clone()))?;
+        let place = Path::new(folder).join(own).display().to_string();
         for path in FILES.iter().chain([&sums::FILE]) {
             let source = self.kernel.with_file_name(path);
             let data = fs::read(&source).map_err(io("read", &source))?;
@@ -390,7 +409,7 @@ mod tests {
         assert_eq!(image.release, "6.1.0-1");
         let mut archive = Archive::new();
         image
-            .pack(Kernel::V6_1, &mut archive, "var/images")
+            .pack(&mut archive, "var/images")
             .expect("it is packed");
         for name in ["vmlinuz", "modules.cpio", "release", "SHA256SUMS"] {
             assert!(archive.contains(format!("var/images/guest-6.1/{name}")));

@@ -5,31 +5,47 @@
 //! the first process (`wormhole-init`), the program with its libraries, the CUDA driver library, and the run
 //! file. An image therefore stays valid when Wormhole itself changes.
 //!
-//! Building needs no privileges. An image's folder is never incomplete: it is built under a temporary name and
+//! A disk image, by contrast, is a whole Debian system, which boots with a first process of its own.
+//!
+//! Building needs no privileges, except for disks. An image's folder is never incomplete: it is built under a temporary name and
 //! renamed.
 
 mod cpio;
 mod debian;
+mod disk;
 mod emulated_host;
 mod error;
+mod guest_package;
 mod image;
 mod kernel;
 mod libraries;
 mod modules;
+mod oci;
 mod overlay;
 mod sums;
 mod window_as_ram;
 
 pub use debian::fetch_package;
-pub use emulated_host::{DiskFile, EmulatedHost, FileServer, TapFile};
+pub use disk::{
+    DISK_COMMAND_LINE, DebianDisk, DebianOptions, NotAPackage, PackageName, Suite, build_base,
+    build_disk,
+};
+pub use emulated_host::{DiskFile, EmulatedHost, MachineNetwork, NetworkEnd, SocketServer};
 pub use error::ImageError;
+pub use guest_package::{GuestParts, PACKAGE};
 pub use image::{
-    BuildOptions, COMMAND_LINE, Image, build_emulated_host, build_guest, default_folder,
+    BuildOptions, COMMAND_LINE, Image, build_backend, build_emulated_host, build_guest,
+    default_folder,
 };
 pub use kernel::{Kernel, UnknownKernel};
-pub use overlay::{EXIT_PORT, GuestRun, HOST_FILES, HostRun, guest_overlay, host_overlay, ports};
+pub use oci::{ImageProgram, OciError, is_layout, unpack};
+pub use overlay::{
+    BackendRun, ConsoleRun, EXIT_PORT, GuestRun, HOST_FILES, HostRun, backend_overlay,
+    console_overlay, guest_overlay, host_overlay, ports, volume_place,
+};
 pub use sums::Damage;
 pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};
 pub use wormhole_init::{
-    Ending, Execution, FILES_TAG, InterpreterFault, Network, NotExecuted, Report, status,
+    Ending, Execution, FILES_TAG, InterpreterFault, Network, NotExecuted, RESIZE, Report,
+    TerminalSize, User, Volume, status, volume_tag,
 };

@@ -6,7 +6,7 @@
 //! the image contains a table that does (Documentation/admin-guide/acpi/initrd_table_override.rst of Linux).
 
 use crate::error::ImageError;
-use crate::image::{BuildOptions, Content, Image, VIRTIO, build};
+use crate::image::{BuildOptions, Content, Image, OVERLAY, VIRTIO, build};
 
 /// Prefix of the image's folder name.
 pub const TAKEN: &str = "guest-taken-window";
@@ -20,7 +20,7 @@ const TABLE: &str = "kernel/firmware/acpi/srat.aml";
 /// Builds the image unless it exists.
 pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     let content = Content {
-        modules: &[&VIRTIO[..], &WINDOW].concat(),
+        modules: &[&VIRTIO[..], &OVERLAY, &WINDOW].concat(),
         file: Some((TABLE, &affinity())),
     };
     build(TAKEN, &content, options)

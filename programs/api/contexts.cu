@@ -41,6 +41,30 @@ void users() {
     RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuCtxDetach, first);
 }
 
+// Parameters that request nothing, as programs pass them since CUDA 13.
+void parameters() {
+    CUcontext made = nullptr, current = nullptr;
+    CUctxCreateParams nothing = {};
+    WORKS(cuCtxCreate, &made, &nothing, CU_CTX_SCHED_YIELD, 0);
+    unsigned flags = 0;
+    WORKS(cuCtxGetFlags, &flags);
+    HOLDS((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_YIELD);
+    WORKS(cuCtxDestroy, made);
+    WORKS(cuCtxGetCurrent, &current);
+    HOLDS(current == nullptr);
+    // Execution affinity needs the multi-process service.
+    int supported = 9;
+    WORKS(cuDeviceGetExecAffinitySupport, &supported, CU_EXEC_AFFINITY_TYPE_SM_COUNT, 0);
+    HOLDS(supported == 0);
+    CUexecAffinityParam one = {};
+    one.type = CU_EXEC_AFFINITY_TYPE_SM_COUNT;
+    one.param.smCount.val = 1;
+    CUctxCreateParams part = {};
+    part.execAffinityParams = &one;
+    part.numExecAffinityParams = 1;
+    RETURNS(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, cuCtxCreate, &made, &part, 0, 0);
+}
+
 void settings() {
     unsigned flags = 0;
     WORKS(cuCtxSetFlags, CU_CTX_SCHED_BLOCKING_SYNC);
@@ -136,6 +160,7 @@ int main() {
     WORKS(cuInit, 0);
     RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuProfilerStart);
     users();
+    parameters();
     CUcontext context = nullptr;
     WORKS(cuCtxCreate, &context, nullptr, 0, 0);
     settings();

@@ -101,6 +101,65 @@ static void reuse_waits(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
     CHECK(cudaFreeHost((void *)gate));
 }
 
+// What a stream has freed is its own again at once, is no other allocation's, and keeps no other stream waiting for work
+// that came after the free.
+static void freed_and_allocated(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    cudaMemPool_t pool;
+    CHECK(cudaMemPoolCreate(&pool, &properties));
+    set(pool, cudaMemPoolAttrReleaseThreshold, UINT64_MAX);
+    unsigned *held[4] = {};
+    for (unsigned round = 0; round < 20; ++round) {
+        const size_t bytes = round % 3 ? BYTES : BYTES / 2;
+        for (unsigned i = 0; i < 4; ++i) {
+            CHECK(cudaMallocFromPoolAsync(&held[i], bytes, pool, i % 2 ? busy : quick));
+            fill<<<COUNT / 512, 256, 0, i % 2 ? busy : quick>>>(held[i], COUNT / 2, round * 100000 + i * 1000);
+        }
+        for (unsigned i = 0; i < 4; ++i)
+            CHECK(cudaMemcpyAsync(host + i * 16, held[i], 64, cudaMemcpyDeviceToHost, i % 2 ? busy : quick));
+        for (unsigned i = 0; i < 4; ++i) CHECK(cudaFreeAsync(held[i], i % 2 ? busy : quick));
+        cudaPointerAttributes attributes;
+        CHECK(cudaPointerGetAttributes(&attributes, held[round % 4]));
+        expect(attributes.type == cudaMemoryTypeUnregistered, "freed memory is no memory");
+        if (round % 2) CHECK(cudaDeviceSynchronize());
+    }
+    CHECK(cudaDeviceSynchronize());
+    for (unsigned i = 0; i < 64; ++i)
+        expect(host[i] == 19 * 100000 + i / 16 * 1000 + i % 16, "each allocation has its own memory");
+    expect(count_of(pool, cudaMemPoolAttrUsedMemCurrent) == 0, "all of it is freed");
+
+    volatile unsigned *gate;
+    CHECK(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocMapped));
+    *gate = 0;
+    CHECK(cudaMallocFromPoolAsync(&held[0], BYTES, pool, busy));
+    CHECK(cudaFreeAsync(held[0], busy));
+    wait_for<<<1, 1, 0, busy>>>(gate);
+    for (unsigned i = 1; i < 4; ++i) {
+        CHECK(cudaMallocFromPoolAsync(&held[i], i * BYTES, pool, quick));
+        fill<<<COUNT / 256, 256, 0, quick>>>(held[i], COUNT, i);
+    }
+    CHECK(cudaMemcpyAsync(host, held[1], 64, cudaMemcpyDeviceToHost, quick));
+    CHECK(cudaStreamSynchronize(quick));
+    for (unsigned i = 0; i < 16; ++i) expect(host[i] == 1 + i, "later work of another stream is not waited for");
+    *gate = 1;
+    for (unsigned i = 1; i < 4; ++i) CHECK(cudaFreeAsync(held[i], quick));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaFreeHost((void *)gate));
+
+    cudaStream_t gone;
+    CHECK(cudaStreamCreate(&gone));
+    CHECK(cudaMallocFromPoolAsync(&held[0], BYTES, pool, gone));
+    CHECK(cudaFreeAsync(held[0], gone));
+    CHECK(cudaStreamDestroy(gone));
+    CHECK(cudaDeviceSynchronize());
+    expect(count_of(pool, cudaMemPoolAttrUsedMemCurrent) == 0, "a destroyed stream's memory is freed");
+    CHECK(cudaMemPoolTrimTo(pool, 0));
+    expect(count_of(pool, cudaMemPoolAttrReservedMemCurrent) == 0, "and trimmed");
+    CHECK(cudaMemPoolDestroy(pool));
+}
+
 static void statistics(cudaStream_t stream) {
     cudaMemPoolProps properties = {};
     properties.allocType = cudaMemAllocationTypePinned;
@@ -212,6 +271,7 @@ int main() {
     in_order(0, host, 8);
     across_streams(first, second, host);
     reuse_waits(first, second, host);
+    freed_and_allocated(first, second, host);
     statistics(first);
     lifetimes(second, host);
     refusals(first);

@@ -299,6 +299,14 @@ impl Arena {
         })
     }
 
+    /// Returns all extents, by address.
+    pub fn extents(&self) -> impl Iterator<Item = Block> + '_ {
+        self.extents.iter().map(|(&address, extent)| Block {
+            address,
+            bytes: extent.bytes,
+        })
+    }
+
     /// Returns the extent that contains `address`.
     #[must_use]
     pub fn extent(&self, address: u64) -> Option<Block> {

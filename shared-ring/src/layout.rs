@@ -55,9 +55,15 @@ pub mod session {
     pub const GENERATION: usize = 512;
     /// Number of calls that the guest answered by itself; a hint for the summary.
     pub const LOCAL_CALLS: usize = 640;
-    /// First note of the guest's waiting threads; each has 16 bytes.
+    /// Processor on which the executor runs; a hint for waits.
+    pub const EXECUTOR: usize = 768;
+    /// Notes whose threads sleep, one bit each.
+    pub const SLEEPING: usize = 896;
+    /// First note of the guest's waiting threads.
     pub const WAITS_BASE: usize = 1024;
-    /// Number of notes.
+    /// Bytes from one note to the next.
+    pub const WAIT_STRIDE: usize = 32;
+    /// Number of notes, one for each bit of a word.
     pub const WAITS: usize = 64;
 
     /// First answer slot.
@@ -92,29 +98,32 @@ pub mod session {
     pub const PARKED: usize = 24;
     pub const GENERATION: usize = 32;
     pub const LOCAL_CALLS: usize = 40;
-    pub const WAITS_BASE: usize = 48;
+    pub const EXECUTOR: usize = 48;
+    pub const SLEEPING: usize = 56;
+    pub const WAITS_BASE: usize = 64;
+    pub const WAIT_STRIDE: usize = 32;
     pub const WAITS: usize = 1;
 
-    pub const SLOT_BASE: usize = 64;
+    pub const SLOT_BASE: usize = 128;
     pub const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_PAYLOAD;
     pub const SLOT_HEADER: usize = 64;
     pub(super) const SLOTS: usize = 1;
     pub(super) const SLOT_PAYLOAD: usize = 64;
 
-    pub const FENCE_BASE: usize = 192;
+    pub const FENCE_BASE: usize = 256;
     pub(super) const FENCES: usize = 2;
 
-    pub const RING_BASE: usize = 256;
+    pub const RING_BASE: usize = 320;
     pub(super) const RING_BYTES: usize = 256;
     pub(super) const MAX_RECORD: usize = 128;
 
-    pub const BYTES: usize = 512;
+    pub const BYTES: usize = 576;
 }
 
 const _: () = {
     assert!(RING_BYTES.is_power_of_two() && RING_BYTES.is_multiple_of(UNIT));
     assert!(MAX_RECORD.is_multiple_of(UNIT) && MAX_RECORD * 2 <= RING_BYTES);
-    assert!(session::WAITS_BASE + session::WAITS * 16 <= session::SLOT_BASE);
+    assert!(session::WAITS_BASE + session::WAITS * session::WAIT_STRIDE <= session::SLOT_BASE);
     assert!(session::SLOT_BASE + SLOTS * session::SLOT_STRIDE <= session::FENCE_BASE);
     assert!(session::FENCE_BASE + FENCES * 8 <= session::RING_BASE);
     assert!(session::RING_BASE + RING_BYTES <= session::BYTES);

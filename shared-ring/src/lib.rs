@@ -2,7 +2,8 @@
 //!
 //! Both sides link this crate. It defines every byte offset and every memory ordering of the shared memory, and the
 //! messages of the control channel. It needs no operating system. The feature `alloc` adds the arena, the segment table
-//! and heap-allocated regions; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`.
+//! and heap-allocated regions; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`, and the
+//! sleep of waiting threads.
 //!
 //! Invariants:
 //! - No `&` or `&mut` to shared memory exists, except to atomics. Bytes are copied out with volatile reads and parsed
@@ -25,6 +26,8 @@ pub mod band;
 pub mod bootstrap;
 pub mod control;
 pub mod fence;
+#[cfg(all(feature = "std", not(loom)))]
+mod futex;
 pub mod layout;
 pub mod memory;
 pub mod ring;

@@ -143,17 +143,10 @@ impl AnswerSlots {
     /// The answer claims more payload than a slot has: the session is lost.
     #[inline]
     pub fn poll(&self, slot: SlotIndex, sequence: u64) -> Result<Option<Answer>, SlotError> {
-        let offset = offset(slot);
-        // SYNC POINT: answer. The worker's writes before this number are visible from here on.
-        if self
-            .memory
-            .word(offset + SEQUENCE)
-            .load(SyncPoint::Answer.acquire())
-            != sequence
-        {
+        if answered(&self.memory, slot) != sequence {
             return Ok(None);
         }
-        let word = self.memory.read_word(offset + STATUS_AND_LENGTH);
+        let word = self.memory.read_word(offset(slot) + STATUS_AND_LENGTH);
         let length = (word >> 32) as usize;
         if length > SLOT_PAYLOAD {
             return Err(SlotError::TooLong {
@@ -182,6 +175,15 @@ impl AnswerSlots {
         self.memory
             .read(offset(slot) + session::SLOT_HEADER + start, destination);
     }
+}
+
+/// Returns the sequence number of the answer that a slot holds.
+#[inline]
+pub(crate) fn answered(memory: &SessionMemory, slot: SlotIndex) -> u64 {
+    // SYNC POINT: answer. The worker's writes before this number are visible from here on.
+    memory
+        .word(offset(slot) + SEQUENCE)
+        .load(SyncPoint::Answer.acquire())
 }
 
 #[inline]

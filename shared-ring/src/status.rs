@@ -9,6 +9,15 @@ use crate::{
     sync::{Ordering, SyncPoint},
 };
 
+/// Facts about the executor, for threads that wait for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Executor {
+    /// The processor that it runs on, as its own system numbers them.
+    pub processor: Option<u32>,
+    /// Whether the device computes without the system's processors, so that a thread that spins takes none from it.
+    pub device_is_apart: bool,
+}
+
 /// Causes for the end of a session. The numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -119,14 +128,47 @@ impl Status {
         })
     }
 
-    /// Ends the session with `result` unless it has ended already. Returns whether this call ended it.
+    /// Ends the session with `result` unless it has ended already, and wakes its waiting threads. Returns whether this
+    /// call ended it.
     pub fn set_once(&self, result: u32, cause: EndCause) -> bool {
         let word = u64::from(cause as u32) << 32 | u64::from(result);
         // SYNC POINT: status.
-        self.memory
+        let first = self
+            .memory
             .word(session::STATUS)
             .compare_exchange(0, word, SyncPoint::Status.release(), Ordering::Relaxed)
-            .is_ok()
+            .is_ok();
+        #[cfg(all(feature = "std", not(loom)))]
+        if first {
+            let waits = crate::waits::Waits::new(self.memory.clone());
+            waits.fence_before_look();
+            waits.wake();
+        }
+        first
+    }
+
+    /// Loads what the executor last wrote of itself: a hint that decides nothing but how to wait.
+    #[inline]
+    #[must_use]
+    pub fn executor(&self) -> Executor {
+        let word = self.memory.word(session::EXECUTOR).load(Ordering::Relaxed);
+        Executor {
+            processor: u32::try_from(word & 0xffff_ffff)
+                .ok()
+                .and_then(|number| number.checked_sub(1)),
+            device_is_apart: word >> 32 & 1 != 0,
+        }
+    }
+
+    /// Writes what the executor says of itself.
+    pub fn set_executor(&self, executor: Executor) {
+        let number = executor
+            .processor
+            .map_or(0, |number| number.saturating_add(1));
+        let word = u64::from(executor.device_is_apart) << 32 | u64::from(number);
+        self.memory
+            .word(session::EXECUTOR)
+            .store(word, Ordering::Relaxed);
     }
 
     /// Loads the generation that the supervisor wrote before it granted the session.

@@ -62,6 +62,18 @@ impl AtomicU64 {
         self.0.swap(value, order)
     }
 
+    /// Sets `bits`.
+    #[inline]
+    pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(bits, order)
+    }
+
+    /// Keeps only `bits`.
+    #[inline]
+    pub fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(bits, order)
+    }
+
     /// Writes `new` if the word is `current`.
     ///
     /// # Errors
@@ -93,6 +105,8 @@ pub enum SyncPoint {
     CachedHead,
     /// The consumer's PARKED and a producer's record, ordered by a full fence on both sides.
     Park,
+    /// A thread's announcement of its sleep and the event that ends it, ordered by a full fence on both sides.
+    Sleep,
     /// An answer's content, published by its sequence number.
     Answer,
     /// The work's writes to the window, published by its fence.

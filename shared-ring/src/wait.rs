@@ -22,8 +22,10 @@ pub struct Policy {
     pub spins: u32,
     /// Number of checks with a yield between them, after the spins.
     pub yields: u32,
-    /// Length of the first sleep; each later one is twice as long.
+    /// Length of the first sleeps.
     pub first_sleep: Duration,
+    /// Divisor, not 0: later sleeps are this part of all sleeps before, so that no wait is late by more of its length.
+    pub part: u32,
     /// Length of the longest sleep.
     pub longest_sleep: Duration,
 }
@@ -34,6 +36,7 @@ impl Policy {
         spins: 1000,
         yields: 50,
         first_sleep: Duration::from_micros(20),
+        part: 128,
         longest_sleep: Duration::from_millis(1),
     };
 }
@@ -53,12 +56,16 @@ impl Default for Policy {
 ///     spins: 1,
 ///     yields: 1,
 ///     first_sleep: Duration::from_micros(20),
+///     part: 2,
 ///     longest_sleep: Duration::from_micros(30),
 /// };
 /// let mut backoff = Backoff::with(policy);
 /// assert_eq!(backoff.step(), Step::Spun);
 /// assert_eq!(backoff.step(), Step::Yield);
 /// assert_eq!(backoff.step(), Step::Sleep(Duration::from_micros(20)));
+/// assert_eq!(backoff.step(), Step::Sleep(Duration::from_micros(20)));
+/// assert_eq!(backoff.step(), Step::Sleep(Duration::from_micros(20)));
+/// assert_eq!(backoff.step(), Step::Sleep(Duration::from_micros(30)));
 /// assert_eq!(backoff.step(), Step::Sleep(Duration::from_micros(30)));
 /// backoff.reset();
 /// assert_eq!(backoff.step(), Step::Spun);
@@ -68,8 +75,8 @@ pub struct Backoff {
     policy: Policy,
     /// Steps done so far, at most `spins + yields`.
     steps: u32,
-    /// Length of the next sleep.
-    sleep: Duration,
+    /// Length of all sleeps so far.
+    slept: Duration,
 }
 
 impl Backoff {
@@ -85,7 +92,7 @@ impl Backoff {
         Self {
             policy,
             steps: 0,
-            sleep: policy.first_sleep,
+            slept: Duration::ZERO,
         }
     }
 
@@ -107,8 +114,10 @@ impl Backoff {
             self.steps += 1;
             return Step::Yield;
         }
-        let sleep = self.sleep.min(self.policy.longest_sleep);
-        self.sleep = sleep.saturating_mul(2);
+        let sleep = (self.slept / self.policy.part)
+            .max(self.policy.first_sleep)
+            .min(self.policy.longest_sleep);
+        self.slept = self.slept.saturating_add(sleep);
         Step::Sleep(sleep)
     }
 }

@@ -12,12 +12,14 @@ use loom::{
     thread,
 };
 use wormhole_ring::{
+    fence::{FenceIndex, Fences},
     memory::SessionMemory,
     ring::{Consumer, Producer, PushError, RecordBuf, RecordHead},
     session::{SessionState, State, TransitionError},
     slot::{AnswerSlots, SlotIndex},
     status::{EndCause, Status},
-    sync::{SyncPoint, model::without},
+    sync::{Ordering, SyncPoint, model::without},
+    waits::{Wait, Waits},
 };
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -305,12 +307,10 @@ fn parking_without_fences_is_noticed() {
 fn request_and_answer() {
     explore(3, || {
         let memory = SessionMemory::new();
-        // SAFETY: one thread answers, one polls.
-        let slots = unsafe { AnswerSlots::new(memory.clone()) };
+        let (slots, slot) = answers(&memory);
         // SAFETY: one consumer.
         let (producer, mut consumer) =
             unsafe { (Producer::new(memory.clone()), Consumer::new(memory)) };
-        let slot = SlotIndex::new(0).unwrap();
         let answers = slots.clone();
         let worker = thread::spawn(move || {
             for _ in 0..2 {
@@ -410,4 +410,95 @@ fn a_session_that_is_looked_at_before_it_is_ended_is_noticed() {
         let ended = session.end(generation);
         if active { Ok(()) } else { ended }
     });
+}
+
+/// Models a thread that sleeps until `passed` while another lets that come and looks for sleepers. A lock and a
+/// condition stand for the kernel's futex.
+fn a_sleeper_and_its_waker(
+    wait: Wait,
+    passed: fn(&SessionMemory) -> bool,
+    come: fn(&SessionMemory),
+) {
+    explore(3, move || {
+        let memory = SessionMemory::new();
+        let kernel = Arc::new((Mutex::new(()), Condvar::new()));
+        let (theirs, queue) = (memory.clone(), Arc::clone(&kernel));
+        let waking = thread::spawn(move || {
+            come(&theirs);
+            let waits = Waits::new(theirs);
+            waits.fence_before_look();
+            waits.find_due(|_| {
+                let _queue = queue.0.lock().unwrap();
+                queue.1.notify_all();
+            });
+        });
+        let waits = Waits::new(memory.clone());
+        let note = waits.note(1, wait).unwrap();
+        loop {
+            let asleep = note.announce();
+            if passed(&memory) {
+                break;
+            }
+            let mut queued = kernel.0.lock().unwrap();
+            while asleep.load(Ordering::Relaxed) == 1 {
+                queued = kernel.1.wait(queued).unwrap();
+            }
+        }
+        drop(note);
+        assert!(!waits.anyone_sleeps());
+        waking.join().unwrap();
+    });
+}
+
+fn a_fence_wakes() {
+    const FENCE: Option<FenceIndex> = FenceIndex::new(1);
+    a_sleeper_and_its_waker(
+        Wait::Fence(FENCE.unwrap(), 5),
+        |memory| Fences::new(memory.clone()).load(FENCE.unwrap()) >= 5,
+        |memory| Fences::new(memory.clone()).store(FENCE.unwrap(), 5),
+    );
+}
+
+#[test]
+fn a_thread_that_sleeps_is_woken_by_its_fence() {
+    a_fence_wakes();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sleep_without_fences_is_noticed() {
+    without(SyncPoint::Sleep, a_fence_wakes);
+}
+
+/// The slot of the model.
+fn answers(memory: &SessionMemory) -> (AnswerSlots, SlotIndex) {
+    // SAFETY: one thread publishes to the slot, and one polls it.
+    let slots = unsafe { AnswerSlots::new(memory.clone()) };
+    (slots, SlotIndex::new(0).unwrap())
+}
+
+#[test]
+fn a_thread_that_sleeps_is_woken_by_its_answer() {
+    a_sleeper_and_its_waker(
+        Wait::Answer(SlotIndex::new(0).unwrap(), 3),
+        |memory| {
+            let (slots, slot) = answers(memory);
+            slots.poll(slot, 3).unwrap().is_some()
+        },
+        |memory| {
+            let (slots, slot) = answers(memory);
+            slots.publish(slot, 3, 0, &[]).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_thread_that_sleeps_is_woken_by_the_end_of_the_session() {
+    a_sleeper_and_its_waker(
+        Wait::Fence(FenceIndex::new(0).unwrap(), 1),
+        |memory| Status::new(memory.clone()).load().is_some(),
+        |memory| {
+            Status::new(memory.clone()).set_once(719, EndCause::ContextDead);
+        },
+    );
 }

@@ -1,7 +1,6 @@
 //! Properties that hold for all inputs.
 //!
-//! They do not run under miri: the code they test has no unsafe of its own, or `ring.rs` tests it
-//! too.
+//! Miri does not run these tests: the tested code has no unsafe block, or `ring.rs` tests it too.
 
 #![cfg(not(any(loom, miri)))]
 
@@ -176,12 +175,13 @@ proptest! {
             Message::Grant(grant),
             Message::Refused { code: small[0], reason: &text },
             Message::ArenaGrant(run),
-            Message::ArenaDenied(ArenaDenied { id: small[0], code: small[1] }),
+            Message::ArenaDenied(ArenaDenied { id: small[0], code: small[1], limit: large[0] }),
             Message::Attach(Attach {
                 window_size: large[0],
                 segment_limit: small[0],
                 session_limit: small[1],
                 device_memory_limit: large[1],
+                static_window: large[0],
             }),
             Message::Stream(Stream { local: small[0] }),
             Message::SessionReport(&text),

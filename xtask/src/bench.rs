@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::command::{Failure, Run, cargo};
 use crate::{bench_programs, stage};
@@ -14,6 +14,9 @@ pub enum Bench {
         /// Write the figures as JSON to this file.
         #[arg(long)]
         json: Option<PathBuf>,
+        /// Number of calls. Only the default measures.
+        #[arg(long)]
+        calls: Option<u64>,
     },
     /// The demo's programs on the CPU device, on one processor and on all.
     Programs {
@@ -26,23 +29,60 @@ pub enum Bench {
         /// The device: `cpu` or `cuda:N`.
         #[arg(long, default_value = "cpu")]
         device: String,
+        /// Number of launches. Only the default measures.
+        #[arg(long)]
+        launches: Option<u64>,
     },
+    /// Single calls of the driver API, forwarded.
+    Calls(Calls),
+    /// Copies of 4 bytes to 256 MiB.
+    Copies(Calls),
+    /// Allocations, mappings and registrations.
+    Memory(Calls),
+    /// Launches by 1 to 8 threads.
+    Threads(Calls),
     /// A tenant beside hostile ones on the CPU device; a minute.
     Neighbours,
 }
 
+/// Options of the benchmarks that measure calls of the driver API.
+#[derive(Debug, Args)]
+pub struct Calls {
+    /// The device: `cpu` or `cuda:N`.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Compare with the machine's own driver, by turns.
+    #[arg(long)]
+    against: Option<Against>,
+    /// Number of turns.
+    #[arg(long, default_value_t = 5)]
+    turns: u32,
+    /// Number of samples of a cheap call. Only the default measures.
+    #[arg(long)]
+    samples: Option<u64>,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Another way for the same program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Against {
+    Native,
+}
+
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
     match bench {
-        Bench::Ring { json } => {
+        Bench::Ring { json, calls } => {
             let payloads = payloads(root)?;
             let mut run =
                 Run::new(release(root, "ring")?).args([Path::new("--payloads"), &payloads]);
             if let Some(path) = json {
                 run = run.args([Path::new("--json"), path]);
             }
-            run.check()
+            run.args(count("--calls", *calls)).check()
         }
-        Bench::Launch { device } => {
+        Bench::Launch { device, launches } => {
             let payloads = payloads(root)?;
             Run::new(stage::stage(root)?.wormhole())
                 .args(["run", "--placement", "process", "--device", device, "--"])
@@ -51,6 +91,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                     Path::new("--payloads"),
                     &payloads,
                 ])
+                .args(count("--launches", *launches))
                 .check()
         }
         Bench::Neighbours => {
@@ -61,8 +102,37 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                 .check()?;
             Run::new(release(root, "neighbours")?).check()
         }
+        Bench::Calls(options) => calls(root, "calls", options),
+        Bench::Copies(options) => calls(root, "copies", options),
+        Bench::Memory(options) => calls(root, "memory", options),
+        Bench::Threads(options) => calls(root, "threads", options),
         Bench::Programs { json } => bench_programs::measure(root, json.as_deref()),
     }
+}
+
+/// Runs one group of the benchmark of calls.
+fn calls(root: &Path, group: &str, options: &Calls) -> Result<(), Failure> {
+    let wormhole = stage::stage(root)?.wormhole();
+    let mut run = Run::new(release(root, "calls")?)
+        .args([group])
+        .args([Path::new("--wormhole"), &wormhole])
+        .args(["--device", &options.device])
+        .args(["--turns", &options.turns.to_string()])
+        .args(count("--samples", options.samples));
+    if options.against == Some(Against::Native) {
+        run = run.args(["--native"]);
+    }
+    if let Some(path) = &options.json {
+        run = run.args([Path::new("--json"), path]);
+    }
+    run.check()
+}
+
+/// Returns the words of a count that is given.
+fn count(option: &str, given: Option<u64>) -> Vec<String> {
+    given.map_or(Vec::new(), |count| {
+        vec![option.to_owned(), count.to_string()]
+    })
 }
 
 /// Builds a benchmark and returns its path.

@@ -73,6 +73,14 @@ impl Run {
         ))
     }
 
+    /// Runs the command without input. Returns how it ended, and its output with its errors behind it.
+    pub fn ended(mut self) -> Result<(ExitStatus, String), Failure> {
+        let output = self.0.stdin(Stdio::null()).output();
+        let output = output.map_err(|error| self.unstarted(&error))?;
+        let text = [output.stdout, output.stderr].concat();
+        Ok((output.status, String::from_utf8_lossy(&text).into_owned()))
+    }
+
     /// Runs the command at the lowest priority. Returns its success, its standard output, and its standard error.
     pub fn behind(self) -> Result<(bool, String, String), Failure> {
         let mut nice = Command::new("nice");

@@ -1,4 +1,4 @@
-//! `cargo xtask fixtures`: compiles the images that tests of the PTX engine read, from the sources
+//! `cargo xtask fixtures`: compiles the images that tests of the PTX engine and of the CUDA device read, from the sources
 //! beside them.
 
 use std::path::Path;
@@ -6,9 +6,12 @@ use std::path::Path;
 use crate::command::{Failure, Run};
 use crate::toolchain;
 
-/// Compiles the images again with nvcc, into their folder.
+/// Compiles the images again with nvcc, into their folders.
 pub fn fixtures(root: &Path) -> Result<(), Failure> {
     let toolkit = toolchain::ensure(root)?;
-    let script = root.join("backend-vm/ptx/tests/data/make.sh");
-    Run::new("sh").args([script, toolkit.nvcc()]).check()
+    for device in ["ptx", "cuda"] {
+        let script = root.join(format!("backend-vm/{device}/tests/data/make.sh"));
+        Run::new("sh").args([script, toolkit.nvcc()]).check()?;
+    }
+    Ok(())
 }

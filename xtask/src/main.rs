@@ -7,11 +7,15 @@ mod command;
 mod cuda_python;
 mod demo;
 mod fixtures;
+mod foreign;
 mod linker;
 mod mutants;
 mod nccl;
 mod numba;
+mod nvcc;
 mod older_cuda;
+#[cfg(test)]
+mod pages;
 mod programs;
 mod pytest;
 mod setup;
@@ -45,7 +49,12 @@ enum Action {
     /// Build Wormhole and lay it out in target/wormhole.
     Stage,
     /// Run CUDA programs in a guest VM and verify their results: the given ones, or the standard set.
-    Demo { programs: Vec<PathBuf> },
+    Demo {
+        /// Placement of the backend.
+        #[arg(long, value_enum, default_value = "process")]
+        backend: demo::Backend,
+        programs: Vec<PathBuf>,
+    },
     /// Compile the images again that tests of the PTX engine read.
     Fixtures,
     /// Run all checks and tests.
@@ -64,11 +73,17 @@ enum Action {
     Numba {
         /// Run only tests that match this expression, as pytest's `-k` does.
         filter: Option<String>,
+        /// Run the programs of `programs/python` in a guest instead.
+        #[arg(long, conflicts_with = "filter")]
+        guest: bool,
     },
     /// Run the tests of NVIDIA's Python bindings on the CPU device.
     CudaPython,
     /// Run NCCL between two processes on the CPU device.
     Nccl,
+    /// Build and run the programs of a checkout of cuda-samples or HeCBench, natively and forwarded, and print where they
+    /// end differently.
+    Foreign(foreign::Options),
     /// Run programs in lanes under load, beside a heartbeat, and look for wrong results, stalls and growing memory.
     Soak(soak::Options),
     /// For each function of the driver API, find a test that fails if the function does nothing.
@@ -90,7 +105,7 @@ fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Setup { tests } => setup::setup(&root, tests).map(|()| true),
         Action::Stage => stage::stage(&root).map(|_| true),
-        Action::Demo { programs } => demo::demo(&root, &programs),
+        Action::Demo { backend, programs } => demo::demo(&root, backend, &programs),
         Action::Fixtures => fixtures::fixtures(&root).map(|()| true),
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
@@ -98,9 +113,11 @@ fn main() -> ExitCode {
         Action::Paths => checks::paths(&root).map(|found| checks::holds(&found)),
         Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
         Action::Prose => checks::prose(&root).map(|found| checks::holds(&found)),
-        Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
+        Action::Numba { guest: true, .. } => numba::guest(&root),
+        Action::Numba { filter, .. } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),
+        Action::Foreign(options) => foreign::foreign(&root, &options),
         Action::Soak(options) => soak::soak(&root, &options),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
@@ -112,92 +129,5 @@ fn main() -> ExitCode {
             eprintln!("xtask: {failure}");
             ExitCode::FAILURE
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::PathBuf;
-
-    use super::*;
-
-    #[test]
-    fn the_commands_of_the_pages_parse() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let docs = fs::read_dir(root.join("docs")).expect("the folder of pages");
-        let docs = docs.flatten().map(|entry| entry.path());
-        let docs = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
-        let mut parsed = 0;
-        for page in docs.chain(["README.md", "CONTRIBUTING.md"].map(|name| root.join(name))) {
-            let text = fs::read_to_string(&page).expect("a page");
-            for line in text.split("cargo xtask ").skip(1) {
-                let line = line.split(['`', '\n', '#']).next().unwrap_or(line);
-                let words = line.split_whitespace();
-                if let Err(error) =
-                    Command::try_parse_from(["cargo xtask"].into_iter().chain(words))
-                {
-                    panic!("{}: {error}", page.display());
-                }
-                parsed += 1;
-            }
-        }
-        assert!(parsed > 10, "only {parsed} commands were found");
-    }
-
-    /// Returns whether one of these files has this test.
-    fn has_test(files: &[PathBuf], name: &str) -> bool {
-        let start = format!("fn {name}(");
-        let texts = files
-            .iter()
-            .filter_map(|file| fs::read_to_string(file).ok());
-        texts.into_iter().any(|text| {
-            let lines: Vec<&str> = text.lines().map(str::trim).collect();
-            lines
-                .windows(2)
-                .any(|pair| pair[0] == "#[test]" && pair[1].starts_with(&start))
-        })
-    }
-
-    #[test]
-    fn each_requirement_of_the_virtio_page_has_a_test_that_exists_or_a_reason() {
-        const REASONS: [&str; 2] = ["by construction: ", "in part: "];
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let devices = root.join("hypervisor/monitor/src/devices");
-        let page = fs::read_to_string(root.join("docs/virtio.md")).expect("the page");
-        let mut requirements = 0;
-        for line in page.lines() {
-            // The rows of requirements begin with a section's number.
-            let cells: Vec<&str> = line.split(" | ").collect();
-            let is_row =
-                line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit());
-            if !is_row {
-                continue;
-            }
-            let [_, _, shown] = cells[..] else {
-                panic!("not a section, a requirement and what shows it: {line}");
-            };
-            let code = shown.split('`').skip(1).step_by(2);
-            let tests: Vec<&str> = code.filter(|text| text.contains("::")).collect();
-            let is_explained = REASONS.iter().any(|reason| shown.starts_with(reason));
-            assert!(
-                !tests.is_empty() || is_explained,
-                "neither test nor reason: {line}"
-            );
-            for test in tests {
-                let (module, name) = test.rsplit_once("::").expect("a module and a test");
-                let module = devices.join(module.replace("::", "/"));
-                let files = [module.with_extension("rs"), module.join("tests.rs")];
-                assert!(
-                    has_test(&files, name),
-                    "docs/virtio.md: no such test: {test}"
-                );
-            }
-            requirements += 1;
-        }
-        assert!(
-            requirements > 50,
-            "only {requirements} requirements were found"
-        );
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::command::{Failure, Run, step};
-use crate::programs::{self, Link};
+use crate::nvcc::{self, Build, Link};
 use crate::pytest::{install, package};
 use crate::{stage, toolchain};
 
@@ -65,13 +65,13 @@ pub fn nccl(root: &Path) -> Result<bool, Failure> {
     let program = folder.join("collectives");
     let [headers, libraries] = [("-I", package.join("include")), ("-L", library.clone())]
         .map(|(option, path)| format!("{option}{}", path.display()));
-    programs::compile(
-        &toolchain::ensure(root)?,
-        &[&root.join("programs/nccl/collectives.cu")],
-        Link::Static,
-        &[&headers, &libraries, "-l:libnccl.so.2"],
-        &program,
-    )?;
+    let build = Build {
+        name: "collectives".to_owned(),
+        sources: vec![root.join("programs/nccl/collectives.cu")],
+        flags: vec![headers, libraries, "-l:libnccl.so.2".to_owned()],
+        outputs: vec![(Link::Static, program.clone())],
+    };
+    nvcc::build(&toolchain::ensure(root)?, vec![build])?;
     let mut passed = 0;
     for way in &WAYS {
         step(&format!("two ranks by {}", way.name));

@@ -1,7 +1,8 @@
-//! `cargo xtask numba`: runs Numba's own unmodified CUDA tests on the CPU device.
+//! `cargo xtask numba`: runs Numba's own unmodified CUDA tests on the CPU device, or programs that use it in a guest.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::command::{Failure, Run, step};
 use crate::pytest::{Outcomes, PLUGIN, install};
@@ -15,17 +16,59 @@ const TIMEOUT: u32 = 300;
 const WINDOW: &str = "4G";
 const TESTS: &str = "numba.cuda.tests";
 
+/// Memory of a guest. The libraries that the programs load take 300 MB.
+const MEMORY: &str = "1G";
+
+/// Installs Numba under `target/numba`, and returns that folder.
+fn environment(root: &Path) -> Result<PathBuf, Failure> {
+    let folder = root.join("target/numba");
+    install(
+        "Numba and its tests' needs (about 300 MB)",
+        &root.join("xtask/numba/requirements.txt"),
+        &folder,
+    )?;
+    Ok(folder)
+}
+
+/// Runs each program of `programs/python` in a guest on the CPU device, and returns whether all pass.
+pub fn guest(root: &Path) -> Result<bool, Failure> {
+    let stage = stage::stage(root)?;
+    let python = environment(root)?.join("bin/python");
+    let folder = root.join("programs/python");
+    let failed = |error| Failure::new(format!("cannot list {}: {error}", folder.display()));
+    let entries = fs::read_dir(&folder).map_err(failed)?;
+    let mut programs = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(failed)?;
+    programs.sort();
+    let mut all_pass = true;
+    for program in programs {
+        let start = Instant::now();
+        let (status, text) = Run::new(stage.wormhole())
+            .args(["run", "--memory", MEMORY, "--quiet"])
+            .args([python.as_path()])
+            .args(["-W", "ignore"])
+            .args([&program])
+            .output()?;
+        let passes = status.success() && text.starts_with("PASS ");
+        let seconds = start.elapsed().as_secs();
+        println!(
+            "{}: {status}, {seconds} s: {}",
+            program.display(),
+            text.trim()
+        );
+        all_pass &= passes;
+    }
+    Ok(all_pass)
+}
+
 /// Installs Numba under `target/numba`, runs its tests or those whose names match `filter`, and returns whether enough
 /// of them pass. Writes the outcome of each test to `target/numba.txt`.
 pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     let stage = stage::stage(root)?;
     let source = root.join("xtask/numba");
-    let folder = root.join("target/numba");
-    install(
-        "Numba and its tests' needs (about 300 MB)",
-        &source.join("requirements.txt"),
-        &folder,
-    )?;
+    let folder = environment(root)?;
 
     let report = root.join("target/numba.txt");
     // Removes the report of an earlier run.

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, Run, pip, step};
-use crate::programs::{self, Link};
+use crate::nvcc::{self, Build, Link};
+use crate::programs;
 use crate::stage::place;
 use crate::toolchain::Toolkit;
 
@@ -176,17 +177,26 @@ impl Release {
             let from = library(&installed.join(other.folder), self.runtime);
             place_once(&from, &programs.join(other.folder).join(self.runtime))?;
         }
-        for (name, sources) in programs::demo(root)? {
-            let path = output.join(&name);
-            if programs::is_older(&path, &sources) {
-                step(&format!("compiling {name} (CUDA {})", self.version));
-                let mut flags = [&CODE, self.flags].concat();
-                flags.extend((sources.len() > 1).then_some("-rdc=true"));
-                let sources: Vec<&Path> = sources.iter().map(PathBuf::as_path).collect();
-                programs::compile(&toolkit, &sources, Link::Shared, &flags, &path)?;
+        let demo = programs::demo(root)?;
+        let mut outdated = Vec::new();
+        for (name, sources) in &demo {
+            let path = output.join(name);
+            if programs::is_older(&path, sources) {
+                let linked = (sources.len() > 1).then_some("-rdc=true");
+                let flags = CODE.iter().chain(self.flags).copied().chain(linked);
+                outdated.push(Build {
+                    name: format!("{name} (CUDA {})", self.version),
+                    sources: sources.clone(),
+                    flags: flags.map(str::to_owned).collect(),
+                    outputs: vec![(Link::Shared, path)],
+                });
             }
-            for other in self.others {
-                let copy = programs.join(other.folder).join(&name);
+        }
+        nvcc::build(&toolkit, outdated)?;
+        for other in self.others {
+            for (name, _) in &demo {
+                let path = output.join(name);
+                let copy = programs.join(other.folder).join(name);
                 if programs::is_older(&copy, std::slice::from_ref(&path)) {
                     place(&path, &copy)?;
                 }

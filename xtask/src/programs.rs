@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::command::{Failure, Run, step};
+use crate::command::Failure;
+use crate::nvcc::{self, Build, Link};
 use crate::stage::place;
 use crate::toolchain::Toolkit;
 
@@ -32,23 +33,6 @@ const PER_THREAD: [&str; 8] = [
     "memory/pools",
 ];
 
-/// Linkage of the CUDA runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
-    Static,
-    Shared,
-}
-
-impl Link {
-    /// Returns nvcc's name for the linkage, which is also the folder's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Static => "static",
-            Self::Shared => "shared",
-        }
-    }
-}
-
 /// A built program.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -69,28 +53,35 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     }
 
     let mut programs = Vec::new();
+    let mut outdated = Vec::new();
     for folder in FOLDERS {
+        let demo = folder.is_empty();
         for source in files(&sources.join(folder), "cu")? {
-            let name = source.file_stem().unwrap_or_default().to_string_lossy();
-            let paths = ensure(toolkit, &output, &name, &[&source], header, &[])?;
-            let demo = folder.is_empty();
-            programs.extend(paths.map(|path| Program { path, demo }));
+            let build = with_both_runtimes(&output, &name_of(&source), vec![source], &[]);
+            programs.extend(build.outputs.iter().map(|(_, path)| Program {
+                path: path.clone(),
+                demo,
+            }));
+            outdated.extend(outdated_part(build, header));
         }
     }
     for name in UNITS {
         let folder = sources.join(name);
-        let units = files(&folder, "cu")?;
-        let units: Vec<&Path> = units.iter().map(PathBuf::as_path).collect();
         let headers = files(&folder, "cuh")?;
-        let headers = headers
+        let header = headers
             .iter()
             .map(|own| modified(own))
             .fold(header, SystemTime::max);
-        let paths = ensure(toolkit, &output, name, &units, headers, &["-rdc=true"])?;
-        programs.extend(paths.map(|path| Program { path, demo: true }));
+        let build = with_both_runtimes(&output, name, files(&folder, "cu")?, &["-rdc=true"]);
+        programs.extend(build.outputs.iter().map(|(_, path)| Program {
+            path: path.clone(),
+            demo: true,
+        }));
+        outdated.extend(outdated_part(build, header));
     }
-    build_broken(toolkit, root)?;
-    build_per_thread(toolkit, root, header)?;
+    outdated.extend(broken(root).filter_map(|build| outdated_part(build, header)));
+    outdated.extend(per_thread(root).filter_map(|build| outdated_part(build, header)));
+    nvcc::build(toolkit, outdated)?;
     Ok(programs)
 }
 
@@ -99,8 +90,7 @@ pub fn demo(root: &Path) -> Result<Vec<(String, Vec<PathBuf>)>, Failure> {
     let folder = root.join("programs");
     let mut programs = Vec::new();
     for source in files(&folder, "cu")? {
-        let name = source.file_stem().unwrap_or_default().to_string_lossy();
-        programs.push((name.into_owned(), vec![source]));
+        programs.push((name_of(&source), vec![source]));
     }
     for name in UNITS {
         programs.push((name.to_owned(), files(&folder.join(name), "cu")?));
@@ -115,26 +105,25 @@ pub fn is_older(path: &Path, sources: &[PathBuf]) -> bool {
         .any(|source| modified(path) < modified(source))
 }
 
-/// Builds a program with both linkages of the runtime if it is older than its sources.
-fn ensure(
-    toolkit: &Toolkit,
-    output: &Path,
-    name: &str,
-    sources: &[&Path],
-    header: SystemTime,
-    extra: &[&str],
-) -> Result<[PathBuf; 2], Failure> {
-    let newest = sources.iter().map(|source| modified(source)).max();
-    let newest = header.max(newest.unwrap_or(SystemTime::UNIX_EPOCH));
+/// Describes a program that is linked with both kinds of runtime.
+fn with_both_runtimes(output: &Path, name: &str, sources: Vec<PathBuf>, flags: &[&str]) -> Build {
     let links = [Link::Static, Link::Shared];
-    let paths = links.map(|link| output.join(link.name()).join(name));
-    for (link, path) in links.into_iter().zip(&paths) {
-        if modified(path) < newest {
-            step(&format!("compiling {} ({} runtime)", name, link.name()));
-            compile(toolkit, sources, link, extra, path)?;
-        }
+    Build {
+        name: name.to_owned(),
+        sources,
+        flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+        outputs: links
+            .map(|link| (link, output.join(link.name()).join(name)))
+            .into(),
     }
-    Ok(paths)
+}
+
+/// Drops the outputs that are as new as the sources and the headers. Returns `None` if no output is left.
+fn outdated_part(mut build: Build, header: SystemTime) -> Option<Build> {
+    let newest = build.sources.iter().map(|source| modified(source));
+    let newest = newest.fold(header, SystemTime::max);
+    build.outputs.retain(|(_, path)| modified(path) < newest);
+    (!build.outputs.is_empty()).then_some(build)
 }
 
 /// Returns the path of the program during whose launches VM exits are counted.
@@ -142,70 +131,43 @@ pub fn steady(root: &Path) -> PathBuf {
     root.join("target/programs/static/steady")
 }
 
-/// Builds the programs with wrong kernels, which their own verification must detect.
-fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
-    for name in BROKEN {
-        let source = root.join("programs").join(name).with_extension("cu");
-        let path = root.join("target/programs/broken").join(name);
-        if modified(&path) < modified(&source) {
-            compile(
-                toolkit,
-                &[&source],
-                Link::Static,
-                &["-DBROKEN_KERNEL"],
-                &path,
-            )?;
-        }
-    }
-    Ok(())
+/// Describes the programs with wrong kernels, which their own verification must detect.
+fn broken(root: &Path) -> impl Iterator<Item = Build> {
+    BROKEN
+        .into_iter()
+        .map(|name| variant(root, name, "broken", &["-DBROKEN_KERNEL"]))
 }
 
-/// Builds the programs for per-thread default streams.
-fn build_per_thread(toolkit: &Toolkit, root: &Path, header: SystemTime) -> Result<(), Failure> {
-    for name in PER_THREAD {
-        let source = root.join("programs").join(name).with_extension("cu");
-        let name = source.file_stem().unwrap_or_default();
-        let path = root.join("target/programs/per-thread").join(name);
-        if modified(&path) < header.max(modified(&source)) {
-            step(&format!(
-                "compiling {} (per-thread streams)",
-                name.display()
-            ));
-            let extra = ["--default-stream", "per-thread"];
-            compile(toolkit, &[&source], Link::Static, &extra, &path)?;
-        }
-    }
-    Ok(())
+/// Describes the programs for per-thread default streams.
+fn per_thread(root: &Path) -> impl Iterator<Item = Build> {
+    let flags = ["--default-stream", "per-thread"];
+    PER_THREAD
+        .into_iter()
+        .map(move |name| variant(root, name, "per-thread", &flags))
 }
 
-pub fn compile(
-    toolkit: &Toolkit,
-    sources: &[&Path],
-    link: Link,
-    extra: &[&str],
-    path: &Path,
-) -> Result<(), Failure> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)
-            .map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
+/// Describes a program that is compiled with other flags into a folder of its own.
+fn variant(root: &Path, name: &str, folder: &str, flags: &[&str]) -> Build {
+    let source = root.join("programs").join(name).with_extension("cu");
+    let name = name_of(&source);
+    Build {
+        outputs: vec![(
+            Link::Static,
+            root.join("target/programs").join(folder).join(&name),
+        )],
+        name: format!("{name} ({folder})"),
+        sources: vec![source],
+        flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
     }
-    let fresh = path.with_extension("fresh");
-    Run::new(toolkit.nvcc())
-        .args([
-            "-O2",
-            "-std=c++17",
-            "-cudart",
-            link.name(),
-            "-Xlinker",
-            "-rpath,$ORIGIN",
-            "-L",
-        ])
-        .args([toolkit.libraries().as_path(), Path::new("-o"), &fresh])
-        .args(sources)
-        .args(extra)
-        .check()?;
-    fs::rename(&fresh, path)
-        .map_err(|error| Failure::new(format!("cannot place {}: {error}", path.display())))
+}
+
+/// Returns the name of a source without folder and extension.
+fn name_of(source: &Path) -> String {
+    source
+        .file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Returns the files of a folder with this extension, ordered by name.

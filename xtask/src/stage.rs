@@ -49,11 +49,15 @@ const BUILDS: [Build; 3] = [
             ("libnvidia_ml.so", "lib/wormhole/libnvidia-ml.so.1"),
         ],
     },
-    // The first process of an image is linked statically, because the image has no libraries.
+    // The first process of an image is linked statically, because the image has no libraries, and the guests' command,
+    // because it runs on each of their systems.
     Build {
         glibc: None,
-        packages: &["wormhole-init"],
-        parts: &[("wormhole-init", "lib/wormhole/wormhole-init")],
+        packages: &["wormhole-guest-command", "wormhole-init"],
+        parts: &[
+            ("wormhole-guest", "lib/wormhole/wormhole-guest"),
+            ("wormhole-init", "lib/wormhole/wormhole-init"),
+        ],
     },
 ];
 

@@ -190,7 +190,7 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
             .filter_map(|other| Some(way(&links, name, other)?.join(" > ")))
             .collect();
         for way in &ways {
-            println!("BROKEN: {name} reaches what it must not: {way}");
+            println!("BROKEN: {name} links a forbidden crate: {way}");
         }
         if ways.is_empty() {
             let never: Vec<&str> = never.into_iter().collect();

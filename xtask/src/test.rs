@@ -25,6 +25,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     let start = Instant::now();
     setup::setup(root, true)?;
     let stage = stage::stage(root)?;
+    setup::build_disk_for_tests(root, &stage.prefix)?;
 
     // Tests of virtual machines leave processors idle. Computations fill these, at the lowest priority.
     let (tests, computations) = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Copies of boxes: up to three-dimensional regions of memory and arrays.
+//! 3-D copies: up to three-dimensional regions of memory and arrays.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::aperture::to_usize;
 use crate::arrays::Placed;
 use crate::memory::{Memory, Use, pointer};
 
-/// Location of a box: address of its first byte, row pitch and slice pitch.
+/// Location of a 3-D region: address of its first byte, row pitch and slice pitch.
 #[derive(Clone, Copy, Debug)]
 struct Laid {
     start: u64,
@@ -17,7 +17,7 @@ struct Laid {
 }
 
 impl Laid {
-    /// Locates one end of a copy. Fails if a part of the box is not accessible memory.
+    /// Locates one end of a copy. Fails if a part of the region is not accessible memory.
     fn new(
         end: &Copy3dEnd,
         intent: Use,
@@ -55,7 +55,7 @@ impl Laid {
         }
     }
 
-    /// Returns the offset of a row from the box's first byte.
+    /// Returns the offset of a row from the region's first byte.
     fn offset(&self, y: u64, z: u64) -> u64 {
         y * self.row + z * self.slice
     }
@@ -93,7 +93,7 @@ impl Move {
         let [width, height, depth] = self.extent;
         for z in 0..depth {
             for y in 0..height {
-                // SAFETY: both boxes were checked to lie in memory of the device or in registered ranges, which stay
+                // SAFETY: both regions were checked to lie in memory of the device or in registered ranges, which stay
                 // mapped until the work before their end is complete. The C library's function is used because other
                 // threads may write to the memory meanwhile.
                 unsafe {

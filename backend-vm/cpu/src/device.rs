@@ -10,11 +10,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use wormhole_device::constants::event_use_flags::EXTERNAL;
-use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
-    ArrayShape, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
-    LinkInput, LoadedFunction, Loading, ManagedPlace, MemCopy3d, RawArray, RawEvent, RawMipmap,
-    RawModule, RawStream, Resource, Result, Sampling, View,
+    AfterFence, ArrayShape, CuError, Description, Device, DeviceOutput, Fill, ImageKind,
+    ImageOutput, Jit, Launch, LinkInput, LoadedFunction, Loading, ManagedPlace, MemCopy3d,
+    RawArray, RawEvent, RawMipmap, RawModule, RawStream, Resource, Result, Sampling, View,
 };
 use wormhole_lock::RwLock;
 
@@ -79,6 +78,7 @@ pub struct CpuDevice {
     processors: usize,
     check: bool,
     context: Arc<RwLock<Arc<Context>>>,
+    after_fence: OnceLock<AfterFence>,
     /// Other devices of the process.
     pub(crate) siblings: OnceLock<Vec<Sibling>>,
 }
@@ -173,6 +173,7 @@ impl CpuDevice {
             processors,
             check,
             context: Arc::new(RwLock::new(Arc::new(Context::new()))),
+            after_fence: OnceLock::new(),
             siblings: OnceLock::new(),
         })
     }
@@ -246,6 +247,18 @@ impl CpuDevice {
             printed: context.limits.printf(),
             check: self.check,
             threads: self.processors,
+        }
+    }
+
+    /// Allocates memory. If there is none, pools release what they do not use, and it tries again.
+    fn beside_pools(&self, allocate: impl Fn() -> Result<u64>) -> Result<u64> {
+        let context = self.context()?;
+        match allocate() {
+            Err(CuError::OUT_OF_MEMORY) => {
+                self.pools.release_all(&context.scheduler);
+                allocate()
+            }
+            allocated => allocated,
         }
     }
 
@@ -347,29 +360,25 @@ impl Device for CpuDevice {
         Some(total - free)
     }
 
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        self.context()?;
-        Ok(self.memory.info())
+    fn slab_alloc(&self, bytes: u64) -> Result<u64> {
+        self.beside_pools(|| self.memory.allocate_slab(bytes))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64> {
-        let context = self.context()?;
-        let allocated = self.memory.allocate(bytes, Owner::Program);
-        if allocated == Err(CuError::OUT_OF_MEMORY) {
-            self.pools.release_all(&context.scheduler);
-            return self.memory.allocate(bytes, Owner::Program);
-        }
-        allocated
-    }
-
-    fn free(&self, address: u64) -> Result<()> {
+    fn slab_free(&self, address: u64) -> Result<()> {
         self.context()?;
-        if self.pools.owns(address) {
-            return self.pools.free_now(address);
-        }
-        self.memory.owned(address, Owner::Program)?;
+        self.memory.is_slab(address)?;
         self.idle()?;
-        self.memory.free(address, Owner::Program)
+        self.memory.free_slab(address)
+    }
+
+    fn part_alloc(&self, address: u64, bytes: u64) -> Result<()> {
+        self.context()?;
+        self.memory.allocate_part(address, bytes)
+    }
+
+    fn part_free(&self, address: u64) -> Result<()> {
+        self.context()?;
+        self.memory.free(address, Owner::Part)
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
@@ -390,33 +399,6 @@ impl Device for CpuDevice {
             context.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         }
         done
-    }
-
-    fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let context = self.context()?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let ends = [(destination, bytes, Use::Write), (source, bytes, Use::Read)];
-        if !self.reaches(&context, stream, &ends)? {
-            return Ok(());
-        }
-        let memory = Arc::clone(&self.memory);
-        let work = move || {
-            let _mapped = memory;
-            // SAFETY: both ranges were checked to lie in memory of the device or in registered ranges, which stay
-            // mapped until the work before their unregistration is complete. The C library's function is used because
-            // other threads may write to the memory meanwhile.
-            unsafe {
-                libc::memmove(
-                    pointer(destination).cast(),
-                    pointer(source).cast(),
-                    to_usize(bytes),
-                )
-            };
-            Ok(())
-        };
-        context.scheduler.submit(stream, Work::new(work)).map(drop)
     }
 
     fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()> {
@@ -469,14 +451,6 @@ impl Device for CpuDevice {
         context.scheduler.submit(stream, Work::new(work)).map(drop)
     }
 
-    fn create_stream(&self, flags: u32, _priority: i32) -> Result<RawStream> {
-        let context = self.context()?;
-        if flags & !NON_BLOCKING != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        Ok(context.scheduler.create(flags & NON_BLOCKING == 0))
-    }
-
     fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         self.context()?.scheduler.destroy(stream)
     }
@@ -526,15 +500,25 @@ impl Device for CpuDevice {
         if !address.is_multiple_of(8) {
             return Err(CuError::INVALID_VALUE);
         }
+        let after = self.after_fence.get().cloned();
         let work = move || {
             // SAFETY: the word was checked to lie in memory that stays mapped until the work before its unregistration
             // is complete; it is aligned, and all sides access it atomically.
             let word = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
             // SYNC POINT: fence. A thread that reads the value sees all writes of the work before it.
             word.store(value, Ordering::Release);
+            if let Some(after) = &after {
+                after.call();
+            }
             Ok(())
         };
         context.scheduler.submit(stream, Work::new(work)).map(drop)
+    }
+
+    fn call_after_fences(&self, call: AfterFence) -> bool {
+        // The first session is the only one.
+        let _ = self.after_fence.set(call);
+        true
     }
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
@@ -575,10 +559,6 @@ impl Device for CpuDevice {
         }
     }
 
-    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
-        self.context()?.events.elapsed(start, end)
-    }
-
     fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()> {
         linker::try_link(inputs).map_err(|error| refused("an input of a link", &error, jit))
     }
@@ -597,9 +577,11 @@ impl Device for CpuDevice {
         let loaded = wormhole_ptx::Module::load(image);
         let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
         let mut loading = self.context()?.modules.load(loaded, &self.memory, place)?;
-        if let Loading::Done(module) = &mut loading {
-            // The checker may print findings for any kernel.
-            module.uses_output |= self.check;
+        // The checker may print findings for any kernel.
+        if let Loading::Done(module) = &mut loading
+            && self.check
+        {
+            module.output = ImageOutput::Any;
         }
         Ok(loading)
     }
@@ -644,10 +626,6 @@ impl Device for CpuDevice {
         })
     }
 
-    fn limit(&self, limit: u32) -> Result<u64> {
-        self.context()?.limits.get(limit)
-    }
-
     fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
         self.context()?.limits.set(limit, value)
     }
@@ -658,7 +636,7 @@ impl Device for CpuDevice {
         current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         self.pools.abandon();
         self.memory.clear();
-        self.memory.family().forget();
+        self.memory.peer_set().forget();
         *current = Arc::new(Context::new());
         Ok(())
     }
@@ -669,22 +647,10 @@ impl wormhole_device::Arrays for CpuDevice {
         self.context()?.arrays.create(shape, &self.memory)
     }
 
-    fn destroy_array(&self, array: RawArray) -> Result<()> {
-        self.idle()?.arrays.destroy(array, &self.memory)
-    }
-
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
         self.context()?
             .arrays
             .create_mipmap(shape, levels, &self.memory)
-    }
-
-    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
-        self.idle()?.arrays.destroy_mipmap(mipmap, &self.memory)
-    }
-
-    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
-        self.context()?.arrays.level(mipmap, level)
     }
 
     fn create_texture(
@@ -699,16 +665,8 @@ impl wormhole_device::Arrays for CpuDevice {
             .create_texture(resource, sampling, view, &self.memory)
     }
 
-    fn destroy_texture(&self, texture: u64) -> Result<()> {
-        self.context()?.arrays.destroy_object(texture)
-    }
-
     fn create_surface(&self, array: RawArray) -> Result<u64> {
         self.context()?.arrays.create_surface(array)
-    }
-
-    fn destroy_surface(&self, surface: u64) -> Result<()> {
-        self.context()?.arrays.destroy_object(surface)
     }
 
     fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()> {

@@ -7,7 +7,7 @@ use wormhole_device::constants::resource_split_flags::{
     IGNORE_SM_COSCHEDULING, MAX_POTENTIAL_CLUSTER_SIZE,
 };
 use wormhole_device::{
-    CuError, Device, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
+    CuError, DriverCalls, GreenContexts, Multiprocessors, RawGreenContext, RawStream, Result, Split,
 };
 use wormhole_lock::Mutex;
 
@@ -107,6 +107,6 @@ impl GreenContexts for CpuDevice {
 
     fn green_stream(&self, green: RawGreenContext, flags: u32, priority: i32) -> Result<RawStream> {
         self.context()?.green_contexts.count(green)?;
-        self.create_stream(flags, priority)
+        self.stream_create(flags, priority)
     }
 }

@@ -94,6 +94,11 @@ impl Kernel {
         self.code.uses_heap()
     }
 
+    /// Returns whether the kernel may print.
+    pub fn prints(&self) -> bool {
+        self.code.uses_printf()
+    }
+
     /// Returns the resources that a block needs.
     pub fn needs(&self) -> Needs {
         let most = self.max_dynamic_shared.load(Ordering::Relaxed);

@@ -28,8 +28,8 @@ const STREAM_ATTRIBUTES: [u32; 6] = [
 
 /// Refuses invalid operations.
 pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
-    let width = operation.kind.width();
-    if operation.flags & !operation.kind.flags() != 0 {
+    let width = operation.width();
+    if !operation.has_valid_flags() {
         return Err(CuError::INVALID_VALUE);
     }
     if width == 0 {
@@ -72,7 +72,7 @@ fn load(operation: &MemoryOperation) -> u64 {
     // stays mapped until the work before its unregistration is complete; other sides access it atomically.
     // SYNC POINT: stream word. The writer's earlier writes are visible behind the wait.
     unsafe {
-        match operation.kind.width() {
+        match operation.width() {
             4 => AtomicU32::from_ptr(word.cast())
                 .load(Ordering::Acquire)
                 .into(),
@@ -87,7 +87,7 @@ fn store(operation: &MemoryOperation) {
     // SAFETY: as in `load`.
     // SYNC POINT: stream word. A thread that reads the value sees all writes of the work before it.
     unsafe {
-        match operation.kind.width() {
+        match operation.width() {
             4 => AtomicU32::from_ptr(word.cast()).store(low, Ordering::Release),
             _ => AtomicU64::from_ptr(word.cast()).store(operation.value, Ordering::Release),
         }
@@ -104,7 +104,7 @@ fn halves(value: u64) -> [u32; 2] {
 
 /// Returns true if a word fulfils a wait's condition (`CUstreamWaitValue_flags`).
 fn is_fulfilled(operation: &MemoryOperation, word: u64) -> bool {
-    let narrow = operation.kind.width() == 4;
+    let narrow = operation.width() == 4;
     let [low, _] = halves(operation.value);
     let value = if narrow {
         u64::from(low)

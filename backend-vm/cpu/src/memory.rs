@@ -3,6 +3,8 @@
 //! A device address is an address of this process. All accesses use addresses that were looked up here. Freed memory is
 //! zeroed and stays mapped, so a kernel that races with its own program's `cuMemFree` reads zeros at worst.
 
+mod slabs;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr;
@@ -34,6 +36,8 @@ const SMALLEST_APERTURE: u64 = 1 << 30;
 pub enum Owner {
     /// Owned by the program (`cuMemFree`).
     Program,
+    /// Owned by the program, and a part of one of its slabs.
+    Part,
     /// Owned by the device itself: for a module's variables, or the heap. Each such owner has its own number.
     Internal(u64),
     /// Owned by a memory pool, which belongs to no context.
@@ -83,6 +87,8 @@ pub struct Range {
 #[derive(Debug)]
 pub(crate) struct AddressMap {
     live: BTreeMap<u64, Block>,
+    /// Memory that the program divides itself, bytes by address. Only its parts, which are in `live`, are accessible.
+    slabs: BTreeMap<u64, u64>,
     views: BTreeMap<u64, View>,
     pub holes: Holes,
     pub used: u64,
@@ -137,7 +143,7 @@ pub struct Memory {
     aperture: Aperture,
     limit: u64,
     map: RwLock<AddressMap>,
-    family: PeerSet,
+    peer_set: PeerSet,
 }
 
 impl Memory {
@@ -153,6 +159,7 @@ impl Memory {
         holes.put(aperture.start(), bytes);
         let map = RwLock::new(AddressMap {
             live: BTreeMap::new(),
+            slabs: BTreeMap::new(),
             views: BTreeMap::new(),
             holes,
             used: 0,
@@ -163,12 +170,12 @@ impl Memory {
             aperture,
             limit,
             map,
-            family: PeerSet::default(),
+            peer_set: PeerSet::default(),
         })
     }
 
-    pub(crate) fn family(&self) -> &PeerSet {
-        &self.family
+    pub(crate) fn peer_set(&self) -> &PeerSet {
+        &self.peer_set
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, AddressMap> {
@@ -195,6 +202,21 @@ impl Memory {
 
     /// Allocates memory that reads as zeros.
     pub fn allocate(&self, bytes: u64, owner: Owner) -> Result<u64> {
+        let mut map = self.write();
+        let (address, bytes) = self.take(&mut map, bytes)?;
+        map.live.insert(
+            address,
+            Block {
+                bytes,
+                owner,
+                accesses: Accesses::default(),
+            },
+        );
+        Ok(address)
+    }
+
+    /// Takes free memory, and counts it as in use. Returns its address and its bytes, rounded up.
+    fn take(&self, map: &mut AddressMap, bytes: u64) -> Result<(u64, u64)> {
         if bytes == 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -203,7 +225,6 @@ impl Memory {
         }
         let alignment = if bytes >= LARGE { LARGE } else { ALIGNMENT };
         let bytes = bytes.next_multiple_of(ALIGNMENT);
-        let mut map = self.write();
         if bytes > self.limit - map.used {
             return Err(CuError::OUT_OF_MEMORY);
         }
@@ -217,15 +238,7 @@ impl Memory {
             return Err(CuError::OUT_OF_MEMORY);
         }
         map.used += bytes;
-        map.live.insert(
-            address,
-            Block {
-                bytes,
-                owner,
-                accesses: Accesses::default(),
-            },
-        );
-        Ok(address)
+        Ok((address, bytes))
     }
 
     /// Checks that `address` is the start of an allocation of this owner.
@@ -252,8 +265,11 @@ impl Memory {
             return;
         };
         self.aperture.scrub(address, block.bytes);
-        map.used -= block.bytes;
-        map.holes.put(address, block.bytes);
+        // The whole slab of a part stays in use.
+        if block.owner != Owner::Part {
+            map.used -= block.bytes;
+            map.holes.put(address, block.bytes);
+        }
     }
 
     /// Frees all memory of the context and removes all registrations.
@@ -268,6 +284,7 @@ impl Memory {
         for address in gone {
             self.release(&mut map, address);
         }
+        Self::release_slabs(&mut map);
         let shown = map.views.iter();
         let hidden: Vec<u64> = shown
             .filter(|(_, view)| view.owner != Owner::Pool)
@@ -279,15 +296,15 @@ impl Memory {
         map.registered.clear();
     }
 
-    /// Returns the device's file, with offset and bytes of an allocation of this owner.
+    /// Returns the device's file, with offset and bytes of an allocation of this owner or of a slab of the program.
     pub fn home(&self, address: u64, owner: Owner) -> Result<(OwnedFd, u64, u64)> {
         let map = self.read();
-        let block = map.live.get(&address);
-        let block = block
-            .filter(|block| block.owner == owner)
-            .ok_or(CuError::INVALID_VALUE)?;
+        let block = map.live.get(&address).filter(|block| block.owner == owner);
+        let slab = || map.slabs.get(&address).filter(|_| owner == Owner::Program);
+        let bytes = block.map(|block| &block.bytes).or_else(slab);
+        let bytes = *bytes.ok_or(CuError::INVALID_VALUE)?;
         let (_, offset) = self.aperture.place(address);
-        Ok((self.file()?, offset, block.bytes))
+        Ok((self.file()?, offset, bytes))
     }
 
     /// Returns the file that backs the device's memory.
@@ -396,7 +413,7 @@ impl Memory {
 
     /// Returns the accessible range that contains all the bytes, if kernels of this device may access it.
     pub fn region(&self, address: u64, bytes: u64) -> Option<Range> {
-        let device = self.family.number();
+        let device = self.peer_set.number();
         let own = {
             let map = self.read();
             let allocation = map.allocation(address, bytes).map(|(range, _)| range);
@@ -407,34 +424,34 @@ impl Memory {
 
     #[cold]
     fn region_of_peers(&self, address: u64, bytes: u64) -> Option<Range> {
-        let device = self.family.number();
-        if let Some(first) = self.family.first()
+        let device = self.peer_set.number();
+        if let Some(first) = self.peer_set.first()
             && let Some(range) = first.read().shared(address, bytes, device)
         {
             return Some(range);
         }
-        self.family.others().find_map(|(number, peer)| {
+        self.peer_set.others().find_map(|(number, peer)| {
             let map = peer.read();
             let (mut range, block) = map.allocation(address, bytes)?;
             if block.owner == Owner::Pool {
                 range.writable = block.accesses.allows(device, Use::Write);
                 return block.accesses.allows(device, Use::Read).then_some(range);
             }
-            self.family.reaches(number).then_some(range)
+            self.peer_set.reaches(number).then_some(range)
         })
     }
 
     /// Checks like [`Memory::check`], for memory that is not this device's own.
     #[cold]
     fn check_peers(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
-        if let Some(first) = self.family.first() {
-            match first.check_own(address, bytes, intent, self.family.number()) {
+        if let Some(first) = self.peer_set.first() {
+            match first.check_own(address, bytes, intent, self.peer_set.number()) {
                 Err(CuError::INVALID_VALUE) => {}
                 found => return found,
             }
         }
         let found = self
-            .family
+            .peer_set
             .others()
             .any(|(_, peer)| peer.read().allocation(address, bytes).is_some());
         if found {
@@ -456,7 +473,7 @@ impl Memory {
 
     /// Returns the memory of the first device, which keeps the state that all devices of the process share.
     pub(crate) fn shared(self: &Arc<Self>) -> Arc<Self> {
-        self.family.first().unwrap_or_else(|| Arc::clone(self))
+        self.peer_set.first().unwrap_or_else(|| Arc::clone(self))
     }
 
     /// Counts memory as in use. Fails with OUT_OF_MEMORY if the limit would be exceeded.
@@ -480,7 +497,7 @@ impl Memory {
     /// `CUDA_ERROR_ILLEGAL_ADDRESS` for mapped memory that does not allow that use, `CUDA_ERROR_INVALID_VALUE`
     /// for everything else.
     pub fn check(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
-        match self.check_own(address, bytes, intent, self.family.number()) {
+        match self.check_own(address, bytes, intent, self.peer_set.number()) {
             Err(CuError::INVALID_VALUE) => self.check_peers(address, bytes, intent),
             checked => checked,
         }

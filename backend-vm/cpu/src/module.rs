@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use wormhole_device::{
-    CuError, Layout, LoadedFunction, LoadedModule, Loading, ManagedPlace, RawFunction, RawModule,
-    Result,
+    CuError, ImageOutput, Layout, LoadedFunction, LoadedModule, Loading, ManagedPlace, RawFunction,
+    RawModule, Result,
 };
 use wormhole_lock::Mutex;
 use wormhole_ptx::{DeviceHeap, Program, Reference};
@@ -94,7 +94,11 @@ impl Modules {
         if managed == 0 && layout.bytes() > 0 {
             return Ok(Loading::NeedsPlace(layout.bytes()));
         }
-        let uses_output = loaded.may_print();
+        let output = if loaded.may_print() {
+            ImageOutput::Kernels
+        } else {
+            ImageOutput::None
+        };
         let owner = Owner::internal();
         let mut variables = Variables {
             owner,
@@ -138,7 +142,7 @@ impl Modules {
         slab.modules.insert(number, module);
         Ok(Loading::Done(LoadedModule {
             module: RawModule(number),
-            uses_output,
+            output,
             initial,
         }))
     }
@@ -183,6 +187,7 @@ impl Modules {
             function,
             parameters: kernel.parameters(),
             attributes: kernel.attributes(),
+            prints: kernel.prints(),
         })
     }
 

@@ -53,7 +53,7 @@ struct Place {
 }
 
 impl PeerSet {
-    /// Joins devices to a family.
+    /// Joins devices to a set.
     pub fn join(memories: &[Arc<Memory>]) {
         for (number, memory) in memories.iter().enumerate() {
             let place = Place {
@@ -61,16 +61,16 @@ impl PeerSet {
                 memories: memories.iter().map(Arc::downgrade).collect(),
             };
             // Cannot fail, because the devices were just opened.
-            let _ = memory.family().place.set(place);
+            let _ = memory.peer_set().place.set(place);
         }
     }
 
-    /// Returns the device's number in the family.
+    /// Returns the device's number in the set.
     pub fn number(&self) -> usize {
         self.place.get().map_or(0, |place| place.number)
     }
 
-    /// Returns the memory of a device of the family.
+    /// Returns the memory of a device of the set.
     pub fn member(&self, number: usize) -> Option<Arc<Memory>> {
         self.place.get()?.memories.get(number)?.upgrade()
     }

@@ -44,7 +44,7 @@ impl CpuDevice {
         context.scheduler.submit(stream, work).map(drop)
     }
 
-    /// Locates both ends of a box copy, in memory and arrays of all devices.
+    /// Locates both ends of a 3-D copy, in memory and arrays of all devices.
     pub(crate) fn find_move(&self, context: &Context, copy: &MemCopy3d) -> Result<Move> {
         let siblings = || self.siblings.get().map_or(&[][..], Vec::as_slice).iter();
         let find = |array| {
@@ -61,8 +61,8 @@ impl CpuDevice {
     /// Returns the number of another device.
     fn number_of(&self, peer: Peer) -> Result<usize> {
         let number = usize::try_from(peer.ordinal).map_err(|_| CuError::INVALID_DEVICE)?;
-        let family = self.memory.family();
-        if number == family.number() || family.member(number).is_none() {
+        let peer_set = self.memory.peer_set();
+        if number == peer_set.number() || peer_set.member(number).is_none() {
             return Err(CuError::INVALID_DEVICE);
         }
         Ok(number)
@@ -77,7 +77,7 @@ impl Peers for CpuDevice {
 
     fn as_peer(&self) -> Peer {
         Peer {
-            ordinal: i32::try_from(self.memory.family().number()).unwrap_or(0),
+            ordinal: i32::try_from(self.memory.peer_set().number()).unwrap_or(0),
             context: 0,
         }
     }
@@ -92,21 +92,21 @@ impl Peers for CpuDevice {
 
     fn enable_peer(&self, peer: Peer) -> Result<()> {
         let number = self.number_of(peer)?;
-        let family = self.memory.family();
-        if family.reaches(number) {
+        let peer_set = self.memory.peer_set();
+        if peer_set.reaches(number) {
             return Err(CuError::PEER_ACCESS_ALREADY_ENABLED);
         }
-        family.set_reaches(number, true);
+        peer_set.set_reaches(number, true);
         Ok(())
     }
 
     fn disable_peer(&self, peer: Peer) -> Result<()> {
         let number = self.number_of(peer)?;
-        let family = self.memory.family();
-        if !family.reaches(number) {
+        let peer_set = self.memory.peer_set();
+        if !peer_set.reaches(number) {
             return Err(CuError::PEER_ACCESS_NOT_ENABLED);
         }
-        family.set_reaches(number, false);
+        peer_set.set_reaches(number, false);
         Ok(())
     }
 

@@ -526,22 +526,9 @@ impl Pools {
 }
 
 impl wormhole_device::Pools for crate::CpuDevice {
-    fn default_pool(&self) -> Result<RawPool> {
-        self.context()?;
-        Ok(self.pools().default_pool())
-    }
-
     fn create_pool(&self, properties: &PoolProperties) -> Result<RawPool> {
         self.context()?;
         Ok(self.pools().create(properties))
-    }
-
-    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
-        self.pools().destroy(pool)
-    }
-
-    fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
-        self.pools().trim(pool, keep, &self.context()?.scheduler)
     }
 
     fn pool_attribute(&self, pool: RawPool, attribute: u32) -> Result<u64> {
@@ -550,21 +537,6 @@ impl wormhole_device::Pools for crate::CpuDevice {
 
     fn set_pool_attribute(&self, pool: RawPool, attribute: u32, value: u64) -> Result<()> {
         self.pools().set_attribute(pool, attribute, value)
-    }
-
-    fn allocate_async(&self, pool: RawPool, bytes: u64, stream: RawStream) -> Result<u64> {
-        let context = self.context()?;
-        self.pools()
-            .allocate(pool, bytes, stream, &context.scheduler)
-    }
-
-    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
-        let context = self.context()?;
-        if self.pools().owns(address) {
-            return self.pools().free(address, stream, &context.scheduler);
-        }
-        context.scheduler.frontier(stream)?;
-        wormhole_device::Device::free(self, address)
     }
 }
 

@@ -85,12 +85,6 @@ impl Sharing for CpuDevice {
         Ok((address, bytes))
     }
 
-    fn close_allocation(&self, address: u64) -> Result<()> {
-        self.memory.opened(address, Owner::Program)?;
-        self.idle()?;
-        self.memory.close(address, Owner::Program)
-    }
-
     fn share_event(&self, event: RawEvent) -> Result<Shared> {
         let event = self.context()?.events.shared(event)?;
         event.0.share()

@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_device::{
-    RawArray, RawModule, ReferenceTo, Resource, Result, Sampling, TextureReferences,
+    RawArray, RawModule, Resource, Result, Sampling, TexRefTarget, TextureReferences,
 };
 use wormhole_ptx::Reference;
 
 use crate::device::{Context, CpuDevice};
 use crate::memory::pointer;
 
-fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceTo) -> Result<u64> {
+fn address(context: &Context, module: RawModule, name: &str, kind: TexRefTarget) -> Result<u64> {
     let kind = match kind {
-        ReferenceTo::Texture => Reference::Texture,
-        ReferenceTo::Surface => Reference::Surface,
+        TexRefTarget::Texture => Reference::Texture,
+        TexRefTarget::Surface => Reference::Surface,
     };
     context.modules.reference(module, name, kind)
 }
@@ -30,7 +30,7 @@ fn exchange(context: &Context, address: u64, object: u64) {
 }
 
 impl TextureReferences for CpuDevice {
-    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
+    fn find_reference(&self, module: RawModule, name: &str, kind: TexRefTarget) -> Result<()> {
         address(self.context()?.as_ref(), module, name, kind).map(drop)
     }
 
@@ -42,7 +42,7 @@ impl TextureReferences for CpuDevice {
         sampling: &Sampling,
     ) -> Result<()> {
         let context = self.idle()?;
-        let address = address(&context, module, name, ReferenceTo::Texture)?;
+        let address = address(&context, module, name, TexRefTarget::Texture)?;
         let object = match resource {
             Some(resource) => {
                 let arrays = &context.arrays;
@@ -56,7 +56,7 @@ impl TextureReferences for CpuDevice {
 
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
         let context = self.idle()?;
-        let address = address(&context, module, name, ReferenceTo::Surface)?;
+        let address = address(&context, module, name, TexRefTarget::Surface)?;
         exchange(&context, address, context.arrays.create_surface(array)?);
         Ok(())
     }

@@ -218,7 +218,7 @@ impl Memory {
             return Err(CuError::INVALID_VALUE);
         }
         owner.charge(bytes)?;
-        let made = self.make_memory(owner.family().number(), bytes, exportable);
+        let made = self.make_memory(owner.peer_set().number(), bytes, exportable);
         made.inspect_err(|_| owner.discharge(bytes))
     }
 
@@ -258,7 +258,7 @@ impl Memory {
         let file = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
         let bytes = file::fixed_size(&file).filter(|bytes| *bytes != 0 && is_granular(*bytes));
         let bytes = bytes.ok_or(CuError::INVALID_VALUE)?;
-        let (home, device) = (Home::Foreign(file), owner.family().number());
+        let (home, device) = (Home::Foreign(file), owner.peer_set().number());
         let memory = self.write().virtual_memory.add(home, bytes, device);
         Ok((memory, bytes))
     }
@@ -278,9 +278,9 @@ impl Memory {
     /// Discharges the bytes of freed memory from their devices.
     fn swept(&self, swept: impl IntoIterator<Item = (usize, u64)>) {
         for (device, bytes) in swept {
-            if device == self.family().number() {
+            if device == self.peer_set().number() {
                 self.discharge(bytes);
-            } else if let Some(owner) = self.family().member(device) {
+            } else if let Some(owner) = self.peer_set().member(device) {
                 owner.discharge(bytes);
             }
         }
@@ -368,14 +368,6 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
         })
     }
 
-    fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
-        self.memory.shared().reserve(bytes, alignment, hint)
-    }
-
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.memory.shared().unreserve(address, bytes)
-    }
-
     fn create_memory(&self, bytes: u64, handle_types: u32) -> Result<RawMemory> {
         self.context()?;
         let exportable = handle_types != 0;
@@ -384,22 +376,14 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
             .create_memory(&self.memory, bytes, exportable)
     }
 
-    fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        self.memory.shared().release_memory(memory)
-    }
-
     fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
         self.context()?;
         self.memory.shared().map(address, bytes, memory)
     }
 
-    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        self.memory.shared().unmap(address, bytes)
-    }
-
     fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
         self.context()?;
-        let device = self.memory.family().number();
+        let device = self.memory.peer_set().number();
         self.memory
             .shared()
             .set_access(address, bytes, device, access)

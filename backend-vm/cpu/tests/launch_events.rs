@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::{
-    CuError, Device, ImageKind, Jit, Launch, LaunchEvents, RawEvent, RawFunction, RawStream,
+    CuError, Device, DriverCalls, ImageKind, Jit, Launch, LaunchEvents, RawEvent, RawFunction,
+    RawStream,
 };
 
 /// PTX of the kernels. `wait` triggers its dependents when the first word is not 0, and ends when the second is not 0;
@@ -122,7 +123,7 @@ impl Kernels {
 fn a_running_kernel_reaches_its_events() {
     let kernels = Kernels::new(0);
     let device = &kernels.device;
-    let [running, behind_begun, behind_trigger] = [(); 3].map(|()| device.create_stream(1, 0));
+    let [running, behind_begun, behind_trigger] = [(); 3].map(|()| device.stream_create(1, 0));
     let running = running.expect("stream");
     let [begun, triggered, early] = [(); 3].map(|()| device.create_event(2).expect("event"));
     let events = LaunchEvents {

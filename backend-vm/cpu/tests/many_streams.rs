@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
-    Device, GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchEvents, MemOps,
-    MemoryOperation, MemoryOperationKind, RawFunction, RawStream, condition,
+    Device, DriverCalls, GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchEvents,
+    MemOps, MemoryOperation, MemoryOperationKind, RawFunction, RawStream, condition,
 };
 
 const MANY: usize = 10_000;
@@ -75,7 +75,7 @@ impl Bench {
     }
 
     fn streams(&self, flags: u32) -> Vec<RawStream> {
-        let stream = |_| self.device.create_stream(flags, 0).expect("a stream");
+        let stream = |_| self.device.stream_create(flags, 0).expect("a stream");
         (0..MANY).map(stream).collect()
     }
 
@@ -197,7 +197,7 @@ fn ten_thousand_events_order_as_many_streams() {
         .expect("synchronize");
     bench.assert_all_ran();
     let ordered = events.windows(2).all(|pair| {
-        let elapsed = bench.device.elapsed(pair[0], pair[1]);
+        let elapsed = bench.device.event_elapsed(pair[0], pair[1]);
         elapsed.expect("both are timed") >= 0.0
     });
     assert!(ordered);
@@ -225,7 +225,7 @@ fn graphs_that_wait_have_no_threads() {
             ..GraphDescription::default()
         };
         let graph = bench.device.instantiate(&graph, 0).expect("instantiate");
-        let stream = bench.device.create_stream(NON_BLOCKING, 0);
+        let stream = bench.device.stream_create(NON_BLOCKING, 0);
         let launched = bench.device.launch_graph(graph, stream.expect("a stream"));
         launched.expect("launch");
         bench.device.destroy_graph(graph).expect("destroy");
@@ -233,7 +233,7 @@ fn graphs_that_wait_have_no_threads() {
     assert_few_threads();
     assert!((0..MANY).all(|number| bench.read(number) == 0));
     // The waiting graphs do not delay a kernel.
-    let stream = bench.device.create_stream(NON_BLOCKING, 0);
+    let stream = bench.device.stream_create(NON_BLOCKING, 0);
     let stream = stream.expect("a stream");
     bench.launch(stream, MANY - 1);
     bench

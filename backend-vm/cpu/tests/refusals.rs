@@ -70,8 +70,8 @@ fn store(device: &CpuDevice, address: u64) -> Result<(), CuError> {
 fn copies_and_fills_stay_inside_allocations() {
     let device = device();
     let (first, second) = (
-        device.allocate(1024).expect("allocate"),
-        device.allocate(1024).expect("allocate"),
+        device.mem_alloc(1024).expect("allocate"),
+        device.mem_alloc(1024).expect("allocate"),
     );
     assert_eq!(
         second,
@@ -79,9 +79,9 @@ fn copies_and_fills_stay_inside_allocations() {
         "neighbours, so that a copy across both could work"
     );
     let refused = Err(CuError::INVALID_VALUE);
-    assert_eq!(device.copy(first, second, 1025, LEGACY), refused);
-    assert_eq!(device.copy(second, first, 1025, LEGACY), refused);
-    assert_eq!(device.copy(first, 4096, 8, LEGACY), refused);
+    assert_eq!(device.mem_copy(first, second, 1025, LEGACY), refused);
+    assert_eq!(device.mem_copy(second, first, 1025, LEGACY), refused);
+    assert_eq!(device.mem_copy(first, 4096, 8, LEGACY), refused);
     assert_eq!(device.write(first + 1020, &[0; 8], LEGACY), refused);
     let fill = Fill {
         destination: first,
@@ -131,7 +131,7 @@ fn copies_and_fills_stay_inside_allocations() {
 #[test]
 fn a_fence_lies_aligned_in_known_memory() {
     let device = device();
-    let address = device.allocate(64).expect("allocate");
+    let address = device.mem_alloc(64).expect("allocate");
     assert_eq!(
         device.write_fence(LEGACY, 4096, 1),
         Err(CuError::INVALID_VALUE)
@@ -153,7 +153,7 @@ fn unknown_handles_are_refused() {
         assert_eq!(device.synchronize_stream(stream), Err(refused));
         assert_eq!(device.destroy_stream(stream), Err(refused));
         assert_eq!(
-            device.write_fence(stream, device.allocate(8).expect("allocate"), 1),
+            device.write_fence(stream, device.mem_alloc(8).expect("allocate"), 1),
             Err(refused)
         );
         assert_eq!(device.query_event(RawEvent(number)), Err(refused));
@@ -172,12 +172,12 @@ fn unknown_handles_are_refused() {
 #[test]
 fn a_kernel_that_uses_freed_memory_faults() {
     let device = device();
-    let address = device.allocate(64).expect("allocate");
+    let address = device.mem_alloc(64).expect("allocate");
     assert_eq!(store(&device, address), Ok(()));
-    device.free(address).expect("free");
+    device.mem_free(address).expect("free");
     assert_eq!(store(&device, address), Err(CuError::ILLEGAL_ADDRESS));
     assert_eq!(
-        device.free(address),
+        device.mem_free(address),
         Err(CuError::ILLEGAL_ADDRESS),
         "the fault is sticky"
     );
@@ -186,7 +186,7 @@ fn a_kernel_that_uses_freed_memory_faults() {
 #[test]
 fn a_kernel_that_leaves_its_allocation_faults() {
     let device = device();
-    let address = device.allocate(512).expect("allocate");
+    let address = device.mem_alloc(512).expect("allocate");
     assert_eq!(store(&device, address + 508), Ok(()));
     assert_eq!(store(&device, address + 512), Err(CuError::ILLEGAL_ADDRESS));
 }
@@ -281,7 +281,7 @@ fn host_memory_that_a_dead_context_lets_go_of_is_in_use_no_more() {
     let pages = Pages::new(BYTES);
     // SAFETY: the pages are never freed.
     unsafe { device.register(pages.address(), BYTES as u64) }.expect("register");
-    let [filled, faulty] = [(); 2].map(|()| device.create_stream(1, 0).expect("a stream"));
+    let [filled, faulty] = [(); 2].map(|()| device.stream_create(1, 0).expect("a stream"));
     let module = load(&device, FAULT).expect("an image");
     let function = device.function(module, "fault").expect("a kernel").function;
     // Byte by byte, so that it takes a while.

@@ -1,4 +1,4 @@
-//! Arrays, textures, surfaces and copies of boxes by the driver.
+//! Arrays, textures, surfaces and 3-D copies by the driver.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -170,11 +170,6 @@ impl Arrays for CudaDevice {
         Ok(RawArray(handle(array)))
     }
 
-    fn destroy_array(&self, array: RawArray) -> Result<()> {
-        // SAFETY: the caller passes a live array.
-        unsafe { self.driver().cuArrayDestroy(pointer(array.0)) }
-    }
-
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
         let mut mipmap = ptr::null_mut();
         let descriptor = shape.descriptor();
@@ -184,21 +179,6 @@ impl Arrays for CudaDevice {
                 .cuMipmappedArrayCreate(&raw mut mipmap, &raw const descriptor, levels)
         }?;
         Ok(RawMipmap(handle(mipmap)))
-    }
-
-    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
-        // SAFETY: the caller passes a live mipmapped array.
-        unsafe { self.driver().cuMipmappedArrayDestroy(pointer(mipmap.0)) }
-    }
-
-    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
-        let mut array = ptr::null_mut();
-        // SAFETY: the caller passes a live mipmapped array; the pointer is good.
-        unsafe {
-            self.driver()
-                .cuMipmappedArrayGetLevel(&raw mut array, pointer(mipmap.0), level)
-        }?;
-        Ok(RawArray(handle(array)))
     }
 
     fn create_texture(
@@ -222,11 +202,6 @@ impl Arrays for CudaDevice {
         Ok(texture)
     }
 
-    fn destroy_texture(&self, texture: u64) -> Result<()> {
-        // SAFETY: the caller passes a live texture.
-        unsafe { self.driver().cuTexObjectDestroy(texture) }
-    }
-
     fn create_surface(&self, array: RawArray) -> Result<u64> {
         let mut surface = 0;
         let resource = resource_desc(&Resource::Array(array));
@@ -238,14 +213,9 @@ impl Arrays for CudaDevice {
         Ok(surface)
     }
 
-    fn destroy_surface(&self, surface: u64) -> Result<()> {
-        // SAFETY: the caller passes a live surface.
-        unsafe { self.driver().cuSurfObjectDestroy(surface) }
-    }
-
     fn copy_3d(&self, copy: &MemCopy3d, on: RawStream) -> Result<()> {
         let description = described(copy);
-        // SAFETY: both ends live and hold the box, which the caller checked.
+        // SAFETY: both ends live and hold the region, which the caller checked.
         unsafe {
             self.driver()
                 .cuMemcpy3DAsync_v2(&raw const description, stream(on))

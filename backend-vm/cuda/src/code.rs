@@ -7,6 +7,7 @@
 //! ELF file that contains all that its headers name, or text.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::memmem;
@@ -14,6 +15,7 @@ use wormhole_api::constants::jit_input;
 use wormhole_device::{CuError, Result};
 use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
 
+use crate::printing::{self, Printing};
 use crate::{elf, managed};
 
 /// Greatest size of an image's decompressed code.
@@ -66,12 +68,22 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// Returns whether the code imports `vprintf` or `__assertfail`: by name in PTX, in the string table of an ELF
-    /// file.
-    pub fn uses_output(&self) -> bool {
-        [&b"vprintf"[..], b"__assertfail"]
-            .iter()
-            .any(|name| memmem::find(&self.bytes, name).is_some())
+    /// Returns which kernels may print or assert.
+    pub fn output(&self) -> Printing {
+        let names = |name: &str| memmem::find(&self.bytes, name.as_bytes()).is_some();
+        if names("vprintf") {
+            let found = match self.is_machine {
+                true => printing::of_machine_code(&self.bytes),
+                false => printing::of_text(&self.bytes),
+            };
+            // A kernel that launches others does not name them.
+            let found = found.filter(|_| !names("cudaLaunchDevice") && !names("__cudaCDP"));
+            found.map_or(Printing::Any, Printing::Kernels)
+        } else if names("__assertfail") {
+            Printing::Kernels(HashSet::new())
+        } else {
+            Printing::None
+        }
     }
 
     /// Returns whether the code may have managed variables.
@@ -386,9 +398,13 @@ mod tests {
     #[test]
     fn code_is_searched_for_output_and_managed_variables() {
         let code = |text: &'static [u8]| Code::new(Cow::Borrowed(text)).unwrap();
-        assert!(code(b"call (r), vprintf, (a, b);").uses_output());
-        assert!(code(b"call __assertfail").uses_output());
-        assert!(!code(b"call printer").uses_output());
+        let printing = |kernel| Printing::Kernels(HashSet::from_iter(kernel));
+        let text = b".entry k() { call (r), vprintf, (a, b); } .entry l() { ret; }";
+        assert_eq!(code(text).output(), printing(vec!["k".to_owned()]));
+        let launching = b".entry k() { call (r), vprintf, (a, b); call cudaLaunchDeviceV2; }";
+        assert_eq!(code(launching).output(), Printing::Any);
+        assert_eq!(code(b"call __assertfail").output(), printing(vec![]));
+        assert_eq!(code(b"call printer").output(), Printing::None);
         assert!(code(b".global .attribute(.managed) .b32 x;").names_managed());
         assert!(!code(b".global .b32 x;").names_managed());
     }

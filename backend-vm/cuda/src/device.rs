@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use wormhole_api::constants::device_attribute::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
@@ -17,9 +17,9 @@ use wormhole_api::constants::jit_input;
 use wormhole_api::constants::{host_register_flags, launch_param};
 use wormhole_api::ctypes::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, DriverCalls as _, Fill, ImageKind, Jit, Launch,
-    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent,
-    RawFunction, RawModule, RawStream, Result,
+    CuError, Description, Device, DeviceOutput, DriverCalls as _, Fill, ImageKind, ImageOutput,
+    Jit, Launch, LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter,
+    RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 use wormhole_lock::Mutex;
 
@@ -35,6 +35,7 @@ use crate::images::{Images, Loaded};
 use crate::launch_events::WithEvents;
 use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
+use crate::printing::Printing;
 use crate::{capture, jit, shared_events};
 
 const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags::DEVICEMAP;
@@ -48,8 +49,6 @@ pub struct CudaDevice {
     identity: Identity,
     description: Description,
     images: Mutex<Images>,
-    /// True once a loaded image used device output. Later images then count as using it too.
-    uses_output: AtomicBool,
     budget: Budget,
     /// `CUDA_FORCE_PTX_JIT`: ignores machine code in fat binaries (CUDA programming guide, "CUDA Environment
     /// Variables").
@@ -251,7 +250,6 @@ impl CudaDevice {
             identity: Identity::of_current(),
             description,
             images: Mutex::default(),
-            uses_output: AtomicBool::new(false),
             budget: Budget::default(),
             forces_ptx: variable_is("CUDA_FORCE_PTX_JIT", "1"),
             loads_eagerly: variable_is("CUDA_MODULE_LOADING", "EAGER"),
@@ -329,14 +327,14 @@ impl CudaDevice {
         jit: &mut Jit,
         place: Option<ManagedPlace>,
     ) -> Result<Loading> {
-        let uses_output = self.uses_output.load(Ordering::Relaxed) || code.uses_output();
+        let printing = code.output();
         let managed = if code.names_managed() {
             self.managed_code(code, jit)?
         } else {
             None
         };
         let Some(managed) = managed else {
-            let loaded = self.load_plain(code.bytes(), kind, jit, uses_output);
+            let loaded = self.load_plain(code.bytes(), kind, jit, printing);
             return loaded.map(Loading::Done);
         };
         let bytes = managed.bytes();
@@ -347,7 +345,7 @@ impl CudaDevice {
         let Some(placed) = placed else {
             return Ok(Loading::NeedsPlace(bytes));
         };
-        let mut loaded = self.load_plain(&placed.image, kind, jit, uses_output)?;
+        let mut loaded = self.load_plain(&placed.image, kind, jit, printing)?;
         self.images
             .lock()
             .set_managed(loaded.module, placed.globals);
@@ -361,7 +359,7 @@ impl CudaDevice {
         code: &[u8],
         kind: ImageKind,
         jit: &mut Jit,
-        uses_output: bool,
+        printing: Printing,
     ) -> Result<LoadedModule> {
         let data = code.as_ptr().cast::<c_void>();
         let mut options = jit::Options::new(jit);
@@ -398,12 +396,10 @@ impl CudaDevice {
         };
         options.finish(jit);
         let loaded = loaded?;
-        if uses_output {
-            self.uses_output.store(true, Ordering::Relaxed);
-        }
+        let output = printing.summary();
         Ok(LoadedModule {
-            module: self.images.lock().insert(Ok(loaded)),
-            uses_output,
+            module: self.images.lock().insert(Ok(loaded), printing),
+            output,
             initial: Vec::new(),
         })
     }
@@ -488,25 +484,6 @@ impl Device for CudaDevice {
         capture::take()
     }
 
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the pointers are good.
-        unsafe { self.driver().cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
-        Ok((free as u64, total as u64))
-    }
-
-    fn allocate(&self, bytes: u64) -> Result<u64> {
-        let mut address = 0;
-        // SAFETY: the pointer is good.
-        unsafe { self.driver().cuMemAlloc_v2(&raw mut address, size(bytes)) }?;
-        Ok(address)
-    }
-
-    fn free(&self, address: u64) -> Result<()> {
-        // SAFETY: the driver checks the address.
-        unsafe { self.driver().cuMemFree_v2(address) }
-    }
-
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
         let mut device = 0;
@@ -532,14 +509,6 @@ impl Device for CudaDevice {
         let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
         // SAFETY: the driver checks the address.
         unsafe { self.driver().cuMemHostUnregister(host) }
-    }
-
-    fn copy(&self, destination: u64, source: u64, bytes: u64, on: RawStream) -> Result<()> {
-        // SAFETY: both ends were checked by the caller to be device or registered memory.
-        unsafe {
-            self.driver()
-                .cuMemcpyAsync(destination, source, size(bytes), stream(on))
-        }
     }
 
     fn write(&self, destination: u64, data: &[u8], on: RawStream) -> Result<()> {
@@ -573,16 +542,6 @@ impl Device for CudaDevice {
                 _ => Err(CuError::INVALID_VALUE),
             }
         }
-    }
-
-    fn create_stream(&self, flags: u32, priority: i32) -> Result<RawStream> {
-        let mut stream = ptr::null_mut();
-        // SAFETY: the pointer is good.
-        unsafe {
-            self.driver()
-                .cuStreamCreateWithPriority(&raw mut stream, flags, priority)
-        }?;
-        Ok(RawStream(handle(stream)))
     }
 
     fn destroy_stream(&self, raw: RawStream) -> Result<()> {
@@ -670,16 +629,6 @@ impl Device for CudaDevice {
         unsafe { self.driver().cuEventSynchronize(event(raw)) }
     }
 
-    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
-        let mut milliseconds = 0.0;
-        // SAFETY: the caller passes live events; the pointer is good.
-        unsafe {
-            self.driver()
-                .cuEventElapsedTime(&raw mut milliseconds, event(start), event(end))
-        }?;
-        Ok(milliseconds)
-    }
-
     fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()> {
         self.with_link(inputs, jit, |_| Ok(()))
     }
@@ -720,8 +669,8 @@ impl Device for CudaDevice {
             return Err(refused);
         }
         Ok(Loading::Done(LoadedModule {
-            module: self.images.lock().insert(Err(refused)),
-            uses_output: self.uses_output.load(Ordering::Relaxed),
+            module: self.images.lock().insert(Err(refused), Printing::None),
+            output: ImageOutput::None,
             initial: Vec::new(),
         }))
     }
@@ -740,6 +689,7 @@ impl Device for CudaDevice {
     }
 
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
+        let prints = self.images.lock().prints(module, name);
         let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
         let mut function = ptr::null_mut();
         // SAFETY: the image is loaded, the name is a C string, the pointers are good.
@@ -763,6 +713,7 @@ impl Device for CudaDevice {
             function: raw,
             parameters: self.parameters(function),
             attributes: self.attributes(raw),
+            prints,
         })
     }
 
@@ -824,13 +775,6 @@ impl Device for CudaDevice {
                 extra,
             )
         }
-    }
-
-    fn limit(&self, limit: u32) -> Result<u64> {
-        let mut value = 0;
-        // SAFETY: the pointer is good.
-        unsafe { self.driver().cuCtxGetLimit(&raw mut value, limit) }?;
-        Ok(value as u64)
     }
 
     fn set_limit(&self, limit: u32, value: u64) -> Result<()> {

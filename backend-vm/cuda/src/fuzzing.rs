@@ -43,7 +43,7 @@ fn unpack(budget: &Budget, entry: &Entry<'_>) {
 
 fn check(code: Result<Code<'_>>) {
     let Ok(code) = code else { return };
-    _ = (code.uses_output(), code.names_managed());
+    _ = (code.output(), code.names_managed());
     if !code.is_machine() {
         let (end, text) = code.bytes().split_last().expect("text has an end");
         assert!(*end == 0 && !text.contains(&0));

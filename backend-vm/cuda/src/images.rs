@@ -1,11 +1,12 @@
 //! Table of loaded images.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use wormhole_api::ctypes::{CUlibrary, CUmodule};
 use wormhole_device::{CuError, RawModule, Result};
 
 use crate::managed::Globals;
+use crate::printing::Printing;
 
 /// Loaded image.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ unsafe impl Send for Loaded {}
 pub struct Images {
     /// Loaded images. A library that cannot be loaded has the error of its first use instead of a handle.
     loaded: HashMap<u64, Result<Loaded>>,
+    /// Names of the kernels that may print, of the images that have any.
+    printing: HashMap<u64, HashSet<String>>,
     /// Managed variables of the images.
     managed: HashMap<u64, Globals>,
     next: u64,
@@ -29,10 +32,21 @@ pub struct Images {
 
 impl Images {
     /// Adds an image.
-    pub fn insert(&mut self, image: Result<Loaded>) -> RawModule {
+    pub fn insert(&mut self, image: Result<Loaded>, printing: Printing) -> RawModule {
         self.next += 1;
+        if let Printing::Kernels(kernels) = printing
+            && !kernels.is_empty()
+        {
+            self.printing.insert(self.next, kernels);
+        }
         self.loaded.insert(self.next, image);
         RawModule(self.next)
+    }
+
+    /// Returns whether a kernel may print.
+    pub fn prints(&self, module: RawModule, kernel: &str) -> bool {
+        let kernels = self.printing.get(&module.0);
+        kernels.is_some_and(|kernels| kernels.contains(kernel))
     }
 
     /// Sets the addresses of the managed variables of an image.
@@ -64,6 +78,7 @@ impl Images {
     /// `CUDA_ERROR_INVALID_HANDLE`: there is no such image.
     pub fn remove(&mut self, module: RawModule) -> Result<Option<Loaded>> {
         self.managed.remove(&module.0);
+        self.printing.remove(&module.0);
         let removed = self.loaded.remove(&module.0);
         removed.map(Result::ok).ok_or(CuError::INVALID_HANDLE)
     }
@@ -71,6 +86,7 @@ impl Images {
     /// Removes all images.
     pub fn clear(&mut self) {
         self.managed.clear();
+        self.printing.clear();
         self.loaded.clear();
     }
 }
@@ -82,9 +98,14 @@ mod tests {
     #[test]
     fn images_are_found_until_they_are_removed() {
         let mut images = Images::default();
-        let first = images.insert(Ok(Loaded::Module(std::ptr::null_mut())));
-        let second = images.insert(Ok(Loaded::Library(std::ptr::null_mut())));
-        let third = images.insert(Err(CuError::NO_BINARY_FOR_GPU));
+        let kernels = HashSet::from(["talk".to_owned()]);
+        let printing = Printing::Kernels(kernels);
+        let first = images.insert(Ok(Loaded::Module(std::ptr::null_mut())), printing);
+        let second = Ok(Loaded::Library(std::ptr::null_mut()));
+        let second = images.insert(second, Printing::None);
+        let third = images.insert(Err(CuError::NO_BINARY_FOR_GPU), Printing::None);
+        assert!(images.prints(first, "talk") && !images.prints(first, "listen"));
+        assert!(!images.prints(second, "talk"));
         assert!(first != second && second != third);
         assert!(matches!(images.get(second), Ok(Loaded::Library(_))));
         assert_eq!(images.get(third).err(), Some(CuError::NO_BINARY_FOR_GPU));

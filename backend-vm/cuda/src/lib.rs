@@ -32,6 +32,7 @@ mod mem_ops;
 mod open;
 mod peers;
 mod pools;
+mod printing;
 mod shared_events;
 mod sharing;
 mod texture_references;

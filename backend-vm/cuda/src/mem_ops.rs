@@ -1,19 +1,17 @@
 //! Memory operations and attributes of streams.
 
 use wormhole_api::ctypes::CUstreamBatchMemOpParams;
+use wormhole_api::limits::MEMORY_OPERATIONS;
 use wormhole_device::{
     CuError, LaunchAttribute, MemOps, MemoryOperation, MemoryOperationKind, RawStream, Result,
 };
 
 use crate::device::{CudaDevice, stream};
 
-/// Greatest number of operations of a call: the driver's limit.
-const MOST: usize = 255;
-
 /// Converts an operation to the driver's form.
 pub fn parameters(operation: &MemoryOperation) -> CUstreamBatchMemOpParams {
     let kind = CUstreamBatchMemOpParams {
-        operation: operation.kind.operation(),
+        operation: operation.kind.to_wire(),
         ..CUstreamBatchMemOpParams::default()
     };
     match operation.kind {
@@ -32,8 +30,8 @@ pub fn parameters(operation: &MemoryOperation) -> CUstreamBatchMemOpParams {
 
 impl MemOps for CudaDevice {
     fn memory_operations(&self, on: RawStream, operations: &[MemoryOperation]) -> Result<()> {
-        let mut list = [CUstreamBatchMemOpParams::default(); MOST];
-        if operations.len() > MOST {
+        let mut list = [CUstreamBatchMemOpParams::default(); MEMORY_OPERATIONS];
+        if operations.len() > MEMORY_OPERATIONS {
             return Err(CuError::INVALID_VALUE);
         }
         for (place, operation) in list.iter_mut().zip(operations) {

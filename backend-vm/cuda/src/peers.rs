@@ -60,7 +60,7 @@ impl Peers for CudaDevice {
         // `CUDA_MEMCPY3D_PEER` has the contexts in the reserved fields of `CUDA_MEMCPY3D`.
         description.reserved0 = context(from);
         description.reserved1 = context(to);
-        // SAFETY: both ends live in these contexts and hold the box, which the caller checked.
+        // SAFETY: both ends live in these contexts and hold the region, which the caller checked.
         unsafe {
             self.driver()
                 .cuMemcpy3DPeerAsync(&raw const description, stream(on))

@@ -96,7 +96,7 @@ pub(crate) fn take(device: i32) -> Vec<Arc<SharedEvent>> {
 /// Completes the events of a context that is gone.
 pub(crate) fn end(taken: Vec<Arc<SharedEvent>>) {
     for shared in taken {
-        shared.words.bury();
+        shared.words.complete_records();
     }
 }
 

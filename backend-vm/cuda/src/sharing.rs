@@ -7,7 +7,9 @@ use std::ptr;
 use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
 use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
 use wormhole_api::ctypes::{CUipcMemHandle, CUmemPoolPtrExportData};
-use wormhole_device::{CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
+use wormhole_device::{
+    CuError, DriverCalls, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing,
+};
 
 use crate::device::{CudaDevice, handle};
 use crate::pools::pool;
@@ -88,11 +90,6 @@ impl Sharing for CudaDevice {
                 Err(error)
             }
         }
-    }
-
-    fn close_allocation(&self, address: u64) -> Result<()> {
-        // SAFETY: the driver checks the address.
-        unsafe { self.driver().cuIpcCloseMemHandle(address) }
     }
 
     fn share_event(&self, raw: RawEvent) -> Result<Shared> {

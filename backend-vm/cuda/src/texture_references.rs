@@ -7,7 +7,7 @@ use std::ptr;
 use wormhole_api::constants::texture_reference_flags::OVERRIDE_FORMAT;
 use wormhole_api::ctypes::CUDA_ARRAY_DESCRIPTOR;
 use wormhole_device::{
-    CuError, RawArray, RawModule, ReferenceTo, Resource, Result, Sampling, Texels,
+    CuError, RawArray, RawModule, Resource, Result, Sampling, TexRefTarget, Texels,
     TextureReferences,
 };
 
@@ -20,7 +20,7 @@ type Reference = *mut c_void;
 
 impl Driver {
     /// Finds a reference of a live image.
-    fn find_reference(&self, image: Loaded, name: &str, kind: ReferenceTo) -> Result<Reference> {
+    fn find_reference(&self, image: Loaded, name: &str, kind: TexRefTarget) -> Result<Reference> {
         let Loaded::Module(module) = image else {
             return Err(CuError::NOT_FOUND);
         };
@@ -30,8 +30,8 @@ impl Driver {
         // SAFETY: the caller passes a live module; the pointers are good.
         unsafe {
             match kind {
-                ReferenceTo::Texture => self.cuModuleGetTexRef(place, module, name)?,
-                ReferenceTo::Surface => self.cuModuleGetSurfRef(place, module, name)?,
+                TexRefTarget::Texture => self.cuModuleGetTexRef(place, module, name)?,
+                TexRefTarget::Surface => self.cuModuleGetSurfRef(place, module, name)?,
             }
         }
         Ok(reference)
@@ -113,7 +113,7 @@ impl Driver {
 }
 
 impl TextureReferences for CudaDevice {
-    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
+    fn find_reference(&self, module: RawModule, name: &str, kind: TexRefTarget) -> Result<()> {
         self.driver()
             .find_reference(self.image(module)?, name, kind)
             .map(drop)
@@ -127,14 +127,14 @@ impl TextureReferences for CudaDevice {
         sampling: &Sampling,
     ) -> Result<()> {
         let driver = self.driver();
-        let reference = driver.find_reference(self.image(module)?, name, ReferenceTo::Texture)?;
+        let reference = driver.find_reference(self.image(module)?, name, TexRefTarget::Texture)?;
         driver.set_sampling(reference, sampling)?;
         driver.set_resource(reference, resource)
     }
 
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
         let driver = self.driver();
-        let reference = driver.find_reference(self.image(module)?, name, ReferenceTo::Surface)?;
+        let reference = driver.find_reference(self.image(module)?, name, TexRefTarget::Surface)?;
         // SAFETY: the reference lives, and the caller passes an array that does.
         unsafe { driver.cuSurfRefSetArray(reference, pointer(array.0), 0) }
     }

@@ -51,26 +51,6 @@ impl VirtualMemory for CudaDevice {
         })
     }
 
-    fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
-        let mut address = 0;
-        // SAFETY: the pointer is good.
-        unsafe {
-            self.driver().cuMemAddressReserve(
-                &raw mut address,
-                size(bytes),
-                size(alignment),
-                hint,
-                0,
-            )
-        }?;
-        Ok(address)
-    }
-
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the driver checks the range.
-        unsafe { self.driver().cuMemAddressFree(address, size(bytes)) }
-    }
-
     fn create_memory(&self, bytes: u64, handle_types: u32) -> Result<RawMemory> {
         let properties = self.properties(handle_types);
         let mut memory = 0;
@@ -82,19 +62,9 @@ impl VirtualMemory for CudaDevice {
         Ok(RawMemory(memory))
     }
 
-    fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        // SAFETY: the memory was created here and is not used elsewhere.
-        unsafe { self.driver().cuMemRelease(memory.0) }
-    }
-
     fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
         // SAFETY: the memory exists; the driver checks the range.
         unsafe { self.driver().cuMemMap(address, size(bytes), 0, memory.0, 0) }
-    }
-
-    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the driver checks the range.
-        unsafe { self.driver().cuMemUnmap(address, size(bytes)) }
     }
 
     fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {

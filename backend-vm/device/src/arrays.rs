@@ -1,4 +1,4 @@
-//! Arrays, textures, surfaces, and copies of boxes.
+//! Arrays, textures, surfaces, and 3-D copies.
 
 use wormhole_api::array::{ArrayShape, Texels};
 
@@ -61,10 +61,10 @@ pub struct View {
     pub layers: [u32; 2],
 }
 
-/// One end of a copy of a box.
+/// One end of a 3-D copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Copy3dEnd {
-    /// Device memory or registered host memory. The address is that of the box's first byte.
+    /// Device memory or registered host memory. The address is that of the region's first byte.
     Memory {
         address: u64,
         /// Pitch in bytes.
@@ -74,31 +74,25 @@ pub enum Copy3dEnd {
     },
     Array {
         array: RawArray,
-        /// Origin of the box: bytes, rows, slices.
+        /// Origin of the region: bytes, rows, slices.
         origin: [u64; 3],
     },
 }
 
-/// Copy of a box. No dimension is 0.
+/// 3-D copy. No dimension is 0.
 #[derive(Clone, Copy, Debug)]
 pub struct MemCopy3d {
     pub to: Copy3dEnd,
     pub from: Copy3dEnd,
-    /// Extent of the box: bytes of a row, rows, slices.
+    /// Extent of the region: bytes of a row, rows, slices.
     pub extent: [u64; 3],
 }
 
-/// Operations on arrays. Callers pass live arrays, and ends that were checked to contain the box.
+/// Operations on arrays. Callers pass live arrays, and ends that were checked to contain the 3-D region.
 pub trait Arrays {
     fn create_array(&self, shape: &ArrayShape) -> Result<RawArray>;
-    /// Destroys an array. Waits as `cuArrayDestroy` does. Not for levels.
-    fn destroy_array(&self, array: RawArray) -> Result<()>;
     /// Creates a mipmapped array. `levels` is from 1 to the greatest number for the shape.
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap>;
-    /// Destroys a mipmapped array and the arrays of its levels. Waits.
-    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()>;
-    /// Returns the array of a level, which lives as long as the mipmapped array.
-    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray>;
     /// Creates a texture object. Returns the value for kernels.
     fn create_texture(
         &self,
@@ -106,10 +100,8 @@ pub trait Arrays {
         sampling: &Sampling,
         view: Option<&View>,
     ) -> Result<u64>;
-    fn destroy_texture(&self, texture: u64) -> Result<()>;
     /// Creates a surface object. Returns the value for kernels.
     fn create_surface(&self, array: RawArray) -> Result<u64>;
-    fn destroy_surface(&self, surface: u64) -> Result<()>;
-    /// Copies a box. Asynchronous.
+    /// Copies a 3-D region. Asynchronous.
     fn copy_3d(&self, copy: &MemCopy3d, stream: RawStream) -> Result<()>;
 }

@@ -1,5 +1,5 @@
 //! Operations that are one driver call each, generated from their messages.
 
-use crate::{RawFunction, Result};
+use crate::{RawArray, RawEvent, RawFunction, RawMemory, RawMipmap, RawPool, RawStream, Result};
 
 include!(concat!(env!("OUT_DIR"), "/driver_calls.rs"));

@@ -1,5 +1,7 @@
 //! Names and cluster occupancy of kernels, and tensor maps.
 
+use wormhole_api::ctypes::CUtensorMap;
+
 use crate::{LaunchAttribute, RawFunction, RawModule, Result};
 
 /// Launch configuration for occupancy queries.
@@ -57,7 +59,7 @@ pub struct TensorMap {
 /// Encoded tensor map, with the driver's alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(128))]
-pub struct EncodedTensorMap(pub [u8; 128]);
+pub struct EncodedTensorMap(pub CUtensorMap);
 
 /// Queries of kernels, and tensor maps.
 pub trait Kernels {

@@ -20,6 +20,7 @@ macro_rules! raw_handle {
     )*};
 }
 
+mod after_fence;
 mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -36,6 +37,7 @@ mod sharing;
 mod texture_references;
 mod virtual_memory;
 
+pub use after_fence::AfterFence;
 pub use driver_calls::DriverCalls;
 pub use green_contexts::{GreenContexts, Multiprocessors, RawGreenContext, Split};
 pub use peers::{Peer, Peers};
@@ -59,8 +61,9 @@ pub use mem_ops::{MemOps, MemoryOperation, MemoryOperationKind};
 /// A `CUresult` other than `CUDA_SUCCESS`.
 pub use wormhole_api::CuResult as CuError;
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
+use wormhole_api::constants::stream_handle;
 pub use wormhole_api::constants::{self, pool_attribute, wait_value as condition};
-pub use wormhole_api::{Access, GraphBranch, LaunchAttribute, Parameter, ReferenceTo};
+pub use wormhole_api::{Access, GraphBranch, LaunchAttribute, Parameter, TexRefTarget};
 
 /// Result of a device call.
 pub type Result<T> = std::result::Result<T, CuError>;
@@ -78,7 +81,7 @@ raw_handle! {
 
 impl RawStream {
     /// Legacy default stream (`CU_STREAM_LEGACY`).
-    pub const LEGACY: Self = Self(1);
+    pub const LEGACY: Self = Self(stream_handle::LEGACY);
 }
 
 /// Input of a link.
@@ -111,13 +114,21 @@ pub enum ImageKind {
     Library,
 }
 
+/// Text that the kernels of an image may write to the program's standard streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageOutput {
+    None,
+    /// Kernels print only if [`LoadedFunction::prints`] is true. Any kernel may fail an assertion.
+    Kernels,
+    /// From now on any kernel of any image may print.
+    Any,
+}
+
 /// Loaded module or library.
 #[derive(Clone, Debug)]
 pub struct LoadedModule {
     pub module: RawModule,
-    /// True if the image, or one loaded earlier, imports `vprintf` or `__assertfail`: synchronizations may then return
-    /// device output.
-    pub uses_output: bool,
+    pub output: ImageOutput,
     /// Initial values of the managed variables: addresses and bytes.
     pub initial: Vec<(u64, Vec<u8>)>,
 }
@@ -147,6 +158,8 @@ pub struct LoadedFunction {
     pub parameters: Vec<Parameter>,
     /// `CUfunction_attribute` and value.
     pub attributes: Vec<(i32, i32)>,
+    /// Whether it, or a function that it calls, may call `vprintf`.
+    pub prints: bool,
 }
 
 /// Events that a launch records. All are created without timing and without `CU_EVENT_INTERPROCESS`.
@@ -236,6 +249,7 @@ pub trait Device:
     + Sync
     + fmt::Debug
 {
+    /// Returns the properties that the device had at its start (`cuDeviceGetAttribute` and other queries).
     fn describe(&self) -> &Description;
     /// Returns the sticky error if the context is dead; never waits. `probe` names streams with work in flight, all of
     /// which must exist.
@@ -248,16 +262,27 @@ pub trait Device:
     /// Takes the text that kernels printed, as far as a synchronization has made it visible.
     fn take_output(&self) -> DeviceOutput;
 
-    /// Returns free and total memory in bytes.
-    fn memory_info(&self) -> Result<(u64, u64)>;
     /// Returns the device memory of this process in bytes if the device counts it; `None` if the session's allocations
     /// must be counted instead.
     fn own_memory(&self) -> Option<u64> {
         None
     }
-    fn allocate(&self, bytes: u64) -> Result<u64>;
-    /// Frees an allocation. Waits as `cuMemFree` does.
-    fn free(&self, address: u64) -> Result<()>;
+    /// Allocates a slab, which the guest divides. A device without an access checker treats it as ordinary memory.
+    fn slab_alloc(&self, bytes: u64) -> Result<u64> {
+        self.mem_alloc(bytes)
+    }
+    /// Frees a slab with its parts. Waits as `cuMemFree` does.
+    fn slab_free(&self, address: u64) -> Result<()> {
+        self.mem_free(address)
+    }
+    /// Notes that the program uses a part of a slab.
+    fn part_alloc(&self, _address: u64, _bytes: u64) -> Result<()> {
+        Ok(())
+    }
+    /// Notes that the program does not use the part of a slab that starts at `address` any more, and no work does.
+    fn part_free(&self, _address: u64) -> Result<()> {
+        Ok(())
+    }
     /// Makes a host range (an arena extent, mapped in this process) accessible to copies and kernels.
     ///
     /// # Safety
@@ -267,14 +292,12 @@ pub trait Device:
     /// device may still access the range until the context is reset.
     fn unregister(&self, address: u64) -> Result<()>;
 
-    /// Copies memory. Asynchronous. Both ends are device memory or registered host memory, already checked.
-    fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()>;
     /// Copies `data` to the device in stream order; `data` may be reused on return.
     fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()>;
     /// Fills memory. Asynchronous.
     fn fill(&self, fill: Fill, stream: RawStream) -> Result<()>;
 
-    fn create_stream(&self, flags: u32, priority: i32) -> Result<RawStream>;
+    /// Destroys a stream (`cuStreamDestroy`). Work of the stream still runs.
     fn destroy_stream(&self, stream: RawStream) -> Result<()>;
     /// Returns `Ok(false)` while work is in flight.
     fn query_stream(&self, stream: RawStream) -> Result<bool>;
@@ -287,17 +310,22 @@ pub trait Device:
     /// Writes `value` to the 8-byte word at `address`, in registered host memory, when the preceding work of the
     /// stream is complete (`cuStreamWriteValue64`). Asynchronous.
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()>;
+    /// Sets what the device calls after each fence that it has written, if threads of this process write its fences.
+    /// Returns false, and never calls, if hardware writes them.
+    fn call_after_fences(&self, _call: AfterFence) -> bool {
+        false
+    }
 
+    /// Creates an event (`cuEventCreate`).
     fn create_event(&self, flags: u32) -> Result<RawEvent>;
+    /// Destroys an event (`cuEventDestroy`).
     fn destroy_event(&self, event: RawEvent) -> Result<()>;
     /// Records an event. Asynchronous.
     fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()>;
+    /// Returns `Ok(false)` while the recorded work is in flight (`cuEventQuery`).
     fn query_event(&self, event: RawEvent) -> Result<bool>;
     /// Waits for an event.
     fn synchronize_event(&self, event: RawEvent) -> Result<()>;
-    /// Returns the milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have completed.
-    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
-
     /// Checks inputs for a link, as `cuLinkAddData` does for each. Writes the logs of `jit` in any case.
     fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()>;
     /// Links the inputs into one loadable image (`cuLinkComplete`). Writes the logs as [`Device::try_link`].
@@ -311,14 +339,16 @@ pub trait Device:
         jit: &mut Jit,
         place: Option<ManagedPlace>,
     ) -> Result<Loading>;
+    /// Unloads a module or library (`cuModuleUnload`, `cuLibraryUnload`).
     fn unload(&self, module: RawModule) -> Result<()>;
+    /// Returns a kernel by its name (`cuModuleGetFunction`, `cuLibraryGetKernel`).
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
     /// Returns the address and size of a global variable.
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)>;
     /// Launches a kernel. Asynchronous.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 
-    fn limit(&self, limit: u32) -> Result<u64>;
+    /// Sets a limit of the context (`cuCtxSetLimit`).
     fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
     /// Destroys all objects of the context and creates it anew (`cuDevicePrimaryCtxReset`). The caller registers host
     /// ranges again afterwards, and makes no other call meanwhile.

@@ -31,7 +31,8 @@ pub trait Peers {
     fn enable_peer(&self, peer: Peer) -> Result<()>;
     /// Ends peer access (`cuCtxDisablePeerAccess`). Does not wait.
     fn disable_peer(&self, peer: Peer) -> Result<()>;
-    /// Copies a box whose ends may be arrays of other devices. `to` and `from` are the ends' devices. Asynchronous.
+    /// Copies a 3-D region whose ends may be arrays of other devices. `to` and `from` are the ends' devices.
+    /// Asynchronous.
     fn copy_between(&self, copy: &MemCopy3d, to: Peer, from: Peer, stream: RawStream)
     -> Result<()>;
     /// Sets the access of the peer's kernels to memory of a pool of this device (`cuMemPoolSetAccess`).

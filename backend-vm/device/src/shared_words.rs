@@ -129,7 +129,7 @@ impl EventWords<'_> {
     }
 
     /// Completes all records of a party that has died or whose context is gone, so that no process waits for them.
-    pub fn bury(&self, party: u32) {
+    pub fn complete_records(&self, party: u32) {
         let party = index(party);
         let made = self.0.counts[party].load(Ordering::Acquire);
         for mark in &self.0.marks[party] {
@@ -230,8 +230,8 @@ impl SharedWords {
     }
 
     /// Completes all records of this party, so that no process waits for them.
-    pub fn bury(&self) {
-        self.words().bury(self.party);
+    pub fn complete_records(&self) {
+        self.words().complete_records(self.party);
     }
 
     /// Describes the words for another process.
@@ -282,9 +282,9 @@ mod tests {
         assert_eq!(words.last(), first);
         let second = published(words, PARTIES - 1);
         assert_eq!(words.last(), second);
-        words.bury(3);
+        words.complete_records(3);
         assert!(words.is_complete(first) && !words.is_complete(second));
-        words.bury(PARTIES - 1);
+        words.complete_records(PARTIES - 1);
         assert!(words.is_complete(second));
         // Another process has the party's number by now.
         let third = published(words, 3);
@@ -343,7 +343,7 @@ mod tests {
         let last = words.last();
         assert!(last.place() + 8 <= WORDS_FILE && words.is_complete(last));
         words.publish(words.record(7));
-        words.bury(7);
+        words.complete_records(7);
     }
 
     #[test]

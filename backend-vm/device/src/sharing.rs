@@ -42,8 +42,6 @@ pub trait Sharing {
     fn share_allocation(&self, address: u64) -> Result<Shared>;
     /// Imports an allocation of another device. Returns address and size.
     fn open_allocation(&self, found: Found) -> Result<(u64, u64)>;
-    /// Closes an allocation of [`Sharing::open_allocation`]. Waits as `cuIpcCloseMemHandle` does.
-    fn close_allocation(&self, address: u64) -> Result<()>;
     /// Exports an event created for sharing (`CU_EVENT_INTERPROCESS`).
     fn share_event(&self, event: RawEvent) -> Result<Shared>;
     fn open_event(&self, found: Found) -> Result<RawEvent>;

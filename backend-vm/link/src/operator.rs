@@ -42,7 +42,7 @@ pub struct OperatorOptions {
     /// Sessions that all tenants of one user may have at the same time; 1,024 if not given.
     #[arg(long, value_name = "N", value_parser = count())]
     pub sessions_per_user: Option<usize>,
-    /// How large a tenant's window may be, as in 64G; 1T if not given.
+    /// Use of its window that a tenant may make at a time, as in 64G; as much as its workers have memory if not given.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub window_limit: Option<u64>,
 }

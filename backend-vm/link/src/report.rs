@@ -126,7 +126,10 @@ impl SessionReport {
         ];
         for (sums, more) in maps {
             for (name, count) in more {
-                let sum = sums.entry(name.clone()).or_default();
+                let is_new = !sums.contains_key(name);
+                let has_room = sums.len() < MOST_NAMES && name.len() <= LONGEST_NAME;
+                let name = if is_new && !has_room { OTHERS } else { name };
+                let sum = sums.entry(name.to_owned()).or_default();
                 *sum = sum.saturating_add(*count);
             }
         }
@@ -135,6 +138,15 @@ impl SessionReport {
 
 /// Number of the newest reports that are stored in full.
 pub const KEPT: usize = 64;
+
+/// Most names in each map of the sums, which is more than this build has.
+const MOST_NAMES: usize = 1024;
+
+/// Longest name in the sums, in bytes.
+const LONGEST_NAME: usize = 64;
+
+/// Name in the sums of all that have no room there.
+const OTHERS: &str = "others";
 
 /// Reports of a tenant's sessions, in bounded memory: the newest [`KEPT`] in full, and the sums of the earlier ones.
 #[derive(Clone, Debug, Default)]
@@ -215,6 +227,32 @@ mod tests {
         );
         assert_eq!(parts[0].requests, u64::MAX);
         assert_eq!(parts[KEPT].session, (count - 1).to_string());
+    }
+
+    #[test]
+    fn names_that_a_hostile_backend_invents_take_no_more_room() {
+        let count = 2 * MOST_NAMES as u64;
+        let invented = |number: u64| {
+            let long = "x".repeat(LONGEST_NAME);
+            BTreeMap::from([(number.to_string(), 1), (format!("{long}{number}"), 1)])
+        };
+        let mut reports = SessionReports::default();
+        for number in 0..count {
+            reports.push(SessionReport {
+                messages: invented(number),
+                classes: invented(number),
+                refusals: invented(number),
+                ..report(number)
+            });
+        }
+        let (_, parts) = reports.into_parts();
+        let sums = &parts[0];
+        for names in [&sums.messages, &sums.classes, &sums.refusals] {
+            assert!(names.len() <= MOST_NAMES + 1, "{}", names.len());
+            assert!(names.keys().all(|name| name.len() <= LONGEST_NAME));
+            let all: u64 = names.values().sum();
+            assert_eq!(all, 2 * (count - KEPT as u64));
+        }
     }
 
     #[test]

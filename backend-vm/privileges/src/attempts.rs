@@ -43,6 +43,39 @@ pub const ON_OTHER_FILES: [Attempt; 3] = [
     ("recvfrom", [libc::SYS_recvfrom, 1, NOWHERE, 1, 0, 0]),
 ];
 
+/// Calls that change more than the contents and entries of a folder, for a filter that allows those. A mode of 0o4000 makes
+/// a program run with its owner's rights.
+pub const BEYOND_CHANGES: [Attempt; 12] = [
+    ("openat setuid", {
+        let mut open = open_with(libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY);
+        open[4] = 0o4755;
+        open
+    }),
+    ("openat O_TRUNC", open_with(libc::O_TRUNC)),
+    ("openat O_TMPFILE", open_with(libc::O_TMPFILE)),
+    (
+        "mkdirat setgid",
+        [libc::SYS_mkdirat, -1, NOWHERE, 0o2755, 0, 0],
+    ),
+    ("fchmod setuid", [libc::SYS_fchmod, -1, 0o4755, 0, 0, 0]),
+    ("fchmodat", [libc::SYS_fchmodat, -1, NOWHERE, 0, 0, 0]),
+    ("fchownat", [libc::SYS_fchownat, -1, NOWHERE, 0, 0, 0]),
+    (
+        "mknodat",
+        [libc::SYS_mknodat, -1, NOWHERE, 0o020_666, 0x103, 0],
+    ),
+    (
+        "linkat AT_SYMLINK_FOLLOW",
+        [libc::SYS_linkat, -1, NOWHERE, -1, NOWHERE, 0x400],
+    ),
+    (
+        "renameat2 RENAME_WHITEOUT",
+        [libc::SYS_renameat2, -1, NOWHERE, -1, NOWHERE, 4],
+    ),
+    ("utimensat", [libc::SYS_utimensat, -1, NOWHERE, 0, 0, 0]),
+    ("execve", [libc::SYS_execve, NOWHERE, 0, 0, 0, 0]),
+];
+
 /// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
 fn attempts() -> [Attempt; 18] {
     const KVM_CREATE_VM: i64 = 0xae01;
@@ -104,7 +137,11 @@ pub fn asked() -> Option<String> {
 /// # Panics
 /// The list has no such call.
 pub fn attempt(call: &str) -> ! {
-    let mut all = attempts().into_iter().chain(OPENS).chain(ON_OTHER_FILES);
+    let mut all = attempts()
+        .into_iter()
+        .chain(OPENS)
+        .chain(ON_OTHER_FILES)
+        .chain(BEYOND_CHANGES);
     let found = all.find(|(name, _)| *name == call);
     let (_, [number, a, b, c, d, e]) = found.expect("a call of the list");
     // SAFETY: no argument is an address in this process; the process ends.
@@ -123,7 +160,7 @@ pub fn all_are_denied(test: &str, thread: &str) {
     are_denied(&attempts(), test, thread);
 }
 
-/// Asserts the same of some calls.
+/// Asserts that a filter denies each of `attempts`.
 ///
 /// # Panics
 /// As [`all_are_denied`].

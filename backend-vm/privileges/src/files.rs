@@ -3,11 +3,11 @@
 use std::os::fd::BorrowedFd;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError,
 };
 
-/// Error of [`leave_file_system`] and of [`only_read_below`].
+/// Error of [`leave_file_system`], [`only_read_below`] and [`only_change_below`].
 #[derive(Debug, thiserror::Error)]
 #[error("the kernel does not take the rules of the file system")]
 pub struct FilesError(#[from] RulesetError);
@@ -22,24 +22,48 @@ pub fn leave_file_system() -> Result<(), FilesError> {
     restrict(None)
 }
 
-/// Denies this thread, and those that it starts, the same, but for reading the files and listing the folders below a
-/// folder.
+/// Reading files and listing folders.
+fn reads() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir
+}
+
+/// Denies this thread and the threads that it starts all files but reading files and listing folders below a folder.
 ///
 /// # Errors
 /// As [`leave_file_system`].
 pub fn only_read_below(folder: BorrowedFd<'_>) -> Result<(), FilesError> {
-    restrict(Some(folder))
+    restrict(Some((folder, reads())))
 }
 
-fn restrict(readable: Option<BorrowedFd<'_>>) -> Result<(), FilesError> {
-    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+/// Denies this thread and the threads that it starts all files but reading and changing files and folders below a
+/// folder. Devices, sockets and pipes cannot be made there, and programs cannot be executed.
+///
+/// # Errors
+/// As [`leave_file_system`].
+pub fn only_change_below(folder: BorrowedFd<'_>) -> Result<(), FilesError> {
+    let changes = AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::RemoveFile
+        | AccessFs::RemoveDir
+        | AccessFs::MakeReg
+        | AccessFs::MakeDir
+        | AccessFs::MakeSym
+        | AccessFs::Refer;
+    restrict(Some((folder, reads() | changes)))
+}
+
+fn restrict(allowed: Option<(BorrowedFd<'_>, BitFlags<AccessFs>)>) -> Result<(), FilesError> {
     // Without rules all handled accesses are denied. Accesses that the kernel cannot handle stay allowed.
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI::V5))?
         .handle_access(AccessNet::from_all(ABI::V5))?
         .create()?
-        .add_rules(readable.map(|folder| Ok::<_, RulesetError>(PathBeneath::new(folder, reads))))?
+        .add_rules(
+            allowed.map(|(folder, accesses)| {
+                Ok::<_, RulesetError>(PathBeneath::new(folder, accesses))
+            }),
+        )?
         .restrict_self()?;
     Ok(())
 }
@@ -128,5 +152,58 @@ mod tests {
                 Err(denied)
             )
         );
+    }
+
+    #[test]
+    fn a_thread_that_changes_a_folder_changes_nothing_else_and_makes_files_and_folders_alone() {
+        if !kernel_has_landlock() {
+            println!("skipped: the kernel has no Landlock");
+            return;
+        }
+        let [inside, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let at = |name: &str| inside.path().join(name);
+        let other = outside.path().join("text");
+        for path in [&at("text"), &at("old"), &other] {
+            fs::write(path, "there").unwrap();
+        }
+        fs::copy("/bin/true", at("true")).unwrap();
+        std::thread::scope(|scope| {
+            let confined = scope.spawn(|| {
+                let folder = fs::File::open(inside.path()).unwrap();
+                only_change_below(folder.as_fd()).unwrap();
+                fs::write(at("text"), "changed").unwrap();
+                fs::write(at("new"), "new").unwrap();
+                fs::create_dir(at("folder")).unwrap();
+                std::os::unix::fs::symlink(&other, at("link")).unwrap();
+                fs::rename(at("new"), at("folder/new")).unwrap();
+                fs::hard_link(at("text"), at("folder/text")).unwrap();
+                fs::remove_file(at("old")).unwrap();
+                let refused = [
+                    fs::read(&other).map(drop),
+                    fs::write(&other, "changed"),
+                    fs::write(at("link"), "changed"),
+                    fs::write(outside.path().join("new"), ""),
+                    fs::create_dir(outside.path().join("folder")),
+                    fs::remove_file(&other),
+                    fs::rename(at("text"), outside.path().join("moved")),
+                    fs::rename(&other, at("moved")),
+                    fs::hard_link(&other, at("moved")),
+                    std::os::unix::net::UnixListener::bind(at("socket")).map(drop),
+                    std::process::Command::new(at("true")).status().map(drop),
+                ];
+                for (number, outcome) in refused.iter().enumerate() {
+                    let error = outcome.as_ref().expect_err(&number.to_string());
+                    // Of a move to where more or less is allowed Landlock says EXDEV.
+                    let is_denied =
+                        matches!(error.raw_os_error(), Some(libc::EACCES | libc::EXDEV));
+                    assert!(is_denied, "{number}: {error}");
+                }
+            });
+            confined.join().unwrap();
+        });
+        assert_eq!(fs::read(at("text")).unwrap(), b"changed");
+        assert_eq!(fs::read(at("folder/new")).unwrap(), b"new");
+        assert_eq!(fs::read(&other).unwrap(), b"there");
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
     }
 }

@@ -2,7 +2,8 @@
 //! system calls that it does not need.
 //!
 //! - [`drop_capabilities`] and [`keep_capabilities`] apply to a thread and the threads that it starts.
-//! - [`leave_file_system`] and [`only_read_below`] apply to the same threads, by Landlock, if the kernel has it.
+//! - [`leave_file_system`], [`only_read_below`] and [`only_change_below`] apply to the same threads, by Landlock, if the
+//!   kernel has it.
 //! - [`Calls`] lists system calls. [`Calls::compile`] compiles the list to a seccomp [`Filter`], for a thread or for
 //!   all threads.
 //! - [`report_denied_calls`] prints the call and the thread when a [`Filter`] ends the process.
@@ -21,4 +22,4 @@ pub use self::calls::{
 };
 pub use self::capabilities::{READ_ANY_FILE, drop_capabilities, keep_capabilities};
 pub use self::denied::{DENIED, report_denied_calls};
-pub use self::files::{FilesError, leave_file_system, only_read_below};
+pub use self::files::{FilesError, leave_file_system, only_change_below, only_read_below};

@@ -28,7 +28,7 @@ pub enum LoadError {
     TooLarge {
         /// Name of the quantity.
         what: &'static str,
-        /// Its size in bytes.
+        /// Size of the object in bytes.
         found: u64,
         /// The limit.
         limit: u64,
@@ -122,7 +122,7 @@ pub enum KernelError {
         kernel: String,
         /// Name of the quantity.
         what: &'static str,
-        /// Its value.
+        /// Value of the quantity.
         found: u64,
         /// The limit.
         limit: u64,

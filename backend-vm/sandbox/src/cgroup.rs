@@ -11,19 +11,26 @@
 //! | `workers-PID` | the cgroups of one supervisor, which holds a lock on the folder while it lives: limits of memory and tasks for all workers |
 //! | `workers-PID/spare` | idle workers, which have no session yet |
 //! | `workers-PID/refused` | the processes that refuse connections, with little memory and a usual share of the processors |
-//! | `workers-PID/tenant-T` | the processes of one tenant, or of the next one: limits of memory and tasks, and the same `cpu.weight` as every other tenant |
-//! | `workers-PID/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
-//! | `workers-PID/*/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
+//! | `workers-PID/user-U` | the tenants of one user, those that are there and those that have left: a limit of memory, and the same `cpu.weight` as every other user |
+//! | `workers-PID/user-U/tenant-T` | the processes of one tenant, or of the user's next one: limits of memory and tasks, and the same `cpu.weight` as the user's other tenants. In `workers-PID` if the supervisor serves one tenant alone |
+//! | `workers-PID/user-U/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
+//! | `spare/N`, `tenant-T/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
 //!
 //! A worker's cgroup is removed when the worker is reaped, a tenant's when its processes have ended and nothing is charged
 //! to it any more ([`charge`](super::charge)), the rest when the supervisor ends. A supervisor that is killed leaves empty
 //! cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd removes them with the
 //! unit.
 //!
-//! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of the window may therefore
-//! count as a worker's. The charge stays with the tenant when the worker ends. Pages that a worker touched before it moved
-//! stay charged to `spare`. A limit must have room for the window and for the device memory that the worker holds. A guest
-//! that makes its worker touch many pages comes closer to the limit of that worker alone.
+//! A tenant may leave too little to tell from what the kernel has not counted yet. That stays charged to the tenant's user,
+//! as does all that the user's tenants leave one after the other. Once this is more than a part of the user's limit, further
+//! cgroups of the user's tenants stay as well.
+//!
+//! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of a window may therefore
+//! count as a worker's; of a static window, which its guest has mapped whole, any part may count as the guest's monitor's,
+//! outside of all these cgroups. The charge stays with the tenant when the worker ends. Pages that a worker touched before it moved
+//! stay charged to `spare`. A limit must have room for the parts of the window that are in use and for the device memory
+//! that the worker holds. A guest that makes its worker touch many pages comes closer to the limit of that worker, and to
+//! that of its tenant.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -46,6 +53,7 @@ use super::child::THREADS;
 const LEAF: &str = "supervisor";
 const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
+const USER: &str = "user-";
 const TENANT: &str = "tenant-";
 const LOOP: &str = "loop";
 const REFUSED: &str = "refused";
@@ -58,6 +66,8 @@ const FIRST_WEIGHT: &str = "10000";
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
 /// Attempts to empty a cgroup or to see it empty while its processes change.
 const TURNS: usize = 16;
+/// Part of a user's limit of memory that its tenants may leave together before the cgroups of further ones stay.
+const LEFT: u64 = 16;
 /// Milliseconds that an abandoned worker may take to end.
 const PATIENCE: i32 = 1000;
 
@@ -96,6 +106,8 @@ pub struct Limit {
     pub worker: u64,
     /// Limit for all workers of one tenant.
     pub tenant: u64,
+    /// Limit for all tenants of one user.
+    pub user: u64,
     /// Limit for all workers.
     pub all: u64,
 }
@@ -110,28 +122,39 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits that leave a quarter of what this process may have to others. `tenants` is the largest number of tenants
-    /// and `sessions` the largest number of sessions of one. Memory is divided equally among the tenants, unless `worker`
+    /// Limits that leave a quarter of what this process may have to others. There are at most `users` users, each with
+    /// `tenants` tenants, each with `sessions` sessions. Memory is divided equally among the tenants, unless `worker`
     /// or `tenant` gives the bytes for one of them. Threads are not: an equal share would be less than an honest tenant
     /// needs. A tenant may have as many as its sessions need, but not the second half while there may be other tenants.
-    pub fn of(worker: Option<u64>, tenant: Option<u64>, tenants: usize, sessions: usize) -> Self {
-        let (tenants, sessions) = (tenants as u64, sessions as u64);
+    pub fn of(
+        worker: Option<u64>,
+        tenant: Option<u64>,
+        (users, tenants): (usize, usize),
+        sessions: usize,
+    ) -> Self {
+        let (users, tenants, sessions) = (users as u64, tenants as u64, sessions as u64);
         Self {
-            memory: memory_limit(memory(), worker, tenant, tenants),
-            tasks: task_limit(tasks(), tenants, sessions),
+            memory: memory_limit(memory(), worker, tenant, (users, tenants)),
+            tasks: task_limit(tasks(), users.saturating_mul(tenants), sessions),
         }
     }
 }
 
-fn memory_limit(system: u64, worker: Option<u64>, tenant: Option<u64>, tenants: u64) -> Limit {
+fn memory_limit(
+    system: u64,
+    worker: Option<u64>,
+    tenant: Option<u64>,
+    (users, tenants): (u64, u64),
+) -> Limit {
     let named = worker.max(tenant).unwrap_or(0);
     let all = (system / 4 * 3).max(LEAST_MEMORY).max(named);
-    let share = (all / tenants.max(1)).max(LEAST_MEMORY);
+    let share = (all / users.saturating_mul(tenants).max(1)).max(LEAST_MEMORY);
     let tenant = tenant.unwrap_or_else(|| share.max(worker.unwrap_or(0)));
     Limit {
         // The CPU device reports this number as its memory, which must not exceed the tenant's limit.
         worker: worker.unwrap_or(tenant),
         tenant,
+        user: tenant.saturating_mul(tenants).min(all),
         all,
     }
 }
@@ -142,6 +165,7 @@ fn task_limit(system: u64, tenants: u64, sessions: u64) -> Limit {
     Limit {
         worker: THREADS,
         tenant: most.min(sessions.saturating_mul(THREADS)),
+        user: all,
         all,
     }
 }
@@ -196,6 +220,8 @@ pub struct Cgroups {
     tenants: Mutex<BTreeMap<u32, Weak<Level>>>,
     /// Places in these levels for the processes that serve the tenants.
     places: Mutex<BTreeMap<u32, Weak<Level>>>,
+    /// Users of the tenants that have a cgroup in that of their user.
+    users: Mutex<BTreeMap<u32, u32>>,
 }
 
 impl Cgroups {
@@ -244,11 +270,13 @@ impl Cgroups {
             next: AtomicU64::new(0),
             tenants: Mutex::default(),
             places: Mutex::default(),
+            users: Mutex::default(),
         };
         limit(&cgroups.directory, limits.memory.all, limits.tasks.all)?;
         enable(&cgroups.directory, &cgroups.controllers)?;
         // `spare` stays until `remove_tree` removes the whole directory.
-        cgroups.make_level(SPARE.to_owned(), limits.memory.all, limits.tasks.all)?;
+        let spare = cgroups.directory.join(SPARE);
+        cgroups.make_level(&spare, limits.memory.all, limits.tasks.all)?;
         let refused = cgroups.refused();
         fs::create_dir(&refused).map_err(failed("made", &refused))?;
         limit(&refused, LEAST_MEMORY, limits.tasks.all)?;
@@ -275,36 +303,59 @@ impl Cgroups {
         self.make_in(&self.directory.join(SPARE), None)
     }
 
-    /// Makes a cgroup whose children are cgroups of workers. `memory` and `tasks` limit all of them together.
-    fn make_level(&self, name: String, memory: u64, tasks: u64) -> Result<PathBuf, CgroupError> {
-        let path = self.directory.join(name);
-        fs::create_dir(&path).map_err(failed("made", &path))?;
-        let limited = limit(&path, memory, tasks).and_then(|()| enable(&path, &self.controllers));
-        if let Err(error) = limited {
-            let _ = fs::remove_dir(&path);
-            return Err(error);
+    /// Makes a cgroup with others below it. `memory` and `tasks` limit all of them together.
+    fn make_level(&self, path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
+        fs::create_dir(path).map_err(failed("made", path))?;
+        let limited = limit(path, memory, tasks).and_then(|()| enable(path, &self.controllers));
+        if limited.is_err() {
+            let _ = fs::remove_dir(path);
         }
-        Ok(path)
+        limited
+    }
+
+    fn user_of(&self, tenant: u32) -> Option<PathBuf> {
+        let user = self.users.lock().get(&tenant).copied();
+        user.map(|user| self.directory.join(format!("{USER}{user}")))
     }
 
     fn tenants_path(&self, tenant: u32) -> PathBuf {
-        self.directory.join(format!("{TENANT}{tenant}"))
+        let place = self.user_of(tenant);
+        let place = place.unwrap_or_else(|| self.directory.clone());
+        place.join(format!("{TENANT}{tenant}"))
     }
 
-    /// Removes the cgroup of a tenant whose processes have ended, unless something of theirs is still charged to it.
-    /// `ended` is the time since which none has run. Returns whether the cgroup is gone.
+    /// Removes the cgroup of a tenant whose processes have ended, unless something of theirs is still charged to it, or
+    /// the user's tenants have left too much. `ended` is the time since which none has run. Returns whether the cgroup is
+    /// gone.
     pub fn remove_tenant(&self, tenant: u32, ended: Instant) -> bool {
         let tenants = self.tenants.lock();
         let level = tenants.get(&tenant);
-        level.is_none_or(|level| level.strong_count() == 0)
-            && is_removed(
-                &self.tenants_path(tenant),
-                ended.elapsed() >= charge::SETTLED,
-            )
+        let is_left = level.is_none_or(|level| level.strong_count() == 0);
+        let removed = is_left && self.is_removed(tenant, ended.elapsed() >= charge::SETTLED);
+        if removed {
+            self.users.lock().remove(&tenant);
+        }
+        removed
     }
 
-    /// Returns the level of a tenant. Its cgroup is removed with the tenant's last process, or by
-    /// [`remove_tenant`](Self::remove_tenant).
+    /// Removes a tenant's cgroup, unless something is charged to it, or its user's tenants have left too much. Returns
+    /// whether it is gone.
+    fn is_removed(&self, tenant: u32, is_settled: bool) -> bool {
+        let path = self.tenants_path(tenant);
+        // One that could not be removed when its process was reaped: some kernels let a process leave its cgroup later.
+        for child in children(&path) {
+            let _ = fs::remove_dir(child);
+        }
+        if !path.exists() {
+            return true;
+        }
+        let most = self.limits.memory.user / LEFT;
+        let user = self.user_of(tenant);
+        let is_too_much = || user.is_some_and(|user| charge::left_behind(&user, &path) > most);
+        !charge::has_pages(&path, is_settled) && !is_too_much() && fs::remove_dir(&path).is_ok()
+    }
+
+    /// Returns the level of a tenant. Its cgroup is removed by [`remove_tenant`](Self::remove_tenant).
     fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
         let mut tenants = self.tenants.lock();
         tenants.retain(|_, level| level.strong_count() > 0);
@@ -312,10 +363,13 @@ impl Cgroups {
             return Ok(level);
         }
         let Limits { memory, tasks } = self.limits;
+        if let Some(user) = self.user_of(tenant).filter(|user| !user.exists()) {
+            self.make_level(&user, memory.user, tasks.user)?;
+        }
         let path = self.tenants_path(tenant);
         // It may be there: charged with what an earlier process of the tenant has left.
         if !path.exists() {
-            self.make_level(format!("{TENANT}{tenant}"), memory.tenant, tasks.tenant)?;
+            self.make_level(&path, memory.tenant, tasks.tenant)?;
         }
         let level = Arc::new(Level {
             path,
@@ -323,6 +377,19 @@ impl Cgroups {
         });
         tenants.insert(tenant, Arc::downgrade(&level));
         Ok(level)
+    }
+
+    /// Moves the first process of a tenant of this user as [`place_for`](Self::place_for) does.
+    ///
+    /// # Errors
+    /// The kernel makes no cgroup for it, or does not move it.
+    pub fn place_first(
+        &self,
+        (user, tenant): (u32, u32),
+        process: libc::pid_t,
+    ) -> Result<Place, CgroupError> {
+        self.users.lock().insert(tenant, user);
+        self.place_for(tenant, process)
     }
 
     /// Moves a process that serves a tenant into a cgroup beside the tenant's workers. It comes
@@ -398,7 +465,7 @@ fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The cgroup of a tenant, or one in it. Removed with this value, unless it has to keep what is charged to it.
+/// The cgroup of a tenant, or one in it, which is removed with this value. A tenant's has to keep what is charged to it.
 #[derive(Debug)]
 struct Level {
     path: PathBuf,
@@ -423,9 +490,7 @@ impl Place {
 
 impl Drop for Level {
     fn drop(&mut self) {
-        if self.keeps_charge {
-            is_removed(&self.path, false);
-        } else {
+        if !self.keeps_charge {
             remove(&self.path);
         }
     }
@@ -678,15 +743,6 @@ fn wait_until_empty(path: &Path) {
     }
 }
 
-/// Removes a tenant's cgroup, unless something is charged to it. Returns whether it is gone.
-fn is_removed(path: &Path, is_settled: bool) -> bool {
-    // One that could not be removed when its process was reaped: some kernels let a process leave its cgroup later.
-    for child in children(path) {
-        let _ = fs::remove_dir(child);
-    }
-    !path.exists() || (!charge::has_pages(path, is_settled) && fs::remove_dir(path).is_ok())
-}
-
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_dir(path) {
         tracing::warn!("{} is left behind: {error}", path.display());
@@ -723,21 +779,18 @@ mod tests {
     #[test]
     fn tenants_divide_three_quarters_of_the_memory_if_nothing_else_is_said() {
         const GIB: u64 = 1 << 30;
-        let shares = |worker, tenant, tenants| {
-            let Limit {
-                worker,
-                tenant,
-                all,
-            } = memory_limit(64 * GIB, worker, tenant, tenants);
-            [worker, tenant, all].map(|bytes| bytes / GIB)
+        let shares = |worker, tenant, strangers| {
+            let limit = memory_limit(64 * GIB, worker, tenant, strangers);
+            [limit.worker, limit.tenant, limit.user, limit.all].map(|bytes| bytes / GIB)
         };
-        assert_eq!(shares(None, None, 1), [48, 48, 48], "one has all");
-        assert_eq!(shares(None, None, 4), [12, 12, 48]);
-        assert_eq!(shares(Some(2 * GIB), None, 4), [2, 12, 48]);
-        assert_eq!(shares(Some(20 * GIB), None, 4), [20, 20, 48]);
-        assert_eq!(shares(None, Some(30 * GIB), 4), [30, 30, 48]);
-        assert_eq!(shares(None, Some(60 * GIB), 4), [60, 60, 60]);
-        let least = memory_limit(GIB, None, None, 64);
+        assert_eq!(shares(None, None, (1, 1)), [48; 4], "one has all");
+        assert_eq!(shares(None, None, (1, 4)), [12, 12, 48, 48]);
+        assert_eq!(shares(None, None, (2, 2)), [12, 12, 24, 48]);
+        assert_eq!(shares(Some(2 * GIB), None, (1, 4)), [2, 12, 48, 48]);
+        assert_eq!(shares(Some(20 * GIB), None, (2, 2)), [20, 20, 40, 48]);
+        assert_eq!(shares(None, Some(30 * GIB), (2, 2)), [30, 30, 48, 48]);
+        assert_eq!(shares(None, Some(60 * GIB), (2, 2)), [60; 4]);
+        let least = memory_limit(GIB, None, None, (1, 64));
         assert_eq!((least.worker, least.tenant), (LEAST_MEMORY, LEAST_MEMORY));
     }
 

@@ -7,6 +7,9 @@
 //! Pages of files on a disk are charged as well, and stay in the page cache when nobody uses them. The kernel
 //! frees them when memory is short, so they do not count here. The kernel's own memory counts where it does not free it by
 //! itself: unread messages in sockets, which a launcher can keep, are charged to the process that sent them.
+//!
+//! The kernel counts late and in advance, so a cgroup may keep a little ([`has_pages`]). When it is removed, that stays
+//! charged to the cgroup above it, which belongs to the tenant's user ([`left_behind`]).
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -43,6 +46,27 @@ pub fn has_pages(cgroup: &Path, is_settled: bool) -> bool {
     let current = current.trim().parse().unwrap_or(0);
     let slack = IN_ADVANCE * (*PROCESSORS + 1);
     (!is_empty && !is_settled) || holds(&stat, current, slack)
+}
+
+/// Returns the bytes in use that are charged to a cgroup and to none that is below it: those of cgroups that were removed,
+/// and those of `leaving`, which is to be removed.
+pub fn left_behind(cgroup: &Path, leaving: &Path) -> u64 {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    let others = entries.map(|entry| entry.path());
+    let others = others.filter(|path| path.is_dir() && path != leaving);
+    // One that grows meanwhile does not count as left.
+    let whole = in_use(cgroup);
+    whole.saturating_sub(others.map(|path| in_use(&path)).sum())
+}
+
+/// Returns the bytes charged to a cgroup that the kernel does not free by itself when memory is short.
+fn in_use(cgroup: &Path) -> u64 {
+    let read = |file| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
+    let current: u64 = read("memory.current").trim().parse().unwrap_or(0);
+    let stat = read("memory.stat");
+    let of = |name| number(&stat, name).unwrap_or(0);
+    let cached = of("file").saturating_sub(of("shmem"));
+    current.saturating_sub(cached + of("slab_reclaimable") + of("percpu"))
 }
 
 /// Number of processors that this machine can have, whatever share of them this process has.
@@ -104,6 +128,28 @@ mod tests {
             9_437_184,
             0
         ));
+    }
+
+    #[test]
+    fn what_removed_cgroups_left_is_what_those_that_are_there_do_not_have() {
+        let user = tempfile::tempdir().unwrap();
+        let write = |path: &Path, current: u64, stat: &str| {
+            fs::write(path.join("memory.current"), format!("{current}\n")).unwrap();
+            fs::write(path.join("memory.stat"), stat).unwrap();
+        };
+        let cached = "anon 4096\nfile 12288\nshmem 4096\nslab_reclaimable 8192\npercpu 4096\n";
+        write(user.path(), 100_000, cached);
+        let [there, leaving] = ["there", "leaving"].map(|name| user.path().join(name));
+        for (path, current) in [(&there, 30_000), (&leaving, 20_000)] {
+            fs::create_dir(path).unwrap();
+            write(path, current, "file 1000\n");
+        }
+        assert_eq!(
+            left_behind(user.path(), &leaving),
+            100_000 - 20_480 - 29_000
+        );
+        write(&there, 200_000, "");
+        assert_eq!(left_behind(user.path(), &leaving), 0);
     }
 
     #[test]

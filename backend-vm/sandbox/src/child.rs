@@ -105,7 +105,10 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
         // The OOM killer ends this process before those of the host. Without `/proc` the worker does without.
         let _ = write_file(c"/proc/self/oom_score_adj", EXPENDABLE);
         // Before the new root, whose `/proc` shows other numbers.
-        let user = own_user();
+        let user = match plan.change_user {
+            true => own_user()?,
+            false => NOBODY,
+        };
         if plan.isolation == Isolation::UserNamespace {
             map_user(plan)?;
         }
@@ -415,8 +418,9 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
 }
 
 /// Returns a user that no other process has: the sum of `FIRST_USER` and this process's number in the supervisor's PID
-/// namespace, as the supervisor's `/proc` shows it. Returns "nobody" if `/proc/self` cannot be read.
-unsafe fn own_user() -> u32 {
+/// namespace, as the supervisor's `/proc` shows it. Fails if `/proc/self` cannot be read: workers with one user could reach
+/// each other.
+unsafe fn own_user() -> Result<u32, (u32, i32)> {
     let mut digits = [0u8; 16];
     // SAFETY: a C string and a local buffer of the length given.
     let length = unsafe {
@@ -426,12 +430,10 @@ unsafe fn own_user() -> u32 {
             digits.len(),
         )
     };
-    let Some(digits) = usize::try_from(length)
+    let digits = usize::try_from(length)
         .ok()
         .and_then(|length| digits.get(..length))
-    else {
-        return NOBODY;
-    };
+        .ok_or_else(|| (8, errno()))?;
     let mut number = 0u32;
     for digit in digits {
         number = number
@@ -439,11 +441,11 @@ unsafe fn own_user() -> u32 {
             .wrapping_add(u32::from(digit.wrapping_sub(b'0')));
     }
     // Process numbers are below 2^22.
-    FIRST_USER + (number & ((1 << 22) - 1))
+    Ok(FIRST_USER + (number & ((1 << 22) - 1)))
 }
 
-/// Changes to a user that no other process has and to no group of others, in a process that root has forked and that
-/// starts no program. Its descriptors in flight, its epoll watches and the signals that it may send are then its own.
+/// Switches a forked process of root to a user and a group that no other process has. The kernel then counts the
+/// process's descriptors in flight and its epoll watches by themselves, and it may signal no other process.
 ///
 /// # Errors
 /// The process may not change its user.

@@ -5,8 +5,8 @@
 //! capabilities, another user, no new privileges, resource limits, a system call filter, and no descriptor that was not
 //! named. The worker dies with its supervisor.
 //!
-//! Where cgroups are delegated, one limits the memory and the tasks of a worker, and others those of its tenant and of
-//! all workers ([`Cgroups`]). On the CPU device RLIMIT_DATA limits a worker's private memory as well. On a GPU it
+//! One cgroup limits the memory and the tasks of a worker, and others those of its tenant and of all workers, where
+//! cgroups are delegated ([`Cgroups`]). On the CPU device RLIMIT_DATA limits a worker's private memory as well. On a GPU it
 //! cannot, since the driver reserves too much address space.
 //!
 //! Root makes the namespaces directly, another user inside a user namespace. The workers of a GPU share one PID

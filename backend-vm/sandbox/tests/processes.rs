@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use wormhole_backend_tests::backend::children_of;
+use wormhole_link::chain;
 use wormhole_sandbox::{
     Child, Command, Confinement, DeviceKind, EXECUTION_LIMIT, Ending, Isolation, Processes, probe,
 };
@@ -28,7 +29,8 @@ fn confinement(processes: Option<Arc<Processes>>) -> Confinement {
     }
 }
 
-/// A shell with the script: its process, its number as it has it itself, those that it sees, and what it waits for.
+/// Starts a shell. Returns the process, its PID in its own namespace, the PIDs that it sees, and the pipe that it waits
+/// for.
 fn shell(confinement: &Confinement) -> (Child, u32, Vec<u32>, OwnedFd) {
     let (stdin, line) = std::io::pipe().unwrap();
     let (mut said, output) = std::io::pipe().unwrap();
@@ -173,4 +175,43 @@ fn with_a_namespace_its_processes_end() {
     drop((confinement, processes));
     assert_eq!(child.wait(), Some(Ending::Signalled(libc::SIGKILL)));
     assert!(File::from(line).metadata().is_ok(), "its input was open");
+}
+
+/// Without its number it would have a user that others have, who could signal and trace it.
+#[test]
+fn a_worker_that_cannot_read_its_number_is_not_started() {
+    const HIDES: &str = "WORMHOLE_TEST_HIDES_PROC";
+    const NAME: &str = "a_worker_that_cannot_read_its_number_is_not_started";
+    if std::env::var_os(HIDES).is_some() {
+        let output = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .unwrap();
+        let started = confinement(None).spawn(&Command {
+            program: Path::new("/bin/true"),
+            arguments: &[],
+            environment: &[],
+            stdin: output.as_fd(),
+            output: output.as_fd(),
+            descriptors: &[],
+            lifeline: false,
+        });
+        let error = chain(&started.unwrap_err());
+        assert!(error.contains("dropping its privileges"), "{error}");
+        return;
+    }
+    if !is_root() {
+        return;
+    }
+    let hidden = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c"])
+        .arg("mount -t tmpfs none /proc && exec \"$0\" \"$@\"")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME])
+        .env(HIDES, "")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&hidden.stdout);
+    assert!(text.contains("1 passed"), "{text}");
 }

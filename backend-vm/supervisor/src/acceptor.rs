@@ -79,6 +79,10 @@ impl Acceptor {
                 );
                 LINES
             }
+            Verdict::After(count) => {
+                tracing::warn!("{count} connections without a window or refused were not logged");
+                LINES
+            }
             Verdict::Drop => 0,
         }
     }
@@ -93,6 +97,11 @@ impl Acceptor {
             Verdict::Log => tracing::warn!("a tenant is refused: {reason}"),
             Verdict::Last => {
                 tracing::warn!("a tenant is refused: {reason}; most that follow are not logged");
+            }
+            Verdict::After(count) => {
+                tracing::warn!(
+                    "a tenant is refused: {reason}; {count} connections before were not logged"
+                );
             }
             Verdict::Drop => {}
         }
@@ -111,7 +120,7 @@ impl Supervisor {
             if self.stopping {
                 return;
             }
-            let all = self.tenants.len() + self.waiting.len();
+            let all = self.holders(None);
             let why = if self.refusals.here() >= REFUSED {
                 "connections that were refused are being closed".to_owned()
             } else if self.descriptors.allow(0, all) {
@@ -158,8 +167,7 @@ impl Supervisor {
 
     /// Adds the tenant of a permitted user's connection, unless the user has too many.
     fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
-        let all = self.tenants.len() + self.waiting.len();
-        let of_user = self.tenants_of(user);
+        let (of_user, all) = (self.holders(Some(user)), self.holders(None));
         let too_many = self.too_many_tenants(user).or_else(|| {
             let may = self.descriptors.allow(of_user, all);
             (!may).then(|| format!("user {user} has as many descriptors as are left to others"))

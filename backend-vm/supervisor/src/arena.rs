@@ -13,6 +13,7 @@ use wormhole_ring::session::Run;
 use super::Id;
 use super::guests::GuestError;
 use super::sessions::{Session, refusal_of};
+use super::static_window::View;
 use super::tenant_loop::TenantLoop;
 use super::tenants::window_of;
 
@@ -131,16 +132,18 @@ impl TenantLoop {
         request: u32,
         refusal: Refusal,
     ) -> Result<(), ChannelError> {
+        let Some(guest) = self.guests.get_mut(&guest) else {
+            return Ok(());
+        };
+        let window = window_of(&mut self.tenants, guest.tenant);
         let denied = ArenaDenied {
             id: request,
             code: refusal as u32,
+            limit: window.map_or(0, |window| window.usable()),
         };
-        match self.guests.get_mut(&guest) {
-            Some(guest) => guest
-                .peer
-                .send(ops, &Message::ArenaDenied(denied), Vec::new()),
-            None => Ok(()),
-        }
+        guest
+            .peer
+            .send(ops, &Message::ArenaDenied(denied), Vec::new())
     }
 
     /// Denies the pending requests of a session that ends, and those in `further`.
@@ -241,12 +244,12 @@ impl TenantLoop {
         let Some(session) = self.answered(key, run, ExtentState::Showing(run.id))? else {
             return Ok(());
         };
-        if session.local {
-            self.arena_shown(ops, key, run.segments())
-                .map_err(str::to_owned)
-        } else {
+        if session.view == View::Launcher {
             self.show_run(ops, key, run.segments());
             Ok(())
+        } else {
+            self.arena_shown(ops, key, run.segments())
+                .map_err(str::to_owned)
         }
     }
 
@@ -336,8 +339,8 @@ impl TenantLoop {
             return Err("it gave back arena that was not asked back".to_owned());
         };
         extent.state = ExtentState::Scrubbing;
-        let (tenant, local) = (session.tenant, session.local);
-        if !local {
+        let (tenant, view) = (session.tenant, session.view);
+        if view == View::Launcher {
             self.hide_run(ops, tenant, key, run);
         }
         self.scrub_run(key, run);

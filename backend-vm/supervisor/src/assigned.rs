@@ -24,7 +24,7 @@ const ASSIGNED: usize = 4;
 /// A worker's process, which the supervisor's spawner kills and reaps.
 #[derive(Debug)]
 pub(super) struct Process {
-    supervisor: pair::Supervisor,
+    supervisor: pair::SupervisorLink,
     ticket: u64,
     pid: i32,
 }
@@ -159,16 +159,16 @@ impl TenantLoop {
         socket: OwnedFd,
         log: &Log,
     ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
-        let stream = self.token(Source::WorkerStream(id));
+        let stream = self.sources.add(Source::WorkerStream(id));
         let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
-            self.sources.remove(&stream);
+            self.sources.remove(stream);
             error
         })?;
-        match self.add_source(ops, log.socket(), Source::WorkerLog(id)) {
+        match self.sources.watch(ops, log.socket(), Source::WorkerLog(id)) {
             Ok(log) => Ok((peer, [stream, log])),
             Err(error) => {
                 peer.forget(ops);
-                self.sources.remove(&stream);
+                self.sources.remove(stream);
                 Err(error)
             }
         }
@@ -222,7 +222,7 @@ impl TenantLoop {
         worker.process.kill();
         worker.peer.forget(ops);
         let token = std::mem::take(&mut worker.tokens[0]);
-        self.sources.remove(&token);
+        self.sources.remove(token);
     }
 
     /// Returns `Err(None)` if the stream ended.
@@ -365,7 +365,7 @@ impl TenantLoop {
             worker.peer.forget(ops);
         }
         for token in worker.tokens {
-            self.sources.remove(&token);
+            self.sources.remove(token);
         }
         let why = match (&worker.refusal, ending) {
             (Some(reason), _) => reason.clone(),
@@ -413,7 +413,7 @@ impl TenantLoop {
         let log = worker.log.take()?;
         connection::forget(ops, log.socket());
         let token = std::mem::take(&mut worker.tokens[1]);
-        self.sources.remove(&token);
+        self.sources.remove(token);
         Some(log.into_socket())
     }
 

@@ -39,7 +39,7 @@ struct Arguments {
     /// Directories that hold worker executables.
     #[arg(long, value_name = "DIR", required = true, num_args = 1..)]
     workers: Vec<PathBuf>,
-    /// How workers are confined.
+    /// Confinement of workers.
     #[arg(long, value_enum, default_value_t = Sandbox::Full)]
     sandbox: Sandbox,
     #[command(flatten)]
@@ -56,41 +56,40 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// A driver destroys a context within seconds.
 const REAP_LIMIT: Duration = Duration::from_secs(60);
 
-/// Least memory of a tenant among strangers, unless `--tenant-memory` names another: a default
-/// window, its workers, and what a CPU device holds.
+/// Least memory of a tenant among strangers, unless `--tenant-memory` names another: the parts of a
+/// window that 64 processes use, their workers, and what a CPU device holds.
 const TENANT_MEMORY: u64 = 512 << 20;
 
-/// Returns the quotas, and the number of tenants to divide the memory among: those that do not
+/// Returns the quotas, and the numbers of users and of tenants of each to divide the memory among: those that do not
 /// trust each other.
-fn quotas(arguments: &Arguments) -> (Quotas, usize) {
+fn quotas(arguments: &Arguments) -> (Quotas, (usize, usize)) {
     let (operator, default) = (&arguments.operator, Quotas::default());
     let quotas = Quotas {
         tenants_per_user: operator
             .tenants_per_user
             .unwrap_or(default.tenants_per_user),
-        tenant_memory: None,
         sessions: operator.sessions.unwrap_or(default.sessions),
         sessions_per_user: operator
             .sessions_per_user
             .unwrap_or(default.sessions_per_user),
-        window: operator.window_limit.unwrap_or(default.window),
+        ..default
     };
     if arguments.listen.is_none() || operator.trusted_tenants {
-        return (quotas, 1);
+        return (quotas, (1, 1));
     }
     let own = rustix::process::geteuid().as_raw();
     let users: BTreeSet<u32> = operator.tenant_user.iter().copied().chain([own]).collect();
     let quotas = match operator.tenant_memory {
         Some(_) => quotas,
         None => {
-            let all = Limits::of(operator.worker_memory, None, 1, quotas.sessions)
+            let all = Limits::of(operator.worker_memory, None, (1, 1), quotas.sessions)
                 .memory
                 .all;
             let least = operator.worker_memory.unwrap_or(0).max(TENANT_MEMORY);
             quotas.within_memory(all / users.len() as u64, least)
         }
     };
-    (quotas, users.len().saturating_mul(quotas.tenants_per_user))
+    (quotas, (users.len(), quotas.tenants_per_user))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -147,6 +146,11 @@ fn start(arguments: Arguments) -> Result<(), String> {
         strangers,
         quotas.sessions,
     );
+    // The used parts of a window are memory of its tenant.
+    let quotas = Quotas {
+        window: (arguments.operator.window_limit).unwrap_or(limits.memory.tenant),
+        ..quotas
+    };
     let stream = arguments.fd.map(inherited).transpose()?;
     let listener = match &arguments.listen {
         Some(path) => {

@@ -92,7 +92,7 @@ pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec
 /// Bytes of a sender that must send no descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
-    /// Its bytes, as many as fit into the buffer. No bytes also stand for the end.
+    /// Bytes of the message, as many as fit into the buffer. An empty message also stands for the end.
     Bytes { count: usize, is_cut: bool },
     /// Descriptors came with it. The message stays in the socket, since receiving it would close
     /// them in this process.

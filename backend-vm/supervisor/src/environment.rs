@@ -20,6 +20,8 @@ const PASSED: &[&str] = &[
     "CUDA_MODULE_LOADING",
     "CUDA_SCALE_LAUNCH_QUEUES",
 ];
+/// Variables of that list that set a part of the whole device, and so of other tenants' work.
+const WHOLE_DEVICE: &[&str] = &["CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"];
 /// Largest size of a value in bytes.
 const LONGEST: usize = 32;
 
@@ -40,6 +42,13 @@ pub fn passed_on(text: &str) -> Vec<(OsString, OsString)> {
         .collect();
     variables.sort();
     variables.dedup_by(|a, b| a.0 == b.0);
+    variables
+}
+
+/// Returns the part of a hello's environment for a worker of a tenant that has neighbours.
+pub fn beside_neighbours(text: &str) -> Vec<(OsString, OsString)> {
+    let mut variables = passed_on(text);
+    variables.retain(|(name, _)| !WHOLE_DEVICE.iter().any(|one| name == one));
     variables
 }
 

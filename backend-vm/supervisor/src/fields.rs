@@ -1,4 +1,6 @@
-//! Decoder of the fields of a message between the supervisor's processes.
+//! Decoder of the fields of a message between the supervisor's processes, and the fields of a process's end.
+
+use wormhole_sandbox::Ending;
 
 /// The rest of a message's bytes, read from the front.
 pub struct Fields<'a>(&'a [u8]);
@@ -43,7 +45,28 @@ impl<'a> Fields<'a> {
         std::str::from_utf8(bytes).ok().map(str::to_owned)
     }
 
+    /// Takes the output of [`ending`]: how a process ended, and whether for lack of memory.
+    pub fn ending(&mut self) -> Option<(Ending, bool)> {
+        let value = self.signed()?;
+        let ending = match self.byte()? {
+            0 => Ending::Exited(value),
+            1 => Ending::Signalled(value),
+            _ => return None,
+        };
+        Some((ending, self.byte()? != 0))
+    }
+
     pub fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
+}
+
+/// Encodes how a process ended, and whether for lack of memory.
+pub fn ending(ending: Ending, out_of_memory: bool) -> [u8; 6] {
+    let (kind, value) = match ending {
+        Ending::Exited(status) => (0, status),
+        Ending::Signalled(signal) => (1, signal),
+    };
+    let [a, b, c, d] = value.to_le_bytes();
+    [a, b, c, d, kind, u8::from(out_of_memory)]
 }

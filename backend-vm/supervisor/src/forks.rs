@@ -10,6 +10,7 @@ use event_manager::EventOps;
 use wormhole_sandbox::Ending;
 
 use super::pair::{End, Order};
+use super::process_logs::Owner;
 use super::spawner::{Process, Role};
 use super::tenant_processes::{State, TenantProcess};
 use super::{Id, Supervisor};
@@ -20,8 +21,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// A process that was forked or is going to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fork {
-    /// Waits for the next tenant that connects, which will have this number.
-    Idle(Id),
+    /// Waits for the next tenant of a user, which will have this number.
+    Idle(Id, u32),
     Tenant(Id),
     Scrubber(Id),
     Refuser,
@@ -31,24 +32,51 @@ enum Fork {
 #[derive(Debug, Default)]
 pub(super) struct Forks {
     all: BTreeMap<u64, Fork>,
-    /// Processes that wait for a tenant.
-    pub idle: Vec<(Id, Process, End)>,
-    /// User whose tenant got the last process.
+    /// Processes that wait for a tenant of a user.
+    pub idle: Vec<(Id, u32, Process, End)>,
+    /// User whose tenant got the last process; at first the supervisor's own.
     last_user: u32,
-    /// Time to order processes again.
-    pub again: Option<Instant>,
+    /// Users whose last process could not be forked or has ended, and the time to order their next one.
+    again: BTreeMap<u32, Instant>,
     /// Whether the last process could not be forked.
     lacking: bool,
 }
 
+impl Forks {
+    pub fn new() -> Self {
+        Self {
+            last_user: rustix::process::geteuid().as_raw(),
+            ..Self::default()
+        }
+    }
+
+    /// Orders no process for a user for a while. One that has too little memory for another process holds up itself alone.
+    fn pause(&mut self, user: u32) {
+        self.again
+            .entry(user)
+            .or_insert_with(|| Instant::now() + AGAIN);
+    }
+
+    /// Returns the time at which a pause ends, if there is one.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.again.values().min().copied()
+    }
+
+    /// Ends the pauses that are over. Returns whether there were any.
+    pub fn resume(&mut self, now: Instant) -> bool {
+        let pauses = self.again.len();
+        self.again.retain(|_, again| *again > now);
+        self.again.len() < pauses
+    }
+}
+
 impl Supervisor {
-    /// Gives connections to idle processes, and orders more of these: one for each user with a waiting connection,
-    /// and one for the next connection.
+    /// Gives connections to idle processes, and orders more of these: one for each user with a waiting connection, and
+    /// one for the next connection of the user who was the last to connect. A process runs in its user's cgroup from its
+    /// start, so it waits for that user alone.
     pub(super) fn serve_waiting(&mut self, ops: &mut EventOps<'_>) {
-        while let Some(next) = self.next_waiting() {
-            let Some((id, process, end)) = self.forks.idle.pop() else {
-                break;
-            };
+        while let Some((next, idle)) = self.next_waiting() {
+            let (id, _, process, end) = self.forks.idle.swap_remove(idle);
             if end.report() != Ok(None) {
                 // It has ended, which the spawner reports as well.
                 process.kill();
@@ -59,23 +87,33 @@ impl Supervisor {
             self.forks.all.insert(process.ticket(), Fork::Tenant(id));
             self.serve(ops, id, waiting, (Some(process), end));
         }
-        let users: BTreeSet<u32> = self.waiting.iter().map(|one| one.user).collect();
-        let wanted = users.len() + usize::from(self.acceptor.listener.is_some());
-        let is_idle = |fork: &&Fork| matches!(fork, Fork::Idle(_));
-        let there = self.forks.all.values().filter(is_idle).count();
-        let wait = self.stopping || self.forks.again.is_some();
-        for _ in there..if wait { 0 } else { wanted } {
-            let id = self.id();
-            self.fork(Role::Tenant(id), Fork::Idle(id));
+        if self.stopping {
+            return;
+        }
+        let mut users: BTreeSet<u32> = self.waiting.iter().map(|one| one.user).collect();
+        if self.acceptor.listener.is_some() {
+            users.insert(self.forks.last_user);
+        }
+        for fork in self.forks.all.values() {
+            if let Fork::Idle(_, user) = fork {
+                users.remove(user);
+            }
+        }
+        users.retain(|user| !self.forks.again.contains_key(user));
+        for user in users {
+            let tenant = self.id();
+            self.fork(Role::Tenant { tenant, user }, Fork::Idle(tenant, user));
         }
     }
 
-    /// Returns the connection that gets the next process. Users take turns.
-    fn next_waiting(&self) -> Option<usize> {
+    /// Returns the connection that gets the next process, and the process. Users take turns.
+    fn next_waiting(&self) -> Option<(usize, usize)> {
         let last = self.forks.last_user;
+        let idle = |user| self.forks.idle.iter().position(|(_, of, ..)| *of == user);
         let waiting = self.waiting.iter().enumerate();
-        let next = waiting.min_by_key(|(index, one)| (one.user <= last, one.user, *index));
-        next.map(|(index, _)| index)
+        let ready = waiting.filter_map(|(index, one)| Some((one.user, index, idle(one.user)?)));
+        let next = ready.min_by_key(|(user, index, _)| (*user <= last, *user, *index));
+        next.map(|(_, index, idle)| (index, idle))
     }
 
     fn fork(&mut self, role: Role, fork: Fork) -> Option<u64> {
@@ -87,7 +125,7 @@ impl Supervisor {
     /// Returns whether a process that waits for a tenant has this number.
     pub(super) fn is_reserved(&self, id: Id) -> bool {
         let mut forks = self.forks.all.values();
-        forks.any(|fork| *fork == Fork::Idle(id))
+        forks.any(|fork| matches!(fork, Fork::Idle(of, _) if *of == id))
     }
 
     pub(super) fn fork_scrubber(&mut self, id: Id) {
@@ -132,11 +170,13 @@ impl Supervisor {
         };
         self.forks.lacking = false;
         match self.forks.all.get(&ticket) {
-            Some(Fork::Idle(id)) => {
-                let id = *id;
-                self.forks.idle.push((id, process, End::new(socket)));
+            Some(Fork::Idle(id, user)) => {
+                let (id, user) = (*id, *user);
+                let end = End::new(socket);
+                self.forks.idle.push((id, user, process, end));
                 if let Some(log) = log {
-                    self.add_process_log(ops, (ticket, id), log);
+                    let owner = Owner { tenant: id, user };
+                    self.add_process_log(ops, (ticket, owner), log);
                 }
                 self.serve_waiting(ops);
             }
@@ -162,12 +202,11 @@ impl Supervisor {
             tracing::error!("a process cannot be forked: {reason}");
         }
         match fork {
-            Fork::Idle(id) | Fork::Tenant(id) => {
+            Fork::Idle(id, user) => {
                 self.remove_cgroup(id);
-                self.forks
-                    .again
-                    .get_or_insert_with(|| Instant::now() + AGAIN);
+                self.forks.pause(user);
             }
+            Fork::Tenant(id) => self.remove_cgroup(id),
             Fork::Scrubber(id) => {
                 if let Some(tenant) = self.tenants.get_mut(&id) {
                     tenant.scrubbers.remove(&ticket);
@@ -196,19 +235,22 @@ impl Supervisor {
                 true => format!("{fork} was killed: memory is short"),
                 false => format!("{fork} {ending}"),
             };
+            // A tenant can end its processes, and orders or connects again.
             match fork {
-                // A tenant's process can end its scrubbers, and orders others.
-                Fork::Scrubber(id) => self.pass_on(id, [format!("ERROR {line}")]),
-                _ => tracing::error!("{line}"),
+                Fork::Idle(tenant, user) => self.pass_on_error(Owner { tenant, user }, &line),
+                Fork::Tenant(id) | Fork::Scrubber(id) => {
+                    self.pass_on_error(self.owner(id), &line);
+                }
+                Fork::Refuser => tracing::error!("{line}"),
             }
         }
         match fork {
-            Fork::Idle(id) => {
+            Fork::Idle(id, user) => {
                 self.remove_cgroup(id);
-                self.forks.idle.retain(|(_, one, _)| one.ticket() != ticket);
                 self.forks
-                    .again
-                    .get_or_insert_with(|| Instant::now() + AGAIN);
+                    .idle
+                    .retain(|(_, _, one, _)| one.ticket() != ticket);
+                self.forks.pause(user);
             }
             Fork::Tenant(id) => {
                 self.cut_off(ops, id, State::Leaving);
@@ -253,9 +295,9 @@ impl Supervisor {
 impl fmt::Display for Fork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Idle(_) => f.write_str("the process that waits for the next tenant"),
-            Self::Tenant(id) => write!(f, "the process of tenant {id}"),
-            Self::Scrubber(id) => write!(f, "the process that closes descriptors of tenant {id}"),
+            Self::Idle(..) => f.write_str("the process that waits for the next tenant"),
+            Self::Tenant(_) => f.write_str("it"),
+            Self::Scrubber(_) => f.write_str("the process that closes descriptors"),
             Self::Refuser => f.write_str("a process that refuses connections"),
         }
     }

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, MutEventSubscriber, SubscriberId, SubscriberOps};
 use wormhole_link::channel::{Incoming, Outgoing};
-use wormhole_link::device::DeviceChoice;
 use wormhole_link::memory;
 use wormhole_link::neighbours::NeighboursFile;
 use wormhole_ring::bootstrap;
@@ -30,6 +29,7 @@ use wormhole_ring::session::Owner;
 use wormhole_sandbox::{Ending, Limits};
 
 use crate::descriptors::Descriptors;
+use crate::forks::Forks;
 use crate::scrubber::process::Queue;
 use crate::signals::Signals;
 use crate::spawner::message::{FORKS, Order, Report, Role};
@@ -170,6 +170,9 @@ pub fn play(input: &[u8]) -> usize {
     scene.granted
 }
 
+/// End of a process that serves nobody any more.
+const ENDED: Ending = Ending::Exited(0);
+
 /// Decodes a message between the supervisor and a tenant's process.
 ///
 /// # Panics
@@ -210,16 +213,13 @@ impl Scene {
     fn new() -> Self {
         let (near, far) = datagram::pair().expect("a pair of sockets");
         let options = Options {
-            device: DeviceChoice::Cpu {
-                count: 1,
-                check: false,
-            },
+            device: "cpu".parse().expect("a device"),
             workers: Vec::new(),
             listener: None,
             stream: None,
             trusted_tenants: true,
             without_namespaces: false,
-            limits: Limits::of(Some(1 << 30), None, 1, 8),
+            limits: Limits::of(Some(1 << 30), None, (1, 1), 8),
             start_limit: LONG,
             hello_limit: LONG,
             reap_limit: LONG,
@@ -240,6 +240,7 @@ impl Scene {
             sampler: None,
             near: None,
             neighbours: NeighboursFile::create().expect("a page"),
+            forks: Forks::new(),
         };
         let supervisor = Rc::new(RefCell::new(Supervisor::new(options, parts)));
         let mut manager = EventManager::new().expect("an epoll descriptor");
@@ -289,6 +290,7 @@ impl Scene {
                     window_size: bytes(announced),
                     segment_limit: u32::from(limits & 0x70) >> 4,
                     session_limit: u32::from(limits & 3),
+                    static_window: u64::from(limits & 4),
                     ..Attach::default()
                 };
                 if let Some(tenant) = pick(&mut self.tenants, tenant) {
@@ -352,9 +354,11 @@ impl Scene {
                 let [which] = steps.next()?;
                 if which & 0x80 != 0 {
                     let served = usize::from(which).checked_rem(self.loops.len());
-                    served.into_iter().for_each(|served| self.end_loop(served));
+                    served
+                        .into_iter()
+                        .for_each(|served| self.end_loop(served, ENDED));
                 } else if let Some(scrubber) = remove(&mut self.scrubbers, which) {
-                    self.reap_fork(scrubber.ticket);
+                    self.reap_fork(scrubber.ticket, ENDED);
                 }
             }
             11 => {
@@ -510,7 +514,7 @@ impl Scene {
             let order = Order::decode(&bytes).expect("an order");
             let Order::Fork {
                 ticket,
-                role: Role::Tenant(_),
+                role: Role::Tenant { .. },
             } = order
             else {
                 self.orders.push_back(order);
@@ -561,7 +565,9 @@ impl Scene {
                         worker.was_killed = true;
                     }
                     let killed = self.loops.iter().position(|one| one.ticket == ticket);
-                    killed.into_iter().for_each(|killed| self.end_loop(killed));
+                    killed
+                        .into_iter()
+                        .for_each(|killed| self.end_loop(killed, ENDED));
                 }
                 Order::Assign { .. } => {}
                 Order::Remove { tenant } => self.report(&Report::Removed { tenant }, &[]),
@@ -585,7 +591,7 @@ impl Scene {
     }
 
     /// Ends a tenant's process.
-    fn end_loop(&mut self, index: usize) {
+    fn end_loop(&mut self, index: usize, ending: Ending) {
         let PlayedLoop {
             ticket,
             state,
@@ -596,13 +602,13 @@ impl Scene {
             .expect("the loop's subscriber");
         // Its descriptors are closed before the spawner reports its end.
         drop(state);
-        self.reap_fork(ticket);
+        self.reap_fork(ticket, ending);
     }
 
-    fn reap_fork(&self, ticket: u64) {
+    fn reap_fork(&self, ticket: u64, ending: Ending) {
         let report = Report::Ended {
             ticket,
-            ending: Ending::Exited(0),
+            ending,
             out_of_memory: false,
         };
         self.report(&report, &[]);
@@ -653,7 +659,7 @@ impl Scene {
             lives
         });
         for ticket in ended {
-            self.reap_fork(ticket);
+            self.reap_fork(ticket, ENDED);
         }
     }
 
@@ -670,7 +676,7 @@ impl Scene {
             let is_done = |one: &PlayedLoop| one.state.borrow().is_done();
             let done = self.loops.iter().position(is_done);
             match done {
-                Some(done) => self.end_loop(done),
+                Some(done) => self.end_loop(done, ENDED),
                 None if self.loops.len() == loops => break,
                 None => {}
             }
@@ -766,6 +772,10 @@ fn check(supervisor: &TenantLoop) {
             }
         }
     }
+    for returning in supervisor.returning.values() {
+        let count: u32 = returning.runs.iter().map(|run| run.count).sum();
+        *owned.entry(returning.tenant).or_default() += count;
+    }
     for (id, tenant) in &supervisor.tenants {
         let of = |other: Id| usize::from(other == *id);
         let guests = supervisor.guests.values().map(|guest| of(guest.tenant));
@@ -791,18 +801,24 @@ fn check(supervisor: &TenantLoop) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use event_manager::SubscriberOps;
     use proptest::prelude::*;
+    use wormhole_sandbox::Ending;
 
-    use super::{HASH, Order, Scene};
+    use super::{HASH, Order, Role, Scene, Steps, datagram};
     use crate::alone::alone;
     use crate::pair::{self, Report};
+    use crate::process_logs::Owner;
 
     /// Returns the named inputs in the fuzz target's corpus.
     fn seeds() -> Vec<Vec<u8>> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/supervisor");
         let files = std::fs::read_dir(folder).unwrap();
         let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        paths.retain(|path| path.is_file());
         paths.sort();
         let seeds = paths.iter().map(|path| std::fs::read(path).unwrap());
         seeds.collect()
@@ -922,7 +938,7 @@ mod tests {
     }
 
     /// Stops the process of a tenant, and receives its orders so far.
-    fn stop(scene: &mut Scene, tenant: usize) -> pair::Supervisor {
+    fn stop(scene: &mut Scene, tenant: usize) -> pair::SupervisorLink {
         let stopped = &scene.loops[tenant];
         let subscriber = stopped.subscriber;
         let supervisor = stopped.state.borrow().supervisor.clone();
@@ -962,6 +978,84 @@ mod tests {
             assert_eq!(killed.count(), 1);
             assert_eq!(scene.supervisor.borrow().served(), 2, "it has not ended");
         }
+    }
+
+    /// Counts lines that are written.
+    #[derive(Clone, Debug, Default)]
+    struct Lines(Arc<AtomicUsize>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+            self.0.fetch_add(lines, Ordering::Relaxed);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn tenants_whose_processes_end_in_a_loop_do_not_fill_the_log() {
+        const ENDS: usize = 300;
+        let _alone = alone();
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
+        tracing::subscriber::with_default(subscriber.finish(), || {
+            let mut scene = Scene::new();
+            scene.play(&[12, 0]);
+            {
+                let mut supervisor = scene.supervisor.borrow_mut();
+                supervisor.quotas.tenants_per_user = 1;
+                let all = vec![b'x'; 1 << 20];
+                supervisor.pass_on(Owner { tenant: 0, user: 0 }, &all);
+            }
+            for _ in 0..ENDS {
+                scene.tenants.clear();
+                scene.play(&[0, 0]);
+                let last = scene.loops.len() - 1;
+                scene.end_loop(last, Ending::Signalled(libc::SIGKILL));
+                scene.settle();
+                // Its place is free again.
+                scene.play_spawner(0);
+                scene.settle();
+            }
+        });
+        // One tenant's part, and a few lines each second.
+        let lines = lines.0.load(Ordering::Relaxed);
+        assert!((10..ENDS - 100).contains(&lines), "{lines}");
+    }
+
+    /// Connects as a user. Returns the tickets and users of the processes for tenants that are ordered then.
+    fn connect(scene: &mut Scene, user: u8) -> Vec<(u64, u32)> {
+        scene.step(&mut Steps(&[0, user])).unwrap();
+        let mut ordered = Vec::new();
+        while let Ok(Some((bytes, _))) = datagram::receive(&scene.spawner, false) {
+            if let Order::Fork { ticket, role } = Order::decode(&bytes).unwrap()
+                && let Role::Tenant { user, .. } = role
+            {
+                ordered.push((ticket, user));
+            }
+        }
+        ordered
+    }
+
+    #[test]
+    fn a_user_without_room_for_a_process_keeps_no_other_user_waiting() {
+        let _alone = alone();
+        let mut scene = Scene::new();
+        let ordered = connect(&mut scene, 0);
+        let [(ticket, 0)] = ordered[..] else {
+            panic!("{ordered:?}");
+        };
+        let reason = "memory is short".to_owned();
+        scene.report(&super::Report::NotForked { ticket, reason }, &[]);
+        while scene.manager.run_with_timeout(0).unwrap() > 0 {}
+        assert!(scene.supervisor.borrow().forks.deadline().is_some());
+        let ordered = connect(&mut scene, 1);
+        assert!(matches!(ordered[..], [(_, 1)]), "{ordered:?}");
     }
 
     #[test]
@@ -1004,10 +1098,15 @@ mod tests {
         scene.settle();
         scene.play_spawner(0);
         assert!(scene.workers[0].was_killed, "its worker is left");
-        let supervisor = scene.supervisor.borrow();
+        let mut supervisor = scene.supervisor.borrow_mut();
         let (id, tenant) = supervisor.tenants.first_key_value().unwrap();
         assert_eq!(tenant.sessions.len(), 0);
         assert_eq!(supervisor.sessions_of(*id, tenant), 1);
+        // It counts for the user too.
+        let other = *supervisor.tenants.last_key_value().unwrap().0;
+        assert_eq!(supervisor.too_many_sessions(other), None);
+        supervisor.quotas.sessions_per_user = 1;
+        assert!(supervisor.too_many_sessions(other).is_some());
     }
 
     #[test]
@@ -1029,6 +1128,56 @@ mod tests {
         scene.reap(0);
         scene.settle();
         assert!(!has_neighbours(&scene));
+    }
+
+    #[test]
+    fn beside_neighbours_no_environment_sets_a_part_of_the_whole_device() {
+        const PART: &str = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=50";
+        const OTHER: &str = "CUDA_MODULE_LOADING=EAGER";
+        let _alone = alone();
+        let (launcher, attach, start, scrub) = ([0, 0], [1, 0, 31, 31, 0], [12, 0], [9]);
+        let mut one = Scene::new();
+        one.play(&[&launcher[..], &attach, &start, &scrub].concat());
+        let environment = |mut scene: Scene| {
+            // The first of two has a worker starting already.
+            let last = scene.loops.last().unwrap();
+            let process = last.state.borrow().supervisor.clone();
+            process.report(&Report::Want {
+                session: 100,
+                hash: HASH,
+                environment: [PART, OTHER].join("\n"),
+            });
+            scene.settle();
+            scene.receive_orders();
+            scene.orders.into_iter().find_map(|order| match order {
+                Order::Start { environment, .. } if !environment.is_empty() => Some(environment),
+                _ => None,
+            })
+        };
+        assert_eq!(environment(one).unwrap(), [PART, OTHER].join("\n"));
+        assert_eq!(environment(two_tenants()).unwrap(), OTHER);
+    }
+
+    #[test]
+    fn a_tenant_that_has_left_holds_memory_and_no_descriptors() {
+        let _alone = alone();
+        let mut scene = two_tenants();
+        let counts = |scene: &Scene| {
+            let supervisor = scene.supervisor.borrow();
+            let user = supervisor.tenants.values().next().unwrap().user;
+            let holders = [supervisor.holders(None), supervisor.holders(Some(user))];
+            (supervisor.tenants_of(user), holders)
+        };
+        assert_eq!(counts(&scene), (2, [2, 2]));
+        scene.leave(1);
+        scene.settle();
+        scene.scrub();
+        scene.settle();
+        // The spawner has not reported that the memory is free.
+        scene.receive_orders();
+        let mut orders = scene.orders.iter();
+        assert!(orders.any(|order| matches!(order, Order::Remove { .. })));
+        assert_eq!(counts(&scene), (2, [1, 1]));
     }
 
     #[test]

@@ -142,9 +142,9 @@ impl TenantLoop {
         let far = OwnedFd::from(far);
         let copy = far.try_clone().map_err(|error| error.to_string())?;
         let id = self.id();
-        let token = self.token(Source::Guest(id));
+        let token = self.sources.add(Source::Guest(id));
         let peer = Connection::register(ops, near.into(), token, false).map_err(|(error, _)| {
-            self.sources.remove(&token);
+            self.sources.remove(token);
             error.to_string()
         })?;
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
@@ -435,7 +435,7 @@ impl TenantLoop {
         if let Some(tenant) = self.tenants.get_mut(&guest.tenant) {
             tenant.guests -= 1;
         }
-        self.sources.remove(&guest.token);
+        self.sources.remove(guest.token);
         guest.peer.forget(ops);
         let (stream, mut others) = guest.peer.into_parts();
         let ending = guest.session.and_then(|session| {

@@ -543,7 +543,7 @@ mod tests {
         let energy = facts::get(&sample.counters, "host.nvmlDeviceGetTotalEnergyConsumption");
         assert!(energy.is_some());
         let after_others = sample.for_tenant(Visible::Momentary, &BTreeSet::new());
-        let after_others: String = after_others.told(false).collect();
+        let after_others: String = after_others.visible_facts(false).collect();
         for counter in [
             "host.nvmlDeviceGetTotalEnergyConsumption",
             "field.83",
@@ -551,7 +551,7 @@ mod tests {
         ] {
             assert_eq!(facts::get(&after_others, counter), None, "{counter}");
         }
-        let beside_others: String = sample.told(true).collect();
+        let beside_others: String = sample.visible_facts(true).collect();
         for activity in [
             "host.nvmlDeviceGetPowerUsage",
             "host.nvmlDeviceGetUtilizationRates",

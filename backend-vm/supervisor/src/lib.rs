@@ -47,24 +47,28 @@ mod session_file;
 mod sessions;
 mod sharing;
 mod signals;
+mod sources;
 mod spawn_queue;
 mod spawner;
+mod static_window;
 mod tenant_loop;
 mod tenant_processes;
 mod tenants;
+mod user_budget;
 mod visibility;
 mod window;
+mod window_memory;
 mod worker_pool;
 mod workers;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use wormhole_api::CuResult;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
@@ -83,6 +87,7 @@ use self::refusals::Refusals;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
 use self::signals::{Asked, Signals};
+use self::sources::Sources;
 pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::tenant_loop::TenantLoop;
@@ -186,8 +191,7 @@ struct Supervisor {
     stopping: bool,
     /// Reason why the spawner, and with it all workers, is gone.
     lost: Option<SpawnerError>,
-    sources: HashMap<u32, Source>,
-    next_token: u32,
+    sources: Sources<Source>,
     next_id: Id,
     /// Connections that wait for a process.
     waiting: Vec<Waiting>,
@@ -220,6 +224,7 @@ struct Supervisor {
 /// Workers cannot be confined or found, or the event loop fails.
 pub fn run(mut options: Options) -> Result<(), SupervisorError> {
     let descriptors = Descriptors::claim()?;
+    window_memory::find_devices();
     let closes: Vec<RawFd> = options.listener.iter().map(AsRawFd::as_raw_fd).collect();
     let closes = [
         closes,
@@ -258,6 +263,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         None => Some(pair::sockets().map_err(SupervisorError::Tenant)?),
     };
     let (near, far) = pair.unzip();
+    let forks = Forks::new();
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let parts = Parts {
         spawner,
@@ -266,6 +272,7 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         signals,
         sampler,
         neighbours,
+        forks,
         near,
     };
     let mut manager: EventManager<Rc<RefCell<dyn MutEventSubscriber>>> = EventManager::new()?;
@@ -328,6 +335,7 @@ struct Parts {
     signals: Signals,
     sampler: Option<Sampler>,
     neighbours: NeighboursFile,
+    forks: Forks,
     near: Option<OwnedFd>,
 }
 
@@ -344,12 +352,11 @@ impl Supervisor {
             signals: parts.signals,
             stopping: false,
             lost: None,
-            sources: HashMap::new(),
-            next_token: 0,
+            sources: Sources::default(),
             next_id: 0,
             waiting: Vec::new(),
             tenants: BTreeMap::new(),
-            forks: Forks::default(),
+            forks: parts.forks,
             process_logs: ProcessLogs::default(),
             refusals: Refusals::new(descriptors.for_tenants()),
             history: TenantHistory::default(),
@@ -413,7 +420,7 @@ impl Supervisor {
             self.ends_by = Some(self.ends_by.map_or(end, |by| by.min(end)));
         }
         self.refusals.try_again(now);
-        if self.forks.again.take_if(|again| *again <= now).is_some() {
+        if self.forks.resume(now) {
             self.serve_waiting(ops);
         }
         self.accept_again(ops, now);
@@ -428,15 +435,10 @@ impl Supervisor {
             .into_iter()
             .chain(self.ends_by)
             .chain(self.refusals.deadline())
-            .chain(self.forks.again)
+            .chain(self.forks.deadline())
             .chain(self.acceptor.again)
             .chain(self.send_again());
         milliseconds_until(next.min(), now)
-    }
-
-    /// Returns a new token for a descriptor.
-    fn token(&mut self, source: Source) -> u32 {
-        new_token(&mut self.sources, &mut self.next_token, source)
     }
 
     /// Returns an unused number.
@@ -453,21 +455,6 @@ impl Supervisor {
         }
     }
 
-    /// Registers a descriptor with the event loop.
-    fn add_source(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        fd: &impl AsRawFd,
-        source: Source,
-    ) -> Result<u32, event_manager::Error> {
-        let token = self.token(source);
-        if let Err(error) = ops.add(Events::with_data(fd, token, EventSet::IN)) {
-            self.sources.remove(&token);
-            return Err(error);
-        }
-        Ok(token)
-    }
-
     /// Ends every tenant's sessions, in order. The loop ends when all have ended.
     fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
         if self.stopping {
@@ -481,14 +468,14 @@ impl Supervisor {
 
     fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
         let signals = self.signals.as_fd().as_raw_fd();
-        self.add_source(ops, &signals, Source::Signals)?;
+        self.sources.watch(ops, &signals, Source::Signals)?;
         let spawner = self.pool.starts.spawner().as_raw_fd();
-        self.add_source(ops, &spawner, Source::Spawner)?;
+        self.sources.watch(ops, &spawner, Source::Spawner)?;
         if let Some(bell) = self.sampler.as_ref().map(AsRawFd::as_raw_fd) {
-            self.add_source(ops, &bell, Source::Sampler)?;
+            self.sources.watch(ops, &bell, Source::Sampler)?;
         }
         if let Some(listener) = self.acceptor.listener.as_ref().map(AsRawFd::as_raw_fd) {
-            self.acceptor.token = self.add_source(ops, &listener, Source::Listener)?;
+            self.acceptor.token = self.sources.watch(ops, &listener, Source::Listener)?;
         }
         Ok(())
     }
@@ -513,7 +500,7 @@ impl MutEventSubscriber for Supervisor {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let token = events.data();
         // A source removed earlier in this round may still have an event.
-        let Some(source) = self.sources.get(&token).copied() else {
+        let Some(source) = self.sources.get(token) else {
             return;
         };
         match source {
@@ -532,17 +519,6 @@ impl MutEventSubscriber for Supervisor {
         }
         self.order_refusers();
         self.watch_tenants(ops);
-    }
-}
-
-/// Returns a new token for a descriptor in an event loop.
-fn new_token<T>(sources: &mut HashMap<u32, T>, next: &mut u32, source: T) -> u32 {
-    loop {
-        *next = next.wrapping_add(1);
-        if let std::collections::hash_map::Entry::Vacant(entry) = sources.entry(*next) {
-            entry.insert(source);
-            return *next;
-        }
     }
 }
 

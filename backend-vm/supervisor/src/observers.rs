@@ -247,7 +247,7 @@ impl TenantLoop {
         };
         let mut text = format!("{}\n", description.trim_end());
         if let Some(sample) = heard.and_then(|heard| heard.samples.get(device)) {
-            text.extend(sample.told(self.has_neighbours()));
+            text.extend(sample.visible_facts(self.has_neighbours()));
         }
         let mut used: u64 = 0;
         let sessions = self

@@ -1,6 +1,6 @@
 //! Logs of the tenants' processes. Such a process reads its tenant's streams and may be taken over, so it has no descriptor
 //! of the supervisor's log. It writes to a socket, and the supervisor passes its lines on under its name, as far as the
-//! budget of its user permits.
+//! budget of its tenant permits. A line that is left out is counted, and not looked at.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,6 +14,7 @@ use rustix::net::sockopt;
 
 use super::datagram::{self, Plain};
 use super::log_budget::{LogBudget, Verdict};
+use super::user_budget::{TenantBudget, UserBudget};
 use super::{Id, Source, Supervisor, connection};
 
 /// Largest size of a line in bytes.
@@ -29,16 +30,23 @@ const LAST_PORTIONS: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct ProcessLogs {
     logs: BTreeMap<u64, ProcessLog>,
-    budgets: BTreeMap<u32, LogBudget>,
+    budgets: BTreeMap<u32, UserBudget>,
 }
 
 #[derive(Debug)]
 struct ProcessLog {
     socket: OwnedFd,
-    /// Number of the tenant that the process serves or is going to serve.
-    tenant: Id,
+    /// Number of the tenant that the process serves or is going to serve, and the tenant's user.
+    owner: Owner,
     line: Vec<u8>,
     token: u32,
+}
+
+/// A tenant and its user, whose budget its lines spend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub tenant: Id,
+    pub user: u32,
 }
 
 /// Result of a read.
@@ -65,15 +73,19 @@ pub(super) fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl ProcessLogs {
-    /// Forgets what was logged so far, because the operator has ordered a dump.
+    /// Forgets what was logged so far, because the operator has ordered a dump, and logs what was left out.
     pub fn begin_dump(&mut self) {
-        self.budgets.clear();
+        for budget in std::mem::take(&mut self.budgets).into_values() {
+            for (tenant, count) in budget.left_out() {
+                log_left_out(tenant, count);
+            }
+        }
     }
 }
 
 impl ProcessLog {
-    /// Reads once. Appends whole lines to `lines`.
-    fn read(&mut self, lines: &mut Vec<String>) -> Read {
+    /// Reads once, and passes whole lines on.
+    fn read(&mut self, mut pass_on: impl FnMut(&[u8])) -> Read {
         let mut buffer = [0; PORTION];
         let count = match datagram::receive_plain(&self.socket, &mut buffer) {
             Ok(Plain::Bytes { count: 0, .. }) => return Read::Closed,
@@ -81,22 +93,25 @@ impl ProcessLog {
             Err(Errno::AGAIN | Errno::INTR) => return Read::Empty,
             Ok(Plain::Descriptors) | Err(_) => return Read::Unfit,
         };
-        for &byte in &buffer[..count] {
-            if byte == b'\n' || self.line.len() == LINE_LIMIT {
-                lines.extend(self.take_line());
+        for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
+            let (mut text, is_whole) = match piece.strip_suffix(b"\n") {
+                Some(text) => (text, true),
+                None => (piece, false),
+            };
+            while self.line.len() + text.len() > LINE_LIMIT {
+                let (first, rest) = text.split_at(LINE_LIMIT - self.line.len());
+                self.line.extend_from_slice(first);
+                pass_on(&self.line);
+                self.line.clear();
+                text = rest;
             }
-            if byte != b'\n' {
-                self.line.push(byte);
+            self.line.extend_from_slice(text);
+            if is_whole {
+                pass_on(&self.line);
+                self.line.clear();
             }
         }
         Read::Data
-    }
-
-    fn take_line(&mut self) -> Option<String> {
-        let line = std::mem::take(&mut self.line);
-        let text = wormhole_link::harmless(&String::from_utf8_lossy(&line));
-        let text = text.trim();
-        (!text.is_empty()).then(|| text.to_owned())
     }
 }
 
@@ -105,14 +120,14 @@ impl Supervisor {
     pub(super) fn add_process_log(
         &mut self,
         ops: &mut EventOps<'_>,
-        (ticket, tenant): (u64, Id),
+        (ticket, owner): (u64, Owner),
         socket: OwnedFd,
     ) {
-        match self.add_source(ops, &socket, Source::ProcessLog(ticket)) {
+        match self.sources.watch(ops, &socket, Source::ProcessLog(ticket)) {
             Ok(token) => {
                 let log = ProcessLog {
                     socket,
-                    tenant,
+                    owner,
                     line: Vec::new(),
                     token,
                 };
@@ -129,7 +144,7 @@ impl Supervisor {
         {
             let token = std::mem::take(&mut log.token);
             connection::forget(ops, &log.socket);
-            self.sources.remove(&token);
+            self.sources.remove(token);
         }
     }
 
@@ -142,19 +157,20 @@ impl Supervisor {
                 break;
             }
         }
-        let Some(mut log) = self.process_logs.logs.remove(&ticket) else {
+        let Some(log) = self.process_logs.logs.remove(&ticket) else {
             return;
         };
-        let line = log.take_line();
-        self.pass_on(log.tenant, line);
+        self.pass_on(log.owner, &log.line);
+        self.budget_of(log.owner, |mut budget| {
+            log_left_out(log.owner.tenant, budget.take_left_out());
+        });
         if log.token != 0 {
             connection::forget(ops, &log.socket);
-            self.sources.remove(&log.token);
+            self.sources.remove(log.token);
         }
         // Others may still have the far end, and may have sent descriptors on it.
         if last != Read::Closed {
-            let owner = self.tenants.get(&log.tenant).map(|tenant| tenant.user);
-            self.refusals.close(owner, log.socket);
+            self.refusals.close(Some(log.owner.user), log.socket);
         }
     }
 
@@ -168,41 +184,82 @@ impl Supervisor {
     }
 
     fn read_process_log(&mut self, ticket: u64) -> Read {
-        let Some(log) = self.process_logs.logs.get_mut(&ticket) else {
+        let Some(mut log) = self.process_logs.logs.remove(&ticket) else {
             return Read::Closed;
         };
-        let mut lines = Vec::new();
-        let read = log.read(&mut lines);
-        let tenant = log.tenant;
-        self.pass_on(tenant, lines);
+        let (owner, now) = (log.owner, Instant::now());
+        let read = self.budget_of(owner, |mut budget| {
+            log.read(|line| pass_on(owner.tenant, line, &mut budget, now))
+        });
+        self.process_logs.logs.insert(ticket, log);
         read
     }
 
-    /// Logs lines of a tenant's process, or about it, as far as the budget of the user permits.
-    pub(super) fn pass_on(&mut self, tenant: Id, lines: impl IntoIterator<Item = String>) {
-        // A process that waits for a tenant has read nothing of anybody's.
-        let user = self.tenants.get(&tenant).map_or(0, |tenant| tenant.user);
+    /// Logs a line about a tenant's process, as far as its tenant's budget permits.
+    pub(super) fn pass_on(&mut self, owner: Owner, line: &[u8]) {
         let now = Instant::now();
-        let budget = self.process_logs.budgets.entry(user);
-        let budget = budget.or_insert_with(|| LogBudget::of_processes(now));
-        for line in lines {
-            let cost = u32::try_from(line.len()).unwrap_or(u32::MAX);
-            let verdict = budget.spend_all(cost.max(LogBudget::LEAST_LINE), now);
-            if verdict == Verdict::Drop {
-                continue;
-            }
-            match level_of(&line) {
-                ("ERROR", text) => tracing::error!("process of tenant {tenant}: {text}"),
-                ("WARN", text) => tracing::warn!("process of tenant {tenant}: {text}"),
-                ("DEBUG", text) => tracing::debug!("process of tenant {tenant}: {text}"),
-                (_, text) => tracing::info!("process of tenant {tenant}: {text}"),
-            }
-            if verdict == Verdict::Last {
-                tracing::warn!(
-                    "the processes of user {user}'s tenants write too much: most of their logs is left out"
-                );
-            }
-        }
+        self.budget_of(owner, |mut budget| {
+            pass_on(owner.tenant, line, &mut budget, now);
+        });
+    }
+
+    /// Logs an error of a tenant's process in the same way.
+    pub(super) fn pass_on_error(&mut self, owner: Owner, text: &str) {
+        self.pass_on(owner, format!("ERROR {text}").as_bytes());
+    }
+
+    /// Returns a tenant and its user.
+    pub(super) fn owner(&self, tenant: Id) -> Owner {
+        let user = self.tenants.get(&tenant).map_or(0, |tenant| tenant.user);
+        Owner { tenant, user }
+    }
+
+    /// Calls `spend` with the budget of a tenant.
+    fn budget_of<T>(&mut self, owner: Owner, spend: impl FnOnce(TenantBudget<'_>) -> T) -> T {
+        let now = Instant::now();
+        let budget = self.process_logs.budgets.entry(owner.user);
+        let budget = budget.or_insert_with(|| UserBudget::new(now));
+        let is_there = |id| self.tenants.contains_key(&id);
+        let most = self.quotas.tenants_per_user;
+        spend(budget.of(owner.tenant, most, now, is_there))
+    }
+}
+
+/// Logs a line of a tenant's process, or counts it if it is left out.
+fn pass_on(tenant: Id, line: &[u8], budget: &mut TenantBudget<'_>, now: Instant) {
+    if line.is_empty() {
+        return;
+    }
+    let cost = u32::try_from(line.len()).unwrap_or(u32::MAX);
+    let verdict = budget.spend(cost.max(LogBudget::LEAST_LINE), now);
+    if let Verdict::After(count) = verdict {
+        log_left_out(tenant, count);
+    }
+    if verdict != Verdict::Drop {
+        let text = wormhole_link::harmless(&String::from_utf8_lossy(line));
+        log_line(tenant, text.trim());
+    }
+    if verdict == Verdict::Last {
+        tracing::warn!(
+            "the process of tenant {tenant} writes too much: most of its log is left out"
+        );
+    }
+}
+
+fn log_left_out(tenant: Id, count: u64) {
+    if count > 0 {
+        tracing::warn!("{count} lines of the process of tenant {tenant} were left out");
+    }
+}
+
+/// Logs a line of a tenant's process at the level that the process has given it.
+fn log_line(tenant: Id, line: &str) {
+    match level_of(line) {
+        ("ERROR", text) => tracing::error!("process of tenant {tenant}: {text}"),
+        ("WARN", text) => tracing::warn!("process of tenant {tenant}: {text}"),
+        ("INFO", text) => tracing::info!("process of tenant {tenant}: {text}"),
+        ("DEBUG", text) => tracing::debug!("process of tenant {tenant}: {text}"),
+        (_, text) => tracing::trace!("process of tenant {tenant}: {text}"),
     }
 }
 
@@ -217,7 +274,7 @@ fn level_of(line: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::{IoSlice, Write};
+    use std::io::{IoSlice, Read as _, Write};
     use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
 
@@ -228,7 +285,7 @@ mod tests {
     fn log_of(socket: OwnedFd) -> ProcessLog {
         ProcessLog {
             socket,
-            tenant: 7,
+            owner: Owner { tenant: 7, user: 0 },
             line: Vec::new(),
             token: 0,
         }
@@ -247,31 +304,54 @@ mod tests {
             sendmsg(&far, &[IoSlice::new(b"x")], &mut control, SendFlags::OOB).unwrap();
             rustix::io::write(&far, b"y\n").unwrap();
             let mut lines = Vec::new();
-            let reads = [0, 1, 2].map(|_| log.read(&mut lines));
+            let reads = [0, 1, 2].map(|_| log.read(|line| lines.push(line.to_vec())));
             if brings {
                 assert_eq!(reads, [Read::Unfit; 3]);
             } else {
                 assert_eq!(reads[2], Read::Empty, "{reads:?}");
-                assert_eq!(lines, ["xy"]);
+                assert_eq!(lines, [b"xy"]);
             }
         }
     }
 
     #[test]
-    fn lines_come_whole_harmless_and_with_their_level() {
+    fn each_line_has_the_level_that_its_process_has_given_it() {
+        let (mut reader, writer) = UnixStream::pair().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || writer.try_clone().unwrap())
+            .with_target(false)
+            .without_time()
+            .with_ansi(false)
+            .finish();
+        let levels = ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"];
+        tracing::subscriber::with_default(subscriber, || {
+            for level in levels {
+                log_line(7, &format!("{level} said"));
+            }
+        });
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        let lines = levels.map(|level| format!("{level} process of tenant 7: said"));
+        assert_eq!(text.lines().map(str::trim).collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn lines_come_whole_and_with_their_level() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut log = log_of(near.into());
         let mut lines = Vec::new();
-        assert_eq!(log.read(&mut lines), Read::Empty);
-        far.write_all(b" WARN one\nDEBUG t\x1bwo\n\nERR").unwrap();
-        assert_eq!(log.read(&mut lines), Read::Data);
-        assert_eq!(lines, ["WARN one", "DEBUG t.wo"]);
+        let mut read = |lines: &mut Vec<Vec<u8>>| log.read(|line| lines.push(line.to_vec()));
+        assert_eq!(read(&mut lines), Read::Empty);
+        far.write_all(b" WARN one\nDEBUG two\n\nERR").unwrap();
+        assert_eq!(read(&mut lines), Read::Data);
+        assert_eq!(lines, [&b" WARN one"[..], b"DEBUG two", b""]);
         far.write_all(&[b'x'; LINE_LIMIT]).unwrap();
         drop(far);
-        assert_eq!(log.read(&mut lines), Read::Data);
-        assert_eq!(lines[2].len(), LINE_LIMIT, "a line without an end is cut");
-        assert_eq!(log.read(&mut lines), Read::Closed);
-        assert_eq!(log.take_line().unwrap(), "xxx");
+        assert_eq!(read(&mut lines), Read::Data);
+        assert_eq!(lines[3].len(), LINE_LIMIT, "a line without an end is cut");
+        assert_eq!(read(&mut lines), Read::Closed);
+        assert_eq!(log.line, b"xxx");
         let levels = ["WARN a b", "thread panicked", "INFO"].map(level_of);
         assert_eq!(
             levels,

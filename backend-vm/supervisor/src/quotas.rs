@@ -16,7 +16,7 @@ pub struct Quotas {
     pub sessions: usize,
     /// Largest number of sessions of all tenants of one user.
     pub sessions_per_user: usize,
-    /// Largest size of a window in bytes.
+    /// Most bytes of its window that a tenant uses at a time.
     pub window: u64,
 }
 
@@ -70,7 +70,7 @@ impl Supervisor {
         if left > 0 {
             let _ = write!(
                 reason,
-                "; of these {left} have ended and count until all files with their memory, such as the window, are closed"
+                "; of these {left} have ended and count until all that keeps memory of the user's tenants is closed: files such as the window, and sockets with unread messages"
             );
         }
         Some(reason)
@@ -80,6 +80,16 @@ impl Supervisor {
     pub(super) fn tenants_of(&self, user: u32) -> usize {
         let tenants = self.tenants.values().filter(|one| one.user == user);
         let waiting = self.waiting.iter().filter(|one| one.user == user);
+        tenants.count() + waiting.count()
+    }
+
+    /// Returns the number of tenants and waiting connections, of one user or of all, that hold descriptors. A tenant of
+    /// which only memory is left holds none.
+    pub(super) fn holders(&self, user: Option<u32>) -> usize {
+        let is_of = |of: u32| user.is_none_or(|user| of == user);
+        let tenants = self.tenants.values().filter(|one| is_of(one.user));
+        let tenants = tenants.filter(|one| !matches!(one.state, State::Left));
+        let waiting = self.waiting.iter().filter(|one| is_of(one.user));
         tenants.count() + waiting.count()
     }
 
@@ -95,8 +105,15 @@ impl Supervisor {
             ));
         }
         let most = self.quotas.sessions_per_user;
-        let of_user = self.tenants.iter().filter(|(_, one)| one.user == user);
-        let count: usize = of_user.map(|(id, one)| self.sessions_of(*id, one)).sum();
+        // One pass over the workers, however many tenants the user has.
+        let of_user = self.tenants.values().filter(|one| one.user == user);
+        let count: usize = of_user.map(|one| one.sessions.len()).sum();
+        let workers = self.workers.values().filter_map(|worker| worker.session);
+        let over = workers.filter(|(id, session)| {
+            let tenant = self.tenants.get(id).filter(|one| one.user == user);
+            tenant.is_some_and(|one| !one.sessions.contains(session))
+        });
+        let count = count + over.count();
         (count >= most).then(|| {
             format!("user {user} has {count} sessions, and --sessions-per-user allows {most}")
         })

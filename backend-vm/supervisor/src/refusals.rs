@@ -31,7 +31,7 @@ type Owner = Option<u32>;
 #[derive(Debug)]
 struct Keeper {
     ticket: u64,
-    /// Its socket, once it is there.
+    /// Socket of the process, once the spawner has sent it.
     socket: Option<OwnedFd>,
     next_order: u64,
     /// Number of descriptors of each order that it has not answered.
@@ -203,8 +203,8 @@ impl Refusals {
         let budget = self.sentences.entry(owner);
         let budget = budget.or_insert_with(|| LogBudget::of_refusals(now));
         let reason = match budget.spend(now) {
-            Verdict::Log | Verdict::Last => reason.to_owned(),
             Verdict::Drop => String::new(),
+            _ => reason.to_owned(),
         };
         let code = refusal as u32;
         self.take(owner, Work::Refuse { code, reason }, connection);

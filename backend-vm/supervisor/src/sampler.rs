@@ -47,7 +47,7 @@ impl Sample {
 
     /// Returns the facts for a tenant. Live facts, such as utilization, are included only while it
     /// has no neighbours, because they would reveal the neighbours' work.
-    pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
+    pub fn visible_facts(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
         let live = [self.live.as_str(), self.counters.as_str()];
         let live = live.into_iter().filter(move |_| !has_neighbours);
         std::iter::once(self.facts.as_str()).chain(live)
@@ -125,7 +125,7 @@ fn serve(orders: &Receiver<Vec<Option<String>>>, samples: &Sender<Vec<Sample>>, 
             HostNvml::load()
                 .inspect_err(|error| {
                     let why = wormhole_link::chain(error);
-                    tracing::info!("guests are told nothing of the host's NVML: {why}");
+                    tracing::info!("NVML of the host is unavailable to guests: {why}");
                 })
                 .ok()
         });
@@ -151,7 +151,7 @@ mod tests {
             counters: "host.nvmlDeviceGetTotalEnergyConsumption=1\n".to_owned(),
             processes: BTreeMap::new(),
         };
-        let told = |has_neighbours| sample.told(has_neighbours).collect::<String>();
+        let told = |has_neighbours| sample.visible_facts(has_neighbours).collect::<String>();
         let momentary = sample.facts.clone() + &sample.live;
         let all = momentary.clone() + &sample.counters;
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
         );
         let told = |told| {
             let sample = sample.for_tenant(told, &BTreeSet::new());
-            sample.told(false).collect::<String>()
+            sample.visible_facts(false).collect::<String>()
         };
         assert_eq!(told(Visible::All), all);
         assert_eq!(told(Visible::Momentary), momentary);

@@ -9,24 +9,26 @@
 //! the file can punch holes into it, and a page fault waits until that is done. A `pread` does not
 //! (`shmem_file_read_iter` in mm/shmem.c of Linux). A [scrubber](super::scrubber) writes the status
 //! word.
+//!
+//! The sessions of a [static window](super::static_window) share its file instead, in which their
+//! segments have the same offsets. It may be a [device](super::window_memory).
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
 use wormhole_device::file;
-use wormhole_ring::layout::{SEGMENT_BYTES, session};
+use wormhole_ring::layout::session;
 use wormhole_ring::memory::{OwnedMemory, SessionMemory};
 use wormhole_ring::ring::Cursors;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::{Cause, EndCause, Status};
 use wormhole_ring::waits::Waits;
 
-use wormhole_link::memory::{self, Mapping};
+use wormhole_link::memory;
 
-const SEGMENT: u64 = SEGMENT_BYTES as u64;
+use super::window_memory::{self, Kind, Segment};
 
 /// The file for a session's memory cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +37,10 @@ pub struct SessionFileError(#[source] io::Error);
 
 /// One session's file. Its size is fixed; memory is allocated only where it was written.
 #[derive(Debug)]
-pub struct SessionFile(File);
+pub struct SessionFile {
+    file: File,
+    kind: Kind,
+}
 
 impl SessionFile {
     /// Creates the file of a session in a window of this size, and writes the session's generation
@@ -48,11 +53,34 @@ impl SessionFile {
             let file = File::from(memory::anonymous_file(c"wormhole-session")?);
             file::set_size(&file, window_bytes)?;
             memory::seal_size(&file)?;
-            let at = u64::from(segment) * SEGMENT + session::GENERATION as u64;
-            file.write_all_at(&u64::from(generation).to_le_bytes(), at)?;
-            Ok(file)
+            let kind = Kind::File;
+            Self { file, kind }.with_generation(segment, generation)
         };
-        make().map(Self).map_err(SessionFileError)
+        make().map_err(SessionFileError)
+    }
+
+    /// Takes a session's memory from the file of a static window, and writes the session's
+    /// generation to its own segment. A holder of the file can delay the write by punching holes into
+    /// it, which holds up this tenant's event loop alone.
+    ///
+    /// # Errors
+    /// No descriptor or memory is free.
+    pub fn within(
+        window: &OwnedFd,
+        segment: u32,
+        generation: u32,
+    ) -> Result<Self, SessionFileError> {
+        let make = || {
+            let (file, kind) = (File::from(window.try_clone()?), Kind::of(window)?);
+            Self { file, kind }.with_generation(segment, generation)
+        };
+        make().map_err(SessionFileError)
+    }
+
+    fn with_generation(self, segment: u32, generation: u32) -> io::Result<Self> {
+        let word = u64::from(generation).to_le_bytes();
+        window_memory::write(&self.file, self.kind, segment, session::GENERATION, &word)?;
+        Ok(self)
     }
 
     /// Duplicates the descriptor, to send it or to keep the memory allocated.
@@ -60,17 +88,16 @@ impl SessionFile {
     /// # Errors
     /// No descriptor is free.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.0.as_fd().try_clone_to_owned()
+        self.file.as_fd().try_clone_to_owned()
     }
 
     /// Copies the header page of the session's segment.
     ///
     /// # Errors
-    /// Same as `pread`.
+    /// Same as [`window_memory::read`].
     pub fn header(&self, segment: u32) -> io::Result<SessionHeader> {
         let mut page = [0; session::SLOT_BASE];
-        self.0
-            .read_exact_at(&mut page, u64::from(segment) * SEGMENT)?;
+        window_memory::read(&self.file, self.kind, segment, 0, &mut page)?;
         let copy = OwnedMemory::segments(1);
         // SAFETY: the copy is stored beside the objects made of it and dropped after them.
         let (window, memory) = unsafe { (copy.window(), copy.session(0)) };
@@ -85,20 +112,16 @@ impl SessionFile {
 
 impl From<SessionFile> for OwnedFd {
     fn from(file: SessionFile) -> Self {
-        file.0.into()
+        file.file.into()
     }
 }
 
 /// Frees the memory of a run of a session's segments; it reads as zero afterwards.
 ///
 /// # Errors
-/// Same as `fallocate`.
+/// Same as [`window_memory::clear`].
 pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
-    file::punch_hole(
-        file,
-        u64::from(run.first) * SEGMENT,
-        u64::from(run.count) * SEGMENT,
-    )
+    window_memory::clear(file, Kind::of(file)?, run)
 }
 
 /// Writes the cause of a session's end to its status word, unless the word is set already.
@@ -106,10 +129,9 @@ pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
 /// # Errors
 /// Same as `mmap`.
 pub fn set_status(file: &OwnedFd, segment: u32, result: u32, cause: EndCause) -> io::Result<()> {
-    let mapping = Mapping::new(file, u64::from(segment) * SEGMENT, SEGMENT_BYTES)?;
-    // SAFETY: mapped until the end of this function.
-    let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) };
-    Status::new(memory.map_err(io::Error::other)?).set_once(result, cause);
+    let mapped = Segment::map(file, segment)?;
+    let memory = mapped.memory().session(0).map_err(io::Error::other)?;
+    Status::new(memory).set_once(result, cause);
     Ok(())
 }
 
@@ -145,18 +167,22 @@ impl fmt::Display for SessionHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use wormhole_ring::layout::SEGMENT_BYTES;
+
+    const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
     #[test]
     fn a_scrubbed_run_reads_as_zero_and_holds_no_memory() {
         let file = SessionFile::new(4 * SEGMENT, 1, 9).unwrap();
-        let before = file.0.metadata().unwrap().blocks();
-        file.0.write_all_at(&[7; 8192], SEGMENT * 2).unwrap();
-        assert!(file.0.metadata().unwrap().blocks() > before);
+        let before = file.file.metadata().unwrap().blocks();
+        file.file.write_all_at(&[7; 8192], SEGMENT * 2).unwrap();
+        assert!(file.file.metadata().unwrap().blocks() > before);
         scrub(&file.descriptor().unwrap(), Run { first: 2, count: 1 }).unwrap();
-        assert_eq!(file.0.metadata().unwrap().blocks(), before);
+        assert_eq!(file.file.metadata().unwrap().blocks(), before);
         let mut byte = [1];
-        file.0.read_exact_at(&mut byte, SEGMENT * 2).unwrap();
+        file.file.read_exact_at(&mut byte, SEGMENT * 2).unwrap();
         assert_eq!(byte, [0]);
     }
 
@@ -177,10 +203,25 @@ mod tests {
         assert_eq!(file.header(2).unwrap().status(), None);
     }
 
+    /// A device is reached by mappings alone.
+    #[test]
+    fn a_session_in_a_device_has_its_generation_and_its_status() {
+        let window = SessionFile::new(4 * SEGMENT, 1, 0).unwrap();
+        let (file, kind) = (window.file, Kind::Device);
+        let session = SessionFile { file, kind }.with_generation(2, 9).unwrap();
+        let header = |segment| session.header(segment).unwrap();
+        let generation = |segment| Status::new(header(segment).memory.clone()).generation();
+        assert_eq!((generation(2), generation(1)), (9, 0));
+        let descriptor = session.descriptor().unwrap();
+        set_status(&descriptor, 2, 709, EndCause::WorkerLost).unwrap();
+        assert_eq!(header(2).status().map(|cause| cause.result), Some(709));
+        assert_eq!(header(1).status(), None);
+    }
+
     #[test]
     fn nobody_changes_the_size() {
         let file = SessionFile::new(4 * SEGMENT, 1, 9).unwrap();
-        assert!(file.0.set_len(5 * SEGMENT).is_err());
-        assert!(file.0.set_len(SEGMENT).is_err());
+        assert!(file.file.set_len(5 * SEGMENT).is_err());
+        assert!(file.file.set_len(SEGMENT).is_err());
     }
 }

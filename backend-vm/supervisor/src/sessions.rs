@@ -18,9 +18,7 @@ use std::os::unix::net::UnixDatagram;
 use event_manager::EventOps;
 use wormhole_link::counters::CountersFile;
 use wormhole_link::report::SessionReport;
-use wormhole_ring::control::{
-    Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
-};
+use wormhole_ring::control::{Band, FEATURE_FILES, Grant, Message, Refusal, WindowRun};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
 use wormhole_ring::status::{Cause, EndCause};
@@ -31,6 +29,7 @@ use super::descriptors::SESSION;
 use super::guests::GuestError;
 use super::pair::Report;
 use super::session_file::{self, SessionFile, SessionHeader};
+use super::static_window::View;
 use super::tenant_loop::TenantLoop;
 use super::tenants::window_of;
 use super::window::Window;
@@ -44,9 +43,7 @@ const GRANTED: usize = 2;
 pub(super) struct Session {
     pub id: SessionId,
     pub tenant: Id,
-    /// Whether the guest is a process of this system, which maps the session's file itself. The
-    /// launcher of a guest VM maps it into the window instead.
-    pub local: bool,
+    pub view: View,
     /// None once the guest's stream has ended.
     pub guest: Option<Id>,
     /// None until the supervisor has given one, and once it has been reaped.
@@ -96,6 +93,11 @@ enum Phase {
 }
 
 impl Session {
+    /// Returns its tenant and its number there.
+    fn number(&self) -> (Id, SessionId) {
+        (self.tenant, self.id)
+    }
+
     /// Returns the descriptors to send with the worker's assignment.
     pub fn descriptors(&mut self, neighbours: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
@@ -207,9 +209,18 @@ impl TenantLoop {
             return Err((Refusal::Quota, reason));
         }
         let id = activate(&mut tenant.numbers);
+        let view = match (local, window.file()) {
+            (true, _) => View::Process,
+            (false, None) => View::Launcher,
+            (false, Some(_)) => View::Static,
+        };
         let granted = grant_first(window, id).and_then(|(segment, arena)| {
-            let file = SessionFile::new(window.bytes(), segment.first, id.generation)
-                .map_err(|error| (Refusal::WindowFull, wormhole_link::chain(&error)))?;
+            let (bytes, generation) = (window.bytes(), id.generation);
+            let file = match window.file().filter(|_| view == View::Static) {
+                Some(shared) => SessionFile::within(shared, segment.first, generation),
+                None => SessionFile::new(bytes, segment.first, generation),
+            };
+            let file = file.map_err(|error| (Refusal::WindowFull, wormhole_link::chain(&error)))?;
             let counters = CountersFile::create().map_err(|error| {
                 (
                     Refusal::NoDevice,
@@ -246,12 +257,12 @@ impl TenantLoop {
             Session {
                 id,
                 tenant: tenant_id,
-                local,
+                view,
                 guest: Some(guest),
                 worker: None,
                 worker_pid: 0,
                 hash,
-                features: features & features_of(local),
+                features: features & view.features(),
                 process: None,
                 file,
                 segment,
@@ -349,7 +360,7 @@ impl TenantLoop {
                 return Err("it sent Assigned for a session that it has".to_owned());
             }
         }
-        if session.local {
+        if session.view != View::Launcher {
             self.grant_session(ops, key);
             return Ok(());
         }
@@ -391,7 +402,7 @@ impl TenantLoop {
         let Some(session) = self.sessions.get(&key) else {
             return Ok(());
         };
-        if session.tenant != tenant || session.local {
+        if session.tenant != tenant || session.view != View::Launcher {
             return Err("it shows a session's memory that is not its own");
         }
         match session.phase {
@@ -426,7 +437,7 @@ impl TenantLoop {
             return;
         };
         let mut descriptors = Vec::new();
-        if session.local {
+        if session.view == View::Process {
             match session.file.descriptor() {
                 Ok(file) => descriptors.push(file),
                 Err(error) => tracing::error!("the session's file cannot be passed on: {error}"),
@@ -529,7 +540,7 @@ impl TenantLoop {
             let status = status.filter(|_| session.phase == Phase::Granted);
             session.phase = Phase::Dying;
             why.clone_into(&mut session.end);
-            advance(&self.tenants, session, SessionState::end);
+            advance(&self.tenants, session.number(), SessionState::end);
             if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
                 worker.process.kill();
             }
@@ -628,7 +639,9 @@ impl TenantLoop {
     /// Frees the memory that a dead worker allocated in its session's file outside of the session's
     /// runs. The runs themselves stay until the guest is gone.
     fn punch_beside_runs(&mut self, key: Id) {
-        let Some(session) = self.sessions.get(&key) else {
+        // The rest of a static window belongs to other sessions.
+        let session = self.sessions.get(&key);
+        let Some(session) = session.filter(|session| session.view != View::Static) else {
             return;
         };
         let tenant = session.tenant;
@@ -656,7 +669,7 @@ impl TenantLoop {
     /// Orders the launcher to unmap runs; after that they can be granted again.
     fn free_runs(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, runs: &[Run]) {
         // After the first failure the launcher is cut off and gets no further orders.
-        let _ = session.local
+        let _ = session.view == View::Process
             || runs
                 .iter()
                 .all(|run| self.hide_run(ops, session.tenant, key, *run));
@@ -712,7 +725,7 @@ impl TenantLoop {
             tenant.sessions -= 1;
         }
         self.supervisor.report(&Report::Over { session: key });
-        advance(&self.tenants, &session, SessionState::worker_reaped);
+        advance(&self.tenants, session.number(), SessionState::worker_reaped);
         let header = session.file.header(session.segment.first).ok();
         let header = header.as_ref();
         let report = SessionReport::new(
@@ -732,9 +745,12 @@ impl TenantLoop {
             .and_then(|tenant| tenant.window.as_mut())
             .map(|window| window.segments.take_back_all(session.id))
             .unwrap_or_default();
-        self.free_runs(ops, &session, key, &runs);
-        advance(&self.tenants, &session, SessionState::scrubbed);
-        advance(&self.tenants, &session, SessionState::release);
+        let is_static = session.view == View::Static;
+        if !is_static {
+            self.free_runs(ops, &session, key, &runs);
+            advance(&self.tenants, session.number(), SessionState::scrubbed);
+            advance(&self.tenants, session.number(), SessionState::release);
+        }
         tracing::debug!(
             "tenant {} {} ended: {}",
             session.tenant,
@@ -746,8 +762,11 @@ impl TenantLoop {
         }
         let (tenant, file) = (session.tenant, session.file.into());
         // A launcher that has left may keep the file. Its memory would outlive the tenant and the limit on it.
-        if self.stopping {
+        // A static window's memory is the guest's, and its free segments stay with it.
+        if self.stopping || (is_static && runs.is_empty()) {
             self.scrubber.close(tenant, [file]);
+        } else if is_static {
+            self.scrub_static(key, tenant, session.id, file, runs);
         } else if runs.is_empty() {
             let segment = session.segment.first;
             self.scrubber.discard_beside_status(tenant, file, segment);
@@ -776,15 +795,6 @@ fn gaps(runs: &[Run], segments: u32) -> Vec<Run> {
         first = run.first + run.count;
     }
     gaps
-}
-
-/// Returns the features that the supervisor offers a guest.
-fn features_of(local: bool) -> u64 {
-    if local {
-        FEATURE_PROCESS | FEATURE_FILES
-    } else {
-        FEATURE_PROCESS
-    }
 }
 
 fn window_run(session: Id, run: Run) -> WindowRun {
@@ -826,16 +836,17 @@ fn release(numbers: &[SessionState], id: SessionId) {
     }
 }
 
-fn advance(
+/// Advances the state of a tenant's session number.
+pub(super) fn advance(
     tenants: &BTreeMap<Id, super::tenants::Tenant>,
-    session: &Session,
+    (tenant, id): (Id, SessionId),
     step: impl Fn(&SessionState, u32) -> Result<(), wormhole_ring::session::TransitionError>,
 ) {
     let number = tenants
-        .get(&session.tenant)
-        .and_then(|tenant| tenant.numbers.get(session.id.index as usize));
-    if let Some(Err(error)) = number.map(|number| step(number, session.id.generation)) {
-        tracing::error!("{}: {error}", session.id);
+        .get(&tenant)
+        .and_then(|tenant| tenant.numbers.get(id.index as usize));
+    if let Some(Err(error)) = number.map(|number| step(number, id.generation)) {
+        tracing::error!("{id}: {error}");
     }
 }
 

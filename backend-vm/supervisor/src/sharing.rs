@@ -280,7 +280,7 @@ impl Shares {
     }
 
     /// Frees party numbers whose records are complete.
-    pub fn buried(&mut self, token: Token, parties: u32) {
+    pub fn records_completed(&mut self, token: Token, parties: u32) {
         if let Some(entry) = self.entries.get_mut(&token) {
             for (place, party) in (0..).zip(&mut entry.parties) {
                 if *party == Party::Ended && parties & 2 << place != 0 {
@@ -439,7 +439,7 @@ impl TenantLoop {
             match left {
                 Left::File(file) => files.push(file),
                 Left::Words(file, token, parties) => {
-                    self.scrubber.bury(tenant, file, token, parties);
+                    self.scrubber.complete_records(tenant, file, token, parties);
                 }
             }
         }
@@ -469,7 +469,7 @@ impl TenantLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scrubber::bury;
+    use crate::scrubber::complete_records;
     use std::os::fd::AsRawFd;
     use wormhole_device::EventWords;
     use wormhole_link::memory::Mapping;
@@ -503,8 +503,8 @@ mod tests {
         let count = left.len();
         for left in left {
             if let Left::Words(file, token, parties) = left {
-                bury(&file, parties).unwrap();
-                shares.buried(token, parties);
+                complete_records(&file, parties).unwrap();
+                shares.records_completed(token, parties);
             }
         }
         count
@@ -595,7 +595,7 @@ mod tests {
                 .party
         };
         assert_eq!(party(13), 3);
-        shares.buried(token, 0b10);
+        shares.records_completed(token, 0b10);
         let mut party = |session| {
             shares
                 .find(1, session, &fetch(token, MEMORY))

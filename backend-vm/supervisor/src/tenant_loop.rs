@@ -9,7 +9,7 @@
 //! A supervisor of a single tenant runs this loop beside its own, in one process.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ use super::pair::{self, Lost, Order, Service};
 use super::scrubber::{Completion, Scrubber};
 use super::sessions::Session;
 use super::sharing::Shares;
+use super::sources::Sources;
+use super::static_window::Returning;
 use super::tenants::Tenant;
 use super::{Id, listener, privileges};
 
@@ -48,7 +50,7 @@ pub(super) enum Source {
 /// State of the loop.
 #[derive(Debug)]
 pub struct TenantLoop {
-    pub(super) supervisor: pair::Supervisor,
+    pub(super) supervisor: pair::SupervisorLink,
     supervisor_token: u32,
     /// Order whose descriptors the supervisor may still hold.
     held: Option<(Order, Vec<OwnedFd>)>,
@@ -57,12 +59,13 @@ pub struct TenantLoop {
     /// File in which workers read whether there are neighbours.
     pub(super) neighbours: Option<OwnedFd>,
     pub(super) descriptors: Descriptors,
-    pub(super) sources: HashMap<u32, Source>,
-    next_token: u32,
+    pub(super) sources: Sources<Source>,
     next_id: Id,
     pub(super) tenants: BTreeMap<Id, Tenant>,
     pub(super) guests: BTreeMap<Id, Guest>,
     pub(super) sessions: BTreeMap<Id, Session>,
+    /// Segments of static windows, by their session, while they are being scrubbed.
+    pub(super) returning: BTreeMap<Id, Returning>,
     pub(super) workers: BTreeMap<Id, Worker>,
     pub(super) shares: Shares,
     /// Facts on each device, or the reason why no worker has one; none until either is known.
@@ -122,7 +125,7 @@ fn serve(socket: OwnedFd, descriptors: Descriptors) -> Result<(), event_manager:
 
 impl TenantLoop {
     pub fn new(socket: OwnedFd, descriptors: Descriptors) -> Self {
-        let supervisor = pair::Supervisor::new(socket);
+        let supervisor = pair::SupervisorLink::new(socket);
         Self {
             scrubber: Scrubber::new(supervisor.clone()),
             supervisor,
@@ -131,12 +134,12 @@ impl TenantLoop {
             service: None,
             neighbours: None,
             descriptors,
-            sources: HashMap::new(),
-            next_token: 0,
+            sources: Sources::default(),
             next_id: 0,
             tenants: BTreeMap::new(),
             guests: BTreeMap::new(),
             sessions: BTreeMap::new(),
+            returning: BTreeMap::new(),
             workers: BTreeMap::new(),
             shares: Shares::default(),
             devices: None,
@@ -233,11 +236,6 @@ impl TenantLoop {
         is_delayed
     }
 
-    /// Returns a new token for a descriptor.
-    pub(super) fn token(&mut self, source: Source) -> u32 {
-        super::new_token(&mut self.sources, &mut self.next_token, source)
-    }
-
     /// Returns an unused number.
     pub(super) fn id(&mut self) -> Id {
         loop {
@@ -246,26 +244,13 @@ impl TenantLoop {
             let used = self.tenants.contains_key(&id)
                 || self.guests.contains_key(&id)
                 || self.sessions.contains_key(&id)
+                // The scrubber of its segments reports the end by this number.
+                || self.returning.contains_key(&id)
                 || self.workers.contains_key(&id);
             if !used {
                 return id;
             }
         }
-    }
-
-    /// Registers a descriptor with the event loop.
-    pub(super) fn add_source(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        fd: &OwnedFd,
-        source: Source,
-    ) -> Result<u32, event_manager::Error> {
-        let token = self.token(source);
-        if let Err(error) = ops.add(Events::with_data(fd, token, EventSet::IN)) {
-            self.sources.remove(&token);
-            return Err(error);
-        }
-        Ok(token)
     }
 
     /// Executes the supervisor's orders.
@@ -372,7 +357,7 @@ impl TenantLoop {
 
     /// Registers the socket of a new scrubber.
     fn add_scrubber(&mut self, ops: &mut EventOps<'_>, pid: i32, socket: OwnedFd) {
-        match self.add_source(ops, &socket, Source::Scrubber) {
+        match self.sources.watch(ops, &socket, Source::Scrubber) {
             Ok(token) => {
                 self.scrubber.add(token, pid, socket);
             }
@@ -408,9 +393,12 @@ impl TenantLoop {
             match told {
                 Completion::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
                 Completion::Forgotten { session, request } => self.unshared(ops, session, request),
-                Completion::Buried { token, parties } => self.shares.buried(token, parties),
+                Completion::RecordsCompleted { token, parties } => {
+                    self.shares.records_completed(token, parties)
+                }
                 Completion::Attached { tenant } => self.window_written(ops, tenant, result),
                 Completion::Status { session } => self.status_written(ops, session, result),
+                Completion::Ended { session } => self.static_scrubbed(session, result),
             }
         }
         self.read_again(ops);
@@ -420,7 +408,7 @@ impl TenantLoop {
     }
 
     fn remove_scrubber(&mut self, ops: &mut EventOps<'_>, token: u32) {
-        self.sources.remove(&token);
+        self.sources.remove(token);
         if let Some(socket) = self.scrubber.remove(token) {
             connection::forget(ops, &socket);
         }
@@ -440,7 +428,7 @@ impl TenantLoop {
     /// Reads the streams that had to wait, as far as they may be read now.
     fn read_again(&mut self, ops: &mut EventOps<'_>) {
         for token in std::mem::take(&mut self.waiting) {
-            let Some(source) = self.sources.get(&token).copied() else {
+            let Some(source) = self.sources.get(token) else {
                 continue;
             };
             let peer = match source {
@@ -489,7 +477,7 @@ impl TenantLoop {
 
 impl MutEventSubscriber for TenantLoop {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let token = self.token(Source::Supervisor);
+        let token = self.sources.add(Source::Supervisor);
         self.supervisor_token = token;
         if let Err(error) = self.supervisor.end().register(ops, token) {
             tracing::error!("the event loop: {error}");
@@ -500,7 +488,7 @@ impl MutEventSubscriber for TenantLoop {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let token = events.data();
         // A source removed earlier in this round may still have an event.
-        let Some(source) = self.sources.get(&token).copied() else {
+        let Some(source) = self.sources.get(token) else {
             return;
         };
         self.serve(ops, token, source, events.event_set());

@@ -15,6 +15,7 @@ use wormhole_ring::control::Refusal;
 use super::environment;
 use super::observers::FRESH;
 use super::pair::{self, End, Lost, Order, Report, Service};
+use super::process_logs::Owner;
 use super::sampler::{Sample, Sampler};
 use super::spawn_queue::Start;
 use super::spawner::Process;
@@ -45,13 +46,13 @@ pub(super) struct TenantProcess {
     pub state: State,
     /// Sessions that have begun and are not over.
     pub sessions: BTreeSet<Id>,
-    has_window: bool,
+    pub has_window: bool,
     /// Whether it has had a window, and its workers may still use the devices.
     is_neighbour: bool,
     /// Whether its launcher waits to hear whether the devices work.
     pub awaits_device: bool,
     wants_figures: bool,
-    /// Its scrubbers by ticket, with their process numbers once they are there.
+    /// Scrubbers of the tenant by ticket, with their process numbers once known.
     pub scrubbers: BTreeMap<u64, Option<i32>>,
 }
 
@@ -157,7 +158,7 @@ impl Supervisor {
             attaches,
             lines,
         } = waiting;
-        let token = self.token(Source::Tenant(id));
+        let token = self.sources.add(Source::Tenant(id));
         let neighbours = self.neighbours.descriptor();
         let neighbours = neighbours.map_err(|error| error.to_string());
         let ready = neighbours.and_then(|neighbours| {
@@ -167,8 +168,9 @@ impl Supervisor {
         let neighbours = match ready {
             Ok(neighbours) => neighbours,
             Err(reason) => {
-                tracing::error!("tenant {id} cannot be served: {reason}");
-                self.sources.remove(&token);
+                let owner = Owner { tenant: id, user };
+                self.pass_on_error(owner, &format!("it cannot serve: {reason}"));
+                self.sources.remove(token);
                 process.into_iter().for_each(|process| process.kill());
                 let refusal = Refusal::NoDevice;
                 return self.refusals.refuse(Some(user), stream, refusal, &reason);
@@ -229,7 +231,7 @@ impl Supervisor {
                 Err(Lost::Ended) => return self.cut_off(ops, id, State::Leaving),
                 Err(Lost::Malformed) => "it sent no report",
             };
-            tracing::error!("the process of tenant {id} is killed: {reason}");
+            self.pass_on_error(self.owner(id), &format!("it is killed: {reason}"));
             return self.cut_off(ops, id, State::Killed);
         }
     }
@@ -293,9 +295,13 @@ impl Supervisor {
                 if self.stopping {
                     return Ok(());
                 }
+                let environment = match self.history.has_neighbours() {
+                    true => environment::beside_neighbours(&environment),
+                    false => environment::passed_on(&environment),
+                };
                 let start = Start {
                     hash,
-                    environment: environment::passed_on(&environment),
+                    environment,
                     session: Some((id, session)),
                     account: Some(id),
                     user,
@@ -373,7 +379,7 @@ impl Supervisor {
     /// the process has sent descriptors, as one that was taken over may: then the end is closed
     /// elsewhere.
     fn leave(&mut self, ops: &mut EventOps<'_>, user: u32, link: Link) {
-        self.sources.remove(&link.token);
+        self.sources.remove(link.token);
         // The loop in this process has sent none.
         let is_clean = match &link.process {
             Some(process) => {

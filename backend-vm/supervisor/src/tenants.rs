@@ -114,7 +114,7 @@ impl TenantLoop {
         stream: OwnedFd,
         (attach_end, lines): (Option<Instant>, u32),
     ) {
-        let token = self.token(Source::Tenant(id));
+        let token = self.sources.add(Source::Tenant(id));
         match Connection::register(ops, stream, token, true) {
             Ok(peer) => {
                 self.tenants.insert(
@@ -138,7 +138,7 @@ impl TenantLoop {
                 );
             }
             Err((error, stream)) => {
-                self.sources.remove(&token);
+                self.sources.remove(token);
                 tracing::error!("a tenant's stream cannot be watched: {error}");
                 self.scrubber.close(id, [stream]);
             }
@@ -249,13 +249,8 @@ impl TenantLoop {
         let accepted = match &file {
             _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
             None => Err("the window's descriptor did not come with it".to_owned()),
-            _ if attach.window_size > most => Err(format!(
-                "the window has {} MiB, and --window-limit allows {}",
-                attach.window_size >> 20,
-                most >> 20
-            )),
             Some(file) => {
-                Window::accept(file, attach).map_err(|error| wormhole_link::chain(&error))
+                Window::accept(file, attach, most).map_err(|error| wormhole_link::chain(&error))
             }
         };
         match (accepted, file) {
@@ -314,6 +309,7 @@ impl TenantLoop {
                 self.supervisor.report(&Report::Attached { lines });
             }
             Err(error) => {
+                self.scrubber.close(id, window.into_file());
                 let reason = format!("the window cannot be written: {error}");
                 if self.refuse_window(ops, id, &reason).is_err() {
                     return self.end_tenant(ops, id);
@@ -375,7 +371,7 @@ impl TenantLoop {
     /// kernel counts those in flight of all tenants together.
     ///
     /// # Errors
-    /// They have left too many.
+    /// The tenant's parties have too many unread descriptors.
     pub(super) fn check_in_flight(&mut self, more: usize) -> Result<(), ChannelError> {
         if more == 0 {
             return Ok(());
@@ -448,7 +444,7 @@ impl TenantLoop {
     /// Handles the end of a launcher: ends its streams and sessions.
     fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
         if let Some(tenant) = self.tenants.get_mut(&id) {
-            self.sources.remove(&tenant.token);
+            self.sources.remove(tenant.token);
             if let Some(peer) = tenant.peer.take() {
                 self.close_connection(ops, id, peer);
             }
@@ -482,8 +478,17 @@ impl TenantLoop {
             .map(|(id, _)| *id)
             .collect();
         for id in idle {
-            if let Some(tenant) = self.tenants.remove(&id) {
-                self.sources.remove(&tenant.token);
+            if let Some(mut tenant) = self.tenants.remove(&id) {
+                self.sources.remove(tenant.token);
+                let left_out = tenant.log.take_left_out() + tenant.worker_log.take_left_out();
+                if left_out > 0 {
+                    tracing::warn!("{left_out} lines of tenant {id} and its workers were left out");
+                }
+                self.returning.retain(|_, returning| returning.tenant != id);
+                let attaching = tenant.attaching.map(|(window, _)| window);
+                let windows = attaching.into_iter().chain(tenant.window);
+                self.scrubber
+                    .close(id, windows.filter_map(Window::into_file));
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
                     self.close_connection(ops, id, peer);
@@ -509,11 +514,18 @@ impl TenantLoop {
             tenant.lines = tenant.lines.saturating_sub(1);
             return may;
         }
-        let verdict = tenant.log.spend(Instant::now());
-        if verdict == Verdict::Last {
-            tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
+        match tenant.log.spend(Instant::now()) {
+            Verdict::Log => true,
+            Verdict::Last => {
+                tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
+                true
+            }
+            Verdict::After(count) => {
+                tracing::warn!("{count} lines that tenant {id} caused were left out");
+                true
+            }
+            Verdict::Drop => false,
         }
-        verdict != Verdict::Drop
     }
 
     /// Returns whether the tenant may open another control stream.

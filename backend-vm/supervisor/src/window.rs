@@ -1,7 +1,8 @@
 //! A tenant's window in the supervisor: the owner of each segment.
 //!
 //! The file that a launcher attaches contains the bootstrap. The memory of each session is in a
-//! file of its own, see [`session_file`](super::session_file).
+//! file of its own, see [`session_file`](super::session_file), or in the file of a static window,
+//! see [`static_window`](super::static_window).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +13,8 @@ use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use wormhole_ring::session::{GrantError, SegmentTable};
 
 use wormhole_link::memory;
+
+use super::window_memory;
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments for the bootstrap, for one session, and for arena of that session.
@@ -34,6 +37,8 @@ pub enum WindowError {
         "the window can no longer be written: it is sealed with F_SEAL_WRITE or F_SEAL_FUTURE_WRITE"
     )]
     ReadOnly,
+    #[error("the window is a device, which is one window as a whole: attach it as a static window")]
+    Device,
     #[error("the window has {actual} bytes, {announced} were announced")]
     Size { actual: u64, announced: u64 },
     #[error("a window of {0} bytes is not a multiple of {SEGMENT}")]
@@ -46,33 +51,32 @@ pub enum WindowError {
     Io(#[from] io::Error),
 }
 
-/// Size of a window, and the owners of its segments.
+/// Size of a window, how much of it the tenant may use, and the owners of its segments.
 #[derive(Debug)]
 pub struct Window {
     bytes: u64,
+    usable: u64,
     pub segments: SegmentTable,
+    /// The file of a static window.
+    file: Option<OwnedFd>,
 }
 
 impl Window {
-    /// Checks the file that a launcher attached. The seals show whether it is an anonymous file.
-    /// Other files are not queried further, because that may block for as long as the file's owner
-    /// likes.
+    /// Checks the file that a launcher attached: a DAX device of this machine, or an anonymous file,
+    /// as its seals show. Other files are not queried further, because that may block for as long as
+    /// the file's owner likes. The operator lets the tenant use at most `most` bytes of a file at a time: it is
+    /// sparse, so its own size costs nothing.
     ///
     /// # Errors
     /// The file is not as announced, or its size can still change.
-    pub fn accept(file: &OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
-        let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
-        if rustix::fs::fstatfs(file).map_err(io::Error::from)?.f_type == libc::HUGETLBFS_MAGIC {
-            return Err(WindowError::HugePages);
-        }
-        if !seals.contains(SealFlags::GROW | SealFlags::SHRINK) {
-            return Err(WindowError::Resizable);
-        }
-        if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
-            return Err(WindowError::ReadOnly);
-        }
-        let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;
-        let (actual, announced) = (u64::try_from(bytes).unwrap_or(0), attach.window_size);
+    pub fn accept(file: &OwnedFd, attach: &Attach, most: u64) -> Result<Self, WindowError> {
+        // The memory of a device is not this system's own, and its size is the operator's choice.
+        let (actual, most) = match window_memory::device_size(file)? {
+            Some(_) if attach.static_window == 0 => return Err(WindowError::Device),
+            Some(bytes) => (bytes, bytes),
+            None => (sealed_size(file)?, most),
+        };
+        let announced = attach.window_size;
         if actual != announced {
             return Err(WindowError::Size { actual, announced });
         }
@@ -85,33 +89,76 @@ impl Window {
         if actual > WINDOW_MAX_BYTES {
             return Err(WindowError::TooLarge(actual));
         }
-        let count = u32::try_from(actual / SEGMENT).unwrap_or(u32::MAX);
-        let limit = match attach.segment_limit {
+        let segments = |bytes: u64| u32::try_from(bytes / SEGMENT).unwrap_or(u32::MAX);
+        let count = segments(actual);
+        let own = match attach.segment_limit {
             0 => count,
-            limit => limit,
+            limit => limit.min(count),
+        };
+        // Segment 0 has the bootstrap. It is never granted, and the limits count it.
+        let usable = u64::from(own.min(segments(most))) * SEGMENT;
+        let file = match attach.static_window {
+            0 => None,
+            _ => Some(file.try_clone()?),
         };
         Ok(Self {
             bytes: actual,
-            segments: SegmentTable::new(count, limit),
+            usable,
+            segments: SegmentTable::new(count, segments(usable)),
+            file,
         })
+    }
+
+    /// Returns the file of a static window.
+    pub fn file(&self) -> Option<&OwnedFd> {
+        self.file.as_ref()
+    }
+
+    /// Returns the file of a static window, which the event loop must not close itself.
+    pub fn into_file(self) -> Option<OwnedFd> {
+        self.file
     }
 
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Explains why segments are not granted, and how the tenant's owner adds more.
+    /// Returns the bytes that the tenant may use at a time.
+    pub fn usable(&self) -> u64 {
+        self.usable
+    }
+
+    /// Explains why segments are not granted, and how the tenant's owner or the operator adds more.
     pub fn explain(&self, error: &GrantError) -> String {
         match error {
             GrantError::Empty { .. } => error.to_string(),
-            GrantError::Quota { .. } | GrantError::Kept { .. } | GrantError::NoRun { .. } => {
-                format!(
-                    "{error}: the window of {} MiB is full, and wormhole run --window makes it larger",
-                    self.bytes >> 20
-                )
-            }
+            _ if self.usable < self.bytes => format!(
+                "{error}: the tenant may use {} MiB of its window, and wormhole backend start --window-limit lets it \
+                 use more",
+                self.usable >> 20
+            ),
+            _ => format!(
+                "{error}: the window of {} MiB is full, and wormhole run --window makes it larger",
+                self.bytes >> 20
+            ),
         }
     }
+}
+
+/// Returns the size of an anonymous file, which can be written and not resized.
+fn sealed_size(file: &OwnedFd) -> Result<u64, WindowError> {
+    let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
+    if rustix::fs::fstatfs(file).map_err(io::Error::from)?.f_type == libc::HUGETLBFS_MAGIC {
+        return Err(WindowError::HugePages);
+    }
+    if !seals.contains(SealFlags::GROW | SealFlags::SHRINK) {
+        return Err(WindowError::Resizable);
+    }
+    if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        return Err(WindowError::ReadOnly);
+    }
+    let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;
+    Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -119,6 +166,8 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::os::fd::AsRawFd;
+
+    use wormhole_ring::session::SessionId;
 
     fn attach(window_size: u64) -> Attach {
         Attach {
@@ -143,16 +192,16 @@ mod tests {
     fn a_window_that_can_change_its_size_is_refused() {
         let size = MINIMUM_BYTES;
         for seals in [0, libc::F_SEAL_GROW, libc::F_SEAL_SHRINK] {
-            let error = Window::accept(&file(size, seals), &attach(size)).unwrap_err();
+            let error = Window::accept(&file(size, seals), &attach(size), size).unwrap_err();
             assert!(matches!(error, WindowError::Resizable), "{error}");
         }
         let plain = OwnedFd::from(tempfile::tempfile().unwrap());
-        let error = Window::accept(&plain, &attach(size)).unwrap_err();
+        let error = Window::accept(&plain, &attach(size), size).unwrap_err();
         assert!(
             matches!(error, WindowError::NotSealable(_) | WindowError::Resizable),
             "{error}"
         );
-        assert!(Window::accept(&file(size, SEALED), &attach(size)).is_ok());
+        assert!(Window::accept(&file(size, SEALED), &attach(size), size).is_ok());
     }
 
     #[test]
@@ -164,23 +213,57 @@ mod tests {
         };
         ftruncate(&file, MINIMUM_BYTES).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK).unwrap();
-        let error = Window::accept(&file, &attach(MINIMUM_BYTES)).unwrap_err();
+        let error = Window::accept(&file, &attach(MINIMUM_BYTES), MINIMUM_BYTES).unwrap_err();
         assert!(matches!(error, WindowError::HugePages), "{error}");
     }
 
     #[test]
     fn a_window_of_an_impossible_size_is_refused_with_the_size() {
         let odd = MINIMUM_BYTES + 4096;
-        let error = Window::accept(&file(odd, SEALED), &attach(odd)).unwrap_err();
+        let error = Window::accept(&file(odd, SEALED), &attach(odd), odd).unwrap_err();
         assert!(error.to_string().contains(&odd.to_string()));
         let small = MINIMUM_BYTES - SEGMENT;
-        let error = Window::accept(&file(small, SEALED), &attach(small)).unwrap_err();
+        let error = Window::accept(&file(small, SEALED), &attach(small), small).unwrap_err();
         assert!(matches!(error, WindowError::TooSmall(_)));
         let large = WINDOW_MAX_BYTES + SEGMENT;
-        let error = Window::accept(&file(large, SEALED), &attach(large)).unwrap_err();
+        let error = Window::accept(&file(large, SEALED), &attach(large), large).unwrap_err();
         assert!(matches!(error, WindowError::TooLarge(_)));
-        let error =
-            Window::accept(&file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES * 2)).unwrap_err();
+        let error = Window::accept(
+            &file(MINIMUM_BYTES, SEALED),
+            &attach(MINIMUM_BYTES * 2),
+            MINIMUM_BYTES,
+        )
+        .unwrap_err();
         assert!(matches!(error, WindowError::Size { .. }));
+    }
+
+    /// The operator limits the use of a window and not its size, so that no launcher has to know the limit.
+    #[test]
+    fn a_window_larger_than_its_limit_is_used_up_to_that() {
+        let size = 16 * SEGMENT;
+        let session = SessionId {
+            index: 0,
+            generation: 1,
+        };
+        for (most, own, grants, how) in [
+            (6 * SEGMENT, 0, 6, "--window-limit"),
+            (6 * SEGMENT, 4, 4, "--window-limit"),
+            (1 << 40, 0, 15, "run --window "),
+            (1 << 40, u32::MAX, 15, "run --window "),
+        ] {
+            let attach = Attach {
+                segment_limit: own,
+                ..attach(size)
+            };
+            let mut window = Window::accept(&file(size, SEALED), &attach, most).unwrap();
+            for _ in 0..grants {
+                window.segments.grant(session, 1).unwrap();
+            }
+            let error = window.segments.grant(session, 1).unwrap_err();
+            let text = window.explain(&error);
+            assert!(text.contains(how), "{text}");
+            let mib = format!("{} MiB", window.usable() >> 20);
+            assert!(text.contains(&mib), "{text}");
+        }
     }
 }

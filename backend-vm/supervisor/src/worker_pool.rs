@@ -78,7 +78,7 @@ impl WorkerPool {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub process: Process,
-    /// Its stream and log; none once its tenant's process has them.
+    /// Stream and log of the worker. None once the tenant's process has them.
     ends: Option<(Connection, Log)>,
     tokens: [u32; 2],
     hash: u64,
@@ -202,8 +202,10 @@ impl Supervisor {
     }
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
-        // The launcher of a supervisor's only tenant prints the reason itself while it waits for the device.
-        if self.acceptor.listener.is_none() && self.tenants.values().any(|one| one.awaits_device) {
+        // The launcher of a supervisor's only tenant prints the reason itself: it waits for the device, or will when it has
+        // attached its window.
+        let asks = |one: &TenantProcess| one.awaits_device || !one.has_window;
+        if self.acceptor.listener.is_none() && self.tenants.values().any(asks) {
             tracing::info!("no worker for protocol {hash:016x}: {reason}");
         } else {
             tracing::error!("no worker for protocol {hash:016x}: {reason}");
@@ -317,8 +319,7 @@ impl Supervisor {
         self.stop(ops, "no worker can be started any more");
     }
 
-    /// Tells tenants whether the devices work, unless they have failed so far but another worker is
-    /// starting.
+    /// Reports to waiting tenants whether the devices work. Waits with a failure while another worker is starting.
     pub(super) fn answer_if_known(&mut self) {
         if self.pool.device_works {
             return self.publish_devices(&self.devices());
@@ -401,16 +402,16 @@ impl Supervisor {
         socket: OwnedFd,
         log: &Log,
     ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
-        let stream = self.token(Source::WorkerStream(id));
+        let stream = self.sources.add(Source::WorkerStream(id));
         let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
-            self.sources.remove(&stream);
+            self.sources.remove(stream);
             error
         })?;
-        match self.add_source(ops, log.socket(), Source::WorkerLog(id)) {
+        match self.sources.watch(ops, log.socket(), Source::WorkerLog(id)) {
             Ok(log) => Ok((peer, [stream, log])),
             Err(error) => {
                 peer.forget(ops);
-                self.sources.remove(&stream);
+                self.sources.remove(stream);
                 Err(error)
             }
         }
@@ -487,7 +488,7 @@ impl Supervisor {
         peer.forget(ops);
         connection::forget(ops, log.socket());
         for token in std::mem::take(&mut worker.tokens) {
-            self.sources.remove(&token);
+            self.sources.remove(token);
         }
         let (ticket, pid) = (worker.process.ticket(), worker.process.pid());
         let order = Order::Worker {
@@ -551,7 +552,7 @@ impl Supervisor {
             peer.forget(ops);
         }
         let token = std::mem::take(&mut worker.tokens[0]);
-        self.sources.remove(&token);
+        self.sources.remove(token);
     }
 
     /// Reads the messages of a worker that has met no guest. Returns `Err(None)` if the stream
@@ -644,7 +645,7 @@ impl Supervisor {
             }
         }
         for token in worker.tokens {
-            self.sources.remove(&token);
+            self.sources.remove(token);
         }
         let (ticket, pid) = (worker.process.ticket(), worker.process.pid());
         let why = match (worker.refusal, ending) {
@@ -688,7 +689,7 @@ impl Supervisor {
         {
             connection::forget(ops, log.socket());
             let token = std::mem::take(&mut worker.tokens[1]);
-            self.sources.remove(&token);
+            self.sources.remove(token);
         }
     }
 

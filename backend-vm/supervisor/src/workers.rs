@@ -298,6 +298,9 @@ impl Log {
     fn pass_on(&mut self, pid: i32, budget: &mut LogBudget) {
         let cost = u32::try_from(self.line.len() + 1).unwrap_or(u32::MAX);
         let verdict = budget.spend_all(cost, Instant::now());
+        if let Verdict::After(count) = verdict {
+            tracing::warn!("{count} lines of worker {pid} and others of its tenant were left out");
+        }
         if verdict != Verdict::Drop {
             let text = wormhole_link::harmless(&String::from_utf8_lossy(&self.line));
             let text = text.trim();
@@ -307,11 +310,11 @@ impl Log {
             } else {
                 tracing::info!("worker {pid}: {text}");
             }
-            if verdict == Verdict::Last {
-                tracing::warn!(
-                    "worker {pid} and others of its tenant write too much: most of their logs is left out"
-                );
-            }
+        }
+        if verdict == Verdict::Last {
+            tracing::warn!(
+                "worker {pid} and others of its tenant write too much: most of their logs is left out"
+            );
         }
         self.line.clear();
     }

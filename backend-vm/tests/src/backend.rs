@@ -294,6 +294,19 @@ impl Tenant {
 
     /// Attaches a fresh window. Returns the supervisor's answer.
     pub fn attach(&mut self, segments: u64, limits: Attach) -> Result<(), String> {
+        self.attach_file(segments, limits).map(drop)
+    }
+
+    /// Attaches a static window. Returns its file.
+    pub fn attach_static(&mut self, segments: u64) -> File {
+        let limits = Attach {
+            static_window: 1,
+            ..Attach::default()
+        };
+        self.attach_file(segments, limits).unwrap()
+    }
+
+    fn attach_file(&mut self, segments: u64, limits: Attach) -> Result<File, String> {
         let bytes = segments * SEGMENT_BYTES as u64;
         let file = File::from(memory::anonymous_file(c"test-window").unwrap());
         file.set_len(bytes).unwrap();
@@ -302,8 +315,9 @@ impl Tenant {
             window_size: bytes,
             ..limits
         };
-        self.send(&Message::Attach(attach), vec![file.into()]);
-        self.attached()
+        let theirs = file.try_clone().unwrap();
+        self.send(&Message::Attach(attach), vec![theirs.into()]);
+        self.attached().map(|()| file)
     }
 
     pub fn attached(&mut self) -> Result<(), String> {

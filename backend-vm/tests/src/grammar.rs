@@ -5,8 +5,9 @@ use wormhole_api::{
     AddressReserve, AddressReserveReply, ContextReset, DevicePtr, Event, EventCreate, EventDestroy,
     EventQuery, Fence, GreenCreate, GreenPartNumber, Handle, Items, JitOption, Kind,
     LaunchAttribute, LaunchKernel, Link, LinkInput, MemAlloc, MemAllocReply, MemCopy, MemWrite,
-    MemoryOperation, Message, PeerEnable, PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy,
-    PoolSetAccess, ShareEvent, SharedEventCreate, StreamMemory,
+    MemoryOperation, Message, PartAlloc, PeerEnable, PoolAlloc, PoolAllocReply, PoolCreate,
+    PoolDestroy, PoolSetAccess, ShareEvent, SharedEventCreate, SlabAlloc, SlabAllocReply,
+    StreamMemory,
 };
 use wormhole_ring::layout::FILES;
 
@@ -98,6 +99,19 @@ impl Source<'_> {
     pub fn spare(&mut self) -> DevicePtr {
         let alloc = MemAlloc::example(self);
         self.guest.call(&alloc).reply::<MemAllocReply>().address
+    }
+
+    /// Slab that no other record names.
+    pub fn slab(&mut self) -> DevicePtr {
+        let alloc = SlabAlloc::example(self);
+        self.guest.call(&alloc).reply::<SlabAllocReply>().address
+    }
+
+    /// Part of such a slab.
+    pub fn part(&mut self) -> DevicePtr {
+        let alloc = PartAlloc::example(self);
+        self.guest.record(&alloc);
+        alloc.address
     }
 
     /// Memory of the existing pool that no other record names.
@@ -263,7 +277,8 @@ fn links(source: &mut Source<'_>) -> Vec<Entry> {
     })]
 }
 
-/// Returns a pool from its creation to its destruction, an event that is shared, and a green context of a part that is described already.
+/// Returns records that create and destroy a pool, share an event, and create a green context of a part that an earlier
+/// record described.
 fn objects(source: &mut Source<'_>) -> Vec<Entry> {
     vec![
         entry(&PoolCreate::example(source)),

@@ -6,7 +6,10 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::{Duration, Instant};
 
 use wormhole_api::handle::{HandleKind, Key};
-use wormhole_api::{Decode, Handle, Message as ApiMessage, PROTOCOL_HASH};
+use wormhole_api::{
+    Decode, DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, Message as ApiMessage,
+    PROTOCOL_HASH, Synchronize,
+};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::memory::Mapping;
 use wormhole_ring::bootstrap;
@@ -133,6 +136,18 @@ impl Control {
         self.map().0
     }
 
+    /// Opens a session of a guest VM that has a static window mapped.
+    pub fn open_in_window(mut self, window: OwnedFd) -> Guest {
+        self.hello(PROTOCOL_HASH, "");
+        let grant = match self.receive() {
+            Reply::Grant(grant) => grant,
+            other => panic!("no grant but {other:?}"),
+        };
+        assert!(self.descriptor().is_none(), "the grant has no descriptor");
+        self.send(&Message::Mapped).unwrap();
+        Guest::new(self, grant, window)
+    }
+
     /// Opens a session with a socket on which the guest sends file descriptors.
     pub fn open_with_files(self) -> (Guest, UnixDatagram) {
         self.open_with_files_of(PROTOCOL_HASH)
@@ -151,7 +166,8 @@ impl Control {
         (guest, socket.expect("the socket for files").into())
     }
 
-    fn map(mut self) -> (Guest, Option<OwnedFd>) {
+    /// Maps the session that is granted after a hello. Returns the socket for files too, if the hello wanted one.
+    pub fn map(mut self) -> (Guest, Option<OwnedFd>) {
         let grant = match self.receive() {
             Reply::Grant(grant) => grant,
             other => panic!("no grant but {other:?}"),
@@ -300,6 +316,27 @@ impl Guest {
             address: self.grant.window_base + offset,
             mapping: Mapping::new(&self.file, offset, bytes).unwrap(),
         });
+    }
+
+    /// Copies bytes through the first extent to the device and back, and compares them. Returns the device memory.
+    pub fn round_trip(&mut self, bytes: &[u8]) -> DevicePtr {
+        let length = bytes.len() as u64;
+        let device = self.call(&MemAlloc { bytes: length });
+        let device = device.reply::<MemAllocReply>().address;
+        self.arena[0].write(0, bytes);
+        let arena = DevicePtr(self.arena[0].address);
+        let back = DevicePtr(self.arena[0].address + length);
+        for (destination, source) in [(device, arena), (back, device)] {
+            self.record(&MemCopy {
+                destination,
+                source,
+                bytes: length,
+                stream: Handle::LEGACY,
+            });
+        }
+        assert_eq!(self.call(&Synchronize { stream: None }).status, 0);
+        assert_eq!(self.arena[0].read(bytes.len(), bytes.len()), bytes);
+        device
     }
 
     pub fn request_arena(&mut self, id: u32, segments: u32) -> Reply {

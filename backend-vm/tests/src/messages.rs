@@ -1,8 +1,8 @@
 //! Messages with the fields that most tests use.
 
 use wormhole_api::{
-    Array, DevicePtr, Handle, Items, Library, LibraryLoad, Module, ModuleLoad,
-    ReferenceBindTexture, TextureSource,
+    Array, DevicePtr, Handle, Items, Library, LibraryLoad, Module, ModuleLoad, TexRefBindTexture,
+    TextureSource,
 };
 
 /// Loads an image without managed variables and without logs.
@@ -40,8 +40,8 @@ pub fn bind_texture(
     module: Handle<Module>,
     array: Option<Handle<Array>>,
     name: &[u8],
-) -> ReferenceBindTexture<'_> {
-    ReferenceBindTexture {
+) -> TexRefBindTexture<'_> {
+    TexRefBindTexture {
         module,
         bound: array.is_some().into(),
         source: TextureSource::Array,

@@ -4,6 +4,7 @@
 //! plays a third part beside test and worker: it is the only program that runs.
 
 use std::ffi::CString;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,9 @@ use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
 use wormhole_link::memory;
-use wormhole_ring::control::{Attach, Message};
+use wormhole_link::operator::LEAST_MEMORY;
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{Attach, Message, Observe};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 fn main() {
@@ -51,13 +54,14 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         init: stage.join("lib/wormhole/wormhole-init"),
         wormhole: std::env::current_exe().unwrap(),
         parts: Vec::new(),
-        guest: Image::guest(&images, Kernel::V6_1).unwrap(),
-        guest_kernel: Kernel::V6_1,
+        images: vec![Image::guest(&images, Kernel::V6_1).unwrap()],
         arguments: vec![MACHINE.into()],
         stdin: false,
+        terminal: None,
         variables: Vec::new(),
         programs: vec![env!("CARGO_BIN_EXE_supervisor").into()],
         has_files: false,
+        volumes: Vec::new(),
         taps: 0,
         collect: Vec::new(),
     })
@@ -68,8 +72,8 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         memory: 2 << 30,
         processors: 2,
         disks: &[],
-        taps: &[],
-        files: None,
+        networks: &[],
+        files: &[],
         timeout: Duration::from_secs(240),
         stdin: None,
         signals: None,
@@ -147,6 +151,7 @@ fn in_machine() {
     tenants_are_held_to_their_memory_together(&delegated);
     tenants_share_the_memory_that_the_operator_does_not_divide(&delegated);
     a_tenant_counts_until_the_last_page_of_its_memory_is_free(&delegated);
+    what_tenants_leave_one_after_the_other_counts_for_their_user(&delegated);
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -214,6 +219,11 @@ fn workers_of(base: &Path, backend: &Backend) -> PathBuf {
     base.join(format!("workers-{}.0", backend.spawner().unwrap()))
 }
 
+/// Returns the cgroup of the tenants of root, the user of these tests.
+fn tenants_of(place: &Path) -> PathBuf {
+    place.join("user-0")
+}
+
 fn wait_until_two_have_eaten(backend: &Backend) {
     wait_until(
         || backend.log().matches("it has eaten").count() >= 2,
@@ -222,10 +232,10 @@ fn wait_until_two_have_eaten(backend: &Backend) {
 }
 
 /// Starts a supervisor with a socket at this path, whose tenants do not trust each other.
-fn start_for_strangers(socket: &Path, arguments: &[&str]) -> Backend {
+fn start_for_strangers(socket: &Path, memory: impl Display, arguments: &[&str]) -> Backend {
     // In one word: the harness says of all others that their tenants trust each other.
     let listen = format!("--listen={}", socket.display());
-    start_with(&[&[listen.as_str()], arguments].concat())
+    start_with(memory, &[&[listen.as_str()], arguments].concat())
 }
 
 fn number(file: PathBuf) -> u64 {
@@ -245,8 +255,9 @@ fn tenants_below(place: &Path) -> Vec<String> {
 fn tenants_are_held_to_their_memory_together(base: &Path) {
     let socket = std::env::temp_dir().join("tenants");
     let limit = TENANT_MEMORY.to_string();
-    let mut backend = start_for_strangers(&socket, &["--tenant-memory", &limit]);
+    let mut backend = start_for_strangers(&socket, MEMORY, &["--tenant-memory", &limit]);
     let place = workers_of(base, &backend);
+    let user = tenants_of(&place);
     let all = |file| number(place.join(file));
     let whole = number("/proc/sys/kernel/pid_max".into())
         .min(number("/proc/sys/kernel/threads-max".into()));
@@ -263,12 +274,12 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     // The neighbour has a limit of its own.
     let theirs = ask(&mut neighbour, SIP);
     wait_until_two_have_eaten(&backend);
-    let levels = tenants_below(&place);
+    let levels = tenants_below(&user);
     // The first tenant's cgroup exists while one of its workers does.
     assert!(!levels.is_empty());
     for level in &levels {
-        let read = |file| fs::read_to_string(place.join(level).join(file)).unwrap();
-        let limit = |file| number(place.join(level).join(file));
+        let read = |file| fs::read_to_string(user.join(level).join(file)).unwrap();
+        let limit = |file| number(user.join(level).join(file));
         assert_eq!(limit("memory.max"), TENANT_MEMORY as u64);
         assert_eq!(limit("pids.max"), threads);
         assert_eq!(read("cpu.weight"), "100\n");
@@ -282,8 +293,8 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     assert_eq!(own, "10000\n");
     drop((theirs, neighbour));
     wait_until(
-        || tenants_below(&place).len() < levels.len(),
-        || format!("the neighbour's cgroup to go: {:?}", names(&place)),
+        || tenants_below(&user).len() < levels.len(),
+        || format!("the neighbour's cgroup to go: {:?}", names(&user)),
     );
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
@@ -294,8 +305,9 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
 fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     let socket = std::env::temp_dir().join("shares");
     // The machine has room for two tenants of 512 MiB, so that no third of the six is served.
-    let mut backend = start_for_strangers(&socket, &["--tenants-per-user", "6"]);
+    let mut backend = start_for_strangers(&socket, MEMORY, &["--tenants-per-user", "6"]);
     let place = workers_of(base, &backend);
+    let user = tenants_of(&place);
     let _first = assign(&mut backend, SIP);
     backend.wait_for_log("it has eaten");
     let mut second = Tenant::join(&socket);
@@ -303,11 +315,11 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     let theirs = ask(&mut second, SIP);
     wait_until_two_have_eaten(&backend);
     let half = number(place.join("memory.max")) / 2;
-    let levels = tenants_below(&place);
+    let levels = tenants_below(&user);
     // The process that waits for the next tenant has one too.
     assert_eq!(levels.len(), 3, "{levels:?}");
     for level in levels {
-        let limit = number(place.join(level).join("memory.max"));
+        let limit = number(user.join(level).join("memory.max"));
         // The kernel counts whole pages.
         assert!(half - limit < 4096, "{limit} of {half}");
     }
@@ -322,9 +334,12 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
 
 fn a_tenant_counts_until_the_last_page_of_its_memory_is_free(base: &Path) {
     let socket = std::env::temp_dir().join("left");
-    let mut backend = start_for_strangers(&socket, &["--tenants-per-user", "2"]);
+    let limit = TENANT_MEMORY.to_string();
+    let quotas = ["--tenants-per-user", "3", "--tenant-memory", &limit];
+    let mut backend = start_for_strangers(&socket, MEMORY, &quotas);
     let place = workers_of(base, &backend);
-    // A process of its tenant writes the first page of the window, and the launcher keeps that.
+    let user = tenants_of(&place);
+    // Keeps a page: a process of its tenant writes the first one of the window.
     let window = File::from(memory::anonymous_file(c"window").unwrap());
     let window_size = 64 * SEGMENT_BYTES as u64;
     window.set_len(window_size).unwrap();
@@ -338,6 +353,14 @@ fn a_tenant_counts_until_the_last_page_of_its_memory_is_free(base: &Path) {
     second.send(&Message::Attach(attach), vec![theirs]);
     second.attached().unwrap();
     drop(second);
+    // Keeps messages of its process that nobody reads.
+    let mut third = Tenant::join(&socket);
+    third.attach(64, Attach::default()).unwrap();
+    let unread = leave_unread(&mut third, 200);
+    let levels = tenants_below(&user).into_iter();
+    let most = levels.map(|level| kernel_of(&user.join(level))).max();
+    assert!(most > Some(2 << 20), "{most:?} bytes of the kernel's own");
+    drop(third);
     let refusal = |until: &str| {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -350,22 +373,98 @@ fn a_tenant_counts_until_the_last_page_of_its_memory_is_free(base: &Path) {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    refusal("1 have ended and count until");
+    refusal("2 have ended and count until");
     // The kernel's own counts are exact by then.
     std::thread::sleep(Duration::from_secs(3));
-    refusal("1 have ended and count until");
-    // Of both tenants, and of the process that waits for the next.
-    assert_eq!(tenants_below(&place).len(), 3);
+    refusal("2 have ended and count until");
+    // Of the three tenants, and of the process that waits for the next.
+    assert_eq!(tenants_below(&user).len(), 4);
     drop(window);
-    wait_until(
-        || tenants_below(&place).len() == 2,
-        || format!("the tenant's cgroup to go: {:?}", names(&place)),
-    );
+    let left = |count| {
+        wait_until(
+            || tenants_below(&user).len() == count,
+            || format!("a tenant's cgroup to go: {:?}", names(&user)),
+        );
+    };
+    left(3);
+    drop(unread);
+    left(2);
     Tenant::join(&socket).attach(64, Attach::default()).unwrap();
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
     assert!(!place.exists());
     println!("a tenant counts until the last page of its memory is free");
+}
+
+fn what_tenants_leave_one_after_the_other_counts_for_their_user(base: &Path) {
+    let socket = std::env::temp_dir().join("one-after-the-other");
+    let limit = LEAST_MEMORY.to_string();
+    let quotas = ["--tenants-per-user", "2", "--tenant-memory", &limit];
+    let mut backend = start_for_strangers(&socket, LEAST_MEMORY, &quotas);
+    let user = tenants_of(&workers_of(base, &backend));
+    let mut kept = Vec::new();
+    let mut last = Instant::now();
+    let mut refusal = String::new();
+    // The kernel's own counts are exact by then, so that the one before counts no longer.
+    while last.elapsed() < Duration::from_secs(4) {
+        let mut tenant = Tenant::join(&socket);
+        match tenant.attach(64, Attach::default()) {
+            // Less than the kernel's own memory of a tenant that has left nothing.
+            Ok(_) => {
+                kept.push(leave_unread(&mut tenant, 48));
+                last = Instant::now();
+            }
+            Err(reason) => {
+                refusal = reason;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        assert!(kept.len() < 24, "{} tenants leave memory", kept.len());
+    }
+    let left = kernel_of(&user) >> 10;
+    println!("{} tenants left {left} KiB: {refusal}", kept.len());
+    assert!(kept.len() > 1, "the second counts for its own memory");
+    assert!(
+        refusal.contains("; of these 1 have ended and count until"),
+        "{refusal}"
+    );
+    drop(kept);
+    wait_until(
+        || Tenant::join(&socket).attach(64, Attach::default()).is_ok(),
+        || "a tenant once the messages are gone".into(),
+    );
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    println!("what tenants leave one after the other counts for their user");
+}
+
+/// Has a tenant's process send so many messages to each of 16 streams, in which they stay. 200 are more than 1 MiB of the
+/// kernel's own memory.
+fn leave_unread(tenant: &mut Tenant, messages: usize) -> Vec<Control> {
+    let mut streams: Vec<Control> = (0..16).map(|_| tenant.connect()).collect();
+    let observe = Message::Observe(Observe {
+        bootstrap_version: bootstrap::VERSION,
+        device: 0,
+    });
+    let unread = |stream: &Control| rustix::io::ioctl_fionread(&stream.socket).unwrap();
+    for _ in 0..messages {
+        let before: Vec<u64> = streams.iter().map(unread).collect();
+        for stream in &mut streams {
+            stream.send(&observe).unwrap();
+        }
+        // A guest may ask again once it has an answer.
+        let have_answers =
+            || std::iter::zip(&streams, &before).all(|(one, was)| unread(one) > *was);
+        wait_until(have_answers, || "answers".into());
+    }
+    streams
+}
+
+/// Returns the bytes of the kernel's own memory that are charged to a cgroup.
+fn kernel_of(cgroup: &Path) -> u64 {
+    let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
+    let mut lines = stat.lines().filter_map(|line| line.strip_prefix("kernel "));
+    lines.next().map_or(0, |bytes| bytes.parse().unwrap())
 }
 
 fn without_cgroups_several_tenants_are_not_served() {
@@ -409,12 +508,13 @@ fn what_is_not_delegated_is_left_alone(base: &Path) {
 }
 
 fn start() -> Backend {
-    start_with(&[])
+    start_with(MEMORY, &[])
 }
 
-fn start_with(arguments: &[&str]) -> Backend {
+/// Starts a supervisor whose workers have so much memory each.
+fn start_with(memory: impl Display, arguments: &[&str]) -> Backend {
     let me = std::env::current_exe().unwrap();
-    let memory = MEMORY.to_string();
+    let memory = memory.to_string();
     let mut backend = Backend::start_as(
         // Exists at the same path in the emulated host.
         Command::new(env!("CARGO_BIN_EXE_supervisor")),

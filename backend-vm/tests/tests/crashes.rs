@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use support::recorder::Recorder;
 use wormhole_api::{
-    ContextGetLimit, DevicePtr, Event, EventQuery, EventRecord, Fence, FenceWrite, Handle,
-    MemAlloc, MemAllocReply, MemCopy, MemFree, PROTOCOL_HASH, ShareEvent, ShareEventReply,
-    SharedEventCreate, StreamCreate, StreamWaitEvent, Synchronize,
+    ContextGetLimit, Event, EventQuery, EventRecord, Fence, FenceWrite, Handle, MemAlloc,
+    MemAllocReply, MemFree, PROTOCOL_HASH, ShareEvent, ShareEventReply, SharedEventCreate,
+    StreamCreate, StreamWaitEvent, Synchronize,
 };
 use wormhole_backend_tests::backend::{Backend, PATIENCE, Workers, is_running, wait_until};
 use wormhole_backend_tests::guest::{Guest, Reply};
@@ -206,22 +206,7 @@ fn backend(workers: &[&Path]) -> (Backend, Guest) {
 /// Checks that the device copies a guest's bytes there and back.
 fn works(guest: &mut Guest) {
     let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
-    let length = bytes.len() as u64;
-    let device = guest.call(&MemAlloc { bytes: length });
-    let device = device.reply::<MemAllocReply>().address;
-    guest.arena[0].write(0, &bytes);
-    let source = DevicePtr(guest.arena[0].address);
-    let back = DevicePtr(guest.arena[0].address + length);
-    for (destination, source) in [(device, source), (back, device)] {
-        guest.record(&MemCopy {
-            destination,
-            source,
-            bytes: length,
-            stream: Handle::LEGACY,
-        });
-    }
-    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
-    assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+    guest.round_trip(&bytes);
 }
 
 /// Waits until the guest is granted a third of the window, and returns it. If ended sessions lost

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use wormhole_api::array::SURFACE_LDST;
 use wormhole_api::{
     AddressReserve, AddressReserveReply, ArrayCreate, ContextReset, CuResult, DevicePtr,
-    EventCreate, GraphBegin, GreenCreate, GreenDescribe, Handle, Items, LaunchKernel, MESSAGES,
-    MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage,
+    EventCreate, GraphBegin, GreenCreate, GreenDescribe, Items, LaunchKernel, MESSAGES, MemAlloc,
+    MemAllocReply, MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage,
     MipmapCreate, ModuleGetFunction, PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend_tests::attack::{Entry, Writer, mutate};
@@ -313,24 +313,7 @@ fn neighbour(mut guest: Guest, stop: &AtomicBool, checked: &AtomicU64) {
     let random = Random::new(3);
     while !stop.load(Ordering::Relaxed) {
         let bytes: Vec<u8> = (0..20_000).map(|_| random.byte()).collect();
-        let length = bytes.len() as u64;
-        let device = guest.call(&MemAlloc { bytes: length });
-        let device = device.reply::<MemAllocReply>().address;
-        guest.arena[0].write(0, &bytes);
-        let arena = guest.arena[0].address;
-        for (destination, source) in [
-            (device, DevicePtr(arena)),
-            (DevicePtr(arena + length), device),
-        ] {
-            guest.record(&MemCopy {
-                destination,
-                source,
-                bytes: length,
-                stream: Handle::LEGACY,
-            });
-        }
-        assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
-        assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+        let device = guest.round_trip(&bytes);
         assert_eq!(guest.call(&MemFree { address: device }).status, 0);
         checked.fetch_add(1, Ordering::Relaxed);
     }

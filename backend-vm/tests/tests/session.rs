@@ -5,8 +5,8 @@ use std::time::Instant;
 use wormhole_api::{
     ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, Items,
     LaunchKernel, Link, LinkInput, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree,
-    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, Stream, StreamCreate, StreamDestroy,
-    StreamQuery, Synchronize,
+    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, PartAlloc, PartFree, SlabAlloc,
+    SlabAllocReply, SlabFree, Stream, StreamCreate, StreamDestroy, StreamQuery, Synchronize,
 };
 use wormhole_backend_tests::backend::{Backend, PATIENCE};
 use wormhole_backend_tests::guest::{Guest, Reply};
@@ -249,6 +249,80 @@ fn a_record_that_fails_unheard_is_sticky() {
     guest.record(&StreamDestroy { stream });
     let cause = guest.wait_for_status();
     assert_eq!((cause.result, cause.cause), (400, 1));
+}
+
+#[test]
+fn only_parts_of_slabs_may_be_named_and_only_in_a_slab() {
+    const SLAB: u64 = 2 << 20;
+    let mut backend = Backend::with_window(256);
+    let slab_of = |guest: &mut Guest| {
+        let answer = guest.call(&SlabAlloc { bytes: SLAB });
+        answer.reply::<SlabAllocReply>().address.0
+    };
+    let mut guest = backend.connect().open();
+    let slab = slab_of(&mut guest);
+    let arena = guest.arena[0].address;
+    let copy = |destination, bytes| MemCopy {
+        destination: DevicePtr(destination),
+        source: DevicePtr(arena),
+        bytes,
+        stream: Handle::LEGACY,
+    };
+    assert_eq!(guest.call(&copy(slab, 1)).status, 1, "no part");
+    guest.record(&part_of(slab, 512));
+    guest.record(&part_of(slab + 1024, SLAB - 1024));
+    assert_eq!(guest.call(&copy(slab, 512)).status, 0);
+    assert_eq!(guest.call(&copy(slab + SLAB - 1, 1)).status, 0);
+    assert_eq!(guest.call(&copy(slab, 513)).status, 1, "past a part");
+    let address = DevicePtr(slab);
+    assert_eq!(guest.call(&MemFree { address }).status, 1, "a part");
+    guest.record(&PartFree { address });
+    assert_eq!(guest.call(&copy(slab, 1)).status, 1, "freed");
+    assert_eq!(guest.call(&SlabFree { address }).status, 0);
+    assert_eq!(guest.call(&copy(slab + 1024, 1)).status, 1, "the slab is");
+    assert_eq!(guest.call(&SlabFree { address }).status, 1);
+    // A record that no honest guest writes ends its session, and nothing else.
+    let wrong: [Wrong; 8] = [
+        |guest, slab, _| guest.record(&part_of(slab, SLAB + 1)),
+        |guest, slab, _| guest.record(&part_of(slab, 0)),
+        |guest, slab, _| guest.record(&part_of(slab + 512, u64::MAX)),
+        |guest, slab, _| guest.record(&part_of(slab + SLAB, 512)),
+        |guest, slab, _| {
+            guest.record(&part_of(slab, 1024));
+            guest.record(&part_of(slab + 512, 1024));
+        },
+        |guest, _, whole| guest.record(&part_of(whole, 512)),
+        |guest, slab, _| {
+            let address = DevicePtr(slab);
+            guest.record(&PartFree { address });
+        },
+        |guest, _, whole| {
+            let address = DevicePtr(whole);
+            guest.record(&PartFree { address });
+        },
+    ];
+    for (index, wrong) in wrong.into_iter().enumerate() {
+        let mut hostile = backend.connect().open();
+        let slab = slab_of(&mut hostile);
+        let whole = hostile.call(&MemAlloc { bytes: SLAB });
+        let whole = whole.reply::<MemAllocReply>().address.0;
+        wrong(&mut hostile, slab, whole);
+        let cause = hostile.wait_for_status();
+        assert_eq!((cause.result, cause.cause), (1, 1), "{index}");
+    }
+    let slab = slab_of(&mut guest);
+    guest.record(&part_of(slab, 1));
+    assert_eq!(guest.call(&copy(slab, 1)).status, 0, "it goes on");
+}
+
+/// Writes wrong records, given the addresses of a slab and of another allocation.
+type Wrong = fn(&mut Guest, u64, u64);
+
+fn part_of(address: u64, bytes: u64) -> PartAlloc {
+    PartAlloc {
+        address: DevicePtr(address),
+        bytes,
+    }
 }
 
 #[test]

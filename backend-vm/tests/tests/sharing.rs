@@ -6,9 +6,10 @@ use wormhole_api::{
     CloseAllocation, Decode, DevicePtr, Element, Event, EventDestroy, Fence, FenceWrite, Handle,
     MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree, MemRelease, MemSet, Memory,
     Message as ApiMessage, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory,
-    OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, Pool, PoolAlloc, PoolAllocReply,
-    PoolCreate, PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply,
-    ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate,
+    OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, PartAlloc, PartFree, Pool, PoolAlloc,
+    PoolAllocReply, PoolCreate, PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent,
+    ShareEventReply, ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress,
+    SharedEventCreate, SlabAlloc, SlabAllocReply,
 };
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, kill, limit_descriptors, wait_until,
@@ -276,6 +277,47 @@ fn what_one_process_writes_another_reads_until_it_is_closed() {
         words(&mut exporter, shared.address),
         [0x0BAD_CAFE; 2],
         "closing empties nothing"
+    );
+}
+
+#[test]
+fn parts_are_shared_by_the_token_of_their_slab_until_the_last_one_is_freed() {
+    const SLAB: u64 = 2 << 20;
+    let mut backend = Backend::with_window(64);
+    let (mut exporter, mut importer) = (backend.connect().open(), backend.connect().open());
+    let payload = succeeds(&mut exporter, &SlabAlloc { bytes: SLAB });
+    let slab = SlabAllocReply::decode(&payload).unwrap().address;
+    let parts = [0, BYTES].map(|offset| DevicePtr(slab.0 + offset));
+    let unnamed = ShareAddress {
+        address: slab,
+        what: SharedAddress::Allocation,
+    };
+    assert_eq!(exporter.call(&unnamed).status, INVALID_VALUE, "no part");
+    for address in parts {
+        exporter.record(&PartAlloc {
+            address,
+            bytes: BYTES,
+        });
+    }
+    let tokens = parts.map(|part| share_address(&mut exporter, part, SharedAddress::Allocation));
+    assert_eq!(tokens[0], tokens[1]);
+    let [token, _] = tokens;
+    let payload = succeeds(&mut importer, &OpenAllocation { token });
+    let opened = OpenAllocationReply::decode(&payload).unwrap();
+    assert_eq!(opened.bytes, SLAB);
+    fill(&mut exporter, parts[1], 0x0BAD_CAFE);
+    let second = DevicePtr(opened.address.0 + BYTES);
+    assert_eq!(words(&mut importer, second), [0x0BAD_CAFE; 2]);
+    let address = opened.address;
+    succeeds(&mut importer, &CloseAllocation { address });
+    // One part is shared still.
+    exporter.record(&PartFree { address: parts[0] });
+    succeeds(&mut importer, &OpenAllocation { token });
+    exporter.record(&PartFree { address: parts[1] });
+    let mut late = backend.connect().open();
+    wait_until(
+        || late.call(&OpenAllocation { token }).status == INVALID_VALUE,
+        || "nobody finds what is gone".into(),
     );
 }
 

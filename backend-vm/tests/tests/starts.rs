@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,7 +14,6 @@ use wormhole_backend_tests::backend::{
 };
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
-use wormhole_link::device::DeviceChoice;
 use wormhole_ring::control::Attach;
 use wormhole_sandbox::{Command, Confinement, DeviceKind, Isolation, SpawnError};
 
@@ -101,10 +101,7 @@ fn impatient_supervisor() {
     let workers = std::env::args_os().next_back().unwrap();
     let limit = std::env::args().nth(2).unwrap().parse().unwrap();
     wormhole_supervisor::run(wormhole_supervisor::Options {
-        device: DeviceChoice::Cpu {
-            count: 1,
-            check: false,
-        },
+        device: "cpu".parse().unwrap(),
         workers: vec![workers.into()],
         listener: std::env::var_os(LISTENS)
             .map(|path| wormhole_supervisor::Listener::bind(Path::new(&path), &[]).unwrap()),
@@ -112,7 +109,7 @@ fn impatient_supervisor() {
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
         trusted_tenants: true,
         without_namespaces: false,
-        limits: wormhole_supervisor::Limits::of(Some(1 << 30), None, 1, 8),
+        limits: wormhole_supervisor::Limits::of(Some(1 << 30), None, (1, 1), 8),
         start_limit: Duration::from_millis(limit),
         hello_limit: Duration::from_secs(2),
         reap_limit: Duration::from_millis(600),
@@ -328,7 +325,9 @@ fn a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol() {
     let supervisor = i32::try_from(backend.child.id()).unwrap();
     kill(supervisor, libc::SIGSTOP);
     wait_until(|| is_stopped(supervisor), || "its stop".into());
-    // The supervisor will read the guest's end first.
+    // The supervisor will read the guest's end first. Without the shutdown there would be none before the process that
+    // closes the supervisor's copy of the guest's stream has done so.
+    leaves.socket.shutdown(Shutdown::Both).unwrap();
     drop(leaves);
     let before: Vec<u64> = workers.iter().map(|worker| sleeps(*worker)).collect();
     for (worker, before) in workers.iter().zip(before) {

@@ -1,5 +1,4 @@
-//! Each tenant that connects is served by a process of its own. Such a process that stands still or
-//! dies is no other tenant's matter.
+//! Each tenant has a process of its own. Its stop or death does not affect other tenants.
 
 use std::collections::BTreeSet;
 use std::io::IoSlice;

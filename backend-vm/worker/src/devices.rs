@@ -4,8 +4,9 @@ use std::ops::{Deref, Index};
 use std::sync::Arc;
 
 use wormhole_api::CuResult;
-use wormhole_device::{CuError, Device, DeviceOutput, Result};
+use wormhole_device::{AfterFence, CuError, Device, DeviceOutput, Result};
 use wormhole_link::device::MOST;
+use wormhole_ring::waits::Waits;
 
 /// One of the session's devices, and the number by which messages name it. Objects of the device
 /// hold it.
@@ -75,6 +76,18 @@ impl Devices {
     pub fn get(&self, number: u32) -> std::result::Result<&SessionDevice, CuResult> {
         let number = usize::try_from(number).map_err(|_| CuResult::INVALID_DEVICE)?;
         self.0.get(number).ok_or(CuResult::INVALID_DEVICE)
+    }
+
+    /// Has the devices wake the guest's threads that sleep for a fence, after each fence. Returns false
+    /// if hardware writes the fences.
+    pub fn call_after_fences(&self, waits: &Waits) -> bool {
+        self.iter().all(|device| {
+            let waits = waits.clone();
+            device.call_after_fences(AfterFence::new(move || {
+                waits.fence_before_look();
+                waits.wake();
+            }))
+        })
     }
 
     pub fn iter(&self) -> std::slice::Iter<'_, SessionDevice> {

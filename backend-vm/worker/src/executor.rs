@@ -17,6 +17,7 @@ use wormhole_ring::wait::{Backoff, Policy, Step};
 
 use super::exchange::Exchange;
 use super::session::{Answer, Call, Event, Session};
+use super::sleepers::Sleepers;
 use super::wake::Inbox;
 
 /// Result of every call after the guest corrupted its ring.
@@ -27,6 +28,7 @@ const IDLE: Policy = Policy {
     spins: 1000,
     yields: 1000,
     first_sleep: Duration::ZERO,
+    part: 1,
     longest_sleep: Duration::ZERO,
 };
 
@@ -51,6 +53,7 @@ pub struct Executor {
     answers: AnswerSlots,
     session: Session,
     inbox: Inbox<Event>,
+    sleepers: Sleepers,
     /// Slots whose request a job thread is executing.
     pending: [bool; SLOTS],
     /// Time to stay awake without work, by yielding; [`LINGER_FACTOR`] times as long while the
@@ -68,6 +71,7 @@ impl Executor {
         answers: AnswerSlots,
         session: Session,
         inbox: Inbox<Event>,
+        sleepers: Sleepers,
     ) -> Self {
         Self {
             consumer,
@@ -75,6 +79,7 @@ impl Executor {
             answers,
             session,
             inbox,
+            sleepers,
             pending: [false; SLOTS],
             linger: Duration::ZERO,
         }
@@ -148,8 +153,10 @@ impl Executor {
             return Ok(self.drain_inbox());
         }
         let Some(head) = self.consumer.take(&mut self.buffer)? else {
+            self.sleepers.look(self.session.status());
             return Ok(self.drain_inbox());
         };
+        self.sleepers.executes(self.session.status());
         // Events sent before the guest wrote this record take effect before it.
         self.drain_inbox();
         self.execute(head)?;
@@ -320,6 +327,7 @@ impl Executor {
         if !self.inbox.announce_sleep() {
             return Ok(());
         }
+        self.sleepers.last_look();
         self.session.counters().progress().park(true);
         // During a reset no record may be taken, so records in the ring must not prevent the sleep.
         if self.session.is_resetting() {

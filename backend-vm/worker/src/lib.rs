@@ -25,6 +25,7 @@ mod peers;
 mod ranges;
 pub mod registrar;
 pub mod session;
+mod sleepers;
 pub mod wake;
 pub mod watcher;
 mod window;
@@ -52,6 +53,7 @@ use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::Consumer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
+use wormhole_ring::waits::Waits;
 
 use self::abort_on_panic::AbortOnPanic;
 use self::devices::Devices;
@@ -60,6 +62,7 @@ use self::executor::Executor;
 use self::open::Opened;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
+use self::sleepers::Sleepers;
 use self::wake::{Inbox, Notifier};
 use self::watcher::{Watcher, publish_death};
 use self::window::{Window, WindowError};
@@ -342,9 +345,12 @@ pub fn executor(
 ) -> io::Result<Executor> {
     let status = Status::new(memory.clone());
     let fences = Fences::new(memory.clone());
+    let waits = Waits::new(memory.clone());
+    let device_is_apart = !devices.call_after_fences(&waits);
     let watcher = Watcher::start(
         devices.clone(),
         fences,
+        device_is_apart.then(|| waits.clone()),
         status.clone(),
         counters.progress().clone(),
     )?;
@@ -365,7 +371,8 @@ pub fn executor(
             AnswerSlots::new(memory.clone()),
         )
     };
-    Ok(Executor::new(consumer, answers, session, inbox))
+    let sleepers = Sleepers::new(waits, device_is_apart);
+    Ok(Executor::new(consumer, answers, session, inbox, sleepers))
 }
 
 /// Handles the supervisor's messages until it is gone, and returns the process's exit status.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
     ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreenContext, RawMipmap,
-    RawModule, RawStream, ReferenceTo,
+    RawModule, RawStream, TexRefTarget,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
@@ -141,7 +141,7 @@ pub struct Loaded {
     pub place: Option<ManagedPlace>,
     /// Objects bound to its texture and surface references, held until the reference is bound anew.
     /// Jobs lock it, also while they bind.
-    pub bound: Mutex<HashMap<(ReferenceTo, String), Used>>,
+    pub bound: Mutex<HashMap<(TexRefTarget, String), Used>>,
 }
 
 impl Loaded {
@@ -228,7 +228,7 @@ pub struct ArrayObject {
 
 /// Destroys a mipmapped array if this is the last reference.
 pub fn let_go_of_mipmap(mipmap: Arc<MipmapObject>) -> wormhole_device::Result<()> {
-    Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| mipmap.device.destroy_mipmap(mipmap.raw))
+    Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| mipmap.device.mipmap_destroy(mipmap.raw))
 }
 
 /// Destroys an array if this is the last reference.
@@ -238,7 +238,7 @@ pub fn let_go_of_array(array: Arc<ArrayObject>) -> wormhole_device::Result<()> {
             mipmap: Some(mipmap),
             ..
         }) => let_go_of_mipmap(mipmap),
-        Some(array) => array.device.destroy_array(array.raw),
+        Some(array) => array.device.array_destroy(array.raw),
         None => Ok(()),
     }
 }

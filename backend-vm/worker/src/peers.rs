@@ -48,7 +48,7 @@ impl Devices {
     }
 }
 
-/// Copies a box. Each end is memory, or an array of the device given for it.
+/// Copies a 3-D region. Each end is memory, or an array of the device given for it.
 pub fn copy_3d(
     copy: &MemCopy3d,
     [to, from]: [Option<&SessionDevice>; 2],
@@ -71,9 +71,9 @@ pub fn allocate_async(
     stream: &StreamObject,
 ) -> Result<u64> {
     if stream.device == *owner {
-        return owner.allocate_async(pool, bytes, stream.raw);
+        return owner.pool_alloc(pool, stream.raw, bytes);
     }
-    let address = owner.allocate_async(pool, bytes, RawStream::LEGACY)?;
+    let address = owner.pool_alloc(pool, RawStream::LEGACY, bytes)?;
     owner.synchronize_stream(RawStream::LEGACY)?;
     Ok(address)
 }
@@ -81,9 +81,9 @@ pub fn allocate_async(
 /// Frees memory from a pool of `owner`, after the work in a stream.
 pub fn free_async(owner: &SessionDevice, address: u64, stream: &StreamObject) -> Result<()> {
     if stream.device != *owner && stream.device.holds(address) {
-        return stream.device.free_async(address, stream.raw);
+        return stream.device.pool_free(address, stream.raw);
     }
-    in_place_of(stream, owner, |there| owner.free_async(address, there))
+    in_place_of(stream, owner, |there| owner.pool_free(address, there))
 }
 
 /// Launches a graph of `owner` at the stream's place in order.
@@ -110,7 +110,7 @@ fn in_place_of(
     with_event(waiting, |before| {
         waiting.record_event(before, stream.raw, 0)?;
         with_event(owner, |after| {
-            let there = owner.create_stream(NON_BLOCKING, 0)?;
+            let there = owner.stream_create(NON_BLOCKING, 0)?;
             let done = owner
                 .wait_event(there, before, 0)
                 .and_then(|()| work(there))

@@ -1,10 +1,12 @@
 //! Watcher: detects a dead context while a guest may be waiting for a fence.
 //!
 //! A fence announces success only: after a fault it is never written. So while fences are
-//! outstanding this thread queries the device's state, after 100 µs and then at intervals that grow
-//! to 1 ms, and publishes a dead context in the session's status word, which ends every wait.
+//! outstanding this thread looks at them, after 100 µs and then at intervals that grow to 1 ms. If
+//! one stands still from one look to the next, it queries the device's state, and publishes a dead
+//! context in the session's status word, which ends every wait. Where fences move, the context is
+//! alive, and a query would only delay the executor's calls.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
@@ -16,6 +18,7 @@ use wormhole_link::progress::Progress;
 use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
+use wormhole_ring::waits::Waits;
 
 use super::abort_on_panic::AbortOnPanic;
 use super::devices::Devices;
@@ -72,11 +75,15 @@ pub struct Watcher {
 impl Watcher {
     /// Starts the thread.
     ///
+    /// `sleepers` are the guest's threads, if hardware writes the fences: after a while without work the
+    /// executor sleeps too, and this thread wakes them.
+    ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(
         devices: Devices,
         fences: Fences,
+        sleepers: Option<Waits>,
         status: Status,
         progress: Progress,
     ) -> std::io::Result<Self> {
@@ -93,7 +100,14 @@ impl Watcher {
             .name("watcher".to_owned())
             .spawn(move || {
                 let _abort_on_panic = AbortOnPanic;
-                watch(&watched, &devices, &words, &status, &progress);
+                watch(
+                    &watched,
+                    &devices,
+                    &words,
+                    sleepers.as_ref(),
+                    &status,
+                    &progress,
+                );
             })?;
         Ok(Self {
             shared,
@@ -183,10 +197,44 @@ fn fault(
     })
 }
 
+/// Outstanding fences at the look before.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Fence and its value, by stream.
+    before: HashMap<Key, (u32, u64)>,
+}
+
+impl Looks {
+    /// Returns the streams whose fences have not moved since the look before.
+    fn still(&mut self, now: HashMap<Key, (u32, u64)>) -> HashSet<Key> {
+        let still = now
+            .iter()
+            .filter(|(stream, fence)| self.before.get(*stream) == Some(*fence))
+            .map(|(stream, _)| *stream)
+            .collect();
+        self.before = now;
+        still
+    }
+}
+
+/// Sleeps for an interval, and wakes meanwhile the guest's threads whose fences hardware has written.
+fn rest(interval: Duration, sleepers: Option<&Waits>) {
+    let mut left = interval;
+    while let Some(waits) = sleepers.filter(|waits| waits.anyone_sleeps())
+        && left > FIRST_INTERVAL
+    {
+        std::thread::sleep(FIRST_INTERVAL);
+        left -= FIRST_INTERVAL;
+        waits.wake();
+    }
+    std::thread::sleep(left);
+}
+
 fn watch(
     shared: &Shared,
     devices: &Devices,
     fences: &Fences,
+    sleepers: Option<&Waits>,
     status: &Status,
     progress: &Progress,
 ) {
@@ -194,6 +242,7 @@ fn watch(
     let mut idle_since: Option<Instant> = Some(Instant::now());
     let mut held: Vec<Arc<StreamObject>> = Vec::new();
     let mut streams = Vec::new();
+    let mut looks = Looks::default();
     while !shared.stop.load(Ordering::Acquire) {
         let context = shared.context.load(Ordering::Acquire);
         let asked = shared.expecting.swap(false, Ordering::AcqRel);
@@ -231,10 +280,18 @@ fn watch(
             std::thread::sleep(FIRST_INTERVAL);
             continue;
         }
+        let still = looks.still(
+            held.iter()
+                .filter_map(|stream| Some((key(stream), stream.awaited(fences)?)))
+                .map(|(stream, (fence, _, value))| (stream, (fence, value)))
+                .collect(),
+        );
+        held.retain(|stream| still.contains(&key(stream)));
         // Locked during the check, so that a pause begins after it.
         let pauses = shared.pauses.lock();
         // After a pause the collected streams do not exist any more.
         if *pauses == 0
+            && !held.is_empty()
             && context == shared.context.load(Ordering::Acquire)
             && let Some(error) = fault(devices, &held, &mut streams)
         {
@@ -243,7 +300,32 @@ fn watch(
         }
         drop(pauses);
         held.clear();
-        std::thread::sleep(interval);
+        rest(interval, sleepers);
         interval = (interval * 2).min(LONGEST_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_stands_still_that_has_not_moved_between_two_looks() {
+        let mut looks = Looks::default();
+        let mut look = |fences: &[(u64, u64)]| {
+            let seen = fences.iter();
+            let still = looks.still(
+                seen.map(|&(stream, value)| ((0, RawStream(stream)), (1, value)))
+                    .collect(),
+            );
+            let mut still: Vec<_> = still.iter().map(|(_, stream)| stream.0).collect();
+            still.sort_unstable();
+            still
+        };
+        assert_eq!(look(&[(7, 1), (8, 1)]), []);
+        assert_eq!(look(&[(7, 2), (8, 1)]), [8]);
+        assert_eq!(look(&[(7, 2), (8, 1)]), [7, 8]);
+        assert_eq!(look(&[(8, 2)]), []);
+        assert_eq!(look(&[(7, 2), (8, 3)]), [], "it was not outstanding");
     }
 }

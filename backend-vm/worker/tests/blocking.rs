@@ -134,8 +134,8 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
     }
     let function = ready.function;
     beside! {
-        "memory_info" => MemGetInfo {};
-        "allocate" => MemAlloc { bytes: 64 };
+        "mem_get_info" => MemGetInfo {};
+        "mem_alloc" => MemAlloc { bytes: 64 };
         "function" => ready.look_up(handle(2));
         "global" => ModuleGetGlobal { module: ready.module, name: b"table" };
         "launch" => ready.launch(1, &[0; 8]);
@@ -143,20 +143,20 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
         "function_set_attribute" => FunctionSetAttribute { function, attribute: 8, value: 1 };
         "function_set_cache_config" => FunctionSetCacheConfig { function, config: 1 };
         "occupancy" => Occupancy { function, block: 32, flags: 0, shared: 0 };
-        "limit" => ContextGetLimit { limit: 0 };
+        "context_get_limit" => ContextGetLimit { limit: 0 };
         "set_limit" => ContextSetLimit { limit: 0, value: 1024 };
         "load" => ready.load(handle(2));
         "take_output" => TakeOutput {};
         "unload" => ModuleUnload { module: handle(2) };
     }
     // Freed last, because the fills name it.
-    ready.device.hold("free");
+    ready.device.hold("mem_free");
     let address = ready.memory;
     ready.served.ask(1, 90, &MemFree { address });
-    ready.device.wait_for("free", 1);
+    ready.device.wait_for("mem_free", 1);
     let stream = ready.stream;
     ready.served.call(2, 90, &StreamQuery { stream });
-    ready.device.let_go("free");
+    ready.device.let_go("mem_free");
     assert_eq!(ready.served.answer(1, 90).0, 0);
 }
 
@@ -277,7 +277,7 @@ fn numbers_of_limits_that_no_driver_has_reach_none() {
     }
     let known = ContextGetLimit { limit: 9 };
     served.call(1, 30, &known);
-    let arrivals = ["limit", "set_limit"].map(|call| device.arrivals(call));
+    let arrivals = ["context_get_limit", "set_limit"].map(|call| device.arrivals(call));
     assert_eq!(arrivals, [1, 0]);
 }
 
@@ -292,8 +292,9 @@ fn beside_neighbours_the_persisting_part_of_the_cache_is_nobodys() {
             value: 1 << 20,
         },
     );
-    let arrivals =
-        || ["limit", "set_limit", "reset_persisting_l2"].map(|call| device.arrivals(call));
+    let arrivals = || {
+        ["context_get_limit", "set_limit", "reset_persisting_l2"].map(|call| device.arrivals(call))
+    };
     served.call(1, 10, &set);
     served.call(1, 11, &get);
     served.call(1, 12, &ResetPersistingL2 {});

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::{
-    Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemGetInfoReply,
-    MemRelease, Message, PeerAttribute, PoolAlloc, PoolAllocReply, PoolCreate, PoolFree,
+    Decode, DevicePtr, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo,
+    MemGetInfoReply, MemRelease, Message, PartAlloc, PartFree, PeerAttribute, PoolAlloc,
+    PoolAllocReply, PoolCreate, PoolFree, SlabAlloc, SlabAllocReply, SlabFree,
 };
 use wormhole_device::Device;
 
@@ -136,6 +137,33 @@ fn what_a_pool_gives_out_counts_on_the_pools_device() {
     // Memory freed by a record is counted with the next request at the latest.
     two.allocate(0, 0x1000);
     assert_eq!(two.held(), [0x1000, 0, 0]);
+}
+
+#[test]
+fn a_slab_counts_as_a_whole_while_its_parts_come_and_go() {
+    let mut two = Two::start();
+    let bytes = 0x20_0000;
+    let payload = two.on(1, &SlabAlloc { bytes });
+    let slab = SlabAllocReply::decode(&payload).unwrap().address;
+    assert_eq!(two.held(), [0, bytes, 0]);
+    for offset in [0, 0x1000] {
+        let address = DevicePtr(slab.0 + offset);
+        let part = PartAlloc {
+            address,
+            bytes: 0x1000,
+        };
+        two.served.record(&part);
+    }
+    two.served.record(&PartFree { address: slab });
+    // Records are counted with the next request at the latest.
+    two.allocate(0, 0x1000);
+    assert_eq!(two.held(), [0x1000, bytes, 0]);
+    // From either device, with the other part.
+    two.on(0, &SlabFree { address: slab });
+    assert_eq!(two.held(), [0x1000, 0, 0]);
+    assert_eq!(two.recorders[1].arrivals("mem_free"), 1);
+    let (again, _) = two.ask(0, &SlabFree { address: slab });
+    assert_eq!(again, INVALID_VALUE);
 }
 
 #[test]

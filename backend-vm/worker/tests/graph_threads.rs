@@ -108,7 +108,7 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
         ready.status_without_thread(5, &instantiate),
         OPERATING_SYSTEM
     );
-    ready.device.wait_for("destroy_array", 1);
+    ready.device.wait_for("array_destroy", 1);
     assert_eq!(ready.status(0, &GraphDestroy { graph }), INVALID_HANDLE);
     // The handle is free again.
     assert_eq!(ready.describe(1), graph);
@@ -117,7 +117,7 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
     let from = ready.describe(2);
     let update = GraphUpdate { graph, from };
     assert_eq!(ready.status_without_thread(6, &update), OPERATING_SYSTEM);
-    ready.device.wait_for("destroy_array", 2);
+    ready.device.wait_for("array_destroy", 2);
     let launch = GraphLaunch {
         graph,
         stream: Handle::LEGACY,
@@ -125,7 +125,7 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
     assert_eq!(ready.status(0, &launch), 0);
     assert_eq!(ready.describe(2), from);
     assert_eq!(ready.status(6, &update), 0);
-    ready.device.wait_for("destroy_array", 3);
+    ready.device.wait_for("array_destroy", 3);
     assert_eq!(ready.status(0, &GraphDestroy { graph }), 0);
-    ready.device.wait_for("destroy_array", 4);
+    ready.device.wait_for("array_destroy", 4);
 }

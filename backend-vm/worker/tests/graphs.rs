@@ -656,13 +656,13 @@ fn an_array_that_a_graph_was_the_last_to_use_holds_nobody_up() {
         assert_eq!(ready.status(&copy), 0);
         assert_eq!(ready.status(&ArrayDestroy { array }), 0);
         assert!(ready.device.is_alive(raw));
-        ready.device.hold("destroy_array");
+        ready.device.hold("array_destroy");
         assert_eq!(end(&mut ready, graph), code, "end {number}");
-        ready.device.wait_for("destroy_array", 1);
+        ready.device.wait_for("array_destroy", 1);
         // The session is served while the device is busy with the destruction.
         ready.describe(7);
         assert!(ready.device.is_alive(raw), "end {number}");
-        ready.device.let_go("destroy_array");
+        ready.device.let_go("array_destroy");
     }
 }
 

@@ -10,8 +10,8 @@ use support::served::{Served, handle};
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, ContextReset, CuResult, Decode, DevicePtr, GreenCreate,
     GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenPartNumber, GreenSplit,
-    GreenSplitReply, GreenStream, Items, Module, ModuleUnload, ReferenceBindSurface, Stream,
-    StreamDestroy, StreamQuery,
+    GreenSplitReply, GreenStream, Items, Module, ModuleUnload, Stream, StreamDestroy, StreamQuery,
+    TexRefBindSurface,
 };
 use wormhole_backend_tests::messages::{bind_texture, module_load};
 use wormhole_device::{CuError, Device};
@@ -202,7 +202,7 @@ fn what_a_reference_names_lives_until_it_names_something_else() {
         })
         .collect();
     let alive = || -> Vec<bool> { made.iter().map(|array| device.is_alive(*array)).collect() };
-    let bind_surface = |index| ReferenceBindSurface {
+    let bind_surface = |index| TexRefBindSurface {
         module,
         array: handle(index),
         name: b"surface",

@@ -10,7 +10,7 @@ use wormhole_api::{
     Access, AddressFree, AddressReserve, AddressReserveReply, Decode, DevicePtr, Element, Handle,
     MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap, MemRelease, MemSet, MemSetAccess,
     MemUnmap, Memory, Message, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDefault,
-    PoolDestroy, PoolFree, PoolGetAttribute,
+    PoolDestroy, PoolFree, PoolGetAttribute, Synchronize,
 };
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_device::Device;
@@ -163,24 +163,24 @@ fn a_pool_goes_when_the_last_job_that_uses_it_is_done() {
     assert_eq!(ready.status(&create), 0);
     assert_eq!(ready.status(&create), INVALID_HANDLE, "minted twice");
     wait_until(
-        || ready.device.arrivals("destroy_pool") == 1,
+        || ready.device.arrivals("pool_destroy") == 1,
         || "the end of the second pool".to_owned(),
     );
-    ready.device.hold("allocate_async");
+    ready.device.hold("pool_alloc");
     let message = PoolAlloc {
         pool,
         stream: Handle::LEGACY,
         bytes: 64,
     };
     ready.served.ask(1, 100, &message);
-    ready.device.wait_for("allocate_async", 1);
+    ready.device.wait_for("pool_alloc", 1);
     assert_eq!(ready.status(&PoolDestroy { pool }), 0);
     assert_eq!(ready.status(&PoolDestroy { pool }), INVALID_HANDLE);
-    assert_eq!(ready.device.arrivals("destroy_pool"), 1);
-    ready.device.let_go("allocate_async");
+    assert_eq!(ready.device.arrivals("pool_destroy"), 1);
+    ready.device.let_go("pool_alloc");
     assert_eq!(ready.served.answer(1, 100).0, 0);
     wait_until(
-        || ready.device.arrivals("destroy_pool") == 2,
+        || ready.device.arrivals("pool_destroy") == 2,
         || "the end of the pool".to_owned(),
     );
     let attribute = PoolGetAttribute { pool, attribute: 4 };
@@ -194,7 +194,7 @@ fn the_default_pool_stays() {
     assert_eq!(ready.status(&PoolDefault { new: pool }), 0);
     assert_eq!(ready.status(&PoolDestroy { pool }), INVALID_VALUE);
     ready.allocate(pool);
-    assert_eq!(ready.device.arrivals("destroy_pool"), 0);
+    assert_eq!(ready.device.arrivals("pool_destroy"), 0);
 }
 
 #[test]
@@ -213,6 +213,52 @@ fn memory_is_mapped_only_where_addresses_are_reserved_and_free() {
     }
     assert_eq!(ready.map(base + 2 * UNIT, two), 0);
     assert_eq!(ready.device.arrivals("map"), 2);
+}
+
+#[test]
+fn reservations_and_mappings_are_made_where_records_are_executed() {
+    let mut ready = ready();
+    let base = ready.reserve();
+    let memory = ready.create(1, UNIT);
+    assert_eq!(ready.map(base, memory), 0);
+    // Records are executed on that thread.
+    assert_eq!(ready.fill(base, UNIT), 0);
+    let whole = AddressFree {
+        address: DevicePtr(ready.reserve()),
+        bytes: 4 * UNIT,
+    };
+    assert_eq!(ready.status(&whole), 0);
+    let executor = ready.device.threads("fill")[0];
+    for call in ["address_reserve", "map", "address_free"] {
+        let threads = ready.device.threads(call);
+        assert!(!threads.is_empty(), "{call}");
+        assert!(threads.iter().all(|thread| *thread == executor), "{call}");
+    }
+}
+
+#[test]
+fn memory_that_a_stream_freed_is_allocated_where_records_are_executed() {
+    let mut ready = ready();
+    let pool = handle(1);
+    assert_eq!(ready.status(&PoolDefault { new: pool }), 0);
+    let stream = Handle::LEGACY;
+    let first = ready.allocate(pool);
+    ready.fill(first.0, 64);
+    for address in [first, ready.allocate(pool)] {
+        ready.served.record(&PoolFree { address, stream });
+    }
+    let again = [(); 3].map(|()| ready.allocate(pool));
+    for address in again {
+        assert_eq!(ready.fill(address.0, 64), 0);
+        ready.served.record(&PoolFree { address, stream });
+    }
+    // A synchronization may have released what was free.
+    ready.payload(&Synchronize { stream: None });
+    ready.allocate(pool);
+    let executor = ready.device.threads("fill")[0];
+    let threads = ready.device.threads("pool_alloc");
+    let here: Vec<bool> = threads.iter().map(|thread| *thread == executor).collect();
+    assert_eq!(here, [false, false, true, true, false, false]);
 }
 
 #[test]
@@ -244,7 +290,7 @@ fn mappings_end_whole_and_keep_what_they_show() {
         };
         assert_eq!(ready.status(&access), INVALID_VALUE, "{bytes:#x}");
     }
-    assert_eq!(ready.device.arrivals("unmap"), 0);
+    assert_eq!(ready.device.arrivals("mem_unmap"), 0);
     assert_eq!(ready.device.arrivals("set_access"), 0);
     assert_eq!(ready.unmap(base, 2 * UNIT), 0);
     assert_eq!(ready.status(&MemRelease { memory: first }), 0);
@@ -256,7 +302,7 @@ fn mappings_end_whole_and_keep_what_they_show() {
     assert_eq!(ready.status(&part), INVALID_VALUE);
     assert_eq!(ready.status(&whole), 0);
     assert_eq!(ready.status(&whole), INVALID_VALUE);
-    assert_eq!(ready.device.arrivals("release_memory"), 1);
+    assert_eq!(ready.device.arrivals("mem_release"), 1);
 }
 
 #[test]
@@ -265,18 +311,18 @@ fn a_mapping_is_nobody_elses_while_a_job_is_at_work_on_it() {
     let base = ready.reserve();
     let memory = ready.create(1, UNIT);
     assert_eq!(ready.map(base, memory), 0);
-    ready.device.hold("unmap");
+    ready.device.hold("mem_unmap");
     let unmap = MemUnmap {
         address: DevicePtr(base),
         bytes: UNIT,
     };
     ready.served.ask(1, 100, &unmap);
-    ready.device.wait_for("unmap", 1);
+    ready.device.wait_for("mem_unmap", 1);
     assert_eq!(ready.status(&unmap), INVALID_VALUE);
     assert_eq!(ready.status(&MemRelease { memory }), INVALID_VALUE);
     assert_eq!(ready.map(base, memory), INVALID_VALUE);
     assert_eq!(ready.fill(base, 16), INVALID_VALUE);
-    ready.device.let_go("unmap");
+    ready.device.let_go("mem_unmap");
     assert_eq!(ready.served.answer(1, 100).0, 0);
     assert_eq!(ready.status(&MemRelease { memory }), 0);
 }

@@ -5,26 +5,19 @@
 //! kernel repeatedly without a system call or a VM exit. The kernel increments a counter, which is checked
 //! at the end.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::ptr::null_mut;
 use std::time::Duration;
 
 use clap::Parser;
-use libloading::Library;
+use wormhole_benches::driver::{Driver, DriverError};
 use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Window, guest_address, run};
 use wormhole_benches::samples::Quantiles;
 use wormhole_ring::layout::{FENCES, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
-
-/// Number of launches by the payload.
-const LAUNCHES: u64 = 50_000;
-/// Launches before exits are counted. By then each page of the ring has been accessed once; first accesses
-/// are page faults.
-const WARM: u64 = 10_000;
 
 /// `*counter += 1`.
 const KERNEL: &CStr = c"
@@ -46,17 +39,16 @@ struct Options {
     /// The folder of the built payloads.
     #[arg(long)]
     payloads: PathBuf,
+    /// Number of launches by the payload. Only the default measures.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(5..=50_000))]
+    launches: u64,
 }
 
 /// Error from preparing or measuring launches.
 #[derive(Debug, thiserror::Error)]
 enum LaunchError {
-    #[error(
-        "the CUDA driver library cannot be opened; run this by `wormhole run --placement process`"
-    )]
-    Library(#[from] libloading::Error),
-    #[error("{call} failed with CUresult {result}")]
-    Cuda { call: &'static str, result: u32 },
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     #[error("this process has no window; run it by `wormhole run --placement process`")]
     NoWindow,
     #[error("the window cannot be opened")]
@@ -76,6 +68,10 @@ fn main() -> ExitCode {
 
 fn measure(options: &Options) -> Result<(), LaunchError> {
     let kernel = Kernel::prepare()?;
+    let launches = options.launches;
+    // Launches before exits are counted. By then each page of the ring has been accessed once; first accesses are page
+    // faults.
+    let warm = launches / 5;
     let window = window()?;
     // The session of this process is the first of its window.
     let session = SEGMENT_BYTES;
@@ -88,7 +84,7 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
         kernel.stream as u64 - HANDLE_BASE,
         fence,
         0,
-        LAUNCHES,
+        launches,
         kernel.counter,
         guest_address(samples),
     ];
@@ -109,25 +105,25 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
             }
             beside.exits()
         };
-        let before = reached(WARM)?;
-        Ok(reached(LAUNCHES)? - before)
+        let before = reached(warm)?;
+        Ok(reached(launches)? - before)
     })?;
     let counted = kernel.counted()?;
-    let expected = LAUNCHES + 1;
+    let expected = launches + 1;
     if counted != expected {
         return Err(LaunchError::Count { counted, expected });
     }
-    let found = Quantiles::of(window.words(samples, LAUNCHES), timestamp_period(), 1.0);
+    let found = Quantiles::of(window.words(samples, launches), timestamp_period(), 1.0);
     let machine = Machine::read();
     println!(
         "{}, {} processors, Linux {}",
         machine.processor, machine.processors, machine.kernel
     );
     println!(
-        "launch and fence from a VM: {LAUNCHES} launches, median {:.2} µs, p99 {:.2} µs; {exits} exits in {} launches",
+        "launch and fence from a VM: {launches} launches, median {:.2} µs, p99 {:.2} µs; {exits} exits in {} launches",
         found.median_ns / 1e3,
         found.p99_ns / 1e3,
-        LAUNCHES - WARM
+        launches - warm
     );
     Ok(())
 }
@@ -154,26 +150,10 @@ fn window() -> Result<Window, LaunchError> {
     Ok(Window::of(file)?)
 }
 
-/// Calls a function of the driver library. Returns an error with its name unless it returns `CUDA_SUCCESS`.
-macro_rules! cuda {
-    ($library:expr, $name:ident($($argument:expr => $type:ty),*)) => {{
-        let symbol = concat!(stringify!($name), "\0").as_bytes();
-        // SAFETY: the types match the function's C declaration (CUDA driver API), and every pointer
-        // refers to a live variable of the type that the function reads or writes.
-        let result = unsafe {
-            let function = $library.get::<unsafe extern "C" fn($($type),*) -> u32>(symbol)?;
-            function($($argument),*)
-        };
-        if result != 0 {
-            return Err(LaunchError::Cuda { call: stringify!($name), result });
-        }
-    }};
-}
-
 /// The kernel, loaded and launched once, so that further launches need no response.
 #[derive(Debug)]
 struct Kernel {
-    library: Library,
+    driver: Driver,
     /// Values of the handles. They are never dereferenced.
     context: usize,
     function: usize,
@@ -183,57 +163,42 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn prepare() -> Result<Self, LaunchError> {
-        // SAFETY: the library's initialisers are those of a CUDA driver library.
-        let library = unsafe { Library::new("libcuda.so.1") }?;
-        let (mut context, mut module, mut function, mut stream) = (
-            null_mut::<c_void>(),
-            null_mut::<c_void>(),
-            null_mut::<c_void>(),
-            null_mut::<c_void>(),
-        );
+    fn prepare() -> Result<Self, DriverError> {
+        let driver = Driver::open()?;
+        let (mut context, mut module, mut function, mut stream) = (0, 0, 0, 0);
         let mut counter = 0u64;
-        cuda!(library, cuInit(0 => u32));
-        cuda!(library, cuDevicePrimaryCtxRetain(&raw mut context => *mut *mut c_void, 0 => i32));
-        cuda!(library, cuCtxSetCurrent(context => *mut c_void));
-        cuda!(library, cuModuleLoadData(&raw mut module => *mut *mut c_void, KERNEL.as_ptr() => *const c_char));
-        cuda!(library, cuModuleGetFunction(
-            &raw mut function => *mut *mut c_void, module => *mut c_void, c"count".as_ptr() => *const c_char
-        ));
-        cuda!(library, cuStreamCreate(&raw mut stream => *mut *mut c_void, 1 => u32));
-        cuda!(library, cuMemAlloc_v2(&raw mut counter => *mut u64, 8 => usize));
-        cuda!(library, cuMemsetD8Async(counter => u64, 0 => u8, 8 => usize, stream => *mut c_void));
-        let mut parameters = [(&raw mut counter).cast::<c_void>()];
-        cuda!(library, cuLaunchKernel(
-            function => *mut c_void,
-            1 => u32, 1 => u32, 1 => u32, 1 => u32, 1 => u32, 1 => u32, 0 => u32,
-            stream => *mut c_void,
-            parameters.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void
-        ));
-        cuda!(library, cuStreamSynchronize(stream => *mut c_void));
+        driver.cuInit(0)?;
+        driver.cuDevicePrimaryCtxRetain(&mut context, 0)?;
+        driver.cuCtxSetCurrent(context)?;
+        driver.cuModuleLoadData(&mut module, KERNEL.as_ptr().addr())?;
+        driver.cuModuleGetFunction(&mut function, module, c"count".as_ptr().addr())?;
+        driver.cuStreamCreate(&mut stream, 1)?;
+        driver.cuMemAlloc_v2(&mut counter, 8)?;
+        driver.cuMemsetD8Async(counter, 0, 8, stream)?;
+        let parameters = [&raw const counter];
+        let parameters = parameters.as_ptr().addr();
+        driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)?;
+        driver.cuStreamSynchronize(stream)?;
         Ok(Self {
-            library,
-            context: context.addr(),
-            function: function.addr(),
-            stream: stream.addr(),
+            driver,
+            context,
+            function,
+            stream,
             counter,
         })
     }
 
     /// Sends a request, which rings the doorbell if the backend is parked. A payload cannot ring it.
-    fn wake_backend(&self) -> Result<(), LaunchError> {
-        let (mut free, mut total) = (0usize, 0usize);
-        cuda!(self.library, cuCtxSetCurrent(self.context => usize));
-        cuda!(self.library, cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize));
-        Ok(())
+    fn wake_backend(&self) -> Result<(), DriverError> {
+        self.driver.cuCtxSetCurrent(self.context)?;
+        self.driver.cuMemGetInfo_v2(&mut 0, &mut 0)
     }
 
     /// Reads the counter: the number of times that the kernel ran.
-    fn counted(&self) -> Result<u64, LaunchError> {
+    fn counted(&self) -> Result<u64, DriverError> {
         let mut counted = 0u64;
-        cuda!(self.library, cuMemcpyDtoH_v2(
-            (&raw mut counted).cast() => *mut c_void, self.counter => u64, 8 => usize
-        ));
+        let address = (&raw mut counted).addr();
+        self.driver.cuMemcpyDtoH_v2(address, self.counter, 8)?;
         Ok(counted)
     }
 }

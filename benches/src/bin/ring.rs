@@ -20,14 +20,6 @@ use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::ring::{Consumer, RecordBuf};
 use wormhole_ring::slot::AnswerSlots;
 
-/// Number of round trips, timed one by one.
-const ROUNDS: u64 = 200_000;
-/// Number of calls of the exit measurement, the first [`WARM`] included.
-const CALLS: u64 = 1_000_000;
-/// Calls before exits are counted. By then each page of the ring has been accessed once; first accesses
-/// are page faults.
-const WARM: u64 = 40_000;
-const BURSTS: u64 = 10_000;
 const BURST: u64 = 100;
 /// Number of records that the consumer leaves in the ring.
 const BACKLOG: u64 = 1_000;
@@ -45,6 +37,26 @@ struct Options {
     /// The folder of the built payloads.
     #[arg(long)]
     payloads: PathBuf,
+    /// Number of calls of the exit measurement; the others are in proportion. Only the default measures.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000))]
+    calls: u64,
+}
+
+impl Options {
+    /// Returns the number of round trips, timed one by one.
+    fn rounds(&self) -> u64 {
+        self.calls / 5
+    }
+
+    /// Returns the number of calls before exits are counted. By then each page of the ring has been accessed once;
+    /// first accesses are page faults.
+    fn warm(&self) -> u64 {
+        self.calls / 25
+    }
+
+    fn bursts(&self) -> u64 {
+        self.calls / 100
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -57,6 +69,7 @@ struct Figures {
     /// Time of one record, as the mean of a burst; median and 99th percentile over bursts. Target: at
     /// most 60 ns.
     record: Quantiles,
+    record_bursts: u64,
     /// Number of bursts that began with an empty ring.
     record_bursts_on_empty_ring: u64,
     exits: Exits,
@@ -101,6 +114,7 @@ fn measure(options: &Options) -> Result<Figures, BenchError> {
         round_trip,
         round_trip_ratio: round_trip.median_ns / ping_pong.median_ns,
         record,
+        record_bursts: options.bursts(),
         record_bursts_on_empty_ring,
         exits: exits(options)?,
     })
@@ -128,8 +142,8 @@ fn print(figures: &Figures) {
         round_trip.median_ns, round_trip.p99_ns, figures.round_trip_ratio
     );
     println!(
-        "record:     median {:.1} ns, p99 {:.1} ns over bursts of {BURST} (at most 60); the ring was empty before {} of {BURSTS} bursts",
-        record.median_ns, record.p99_ns, figures.record_bursts_on_empty_ring
+        "record:     median {:.1} ns, p99 {:.1} ns over bursts of {BURST} (at most 60); the ring was empty before {} of {} bursts",
+        record.median_ns, record.p99_ns, figures.record_bursts_on_empty_ring, figures.record_bursts
     );
     println!(
         "exits:      {} in {} calls and {:.2} s, control {}: {:.6} per call",
@@ -141,10 +155,11 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     let window = Window::new(SEGMENTS)?;
     // Places the words in separate cache lines, as a record and its answer slot.
     let (ping, pong) = (SEGMENT_BYTES, SEGMENT_BYTES + 4096);
+    let rounds = options.rounds();
     let parameters = vec![
         guest_address(ping),
         guest_address(pong),
-        ROUNDS,
+        rounds,
         guest_address(SAMPLES),
     ];
     run(
@@ -154,7 +169,7 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
         &window,
         |beside| {
             let (ping, pong) = (window.word(ping), window.word(pong));
-            for round in 1..=ROUNDS {
+            for round in 1..=rounds {
                 // SYNC POINT: ping, with the payload's store.
                 while ping.load(Ordering::Acquire) != round {
                     beside.goes_on()?;
@@ -166,14 +181,15 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
             Ok(())
         },
     )?;
-    Ok(Quantiles::of(window.words(SAMPLES, ROUNDS), period, 1.0))
+    Ok(Quantiles::of(window.words(SAMPLES, rounds), period, 1.0))
 }
 
 fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     let window = Window::new(SEGMENTS)?;
+    let rounds = options.rounds();
     let parameters = vec![
         guest_address(SESSION * SEGMENT_BYTES),
-        ROUNDS,
+        rounds,
         guest_address(SAMPLES),
     ];
     run(
@@ -181,15 +197,15 @@ fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
         "requests",
         parameters,
         &window,
-        |beside| answer(&window, ROUNDS, beside, |_| Ok(())),
+        |beside| answer(&window, (options.warm(), rounds), beside, |_| Ok(())),
     )?;
-    Ok(Quantiles::of(window.words(SAMPLES, ROUNDS), period, 1.0))
+    Ok(Quantiles::of(window.words(SAMPLES, rounds), period, 1.0))
 }
 
-/// Answers `count` requests. Calls `at` after the first [`WARM`] answers and after the last one.
+/// Answers `count` requests. Calls `at` after the first `warm` answers and after the last one.
 fn answer(
     window: &Window,
-    count: u64,
+    (warm, count): (u64, u64),
     beside: &Beside,
     mut at: impl FnMut(u64) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
@@ -209,7 +225,7 @@ fn answer(
         let slot = head.slot.ok_or(BenchError::Missing("answer slot"))?;
         slots.publish(slot, head.sequence, 0, &[&payload])?;
         answered += 1;
-        if answered == WARM || answered == count {
+        if answered == warm || answered == count {
             at(answered)?;
         }
     }
@@ -220,7 +236,7 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
     let window = Window::new(SEGMENTS)?;
     let parameters = vec![
         guest_address(SESSION * SEGMENT_BYTES),
-        BURSTS,
+        options.bursts(),
         BURST,
         guest_address(SAMPLES),
     ];
@@ -235,7 +251,7 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
             let mut consumer = unsafe { Consumer::new(session) };
             let mut buffer = RecordBuf::new();
             let mut taken = 0;
-            let total = BURSTS * BURST;
+            let total = options.bursts() * BURST;
             while taken < total {
                 if taken + BACKLOG < total {
                     beside.goes_on()?;
@@ -256,14 +272,14 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
     #[expect(clippy::cast_precision_loss, reason = "a small constant")]
     let parts = BURST as f64;
     Ok((
-        Quantiles::of(window.words(SAMPLES, BURSTS), period, parts),
+        Quantiles::of(window.words(SAMPLES, options.bursts()), period, parts),
         empty,
     ))
 }
 
 fn exits(options: &Options) -> Result<Exits, BenchError> {
     let window = Window::new(SEGMENTS)?;
-    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), CALLS, 0];
+    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), options.calls, 0];
     let (during, length) = run(
         &options.payloads,
         "requests",
@@ -271,7 +287,7 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
         &window,
         |beside| {
             let mut moments = Vec::new();
-            answer(&window, CALLS, beside, |_| {
+            answer(&window, (options.warm(), options.calls), beside, |_| {
                 moments.push((Instant::now(), beside.exits()?));
                 Ok(())
             })?;
@@ -295,7 +311,7 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
         beside.parameters.store(1, 1);
         Ok(after - before)
     })?;
-    let calls = CALLS - WARM;
+    let calls = options.calls - options.warm();
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let per_call = (during as f64 - control as f64) / calls as f64;
     Ok(Exits {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
 
 use wormhole_ring::control::VSOCK_PORT;
 
@@ -207,9 +208,18 @@ fn is_trusted(user: libc::uid_t, own: libc::uid_t) -> bool {
     user == own || user == 0
 }
 
+/// Time for the other side of a vsock to accept a stream. The kernel's own limit, 2 s, is short for a host that has far more
+/// to run than processors.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+/// `SO_VM_SOCKETS_CONNECT_TIMEOUT` of Linux's `vm_sockets.h`.
+const CONNECT_TIMEOUT: libc::c_int = 6;
+
 /// Connects a vsock stream. Reads, writes and shutdown are the same as for any stream socket, so
 /// [`UnixStream`] can wrap it.
-fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
+///
+/// # Errors
+/// As `socket` and `connect`.
+pub fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
     // SAFETY: the call takes integers only.
     let socket = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
@@ -223,8 +233,23 @@ fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
     address.svm_cid = cid;
     address.svm_port = port;
     let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
-    // SAFETY: the address outlives the call and has the given length.
-    let done = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    let limit = libc::timeval {
+        tv_sec: CONNECT_LIMIT.as_secs().cast_signed(),
+        tv_usec: 0,
+    };
+    let size = libc::socklen_t::try_from(size_of_val(&limit)).unwrap_or_default();
+    // SAFETY: an open descriptor, and local structures of the lengths given. A kernel that does not know the option keeps
+    // its own limit.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::AF_VSOCK,
+            CONNECT_TIMEOUT,
+            (&raw const limit).cast(),
+            size,
+        );
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length)
+    };
     if done != 0 {
         return Err(io::Error::last_os_error());
     }

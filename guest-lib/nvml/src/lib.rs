@@ -1,9 +1,8 @@
 //! NVIDIA Management Library for guests: `libnvidia-ml.so.1` on a machine without a GPU and driver.
 //!
 //! A program sees its tenant's resources: the devices that `libcuda.so.1` enumerates, the device memory that the
-//! tenant's
-//! processes have allocated, and those processes. It also reads the values that the host's NVML reports for the whole
-//! device (temperature, clocks, utilization), and cannot change any of them.
+//! tenant's processes have allocated, and those processes. It also reads the values that the host's NVML reports for the
+//! whole device (temperature, clocks, utilization), and cannot change any of them.
 //!
 //! The first `nvmlInit` opens a separate control stream to the backend, which the supervisor serves without starting a
 //! worker or mapping a window. The last `nvmlShutdown` closes it.
@@ -16,7 +15,6 @@
 //! - A forked child never writes to the stream of its parent.
 //! - An unresponsive backend causes an error after a timeout, not a hang.
 
-mod backend;
 mod calls;
 mod error;
 mod exports;

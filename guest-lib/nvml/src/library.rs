@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
-use wormhole_connect::log;
+use wormhole_connect::{Observer, ObserverError, log};
 use wormhole_lock::{Mutex, MutexGuard};
 
-use crate::backend::{BackendError, Connection};
 use crate::error::{NvmlError, Result};
 use crate::view::View;
 
@@ -45,7 +44,7 @@ pub struct Library {
 
 #[derive(Debug, Default)]
 struct Inner {
-    connection: Option<Connection>,
+    connection: Option<Observer>,
     devices: u32,
     views: Vec<Option<Arc<View>>>,
     /// Error of the last failed initialization, so that it is logged only once.
@@ -171,7 +170,10 @@ impl Library {
         asked.map_err(|error| {
             log::debug!("NVML: {error}");
             Self::disconnect(&mut inner);
-            error.code()
+            match error.is_timeout() {
+                true => NvmlError::TIMEOUT,
+                false => NvmlError::GPU_IS_LOST,
+            }
         })
     }
 
@@ -179,7 +181,7 @@ impl Library {
         &self,
         inner: &mut Inner,
         device: u32,
-    ) -> std::result::Result<Arc<View>, BackendError> {
+    ) -> std::result::Result<Arc<View>, ObserverError> {
         let connection = match &mut inner.connection {
             Some(connection) => connection,
             none => {
@@ -190,7 +192,7 @@ impl Library {
                     // `nodelete`), and calls only async-signal-safe functions.
                     unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 }
-                let connection = Connection::open()?;
+                let connection = Observer::open()?;
                 DESCRIPTOR.store(connection.descriptor(), Ordering::Relaxed);
                 none.insert(connection)
             }

@@ -216,7 +216,7 @@ fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])
 }
 
 /// Submits 3-D copies, or none if one of them is invalid.
-fn boxes(
+fn copies_3d(
     scope: Scope,
     target: Target,
     copies: In<'_, [CUDA_MEMCPY3D_BATCH_OP]>,
@@ -259,7 +259,7 @@ pub fn cuMemcpy3DBatchAsync(
 ) -> Result {
     let (scope, target) = ordered(default, hStream)?;
     let mut failed = NO_COPY;
-    let outcome = boxes(scope, target, opList, flags, &mut failed);
+    let outcome = copies_3d(scope, target, opList, flags, &mut failed);
     failIdx.put_if_wanted(failed);
     outcome
 }

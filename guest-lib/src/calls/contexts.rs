@@ -13,11 +13,12 @@ use wormhole_lock::Mutex;
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::memory::pool_reuse;
 use crate::object::context::{self, Scope, primary_scope};
 use crate::object::{array, capture_mode, event, green_context, module, stream, texture};
-use crate::parameter::{Out, Pointer};
+use crate::parameter::{In, Out, Pointer};
 use crate::session::session;
-use crate::types::{CUcontext, CUdevice, CUfunc_cache, CUlimit};
+use crate::types::{CUcontext, CUctxCreateParams, CUdevice, CUfunc_cache, CUlimit};
 use crate::work::{host_function, peer};
 use crate::{graph, memory};
 
@@ -101,17 +102,23 @@ pub fn cuCtxCreate_v3(
     cuCtxCreate_v2(pctx, flags, dev)
 }
 
-/// Creates a context. Fails if execution affinity or sharing with a graphics API is requested.
+/// Creates a context. Fails if execution affinity or sharing with a graphics API is requested. Parameters that are all
+/// zero request nothing.
 pub fn cuCtxCreate_v4(
     pctx: Out<'_, CUcontext>,
-    ctxCreateParams: Pointer<'_, c_void>,
+    ctxCreateParams: In<'_, CUctxCreateParams>,
     flags: u32,
     dev: CUdevice,
 ) -> Result {
-    if !ctxCreateParams.is_null() {
-        return Err(CuError::NOT_SUPPORTED);
+    match ctxCreateParams.given() {
+        Some(wanted) if !wanted.cigParams.is_null() => Err(CuError::NOT_SUPPORTED),
+        Some(wanted)
+            if !wanted.execAffinityParams.is_null() || wanted.numExecAffinityParams != 0 =>
+        {
+            Err(CuError::UNSUPPORTED_EXEC_AFFINITY)
+        }
+        _ => cuCtxCreate_v2(pctx, flags, dev),
     }
-    cuCtxCreate_v2(pctx, flags, dev)
 }
 
 /// Destroys the objects of a context, and frees its memory.
@@ -280,6 +287,8 @@ fn reset_primary(device: usize) -> Result {
         return Ok(());
     }
     let scope = primary_scope(session, device);
+    // A failure ends the session, and shows in the wait.
+    let _ = pool_reuse::free_all(session);
     // Pending fences would be lost with their streams.
     let waited = stream::synchronize_devices(scope);
     facts.clear(handle);

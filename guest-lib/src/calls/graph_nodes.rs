@@ -299,7 +299,7 @@ pub fn cuGraphAddNode_v2(
 }
 
 /// Writes a value read from a node's work.
-fn told<T: Copy>(
+fn put_value<T: Copy>(
     node: CUgraphNode,
     place: Out<'_, T>,
     read: impl FnOnce(&Work) -> Option<T>,
@@ -411,7 +411,7 @@ macro_rules! event_nodes {
                 Work::$work(event) => Some(to_pointer(*event)),
                 _ => None,
             };
-            told(hNode, event_out, read)
+            put_value(hNode, event_out, read)
         }
 
         pub fn $set(hNode: CUgraphNode, event: CUevent) -> Result {
@@ -484,7 +484,7 @@ macro_rules! getters {
                 $work => Some($value),
                 _ => None,
             };
-            told(hNode, $place, read)
+            put_value(hNode, $place, read)
         }
     )*};
 }
@@ -519,7 +519,7 @@ pub fn cuGraphBatchMemOpNodeGetParams(
         }),
         _ => None,
     };
-    told(hNode, nodeParams_out, read)
+    put_value(hNode, nodeParams_out, read)
 }
 
 pub fn cuGraphMemAllocNodeGetParams(
@@ -547,7 +547,7 @@ pub fn cuGraphMemAllocNodeGetParams(
         }),
         _ => None,
     };
-    told(hNode, params_out, read)
+    put_value(hNode, params_out, read)
 }
 
 pub fn cuGraphKernelNodeGetAttribute(
@@ -559,7 +559,7 @@ pub fn cuGraphKernelNodeGetAttribute(
         Work::Kernel(kernel) => kernel_attribute(attr, &kernel.attributes),
         _ => None,
     };
-    told(hNode, value_out, read)
+    put_value(hNode, value_out, read)
 }
 
 pub fn cuGraphKernelNodeSetAttribute(

@@ -11,7 +11,8 @@ use crate::types::{
     CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
 };
-use crate::work::mem_ops::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
+use crate::work::mem_ops::{WAIT_32, WAIT_64, WRITE_32, WRITE_64, read};
+use wormhole_api::limits::MEMORY_OPERATIONS;
 
 /// Submits one operation.
 fn operate(
@@ -81,7 +82,7 @@ fn operate_all(
     let (scope, target) = target(default, stream)?;
     scope.session.alive()?;
     let operations = list.values()?;
-    if flags != 0 || operations.len() > MOST || list.is_null() {
+    if flags != 0 || operations.len() > MEMORY_OPERATIONS || list.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
     let operations = operations
@@ -99,7 +100,7 @@ pub fn cuStreamBatchMemOp(
 ) -> Result {
     target(default, stream)?;
     // The native driver checks the count before the device's permission.
-    if count as usize > MOST {
+    if count as usize > MEMORY_OPERATIONS {
         return Err(CuError::INVALID_VALUE);
     }
     permit(default, stream, attribute::CAN_USE_STREAM_MEM_OPS_V1)?;
@@ -142,7 +143,9 @@ pub fn cuStreamCopyAttributes(default: DefaultStream, dst: CUstream, src: CUstre
     let (_, source) = target(default, src)?;
     for id in StreamAttributes::KEPT.into_iter().chain([PRIORITY]) {
         let value = source.stream.attribute(id)?;
-        if StreamAttributes::is_told(id, &value) && value != destination.stream.attribute(id)? {
+        if StreamAttributes::reaches_device(id, &value)
+            && value != destination.stream.attribute(id)?
+        {
             set_attribute(scope, destination, id, &value)?;
         }
     }

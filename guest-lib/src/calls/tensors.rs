@@ -1,14 +1,12 @@
 //! Tensor maps. The host's driver encodes them, so the worker serves the calls.
 
+use wormhole_api::limits::TENSOR_RANKS;
 use wormhole_api::{TensorMapEncode, TensorMapMode, TensorMapReplace};
 
 use crate::error::{CuError, Result};
 use crate::object::context;
 use crate::parameter::{In, InOut, Out, Pointer};
 use crate::types::{CUdeviceptr, CUtensorMap};
-
-/// Maximum number of dimensions of a tensor.
-const RANKS: u32 = 5;
 
 /// Copies a program's array and pads it with zeroes.
 fn entries<T: Copy + Default, const ROOM: usize>(array: In<'_, [T]>) -> Result<[T; ROOM]> {
@@ -35,7 +33,7 @@ impl Tensor<'_> {
     /// Encodes the map with the fields that `complete` sets, and writes it.
     fn encode(self, complete: impl FnOnce(&mut TensorMapEncode) -> Result) -> Result {
         let scope = context::scope()?;
-        if self.map.is_null() || !(1..=RANKS).contains(&self.rank) {
+        if self.map.is_null() || !(1..=TENSOR_RANKS).contains(&self.rank) {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: the array has a stride for each dimension but the first.

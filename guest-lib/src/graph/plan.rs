@@ -10,6 +10,7 @@ use wormhole_api::{
     GraphEdges, GraphEmpty, GraphEvent, GraphEventKind, GraphFill, GraphKernel,
     GraphMemory as GraphMemoryOperations, Handle, Items, Message,
 };
+use wormhole_ring::arena::PAGE;
 
 use super::conditional::Condition;
 use super::work::{Work, check_fill, copied, may_become};
@@ -20,6 +21,7 @@ use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function;
+use crate::object::stream::output;
 use crate::types::CUgraphEdgeData;
 use crate::work::copy3d::{Ends, Place, staged};
 use crate::work::host_function::{Function, NodeWords};
@@ -27,8 +29,6 @@ use crate::work::mem_ops;
 
 /// Greatest number of edges of one message.
 const EDGES: usize = 1024;
-/// Alignment of a graph's staging memory.
-const PAGE: u64 = 4096;
 
 pub use wormhole_api::constants::graph_update_result as update;
 
@@ -318,7 +318,11 @@ impl Description<'_> {
         let graph = self.graph;
         match work {
             Work::Kernel(kernel) => {
-                let (function, _) = function::find(kernel.function)?;
+                let (function, facts) = function::find(kernel.function)?;
+                if facts.prints {
+                    // No launch of the graph says which kernels it contains.
+                    output::expect_always();
+                }
                 self.node(&GraphKernel {
                     graph,
                     function,

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use wormhole_api::handle::Event;
+use wormhole_api::limits::MEMORY_OPERATIONS;
 use wormhole_api::{Element, Handle, LaunchAttribute};
 
 use super::conditional::Conditional;
@@ -229,7 +230,7 @@ impl Operations {
         given: impl ExactSizeIterator<Item = CUstreamBatchMemOpParams>,
         context: *mut c_void,
     ) -> Result<Self> {
-        if !(1..=mem_ops::MOST).contains(&given.len()) {
+        if !(1..=MEMORY_OPERATIONS).contains(&given.len()) {
             return Err(CuError::INVALID_VALUE);
         }
         let given: Box<[_]> = given.collect();

@@ -55,7 +55,7 @@ impl CopyEnd {
     /// Returns an end of any kind.
     ///
     /// # Safety
-    /// Where the address is the program's own memory, that is valid for the copy, when it is handed to its stream.
+    /// If the address is the program's own memory, this memory is valid for the copy when the stream gets it.
     pub const unsafe fn unified(address: u64) -> Self {
         Self {
             kind: UNIFIED,

@@ -11,9 +11,7 @@ use wormhole_api::constants::device_ordinal::CPU;
 
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
-
-/// Granularity of advice.
-const PAGE: u64 = 4096;
+use crate::pages::PAGE;
 
 /// Location of memory, as a `CUmemLocation` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,9 @@ pub mod end;
 pub mod managed;
 pub mod map;
 pub mod pool;
+pub mod pool_reuse;
 pub mod registration;
+mod slabs;
 pub mod virtual_memory;
 
 use std::sync::LazyLock;
@@ -65,11 +67,30 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
         return Err(CuError::INVALID_VALUE);
     }
     check_call()?;
-    let address = scope
-        .session
-        .request(&MemAlloc { bytes }, |reply| reply.address.0)?;
+    let address = match slabs::allocate(scope, bytes)? {
+        Some(part) => part,
+        None => allocate_whole(scope, bytes)?,
+    };
     memory_map().insert(address, bytes, Origin::Device, scope.context);
     Ok(address)
+}
+
+/// Allocates memory of the driver. If there is none, it frees what this library holds unused, and tries again.
+fn allocate_whole(scope: Scope, bytes: u64) -> Result<u64> {
+    let message = MemAlloc { bytes };
+    match scope.session.request(&message, |reply| reply.address.0) {
+        Err(CuError::OUT_OF_MEMORY)
+            if slabs::free_empty(scope)? | pool_reuse::free_all(scope.session.session())? =>
+        {
+            scope.session.request(&message, |reply| reply.address.0)
+        }
+        allocated => allocated,
+    }
+}
+
+/// Returns the offset of an allocation in the memory of the driver that it is a part of; `None` if it is no part.
+pub fn offset_in_slab(allocation: &Allocation) -> Option<u64> {
+    slabs::offset(allocation)
 }
 
 /// Implements `cuMemFree`, for memory that no graph allocated.
@@ -88,6 +109,9 @@ pub fn free(scope: Scope, address: u64) -> Result {
     if allocation.is_managed() {
         managed::forget(allocation.base);
         return free_in_arena(scope, &allocation);
+    }
+    if let Some(freed) = slabs::free(scope, &allocation) {
+        return freed;
     }
     let message = MemFree {
         address: DevicePtr(allocation.base),
@@ -253,11 +277,8 @@ pub fn find_host(address: u64) -> Result<Allocation> {
 /// the worker must free its part too.
 fn give_back(scope: Scope, allocation: &Allocation) -> bool {
     match allocation.origin {
-        Origin::Device => return true,
-        Origin::Opened => {
-            sharing::forget_allocation(allocation.base);
-            return true;
-        }
+        Origin::Device => return !slabs::is_part(allocation),
+        Origin::Opened => return true,
         Origin::Global
         | Origin::Graph
         | Origin::RegisteredAlias { .. }
@@ -288,7 +309,7 @@ pub fn free_of(scope: Scope) {
         if give_back(scope, &allocation) {
             // The context is destroyed: a failure ends the session and shows at the next call.
             let _ = match allocation.origin {
-                Origin::Opened => sharing::close(scope, allocation.base),
+                Origin::Opened => sharing::close_forgotten(scope, allocation.base),
                 _ => {
                     let address = DevicePtr(allocation.base);
                     scope.session.request(&MemFree { address }, |()| ())
@@ -296,6 +317,7 @@ pub fn free_of(scope: Scope) {
             };
         }
     }
+    slabs::free_of(scope);
 }
 
 /// Removes device memory from the map, after the worker has freed it, and frees arena memory.
@@ -303,4 +325,6 @@ pub fn forget_all(scope: Scope) {
     for allocation in memory_map().remove_all(|allocation| !allocation.outlives_context()) {
         give_back(scope, &allocation);
     }
+    sharing::forget_opened();
+    slabs::forget_all();
 }

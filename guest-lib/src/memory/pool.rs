@@ -18,10 +18,11 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
-use crate::memory::memory_map;
+use crate::memory::{memory_map, pool_reuse};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
-use crate::object::stream::{Target, release};
+use crate::object::stream::Target;
+use crate::object::stream::release::RELEASES;
 use crate::types::CUmemoryPool;
 
 /// Facts of a pool.
@@ -56,7 +57,7 @@ pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     if threshold == u64::MAX {
         return;
     }
-    release::note(stream);
+    RELEASES.note(stream);
 }
 
 fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKind>> {
@@ -113,12 +114,20 @@ pub fn handle_types(pool: Handle<PoolKind>) -> u32 {
     known.map_or(0, |pool| pool.handle_types.load(Ordering::Relaxed))
 }
 
-/// Refuses a pool of another process: only that process may query and change it.
-fn check_own(pool: Handle<PoolKind>) -> Result {
+/// Prepares a pool for a query or a change: frees in the worker what this library holds of it. Fails for a pool of another
+/// process, which alone may query and change it.
+fn prepare(scope: Scope, pool: Handle<PoolKind>) -> Result {
     if is_foreign(pool) {
         return Err(CuError::INVALID_VALUE);
     }
-    Ok(())
+    pool_reuse::free_of_pool(scope, pool)
+}
+
+/// Returns whether this process alone uses the pool, so that freed memory may be allocated again without the worker.
+fn is_private(pool: Handle<PoolKind>) -> bool {
+    POOLS.get(pool).is_some_and(|pool| {
+        pool.handle_types.load(Ordering::Relaxed) == 0 && !pool.foreign.load(Ordering::Relaxed)
+    })
 }
 
 fn is_foreign(pool: Handle<PoolKind>) -> bool {
@@ -257,27 +266,28 @@ pub fn destroy(scope: Scope, pool: Handle<PoolKind>) -> Result {
     POOLS.retire(pool).ok_or(CuError::INVALID_VALUE)?;
     // The exchange fails if another pool is current.
     let _ = current.compare_exchange(pool.to_wire(), 0, Ordering::AcqRel, Ordering::Relaxed);
-    let destroyed = scope.session.request(&PoolDestroy { pool }, |()| ());
+    let destroyed = pool_reuse::free_of_pool(scope, pool)
+        .and_then(|()| scope.session.request(&PoolDestroy { pool }, |()| ()));
     POOLS.recycle(pool);
     destroyed
 }
 
 /// Implements `cuMemPoolTrimTo`.
 pub fn trim(scope: Scope, pool: Handle<PoolKind>, keep: u64) -> Result {
-    check_own(pool)?;
+    prepare(scope, pool)?;
     scope.session.request(&PoolTrim { pool, keep }, |()| ())
 }
 
 /// Returns an attribute's value; 32-bit values are widened.
 pub fn attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32) -> Result<u64> {
-    check_own(pool)?;
+    prepare(scope, pool)?;
     let message = PoolGetAttribute { pool, attribute };
     scope.session.request(&message, |reply| reply.value)
 }
 
 /// Implements `cuMemPoolSetAttribute`.
 pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value: u64) -> Result {
-    check_own(pool)?;
+    prepare(scope, pool)?;
     let message = PoolSetAttribute {
         pool,
         attribute,
@@ -316,12 +326,32 @@ impl<'a> Alloc<'a> {
     /// Allocates in the order of a stream.
     pub fn send(self, scope: Scope, target: Target) -> Result {
         let Self { pool, bytes, .. } = self;
+        scope.session.alive()?;
+        let address = match pool_reuse::take(scope, target, pool, bytes) {
+            Some(address) => address,
+            None => self.request(scope, target)?,
+        };
+        memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
+        *self.address = address;
+        Ok(())
+    }
+
+    /// Allocates in the worker.
+    fn request(&self, scope: Scope, target: Target) -> Result<u64> {
+        let Self { pool, bytes, .. } = *self;
         let message = PoolAlloc {
             pool,
             stream: target.handle,
             bytes,
         };
-        let address = scope.session.request(&message, |reply| reply.address.0)?;
+        let request = || scope.session.request(&message, |reply| reply.address.0);
+        pool_reuse::free_in_order(scope, |stream| stream == target.handle)?;
+        let address = match request() {
+            Err(CuError::OUT_OF_MEMORY) if pool_reuse::free_all(scope.session.session())? => {
+                request()
+            }
+            allocated => allocated,
+        }?;
         if !scope.session.is_reserved(address, bytes) {
             log::error_once!(
                 "a pool's memory would lie at {address:#x}, where this program has something of its own"
@@ -333,9 +363,7 @@ impl<'a> Alloc<'a> {
             scope.session.record(&message)?;
             return Err(CuError::OUT_OF_MEMORY);
         }
-        memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
-        *self.address = address;
-        Ok(())
+        Ok(address)
     }
 }
 
@@ -345,6 +373,13 @@ pub fn free(scope: Scope, target: Target, address: u64) -> Option<Result> {
     // address.
     let from_pool = |allocation: &Allocation| matches!(allocation.origin, Origin::Pool { .. });
     let allocation = memory_map().remove(address, from_pool).ok()?;
+    if let Origin::Pool { pool } = allocation.origin
+        && is_private(pool)
+        && pool_reuse::store(scope, target, pool, address, allocation.bytes)
+    {
+        freed(&allocation, Some(target.handle));
+        return Some(scope.session.alive());
+    }
     let message = PoolFree {
         address: DevicePtr(address),
         stream: target.handle,

@@ -22,6 +22,7 @@ use crate::memory::map::{Allocation, Origin};
 use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
+use crate::pages::PAGE;
 use crate::types::CUmemGenericAllocationHandle;
 
 /// Mappable memory. It lives as long as any of its handles or mappings.
@@ -57,9 +58,6 @@ pub struct Granularity {
 
 /// Reserved ranges: start and bytes.
 type Reserved = BTreeMap<u64, u64>;
-
-/// Alignment of the requested address of a reservation.
-const PAGE: u64 = 4096;
 
 /// Access of devices to each mapping, by its start and the device's ordinal.
 static ACCESSES: Mutex<BTreeMap<(u64, usize), Access>> = Mutex::new(BTreeMap::new());

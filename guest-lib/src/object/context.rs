@@ -5,10 +5,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
+use std::num::NonZero;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use wormhole_api::Handle;
+use wormhole_api::constants::context_flags::{
+    SCHED_BLOCKING_SYNC, SCHED_MASK, SCHED_SPIN, SCHED_YIELD,
+};
 use wormhole_api::handle::Context as ContextKind;
 
 use crate::device::MOST;
@@ -16,7 +20,7 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::object::core_dump;
 use crate::object::storage::Storage;
-use crate::session::{self, OnDevice, Session};
+use crate::session::{self, Manner, OnDevice, Session};
 use crate::types::CUcontext;
 
 /// Record of a context.
@@ -39,6 +43,9 @@ pub struct Context {
 static CONTEXTS: Table<ContextKind, Context> = Table::new();
 /// Primary contexts by device. They are minted before all others, so the index of each is its device's ordinal.
 static PRIMARY: OnceLock<Result<Vec<Handle<ContextKind>>>> = OnceLock::new();
+
+/// Number of active contexts.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// Context on top of the thread's stack, or null.
@@ -96,6 +103,28 @@ impl Context {
 
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
+    }
+
+    /// Makes the context usable or not. Returns whether it was usable before.
+    fn set_active(&self, active: bool) -> bool {
+        let before = self.active.swap(active, Ordering::AcqRel);
+        match (before, active) {
+            (false, true) => ACTIVE.fetch_add(1, Ordering::Relaxed),
+            (true, false) => ACTIVE.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        before
+    }
+
+    /// Returns how a thread waits for work of the context.
+    fn manner(&self) -> Manner {
+        match self.flags.load(Ordering::Relaxed) & SCHED_MASK {
+            SCHED_SPIN => Manner::Spin,
+            SCHED_YIELD => Manner::Yield,
+            SCHED_BLOCKING_SYNC => Manner::Block,
+            _ if ACTIVE.load(Ordering::Relaxed) > processors() => Manner::Yield,
+            _ => Manner::Auto,
+        }
     }
 
     /// Increments the attach count.
@@ -178,6 +207,18 @@ pub fn current() -> CUcontext {
         return primary_context(0).map_or(current, |(_, handle)| handle);
     }
     current
+}
+
+/// Returns how the calling thread waits, by the flags of its current context.
+pub fn manner() -> Manner {
+    find(CURRENT.get()).map_or(Manner::Auto, |(context, _)| context.manner())
+}
+
+/// Returns the number of processors, with which CUDA compares the number of active contexts (CUDA driver API,
+/// `CU_CTX_SCHED_AUTO`).
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 /// Returns the session and context of the calling thread, or error 201 if it has no context.
@@ -346,7 +387,7 @@ pub fn retain_primary(device: usize) -> Result<CUcontext> {
     permitted()?;
     let (context, handle) = primary_context(device)?;
     context.retained.fetch_add(1, Ordering::AcqRel);
-    if !context.active.swap(true, Ordering::AcqRel)
+    if !context.set_active(true)
         && let Some(identity) = identity(handle)
     {
         core_dump::begin(identity);
@@ -371,7 +412,7 @@ pub fn release_primary(device: usize) -> Result<bool> {
 pub fn deactivate_primary(device: usize) -> Result {
     let (context, _) = primary_context(device)?;
     context.retained.store(0, Ordering::Release);
-    context.active.store(false, Ordering::Release);
+    context.set_active(false);
     Ok(())
 }
 
@@ -391,7 +432,7 @@ pub fn create_aside(device: usize, flags: u32) -> Result<CUcontext> {
         context.flags.store(flags, Ordering::Relaxed);
         context.cache_config.store(0, Ordering::Relaxed);
         context.attached.store(0, Ordering::Relaxed);
-        context.active.store(true, Ordering::Release);
+        context.set_active(true);
     })?;
     let pointer = handle::to_pointer(handle);
     if let Some(identity) = identity(pointer) {
@@ -403,7 +444,7 @@ pub fn create_aside(device: usize, flags: u32) -> Result<CUcontext> {
 /// Deactivates a context. Its handle stays valid, so that calls answer `CONTEXT_IS_DESTROYED`.
 pub fn deactivate(context: CUcontext) -> Result {
     let (facts, _) = find_active(context)?;
-    facts.active.store(false, Ordering::Release);
+    facts.set_active(false);
     facts.clear(context);
     Ok(())
 }
@@ -414,7 +455,7 @@ pub fn destroy(context: CUcontext) -> Result {
     if handle == primary(facts.device())? {
         return Err(CuError::INVALID_CONTEXT);
     }
-    facts.active.store(false, Ordering::Release);
+    facts.set_active(false);
     facts.clear(context);
     if CURRENT.get() == context {
         pop()?;

@@ -15,10 +15,12 @@ use wormhole_api::{
 
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::memory::pool_reuse;
 use crate::object::context::{self, Scope};
 use crate::object::sharing::{self, Token};
-use crate::object::stream::{Target, release};
-use crate::session::FenceLine;
+use crate::object::stream::Target;
+use crate::object::stream::release::RELEASES;
+use crate::session::{FenceLine, Manner};
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
 /// Flags that `cuEventCreate` accepts.
@@ -295,18 +297,39 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
     }
 }
 
+impl Event {
+    /// Returns how a thread waits for the event. A context that sleeps does so for streams only (CUDA driver API,
+    /// `cuEventSynchronize`).
+    fn manner(&self) -> Manner {
+        if self.flags.load(Ordering::Relaxed) & BLOCKING_SYNC != 0 {
+            return Manner::Block;
+        }
+        match context::manner() {
+            Manner::Block => Manner::Auto,
+            manner => manner,
+        }
+    }
+}
+
 /// Waits for an event (`cuEventSynchronize`).
 pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Fenced(line) if !release::is_due() => {
-            scope.session.wait_fence(line.fence, line.issued)
+        Recorded::Fenced(line) if !RELEASES.is_set() => {
+            scope
+                .session
+                .wait_fence(line.fence, line.issued, facts.manner())
         }
-        Recorded::Unfenced | Recorded::Fenced(_) => scope
-            .session
-            .request(&EventSynchronize { event: handle }, |()| ()),
+        Recorded::Unfenced | Recorded::Fenced(_) => {
+            if RELEASES.is_set() {
+                pool_reuse::free_in_order(scope, |_| false)?;
+            }
+            scope
+                .session
+                .request(&EventSynchronize { event: handle }, |()| ())
+        }
     }
 }
 

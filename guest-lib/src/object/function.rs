@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use wormhole_api::constants::function_cache::PREFER_EQUAL;
+use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::handle::{Function as FunctionKind, Library as LibraryKind};
 use wormhole_api::{
     Attribute, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
@@ -116,6 +117,8 @@ pub struct Function {
     pub parameters: Box<[Parameter]>,
     /// End of the last parameter in the packed buffer.
     pub parameter_bytes: usize,
+    /// Whether it may print: a synchronization must then fetch the text.
+    pub prints: bool,
     /// True once the kernel has run. Until then its first launch may fail for reasons that later launches cannot.
     pub launched: AtomicBool,
     /// True after a reset, until the function is looked up again at its next use.
@@ -207,6 +210,7 @@ impl Function {
         owner: Owner,
         device: usize,
         name: CString,
+        flags: u32,
         parameters: &Items<'_, Parameter>,
         attributes: &Items<'_, Attribute>,
     ) -> Self {
@@ -220,6 +224,7 @@ impl Function {
             name,
             parameter_bytes: ends.max().unwrap_or(0),
             parameters,
+            prints: flags & PRINTS != 0,
             launched: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],

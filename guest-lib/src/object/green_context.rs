@@ -74,8 +74,8 @@ impl GreenContexts {
     }
 
     /// Describes a part as a `CUdevResource`. Stores its index in words that only the driver reads.
-    fn told(&self, index: usize) -> CUdevResource {
-        let mut told = CUdevResource {
+    fn resource(&self, index: usize) -> CUdevResource {
+        let mut resource = CUdevResource {
             r#type: 0,
             padding: [0; 23],
             smCount: 0,
@@ -84,13 +84,13 @@ impl GreenContexts {
             rest: [0; 9],
         };
         if let Some(part) = self.parts.get(index) {
-            told.r#type = SM;
-            told.padding[0] = u32::try_from(index + 1).unwrap_or(0);
-            told.smCount = part.known.count;
-            told.minSmPartitionSize = part.known.least;
-            told.smCoscheduledAlignment = part.known.alignment;
+            resource.r#type = SM;
+            resource.padding[0] = u32::try_from(index + 1).unwrap_or(0);
+            resource.smCount = part.known.count;
+            resource.minSmPartitionSize = part.known.least;
+            resource.smCoscheduledAlignment = part.known.alignment;
         }
-        told
+        resource
     }
 
     /// Finds the part of a `CUdevResource`.
@@ -122,7 +122,7 @@ pub fn describe(scope: Scope) -> Result<CUdevResource> {
     let green = of(scope.context).unwrap_or(0);
     let known = green_contexts().whole.get(&(device, green)).copied();
     if let Some(index) = known {
-        return Ok(green_contexts().told(index));
+        return Ok(green_contexts().resource(index));
     }
     let known = scope
         .session
@@ -135,7 +135,7 @@ pub fn describe(scope: Scope) -> Result<CUdevResource> {
     let mut green_contexts = green_contexts();
     let index = green_contexts.enter(Part { device, known });
     green_contexts.whole.insert((device, green), index);
-    Ok(green_contexts.told(index))
+    Ok(green_contexts.resource(index))
 }
 
 /// Splits a resource into at most `groups` groups of at least `least` multiprocessors each. Returns the groups, the
@@ -166,10 +166,10 @@ pub fn split(
     let (groups, left) = indices.split_at(indices.len() - usize::from(rest && !indices.is_empty()));
     let groups = groups
         .iter()
-        .map(|index| green_contexts.told(*index))
+        .map(|index| green_contexts.resource(*index))
         .collect();
     // An empty remainder is a resource of type 0.
-    let left = green_contexts.told(left.first().copied().unwrap_or(usize::MAX));
+    let left = green_contexts.resource(left.first().copied().unwrap_or(usize::MAX));
     Ok((groups, possible, left))
 }
 

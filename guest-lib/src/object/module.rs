@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use wormhole_api::constants::image_flags::USES_OUTPUT;
+use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
 use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
 };
@@ -23,6 +23,7 @@ use crate::memory::{self, memory_map};
 use crate::object::context::Scope;
 use crate::object::function::{self, Function, Owner};
 use crate::object::jit::{self, Jit, Logs};
+use crate::object::stream::output;
 
 /// Record of a module or library.
 #[derive(Debug, Default)]
@@ -148,7 +149,8 @@ macro_rules! loadable {
                 scope.session.request(&message, |reply| {
                     let device = scope.session.ordinal();
                     let (parameters, attributes) = (&reply.parameters, &reply.attributes);
-                    Function::new(owner, device, name.to_owned(), parameters, attributes)
+                    let (name, flags) = (name.to_owned(), reply.flags);
+                    Function::new(owner, device, name, flags, parameters, attributes)
                 })
             }
 
@@ -323,7 +325,10 @@ fn send<K: Loadable>(
     match loaded {
         Ok((flags, _)) => {
             if flags & USES_OUTPUT != 0 {
-                scope.session.set_device_output();
+                scope.session.expect_output();
+            }
+            if flags & ANY_KERNEL_PRINTS != 0 {
+                output::expect_always();
             }
             Ok(managed)
         }

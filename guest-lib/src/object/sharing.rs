@@ -1,11 +1,13 @@
 //! Sharing of memory, events and pools between the processes of one guest.
 //!
-//! The backend finds a shared object by its token. The token travels in the 64 bytes of an IPC handle, or as a
+//! The backend finds a shared object by its token. The token travels in the 64 bytes of an IPC handle, with the place of
+//! an allocation in the memory that the driver shares, which contains other allocations too. Or it travels as a
 //! message in a socket whose descriptor the program passes on; receivers read it with `MSG_PEEK`, so it stays
 //! readable. This process keeps the other end of the socket, where `POLLHUP` shows that the last copy of the
 //! descriptor was closed, in any process.
 
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
@@ -19,13 +21,14 @@ use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::log;
 use crate::memory::map::Origin;
-use crate::memory::memory_map;
+use crate::memory::{memory_map, offset_in_slab};
 use crate::object::context::Scope;
 use crate::session::OnDevice;
 
-/// First bytes of an IPC handle, before the token. All bytes after the token are zero.
+/// First bytes of an IPC handle, before the token and the place. All bytes after the place are zero.
 const MAGIC: [u8; 8] = *b"wormhole";
 const NAME_BYTES: usize = 24;
+const PLACE_BYTES: usize = 16;
 
 /// Backend's identifier of a shared object.
 pub type Token = [u8; 16];
@@ -42,17 +45,56 @@ fn token(name: &[u8]) -> Option<Token> {
     (magic == MAGIC).then(|| token.try_into().ok()).flatten()
 }
 
+/// Place of an allocation in shared memory: offset and bytes. 0 bytes for all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Place {
+    offset: u64,
+    bytes: u64,
+}
+
+impl Place {
+    /// Returns the place in memory of this size, with its bytes. Fails if it does not lie there.
+    fn within(self, bytes: u64) -> Result<Self> {
+        if self == Self::default() {
+            return Ok(Self { offset: 0, bytes });
+        }
+        let end = self.offset.checked_add(self.bytes);
+        let inside = self.bytes != 0 && end.is_some_and(|end| end <= bytes);
+        inside.then_some(self).ok_or(CuError::INVALID_VALUE)
+    }
+}
+
 /// Encodes a token as an IPC handle.
 pub fn to_handle(token: Token) -> [u8; 64] {
+    to_memory_handle(token, Place::default())
+}
+
+fn to_memory_handle(token: Token, place: Place) -> [u8; 64] {
     let mut handle = [0; 64];
     handle[..NAME_BYTES].copy_from_slice(&name(token));
+    handle[24..32].copy_from_slice(&place.offset.to_ne_bytes());
+    handle[32..40].copy_from_slice(&place.bytes.to_ne_bytes());
     handle
 }
 
-/// Decodes the token of an IPC handle. Returns `None` for a handle that this library did not make.
+/// Decodes the token of an IPC handle of an event. Returns `None` for a handle that this library did not make.
 pub fn from_handle(handle: &[u8; 64]) -> Option<Token> {
+    let (token, place) = from_memory_handle(handle)?;
+    (place == Place::default()).then_some(token)
+}
+
+fn from_memory_handle(handle: &[u8; 64]) -> Option<(Token, Place)> {
     let (name, rest) = handle.split_at(NAME_BYTES);
-    rest.iter().all(|byte| *byte == 0).then(|| token(name))?
+    let (place, rest) = rest.split_at(PLACE_BYTES);
+    let ([offset, bytes], []) = place.as_chunks::<8>() else {
+        return None;
+    };
+    let place = Place {
+        offset: u64::from_ne_bytes(*offset),
+        bytes: u64::from_ne_bytes(*bytes),
+    };
+    let token = token(name)?;
+    rest.iter().all(|byte| *byte == 0).then_some((token, place))
 }
 
 /// Creates a socket pair with the token as a message. Returns the end to keep and the end for the program.
@@ -135,12 +177,26 @@ fn is_held(kept: &OwnedFd) -> bool {
     ready == 0 || entry.revents & libc::POLLHUP == 0
 }
 
-/// Open allocations of other processes by token: address and number of openings.
-static OPENED: Mutex<Option<HashMap<Token, (u64, usize)>>> = Mutex::new(None);
-
-fn opened() -> MutexGuard<'static, Option<HashMap<Token, (u64, usize)>>> {
-    OPENED.lock()
+/// Memory of another process that is open here.
+#[derive(Debug)]
+struct Opened {
+    address: u64,
+    bytes: u64,
+    /// Number of openings of each allocation in it.
+    places: HashMap<Place, usize>,
 }
+
+impl Opened {
+    /// Returns the place of the open allocation that starts at an address.
+    fn find(&self, address: u64) -> Option<Place> {
+        let offset = address.checked_sub(self.address)?;
+        let mut places = self.places.keys();
+        places.find(|place| place.offset == offset).copied()
+    }
+}
+
+/// Open memory of other processes, by token.
+static OPENED: Mutex<BTreeMap<Token, Opened>> = Mutex::new(BTreeMap::new());
 
 /// Returns whether the device supports IPC handles. The attribute is defined for events; it applies to memory as
 /// well.
@@ -167,24 +223,58 @@ pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
         address: DevicePtr(allocation.base),
         what: SharedAddress::Allocation,
     };
+    let place = match offset_in_slab(&allocation) {
+        Some(offset) => Place {
+            offset,
+            bytes: allocation.bytes,
+        },
+        None => Place::default(),
+    };
     let token = scope.session.request(&message, |reply| reply.token)?;
-    Ok(to_handle(token))
+    Ok(to_memory_handle(token, place))
 }
 
 /// Opens an allocation (`cuIpcOpenMemHandle`). An allocation that is already open keeps its address, as in the native
 /// driver.
 pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u64> {
-    let token = from_handle(handle).ok_or(CuError::INVALID_VALUE)?;
+    let (token, place) = from_memory_handle(handle).ok_or(CuError::INVALID_VALUE)?;
     if flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(CuError::INVALID_VALUE);
     }
-    let mut opened = opened();
-    let opened = opened.get_or_insert_default();
-    if let Some((address, count)) = opened.get_mut(&token) {
-        scope.session.alive()?;
-        *count += 1;
-        return Ok(*address);
+    let mut all = OPENED.lock();
+    let opened = match all.entry(token) {
+        Entry::Occupied(known) => {
+            scope.session.alive()?;
+            known.into_mut()
+        }
+        Entry::Vacant(new) => new.insert(open_memory(scope, token)?),
+    };
+    let found = open_place(scope, opened, place);
+    if opened.places.is_empty() {
+        let address = opened.address;
+        all.remove(&token);
+        close(scope, address)?;
     }
+    found
+}
+
+/// Opens an allocation in open memory, and returns its address.
+fn open_place(scope: Scope, opened: &mut Opened, place: Place) -> Result<u64> {
+    let place = place.within(opened.bytes)?;
+    let address = opened.address + place.offset;
+    if let Some(count) = opened.places.get_mut(&place) {
+        *count += 1;
+        return Ok(address);
+    }
+    if memory_map().overlaps(address, place.bytes) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    opened.places.insert(place, 1);
+    memory_map().insert(address, place.bytes, Origin::Opened, scope.context);
+    Ok(address)
+}
+
+fn open_memory(scope: Scope, token: Token) -> Result<Opened> {
     let message = OpenAllocation { token };
     let (address, bytes) = scope
         .session
@@ -196,38 +286,55 @@ pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u6
         close(scope, address)?;
         return Err(CuError::OUT_OF_MEMORY);
     }
-    opened.insert(token, (address, 1));
-    memory_map().insert(address, bytes, Origin::Opened, scope.context);
-    Ok(address)
+    Ok(Opened {
+        address,
+        bytes,
+        places: HashMap::new(),
+    })
 }
 
 /// Closes one opening of an allocation (`cuIpcCloseMemHandle`). The last close unmaps the memory.
 pub fn close_allocation(scope: Scope, address: u64) -> Result {
     scope.session.alive()?;
-    let mut opened = opened();
-    let opened = opened.get_or_insert_default();
-    let found = opened.iter_mut().find(|(_, (at, _))| *at == address);
-    let (token, count) = match found {
-        Some((token, (_, count))) => (*token, count),
-        None => return Err(CuError::INVALID_VALUE),
-    };
+    let mut all = OPENED.lock();
+    let mut found = all.values_mut();
+    let found = found.find_map(|opened| opened.places.get_mut(&opened.find(address)?));
+    let count = found.ok_or(CuError::INVALID_VALUE)?;
     *count -= 1;
     if *count > 0 {
         return Ok(());
     }
-    opened.remove(&token);
     memory_map().remove(address, |allocation| allocation.origin == Origin::Opened)?;
-    close(scope, address)
+    close_last(scope, &mut all, address)
 }
 
 /// Drops an opened allocation after the end of its context has removed it from the memory map.
-pub fn forget_allocation(address: u64) {
-    if let Some(opened) = opened().as_mut() {
-        opened.retain(|_, (at, _)| *at != address);
-    }
+pub fn close_forgotten(scope: Scope, address: u64) -> Result {
+    close_last(scope, &mut OPENED.lock(), address)
 }
 
-pub fn close(scope: Scope, address: u64) -> Result {
+/// Forgets all opened memory, after the worker has closed it.
+pub fn forget_opened() {
+    OPENED.lock().clear();
+}
+
+/// Removes an allocation that is not open any more, and closes the memory if it was the last one there.
+fn close_last(scope: Scope, all: &mut BTreeMap<Token, Opened>, address: u64) -> Result {
+    let mut found = all.iter_mut();
+    let found = found.find_map(|(token, opened)| Some((*token, opened.find(address)?, opened)));
+    let Some((token, place, opened)) = found else {
+        return Ok(());
+    };
+    opened.places.remove(&place);
+    let whole = opened.address;
+    if !opened.places.is_empty() {
+        return Ok(());
+    }
+    all.remove(&token);
+    close(scope, whole)
+}
+
+fn close(scope: Scope, address: u64) -> Result {
     let address = DevicePtr(address);
     scope.session.request(&CloseAllocation { address }, |()| ())
 }
@@ -242,10 +349,28 @@ mod tests {
     fn a_handle_names_its_token_and_no_other_bytes_do() {
         let handle = to_handle(TOKEN);
         assert_eq!(from_handle(&handle), Some(TOKEN));
-        for (place, value) in [(0, b'W'), (24, 1), (63, 1)] {
+        for (place, value) in [(0, b'W'), (24, 1), (39, 1), (40, 1), (63, 1)] {
             let mut forged = handle;
             forged[place] = value;
             assert_eq!(from_handle(&forged), None);
+        }
+    }
+
+    #[test]
+    fn a_handle_of_memory_names_a_place_in_it() {
+        let place = Place {
+            offset: 512,
+            bytes: 100,
+        };
+        let handle = to_memory_handle(TOKEN, place);
+        assert_eq!(from_memory_handle(&handle), Some((TOKEN, place)));
+        assert_eq!(from_handle(&handle), None, "no event has a place");
+        assert_eq!(place.within(612), Ok(place));
+        let whole = Place::default().within(612);
+        assert_eq!(whole.map(|whole| whole.bytes), Ok(612));
+        for (offset, bytes) in [(513, 100), (512, 101), (512, 0), (1, u64::MAX)] {
+            let forged = Place { offset, bytes };
+            assert_eq!(forged.within(612), Err(CuError::INVALID_VALUE));
         }
     }
 

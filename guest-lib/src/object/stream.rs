@@ -4,7 +4,8 @@
 //! the next value when all earlier work is complete. Streams without new work send no request.
 
 pub mod attributes;
-mod output;
+mod due;
+pub mod output;
 pub mod release;
 mod throttle;
 
@@ -19,10 +20,12 @@ use wormhole_api::{
 use wormhole_lock::{Mutex, MutexGuard};
 
 use self::attributes::{PRIORITY, StreamAttributes};
+use self::release::RELEASES;
 use self::throttle::BATCHES;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::memory::pool_reuse;
 use crate::object::context::{self, Scope};
 use crate::object::{context_events, green_context};
 use crate::session::FenceLine;
@@ -250,6 +253,7 @@ pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
 
 /// Destroys a stream. Its work continues.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
+    let freed = pool_reuse::free_of_stream(scope.session.session(), handle);
     let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
     let target = Target { handle, stream };
     if target.is_captured() {
@@ -272,7 +276,7 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
         scope.session.return_fence(line);
     }
     STREAMS.recycle(handle);
-    sent
+    freed.and(sent)
 }
 
 /// Destroys the streams of a context.
@@ -420,6 +424,16 @@ impl Covered {
 }
 
 impl Target {
+    /// Returns the number of the stream's operations so far.
+    pub fn work(self) -> u64 {
+        self.stream.work.load(Ordering::Acquire)
+    }
+
+    /// Returns whether all work of the stream is known to be complete.
+    pub fn is_idle(self) -> bool {
+        !self.stream.is_dirty()
+    }
+
     /// Returns the ordinal of the stream's device, for a call in this scope.
     #[inline]
     pub fn device(self, scope: Scope) -> usize {
@@ -504,7 +518,8 @@ impl Target {
 
     /// Waits for a fence value, and records the work that it covers as complete.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
-        scope.session.wait_fence(cover.fence, cover.value)?;
+        let manner = context::manner();
+        scope.session.wait_fence(cover.fence, cover.value, manner)?;
         self.stream.completed(cover.work, cover.launches);
         Ok(())
     }
@@ -512,8 +527,8 @@ impl Target {
     /// Waits for the stream (`cuStreamSynchronize`).
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
-        if scope.session.has_device_output() || release::take_due(Some(self.handle)) {
-            return output::synchronize(scope, Some(self.handle));
+        if output::is_due(self.device(scope)) || RELEASES.is_set() {
+            return self.let_device_synchronize(scope);
         }
         scope.session.alive()?;
         if self.handle.is_legacy() {
@@ -534,11 +549,24 @@ impl Target {
 
     /// Waits for the stream and writes the kernels' output, if any kernel can print. Called by copies that wait.
     pub fn show_output(self, scope: Scope) -> Result {
-        if scope.session.has_device_output() {
-            output::synchronize(scope, Some(self.handle))
+        if output::is_due(self.device(scope)) {
+            self.let_device_synchronize(scope)
         } else {
             Ok(())
         }
+    }
+
+    /// Waits for the stream by a request.
+    #[cold]
+    fn let_device_synchronize(self, scope: Scope) -> Result {
+        if RELEASES.take(Some(self.handle)) {
+            pool_reuse::free_in_order(scope, |stream| stream == self.handle)?;
+        }
+        let work = self.stream.work.load(Ordering::Acquire);
+        let launches = self.stream.launches.load(Ordering::Acquire);
+        output::synchronize(scope, self.device(scope), Some(self.handle))?;
+        self.stream.completed(work, launches);
+        Ok(())
     }
 
     /// Returns error 600 while work is not complete (`cuStreamQuery`). The first query after new work is a request to
@@ -606,6 +634,11 @@ impl Target {
     }
 }
 
+/// Returns whether none of the device's blocking streams has work for which the legacy stream would wait.
+pub fn is_alone(scope: Scope) -> bool {
+    blocking_work(scope).is_empty()
+}
+
 /// Returns the work of the device's blocking streams that is not known to be complete.
 fn blocking_work(scope: Scope) -> Vec<Covered> {
     STREAMS
@@ -622,12 +655,21 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
 /// Waits for all work of the scope's device (`cuCtxSynchronize`). Streams without new work are skipped.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
+    let releases = RELEASES.take(None);
+    if releases {
+        pool_reuse::free_in_order(scope, |_| true)?;
+    }
+    if output::is_due(scope.session.ordinal()) || releases {
+        return output::synchronize(scope, scope.session.ordinal(), None);
+    }
+    wait_for_work(scope)
+}
+
+/// Waits for all work of the scope's device, for a call that frees memory. Kernels' output stays where it is.
+pub fn wait_for_work(scope: Scope) -> Result {
     let orphaned = &scope.session.device().has_orphaned_work;
-    if orphaned.load(Ordering::Relaxed) && orphaned.swap(false, Ordering::Acquire)
-        || scope.session.has_device_output()
-        || release::take_due(None)
-    {
-        return output::synchronize(scope, None);
+    if orphaned.load(Ordering::Relaxed) && orphaned.swap(false, Ordering::Acquire) {
+        return output::synchronize(scope, scope.session.ordinal(), None);
     }
     scope.session.alive()?;
     let mut covers = Vec::new();

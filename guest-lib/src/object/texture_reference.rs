@@ -14,7 +14,7 @@ use wormhole_api::constants::device_attribute::{
 use wormhole_api::constants::filter_mode::POINT;
 use wormhole_api::handle::{Array as ArrayKind, Mipmap as MipmapKind, Module as ModuleKind};
 use wormhole_api::{
-    DevicePtr, Handle, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
+    DevicePtr, Handle, TexRefBindSurface, TexRefBindTexture, TexRefFind, TexRefTarget,
     TextureSource,
 };
 use wormhole_lock::{Mutex, MutexGuard};
@@ -174,7 +174,7 @@ impl Texture {
                 pitch,
             } => (TextureSource::Rows, address, [width, height, pitch]),
         };
-        let message = ReferenceBindTexture {
+        let message = TexRefBindTexture {
             module: variable.module,
             bound: self.reads().into(),
             source,
@@ -241,9 +241,9 @@ fn references() -> MutexGuard<'static, ReferenceTable> {
 }
 
 /// Finds a variable of a module. Fails if the module has none of that kind and name.
-fn variable(scope: Scope, module: CUmodule, name: &CStr, to: ReferenceTo) -> Result<Variable> {
+fn variable(scope: Scope, module: CUmodule, name: &CStr, to: TexRefTarget) -> Result<Variable> {
     let (module, _) = module::find::<ModuleKind>(module)?;
-    let message = ReferenceFind {
+    let message = TexRefFind {
         module,
         to,
         name: name.to_bytes(),
@@ -257,7 +257,7 @@ fn variable(scope: Scope, module: CUmodule, name: &CStr, to: ReferenceTo) -> Res
 
 /// Returns a module's texture reference (`cuModuleGetTexRef`), the same one at each call.
 pub fn texture(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
-    let variable = variable(scope, module, name, ReferenceTo::Texture)?;
+    let variable = variable(scope, module, name, TexRefTarget::Texture)?;
     let mut references = references();
     references
         .textures
@@ -314,7 +314,7 @@ pub fn change<R>(
 
 /// Returns a module's surface reference (`cuModuleGetSurfRef`), the same one at each call.
 pub fn surface(scope: Scope, module: CUmodule, name: &CStr) -> Result<usize> {
-    let variable = variable(scope, module, name, ReferenceTo::Surface)?;
+    let variable = variable(scope, module, name, TexRefTarget::Surface)?;
     let mut references = references();
     references
         .surfaces
@@ -340,7 +340,7 @@ pub fn bind_surface(
     let mut references = references();
     let found = references.surfaces.get_mut(&number);
     let found = found.ok_or(CuError::INVALID_HANDLE)?;
-    let message = ReferenceBindSurface {
+    let message = TexRefBindSurface {
         module: found.variable.module,
         array: handle,
         name: found.variable.name.to_bytes(),

@@ -7,7 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
-use wormhole_connect::ConnectError;
+use wormhole_connect::{ConnectError, WINDOW};
 use wormhole_lock::Mutex;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
@@ -41,8 +41,6 @@ pub enum AttachError {
     Channel(#[from] ChannelError),
     #[error("the backend's worker speaks protocol {granted:#018x}, this library {own:#018x}")]
     Protocol { granted: u64, own: u64 },
-    #[error("no window came with the grant and WORMHOLE_WINDOW is not set")]
-    NoWindow,
     #[error("the window {path} cannot be opened: {source}")]
     Window { path: String, source: io::Error },
     #[error("the grant puts handles at {granted:#x}, this library at {own:#x}")]
@@ -59,11 +57,9 @@ pub enum AttachError {
         what: &'static str,
         source: io::Error,
     },
-    #[error("the file that WORMHOLE_WINDOW names is no window: {0}")]
+    #[error("the window's file is no window: {0}")]
     Bootstrap(#[from] BootstrapError),
-    #[error(
-        "the file that WORMHOLE_WINDOW names is another window: of {found} bytes, not of {granted}"
-    )]
+    #[error("the window's file is another window: of {found} bytes, not of {granted}")]
     OtherWindow { found: u64, granted: u64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -93,12 +89,9 @@ impl AttachError {
             Self::Protocol { .. } => {
                 Some("hint: install the library and the backend of one version")
             }
-            Self::NoWindow
-            | Self::Window { .. }
-            | Self::Bootstrap(_)
-            | Self::OtherWindow { .. } => {
-                Some("hint: the window of a VM is a /dev/dax device: set WORMHOLE_WINDOW to it")
-            }
+            Self::Window { .. } | Self::Bootstrap(_) | Self::OtherWindow { .. } => Some(
+                "hint: the window of a VM is a /dev/dax device: run `wormhole-guest check`, or set WORMHOLE_WINDOW to it",
+            ),
             Self::Band { .. } => Some("hint: something in the process occupies these addresses"),
             _ => None,
         }
@@ -185,6 +178,7 @@ fn map(
             what: "session segment",
             source,
         })?;
+    let is_local = !window.is_shared();
     let extents = Extents::new(window);
     if grant.arena_count > 0 {
         extents
@@ -200,6 +194,7 @@ fn map(
         control,
         status: Status::new(memory.clone()),
         waits: Waits::new(memory.clone()),
+        is_local,
         // SAFETY: this is the process's only producer value, and no consumer lives in this process.
         producer: unsafe { Producer::new(memory.clone()) },
         // SAFETY: a slot is polled only by the thread that took it from `free_slots`; this process never publishes
@@ -213,7 +208,8 @@ fn map(
         files,
         reserved,
         end_logged: Once::new(),
-        device_output: AtomicBool::new(false),
+        may_have_output: AtomicBool::new(false),
+        last_output: Mutex::new(()),
         devices: Vec::new(),
     })
 }
@@ -249,7 +245,7 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
 }
 
 fn open_window() -> Result<File, AttachError> {
-    let path = std::env::var("WORMHOLE_WINDOW").map_err(|_| AttachError::NoWindow)?;
+    let path = std::env::var("WORMHOLE_WINDOW").unwrap_or_else(|_| WINDOW.to_owned());
     OpenOptions::new()
         .read(true)
         .write(true)

@@ -12,6 +12,7 @@ use wormhole_ring::control::{
     ArenaRequest, ArenaRun, ControlError, FEATURE_FILES, FEATURE_PROCESS, Grant, HEADER_BYTES,
     Header, MAX_FRAME, Message,
 };
+use wormhole_ring::layout::SEGMENT_BYTES;
 
 /// Greatest number of descriptors with one message.
 const DESCRIPTORS: usize = 2;
@@ -35,10 +36,15 @@ pub enum ChannelError {
     #[error("the backend refused the session: {reason} (refusal {code})")]
     Refused { code: u32, reason: String },
     #[error(
-        "the window has no room for {} MiB more of host memory that the device reaches (refusal {code}); wormhole run --window makes it larger",
-        segments * 2
+        "the window has no room for {} MiB more of host memory that the device reaches (refusal {code}): {} MiB of it can be used",
+        u64::from(*segments) * (SEGMENT_BYTES as u64 >> 20),
+        limit >> 20
     )]
-    ArenaDenied { segments: u32, code: u32 },
+    ArenaDenied {
+        segments: u32,
+        code: u32,
+        limit: u64,
+    },
     #[error("the session ended before {segments} segments of arena were granted")]
     Over { segments: u32 },
 }
@@ -162,6 +168,7 @@ impl Control {
             Message::ArenaDenied(denied) if denied.id == id => Err(ChannelError::ArenaDenied {
                 segments,
                 code: denied.code,
+                limit: denied.limit,
             }),
             other => Err(ChannelError::Unexpected {
                 found: other.name(),
@@ -235,7 +242,11 @@ mod tests {
             }))
             .unwrap();
         supervisor
-            .send(&Message::ArenaDenied(ArenaDenied { id: 2, code: 2 }))
+            .send(&Message::ArenaDenied(ArenaDenied {
+                id: 2,
+                code: 2,
+                limit: 6 << 20,
+            }))
             .unwrap();
         assert_eq!(guest.request_arena(3, || false).unwrap().first, 40);
         assert!(matches!(
@@ -286,7 +297,11 @@ mod tests {
         supervisor.send(&refusal).unwrap();
         assert_eq!(supervisor.receive(asked).unwrap(), "ArenaRequest");
         interrupt(&waiting);
-        let denied = ArenaDenied { id: 1, code: 2 };
+        let denied = ArenaDenied {
+            id: 1,
+            code: 2,
+            limit: 6 << 20,
+        };
         supervisor.send(&Message::ArenaDenied(denied)).unwrap();
         let (refused, denied) = waiting.join().unwrap();
         assert!(matches!(refused, ChannelError::Refused { .. }), "{refused}");

@@ -31,7 +31,7 @@ pub const STAGING_BYTES: usize = 512 << 10;
 pub const RESERVED_BUFFERS: usize = 2;
 /// Time that returned arena may take to become free again: during it a denial is not final.
 const SETTLING: Duration = Duration::from_secs(2);
-/// Pause between two requests during that time.
+/// Pause between two requests within [`SETTLING`].
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether a call fails without the arena it requests, which is logged, or goes on with the arena it has.
@@ -118,6 +118,19 @@ impl Extents {
     fn growth(&self, needed: u64) -> u64 {
         let held = self.divided().arena.capacity() / SEGMENT_BYTES as u64;
         needed.max(held.clamp(1, MOST_GROWTH))
+    }
+
+    /// Returns the option that raises the limit which denied a request for arena: the window's own size, or the
+    /// operator's limit below it.
+    fn raised_by(&self, error: &ChannelError) -> Option<&'static str> {
+        let window = self.window.segments() * SEGMENT_BYTES as u64;
+        match error {
+            ChannelError::ArenaDenied { limit, .. } if *limit < window => {
+                Some("wormhole backend start --window-limit")
+            }
+            ChannelError::ArenaDenied { .. } => Some("wormhole run --window"),
+            _ => None,
+        }
     }
 
     /// Returns true if arena that was returned may not be free yet.
@@ -212,7 +225,10 @@ impl Session {
                 Err(error) => {
                     // The end of the session is logged elsewhere.
                     self.alive()?;
-                    log::error_once!("{error}");
+                    match self.extents.raised_by(&error) {
+                        Some(option) => log::error_once!("{error}, and {option} allows more"),
+                        None => log::error_once!("{error}"),
+                    }
                     return Err(CuError::OUT_OF_MEMORY);
                 }
             }

@@ -8,6 +8,7 @@ use wormhole_ring::layout::FENCES;
 use wormhole_ring::waits::Wait;
 
 use super::Session;
+use super::wait::Manner;
 use crate::error::{CuError, Result};
 
 /// Fences without an owner.
@@ -77,9 +78,11 @@ impl Session {
     /// # Errors
     /// As [`Session::fence_reached`].
     #[inline]
-    pub fn wait_fence(&self, fence: Fence, value: u64) -> Result {
-        let wait = Wait::Fence(fence.index(), value);
-        self.wait(wait, || self.fence_passed(fence, value).then_some(()))?;
+    pub fn wait_fence(&self, fence: Fence, value: u64, manner: Manner) -> Result {
+        let index = FenceIndex::new(fence.index()).ok_or(CuError::UNKNOWN)?;
+        let wait = Wait::Fence(index, value);
+        let passed = || (self.fences.load(index) >= value).then_some(());
+        self.wait_in(manner, wait, passed)?;
         self.alive()
     }
 }

@@ -29,6 +29,10 @@ impl Window {
         }
     }
 
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
     pub fn segments(&self) -> u64 {
         self.segments
     }

@@ -11,6 +11,7 @@ mod fences;
 mod files;
 mod fork;
 mod mapping;
+pub mod output;
 mod requests;
 mod wait;
 mod watch;
@@ -32,6 +33,7 @@ pub use self::extents::STAGING_BYTES;
 pub use self::fences::FenceLine;
 use self::files::Files;
 use self::fork::WipedPointer;
+pub use self::wait::Manner;
 pub use self::watch::spawn_quiet;
 use crate::device::Device;
 use crate::error::{CuError, Result};
@@ -42,8 +44,10 @@ use crate::{counts, log};
 pub struct Session {
     control: Control,
     status: Status,
-    /// Waits of sleeping threads, for the supervisor's dump.
+    /// Waits of sleeping threads.
     waits: Waits,
+    /// Whether the backend runs on this process's own system, so that it wakes threads that sleep on a word.
+    is_local: bool,
     producer: Producer,
     slots: AnswerSlots,
     fences: Fences,
@@ -56,8 +60,9 @@ pub struct Session {
     /// Address ranges reserved for device memory: start and bytes.
     reserved: Vec<(u64, u64)>,
     end_logged: Once,
-    /// True once an image that prints or asserts is loaded: from then on synchronizations are requests.
-    device_output: AtomicBool,
+    /// True once an image that prints or asserts is loaded, until the text of a dead context has been shown.
+    may_have_output: AtomicBool,
+    last_output: Mutex<()>,
     /// Devices that the program sees, indexed by ordinal.
     devices: Vec<Device>,
 }
@@ -224,13 +229,5 @@ impl Session {
     /// Publishes the number of calls that this process has answered by itself.
     pub fn publish_counts(&self) {
         self.status.set_local_calls(counts::local());
-    }
-
-    pub fn has_device_output(&self) -> bool {
-        self.device_output.load(Ordering::Relaxed)
-    }
-
-    pub fn set_device_output(&self) {
-        self.device_output.store(true, Ordering::Relaxed);
     }
 }

@@ -64,7 +64,7 @@ impl Session {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
         self.send(head, message)?;
-        let wait = Wait::Answer(slot.index.get());
+        let wait = Wait::Answer(slot.index, sequence);
         let polled =
             self.wait_for_answer(wait, || self.slots.poll(slot.index, sequence).transpose());
         let polled = match polled {

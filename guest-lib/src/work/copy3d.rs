@@ -1,4 +1,4 @@
-//! Copies of boxes: rows and slices of memory, and parts of arrays.
+//! 3-D copies: rows and slices of memory, and parts of arrays.
 //!
 //! The device performs each copy as a whole. Pageable memory goes through staging buffers, as in [`crate::work::copy`].
 //! Each buffer holds as many whole slices or rows as fit.
@@ -15,7 +15,7 @@ use crate::work::copy::{self, CHUNK, Mode, host_pointer, stage_down, stage_up};
 /// Bytes of a row, rows, slices; or an offset of these in an array.
 type Extent = [u64; 3];
 
-/// Location of a box.
+/// Location of a 3-D region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Memory {
@@ -36,7 +36,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the kind of memory, and the location for the side that reaches it. Checks that the whole box is
+    /// Returns the kind of memory, and the location for the side that reaches it. Checks that the whole region is
     /// allocated.
     pub fn end(self, extent: Extent) -> Result<(End, Self)> {
         match self {
@@ -66,7 +66,7 @@ impl Place {
         }
     }
 
-    /// Returns the location of the part of the box that begins at `offset`. The whole box must have been checked.
+    /// Returns the location of the part of the region that begins at `offset`. The whole region must have been checked.
     fn part(&self, offset: Extent) -> Self {
         let [x, y, z] = offset;
         match *self {
@@ -103,7 +103,7 @@ impl Place {
         }
     }
 
-    /// Returns the address of the first byte, if the box is memory without gaps.
+    /// Returns the address of the first byte, if the region is memory without gaps.
     fn contiguous(&self, [width, height, depth]: Extent) -> Option<u64> {
         match *self {
             Self::Memory {
@@ -129,7 +129,7 @@ impl Place {
     }
 }
 
-/// Returns the location of a box in a staging buffer.
+/// Returns the location of a 3-D region in a staging buffer.
 pub fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
     Place::Memory {
         start: buffer,
@@ -139,8 +139,8 @@ pub fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
     }
 }
 
-/// Splits a box into parts of at most `limit` bytes: offset and extent. Each part is whole slices, whole rows of a
-/// slice, or a part of a row.
+/// Splits a 3-D region into parts of at most `limit` bytes: offset and extent. Each part is whole slices, whole rows of
+/// a slice, or a part of a row.
 fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Extent, Extent)> {
     let slice = width.saturating_mul(height);
     let step = if slice <= limit {
@@ -184,19 +184,19 @@ fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent
     target.worked(scope)
 }
 
-/// Copies the rows of a box that is host memory on both sides.
+/// Copies the rows of a 3-D region that is host memory on both sides.
 ///
 /// # Safety
 /// Both are valid for the copy.
 pub unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
     let width = usize::try_from(extent[0]).unwrap_or(0);
     for (to, from) in to.row_starts(extent).zip(from.row_starts(extent)) {
-        // SAFETY: both rows are valid for their width, because the boxes are valid.
+        // SAFETY: both rows are valid for their width, because the regions are valid.
         unsafe { host_pointer(to).copy_from(host_pointer(from), width) };
     }
 }
 
-/// A copy of a box whose ends are known.
+/// A 3-D copy whose ends are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     pub to: (End, Place),
@@ -215,7 +215,7 @@ impl Ends {
     }
 }
 
-/// A copy of a box.
+/// A 3-D copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy3d {
     /// The destination and the source as the program gave them.

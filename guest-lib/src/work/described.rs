@@ -24,7 +24,7 @@ pub struct Described {
 }
 
 impl Described {
-    /// Returns the location of the box. A pitch or a number of rows of 0 stands for the box's own.
+    /// Returns the location of the 3-D region. A pitch or a number of rows of 0 stands for the region's own.
     pub fn place(&self, extent: [u64; 3]) -> Result<Place> {
         let [width, height, _] = extent;
         let origin = self.origin.map(|place| place as u64);
@@ -85,7 +85,7 @@ impl Described {
         }
     }
 
-    /// Returns an end that is a box in a place.
+    /// Returns an end that is a 3-D region in a place.
     fn of(place: Place) -> Result<Self> {
         Ok(match place {
             Place::Memory {
@@ -174,7 +174,7 @@ pub fn description(
     })
 }
 
-/// Returns a copy of a box as a program would describe it.
+/// Returns a 3-D copy as a program would describe it.
 pub fn description_of(
     (to, from): (Place, Place),
     [width, height, depth]: [u64; 3],

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use wormhole_api::{CuResult, Fence, MemoryOperation};
 use wormhole_lock::{Condvar, Mutex, MutexGuard};
+use wormhole_ring::arena::PAGE;
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
@@ -192,8 +193,6 @@ static QUEUE: Mutex<Queue> = Mutex::new(Queue {
 });
 static ARRIVED: Condvar = Condvar::new();
 
-/// Bytes of arena that are allocated at a time for words.
-const PAGE: u64 = 4096;
 const WORD: u64 = 8;
 /// The functions of a program may need as much stack as its threads do.
 const STACK: usize = 8 << 20;

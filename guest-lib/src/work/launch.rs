@@ -555,6 +555,9 @@ impl Launch<'_> {
             parameters: self.parameters,
         };
         send(scope, self.facts, self.shape, attributes, &message)?;
+        if self.facts.prints {
+            target.printed(scope);
+        }
         target.launched(scope)?;
         if *BLOCKING {
             target.synchronize(scope)?;

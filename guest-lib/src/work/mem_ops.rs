@@ -22,9 +22,6 @@ use crate::work::peer;
 /// Bits of the conditions.
 const CONDITIONS: u32 = NOR;
 
-/// Greatest number of operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver accepts
-/// one less.
-pub const MOST: usize = 255;
 /// Greatest number of operations of one message.
 const MESSAGE: usize = 128;
 

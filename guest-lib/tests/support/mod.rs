@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::{
     Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode, EventElapsedReply,
     Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply, MemAllocReply,
-    MemGetInfoReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, Request,
-    SynchronizeReply, TakeOutputReply, decode,
+    MemGetInfoReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH, Parameter,
+    PoolAllocReply, Request, SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
@@ -50,8 +51,8 @@ pub struct Shared {
     pub lags: AtomicBool,
     /// If true, requests for arena are not answered.
     pub holds_arena: AtomicBool,
-    /// If true, loaded modules use device output.
-    pub prints: AtomicBool,
+    /// Flags in the answers to `ModuleLoad`.
+    pub image_flags: AtomicU32,
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
@@ -299,6 +300,7 @@ fn serve_arena(mut stream: UnixStream, shared: &Shared) {
                     None => Message::ArenaDenied(ArenaDenied {
                         id: request.id,
                         code: Refusal::WindowFull as u32,
+                        limit: free.len() as u64 * SEGMENT_BYTES as u64,
                     }),
                 };
                 shared.note_arena(format!("ask {count}"));
@@ -443,17 +445,30 @@ impl Executor {
                     address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
                 },
             ),
+            Request::PoolAlloc(_) => self.answer(
+                head,
+                &PoolAllocReply {
+                    address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
+                },
+            ),
+            Request::SlabAlloc(_) => self.answer(
+                head,
+                &SlabAllocReply {
+                    // The second half of the device's memory.
+                    address: wormhole_api::DevicePtr(APERTURE_HIGH.0 + (DEVICE_BYTES / 2) as u64),
+                },
+            ),
             Request::ModuleLoad(_) => self.answer(
                 head,
                 &ModuleLoadReply {
-                    flags: self.shared.prints.load(Ordering::Acquire).into(),
+                    flags: self.shared.image_flags.load(Ordering::Acquire),
                     managed: 0,
                 },
             ),
-            Request::ModuleGetFunction(_) => self.answer(
+            Request::ModuleGetFunction(message) => self.answer(
                 head,
                 &ModuleGetFunctionReply {
-                    flags: 0,
+                    flags: if message.name == b"talk" { PRINTS } else { 0 },
                     parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
                     // The register count allows no larger blocks.
                     attributes: Items::new(&[

@@ -1,4 +1,4 @@
-//! Messages of the FUSE protocol that a read-only server needs, as in Linux's `include/uapi/linux/fuse.h` (7.31).
+//! Messages of the FUSE protocol that the server needs, as in Linux's `include/uapi/linux/fuse.h` (7.31).
 //! Numbers are in the machine's byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -24,14 +24,34 @@ pub mod opcode {
     pub const BATCH_FORGET: u32 = 42;
     pub const READDIRPLUS: u32 = 44;
 
-    /// Operations that would change the file system: SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE,
-    /// SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE.
-    pub const CHANGES: [u32; 16] = [4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45, 47, 51];
+    pub const SETATTR: u32 = 4;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const WRITE: u32 = 16;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const FSYNCDIR: u32 = 30;
+    pub const CREATE: u32 = 35;
+    pub const RENAME2: u32 = 45;
+
+    /// Operations that would change the file system. The server has no SETXATTR, REMOVEXATTR, FALLOCATE, COPY_FILE_RANGE
+    /// and TMPFILE (the numbers).
+    pub const CHANGES: [u32; 16] = [
+        SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, 21, 24, CREATE, 43,
+        RENAME2, 47, 51,
+    ];
 }
 
 /// Flags of INIT.
 pub mod flag {
     pub const ASYNC_READ: u32 = 1 << 0;
+    pub const BIG_WRITES: u32 = 1 << 5;
     pub const AUTO_INVAL_DATA: u32 = 1 << 12;
     pub const DO_READDIRPLUS: u32 = 1 << 13;
     pub const READDIRPLUS_AUTO: u32 = 1 << 14;
@@ -151,6 +171,98 @@ pub struct ReadIn {
     pub padding: u32,
 }
 
+/// `struct fuse_open_in`, and the first fields of `struct fuse_create_in`, before the name.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenIn {
+    pub flags: u32,
+    /// CREATE's alone.
+    pub mode: u32,
+}
+
+/// `struct fuse_open_out`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenOut {
+    pub fh: u64,
+    pub open_flags: u32,
+    pub padding: u32,
+}
+
+/// The handle with which `struct fuse_release_in` and `struct fuse_fsync_in` begin, and the latter's flags.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HandleIn {
+    pub fh: u64,
+    pub flags: u32,
+    pub padding: u32,
+}
+
+/// `struct fuse_write_in`, before the contents.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WriteIn {
+    pub fh: u64,
+    pub offset: u64,
+    pub size: u32,
+    pub write_flags: u32,
+    pub lock_owner: u64,
+    pub flags: u32,
+    pub padding: u32,
+}
+
+/// `struct fuse_write_out`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WriteOut {
+    pub size: u32,
+    pub padding: u32,
+}
+
+/// `struct fuse_rename2_in`, before both names. That of RENAME ends with the folder.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RenameIn {
+    pub folder: u64,
+    pub flags: u32,
+    pub padding: u32,
+}
+
+/// `struct fuse_setattr_in`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetattrIn {
+    pub valid: u32,
+    pub padding: u32,
+    pub fh: u64,
+    pub size: u64,
+    pub lock_owner: u64,
+    pub atime: u64,
+    pub mtime: u64,
+    pub ctime: u64,
+    pub atimensec: u32,
+    pub mtimensec: u32,
+    pub ctimensec: u32,
+    pub mode: u32,
+    pub unused4: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub unused5: u32,
+}
+
+/// Bits of [`SetattrIn::valid`].
+pub mod valid {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const FH: u32 = 1 << 6;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+}
+
 /// `struct fuse_batch_forget_in`, before as many `ForgetOne`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -210,7 +322,16 @@ mod tests {
             size_of::<ReadIn>(),
             size_of::<StatfsOut>(),
             size_of::<Dirent>(),
+            size_of::<OpenOut>(),
+            size_of::<HandleIn>(),
+            size_of::<WriteIn>(),
+            size_of::<WriteOut>(),
+            size_of::<RenameIn>(),
+            size_of::<SetattrIn>(),
         ];
-        assert_eq!(sizes, [40, 16, 64, 88, 128, 104, 40, 80, 24]);
+        assert_eq!(
+            sizes,
+            [40, 16, 64, 88, 128, 104, 40, 80, 24, 16, 16, 40, 8, 16, 88]
+        );
     }
 }

@@ -3,16 +3,17 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use wormhole_privileges::{
-    Calls, Denial, FilesError, Filter, FilterError, READ_ANY_FILE, equals, keep_capabilities,
-    masked, only_read_below, report_denied_calls, within,
+    Calls, Denial, FilesError, Filter, FilterError, READ_ANY_FILE, all_masked, equals,
+    keep_capabilities, masked, only_change_below, only_read_below, report_denied_calls, within,
 };
 
-use crate::tree::{MOST_OPEN, OPEN_FLAGS};
+use crate::tree::{CHANGE_FLAGS, MOST_HANDLES, MOST_OPEN, OPEN_FLAGS, PRIVILEGES};
 
-/// Limit of open files: two caches, and what a request and the process itself hold.
-const MOST_FILES: u64 = 2 * MOST_OPEN as u64 + 64;
+/// Limit of open files: two caches, the guest's files, and what a request and the process itself hold.
+const MOST_FILES: u64 = 2 * MOST_OPEN as u64 + MOST_HANDLES as u64 + 64;
 
 /// Error from confining the process.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +81,23 @@ const OF_QUEUES: &[i64] = &[
     libc::SYS_dup,
 ];
 
+/// Further system calls of a process whose guest may write: entries of folders, contents and times. Others have rules.
+const OF_CHANGES: &[i64] = &[
+    libc::SYS_pwrite64,
+    libc::SYS_ftruncate,
+    libc::SYS_unlinkat,
+    libc::SYS_symlinkat,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+];
+
+/// Access of a guest to the folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Change,
+}
+
 /// Server of the guest's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queues {
@@ -89,7 +107,7 @@ pub enum Queues {
     Own,
 }
 
-fn filter(queues: Queues) -> Result<Filter, FilterError> {
+fn filter(queues: Queues, access: Access) -> Result<Filter, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
     let mut calls = Calls::any(CALLS);
@@ -102,9 +120,14 @@ fn filter(queues: Queues) -> Result<Filter, FilterError> {
             .and_where(libc::SYS_prctl, vec![name])
             .and_where(libc::SYS_fcntl, vec![copy]);
     }
-    calls
+    calls = match access {
         // No flag that writes, truncates or creates.
-        .and_where(libc::SYS_openat, vec![within(2, OPEN_FLAGS.bits().into())?])
+        Access::Read => {
+            calls.and_where(libc::SYS_openat, vec![within(2, OPEN_FLAGS.bits().into())?])
+        }
+        Access::Change => and_changes(calls)?,
+    };
+    calls
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_tgkill, vec![equals(0, own)?])
@@ -121,11 +144,34 @@ fn filter(queues: Queues) -> Result<Filter, FilterError> {
         .compile(Denial::Signal)
 }
 
-/// Confines this process, which has one thread so far, to reading below `folder` and to its open socket.
+/// Adds the calls that change files. No mode has the bits of [`PRIVILEGES`], and what names a path does not follow a link.
+fn and_changes(calls: Calls) -> Result<Calls, FilterError> {
+    let all = u64::from(u32::MAX);
+    let privileges = u64::from(PRIVILEGES);
+    let opens = OPEN_FLAGS.union(CHANGE_FLAGS).bits();
+    // The mode follows the flags.
+    let opens = all_masked(&[(2, !u64::from(opens) & all, 0), (3, privileges, 0)])?;
+    let no_replace = u64::from(libc::RENAME_NOREPLACE);
+    Ok(calls
+        .and(OF_CHANGES)
+        .and_where(libc::SYS_openat, vec![opens])
+        .and_where(libc::SYS_mkdirat, vec![masked(2, privileges, 0)?])
+        .and_where(libc::SYS_fchmod, vec![masked(1, privileges, 0)?])
+        .and_where(libc::SYS_linkat, vec![equals(4, 0)?])
+        .and_where(libc::SYS_renameat2, vec![within(4, no_replace)?])
+        // Of a descriptor, not of a path.
+        .and_where(libc::SYS_utimensat, vec![masked(1, u64::MAX, 0)?]))
+}
+
+/// Confines this process, which has one thread so far, to `access` below `folder` and to its open socket.
 ///
 /// # Errors
 /// The kernel does not support filters, or refuses a limit.
-pub fn enter(folder: BorrowedFd<'_>, queues: Queues) -> Result<(), ConfinementError> {
+pub fn enter(
+    folder: BorrowedFd<'_>,
+    queues: Queues,
+    access: Access,
+) -> Result<(), ConfinementError> {
     report_denied_calls().map_err(ConfinementError::Report)?;
     let limit = getrlimit(Resource::Nofile);
     let most = limit
@@ -137,40 +183,58 @@ pub fn enter(folder: BorrowedFd<'_>, queues: Queues) -> Result<(), ConfinementEr
     };
     setrlimit(Resource::Nofile, limit).map_err(ConfinementError::Limit)?;
     keep_capabilities(&[READ_ANY_FILE]).map_err(ConfinementError::Capabilities)?;
-    only_read_below(folder)?;
-    Ok(filter(queues)?.install()?)
+    match access {
+        Access::Read => only_read_below(folder)?,
+        Access::Change => {
+            // The guest's kernel has applied the mask of the program.
+            umask(Mode::empty());
+            only_change_below(folder)?;
+        }
+    }
+    Ok(filter(queues, access)?.install()?)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
 
-    use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
+    use wormhole_privileges::attempts::{
+        BEYOND_CHANGES, all_are_denied, are_denied, asked, attempt,
+    };
 
     use super::*;
 
-    fn has_its_calls_and_no_others(queues: Queues, test: &str) {
+    /// Makes the call that this process must make, if any.
+    fn attempt_asked(queues: Queues, access: Access) {
         if let Some(call) = asked() {
             let confined = std::thread::Builder::new().name("fs".to_owned());
             let confined = confined.spawn(move || {
                 let root = std::fs::File::open("/").expect("a root");
-                enter(root.as_fd(), queues).expect("confined");
+                enter(root.as_fd(), queues, access).expect("confined");
                 attempt(&call)
             });
             let _ = confined.expect("a thread").join();
         }
-        all_are_denied(&format!("confinement::tests::{test}"), "fs");
     }
 
     #[test]
     fn the_process_has_its_calls_and_no_others() {
-        let test = "the_process_has_its_calls_and_no_others";
-        has_its_calls_and_no_others(Queues::Monitor, test);
+        attempt_asked(Queues::Monitor, Access::Read);
+        let test = "confinement::tests::the_process_has_its_calls_and_no_others";
+        all_are_denied(test, "fs");
     }
 
     #[test]
     fn a_process_that_serves_queues_has_its_calls_and_no_others() {
-        let test = "a_process_that_serves_queues_has_its_calls_and_no_others";
-        has_its_calls_and_no_others(Queues::Own, test);
+        attempt_asked(Queues::Own, Access::Read);
+        let test = "confinement::tests::a_process_that_serves_queues_has_its_calls_and_no_others";
+        all_are_denied(test, "fs");
+    }
+
+    #[test]
+    fn a_process_whose_guest_may_write_makes_no_devices_and_gives_no_rights_away() {
+        attempt_asked(Queues::Own, Access::Change);
+        let test = "confinement::tests::a_process_whose_guest_may_write_makes_no_devices_and_gives_no_rights_away";
+        are_denied(&BEYOND_CHANGES, test, "fs");
     }
 }

@@ -1,17 +1,20 @@
-//! A hostile guest and a busy host, for the fuzz target: the guest sends any request, and the host moves folders out of
-//! the exported one and back between them.
+//! A hostile guest and a busy host, for the fuzz targets: the guest sends any request, and the host moves folders out of
+//! the exported one and back between them. A guest may read alone, or write as well: [`changes`].
 //!
 //! The input is a list of steps: a byte for the step, then its arguments. All that lies outside has a mark, as its
 //! contents, name, link or time, which no reply may contain. A file that is moved gets or loses it.
 
+mod changes;
+
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use self::changes::play_changes;
 use crate::abi::{EntryOut, InHeader, OutHeader, ROOT, ReadIn, opcode};
 use crate::server::Server;
 use crate::tree::Tree;
@@ -53,15 +56,23 @@ const LONGEST: usize = 64;
 /// Few, so that inputs reach the bound.
 const NODES: usize = 24;
 
-/// Plays an input below `scratch`, which it empties first. Returns the number of requests that were answered without
-/// an error.
+/// Plays an input of a guest that may read, below `scratch`, which it empties first. Returns the number of requests that
+/// were answered without an error.
 ///
 /// # Errors
-/// The host's part fails.
+/// A call of the host's file system fails.
 ///
 /// # Panics
-/// A reply is not in order, or tells of what lies outside.
+/// A reply is malformed, or contains data from outside the folder.
 pub fn play(scratch: &Path, input: &[u8]) -> io::Result<usize> {
+    let mut play = Play::set_up(scratch, Server::new, |_| true)?;
+    let mut steps = Steps(input);
+    while play.step(&mut steps)?.is_some() {}
+    Ok(play.answered)
+}
+
+/// Creates the folders below `scratch`, which it empties first.
+fn scene(scratch: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let (root, beyond) = (scratch.join("root"), scratch.join("beyond"));
     for folder in [&root, &beyond] {
         match fs::remove_dir_all(folder) {
@@ -75,18 +86,7 @@ pub fn play(scratch: &Path, input: &[u8]) -> io::Result<usize> {
     }
     symlink("../beyond", root.join("elsewhere"))?;
     mark(&beyond)?;
-    let tree = Tree::open(&root, NODES)?;
-    let mut play = Play {
-        root,
-        beyond,
-        server: Server::new(tree),
-        nodes: vec![ROOT],
-        unique: 0,
-        answered: 0,
-    };
-    let mut steps = Steps(input);
-    while play.step(&mut steps)?.is_some() {}
-    Ok(play.answered)
+    Ok((root, beyond))
 }
 
 /// The rest of an input.
@@ -111,11 +111,34 @@ struct Play {
     beyond: PathBuf,
     server: Server,
     nodes: Vec<u64>,
+    /// Files that the guest has open.
+    handles: Vec<u64>,
     unique: u64,
     answered: usize,
+    /// Whether the guest sends a request.
+    is_sent: fn(&[u8]) -> bool,
 }
 
 impl Play {
+    fn set_up(
+        scratch: &Path,
+        server: impl FnOnce(Tree) -> Server,
+        is_sent: fn(&[u8]) -> bool,
+    ) -> io::Result<Self> {
+        let (root, beyond) = scene(scratch)?;
+        let server = server(Tree::open(&root, NODES)?);
+        Ok(Self {
+            root,
+            beyond,
+            server,
+            nodes: vec![ROOT],
+            handles: Vec::new(),
+            unique: 0,
+            answered: 0,
+            is_sent,
+        })
+    }
+
     fn step(&mut self, steps: &mut Steps<'_>) -> io::Result<Option<()>> {
         let Some([step, first, second]) = steps.next() else {
             return Ok(None);
@@ -194,6 +217,9 @@ impl Play {
     }
 
     fn send(&mut self, request: &[u8]) -> Option<Vec<u8>> {
+        if !(self.is_sent)(request) {
+            return None;
+        }
         let reply = self.server.serve(request)?;
         let (header, body) = OutHeader::read_from_prefix(reply).expect("a header");
         assert_eq!(header.len as usize, reply.len(), "the length of a reply");
@@ -262,12 +288,20 @@ fn is_folder(path: &Path) -> bool {
 
 /// Writes the file and the link of a folder.
 fn furnish(folder: &Path, text: &str) -> io::Result<()> {
-    let link = folder.join("link");
-    if link.symlink_metadata().is_ok() {
-        fs::remove_file(&link)?;
-    }
-    fs::write(folder.join("file"), text)?;
+    let [file, link] = ["file", "link"].map(|name| folder.join(name));
+    clear(&file)?;
+    clear(&link)?;
+    fs::write(file, text)?;
     symlink(text, link)
+}
+
+/// Removes what is at a path. A guest that may write can have made it any kind of file.
+fn clear(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        found => found.and_then(|_| fs::remove_file(path)),
+    }
 }
 
 /// Returns the folders in a folder.
@@ -278,8 +312,16 @@ fn folders_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// Marks a folder outside and all below it.
+/// Marks a folder outside and all below it. Files that have another name are removed: that may be inside, and then the
+/// guest may change them.
 fn mark(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let data = entry.metadata()?;
+        if data.is_file() && data.nlink() > 1 {
+            fs::remove_file(entry.path())?;
+        }
+    }
     for inner in folders_in(folder)? {
         mark(&inner)?;
     }
@@ -298,7 +340,7 @@ fn unmark(folder: &Path) -> io::Result<()> {
         unmark(&inner)?;
     }
     furnish(folder, INSIDE)?;
-    fs::remove_file(folder.join(MARK))?;
+    clear(&folder.join(MARK))?;
     for path in [folder.join("file"), folder.to_path_buf()] {
         File::open(path)?.set_modified(UNIX_EPOCH)?;
     }

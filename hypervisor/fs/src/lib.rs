@@ -1,4 +1,4 @@
-//! Shows a folder of the host to one guest, read-only: the server behind the guest's virtiofs.
+//! Shows a folder of the host to one guest, read-only or to be changed: the server behind the guest's virtiofs.
 //!
 //! - [`server`] answers FUSE messages, [`abi`] declares them.
 //! - [`tree`] reaches the host's files.
@@ -8,7 +8,8 @@
 //! - [`confinement`] drops what the process does not need.
 //!
 //! Invariants: a request of any bytes is answered or dropped, without a panic. No request leads out of the exported
-//! folder, changes a file, or makes the process hold more than a bounded number of nodes and descriptors.
+//! folder, changes a file unless the guest may, or makes the process hold more than a bounded number of nodes and
+//! descriptors.
 
 pub mod abi;
 pub mod confinement;

@@ -1,4 +1,4 @@
-//! `wormhole-fs FOLDER`: serves one guest over the socket on standard input, until its other end is closed.
+//! `wormhole-fs [--writable] FOLDER`: serves one guest over the socket on standard input, until its other end is closed.
 
 mod inherited;
 
@@ -10,20 +10,23 @@ use clap::Parser;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::net::sockopt::socket_type;
-use wormhole_fs::confinement::{self, ConfinementError, Queues};
+use wormhole_fs::confinement::{self, Access, ConfinementError, Queues};
 use wormhole_fs::server::Server;
 use wormhole_fs::tree::{MOST_NODES, Tree};
 use wormhole_fs::{packets, vhost_user};
 use wormhole_link::arguments::{USAGE, parse};
 use wormhole_link::chain;
 
-/// Show a folder of this host to one guest, read-only. `wormhole run` starts this.
+/// Show a folder of this host to one guest, which can read it. `wormhole run` starts this.
 #[derive(Debug, Parser)]
 #[command(name = "wormhole-fs", version)]
 struct Arguments {
     /// Standard input is a listening socket, to which a monitor connects that speaks vhost-user.
     #[arg(long)]
     vhost_user: bool,
+    /// The guest can also change the folder, with the rights of this process's user.
+    #[arg(long)]
+    writable: bool,
     /// The folder that the guest sees.
     folder: PathBuf,
 }
@@ -57,7 +60,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(Arguments { vhost_user, folder }: Arguments) -> Result<(), FsError> {
+fn serve(arguments: Arguments) -> Result<(), FsError> {
+    let Arguments {
+        vhost_user,
+        writable,
+        folder,
+    } = arguments;
     let (kind, name) = match vhost_user {
         true => (SocketType::STREAM, "of a stream"),
         false => (SocketType::SEQPACKET, "of packets"),
@@ -65,12 +73,23 @@ fn serve(Arguments { vhost_user, folder }: Arguments) -> Result<(), FsError> {
     let socket = standard_input(kind).ok_or(FsError::NoSocket(name))?;
     let tree = Tree::open(&folder, MOST_NODES);
     let tree = tree.map_err(|error| FsError::Folder(folder, error))?;
-    if vhost_user {
-        confinement::enter(tree.root(), Queues::Own)?;
-        return vhost_user::serve(Server::new(tree), socket.into()).map_err(FsError::VhostUser);
+    let queues = match vhost_user {
+        true => Queues::Own,
+        false => Queues::Monitor,
+    };
+    let access = match writable {
+        true => Access::Change,
+        false => Access::Read,
+    };
+    confinement::enter(tree.root(), queues, access)?;
+    let mut server = match access {
+        Access::Change => Server::writable(tree),
+        Access::Read => Server::new(tree),
+    };
+    match queues {
+        Queues::Own => vhost_user::serve(server, socket.into()).map_err(FsError::VhostUser),
+        Queues::Monitor => packets::serve(&mut server, &socket).map_err(FsError::Socket),
     }
-    confinement::enter(tree.root(), Queues::Monitor)?;
-    packets::serve(&mut Server::new(tree), &socket).map_err(FsError::Socket)
 }
 
 /// Returns standard input if it is a socket of this kind.

@@ -12,9 +12,9 @@ use crate::server::{MOST_REQUEST, Server};
 /// # Errors
 /// The socket fails.
 pub fn serve(server: &mut Server, socket: &OwnedFd) -> Result<(), Errno> {
-    let mut request = [0; MOST_REQUEST];
+    let mut request = vec![0; MOST_REQUEST];
     loop {
-        let len = match recv(socket, &mut request, RecvFlags::TRUNC) {
+        let len = match recv(socket, &mut request[..], RecvFlags::TRUNC) {
             Ok((0, _)) => return Ok(()),
             // A request that was cut: its header names another length, so that it is refused.
             Ok((_, received)) => received.min(MOST_REQUEST),

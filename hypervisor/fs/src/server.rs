@@ -1,5 +1,7 @@
 //! Answers the guest's requests.
 
+mod changes;
+
 use std::ffi::CStr;
 use std::ops::ControlFlow;
 
@@ -8,7 +10,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::abi::{
     self, Attr, AttrOut, BatchForgetIn, Dirent, EntryOut, ForgetOne, InHeader, InitIn, InitOut,
-    OutHeader, ReadIn, StatfsOut, flag, opcode,
+    OutHeader, ReadIn, StatfsOut, WriteIn, flag, opcode,
 };
 use crate::tree::{Entry, Metadata, Tree};
 
@@ -16,10 +18,10 @@ use crate::tree::{Entry, Metadata, Tree};
 const MOST_CONTENT: usize = 128 << 10;
 /// Most bytes of a reply.
 pub const MOST_REPLY: usize = size_of::<OutHeader>() + MOST_CONTENT;
-/// Most bytes of a request. The longest that a driver sends is a BATCH_FORGET of one page.
-pub const MOST_REQUEST: usize = 8 << 10;
+/// Most bytes of a request: a WRITE of as many contents.
+pub const MOST_REQUEST: usize = size_of::<InHeader>() + size_of::<WriteIn>() + MOST_CONTENT;
 
-/// Seconds for which a guest may use what it knows of a file. A change on the host is seen after them.
+/// Validity in seconds of attributes and entries that a guest caches.
 const VALID: u64 = 5;
 
 /// Serves one guest.
@@ -27,17 +29,27 @@ const VALID: u64 = 5;
 pub struct Server {
     tree: Tree,
     reply: Vec<u8>,
+    is_writable: bool,
 }
 
 /// Bytes of a reply behind its header, or the error number.
 type Answer = Result<usize, Errno>;
 
 impl Server {
-    /// Creates a server of a folder.
+    /// Creates a server of a folder that the guest can only read.
     pub fn new(tree: Tree) -> Self {
         Self {
             tree,
             reply: vec![0; MOST_REPLY],
+            is_writable: false,
+        }
+    }
+
+    /// Creates a server of a folder that the guest can change.
+    pub fn writable(tree: Tree) -> Self {
+        Self {
+            is_writable: true,
+            ..Self::new(tree)
         }
     }
 
@@ -89,6 +101,7 @@ impl Server {
             opcode::READDIR => self.list(node, body, false),
             opcode::READDIRPLUS => self.list(node, body, true),
             opcode::STATFS => self.space(),
+            other if self.is_writable => self.change(other, node, body),
             change if opcode::CHANGES.contains(&change) => Err(Errno::ROFS),
             // The driver then does without, as with OPEN and OPENDIR, which the answer to INIT announces.
             _ => Err(Errno::NOSYS),
@@ -101,11 +114,16 @@ impl Server {
             return Err(Errno::PROTO);
         }
         self.tree.reset();
-        let wanted = flag::ASYNC_READ
+        let opens = match self.is_writable {
+            // A file is there while it is open, also without a name.
+            true => flag::BIG_WRITES,
+            false => flag::NO_OPEN_SUPPORT,
+        };
+        let wanted = opens
+            | flag::ASYNC_READ
             | flag::AUTO_INVAL_DATA
             | flag::DO_READDIRPLUS
             | flag::READDIRPLUS_AUTO
-            | flag::NO_OPEN_SUPPORT
             | flag::PARALLEL_DIROPS
             | flag::CACHE_SYMLINKS
             | flag::NO_OPENDIR_SUPPORT;
@@ -116,7 +134,7 @@ impl Server {
             flags: asked.flags & wanted,
             max_background: 64,
             congestion_threshold: 48,
-            max_write: 4096,
+            max_write: u32::try_from(MOST_CONTENT).unwrap_or(u32::MAX),
             time_gran: 1,
             ..InitOut::default()
         })
@@ -148,7 +166,10 @@ impl Server {
     fn read(&mut self, node: u64, body: &[u8]) -> Answer {
         let (asked, _) = ReadIn::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         let room = room(&mut self.reply, asked.size);
-        self.tree.read(node, asked.offset, room)
+        match self.is_writable {
+            true => self.tree.read_handle(asked.fh, asked.offset, room),
+            false => self.tree.read(node, asked.offset, room),
+        }
     }
 
     fn list(&mut self, node: u64, body: &[u8], plus: bool) -> Answer {

@@ -9,6 +9,10 @@
 //! that the folder is still below the exported one, by the way up from it (`../..`), and that a file that was open still
 //! has its name there. An access that began in a folder outside has no answer. One race remains: a folder that the host
 //! moves out and back again during one access counts as inside.
+//!
+//! A guest that may write opens files and holds descriptors, and [`changes`] has what it changes.
+
+mod changes;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -24,6 +28,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
+use self::changes::Handle;
+pub use self::changes::{Attributes, CHANGE_FLAGS, Handled, MOST_HANDLES, PRIVILEGES};
 use crate::abi::ROOT;
 
 /// Most nodes of a guest: about 150 MB with names of usual length, and 280 MB with names of 255 bytes.
@@ -61,7 +67,10 @@ pub const OPEN_FLAGS: OFlags = FOLDER.union(CONTENT).union(OFlags::LARGEFILE);
 /// File systems that have no place in a guest: the kernel makes their files, and reading these has effects or tells
 /// of this host's processes. Magic numbers of statfs(2). An access asks for them each time that it enters another file
 /// system: a device number, once unmounted, may be another file system's.
-const PSEUDO: [u64; 21] = [
+const PSEUDO: [u64; 24] = [
+    0x0187,      // autofs, where a name that is looked up makes the host mount something
+    0x6759_6969, // rpc_pipefs
+    0x6e66_7364, // nfsd
     0x9fa0,      // proc
     0x6265_6572, // sysfs
     0x6462_6720, // debugfs
@@ -85,7 +94,7 @@ const PSEUDO: [u64; 21] = [
     0x6c6f_6f70, // binderfs
 ];
 
-/// Most file systems whose files have inode numbers that differ from all others.
+/// Largest number of file systems with distinct inode numbers.
 const MOST_SYSTEMS: u64 = 0xffff;
 
 /// Name of a node in its parent.
@@ -97,10 +106,11 @@ struct Node {
     device: u64,
     inode: u64,
     kind: FileType,
-    /// Number of names that lead to it from the exported folder.
-    depth: usize,
     /// Number of times that the guest was told of the node and has not forgotten.
     lookups: u64,
+    /// Whether the guest has removed the name. The file is there while the guest has it open and it has another name inside,
+    /// or none at all.
+    is_removed: bool,
 }
 
 /// Descriptors that stay open, by node.
@@ -152,6 +162,9 @@ pub struct Tree {
     most_nodes: usize,
     folders: Open,
     files: Open,
+    /// Files that a guest has opened which may write.
+    handles: HashMap<u64, Handle>,
+    last_handle: u64,
     /// Numbers of file systems by device, for inode numbers.
     systems: HashMap<u64, u64>,
 }
@@ -173,6 +186,8 @@ impl Tree {
             most_nodes,
             folders: Open::default(),
             files: Open::default(),
+            handles: HashMap::new(),
+            last_handle: 0,
             systems: HashMap::from([(stat.st_dev, 0)]),
         })
     }
@@ -188,6 +203,7 @@ impl Tree {
         self.places.clear();
         self.folders = Open::default();
         self.files = Open::default();
+        self.handles.clear();
     }
 
     /// Finds a name in a folder, and counts the lookup.
@@ -226,6 +242,9 @@ impl Tree {
                 ino: stat.st_ino,
                 stat,
             });
+        }
+        if self.is_removed(id) {
+            return self.metadata_of_removed(id);
         }
         let (parent, name) = self.place(id)?;
         let found = self.inside(parent, |tree, folder| tree.entry(parent, folder, &name))?;
@@ -309,8 +328,7 @@ impl Tree {
     /// Returns the node at a place, with one more lookup. A place that has another file by now has a new node.
     fn count(&mut self, parent: u64, name: &CStr, stat: &Stat) -> Result<u64, Errno> {
         let place = (parent, Arc::from(name));
-        let depth = self.depth(parent)? + 1;
-        if depth > MOST_DEPTH {
+        if self.depth(parent)? >= MOST_DEPTH {
             return Err(Errno::NAMETOOLONG);
         }
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -330,8 +348,8 @@ impl Tree {
             device: stat.st_dev,
             inode: stat.st_ino,
             kind,
-            depth,
             lookups: 1,
+            is_removed: false,
         };
         self.nodes.insert(self.last, node);
         self.places.insert(place, self.last);
@@ -350,16 +368,26 @@ impl Tree {
 
     /// Returns the parent and the name of a node, which is not the root.
     fn place(&self, id: u64) -> Result<Place, Errno> {
-        let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
-        Ok(node.place.clone())
+        Ok(self.named(id)?.place.clone())
+    }
+
+    /// Returns a node that has a name.
+    fn named(&self, id: u64) -> Result<&Node, Errno> {
+        let node = self.nodes.get(&id).filter(|node| !node.is_removed);
+        node.ok_or(Errno::STALE)
     }
 
     /// Returns the number of names that lead to a node from the exported folder.
     fn depth(&self, id: u64) -> Result<usize, Errno> {
-        if id == ROOT {
-            return Ok(0);
+        let (mut at, mut depth) = (id, 0);
+        while at != ROOT {
+            at = self.named(at)?.place.0;
+            depth += 1;
+            if depth > MOST_DEPTH {
+                return Err(Errno::NAMETOOLONG);
+            }
         }
-        Ok(self.nodes.get(&id).ok_or(Errno::STALE)?.depth)
+        Ok(depth)
     }
 
     /// Accesses an entry of a folder. Fails if the folder is not below the exported one after the access.
@@ -404,7 +432,7 @@ impl Tree {
 
     /// Opens a folder to reach what is in it.
     fn folder(&mut self, id: u64) -> Result<Arc<OwnedFd>, Errno> {
-        // Names from the folder up to one that is open. A parent is older than its child, so there is no cycle.
+        // Names from the folder up to one that is open. Renaming makes no cycle.
         let mut way = Vec::new();
         let mut at = id;
         let mut folder = loop {
@@ -414,7 +442,7 @@ impl Tree {
             if let Some(folder) = self.folders.get(at) {
                 break folder;
             }
-            let node = self.nodes.get(&at).ok_or(Errno::STALE)?;
+            let node = self.named(at)?;
             if node.kind != FileType::Directory {
                 return Err(Errno::NOTDIR);
             }
@@ -430,7 +458,7 @@ impl Tree {
     }
 
     fn open_in(&self, folder: &OwnedFd, id: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
+        let node = self.named(id)?;
         let opened = openat(folder, &*node.place.1, flags, Mode::empty());
         let opened = opened.map_err(|error| match error {
             // The name has become another kind of file's.
@@ -449,6 +477,12 @@ impl Tree {
         if let Some(file) = self.files.get(id) {
             return Ok(file);
         }
+        let file = self.open_file(id, CONTENT)?;
+        Ok(self.files.keep(id, file))
+    }
+
+    /// Opens a regular file.
+    fn open_file(&mut self, id: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
         match self.nodes.get(&id).map(|node| node.kind) {
             Some(FileType::RegularFile) => {}
             Some(FileType::Directory) => return Err(Errno::ISDIR),
@@ -457,8 +491,7 @@ impl Tree {
             None => return Err(Errno::STALE),
         }
         let (parent, _) = self.place(id)?;
-        let file = self.inside(parent, |tree, folder| tree.open_in(folder, id, CONTENT))?;
-        Ok(self.files.keep(id, file))
+        self.inside(parent, |tree, folder| tree.open_in(folder, id, flags))
     }
 
     fn listing(&mut self, id: u64) -> Result<Arc<OwnedFd>, Errno> {
@@ -469,8 +502,7 @@ impl Tree {
         let listing = if id == ROOT {
             openat(&self.root, c".", LISTING, Mode::empty())?
         } else {
-            let node = self.nodes.get(&id).ok_or(Errno::STALE)?;
-            if node.kind != FileType::Directory {
+            if self.named(id)?.kind != FileType::Directory {
                 return Err(Errno::NOTDIR);
             }
             let (parent, _) = self.place(id)?;

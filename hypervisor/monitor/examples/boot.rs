@@ -58,7 +58,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             "--window" => window = value.parse()?,
             "--timeout" => timeout = value.parse()?,
             "--tap" => networks.push(NetConfig {
-                tap: Tap::open(&value)?,
+                end: Box::new(Tap::open(&value)?),
                 mac: MacAddress::local(0),
             }),
             "--append" => command_line = format!("{command_line} {value}"),
@@ -81,7 +81,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             guest_cid: 3,
             acceptor: Box::new(echo),
         }),
-        fs: None,
+        file_systems: Vec::new(),
         disks: Vec::new(),
         networks,
         prefault: false,
@@ -89,6 +89,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         timeout: Some(Duration::from_secs(timeout)),
         disabled_exits,
         pins: Vec::new(),
+        server: None,
     })?;
     println!(
         "loaded in {:?}; window at {:x?}",

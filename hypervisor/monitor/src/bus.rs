@@ -45,6 +45,8 @@ pub enum Effect {
     PowerOff,
     /// The guest reset itself.
     Reset,
+    /// The guest's kernel panicked.
+    Panicked,
     /// A payload's exception handler ran; the handler's stack holds the exception frame.
     Exception,
 }

@@ -3,6 +3,8 @@
 //! The program writes an account's number to [`PORT`]; exits of all vCPUs count in that account until
 //! it writes another number. A benchmark can thus compare the exits of its workload with those of a
 //! control run of the same duration. Each write is an exit itself and counts in the account that it ends.
+//!
+//! The exits of the VM that serves the program, if there is one, count in the same accounts beside.
 
 use std::fmt;
 
@@ -14,16 +16,19 @@ pub const PORT: u16 = 0xf5;
 /// Number of accounts. Exits in an account with a higher number are not counted.
 pub const COUNT: usize = 4;
 
-/// Reads the number of exits so far; `None` if it cannot be read.
-type Exits = Box<dyn Fn() -> Option<u64> + Send>;
+/// Exits by account.
+pub type Accounts = [u64; COUNT];
+
+/// Reads the numbers of exits so far, of this VM and of the VM that serves it; `None` if they cannot be read.
+type Exits = Box<dyn Fn() -> Option<[u64; 2]> + Send>;
 
 /// The port device that counts exits by account.
 pub(crate) struct ExitAccounting {
     exits: Exits,
     account: usize,
-    /// Number of exits when the current account began.
-    before: u64,
-    entered: [u64; COUNT],
+    /// Numbers of exits when the current account began.
+    before: [u64; 2],
+    entered: [Accounts; 2],
 }
 
 impl fmt::Debug for ExitAccounting {
@@ -37,12 +42,12 @@ impl fmt::Debug for ExitAccounting {
 
 impl ExitAccounting {
     /// Starts with account 0.
-    pub fn new(exits: impl Fn() -> Option<u64> + Send + 'static) -> Self {
+    pub fn new(exits: impl Fn() -> Option<[u64; 2]> + Send + 'static) -> Self {
         Self {
             exits: Box::new(exits),
             account: 0,
-            before: 0,
-            entered: [0; COUNT],
+            before: [0; 2],
+            entered: [[0; COUNT]; 2],
         }
     }
 
@@ -51,15 +56,18 @@ impl ExitAccounting {
         let Some(now) = (self.exits)() else {
             return;
         };
-        if let Some(entered) = self.entered.get_mut(self.account) {
-            *entered += now.saturating_sub(self.before);
+        let since = now.into_iter().zip(self.before);
+        for (accounts, (now, before)) in self.entered.iter_mut().zip(since) {
+            if let Some(entered) = accounts.get_mut(self.account) {
+                *entered += now.saturating_sub(before);
+            }
         }
         self.before = now;
         self.account = account.into();
     }
 
-    /// Returns the exits of each account, without those since the last change.
-    pub fn entered(&self) -> [u64; COUNT] {
+    /// Returns the exits of each account, of this VM and of the one that serves it, without those since the last change.
+    pub fn entered(&self) -> [Accounts; 2] {
         self.entered
     }
 }
@@ -88,15 +96,24 @@ mod tests {
     /// Returns the counts after the guest switches accounts. `changes` holds each new account and the number of exits
     /// at
     /// that time.
-    fn entered(changes: &[(u8, u64)]) -> [u64; COUNT] {
+    fn entered(changes: &[(u8, u64)]) -> Accounts {
         let exits = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&exits);
-        let mut accounts = ExitAccounting::new(move || Some(counted.load(Ordering::Relaxed)));
+        let mut accounts = ExitAccounting::new(move || {
+            let now = counted.load(Ordering::Relaxed);
+            Some([now, 1000 + 2 * now])
+        });
         for (account, now) in changes {
             exits.store(*now, Ordering::Relaxed);
             accounts.write(0, &[*account]);
         }
-        accounts.entered()
+        let [own, other] = accounts.entered();
+        assert_eq!(other[0], 1000 + 2 * own[0]);
+        assert_eq!(
+            other[1..],
+            own[1..].iter().map(|own| 2 * own).collect::<Vec<_>>()
+        );
+        own
     }
 
     #[test]
@@ -109,9 +126,9 @@ mod tests {
 
     #[test]
     fn a_write_of_nothing_changes_no_account() {
-        let mut accounts = ExitAccounting::new(|| Some(7));
+        let mut accounts = ExitAccounting::new(|| Some([7, 7]));
         assert_eq!(accounts.write(0, &[]), Effect::Continue);
-        assert_eq!(accounts.entered(), [0; COUNT]);
+        assert_eq!(accounts.entered(), [[0; COUNT]; 2]);
     }
 
     #[test]

@@ -184,8 +184,9 @@ pub struct Report {
     pub exits: crate::vcpu::ExitCounts,
     /// Number of accesses to ports and memory that no device claims.
     pub unclaimed_accesses: u64,
-    /// Exits of all vCPUs, by the account that the guest selected ([`crate::exit_accounting`]).
-    pub exit_accounts: [u64; crate::exit_accounting::COUNT],
+    /// Exits of all vCPUs, by the account that the guest selected ([`crate::exit_accounting`]), and those of the VM that
+    /// serves it.
+    pub exit_accounts: [crate::exit_accounting::Accounts; 2],
     /// Bytes of RAM that the guest reported as free and the host took back. A page may count several times.
     pub reclaimed_bytes: u64,
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use event_manager::{EventManager, SubscriberId, SubscriberOps};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_lock::Mutex;
 
@@ -24,7 +24,9 @@ use crate::devices::virtio::{
     ActiveQueue, BAR_SIZE, Interrupt, QueueServer, ServerHandle, VirtioDevice, VirtioPci,
     VirtioWorker,
 };
-use crate::devices::vsock::{ConnectRequest, Mux, Refused, Vsock, VsockWorker};
+use crate::devices::vsock::{
+    Accepted, Attached, ConnectRequest, Mux, Opening, Refused, Vsock, VsockWorker,
+};
 use crate::irq::{IrqError, MsiController, MsiMessage};
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::{GuestRam, test_ram};
@@ -34,6 +36,8 @@ use crate::sync::Ending;
 pub const GUEST_CID: u64 = 3;
 /// Port to which connections are refused.
 pub const REFUSED_PORT: u32 = 0;
+/// Port whose connections are opened later.
+const LATE_PORT: u32 = 3;
 /// Offset of a virtio device's status register in its BAR.
 const STATUS: u64 = 0x14;
 
@@ -59,8 +63,8 @@ impl Interrupt for Nobody {
     fn queue_used(&self, _: u16) {}
 }
 
-/// Returns a vsock device's worker and a receiver of the host ends of its connections.
-fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
+/// Returns a vsock device's mux and a receiver of the host ends of its connections.
+fn mux() -> (Mux, Receiver<UnixStream>) {
     let (sender, streams) = channel();
     let accept = move |request: ConnectRequest| {
         if request.port == REFUSED_PORT {
@@ -69,9 +73,19 @@ fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
         let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
         host.set_nonblocking(true).map_err(|_| Refused)?;
         sender.send(host).map_err(|_| Refused)?;
-        Ok(guest)
+        if request.port != LATE_PORT {
+            return Ok(Accepted::Open(guest));
+        }
+        let (opening, opener) = Opening::new().map_err(|_| Refused)?;
+        opener.open(guest);
+        Ok(opening.into())
     };
-    let mux = Mux::new(GUEST_CID, Box::new(accept));
+    (Mux::new(GUEST_CID, Box::new(accept)), streams)
+}
+
+/// Returns a vsock device's worker and a receiver of the host ends of its connections.
+fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
+    let (mux, streams) = mux();
     (Box::new(VsockWorker::new(ram.clone(), mux)), streams)
 }
 
@@ -84,16 +98,29 @@ fn disk() -> DiskImage {
     DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("a file")
 }
 
-/// A device with active queues and the event loop that serves them, on the calling thread.
+/// A device with active queues and what serves them, on the calling thread.
 #[derive(Debug)]
 pub struct Served {
-    /// The guest's RAM.
-    pub ram: GuestRam,
     /// Receiver of the host ends of the guest's connections.
     pub streams: Receiver<UnixStream>,
+    sizes: Vec<u16>,
+    server: Server,
+}
+
+/// Server of a device's queues.
+#[derive(Debug)]
+enum Server {
+    Monitor(Box<Loop>),
+    /// Guest of another monitor.
+    Attached(Box<Attached>),
+}
+
+/// The event loop that serves the queues of this monitor's guests.
+#[derive(Debug)]
+struct Loop {
+    ram: GuestRam,
     manager: EventManager<QueueServer>,
     server: SubscriberId,
-    sizes: Vec<u16>,
     kicks: Vec<Arc<EventFd>>,
 }
 
@@ -112,6 +139,17 @@ impl Served {
         let ram = test_ram(Self::RAM);
         let (worker, streams) = vsock(&ram);
         Self::new(ram, &Vsock::new(GUEST_CID), worker, streams)
+    }
+
+    /// Starts a vsock device for a guest of another monitor.
+    pub fn attached_vsock() -> Self {
+        ignore_closed_sockets();
+        let (mux, streams) = mux();
+        Self {
+            streams,
+            sizes: vec![Attached::SIZE; 2],
+            server: Server::Attached(Box::new(Attached::new(Self::RAM, mux, Self::rings))),
+        }
     }
 
     /// Starts an entropy device.
@@ -136,10 +174,10 @@ impl Served {
         let (tap, host) = UnixStream::pair().expect("sockets");
         host.set_nonblocking(true).expect("a socket");
         let tap = Tap::from_socket(tap.into()).expect("a socket");
-        let worker = NetWorker::new(ram.clone(), tap);
+        let device = Net::new(MacAddress::local(0), &tap);
+        let worker = NetWorker::new(ram.clone(), Box::new(tap));
         let (sender, streams) = channel();
         sender.send(host).expect("the receiver is here");
-        let device = Net::new(MacAddress::local(0));
         Self::new(ram, &device, Box::new(worker), streams)
     }
 
@@ -175,25 +213,43 @@ impl Served {
         worker: Box<dyn VirtioWorker>,
         streams: Receiver<UnixStream>,
     ) -> Self {
-        // Rust's runtime ignores SIGPIPE in the monitor; libFuzzer's own `main` does not. Sockets of hosts raise it when
-        // their other ends are closed.
-        // SAFETY: no handler is installed.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        ignore_closed_sockets();
         let sizes = device.queue_sizes().to_vec();
         let kicks: Vec<_> = sizes.iter().map(|_| Arc::new(eventfd())).collect();
         let mut manager = EventManager::new().expect("an event loop");
         let server = QueueServer::new(worker, kicks.clone());
         let server = manager.add_subscriber(server);
-        let mut served = Self {
+        let mut served = Loop {
             ram,
-            streams,
             manager,
             server,
-            sizes,
             kicks,
         };
-        served.start(0);
-        served
+        served.start(&sizes, 0);
+        Self {
+            streams,
+            sizes,
+            server: Server::Monitor(Box::new(served)),
+        }
+    }
+
+    /// Writes the guest's RAM. A write outside of it has no effect.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        let at = GuestAddress(at);
+        _ = match &self.server {
+            Server::Monitor(served) => served.ram.write_slice(bytes, at),
+            Server::Attached(attached) => attached.memory.write_slice(bytes, at),
+        };
+    }
+
+    /// Reads two bytes of the guest's RAM.
+    pub fn read(&self, at: u64) -> u16 {
+        let at = GuestAddress(at);
+        let read = match &self.server {
+            Server::Monitor(served) => served.ram.read_obj(at),
+            Server::Attached(attached) => attached.memory.read_obj(at),
+        };
+        read.expect("an address in RAM")
     }
 
     /// Returns the number of queues.
@@ -206,10 +262,45 @@ impl Served {
         self.sizes[queue]
     }
 
-    fn start(&mut self, features: u64) {
-        let queues = self.sizes.iter().zip(&self.kicks).enumerate();
+    /// Resets the device and starts it again with these feature bits, as its driver does.
+    pub fn restart(&mut self, features: u64) {
+        match &mut self.server {
+            Server::Monitor(served) => served.restart(&self.sizes, features),
+            Server::Attached(attached) => attached.restart(),
+        }
+    }
+
+    /// Notifies a queue, as the driver does.
+    pub fn notify(&mut self, queue: usize) {
+        match &mut self.server {
+            Server::Monitor(served) => served.kicks[queue].write(1).expect("room"),
+            Server::Attached(attached) => attached.notify(queue),
+        }
+    }
+
+    /// Handles each ready event once.
+    pub fn turn(&mut self) {
+        match &mut self.server {
+            Server::Monitor(served) => {
+                let turn = served.manager.run_with_timeout(0);
+                turn.map(drop).expect("the event loop goes on");
+            }
+            Server::Attached(attached) => attached.turn(),
+        }
+    }
+}
+
+/// Makes writes to closed sockets fail, as Rust's runtime does in the monitor, and libFuzzer's own `main` does not.
+fn ignore_closed_sockets() {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+impl Loop {
+    fn start(&mut self, sizes: &[u16], features: u64) {
+        let queues = sizes.iter().zip(&self.kicks).enumerate();
         let queues = queues.map(|(index, (size, kick))| {
-            let [descriptors, available, used] = Self::rings(index).map(GuestAddress);
+            let [descriptors, available, used] = Served::rings(index).map(GuestAddress);
             let mut queue = Queue::new(*size).expect("a power of two");
             queue
                 .try_set_desc_table_address(descriptors)
@@ -226,27 +317,14 @@ impl Served {
         server.expect("it is there").start(queues, features);
     }
 
-    /// Resets the device and starts it again with these feature bits, as its driver does.
-    pub fn restart(&mut self, features: u64) {
+    fn restart(&mut self, sizes: &[u16], features: u64) {
         let mut server = self
             .manager
             .remove_subscriber(self.server)
             .expect("it is there");
         server.stop();
         self.server = self.manager.add_subscriber(server);
-        self.start(features);
-    }
-
-    /// Notifies a queue, as the driver does.
-    pub fn notify(&self, queue: usize) {
-        self.kicks[queue].write(1).expect("room");
-    }
-
-    /// Runs the event loop once: handles each ready event.
-    pub fn turn(&mut self) {
-        self.manager
-            .run_with_timeout(0)
-            .expect("the event loop goes on");
+        self.start(sizes, features);
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! Mechanism only; the caller decides policy.
 //!
-//! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power-off, ports for the exit
-//!   status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs, virtio-vsock and virtio-rng. The window is soft-reserved
-//!   memory, which Linux's `dax_hmem` and `device_dax` expose as a `/dev/dax` device.
+//! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power button and power-off,
+//!   pvpanic, ports for the exit status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs,
+//!   virtio-vsock, virtio-rng and virtio-balloon. The window is soft-reserved memory, which Linux's `dax_hmem` and
+//!   `device_dax` expose as a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] probes the capabilities of the machine's KVM, [`stats`] reads its statistics.
 //!
@@ -38,15 +39,15 @@ pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
 pub use devices::block::{DiskAccess, DiskError, DiskImage};
 pub use devices::fs::Tag;
-pub use devices::net::{MacAddress, Tap, TapError};
-pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
-pub use devices::serial::ConsoleTail;
+pub use devices::net::{FrameStream, HostEnd, MacAddress, StreamEnd, Tap, TapError};
+pub use devices::power::{EXIT_STATUS as EXIT_STATUS_PORT, PowerButton};
+pub use devices::serial::{ConsoleInput, ConsoleTail};
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
 pub use exit_reason::{ExitReason, Registers, Report};
 pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{
-    DisabledExits, FsConfig, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm, VmConfig, VmError,
-    VsockConfig,
+    DisabledExits, FsConfig, MAX_DEVICES, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm,
+    VmConfig, VmError, VsockConfig,
 };

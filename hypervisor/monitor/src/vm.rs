@@ -21,11 +21,11 @@ use crate::device_thread::DeviceThread;
 use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskImage};
 use crate::devices::fs::{Fs, FsWorker, Tag};
-use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
+use crate::devices::net::{HostEnd, MacAddress, Net, NetWorker};
 use crate::devices::pci::{MAX_FUNCTIONS, NoBarSpace, PciFull};
-use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
+use crate::devices::power::{self, ExitStatusPort, I8042Ports, PanicPort, Pm1Ports, PowerButton};
 use crate::devices::rng::{Rng, RngWorker};
-use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
+use crate::devices::serial::{self, ConsoleInput, ConsoleTail, IrqTrigger, SerialPort, Tee};
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockWorker};
 use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
@@ -45,10 +45,11 @@ pub const MAX_DISKS: usize = 24;
 /// Maximum number of network interfaces.
 pub const MAX_NETWORKS: usize = 3;
 
-/// Devices of a VM beside its disks and networks: vsock, entropy, balloon, file system.
-const OTHER_DEVICES: usize = 4;
+/// Devices that every VM can have: vsock, entropy, balloon.
+const OTHER_DEVICES: usize = 3;
 
-const _: () = assert!(MAX_DISKS + MAX_NETWORKS + OTHER_DEVICES <= MAX_FUNCTIONS);
+/// Maximum number of disks, networks and file systems together.
+pub const MAX_DEVICES: usize = MAX_FUNCTIONS - OTHER_DEVICES;
 
 /// Error from creating or running a VM.
 #[derive(Debug, thiserror::Error)]
@@ -195,7 +196,7 @@ impl fmt::Debug for VsockConfig {
 #[derive(Debug)]
 pub struct NetConfig {
     /// The host's end.
-    pub tap: Tap,
+    pub end: Box<dyn HostEnd>,
     /// Hardware address of the guest's end.
     pub mac: MacAddress,
 }
@@ -221,8 +222,8 @@ pub struct VmConfig {
     pub window: Option<OwnedFd>,
     /// The vsock device, if any.
     pub vsock: Option<VsockConfig>,
-    /// The file system, if any.
-    pub fs: Option<FsConfig>,
+    /// File systems of the host.
+    pub file_systems: Vec<FsConfig>,
     /// Disks, in the order in which the guest numbers them.
     pub disks: Vec<DiskImage>,
     /// Network interfaces, in the order in which the guest numbers them.
@@ -238,6 +239,8 @@ pub struct VmConfig {
     pub disabled_exits: DisabledExits,
     /// The host processor on which each vCPU stays; none if the host's scheduler chooses.
     pub pins: Vec<usize>,
+    /// Statistics of the vCPU of the VM that serves this one, whose exits are counted beside this one's.
+    pub server: Option<Arc<Stats>>,
 }
 
 impl fmt::Debug for VmConfig {
@@ -248,13 +251,14 @@ impl fmt::Debug for VmConfig {
             .field("vcpus", &self.vcpus)
             .field("window", &self.window)
             .field("vsock", &self.vsock)
-            .field("fs", &self.fs)
+            .field("file_systems", &self.file_systems)
             .field("disks", &self.disks)
             .field("networks", &self.networks)
             .field("prefault", &self.prefault)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
             .field("pins", &self.pins)
+            .field("server", &self.server)
             .finish_non_exhaustive()
     }
 }
@@ -269,8 +273,10 @@ pub struct Vm {
     pins: Vec<usize>,
     buses: Arc<Buses>,
     exit_status: Arc<Mutex<ExitStatusPort>>,
+    button: PowerButton,
     accounting: Arc<Mutex<ExitAccounting>>,
     tail: ConsoleTail,
+    input: Option<ConsoleInput>,
     stats: VmStats,
     counters: Arc<ExitCounters>,
     events: (Sender<Event>, Receiver<Event>),
@@ -339,8 +345,8 @@ impl Vm {
         };
         chipset.add_virtio(&thread, Box::new(balloon), worker)?;
         device_threads.push((thread, Confinement::of_balloon));
-        if let Some(FsConfig { tag, server }) = config.fs {
-            let thread = DeviceThread::start("fs")?;
+        for (number, FsConfig { tag, server }) in config.file_systems.into_iter().enumerate() {
+            let thread = DeviceThread::start(&format!("fs-{number}"))?;
             let worker = Box::new(FsWorker::new(ram.clone(), server));
             chipset.add_virtio(&thread, Box::new(Fs::new(tag)), worker)?;
             device_threads.push((thread, Confinement::of_file_system));
@@ -354,10 +360,11 @@ impl Vm {
             chipset.add_virtio(&thread, device, worker)?;
             device_threads.push((thread, Confinement::of_disk));
         }
-        for (number, NetConfig { tap, mac }) in config.networks.into_iter().enumerate() {
+        for (number, NetConfig { end, mac }) in config.networks.into_iter().enumerate() {
             let thread = DeviceThread::start(&format!("net-{number}"))?;
-            let worker = Box::new(NetWorker::new(ram.clone(), tap));
-            chipset.add_virtio(&thread, Box::new(Net::new(mac)), worker)?;
+            let device = Box::new(Net::new(mac, &*end));
+            let worker = Box::new(NetWorker::new(ram.clone(), end));
+            chipset.add_virtio(&thread, device, worker)?;
             device_threads.push((thread, Confinement::of_network));
         }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
@@ -370,28 +377,34 @@ impl Vm {
             vcpus.iter().map(Stats::of_vcpu).collect::<Result<_, _>>()?,
         );
         let accounting = Arc::new(Mutex::new(ExitAccounting::new({
-            let stats = stats.clone();
-            move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
+            let (stats, server) = (stats.clone(), config.server);
+            let of_server = move || server.as_ref().map_or(Some(0), |vcpu| vcpu.exits());
+            move || Some([stats.read().ok()?.vcpu_sum("exits"), of_server()?])
         })));
         let exit_status = Arc::new(Mutex::new(ExitStatusPort::default()));
         let tail = ConsoleTail::default();
         let console = Tee::new(config.console, tail.clone());
         let interrupt = IrqTrigger(chipset.legacy_line(serial::IRQ)?);
-        let serial = Arc::new(Mutex::new(SerialPort::new(interrupt, console)));
+        let (serial, input) = SerialPort::new(interrupt, console);
         chipset.add_ports(serial::COM1, serial::PORTS, serial)?;
         chipset.add_ports(power::EXIT_STATUS, 1, exit_status.clone())?;
         chipset.add_ports(exit_accounting::PORT, 1, accounting.clone())?;
         let i8042 = Arc::new(Mutex::new(I8042Ports));
         chipset.add_ports(power::I8042, power::I8042_PORTS, i8042)?;
-        let pm1 = Arc::new(Mutex::new(Pm1Ports::default()));
-        chipset.add_ports(power::PM1_EVENT, power::PM1_PORTS, pm1)?;
+        let panic = Arc::new(Mutex::new(PanicPort));
+        chipset.add_ports(power::PANIC, 1, panic)?;
+        let interrupt = chipset.legacy_line(power::SCI.into())?;
+        let pm1 = Arc::new(Mutex::new(Pm1Ports::new(interrupt)));
+        chipset.add_ports(power::PM1_EVENT, power::PM1_PORTS, pm1.clone())?;
         Ok(Self {
             vcpus,
             pins: config.pins,
             buses: Arc::new(chipset.into_buses()?),
             exit_status,
+            button: PowerButton::new(pm1),
             accounting,
             tail,
+            input: Some(input),
             stats,
             counters: Arc::new(ExitCounters::default()),
             events: channel(),
@@ -413,6 +426,11 @@ impl Vm {
         StopHandle::new(self.events.0.clone())
     }
 
+    /// Returns the guest's power button.
+    pub fn power_button(&self) -> PowerButton {
+        self.button.clone()
+    }
+
     /// Returns KVM's statistics, readable from any thread while the VM runs and after.
     pub fn stats(&self) -> VmStats {
         self.stats.clone()
@@ -426,6 +444,11 @@ impl Vm {
     /// Returns the last lines of the guest's console, readable from any thread.
     pub fn console_tail(&self) -> ConsoleTail {
         self.tail.clone()
+    }
+
+    /// Returns the input of the guest's console, once.
+    pub fn take_console_input(&mut self) -> Option<ConsoleInput> {
+        self.input.take()
     }
 
     /// Returns the window's range of guest physical addresses.
@@ -485,6 +508,9 @@ fn judge(end: &VcpuEnd, status: Option<u32>, tail: &ConsoleTail) -> ExitReason {
             ExitReason::Exited { status }
         }
         (None, End::Write(Effect::PowerOff)) => ExitReason::PoweredOff,
+        (None, End::Write(Effect::Panicked)) => ExitReason::Panicked {
+            line: "its console does not show why".to_owned(),
+        },
         (None, _) => ExitReason::Reset,
     }
 }
@@ -584,6 +610,15 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_that_the_console_does_not_show_is_told_as_well() {
+        let told = ended("", None, Effect::Panicked);
+        assert!(matches!(told, ExitReason::Panicked { .. }), "{told}");
+        let line = "Kernel panic - not syncing: sysrq triggered crash".to_owned();
+        let told = ended(&format!("{line}\n"), None, Effect::Panicked);
+        assert_eq!(told, ExitReason::Panicked { line });
+    }
+
+    #[test]
     fn a_vm_without_vcpus_is_refused() {
         let config = VmConfig {
             boot: BootSource {
@@ -595,7 +630,7 @@ mod tests {
             vcpus: 0,
             window: None,
             vsock: None,
-            fs: None,
+            file_systems: Vec::new(),
             disks: Vec::new(),
             networks: Vec::new(),
             prefault: false,
@@ -603,6 +638,7 @@ mod tests {
             timeout: None,
             disabled_exits: DisabledExits::default(),
             pins: Vec::new(),
+            server: None,
         };
         assert!(matches!(Vm::new(config), Err(VmError::Vcpus(0))));
     }

@@ -1,26 +1,25 @@
 //! `wormhole backend`: supervisors that outlive programs and serve many tenants.
 
-mod place;
-mod process;
 mod start;
 
+use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Subcommand;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use wormhole_link::operator::Beyond;
 
-use self::place::{Name, Place, PlaceError, Record};
 use crate::backend::BackendError;
 use crate::installation::InstallationError;
+use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::say;
 
 /// Name of a backend without one.
@@ -29,6 +28,23 @@ const DEFAULT: &str = "default";
 const END_LIMIT: Duration = Duration::from_secs(75);
 /// Time within which a listening supervisor accepts a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Facts of a backend that its starter writes down. The record's process is the supervisor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    pub device: String,
+    /// Hash of the message table that its workers speak.
+    pub protocol: u64,
+}
+
+impl Kind for Facts {
+    const NOUN: &'static str = "backend";
+    const FOLDER: &'static str = "";
+    const FILES: &'static [&'static str] = &[];
+}
+
+type Place = places::Place<Facts>;
+type Held = places::Held<Facts>;
 
 #[derive(Debug, Subcommand)]
 #[command(arg_required_else_help = false)]
@@ -131,7 +147,7 @@ fn stop(name: Name) -> Result<(), BackendsError> {
     let place = Place::own(name.clone())?;
     let held = place.hold()?;
     let stopped = match place.running()? {
-        None => Ok(false),
+        None => Ok(End::Gone),
         Some(record) => record.process.end(END_LIMIT),
     };
     let stopped = stopped.map_err(|source| BackendsError::Stop {
@@ -139,7 +155,7 @@ fn stop(name: Name) -> Result<(), BackendsError> {
         source,
     })?;
     held.remove();
-    if !stopped {
+    if stopped == End::Gone {
         return Err(BackendsError::NotRunning(name));
     }
     say::result(format_args!("backend {name} is stopped"));
@@ -156,6 +172,8 @@ struct Entry {
     /// Seconds since 1970.
     started: u64,
     socket: PathBuf,
+    #[serde(skip)]
+    up: String,
 }
 
 fn list(json: bool) -> Result<(), BackendsError> {
@@ -165,7 +183,8 @@ fn list(json: bool) -> Result<(), BackendsError> {
         entries.extend(place.running()?.map(|record| Entry {
             name: place.name.to_string(),
             pid: record.process.pid,
-            device: record.device,
+            up: record.up(),
+            device: record.facts.device,
             version: record.version,
             started: record.started,
             socket,
@@ -183,33 +202,15 @@ fn list(json: bool) -> Result<(), BackendsError> {
     };
     line("NAME", "PID", "UP", "DEVICE", "SOCKET");
     for entry in entries {
-        let up = duration(now().saturating_sub(entry.started));
         line(
             &entry.name,
             &entry.pid.to_string(),
-            &up,
+            &entry.up,
             &entry.device,
             &entry.socket.display().to_string(),
         );
     }
     Ok(())
-}
-
-/// Returns the seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
-}
-
-/// Formats a number of seconds by its two largest units.
-fn duration(seconds: u64) -> String {
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
-        (0, ..) => format!("{hours}h{:02}m", minutes % 60),
-        _ => format!("{days}d{:02}h", hours % 24),
-    }
 }
 
 /// A backend that is there already, as given by `--backend`.
@@ -234,11 +235,20 @@ impl FromStr for Chosen {
     }
 }
 
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Socket(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
 impl Chosen {
     /// Connects to the backend.
     ///
     /// # Errors
-    /// It does not run, is of another version, or does not accept the connection.
+    /// The backend does not run, has another version, or refuses the connection.
     pub fn connect(&self) -> Result<UnixStream, BackendsError> {
         let name = match self {
             Self::Socket(path) => return connect_to(path),
@@ -247,12 +257,14 @@ impl Chosen {
         let place = Place::find(name)?;
         match place.running()? {
             None => Err(BackendsError::NotRunning(name.clone())),
-            Some(Record {
-                protocol, version, ..
-            }) if protocol != wormhole_api::PROTOCOL_HASH => Err(BackendsError::Version {
-                path: place.socket(),
-                theirs: version,
-            }),
+            Some(Record { facts, version, .. })
+                if facts.protocol != wormhole_api::PROTOCOL_HASH =>
+            {
+                Err(BackendsError::Version {
+                    path: place.socket(),
+                    theirs: version,
+                })
+            }
             Some(_) => connect_to(&place.socket()),
         }
     }
@@ -298,19 +310,6 @@ mod tests {
         assert_eq!("unix:run/backend.socket".parse(), Ok(socket));
         for bad in ["", "unix:", "/run/backend.socket", "tcp:1"] {
             assert!(bad.parse::<Chosen>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_time_has_two_units() {
-        for (seconds, text) in [
-            (0, "0s"),
-            (59, "59s"),
-            (61, "1m01s"),
-            (7260, "2h01m"),
-            (90_000, "1d01h"),
-        ] {
-            assert_eq!(duration(seconds), text);
         }
     }
 }

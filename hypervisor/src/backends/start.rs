@@ -1,28 +1,20 @@
 //! `wormhole backend start`: starts a supervisor and leaves it, or stays with it.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::os::unix::process::CommandExt;
+use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rustix::process::{Pid, getppid, kill_process, set_parent_process_death_signal, setsid};
+use rustix::process::{Pid, kill_process};
 use wormhole_link::arguments::USAGE;
 use wormhole_link::operator::OperatorOptions;
-use wormhole_link::tasks;
 
-use super::place::{Held, Name, Place, Record};
-use super::process::Process;
-use super::{BackendsError, DEFAULT, END_LIMIT, connect_to, now};
+use super::{BackendsError, DEFAULT, END_LIMIT, Facts, Held, Place, connect_to};
 use crate::backend::{Backend, BackendError};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
+use crate::places::{Detached, Name, Process, Record, last_line, notify};
 use crate::say;
 use crate::signals::Set;
 
@@ -38,7 +30,7 @@ pub struct Options {
     /// The backend's name.
     #[arg(default_value = DEFAULT)]
     name: Name,
-    /// Where the backend runs.
+    /// Placement of the backend.
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
     #[command(flatten)]
@@ -131,34 +123,16 @@ impl Supervisor {
             .arg("--workers")
             .arg(installation.folder())
             .current_dir("/")
-            .env_clear()
-            .envs(std::env::vars_os().filter(|(name, _)| is_for_supervisor(name)))
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         if !options.foreground {
             command.stderr(held.open_log()?);
         }
-        let (foreground, starter) = (options.foreground, rustix::process::getpid());
-        // SAFETY: between fork and exec this makes system calls and allocates nothing.
-        unsafe {
-            command.pre_exec(move || {
-                // The supervisor outlives its starter, whose locks and pipes it must not hold. Kernels
-                // before 5.11 lack the call.
-                let all = libc::c_uint::MAX;
-                libc::syscall(libc::SYS_close_range, 3, all, libc::CLOSE_RANGE_CLOEXEC);
-                // No signal of a terminal reaches the supervisor.
-                setsid()?;
-                if foreground {
-                    set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
-                    if getppid() != Some(starter) {
-                        return Err(io::ErrorKind::BrokenPipe.into());
-                    }
-                }
-                watched.unblock();
-                Ok(())
-            });
-        }
-        let started = command.spawn().map_err(tasks::named);
+        let detached = match options.foreground {
+            true => Detached::Until,
+            false => Detached::Wholly,
+        };
+        let started = detached.spawn(&mut command, watched);
         started.map(Self).map_err(BackendsError::Start)
     }
 
@@ -171,13 +145,11 @@ impl Supervisor {
     ) -> Result<(), BackendsError> {
         let gone = || BackendsError::Start(io::ErrorKind::NotFound.into());
         let process = Process::of(self.0.id()).ok_or_else(gone)?;
-        held.write(&Record {
-            process,
+        let facts = Facts {
             device: options.device.device.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: wormhole_api::PROTOCOL_HASH,
-            started: now(),
-        })?;
+        };
+        held.write(&Record::new(process, facts))?;
         let stream = loop {
             match connect_to(&place.socket()) {
                 Ok(stream) => break stream,
@@ -218,7 +190,7 @@ impl Supervisor {
             .0
             .wait()
             .is_ok_and(|status| status.code() == Some(USAGE.into()));
-        match last_line(place) {
+        match last_line(&place.log(), "wormhole-supervisor") {
             _ if !refused => error,
             _ if options.foreground => BackendsError::Said,
             Some(reason) => BackendsError::Ended {
@@ -244,49 +216,5 @@ impl Supervisor {
                 let _ = kill_process(pid, rustix::process::Signal::TERM);
             }
         }
-    }
-}
-
-/// Returns whether the supervisor, or a device's driver in its workers, reads a variable. The others of
-/// the starter's environment may be secrets, and would stay for as long as the backend.
-fn is_for_supervisor(name: &OsStr) -> bool {
-    let name = name.to_string_lossy();
-    ["PATH", "HOME", "LD_LIBRARY_PATH", "WORMHOLE_LOG"].contains(&name.as_ref())
-        || ["CUDA_", "NVIDIA_"]
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-}
-
-/// Returns the last line of a backend's log, without the supervisor's name.
-fn last_line(place: &Place) -> Option<String> {
-    /// Longer than the supervisor's last line.
-    const END: u64 = 8 << 10;
-    let mut log = File::open(place.log()).ok()?;
-    let size = fs::metadata(place.log()).ok()?.len();
-    log.seek(SeekFrom::Start(size.saturating_sub(END))).ok()?;
-    let mut end = Vec::new();
-    log.take(END).read_to_end(&mut end).ok()?;
-    let text = String::from_utf8_lossy(&end);
-    let line = text.lines().rfind(|line| !line.trim().is_empty())?;
-    let line = line.trim_start_matches("wormhole-supervisor: ");
-    Some(line.to_owned())
-}
-
-/// Notifies the service manager, if there is one, that the backend serves (sd_notify(3)).
-fn notify() {
-    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let sent = || -> io::Result<usize> {
-        let address = match socket.as_bytes().split_first() {
-            Some((b'@', name)) => SocketAddr::from_abstract_name(name)?,
-            _ => SocketAddr::from_pathname(&socket)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)
-    };
-    if let Err(error) = sent() {
-        say::line(format_args!(
-            "the service manager cannot be notified: {error}"
-        ));
     }
 }

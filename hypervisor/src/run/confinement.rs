@@ -4,26 +4,10 @@
 //! is only as strong as that of the others. Therefore one system call filter applies to all
 //! threads. No call on its list opens a file, connects, or starts or signals another process.
 
-use std::io;
-
 use wormhole_monitor::confinement as monitor;
-use wormhole_privileges::{
-    Denial, FilesError, Filter, FilterError, drop_capabilities, equals, leave_file_system,
-    report_denied_calls,
-};
+use wormhole_privileges::{Denial, Filter, FilterError, equals};
 
-/// Reason why the launcher cannot be confined.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfinementError {
-    #[error(transparent)]
-    Filter(#[from] FilterError),
-    #[error(transparent)]
-    Files(#[from] FilesError),
-    #[error("capabilities cannot be dropped")]
-    Capabilities(#[source] io::Error),
-    #[error("denied system calls cannot be reported")]
-    Report(#[source] io::Error),
-}
+use crate::confinement::{self, ConfinementError};
 
 /// Calls that the launcher makes beyond the monitor's: threads, signals, the window's files, the
 /// end of its children.
@@ -60,21 +44,18 @@ fn filter() -> Result<Filter, FilterError> {
             commands.into_iter().collect::<Result<_, _>>()?,
         )
         .and_where(libc::SYS_prctl, vec![name])
+        // The size of the caller's terminal.
+        .and_where(libc::SYS_ioctl, vec![equals(1, libc::TIOCGWINSZ)?])
         .without(ABSENT)
         .compile(Denial::Signal)
 }
 
-/// Restricts all threads of this process to the calls of the list, and removes capabilities and the
-/// file system from this thread and those that it starts. Call it before any of them reads bytes
-/// that the guest writes.
+/// Confines the process. Call it before any thread reads bytes that the guest writes.
 ///
 /// # Errors
 /// The kernel does not support filters.
 pub fn enter() -> Result<(), ConfinementError> {
-    report_denied_calls().map_err(ConfinementError::Report)?;
-    drop_capabilities().map_err(ConfinementError::Capabilities)?;
-    leave_file_system()?;
-    Ok(filter()?.install_on_all_threads()?)
+    confinement::enter(&filter()?)
 }
 
 #[cfg(test)]
@@ -83,6 +64,7 @@ mod tests {
     use std::thread;
 
     use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
+    use wormhole_privileges::report_denied_calls;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which the
+//! Placements `host` and `vm` on the emulated host: a QEMU machine with emulated virtualization, in which the
 //! same command runs the program in a guest of that machine's KVM.
 
 use std::ffi::OsStr;
@@ -10,20 +10,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{
-    DiskFile, EmulatedHost, Ending, HOST_FILES, HostRun, Image, TapFile, host_overlay,
+    DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image, SocketServer,
+    host_overlay, volume_place, volume_tag,
 };
 use wormhole_link::tasks;
-use wormhole_monitor::{DiskAccess, MacAddress};
+use wormhole_monitor::DiskAccess;
 
+use crate::backend_vm;
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Signals, to_machine};
 
-use super::files::HostFiles;
+use super::environment::{LIBRARY_PATH, forwarded_variables};
+use super::files::{Export, HostFiles};
 use super::guest::GuestError;
-use super::network::{self, NetworkError};
+use super::network::{self, Bridged};
 use super::summary::Summary;
-use super::{LIBRARY_PATH, Options, RunError, images, not_executed};
+use super::volumes::Volume;
+use super::{Input, Options, Placement, RunError, Size, images};
 
 /// File to which the inner command writes its summary.
 const SUMMARY: &str = "/run/summary.json";
@@ -82,30 +86,28 @@ pub fn run(
     program: &Path,
     installation: &Installation,
     signals: &Signals,
+    input: Option<Input>,
     why: Option<&str>,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
-    let networks = network::open(&options.network)?;
+    let networks = network::bridged(&options.network)?;
     let folder = images(installation)?;
     let kernel = options.kernel().into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
-    let mut arguments: Vec<std::ffi::OsString> = [
-        "run",
-        "--placement",
-        "host",
-        "--host",
-        "kvm",
-        "--quiet",
-        "--json",
-        SUMMARY,
-    ]
-    .map(Into::into)
-    .to_vec();
+    let mut arguments: Vec<std::ffi::OsString> =
+        ["run", "--host", "kvm", "--quiet", "--json", SUMMARY]
+            .map(Into::into)
+            .to_vec();
+    let (placement, backend_memory) = match options.placement {
+        Placement::Vm => ("vm", backend_vm::MEMORY),
+        _ => ("host", 0),
+    };
     for (flag, value) in [
+        ("--placement", placement.to_owned()),
         ("--device", options.device.device.clone()),
         ("--kernel", options.kernel().to_string()),
-        ("--window", options.window.to_string()),
+        ("--window", Size(options.window()).to_string()),
         ("--memory", options.memory().to_string()),
         ("--cpus", options.cpus().to_string()),
         ("--timeout", options.timeout().to_string()),
@@ -113,23 +115,27 @@ pub fn run(
     ] {
         arguments.extend([flag.into(), value.into()]);
     }
-    for file in &options.take {
-        arguments.extend(["--take".into(), file.into()]);
+    arguments.extend(["--rootfs".into(), HOST_FILES.into()]);
+    for (number, volume) in options.volume.iter().enumerate() {
+        let inner = Volume {
+            source: volume_place(number),
+            ..volume.clone()
+        };
+        arguments.extend(["--volume".into(), inner.text()]);
     }
-    let has_files = options.rootfs.is_some();
-    if has_files {
-        let directory = options.directory()?;
-        let name = options.arguments(program).swap_remove(0);
-        arguments.extend(["--rootfs".into(), HOST_FILES.into()]);
-        arguments.extend(["--workdir".into(), directory.into()]);
-        // The name may begin with a dash, as a login shell's.
-        arguments.push([OsStr::new("--argv0="), &name].join(OsStr::new("")));
-    }
-    let given = match has_files {
-        true => options.variables(),
-        false => options.env.clone(),
-    };
-    for (name, value) in &given {
+    arguments.extend(["--workdir".into(), options.directory()?.into()]);
+    let user = options.user().map_err(|source| RunError::Io {
+        what: "cannot tell the user's groups".to_owned(),
+        source,
+    })?;
+    arguments.extend(["--user".into(), user.to_string().into()]);
+    arguments.extend(["--hostname".into(), options.hostname().into()]);
+    // The name may begin with a dash, as a login shell's.
+    let name = options.arguments().swap_remove(0);
+    arguments.push([OsStr::new("--argv0="), &name].join(OsStr::new("")));
+    // The machine's own library path is not the program's.
+    let none = (LIBRARY_PATH.into(), "".into());
+    for (name, value) in std::iter::once(&none).chain(&options.variables()) {
         arguments.extend([
             "--env".into(),
             [name.as_os_str(), value].join(OsStr::new("=")),
@@ -137,6 +143,9 @@ pub fn run(
     }
     if options.prefault {
         arguments.push("--prefault".into());
+    }
+    if options.tty {
+        arguments.push("--tty".into());
     }
     if options.interactive {
         arguments.push("--interactive".into());
@@ -150,7 +159,7 @@ pub fn run(
         let name = format!("/dev/vd{}{read_only}", char::from(letter));
         arguments.extend(["--disk".into(), name.into()]);
     }
-    // QEMU bridges the machine's taps with those of this host.
+    // The machine bridges its taps with its own interfaces, which are connected to the host's ends.
     for (number, (option, network)) in options.network.iter().zip(&networks).enumerate() {
         let value = format!("tap=tap{number},mac={},{}", network.mac, option.guest);
         arguments.extend(["--network".into(), value.into()]);
@@ -158,21 +167,22 @@ pub fn run(
     arguments.extend(["--".into(), program.into()]);
     arguments.extend(options.command[1..].iter().cloned());
 
-    // The outer overlay looks for the program's libraries in these folders.
-    let mut variables = super::forwarded_variables();
-    let paths = options.env.iter().filter(|(name, _)| name == LIBRARY_PATH);
-    variables.extend(paths.cloned());
-    let programs = match has_files {
-        true => Vec::new(),
-        false => std::iter::once(program.to_path_buf())
-            .chain(options.take.iter().cloned())
-            .collect(),
-    };
-    let files = options.rootfs.as_ref().map(|folder| {
-        let program = installation.files()?;
-        Ok::<_, RunError>(HostFiles::new(program, folder.clone()))
-    });
-    let files = files.transpose()?;
+    let server = installation.files()?;
+    let root = (FILES_TAG.to_owned(), Export::of_root(options.root()));
+    let volumes = options.volume.iter().enumerate();
+    let volumes = volumes.map(|(number, volume)| (volume_tag(number), Export::of(volume, options)));
+    let servers: Vec<(String, HostFiles)> = std::iter::once(root)
+        .chain(volumes)
+        .map(|(tag, export)| (tag, HostFiles::new(server.clone(), export)))
+        .collect();
+    let files: Vec<(String, &dyn SocketServer)> = servers
+        .iter()
+        .map(|(tag, server)| (tag.clone(), server as _))
+        .collect();
+    let mut images = vec![Image::guest(&folder, kernel)?];
+    if options.placement == Placement::Vm {
+        images.push(Image::backend(&folder, backend_vm::KERNEL)?);
+    }
     let overlay = host_overlay(&HostRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
@@ -185,17 +195,21 @@ pub fn run(
         .into_iter()
         .chain(installation.frontends()?)
         .collect(),
-        guest: Image::guest(&folder, kernel)?,
-        guest_kernel: kernel,
+        images,
         arguments,
-        variables,
-        stdin: options.interactive,
-        programs,
-        has_files,
+        variables: forwarded_variables(),
+        stdin: input.is_some(),
+        terminal: options.terminal(),
+        programs: Vec::new(),
+        has_files: true,
+        volumes: options
+            .volume
+            .iter()
+            .map(|volume| volume.is_writable)
+            .collect(),
         taps: networks.len(),
         collect: vec![SUMMARY.into()],
-    })
-    .map_err(|error| not_executed(program, error))?;
+    })?;
     EmulatedHost::available()?;
     if let Some(why) = why {
         say::line(format_args!("{why}; using the emulated host"));
@@ -206,30 +220,18 @@ pub fn run(
     };
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
     let ready = ours.try_clone().map_err(failed)?;
-    let signals =
-        pass(signals.clone(), ours, Duration::from_secs(options.grace)).map_err(failed)?;
-    let stdin = options
-        .interactive
-        .then(super::standard_input)
-        .transpose()?;
-    let taps = networks
-        .iter()
-        .map(|network| {
-            Ok(TapFile {
-                file: network.tap.file().as_fd(),
-                mac: MacAddress::random()
-                    .map_err(NetworkError::Random)?
-                    .to_string(),
-            })
-        })
-        .collect::<Result<Vec<_>, NetworkError>>()?;
+    let signals = pass(signals.clone(), ours, options).map_err(failed)?;
+    let stdin = input.map(Input::socket).transpose()?;
+    let of_machine = networks.iter().map(Bridged::of_machine);
+    let of_machine = of_machine.collect::<Result<Vec<_>, _>>()?;
     let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
         overlay: &overlay,
         memory: HOST_MEMORY
+            .saturating_add(backend_memory)
             .saturating_add(options.memory().0)
-            .saturating_add(options.window.0),
+            .saturating_add(options.window()),
         processors: PROCESSORS,
         disks: &disks
             .iter()
@@ -238,8 +240,8 @@ pub fn run(
                 writable: disk.access() == DiskAccess::ReadWrite,
             })
             .collect::<Vec<_>>(),
-        taps: &taps,
-        files: files.as_ref().map(|files| files as _),
+        networks: &of_machine,
+        files: &files,
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(theirs.as_fd()),
@@ -275,7 +277,8 @@ pub fn run(
 
 /// Passes signals on once the machine listens, until the socket is shut down. Before that there is
 /// no program, and signals end this process, and QEMU with it.
-fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> io::Result<JoinHandle<()>> {
+fn pass(signals: Signals, mut stream: UnixStream, options: &Options) -> io::Result<JoinHandle<()>> {
+    let (grace, has_terminal) = (Duration::from_secs(options.grace), options.tty);
     tasks::spawn("pass", move || {
         let mut word = [0];
         let mut passing = None;
@@ -283,7 +286,7 @@ fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> io::Result
         while matches!(stream.read(&mut word), Ok(1)) {
             let Ok(to) = stream.try_clone() else { break };
             drop(passing.take());
-            passing = Some(signals.to(to_machine(to, grace, || {
+            passing = Some(signals.to(to_machine(to, has_terminal, grace, || {
                 std::process::exit(i32::from(KILLED));
             })));
         }

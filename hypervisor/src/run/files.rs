@@ -8,18 +8,80 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Gid, Uid, geteuid};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use wormhole_images::FileServer;
+use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+use wormhole_images::{SocketServer, User};
 use wormhole_link::tasks;
 
+use super::Options;
+use super::volumes::Volume;
 use crate::signals::{PASSED, Set};
 
-/// Starts a server of `folder`, and returns its socket.
-pub fn start(program: &Path, folder: &Path) -> io::Result<OwnedFd> {
+/// A folder of this machine that a guest sees.
+#[derive(Clone, Debug)]
+pub struct Export {
+    folder: PathBuf,
+    /// Whether the guest may change the folder.
+    is_writable: bool,
+    /// The user with whose rights it does, if the command line names one; the caller otherwise.
+    writer: Option<User>,
+}
+
+impl Export {
+    /// Describes the folder that is a guest's root.
+    pub fn of_root(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            is_writable: false,
+            writer: None,
+        }
+    }
+
+    /// Describes a volume.
+    pub fn of(volume: &Volume, options: &Options) -> Self {
+        Self {
+            folder: volume.source.clone(),
+            is_writable: volume.is_writable,
+            // A user that an image names is none of this machine's.
+            writer: options.user.clone().filter(|_| volume.is_writable),
+        }
+    }
+
+    /// Returns the user of a server that is another than the caller's.
+    pub fn writer(&self) -> Option<&User> {
+        self.writer.as_ref()
+    }
+
+    /// Starts a server with this standard input.
+    fn serve(&self, mut command: Command, input: OwnedFd) -> io::Result<Child> {
+        if self.is_writable {
+            command.arg("--writable");
+        }
+        command.arg(&self.folder).stdin(Stdio::from(input));
+        // Others than root are themselves.
+        let other = self
+            .writer()
+            .filter(|user| geteuid().is_root() && user.uid != 0);
+        spawn(&mut command, other.map(identity))
+    }
+}
+
+/// Another user: its number, its group and its supplementary groups.
+type Identity = (Uid, Gid, Vec<Gid>);
+
+fn identity(user: &User) -> Identity {
+    let groups = user.groups.iter().copied().map(Gid::from_raw);
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    (uid, gid, groups.collect())
+}
+
+/// Starts a server of a folder, and returns its socket.
+pub fn start(program: &Path, export: &Export) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let kind = SocketType::SEQPACKET;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-    spawn(Command::new(program).arg(folder).stdin(Stdio::from(theirs)))?;
+    export.serve(Command::new(program), theirs)?;
     Ok(ours)
 }
 
@@ -27,17 +89,17 @@ pub fn start(program: &Path, folder: &Path) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct HostFiles {
     program: PathBuf,
-    folder: PathBuf,
+    export: Export,
 }
 
 impl HostFiles {
-    /// Prepares servers of `folder`.
-    pub fn new(program: PathBuf, folder: PathBuf) -> Self {
-        Self { program, folder }
+    /// Prepares servers of a folder.
+    pub fn new(program: PathBuf, export: Export) -> Self {
+        Self { program, export }
     }
 }
 
-impl FileServer for HostFiles {
+impl SocketServer for HostFiles {
     fn start(&self) -> io::Result<OwnedFd> {
         // No one else can connect: the name lies in a folder of this user's, and not for long.
         let place = tempfile::tempdir()?;
@@ -46,8 +108,8 @@ impl FileServer for HostFiles {
         let socket = UnixStream::connect(&name)?;
         place.close()?;
         let mut command = Command::new(&self.program);
-        command.arg("--vhost-user").arg(&self.folder);
-        spawn(command.stdin(Stdio::from(OwnedFd::from(listener))))?;
+        command.arg("--vhost-user");
+        self.export.serve(command, listener.into())?;
         Ok(socket.into())
     }
 }
@@ -57,11 +119,19 @@ impl FileServer for HostFiles {
 /// A server ends when the monitor, ours or QEMU, closes its socket. One that sleeps in a file, as of a server on the
 /// network that does not answer, cannot. So no launcher waits for its server: the kernel kills that once this thread
 /// has ended, whatever it does.
-fn spawn(command: &mut Command) -> io::Result<Child> {
+pub fn spawn(command: &mut Command, other: Option<Identity>) -> io::Result<Child> {
     Set::of(&PASSED).unblock_in(command);
-    // SAFETY: between fork and exec this makes one system call and allocates nothing.
+    // SAFETY: between fork and exec this makes system calls and allocates nothing.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        command.pre_exec(move || {
+            if let Some((uid, gid, groups)) = &other {
+                set_thread_groups(groups)?;
+                set_thread_gid(*gid)?;
+                set_thread_uid(*uid)?;
+            }
+            // The kernel forgets the signal when the user changes.
+            Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+        });
     }
     let command = command.stdout(Stdio::null()).process_group(0);
     command.spawn().map_err(tasks::named)
@@ -117,7 +187,7 @@ mod tests {
     fn a_server_that_does_not_end_is_killed_with_its_launcher() {
         let launcher = std::thread::spawn(|| {
             let mut command = Command::new("sleep");
-            spawn(command.arg("20")).expect("it starts")
+            spawn(command.arg("20"), None).expect("it starts")
         });
         let mut server = launcher.join().expect("a server");
         let status = server.wait().expect("it ends");

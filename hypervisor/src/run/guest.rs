@@ -1,36 +1,39 @@
-//! Placement `host`: the program runs in a guest VM of this machine's KVM, and the backend is a
-//! process of this system.
+//! Placements `host` and `vm`: the program runs in a guest VM of this machine's KVM, and the backend is a process of this
+//! system, or runs in a [VM of its own](crate::backend_vm).
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
 use wormhole_images::{
-    COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports,
+    COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports, volume_tag,
 };
 use wormhole_link::tasks;
-use wormhole_monitor::stats::{Snapshot, VmStats};
+use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::{
     BootSource, ConnectRequest, ExitReason, FsConfig, InitramfsPart, Refused, Tag, Vm, VmConfig,
     VmError, VsockConfig, exit_accounting,
 };
 
-use crate::backend::Port;
+use crate::backend::Streams;
+use crate::confinement::ConfinementError;
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
 
-use super::confinement::{self, ConfinementError};
-use super::summary::Summary;
-use super::{Options, RunError, files, images, network, not_executed, resources};
+use super::confinement;
+use super::files::{self, Export};
+use super::summary::{BackendVmSummary, Summary};
+use super::volumes::Volume;
+use super::{Input, Options, RunError, images, network, resources};
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
-const GUEST_CID: u32 = 3;
+pub const GUEST_CID: u32 = 3;
 
 /// Environment variable of the guest's programs with the vsock port on which they report their
 /// activity to the monitor.
@@ -55,7 +58,7 @@ pub enum GuestError {
 }
 
 /// Formats the console's last lines as an appendix to a sentence.
-fn console(tail: &[String]) -> String {
+pub fn console(tail: &[String]) -> String {
     if tail.is_empty() {
         return String::new();
     }
@@ -68,6 +71,7 @@ pub fn run(
     program: &Path,
     installation: &Installation,
     signals: &Signals,
+    input: Option<Input>,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
@@ -79,21 +83,28 @@ pub fn run(
         ACCOUNTS_VARIABLE.into(),
         exit_accounting::PORT.to_string().into(),
     ));
+    let user = options.user().map_err(|source| RunError::Io {
+        what: "cannot tell the user's groups".to_owned(),
+        source,
+    })?;
     let overlay = guest_overlay(&GuestRun {
         init: installation.init()?,
         frontends: installation.frontends()?,
         program: program.to_path_buf(),
-        arguments: options.arguments(program),
+        arguments: options.arguments(),
         variables,
-        has_files: options.rootfs.is_some(),
-        stdin: options.interactive,
+        stdin: input.is_some(),
+        terminal: options.terminal(),
+        volumes: options.volume.iter().map(Volume::mount).collect(),
+        user,
+        hostname: options.hostname().to_owned(),
         directory: options.directory()?,
-        take: options.take.clone(),
-        window: options.window.0,
+        window: options.window(),
         networks: options.network.iter().map(|one| one.guest).collect(),
-    })
-    .map_err(|error| not_executed(program, error))?;
+    })?;
     let mut backend = options.open_backend(installation)?;
+    let backend_vm = backend.vm();
+    let server = backend_vm.as_ref().map(|(figures, _)| Arc::clone(figures));
     let window = backend
         .window()
         .try_clone()
@@ -101,16 +112,25 @@ pub fn run(
             what: "cannot share the window with the guest".to_owned(),
             source,
         })?;
-    let fs = options.rootfs.as_deref().map(|folder| {
-        let server = installation.files()?;
-        files::start(&server, folder).map_err(|source| RunError::Io {
+    let program = installation.files()?;
+    let file_system = |tag: &str, export: &Export| {
+        let server = files::start(&program, export).map_err(|source| RunError::Io {
             what: "cannot start the server of the guest's files".to_owned(),
             source,
-        })
-    });
-    let fs = fs.transpose()?;
+        })?;
+        let tag = Tag::new(tag).map_err(|error| GuestError::Failed(error.to_string()))?;
+        Ok::<_, RunError>(FsConfig { tag, server })
+    };
+    let root = file_system(FILES_TAG, &Export::of_root(options.root()));
+    let volumes = options.volume.iter().enumerate();
+    let volumes = volumes
+        .map(|(number, volume)| file_system(&volume_tag(number), &Export::of(volume, options)));
+    let file_systems = std::iter::once(root)
+        .chain(volumes)
+        .collect::<Result<_, _>>()?;
     let disabled_exits = resources::disabled_exits(options.dedicated).map_err(GuestError::from)?;
     let (sender, streams) = channel();
+    let control = Arc::new(OnceLock::new());
     let vm = Vm::new(VmConfig {
         boot: BootSource {
             kernel: image.kernel,
@@ -125,12 +145,9 @@ pub fn run(
         window: Some(window.into()),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
-            acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
+            acceptor: Box::new(acceptor(Arc::clone(&control), input.is_some(), sender)),
         }),
-        fs: fs
-            .map(|server| Tag::new(FILES_TAG).map(|tag| FsConfig { tag, server }))
-            .transpose()
-            .map_err(|error| GuestError::Failed(error.to_string()))?,
+        file_systems,
         disks,
         networks,
         prefault: options.prefault,
@@ -138,26 +155,37 @@ pub fn run(
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits,
         pins: options.pin.iter().flat_map(|pin| pin.0.clone()).collect(),
+        server: server.clone(),
     })
     .map_err(GuestError::from)?;
 
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
-    backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
+    // A static window, which the backend's VM has as well, stays as it is.
+    let shown = vm.window().filter(|_| backend_vm.is_none());
+    backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
+    let opened = backend.port().streams()?;
+    control.get_or_init(|| opened);
     let stats = vm.stats();
     let killed = Arc::new(AtomicBool::new(false));
     let pass = {
         let (signals, killed, stop) = (signals.clone(), Arc::clone(&killed), vm.stop_handle());
         let grace = Duration::from_secs(options.grace);
+        let has_terminal = options.tty;
         move |stream| {
             let (killed, stop) = (Arc::clone(&killed), stop.clone());
-            signals.to(to_machine(stream, grace, move || {
+            signals.to(to_machine(stream, has_terminal, grace, move || {
                 killed.store(true, Ordering::Release);
                 stop.stop();
             }))
         }
     };
-    let attendant = tasks::spawn("attendant", move || attend(&streams, &stats, pass));
+    let exits = move || {
+        let own = stats.read().ok()?.vcpu_sum("exits");
+        let of_server = server.as_ref().map(|vcpu| vcpu.exits());
+        Some((own, of_server.unwrap_or(Some(0))?))
+    };
+    let attendant = tasks::spawn("attendant", move || attend(&streams, exits, input, pass));
     let attendant = attendant.map_err(|source| RunError::Io {
         what: "the thread that attends the guest cannot be made".to_owned(),
         source,
@@ -172,7 +200,7 @@ pub fn run(
             "the guest ran out of memory ({line}): give it more with --memory"
         ));
     }
-    let (exit_accounts, reclaimed) = (report.exit_accounts, report.reclaimed_bytes);
+    let reclaimed = report.reclaimed_bytes;
     let status = if killed.load(Ordering::Acquire) {
         KILLED
     } else {
@@ -183,24 +211,31 @@ pub fn run(
         }
     };
     let mut summary = Summary::of(served, "kvm", start.elapsed());
-    summary.vm_exits = seen.exits;
+    let [exit_accounts, backend_accounts] = report.exit_accounts;
+    let (vm_exits, backend_exits) = seen.exits.unzip();
+    summary.vm_exits = vm_exits;
     summary.exit_accounts = Some(exit_accounts);
+    summary.backend_vm = backend_vm.map(|(_, boot_id)| BackendVmSummary {
+        boot_id,
+        vm_exits: backend_exits,
+        exit_accounts: backend_accounts,
+    });
     summary.reclaimed_bytes = Some(reclaimed);
     Ok((status, summary))
 }
 
-/// Returns the acceptor of the guest's connections. Control streams lead to the supervisor, the
-/// others to the attendant.
+/// Returns the acceptor of the guest's connections. Control streams lead to the supervisor by `control`, which is
+/// set before the guest starts, the others to the attendant.
 fn acceptor(
-    port: Port,
+    control: Arc<OnceLock<Streams>>,
     interactive: bool,
     sender: Sender<(u32, UnixStream)>,
-) -> impl FnMut(ConnectRequest) -> Result<UnixStream, Refused> + Send {
+) -> impl FnMut(ConnectRequest) -> Result<Accepted, Refused> + Send {
     let mut open = vec![ports::STDOUT, ports::STDERR, ports::SIGNALS, ports::REPORT];
     open.extend(interactive.then_some(ports::STDIN));
     move |request| {
         if request.port == ports::CONTROL {
-            return port.open(false).map_err(|_| Refused);
+            return control.get().ok_or(Refused)?.open();
         }
         // The first process connects each of the other ports once, before the program starts.
         let at = open
@@ -210,7 +245,7 @@ fn acceptor(
         let (guest, host) = UnixStream::pair().map_err(|_| Refused)?;
         open.swap_remove(at);
         sender.send((request.port, host)).map_err(|_| Refused)?;
-        Ok(guest)
+        Ok(guest.into())
     }
 }
 
@@ -218,20 +253,20 @@ fn acceptor(
 #[derive(Debug, Default)]
 struct Seen {
     report: Option<Report>,
-    /// Number of VM exits of all vCPUs from the program's start to its report.
-    exits: Option<u64>,
+    /// Numbers of exits of the guest and of the backend VM from the program's start to its report.
+    exits: Option<(u64, u64)>,
 }
 
-/// Copies the program's output, passes signals on, reads the report, and counts VM exits from start
+/// Copies the program's output, passes signals on, reads the report, and counts each VM's exits from start
 /// to report.
 fn attend(
     streams: &Receiver<(u32, UnixStream)>,
-    stats: &VmStats,
+    exits: impl Fn() -> Option<(u64, u64)>,
+    mut input: Option<Input>,
     pass: impl Fn(UnixStream) -> Passing,
 ) -> Seen {
     let mut seen = Seen::default();
     let mut passing = None;
-    let mut before = None;
     std::thread::scope(|scope| {
         for (port, stream) in streams {
             match port {
@@ -241,28 +276,28 @@ fn attend(
                 ports::STDERR => {
                     in_thread(scope, move || copy(stream, io::stderr()));
                 }
-                ports::STDIN => super::feed(stream),
+                ports::STDIN => {
+                    if let Some(input) = input.take() {
+                        input.feed(stream);
+                    }
+                }
                 ports::SIGNALS => passing = Some(pass(stream)),
                 _ => {
                     // The last connection before the program starts; the report arrives when the
                     // program has ended.
-                    before = stats.read().ok();
+                    let before = exits();
                     // The request named no files.
                     seen.report = Report::read(stream, 0).ok();
-                    seen.exits = before
-                        .take()
-                        .zip(stats.read().ok())
-                        .map(|(before, after)| exits(&before, &after));
+                    let both = before.zip(exits());
+                    seen.exits = both.map(|((own, server), now)| {
+                        (now.0.saturating_sub(own), now.1.saturating_sub(server))
+                    });
                 }
             }
         }
     });
     drop(passing);
     seen
-}
-
-fn exits(before: &Snapshot, after: &Snapshot) -> u64 {
-    after.since(before).vcpu_sum("exits")
 }
 
 /// Runs the work in a thread of the scope. If no thread can be created, the work is dropped and a
@@ -277,9 +312,26 @@ fn in_thread<'scope>(
     }
 }
 
-fn copy(mut from: UnixStream, mut to: impl Write) {
-    // The copy ends if the guest goes away or an output is closed; the run reports its own outcome.
-    drop(io::copy(&mut from, &mut to).and_then(|_| to.flush()));
+/// Copies bytes as they arrive. The copy ends if the guest goes away or an output is closed; the run reports its own
+/// outcome.
+pub fn copy(mut from: UnixStream, mut to: impl Write) {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return,
+            // A prompt is no whole line.
+            Ok(length)
+                if to
+                    .write_all(&buffer[..length])
+                    .and_then(|()| to.flush())
+                    .is_err() =>
+            {
+                return;
+            }
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return,
+            _ => {}
+        }
+    }
 }
 
 fn status(outcome: ExitReason, report: Option<Report>, tail: Vec<String>) -> Result<u8, RunError> {

@@ -1,20 +1,24 @@
 //! `wormhole run`: runs one program with a tenant of its own.
 
-mod confinement;
+pub mod confinement;
 mod emulated;
+pub mod environment;
 mod files;
-mod guest;
-mod network;
+pub mod guest;
+pub mod layout;
+pub mod network;
+pub mod passt;
 mod process;
 pub mod reaper;
 pub mod record;
-mod resources;
+pub mod resources;
 mod summary;
+pub mod terminal;
+mod volumes;
 
-use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -25,22 +29,29 @@ use std::str::FromStr;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
-use wormhole_images::{ImageError, NotExecuted};
+use rustix::process::{Gid, Resource, getegid, geteuid, getgroups, getrlimit};
+use wormhole_images::{ImageError, NotExecuted, TerminalSize, User};
 use wormhole_link::tasks;
-use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
+use wormhole_monitor::{
+    DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DEVICES, MAX_DISKS, MAX_VCPUS,
+};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 
+use self::environment::{Variable, variable};
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
 use self::record::Record;
 use self::resources::{Processors, ResourcesError};
+use self::terminal::{Handle, Keeper};
+use self::volumes::{Volume, VolumeError};
 use crate::backend::{Backend, BackendError};
+use crate::backend_vm::{self, Unserved};
 use crate::backends::{BackendsError, Chosen};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
 use crate::say;
-use crate::signals::Signals;
+use crate::signals::{Signal, Signals};
 
 /// Placement of the backend relative to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -49,6 +60,8 @@ enum Placement {
     Process,
     /// The program runs in a guest VM, the backend is a process of this system.
     Host,
+    /// The program runs in a guest VM, the backend in a VM of its own.
+    Vm,
 }
 
 /// Host on which a guest VM runs.
@@ -69,9 +82,6 @@ pub enum Kernel {
     #[value(name = "6.12")]
     V6_12,
 }
-
-/// Environment variable of a program: name and value.
-type Variable = (OsString, OsString);
 
 /// Number of bytes, written with a unit, such as `512M` or `1G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,13 +139,13 @@ impl FromStr for Size {
 
 /// A disk as given by `--disk`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Disk {
+pub struct Disk {
     path: PathBuf,
     access: DiskAccess,
 }
 
 impl Disk {
-    fn parse(text: OsString) -> Result<Self, &'static str> {
+    pub fn parse(text: OsString) -> Result<Self, &'static str> {
         let (path, access) = match text.as_bytes().strip_suffix(b":ro") {
             Some(path) => (PathBuf::from(OsStr::from_bytes(path)), DiskAccess::ReadOnly),
             None => (text.into(), DiskAccess::ReadWrite),
@@ -145,11 +155,25 @@ impl Disk {
             false => Ok(Self { path, access }),
         }
     }
+
+    /// Refuses more disks than a guest can have.
+    pub fn check(disks: &[Self]) -> Result<(), RunError> {
+        match disks.len() > MAX_DISKS {
+            true => Err(RunError::Disks(disks.len())),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens and locks the disks.
+    pub fn open(disks: &[Self]) -> Result<Vec<DiskImage>, DiskError> {
+        let open = |disk: &Self| DiskImage::open(&disk.path, disk.access);
+        disks.iter().map(open).collect()
+    }
 }
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Where the backend runs.
+    /// Placement of the backend.
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
     #[command(flatten)]
@@ -164,10 +188,10 @@ pub struct Options {
     /// The guest's kernel; 6.1 if not given.
     #[arg(long, value_enum)]
     kernel: Option<Kernel>,
-    /// Size of the window: shared memory between guest and backend. 64 processes, the limit of a guest, can compute and
-    /// copy in the default: one segment of 2 MiB for the bootstrap and two for each process.
-    #[arg(long, default_value = "258M")]
-    window: Size,
+    /// Size of the window: shared memory between guest and backend. If not given, it is as large as the guest's memory,
+    /// at --placement process this machine's: page-locked memory natively has no more either.
+    #[arg(long)]
+    window: Option<Size>,
     /// Memory of the guest; 512M if not given.
     #[arg(long)]
     memory: Option<Size>,
@@ -189,28 +213,42 @@ pub struct Options {
     /// Connect standard input to the program in the guest, which reads an empty one otherwise.
     #[arg(short, long)]
     interactive: bool,
-    /// The guest sees the files below this folder as its own, `/` for all of this machine's. Its changes stay in its
-    /// memory.
+    /// Give the program in the guest this terminal: standard input must be one.
+    #[arg(short, long)]
+    tty: bool,
+    /// The guest sees the files below this folder as its own; all of this machine's if not given. Its changes stay in
+    /// its memory. If the folder is an image in the OCI's layout, the guest sees the image unpacked.
     #[arg(long, value_name = "FOLDER")]
     rootfs: Option<PathBuf>,
-    /// Working directory of the program in a guest with --rootfs; this one for `--rootfs /`, else `/`.
-    #[arg(short, long, value_name = "FOLDER", requires = "rootfs")]
+    /// A folder of this machine, at another place of the guest, which can change it with the caller's rights. With `:ro`
+    /// behind it the guest can only read it.
+    #[arg(long, value_name = "SOURCE:DESTINATION[:ro]", value_parser = OsStringValueParser::new().try_map(Volume::parse))]
+    volume: Vec<Volume>,
+    /// Working directory of the program in a guest; this one if the guest has this machine's files, else `/`.
+    #[arg(short, long, value_name = "FOLDER")]
     workdir: Option<PathBuf>,
+    /// Name of the guest.
+    #[arg(long, value_name = "NAME", value_parser = hostname)]
+    hostname: Option<String>,
     /// Name under which the program is executed.
-    #[arg(long, hide = true, requires = "rootfs")]
+    #[arg(long, hide = true)]
     argv0: Option<OsString>,
-    /// One more file or folder that the guest shall have, at its own path; libraries come along.
-    #[arg(long)]
-    take: Vec<PathBuf>,
+    /// Identity of the program in a guest.
+    #[arg(long, hide = true)]
+    user: Option<User>,
+    /// Identity that an image names. It counts in the guest alone.
+    #[arg(skip)]
+    image_user: Option<User>,
     /// A raw image file, or a block device, as a disk of the guest (`/dev/vda`, then `/dev/vdb` and so on). With `:ro`
     /// behind it the guest can only read it, and several guests can have it at once.
     #[arg(long, value_name = "FILE[:ro]", value_parser = OsStringValueParser::new().try_map(Disk::parse))]
     disk: Vec<Disk>,
-    /// A network of the guest (`eth0`, then `eth1` and so on): a tap interface of this machine, and the guest's IPv4
+    /// A network of the guest (`eth0`, then `eth1` and so on). `passt` needs nothing of this machine but the program
+    /// passt: the guest's connections are then this user's. Or a tap interface of this machine, and the guest's IPv4
     /// address; with a default route through the gateway, and a name server, where they are given.
     #[arg(
         long,
-        value_name = "tap=NAME,address=IP/PREFIX[,gateway=IP][,dns=IP][,mac=MAC]"
+        value_name = "passt[,mac=MAC]|tap=NAME,address=IP/PREFIX[,gateway=IP][,dns=IP][,mac=MAC]"
     )]
     network: Vec<NetworkOption>,
     /// Seconds after which the guest counts as hung; 600 if not given.
@@ -229,7 +267,7 @@ pub struct Options {
     #[command(flatten)]
     config: ConfigOption,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required = true)]
+    #[arg(trailing_var_arg = true, required_unless_present = "rootfs")]
     command: Vec<OsString>,
 }
 
@@ -242,6 +280,22 @@ impl Options {
         self.memory.unwrap_or(Size(512 << 20))
     }
 
+    /// Returns the size of the window. Memory is allocated only for parts that are granted and used. The window is a file,
+    /// which RLIMIT_FSIZE limits.
+    fn window(&self) -> u64 {
+        let usual = || {
+            let memory = match self.placement {
+                Placement::Process => resources::memory().unwrap_or(0),
+                Placement::Host | Placement::Vm => self.memory().0,
+            };
+            let largest_file = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+            let bytes = memory.min(largest_file);
+            let bytes = bytes.clamp(LEAST_USUAL_WINDOW, WINDOW_MAX_BYTES);
+            bytes - bytes % SEGMENT_BYTES as u64
+        };
+        self.window.map_or_else(usual, |size| size.0)
+    }
+
     fn cpus(&self) -> u8 {
         self.cpus.unwrap_or(1)
     }
@@ -252,59 +306,77 @@ impl Options {
 
     /// Opens the program's backend, with a fresh window.
     fn open_backend(&self, installation: &Installation) -> Result<Backend, RunError> {
-        let window = self.window.0;
-        let opened = match &self.backend {
-            None => Backend::start(installation, &self.device.device, window),
-            Some(chosen) => Backend::attach_to(chosen.connect()?, window),
-        };
-        Ok(opened?)
+        let (chosen, device) = (self.backend.as_ref(), &self.device.device);
+        if self.placement == Placement::Vm {
+            return Ok(Backend::start_in_vm(installation, device, self.window())?);
+        }
+        open_backend(installation, chosen, device, Size(self.window()))
     }
 
     /// Opens and locks the disks.
     fn disks(&self) -> Result<Vec<DiskImage>, DiskError> {
-        let open = |disk: &Disk| DiskImage::open(&disk.path, disk.access);
-        self.disk.iter().map(open).collect()
+        Disk::open(&self.disk)
     }
 
-    /// Returns the arguments of a program in a guest, from its name on: the caller's, or the path of a program that is
-    /// copied.
-    fn arguments(&self, program: &Path) -> Vec<OsString> {
-        let name = match (&self.argv0, &self.rootfs) {
-            (Some(name), _) => name.clone(),
-            (None, Some(_)) => self.command[0].clone(),
-            (None, None) => program.into(),
+    /// Returns the folder whose files a guest has.
+    fn root(&self) -> &Path {
+        self.rootfs.as_deref().unwrap_or(Path::new("/"))
+    }
+
+    /// Returns whether a guest has this machine's files.
+    fn has_own_files(&self) -> bool {
+        self.root() == Path::new("/")
+    }
+
+    /// Returns whether a program in a guest reads this process's standard input.
+    fn reads_input(&self) -> bool {
+        self.interactive || self.tty
+    }
+
+    /// Returns the size of the terminal of a program in a guest.
+    fn terminal(&self) -> Option<TerminalSize> {
+        self.tty.then(terminal::size)
+    }
+
+    /// Returns the name of a guest.
+    fn hostname(&self) -> &str {
+        self.hostname.as_deref().unwrap_or("wormhole")
+    }
+
+    /// Returns the identity of a program in a guest: that of the command line, the image's or the caller's.
+    fn user(&self) -> io::Result<User> {
+        let caller = || {
+            Ok(User {
+                uid: geteuid().as_raw(),
+                gid: getegid().as_raw(),
+                groups: getgroups()?.into_iter().map(Gid::as_raw).collect(),
+            })
         };
+        let named = self.user.as_ref().or(self.image_user.as_ref());
+        named.cloned().map_or_else(caller, Ok)
+    }
+
+    /// Returns the arguments of a program in a guest, from its name on.
+    fn arguments(&self) -> Vec<OsString> {
+        let name = self.argv0.as_ref().unwrap_or(&self.command[0]);
         std::iter::once(name)
-            .chain(self.command[1..].iter().cloned())
+            .chain(&self.command[1..])
+            .cloned()
             .collect()
     }
 
     /// Returns the working directory of a program in a guest.
     fn directory(&self) -> Result<PathBuf, RunError> {
-        match (&self.workdir, self.rootfs.as_deref()) {
-            (Some(folder), _) => Ok(folder.clone()),
-            (None, Some(root)) if root == Path::new("/") => {
+        match &self.workdir {
+            Some(folder) => Ok(folder.clone()),
+            None if self.has_own_files() => {
                 std::env::current_dir().map_err(|source| RunError::Io {
                     what: "cannot tell the working directory".to_owned(),
                     source,
                 })
             }
-            _ => Ok("/".into()),
+            None => Ok("/".into()),
         }
-    }
-
-    /// Returns the variables of a program in a guest: those given, and the caller's that it needs.
-    fn variables(&self) -> Vec<Variable> {
-        let mut variables = forwarded_variables();
-        if self.rootfs.as_deref() == Some(Path::new("/")) {
-            let mine = SAME_FILES.iter().filter_map(|name| {
-                let value = std::env::var_os(name)?;
-                Some((OsString::from(name), value))
-            });
-            variables.extend(mine);
-        }
-        variables.extend(self.env.iter().cloned());
-        with_last_values(variables)
     }
 
     /// Returns the folders in which a guest with files of its own has programs.
@@ -326,10 +398,13 @@ impl Options {
                 ("dedicated", self.dedicated),
                 ("prefault", self.prefault),
                 ("rootfs", self.rootfs.is_some()),
-                ("take", !self.take.is_empty()),
+                ("volume", !self.volume.is_empty()),
+                ("workdir", self.workdir.is_some()),
+                ("hostname", self.hostname.is_some()),
                 ("disk", !self.disk.is_empty()),
                 ("network", !self.network.is_empty()),
                 ("interactive", self.interactive),
+                ("tty", self.tty),
                 ("timeout", self.timeout.is_some()),
             ]
             .into_iter()
@@ -339,10 +414,13 @@ impl Options {
                 return Err(RunError::NoGuest(of_guests));
             }
         }
+        if self.placement == Placement::Vm {
+            backend_vm::check(self.backend.is_some(), &self.device)?;
+        }
+        if self.tty && !io::stdin().is_terminal() {
+            return Err(RunError::NoTerminal);
+        }
         if let Some(root) = &self.rootfs {
-            if !self.take.is_empty() {
-                return Err(RunError::Taken);
-            }
             let data = std::fs::metadata(root).map_err(|source| RunError::Io {
                 what: format!("cannot show {} to a guest", root.display()),
                 source,
@@ -350,63 +428,76 @@ impl Options {
             if !data.is_dir() {
                 return Err(RunError::NoFolder(root.clone()));
             }
-            if let Some(folder) = self.workdir.as_ref().filter(|folder| !folder.is_absolute()) {
+        }
+        if let Some(folder) = &self.workdir {
+            if !folder.is_absolute() {
                 return Err(RunError::Workdir(folder.clone()));
             }
-            if let Some(folder) = self
-                .workdir
-                .as_ref()
-                .filter(|folder| files::lacks_folder(root, folder))
-            {
+            let is_in = |volume: &Volume| folder.starts_with(&volume.destination);
+            if !self.volume.iter().any(is_in) && files::lacks_folder(self.root(), folder) {
                 return Err(RunError::NoWorkdir {
-                    root: root.clone(),
+                    root: self.root().to_owned(),
                     folder: folder.clone(),
                 });
             }
         }
-        if !self.window.0.is_multiple_of(SEGMENT_BYTES as u64)
-            || !(LEAST_WINDOW..=WINDOW_MAX_BYTES).contains(&self.window.0)
-        {
-            return Err(RunError::Window {
-                size: self.window.0,
-            });
-        }
-        if self.disk.len() > MAX_DISKS {
-            return Err(RunError::Disks(self.disk.len()));
-        }
+        check_window(Size(self.window()))?;
+        Disk::check(&self.disk)?;
         network::check(&self.network)?;
-        let memory = self.memory().0;
-        if !memory.is_multiple_of(1 << 20) || !(LEAST_MEMORY..=MOST_MEMORY).contains(&memory) {
-            return Err(RunError::Memory { size: memory });
+        volumes::check(&self.volume)?;
+        // The root is a file system as well.
+        let devices = self.disk.len() + self.network.len() + self.volume.len() + 1;
+        if devices > MAX_DEVICES {
+            return Err(RunError::Devices);
         }
+        check_memory(self.memory())?;
         if let Some(pins) = &self.pin {
             let needs_another = self.dedicated && self.backend.is_none();
             resources::check_processors(pins, self.cpus().into(), needs_another)?;
         }
         if self.prefault {
-            resources::check_memory(memory)?;
+            resources::check_memory(self.memory().0)?;
         }
         Ok(())
     }
 }
 
-/// Parses a variable as given by `--env`.
-fn variable(text: OsString) -> Result<Variable, String> {
-    let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
-    let name = OsStr::from_bytes(parts.next().unwrap_or_default());
-    if name.is_empty() {
-        return Err("a variable needs a name".to_owned());
-    }
-    let value = match parts.next() {
-        Some(value) => Some(OsStr::from_bytes(value).to_owned()),
-        None => std::env::var_os(name),
+/// Opens a backend with a fresh window: the chosen one, or a new one.
+pub fn open_backend(
+    installation: &Installation,
+    chosen: Option<&Chosen>,
+    device: &str,
+    window: Size,
+) -> Result<Backend, RunError> {
+    let opened = match chosen {
+        None => Backend::start(installation, device, window.0),
+        Some(chosen) => Backend::attach_to(chosen.connect()?, window.0),
     };
-    match value {
-        Some(value) => Ok((name.to_owned(), value)),
-        None => Err(format!(
-            "{0} is not set here: write {0}=VALUE",
-            name.display()
-        )),
+    Ok(opened?)
+}
+
+/// Refuses a window that a guest cannot have.
+pub fn check_window(Size(size): Size) -> Result<(), RunError> {
+    let fits = size.is_multiple_of(SEGMENT_BYTES as u64)
+        && (LEAST_WINDOW..=WINDOW_MAX_BYTES).contains(&size);
+    fits.then_some(()).ok_or(RunError::Window { size })
+}
+
+/// Refuses memory that a guest cannot have.
+pub fn check_memory(Size(size): Size) -> Result<(), RunError> {
+    let fits = size.is_multiple_of(1 << 20) && (LEAST_MEMORY..=MOST_MEMORY).contains(&size);
+    fits.then_some(()).ok_or(RunError::Memory { size })
+}
+
+/// Parses the name of a guest as given by `--hostname`.
+fn hostname(text: &str) -> Result<String, &'static str> {
+    let is_part = |part: &str| {
+        let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        !part.is_empty() && !part.starts_with('-') && part.bytes().all(is_of_a_name)
+    };
+    match text.len() <= LONGEST_HOSTNAME && text.split('.').all(is_part) {
+        true => Ok(text.to_owned()),
+        false => Err("write at most 64 letters, digits, hyphens and dots, such as node-1.example"),
     }
 }
 
@@ -418,10 +509,19 @@ pub enum RunError {
     NotRun { status: u8, message: String },
     #[error("--{} applies to guests, and --placement process has none: leave it out", .0.join(", --"))]
     NoGuest(Vec<&'static str>),
-    #[error("--take has no effect with --rootfs, which shows whole folders: leave it out")]
-    Taken,
+    #[error(
+        "--tty needs a terminal as standard input: leave it out, or write --interactive for other input"
+    )]
+    NoTerminal,
     #[error("cannot show {} to a guest: it is no folder", .0.display())]
     NoFolder(PathBuf),
+    #[error("cannot show the image in {} to a guest: {why}", .layout.display())]
+    Layout { layout: PathBuf, why: String },
+    #[error(
+        "{} has no program of its own to start: write one behind the options",
+        .0.display()
+    )]
+    NoProgram(PathBuf),
     #[error("--workdir {} is no path of the guest: begin it with /", .0.display())]
     Workdir(PathBuf),
     #[error("--workdir {} cannot be: the guest has no such folder, since {} has none", .folder.display(), .root.display())]
@@ -441,6 +541,8 @@ pub enum RunError {
     #[error("backend")]
     Backend(#[from] BackendError),
     #[error(transparent)]
+    Unserved(#[from] Unserved),
+    #[error(transparent)]
     Backends(#[from] BackendsError),
     #[error(
         "--backend needs a guest on this machine's KVM, since the emulated host shares no memory with a backend here{}: \
@@ -456,6 +558,12 @@ pub enum RunError {
     Window { size: u64 },
     #[error("{0}")]
     Kvm(String),
+    #[error(
+        "this machine has no KVM that runs Linux, which `wormhole guest` needs: start the guest on one that has"
+    )]
+    NoLinux,
+    #[error("cannot boot {}: it is no regular file", .0.display())]
+    NoFile(PathBuf),
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
     NoImages,
     #[error("wormhole on the emulated host ended with status {0}")]
@@ -470,6 +578,13 @@ pub enum RunError {
     EmulatedProcessor,
     #[error("a guest cannot have {0} disks: at most {MAX_DISKS} are possible")]
     Disks(usize),
+    #[error(
+        "a guest cannot have so many disks, networks and volumes: at most {} together are possible",
+        MAX_DEVICES - 1
+    )]
+    Devices,
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     #[error(transparent)]
     Disk(#[from] DiskError),
     #[error(transparent)]
@@ -510,17 +625,20 @@ impl RunError {
     pub fn options(&self) -> Vec<&'static str> {
         match self {
             Self::NoGuest(options) => options.clone(),
-            Self::Taken => vec!["rootfs", "take"],
-            Self::NoFolder(_) => vec!["rootfs"],
+            Self::NoTerminal => vec!["tty"],
+            Self::NoFolder(_) | Self::Layout { .. } | Self::NoProgram(_) => vec!["rootfs"],
             Self::Workdir(_) | Self::NoWorkdir { .. } => vec!["workdir"],
             Self::Memory { .. } => vec!["memory"],
             Self::Resources(error) => error.options(),
             Self::Window { .. } => vec!["window"],
             Self::Disks(_) | Self::Disk(_) => vec!["disk"],
             Self::Network(_) => vec!["network"],
+            Self::Volume(_) => vec!["volume"],
+            Self::Devices => vec!["disk", "network", "volume"],
             Self::Overwritten(_) => vec!["json"],
             Self::Backends(_) | Self::Apart(_) => vec!["backend"],
             Self::NotExecuted(_) => vec!["command"],
+            Self::Unserved(error) => error.options(),
             _ => Vec::new(),
         }
     }
@@ -539,6 +657,9 @@ impl RunError {
     }
 }
 
+/// Longest name of a machine (`HOST_NAME_MAX` of Linux).
+const LONGEST_HOSTNAME: usize = 64;
+
 /// Least memory in which a guest's kernel and first file system can be unpacked, and below the most
 /// that it can have.
 const LEAST_MEMORY: u64 = 128 << 20;
@@ -548,45 +669,49 @@ const MOST_MEMORY: u64 = 1 << 40;
 /// arena.
 const LEAST_WINDOW: u64 = 8 << 20;
 
+/// Smallest window if `--window` gives none. 64 processes, the limit of a guest, can compute and copy in it: one segment of
+/// 2 MiB for the bootstrap and two for each process.
+const LEAST_USUAL_WINDOW: u64 = 258 << 20;
+
 /// Runs the program and returns its exit status.
 pub fn run(mut options: Options) -> Result<u8, RunError> {
-    let signals = Signals::take().map_err(|source| RunError::Io {
+    let resizes: &[Signal] = if options.tty { &[libc::SIGWINCH] } else { &[] };
+    let signals = Signals::take(resizes).map_err(|source| RunError::Io {
         what: "the thread that takes signals cannot be made".to_owned(),
         source,
     })?;
+    let rootfs = options.rootfs.clone();
+    let image = match options.placement {
+        Placement::Host | Placement::Vm => options.open_layout()?,
+        Placement::Process => None,
+    };
     options.check()?;
-    let mut program = match options.rootfs.as_deref() {
-        Some(root) if root != Path::new("/") => {
+    if options.command.is_empty() {
+        return Err(RunError::NoProgram(rootfs.unwrap_or_default()));
+    }
+    let mut program = match options.has_own_files() {
+        true => find_program(&options.command[0])?,
+        false => {
             let name = options.command[0].as_ref();
             let folders = options.folders_of_programs();
             let missing = || NotExecuted::NotInPath(options.command[0].display().to_string());
-            files::find_below(root, name, &folders).ok_or_else(missing)?
+            files::find_below(options.root(), name, &folders).ok_or_else(missing)?
         }
-        _ => find_program(&options.command[0])?,
     };
-    if options.rootfs.is_some() {
+    if options.placement != Placement::Process {
         // Links stay: a virtual environment's interpreter is one, and finds its packages by its name.
         program = std::path::absolute(&program).map_err(|source| RunError::Io {
             what: format!("cannot find {}", program.display()),
             source,
         })?;
-    } else if options.placement == Placement::Host {
-        // A guest has the program at its real path, and programs search for files beside their own.
-        program = std::fs::canonicalize(&program)
-            .map_err(|source| NotExecuted::because(&program, source))?;
-    }
-    for path in &mut options.take {
-        // Links are not resolved, because the guest opens the path as given.
-        let named = std::fs::metadata(&*path).and_then(|_| std::path::absolute(&*path));
-        *path = named.map_err(|source| RunError::Io {
-            what: format!("cannot take {} along", path.display()),
-            source,
-        })?;
+        if options.has_own_files() {
+            // The guest's kernel would refuse it as well, after a boot.
+            NotExecuted::expect(&program)?;
+        }
     }
     if let Some(path) = &options.json {
         let disks = options.disk.iter().map(|disk| &disk.path);
         let mut read = std::iter::once(&program)
-            .chain(&options.take)
             .chain(disks)
             .chain(&options.config.file);
         if let Some(read) = read.find(|read| same_file(path, read)) {
@@ -610,19 +735,32 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         })
     });
     let record = record.transpose()?;
+    let terminal = options.tty.then(|| {
+        Keeper::start(installation.command()).map_err(|source| RunError::Io {
+            what: "cannot start the process that restores the terminal".to_owned(),
+            source,
+        })
+    });
+    let terminal = terminal.transpose()?;
+    let input = options.reads_input().then(|| Input {
+        terminal: terminal.as_ref().map(Keeper::handle),
+    });
     let (status, summary) = match options.placement {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
-        Placement::Host => match choose_host(options.host.unwrap_or(Host::Auto))? {
-            Kvm::Usable => guest::run(&options, &program, &installation, &signals)?,
+        Placement::Host | Placement::Vm => match choose_host(options.host.unwrap_or(Host::Auto))? {
+            Kvm::Usable => guest::run(&options, &program, &installation, &signals, input)?,
             Kvm::Emulated { why } if options.backend.is_some() => return Err(RunError::Apart(why)),
             Kvm::Emulated { why } if options.pin.is_some() => {
                 return Err(ResourcesError::Emulated(why).into());
             }
             Kvm::Emulated { why } => {
-                emulated::run(&options, &program, &installation, &signals, why.as_deref())?
+                let why = why.as_deref();
+                emulated::run(&options, &program, &installation, &signals, input, why)?
             }
         },
     };
+    drop(terminal);
+    drop(image);
     if let (Some(failure), "none" | "kvm") = (&summary.backend_failure, summary.guest.as_str()) {
         say::line(format_args!(
             "the backend ended before the program: {failure}"
@@ -692,24 +830,6 @@ fn look(path: &Path) -> Result<(), NotExecuted> {
     access(path, Access::EXEC_OK).map_err(|error| refused(error.into()))
 }
 
-/// Separates errors of the program itself from errors of the image that contains it.
-fn not_executed(program: &Path, error: ImageError) -> RunError {
-    match error {
-        ImageError::Elf { path, .. } if path == program => NotExecuted::format(program).into(),
-        ImageError::Interpreter {
-            script,
-            interpreter,
-            fault,
-        } if script == program => NotExecuted::Interpreter {
-            program: script.display().to_string(),
-            interpreter,
-            fault,
-        }
-        .into(),
-        error => error.into(),
-    }
-}
-
 /// Usability of this machine's KVM for the guest.
 enum Kvm {
     Usable,
@@ -741,113 +861,48 @@ fn images(installation: &Installation) -> Result<PathBuf, RunError> {
     installation.images().ok_or(RunError::NoImages)
 }
 
-/// Returns a socket that delivers standard input once its holder has written a `!`.
-fn standard_input() -> Result<UnixStream, RunError> {
-    let (ours, theirs) = UnixStream::pair().map_err(|source| RunError::Io {
-        what: "standard input cannot be connected".to_owned(),
-        source,
-    })?;
-    feed(ours);
-    Ok(theirs)
+/// Standard input for a program in a guest.
+#[derive(Debug)]
+pub struct Input {
+    /// The terminal that it is, if the program has one.
+    terminal: Option<Handle>,
 }
 
-/// Copies standard input to `stream`, once the peer has written a `!`. The thread is never joined:
-/// it ends with the input, or with this process.
-fn feed(mut stream: UnixStream) {
-    let fed = tasks::spawn("stdin", move || {
-        let mut ready = [0];
-        if !matches!(stream.read(&mut ready), Ok(1)) {
-            return;
+impl Input {
+    /// Returns a socket that delivers the input once its holder has written a `!`.
+    fn socket(self) -> Result<UnixStream, RunError> {
+        let (ours, theirs) = UnixStream::pair().map_err(|source| RunError::Io {
+            what: "standard input cannot be connected".to_owned(),
+            source,
+        })?;
+        self.feed(ours);
+        Ok(theirs)
+    }
+
+    /// Copies the input to `stream`, once the peer has written a `!`. The thread is never joined: it ends with the
+    /// input, or with this process.
+    fn feed(self, mut stream: UnixStream) {
+        let fed = tasks::spawn("stdin", move || {
+            let mut ready = [0];
+            if !matches!(stream.read(&mut ready), Ok(1)) {
+                return;
+            }
+            // Until now the terminal's keys could end this process.
+            if let Some(terminal) = self.terminal {
+                terminal.make_raw();
+            }
+            // A program that does not read all of its input is no failure.
+            drop(io::copy(&mut io::stdin().lock(), &mut stream));
+            drop(stream.shutdown(Shutdown::Write));
+            // QEMU drops unread data of a socket whose peer is closed, so this end stays open until
+            // QEMU closes its own.
+            drop(io::copy(&mut stream, &mut io::sink()));
+        });
+        if let Err(error) = fed {
+            say::line(format_args!("the program gets no standard input: {error}"));
         }
-        // A program that does not read all of its input is no failure.
-        drop(io::copy(&mut io::stdin().lock(), &mut stream));
-        drop(stream.shutdown(Shutdown::Write));
-        // QEMU drops unread data of a socket whose peer is closed, so this end stays open until
-        // QEMU closes its own.
-        drop(io::copy(&mut stream, &mut io::sink()));
-    });
-    if let Err(error) = fed {
-        say::line(format_args!("the program gets no standard input: {error}"));
     }
 }
-
-/// Variables that a program in a guest has from the caller, where it has the caller's files.
-const SAME_FILES: [&str; 6] = [
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-];
 
 /// Folders of programs in a guest with other files.
 const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-
-/// Names the folders in which the loader looks for libraries first (ld.so(8)).
-const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-
-/// Returns the variables of this environment that a guest's program gets: those that CUDA programs and the frontend
-/// read, and the folders of libraries.
-fn forwarded_variables() -> Vec<Variable> {
-    let folders = std::env::var_os(LIBRARY_PATH).and_then(|path| absolute_folders(&path));
-    std::env::vars_os()
-        .filter(|(name, _)| {
-            let name = name.to_string_lossy();
-            name.starts_with("CUDA_") || name == "WORMHOLE_LOG"
-        })
-        .chain(folders.map(|path| (LIBRARY_PATH.into(), path)))
-        .collect()
-}
-
-/// Returns each variable once, with its last value: programs read the first of two.
-fn with_last_values(variables: Vec<Variable>) -> Vec<Variable> {
-    let mut seen = HashSet::new();
-    let mut last: Vec<Variable> = variables
-        .into_iter()
-        .rev()
-        .filter(|(name, _)| seen.insert(name.clone()))
-        .collect();
-    last.reverse();
-    last
-}
-
-/// Makes the folders of a path absolute. The loader takes an empty name for the working directory.
-fn absolute_folders(path: &OsStr) -> Option<OsString> {
-    if path.is_empty() {
-        return None;
-    }
-    let folders = std::env::split_paths(path).filter_map(|folder| {
-        let named = !folder.as_os_str().is_empty();
-        let whole = if named {
-            std::path::absolute(&folder)
-        } else {
-            std::env::current_dir()
-        };
-        whole.ok()
-    });
-    std::env::join_paths(folders).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_variable_has_its_last_value() {
-        let variable = |name: &str, value: &str| (name.into(), value.into());
-        let given = vec![variable("A", "1"), variable("B", "2"), variable("A", "3")];
-        let last = vec![variable("B", "2"), variable("A", "3")];
-        assert_eq!(with_last_values(given), last);
-    }
-
-    #[test]
-    fn folders_of_libraries_are_the_same_in_a_guest() {
-        let here = std::env::current_dir().expect("a working directory");
-        let here = here.to_str().expect("text");
-        let absolute = |path: &str| absolute_folders(path.as_ref());
-        let wanted = format!("/opt/lib:{here}/lib:{here}");
-        assert_eq!(absolute("/opt/lib:lib:"), Some(wanted.into()));
-        assert_eq!(absolute(""), None);
-    }
-}

@@ -19,9 +19,10 @@ use crate::backend::BackendError;
 use crate::installation::Installation;
 use crate::signals::Signals;
 
+use super::environment::{LIBRARY_PATH, Variable};
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{LIBRARY_PATH, Options, RunError, Variable};
+use super::{Options, RunError};
 
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -64,7 +65,7 @@ pub fn run(
         }
     });
     accepting.map_err(|source| RunError::Io {
-        what: "the thread that hears guest processes cannot be made".to_owned(),
+        what: "the thread that accepts guest processes cannot be created".to_owned(),
         source,
     })?;
 

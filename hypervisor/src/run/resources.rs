@@ -140,9 +140,7 @@ fn list(numbers: &[usize]) -> String {
 
 /// Checks that this machine has `bytes` of memory for a guest in advance.
 pub fn check_memory(bytes: u64) -> Result<(), ResourcesError> {
-    let available = std::fs::read_to_string("/proc/meminfo").ok();
-    let available = available.and_then(|text| available_mib(&text));
-    match (bytes >> 20, available) {
+    match (bytes >> 20, mib("MemAvailable:")) {
         (needed, Some(available)) if needed > available => {
             Err(ResourcesError::Memory { needed, available })
         }
@@ -150,11 +148,18 @@ pub fn check_memory(bytes: u64) -> Result<(), ResourcesError> {
     }
 }
 
-/// Returns the memory that new programs can have, from the text of `/proc/meminfo`.
-fn available_mib(text: &str) -> Option<u64> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Returns this machine's bytes of memory.
+pub fn memory() -> Option<u64> {
+    Some(mib("MemTotal:")? << 20)
+}
+
+/// Returns a number of `/proc/meminfo` in MiB.
+fn mib(name: &str) -> Option<u64> {
+    mib_in(&std::fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
+fn mib_in(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
     Some(kib >> 10)
 }
@@ -237,11 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn available_memory_is_read_from_the_kernels_text() {
+    fn numbers_are_read_from_the_kernels_text() {
         let text = "MemTotal:       24683656 kB\nMemAvailable:   23060416 kB\nBuffers: 1 kB\n";
-        assert_eq!(available_mib(text), Some(22519));
+        assert_eq!(mib_in(text, "MemAvailable:"), Some(22519));
+        assert_eq!(mib_in(text, "MemTotal:"), Some(24105));
         for other in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 5"] {
-            assert_eq!(available_mib(other), None, "{other}");
+            assert_eq!(mib_in(other, "MemAvailable:"), None, "{other}");
         }
         assert!(check_memory(1 << 20).is_ok());
         assert!(matches!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use wormhole_link::chain;
 use wormhole_link::report::SessionReport;
-use wormhole_monitor::exit_accounting;
+use wormhole_monitor::exit_accounting::Accounts;
 
 use crate::backend::Served;
 
@@ -29,7 +29,9 @@ pub struct Summary {
     /// VM.
     pub vm_exits: Option<u64>,
     /// VM exits by the activity that the program reported; none without a VM.
-    pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
+    pub exit_accounts: Option<Accounts>,
+    /// The backend's own VM; none if the backend is a process of this system.
+    pub backend_vm: Option<BackendVmSummary>,
     /// Bytes of memory that the guest did not use any more and the host took back; none without a VM.
     pub reclaimed_bytes: Option<u64>,
     /// Reason why the backend ended before the program; none if it did not.
@@ -39,6 +41,17 @@ pub struct Summary {
     /// Newest sessions in full. With more than [`wormhole_link::report::KEPT`] sessions, the first
     /// report contains the sums of the earlier ones.
     pub sessions: Vec<SessionReport>,
+}
+
+/// Figures of a run's backend VM.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BackendVmSummary {
+    /// Identity of its kernel's boot (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// Number of exits of its vCPU while the program ran.
+    pub vm_exits: Option<u64>,
+    /// VM exits of the backend VM by the activity that the guest's program reported.
+    pub exit_accounts: Accounts,
 }
 
 impl Summary {
@@ -59,6 +72,7 @@ impl Summary {
             bytes_from_device: sum(|session| session.bytes_out),
             vm_exits: None,
             exit_accounts: None,
+            backend_vm: None,
             reclaimed_bytes: None,
             backend_failure: failure.map(|error| chain(&error)),
             session_count,
@@ -85,6 +99,9 @@ impl fmt::Display for Summary {
         )?;
         if let Some(exits) = self.vm_exits {
             write!(f, "{exits} VM exits, ")?;
+        }
+        if let Some(exits) = self.backend_vm.as_ref().and_then(|vm| vm.vm_exits) {
+            write!(f, "{exits} of the backend VM, ")?;
         }
         writeln!(f, "{:.2} s", self.seconds)?;
         for session in &self.sessions {

@@ -278,12 +278,20 @@ fn a_backend_that_cannot_serve_a_program_says_so() {
     only.kill_9("spin");
     only.finish();
     // The first tenant counts until all of its processes have ended.
-    let mut wide = run("128M");
+    let full = program("static", "full_window");
+    let mut over = None;
     eventually("the end of the first tenant", PATIENCE, || {
-        wide = run("128M");
-        !wide.stderr.contains("--tenants-per-user")
+        let mut command = runtime.command(&["run", "--placement", "process", "--backend", "full"]);
+        let run = finish(command.args(["--"]).arg(&full));
+        let waits = run.stderr.contains("--tenants-per-user");
+        over = Some(run);
+        !waits
     });
-    refused(&wide, "--window-limit allows 64");
+    // The default window is larger than the limit, which its use reaches.
+    let over = over.expect("it ran");
+    assert!(over.stdout.contains("PASS full_window"), "{}", over.stdout);
+    let line = "64 MiB of it can be used, and wormhole backend start --window-limit allows more";
+    assert!(over.stderr.contains(line), "{}", over.stderr);
 
     let record = runtime.path().join("full/record.json");
     let text = fs::read_to_string(&record).expect("the backend's record");
@@ -508,7 +516,10 @@ fn a_run_ends_although_its_backend_stands() {
 
 const UNITS: [&str; 2] = ["wormhole-backend.service", "wormhole-backend@.service"];
 
-/// Returns a unit of backends, with the path of the staged command.
+/// The unit of guests.
+const GUEST_UNIT: &str = "wormhole-guest@.service";
+
+/// Returns a unit, with the path of the staged command.
 fn unit(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/units");
     let unit = fs::read_to_string(folder.join(name)).expect("the unit");
@@ -519,15 +530,15 @@ fn unit(name: &str) -> String {
 }
 
 #[test]
-fn the_units_of_backends_are_valid() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn the_units_of_backends_and_guests_are_valid() {
     let verify = |name: &str, unit: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(name);
         fs::write(&path, unit).expect("room");
         let mut command = Command::new("systemd-analyze");
         command.arg("verify").arg(path).output()
     };
-    for name in UNITS {
+    for name in UNITS.into_iter().chain([GUEST_UNIT]) {
         let verified = match verify(name, &unit(name)) {
             Err(error) => {
                 println!("skipped: systemd-analyze cannot be started: {error}");
@@ -537,7 +548,7 @@ fn the_units_of_backends_are_valid() {
         };
         let said = String::from_utf8_lossy(&verified.stderr);
         assert!(verified.status.success(), "{said}");
-        assert!(!said.contains("wormhole-backend"), "{said}");
+        assert!(!said.contains("wormhole-"), "{said}");
         let wrong = unit(name).replace("Type=notify", "Typ=notify");
         let wrong = verify(name, &wrong).expect("as before");
         let said = String::from_utf8_lossy(&wrong.stderr);
@@ -545,7 +556,7 @@ fn the_units_of_backends_are_valid() {
     }
 }
 
-/// Runs the command of a unit of the backend `two`, whose file is in this folder.
+/// Runs the command of a unit of the backend or guest `two`, whose file is in this folder.
 fn start_unit(name: &str, folder: &Path) -> Finished {
     let folder = folder.to_str().expect("a path in UTF-8");
     let unit = unit(name).replace("/etc/wormhole", folder);
@@ -569,4 +580,17 @@ fn the_units_of_backends_start_them() {
     }
     fs::write(&file, "sessions = 0").expect("room");
     refused(&start_unit(UNITS[1], folder.path()), "two.toml, line 1: ");
+}
+
+#[test]
+fn the_unit_of_guests_starts_them_by_their_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("guests")).expect("a folder");
+    fs::write(
+        folder.path().join("guests/two.toml"),
+        "kernel = \"/no/kernel\"",
+    )
+    .expect("room");
+    let run = start_unit(GUEST_UNIT, folder.path());
+    refused(&run, "cannot read /no/kernel");
 }

@@ -14,10 +14,13 @@ const FLAGS: &[(&str, &str)] = &[
     ("run --", "<COMMAND>"),
     ("run -x true", "'-x'"),
     (
-        "run --placement vm true",
-        "[possible values: process, host]",
+        "run --placement cloud true",
+        "[possible values: process, host, vm]",
     ),
-    ("run --placement true", "[possible values: process, host]"),
+    (
+        "run --placement true",
+        "[possible values: process, host, vm]",
+    ),
     ("run --placement", "--placement"),
     ("run --device '' true", "is no device"),
     ("run --device cpu:0 true", "\"cpu:0\" is no device"),
@@ -62,7 +65,7 @@ const FLAGS: &[(&str, &str)] = &[
         "cannot show relative to a guest",
     ),
     (
-        "run --rootfs / --workdir /no/folder true",
+        "run --workdir /no/folder true",
         "the guest has no such folder",
     ),
     (
@@ -72,14 +75,48 @@ const FLAGS: &[(&str, &str)] = &[
     ("run --rootfs / --workdir '' true", "'--workdir <FOLDER>'"),
     (
         "run --placement process --workdir / true",
-        "--rootfs <FOLDER>",
+        "--workdir applies to guests",
     ),
-    ("run --take '' true", "'--take <TAKE>'"),
-    ("run --take /no/file true", "cannot take /no/file along"),
+    (
+        "run --hostname under_score true",
+        "write at most 64 letters, digits, hyphens and dots",
+    ),
+    ("run --hostname=-x true", "'--hostname <NAME>'"),
+    ("run --hostname a..b true", "such as node-1.example"),
+    ("run --tty true", "--tty needs a terminal as standard input"),
+    ("run --volume /a true", "SOURCE:DESTINATION, or"),
+    ("run --volume /etc:/data:rw true", "must be a path below /"),
+    ("run --volume /data:ro true", "SOURCE:DESTINATION:ro"),
+    ("run --volume /etc:data:ro true", "must be a path below /"),
+    ("run --volume /etc:/:ro true", "must be a path below /"),
+    ("run --volume /etc:/a/../b:ro true", "without . and .."),
+    ("run --volume /etc:/proc/x:ro true", "are the guest's own"),
+    (
+        "run --volume /no/folder:/data:ro true",
+        "cannot show /no/folder to a guest",
+    ),
+    ("run --volume /etc/passwd:/data:ro true", "it is no folder"),
+    (
+        "run --volume /etc:/d:ro --volume /usr:/d/:ro true",
+        "two volumes have the place /d",
+    ),
     ("run --disk '' true", "a disk needs a file"),
     ("run --disk :ro true", "a disk needs a file"),
     ("run --disk /no/disk:ro true", "/no/disk cannot be opened"),
     ("run --network '' true", "address is missing"),
+    (
+        "run --network passt,address=10.0.0.2/24 true",
+        "leave \"address=10.0.0.2/24\" out",
+    ),
+    ("run --network passt,mac=1 true", "has six bytes"),
+    (
+        "run --network passt,passt true",
+        "passt, and mac=, can be there once",
+    ),
+    (
+        "run --network passt --network passt true",
+        "names passt twice",
+    ),
     (
         "run --network tap=a,address=10.0.0.2/24,frob=1 true",
         "\"frob=1\" is no field of a network",
@@ -95,10 +132,7 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     ("run --quiet=yes true", "'yes'"),
     ("run --quiet --quiet true", "cannot be used multiple times"),
-    (
-        "run --backend '' true",
-        "a backend's name has 1 to 32 letters",
-    ),
+    ("run --backend '' true", "a name has 1 to 32 letters"),
     (
         "run --placement process --backend none true",
         "no backend none is running",
@@ -121,7 +155,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("backend", "[subcommands: start, stop, list, help]"),
     ("backend frob", "'frob'"),
     ("backend start a b", "'b'"),
-    ("backend start ''", "a backend's name has 1 to 32 letters"),
+    ("backend start ''", "a name has 1 to 32 letters"),
     ("backend start --device cpu:0", "\"cpu:0\" is no device"),
     ("backend start --sessions 0", "'--sessions <N>'"),
     (
@@ -165,8 +199,81 @@ const FLAGS: &[(&str, &str)] = &[
     ("backend stop a b", "'b'"),
     ("backend stop --config none", "'--config'"),
     ("backend list --json=1", "'1'"),
+    (
+        "guest",
+        "[subcommands: start, stop, list, console, logs, help]",
+    ),
+    ("guest start", "<NAME>"),
+    ("guest start a", "--kernel <FILE>"),
+    ("guest start a --foreground", "--kernel <FILE>"),
+    (
+        "guest start a --kernel /no/kernel",
+        "cannot read /no/kernel",
+    ),
+    ("guest start a --foreground=1 --kernel k", "'1'"),
+    (
+        "guest start a --kernel k --backend unix:",
+        "unix: needs the path of a socket",
+    ),
+    ("guest stop", "<NAME>"),
+    ("guest stop ../a", "has 1 to 32 letters"),
+    ("guest stop a", "no guest a is running"),
+    ("guest stop a --timeout 1m", "'--timeout <TIMEOUT>'"),
+    ("guest stop a --timeout=-1", "'--timeout <TIMEOUT>'"),
+    ("guest stop a b", "'b'"),
+    ("guest list a", "'a'"),
+    ("guest list --json=1", "'1'"),
+    ("guest console", "<NAME>"),
+    ("guest console a", "no guest a is running"),
+    ("guest console /a", "has 1 to 32 letters"),
+    ("guest logs", "<NAME>"),
+    ("guest logs a", "no guest a is running"),
+    ("guest logs a --follow", "'--follow'"),
+    (
+        "guest start .. --foreground --kernel k",
+        "has 1 to 32 letters",
+    ),
+    (
+        "guest start a --foreground --kernel /no/kernel",
+        "cannot read /no/kernel",
+    ),
+    (
+        "guest start a --foreground --kernel /dev/zero",
+        "cannot boot /dev/zero: it is no regular file",
+    ),
+    (
+        "guest start a --foreground --kernel /etc/passwd --initrd /etc",
+        "cannot boot /etc: it is no regular file",
+    ),
+    (
+        "guest start a --foreground --kernel k --memory 1M",
+        "at least 128M",
+    ),
+    (
+        "guest start a --foreground --kernel k --window 3M",
+        "a multiple of 2 MiB",
+    ),
+    (
+        "guest start a --foreground --kernel k --network tap=a,address=10.0.0.2/24",
+        "is neither tap=NAME, passt nor mac=MAC",
+    ),
+    (
+        "guest start a --foreground --kernel k --network tap=a --network tap=a",
+        "the tap interface a twice",
+    ),
+    (
+        "guest start a --foreground --kernel k --network passt,dns=9.9.9.9",
+        "is neither tap=NAME, passt nor mac=MAC",
+    ),
+    (
+        "guest start a --foreground --kernel k --device cpu --backend b",
+        "cannot be used with",
+    ),
     ("image", "[subcommands: build, help]"),
-    ("image build", "[subcommands: guest, emulated-host, help]"),
+    (
+        "image build",
+        "[subcommands: guest, backend, emulated-host, help]",
+    ),
     ("image build frob", "'frob'"),
     ("image build guest frob", "'frob'"),
     (
@@ -294,13 +401,11 @@ const RUN_FILES: &[(&str, &str)] = &[
         "network = [\"tap=tap0\"]",
         "line 1: invalid value 'tap=tap0' for '--network",
     ),
-    ("take = [\"/no/file\"]", "cannot take /no/file along"),
+    ("take = [\"/no/file\"]", "unknown key"),
     (
         "rootfs = \"/no\\nfolder\"",
         "cannot show /no folder to a guest",
     ),
-    ("rootfs = \"/\"\ntake = [\"/bin/sh\"]", "`take` in line 2"),
-    ("workdir = \"/\"", "--rootfs <FOLDER>"),
     (
         "rootfs = \"/\"\nworkdir = \"work\"",
         "(c.toml has `workdir` in line 2)",
@@ -357,6 +462,35 @@ const BACKEND_FILES: &[(&str, &str)] = &[
         "(c.toml has `worker-memory` in line 1, `tenant-memory` in line 2)",
     ),
     ("command = [\"true\"]", "unknown key `command`"),
+];
+
+/// Files for `wormhole guest start --config c.toml`.
+const GUEST_FILES: &[(&str, &str)] = &[
+    (
+        "kernels = \"k\"",
+        "unknown key `kernels`; did you mean `kernel`?",
+    ),
+    ("name = \"a\"", "--kernel <FILE>"),
+    (
+        "name = \"a/b\"\nkernel = \"k\"",
+        "line 1: invalid value 'a/b' for '<NAME>'",
+    ),
+    (
+        "name = \"a\"\nkernel = \"/no/kernel\"",
+        "cannot read /no/kernel",
+    ),
+    (
+        "name = \"a\"\nkernel = [\"k\"]",
+        "`kernel` must be a string or a number",
+    ),
+    (
+        "name = \"a\"\nkernel = \"k\"\n\nmemory = \"1M\"",
+        "(c.toml has `memory` in line 4)",
+    ),
+    (
+        "name = \"a\"\nkernel = \"k\"\ncpus = 65",
+        "line 3: invalid value '65' for '--cpus",
+    ),
 ];
 
 /// Returns the names of what lies below a folder.
@@ -434,6 +568,10 @@ fn every_bad_configuration_is_refused_in_one_sentence_and_leaves_nothing() {
         let line = "backend start --config c.toml";
         (line, Some(text.as_bytes().to_vec()), *words)
     });
+    let guest_files = GUEST_FILES.iter().map(|(text, words)| {
+        let line = "guest start --config c.toml";
+        (line, Some(text.as_bytes().to_vec()), *words)
+    });
     let mut deep = b"env = ".to_vec();
     deep.resize(1 << 20, b'[');
     let many = format!("env = [{}]", "\"A=1\",".repeat(5000));
@@ -453,6 +591,7 @@ fn every_bad_configuration_is_refused_in_one_sentence_and_leaves_nothing() {
         .map(|(line, words)| (*line, None, *words))
         .chain(run_files)
         .chain(backend_files)
+        .chain(guest_files)
         .chain(hostile)
         .collect();
     let complaints: String = cases

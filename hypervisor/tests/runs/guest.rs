@@ -9,8 +9,8 @@ use std::process::{Child, Command};
 
 use crate::bad_input;
 use crate::harness::{
-    Finished, PATIENCE, alone, demo_programs, eventually, finish, images, per_thread_programs,
-    program, wormhole,
+    Finished, PATIENCE, alone, beside_other_guests, demo_programs, eventually, finish, images,
+    per_thread_programs, program, wormhole,
 };
 use crate::process::{AFTER_12_1, BROKEN, FAULTS};
 
@@ -45,7 +45,7 @@ const BY_NAME: [&str; 10] = [
 ];
 
 /// Programs that no guest runs, each with the reason.
-const NOT_IN_A_GUEST: [(&str, &str); 3] = [
+const NOT_IN_A_GUEST: [(&str, &str); 4] = [
     (
         "registered",
         "moves pages of the program's into the window, which a guest maps in whole segments",
@@ -58,16 +58,16 @@ const NOT_IN_A_GUEST: [(&str, &str); 3] = [
         "many",
         "fills a window of two gigabytes, for which the emulated host would need as much memory",
     ),
+    (
+        "waits",
+        "measures processor time, most of which emulation takes where a guest is emulated",
+    ),
 ];
 
-/// Runs a shell script in a guest that has these programs.
-fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> Finished {
+/// Runs a shell script in a guest.
+fn in_guest(kernel: &str, script: &str, more: &[&str]) -> Finished {
     let mut command = wormhole(&["run", "--placement", "host", "--kernel", kernel]);
-    command.args(more);
-    for program in programs {
-        command.arg("--take").arg(program);
-    }
-    finish(command.args(["--", "/bin/sh", "-c", script]))
+    finish(command.args(more).args(["--", "/bin/sh", "-c", script]))
 }
 
 /// A program: the runtime that it was built with, and its name.
@@ -76,7 +76,6 @@ type Built = (&'static str, String);
 /// Runs programs one after another in a guest, after a script that may be empty, and asserts that each prints `PASS`
 /// and its name.
 fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Finished {
-    let mut taken = Vec::new();
     let mut script = script.to_owned();
     for (link, name) in programs {
         let path = program(link, name);
@@ -84,11 +83,8 @@ fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Fi
             "{} || echo FAILED {link} {name} $?\n",
             path.display()
         ));
-        taken.push(path);
     }
-    // Programs of `shared` load this library.
-    taken.push(program("shared", "libcudart.so.13"));
-    let run = in_guest(kernel, &taken, &script, more);
+    let run = in_guest(kernel, &script, more);
     assert!(
         run.status.success(),
         "{:?}\n{}\n{}",
@@ -123,7 +119,7 @@ fn built(links: &[&'static str], names: &[&str]) -> Vec<Built> {
 }
 
 fn the_demo_passes(kernel: &str) {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let programs = built(&["static", "shared"], PROGRAMS);
     let version = "read -r version < /proc/version; echo \"$version\"\n";
     let run = all_pass(kernel, &programs, version, &[]);
@@ -184,7 +180,7 @@ fn programs_pass_on_linux_6_12() {
 /// The programs are compiled by CUDA 11.8 and 12.4, the latter also with the runtimes of 12.1 and 12.9.
 #[test]
 fn programs_of_earlier_releases_pass_in_a_guest() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let mut programs = built(&["cuda11", "cuda12", "cuda12.1", "cuda12.9"], PROGRAMS);
     programs.retain(|(link, name)| *link != "cuda12.1" || !AFTER_12_1.contains(&name.as_str()));
     all_pass("6.12", &programs, "", &[]);
@@ -209,21 +205,15 @@ fn suites() -> Vec<Built> {
 
 #[test]
 fn the_suites_pass_in_a_guest() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     all_pass("6.1", &suites(), "", &[]);
 }
 
 /// Covers faults, wrong kernels, waiting threads, and threads that pass a counter to each other.
 #[test]
 fn programs_in_a_guest_say_what_they_say_elsewhere() {
-    let _alone = alone();
-    let mut taken = Vec::new();
-    let mut start = |link, name| {
-        let path = program(link, name);
-        let command = path.display().to_string();
-        taken.push(path);
-        command
-    };
+    let _beside = beside_other_guests();
+    let start = |link, name| program(link, name).display().to_string();
     let mut script = String::new();
     for (name, _) in FAULTS {
         script.push_str(&format!(
@@ -242,7 +232,7 @@ fn programs_in_a_guest_say_what_they_say_elsewhere() {
         start("static", "eight_waiters")
     ));
     script.push_str(&format!("{} 50\n", start("shared", "handoff")));
-    let run = in_guest("6.1", &taken, &script, &[]);
+    let run = in_guest("6.1", &script, &[]);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     let faults = FAULTS.iter().flat_map(|(_, lines)| *lines);
     let errs = BROKEN.map(|name| [format!("FAIL {name}: index "), format!("broken {name} 1\n")]);
@@ -262,12 +252,10 @@ fn programs_in_a_guest_say_what_they_say_elsewhere() {
 /// Covers more than two thousand cases, most in a process of their own.
 #[test]
 fn bad_input_in_a_guest_is_answered_as_natively() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     bad_input::is_answered_as_natively(|program, calls| {
         finish(
-            wormhole(&["run", "--placement", "host", "--take"])
-                .arg(calls)
-                .arg("--")
+            wormhole(&["run", "--placement", "host", "--"])
                 .args([program, calls])
                 .arg("1"),
         )
@@ -279,16 +267,11 @@ fn bad_input_in_a_guest_is_answered_as_natively() {
 #[test]
 fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
     const NEIGHBOURS: [&str; 3] = ["vector_add", "reduction", "prefix_scan"];
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let hostile = program("static", "hostile");
-    let mut taken = vec![hostile.clone()];
     let hostile = hostile.display();
-    let [first, second, third] = NEIGHBOURS.map(|name| {
-        let path = program("static", name);
-        let command = path.display().to_string();
-        taken.push(path);
-        command
-    });
+    let [first, second, third] =
+        NEIGHBOURS.map(|name| program("static", name).display().to_string());
     let mut script = String::new();
     for way in ["session 1", "session 2", "streams 3"] {
         script.push_str(&format!(
@@ -297,7 +280,7 @@ fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
     }
     // Programs that read the bootstrap after that are refused.
     script.push_str(&format!("{hostile} window 4\n{first}; echo then $?\n"));
-    let run = in_guest("6.1", &taken, &script, &[]);
+    let run = in_guest("6.1", &script, &[]);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     for name in NEIGHBOURS {
         let passed = run.stdout.matches(&format!("PASS {name} ")).count();
@@ -321,7 +304,7 @@ fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
 /// Runs a program for several devices, also with only some of them visible, and programs for one device.
 #[test]
 fn a_guest_sees_all_devices_of_its_tenant() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let one = [
         "vector_add",
         "pools",
@@ -331,13 +314,10 @@ fn a_guest_sees_all_devices_of_its_tenant() {
     ];
     let peers = program("static", "peers");
     let mut script = format!("{0} && CUDA_VISIBLE_DEVICES=1,0 {0}", peers.display());
-    let mut taken = vec![peers];
     for name in one {
-        let path = program("static", name);
-        script.push_str(&format!(" && {}", path.display()));
-        taken.push(path);
+        script.push_str(&format!(" && {}", program("static", name).display()));
     }
-    let run = in_guest("6.1", &taken, &script, &["--device", "cpu:3"]);
+    let run = in_guest("6.1", &script, &["--device", "cpu:3"]);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     let passed = ["peers: 3 devices", "peers: 2 devices"]
         .into_iter()
@@ -353,7 +333,7 @@ fn a_guest_sees_all_devices_of_its_tenant() {
 
 #[test]
 fn the_checker_tells_a_guests_program_of_its_races() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let race = program("static", "race");
     let run =
         finish(wormhole(&["run", "--placement", "host", "--device", "cpu,check", "--"]).arg(race));
@@ -397,30 +377,11 @@ fn launches_of_a_guest_make_no_exits() {
 
 #[test]
 fn output_and_status_come_out_of_the_guest_apart() {
-    let _alone = alone();
-    let run = in_guest(
-        "6.1",
-        &[],
-        "echo to stdout; echo to stderr >&2; exit 43",
-        &[],
-    );
+    let _beside = beside_other_guests();
+    let run = in_guest("6.1", "echo to stdout; echo to stderr >&2; exit 43", &[]);
     assert_eq!(run.status.code(), Some(43), "{}", run.stderr);
     assert_eq!(run.stdout, "to stdout\n");
     assert!(run.stderr.contains("to stderr\n"), "{}", run.stderr);
-}
-
-#[test]
-fn what_is_taken_along_is_where_it_was_named() {
-    let _alone = alone();
-    let place = tempfile::tempdir().expect("a folder");
-    let (folder, link) = (place.path().join("folder"), place.path().join("link"));
-    std::fs::create_dir(&folder).expect("a folder");
-    std::fs::write(folder.join("file"), "in a folder\n").expect("a file");
-    std::os::unix::fs::symlink(&folder, &link).expect("a link");
-    let named = link.join("file");
-    let script = format!("read -r line < {}; echo \"$line\"", named.display());
-    let run = in_guest("6.1", &[named], &script, &[]);
-    assert_eq!(run.stdout, "in a folder\n", "{}", run.stderr);
 }
 
 /// A Python program whose interpreter, module and working directory are the caller's, and that uses the device.
@@ -440,7 +401,7 @@ sys.exit(7)
 
 #[test]
 fn a_guest_has_the_hosts_files_and_keeps_its_changes_to_itself() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().canonicalize().expect("a path");
     let venv = Command::new("python3")
@@ -450,7 +411,7 @@ fn a_guest_has_the_hosts_files_and_keeps_its_changes_to_itself() {
     assert!(venv.expect("python3 is there").success());
     std::fs::write(path.join("program.py"), IN_AN_ENVIRONMENT).expect("room");
     std::fs::write(path.join("mine.py"), "NAME = 'mine'\n").expect("room");
-    let mut command = wormhole(&["run", "--placement", "host", "--rootfs", "/", "--"]);
+    let mut command = wormhole(&["run", "--placement", "host", "--"]);
     command.args(["venv/bin/python3", "program.py", "two words"]);
     let run = finish(command.current_dir(&path));
     assert_eq!(run.status.code(), Some(7), "{}\n{}", run.stdout, run.stderr);
@@ -470,7 +431,7 @@ fn a_guest_has_the_hosts_files_and_keeps_its_changes_to_itself() {
 
 #[test]
 fn a_program_that_another_root_lacks_is_named() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let root = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(root.path().join("bin")).expect("a folder");
     // The link is the guest's to follow: this machine has such a program, and the guest has none.
@@ -487,10 +448,11 @@ fn a_program_that_another_root_lacks_is_named() {
 
 #[test]
 fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
+    // The program gives the memory a second to be free.
     let _alone = alone();
     let neighbour = program("static", "neighbour");
     let script = format!("{0} && {0} pidns", neighbour.display());
-    let run = in_guest("6.1", &[neighbour], &script, &["--window", "192M"]);
+    let run = in_guest("6.1", &script, &["--window", "192M"]);
     assert!(
         run.status.success(),
         "{:?}\n{}\n{}",
@@ -508,13 +470,13 @@ fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
 
 #[test]
 fn a_guest_reads_random_bytes_of_the_host() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let current = "/sys/class/misc/hw_random/rng_current";
     let od = "/usr/bin/od -An -v -w32 -N32 -tx1 /dev/hwrng";
     let script = format!(
         "[ -d /sys/module/virtio_rng ] || exit 7; read -r name < {current}; echo $name; {od}; {od}"
     );
-    let run = in_guest("6.1", &["/usr/bin/od".into()], &script, &[]);
+    let run = in_guest("6.1", &script, &[]);
     if run.status.code() == Some(7) {
         eprintln!("skipped: the guest's image is older than virtio_rng in it: build it anew");
         return;
@@ -537,15 +499,9 @@ fn memory_that_a_guest_frees_goes_back_to_the_host() {
     let json = tempfile::NamedTempFile::new().expect("a file");
     let script = "[ -d /sys/module/virtio_balloon ] || exit 7; \
                   for round in 1 2 3 4; do head -c 64M /dev/zero >/tmp/used && rm /tmp/used && sleep 5 || exit 1; done";
-    let programs = ["head", "rm", "sleep"].map(|name| PathBuf::from("/usr/bin").join(name));
     let memory = format!("{MEMORY}M");
     let path = json.path().to_str().expect("a text");
-    let run = in_guest(
-        "6.1",
-        &programs,
-        script,
-        &["--memory", &memory, "--json", path],
-    );
+    let run = in_guest("6.1", script, &["--memory", &memory, "--json", path]);
     if run.status.code() == Some(7) {
         eprintln!("skipped: the guest's image is older than virtio_balloon in it: build it anew");
         return;
@@ -562,7 +518,7 @@ fn memory_that_a_guest_frees_goes_back_to_the_host() {
 
 #[test]
 fn a_guests_program_has_the_input_and_the_variables_of_its_caller() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let folder = tempfile::tempdir().expect("a folder");
     let input = folder.path().join("input");
     // The input is larger than any buffer on the way.
@@ -577,13 +533,7 @@ fn a_guests_program_has_the_input_and_the_variables_of_its_caller() {
             .args(["-c", "input=$1; shift; exec \"$0\" run \"$@\" <\"$input\""])
             .arg(wormhole(&[]).get_program())
             .arg(input)
-            .args([
-                "--placement",
-                "host",
-                "--interactive",
-                "--take",
-                "/usr/bin/sha256sum",
-            ])
+            .args(["--placement", "host", "--interactive"])
             .args(["--env", "FIRST=1=2\n3", "-e", "SECOND", "-e", "HOME=/tmp"])
             .args(["/bin/sh", "-c"])
             .arg("echo \"$0 $FIRST $SECOND [$THIRD] $HOME\"; exec sha256sum -")
@@ -600,7 +550,7 @@ fn a_guests_program_has_the_input_and_the_variables_of_its_caller() {
 
 #[test]
 fn disks_of_a_guest_are_files_of_the_host() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
@@ -617,7 +567,6 @@ fn disks_of_a_guest_are_files_of_the_host() {
         if dd if=/dev/zero of=/dev/vda bs=512 count=1; then exit 9; fi";
     let run = in_guest(
         "6.1",
-        &["/usr/bin/dd".into()],
         script,
         &[
             "--disk",
@@ -641,20 +590,15 @@ fn disks_of_a_guest_are_files_of_the_host() {
 
 #[test]
 fn a_guest_that_panics_says_so() {
-    let _alone = alone();
-    let run = in_guest(
-        "6.1",
-        &[],
-        "mount -t proc proc /proc 2>/dev/null; echo c > /proc/sysrq-trigger",
-        &["--timeout", "60"],
-    );
+    let _beside = beside_other_guests();
+    let run = in_guest("6.1", "echo c > /proc/sysrq-trigger", &["--timeout", "60"]);
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
 }
 
 #[test]
 fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     // A folder of images with another image in place of the guest's.
     let folder = tempfile::tempdir().expect("a folder");
     for (name, image) in [
@@ -685,15 +629,14 @@ fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
 /// Runs a program in a small guest that allocates memory until none is left.
 fn out_of_memory(before: &str) -> Finished {
     // tail(1) buffers its input up to the end of a line, which never comes.
-    let hungry = PathBuf::from("/usr/bin/tail");
-    let script = format!("{before}{} /dev/zero", hungry.display());
+    let script = format!("{before}tail /dev/zero");
     let more = ["--memory", "256M", "--window", "32M"];
-    in_guest("6.1", &[hungry], &script, &more)
+    in_guest("6.1", &script, &more)
 }
 
 #[test]
 fn a_program_killed_for_want_of_guest_memory_says_so() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let run = out_of_memory("");
     assert_eq!(
         run.status.code(),
@@ -713,7 +656,7 @@ fn a_program_killed_for_want_of_guest_memory_says_so() {
 
 #[test]
 fn a_guest_that_dies_for_want_of_memory_says_so() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     // Without this setting the kernel kills the program, and panics only if that does not help.
     let run = out_of_memory("echo 1 > /proc/sys/vm/panic_on_oom; ");
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
@@ -728,7 +671,7 @@ fn a_guest_that_dies_for_want_of_memory_says_so() {
 #[test]
 fn a_guest_that_hangs_is_stopped() {
     let _alone = alone();
-    let run = in_guest("6.1", &[], "while :; do :; done", &["--timeout", "40"]);
+    let run = in_guest("6.1", "while :; do :; done", &["--timeout", "40"]);
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(
         run.stderr.contains("did not end within 40"),
@@ -748,7 +691,7 @@ fn said(file: &std::path::Path, line: &str) -> bool {
 fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() {
     const SCRIPT: &str = "trap 'echo USR1' USR1; trap 'echo INT' INT; trap 'echo TERM; exit 9' TERM
         echo ready; while :; do read -r line < /dev/null; done";
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let temporary = tempfile::tempdir().expect("a folder");
     let output = tempfile::NamedTempFile::new().expect("a file");
     let start = |options: &[&str], script: &str| {
@@ -802,7 +745,7 @@ fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() 
 
 #[test]
 fn a_guest_executes_programs_as_any_system_does() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let folder = tempfile::tempdir().expect("a folder");
     let script = folder.path().join("script");
     let executable = |content: &[u8]| {
@@ -823,7 +766,7 @@ fn a_guest_executes_programs_as_any_system_does() {
 
 #[test]
 fn libraries_are_found_in_the_folders_that_the_caller_names() {
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let folder = tempfile::tempdir().expect("a folder");
     let compile = |source: &str, arguments: &[&str]| {
         std::fs::write(folder.path().join("source.c"), source).expect("it is written");

@@ -1,21 +1,24 @@
-//! Runs two guest VMs at once through one backend that stays. Backend and guests are in one emulated host, where the
-//! supervisor has cgroups and serves tenants that are strangers.
+//! Runs two guest VMs at once through one backend that stays, and guests without a program. Backend and guests are in
+//! one emulated host, where the supervisor has cgroups and serves tenants that are strangers.
 
-use std::path::Path;
-use std::time::Duration;
+use std::path::PathBuf;
 
-use wormhole_images::{EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, host_overlay};
+use crate::emulated::script;
+use crate::harness::{beside_other_guests, program};
+use crate::qemu;
 
-use crate::harness::{alone, for_emulation, images, program, stage};
-
-/// Commands of a person in the emulated host. `$1` is the command, `$2` the folder of programs.
-const SCRIPT: &str = r#"
+/// Commands of a person in the emulated host. `$1` is the command, `$2` the folder of programs, `$3` an initrd
+/// that runs one of them.
+const START: &str = r#"
 set -e
-guest() { exec "$command" run --host kvm --kernel 6.1 --backend default --memory 256M --quiet "$programs/$1" 2>&1; }
-command=$1 programs=$2
+command=$1 programs=$2 initrd=$3
 mount -t cgroup2 none /sys/fs/cgroup
-ln -s /proc/self/fd /dev/fd
 "$command" backend start
+"#;
+
+/// Commands of a person who runs programs in guests.
+const SCRIPT: &str = r#"
+guest() { exec "$command" run --host kvm --kernel 6.1 --backend default --memory 256M --quiet "$programs/$1" 2>&1; }
 exec 3< <(guest spin)
 victim=$!
 read -r line <&3 && [ "$line" = spinning ]
@@ -28,89 +31,127 @@ wait $survivor
 [ "$last" = "PASS printf" ] && echo "the survivor passes"
 passed=$(guest vector_add)
 [[ $passed == *"PASS vector_add"* ]] && echo "a later guest passes"
+exec 5< <(exec perl -e '$| = 1; socket(S, 1, 2, 0) and bind(S, pack("SZ*", 1, "/run/notify")) or die;
+    print "listens\n"; recv(S, $said, 64, 0); print "bare is $said\n"')
+read -r line <&5
+bare=$(NOTIFY_SOCKET=/run/notify "$command" guest start bare --foreground --backend default --memory 256M \
+    --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$initrd" --append quiet 2>&1) || ended=$?
+[[ $bare == *"PASS vector_add"*"exited 0"* ]] && echo "a guest without a program passes, and ends with ${ended:-0}"
+read -r line <&5 && echo "$line"
+"#;
+
+/// Commands of a person who has guests in the background. `$4` is an initrd whose guest does what its console says.
+const GUESTS: &str = r#"
+start() {
+    "$command" guest start "$1" --backend default --memory 256M --append quiet \
+        --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$4" 2>&1
+}
+said() {
+    for ((looks = 0; looks < 1000; looks++)); do
+        [[ $("$command" guest logs "$1") == *"$2"* ]] && return
+        sleep 0.2
+    done
+    echo "guest $1 does not say $2:"
+    "$command" guest logs "$1"
+    exit 1
+}
+shopt -s nullglob dotglob
+left() { left=(/run/wormhole/.guests/*); echo "left $1: ${left[*]}"; }
+
+start one "${@:2}"
+start two "${@:2}"
+again=$(start two "${@:2}") || echo "$again, status $?"
+said one "ready for words"
+said two "ready for words"
+"$command" guest list
+line=
+coproc console { exec "$command" guest console one 2>&1; }
+echo vector_add >&${console[1]}
+until [[ $line == *"PASS vector_add"* ]]; do read -r line <&${console[0]} || exit 1; done
+echo "the console shows the program"
+busy=$("$command" guest console one 2>&1) || echo "$busy, status $?"
+echo crash >&${console[1]}
+until [[ $("$command" guest list) == *panicked* ]]; do sleep 0.2; done
+said one "Kernel panic"
+"$command" guest stop one
+
+victim=$("$command" guest list --json)
+victim=${victim#*\"pid\": } victim=${victim%%,*}
+{ echo vector_add; said two "PASS vector_add"; } | "$command" guest console two >/dev/null 2>&1
+kill -9 $victim
+until [ -z "$(echo /run/wormhole/.guests/*)" ]; do sleep 0.2; done
+left "after the kill"
+start three "${@:2}"
+"$command" guest stop three --timeout 1
+left "after the stop"
+failed=$("$command" guest start four --backend default --kernel "$3" 2>&1) || echo "$failed, status $?"
+left "after a failure"
+"$command" guest stop three 2>&1 || echo "status $?"
+"#;
+
+/// The person's last commands.
+const END: &str = r#"
 "$command" backend list
 "$command" backend stop
 "#;
 
+/// Command of a guest that does what its console says.
+const WORDS: &str = r#"
+echo ready for words
+while read -r word; do
+    case $word in
+    vector_add) "$program" ;;
+    crash) echo c >/proc/sysrq-trigger ;;
+    esac
+done </dev/console
+"#;
+
 #[test]
 fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
-    let _alone = alone();
-    let command = stage().join("bin/wormhole");
-    let part = |name: &str| stage().join("lib/wormhole").join(name);
-    let parts = [
-        "wormhole-fs",
-        "wormhole-init",
-        "wormhole-supervisor",
-        "wormhole-worker",
-        "libcuda.so.1",
-        "libnvidia-ml.so.1",
-    ];
+    let _beside = beside_other_guests();
     let programs = ["spin", "printf", "vector_add"].map(|name| program("static", name));
     let folder = programs[0].parent().expect("the folder of programs");
-    let overlay = host_overlay(&HostRun {
-        init: part("wormhole-init"),
-        // The shell is the machine's only program, in place of the command.
-        wormhole: Path::new("/bin/bash").into(),
-        parts: Vec::new(),
-        guest: Image::guest(&images(), Kernel::V6_1).expect("an image"),
-        guest_kernel: Kernel::V6_1,
-        arguments: [
-            "-c".as_ref(),
-            SCRIPT.as_ref(),
-            "bash".as_ref(),
-            command.as_os_str(),
-            folder.as_os_str(),
-        ]
-        .map(Into::into)
-        .to_vec(),
-        variables: Vec::new(),
-        stdin: false,
-        programs: [command.clone()]
-            .into_iter()
-            .chain(parts.map(part))
-            .chain(programs.clone())
-            .chain(["/usr/bin/ln", "/usr/bin/mount"].map(Into::into))
-            .collect(),
-        has_files: false,
-        taps: 0,
-        collect: Vec::new(),
-    });
-    let overlay = overlay.expect("the files are there");
-    let image = Image::emulated_host(&images(), Kernel::V6_1).expect("an image");
-    for_emulation(|| {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let report = EmulatedHost {
-            image: &image,
-            overlay: &overlay,
-            memory: 3 << 30,
-            processors: 2,
-            disks: &[],
-            taps: &[],
-            timeout: Duration::from_secs(400),
-            stdin: None,
-            signals: None,
-            files: None,
-        }
-        .run(&mut stdout, &mut stderr);
-        let said =
-            String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
-        match report {
-            Err(error @ (ImageError::HostDied { .. } | ImageError::HostTimeout { .. })) => {
-                return Err(format!("{error}: {said}"));
-            }
-            Ok(_) if said.contains("(triple fault)") => return Err(said),
-            report => {
-                let report = report.expect("the machine runs");
-                assert_eq!(report.ending, Ending::Exited(0), "{said}");
-            }
-        }
-        for words in [
-            "the survivor passes",
-            "a later guest passes",
-            "backend default is stopped",
-        ] {
-            assert!(said.contains(words), "{said}");
-        }
-        Ok(())
-    });
+    let home = tempfile::tempdir().expect("a folder");
+    let vector_add = programs[2].display().to_string();
+    let initrd = home.path().join(qemu::initrd(
+        home.path(),
+        "bare.img",
+        &vector_add,
+        &["vector_add"],
+    ));
+    let obedient = home.path().join(qemu::initrd(
+        home.path(),
+        "words.img",
+        &format!("program={vector_add}{WORDS}"),
+        &["vector_add"],
+    ));
+    let arguments = [
+        folder.into(),
+        initrd.clone().into(),
+        obedient.clone().into(),
+    ];
+    let tools = ["/usr/bin/mount", "/usr/bin/perl", "/usr/bin/sleep"].map(PathBuf::from);
+    let files = [&programs[..], &[initrd, obedient], &tools].concat();
+    let all = [START, SCRIPT, GUESTS, END].concat();
+    let said = script(&all, &arguments, &files, &[]);
+    for words in [
+        "bare is READY=1",
+        "the survivor passes",
+        "a later guest passes",
+        "a guest without a program passes, and ends with 0",
+        "guest one runs: `wormhole guest console one` attaches to its console",
+        "guest two is running already, as process",
+        "the console shows the program",
+        "is attached to the console of guest one: detach it with Ctrl-], or end it, status 2",
+        "guest one had ended: the guest's kernel panicked: ",
+        "left after the kill: \n",
+        "guest three is killed: it did not switch itself off within 1 s of its power button",
+        "left after the stop: \n",
+        "guest four does not start: ",
+        "left after a failure: \n",
+        "no guest three is running: `wormhole guest start three` starts one\nstatus 2",
+        "backend default is stopped",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Kills the monitor, the supervisor and the worker with SIGKILL while a program runs in a guest VM on the emulated
+//! Kills the monitor, the supervisor, the worker and the backend VM with SIGKILL while a program runs in a guest VM on the emulated
 //! host. The run must not hang or leave processes behind, and surviving parties get an error.
 
 use std::path::PathBuf;
@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
 
-use crate::harness::{FAILED_EMULATION, alone, for_emulation, images, program, stage};
+use crate::harness::{
+    FAILED_EMULATION, beside_other_guests, for_emulation, images, program, stage,
+};
 
 /// Tools that the script uses beside the shell.
 const TOOLS: [&str; 6] = [
@@ -35,7 +37,7 @@ named() {
 end_if_broken() {
     if grep -q 'triple fault' /run/err; then exit 75; fi
 }
-/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet --timeout 400 -- "$PROGRAM" > /run/out 2> /run/err &
+/usr/lib/wormhole/wormhole run --placement "$PLACEMENT" --host kvm --quiet --timeout 400 -- "$PROGRAM" > /run/out 2> /run/err &
 run=$!
 until grep -q spinning /run/out; do
     end_if_broken
@@ -61,15 +63,15 @@ wait $run
 echo "status $?"
 end_if_broken
 cat /run/out /run/err
-for party in wormhole-worker--device wormhole-supervisor--fd; do
+for party in wormhole-worker--device wormhole-supervisor--fd wormholebackend-vm; do
     until test -z "$(named $party)"; do sleep 0.2; done
 done
 echo "nothing is left"
 "#;
 
-/// Runs the script for `party` and returns its output.
-fn kill(party: &str) -> String {
-    let _alone = alone();
+/// Runs the script for `party` of a run at this placement and returns its output.
+fn kill(placement: &str, party: &str) -> String {
+    let _beside = beside_other_guests();
     let images = images();
     let parts = stage().join("lib/wormhole");
     let spin = program("static", "spin");
@@ -79,6 +81,7 @@ fn kill(party: &str) -> String {
         init: parts.join("wormhole-init"),
         wormhole: "/bin/sh".into(),
         parts: [
+            "wormhole-fs",
             "wormhole-supervisor",
             "wormhole-worker",
             "libcuda.so.1",
@@ -89,16 +92,20 @@ fn kill(party: &str) -> String {
         .into_iter()
         .chain([stage().join("bin/wormhole")])
         .collect(),
-        guest: Image::guest(&images, Kernel::V6_1).expect("it was built"),
-        guest_kernel: Kernel::V6_1,
+        images: [Image::guest, Image::backend]
+            .map(|image| image(&images, Kernel::V6_1).expect("it was built"))
+            .to_vec(),
         arguments: vec!["-c".into(), SCRIPT.into()],
         stdin: false,
+        terminal: None,
         variables: vec![
+            ("PLACEMENT".into(), placement.into()),
             ("PARTY".into(), party.into()),
             ("PROGRAM".into(), spin.into()),
         ],
         programs,
         has_files: false,
+        volumes: Vec::new(),
         taps: 0,
         collect: Vec::new(),
     })
@@ -107,11 +114,11 @@ fn kill(party: &str) -> String {
     let host = EmulatedHost {
         image: &image,
         overlay: &overlay,
-        memory: 1536 << 20,
+        memory: 2560 << 20,
         processors: 2,
         disks: &[],
-        taps: &[],
-        files: None,
+        networks: &[],
+        files: &[],
         timeout: Duration::from_secs(300),
         stdin: None,
         signals: None,
@@ -136,7 +143,7 @@ fn kill(party: &str) -> String {
 
 #[test]
 fn a_killed_worker_is_an_error_in_the_guest() {
-    let said = kill("wormhole-worker--device");
+    let said = kill("host", "wormhole-worker--device");
     assert!(
         said.contains("cudaDeviceSynchronize(): cudaErrorContextIsDestroyed"),
         "{said}"
@@ -146,7 +153,7 @@ fn a_killed_worker_is_an_error_in_the_guest() {
 
 #[test]
 fn a_killed_supervisor_is_an_error_in_the_guest() {
-    let said = kill("wormhole-supervisor--fd");
+    let said = kill("host", "wormhole-supervisor--fd");
     assert!(
         said.contains("cudaDeviceSynchronize(): cudaErrorSystemNotReady"),
         "{said}"
@@ -155,6 +162,16 @@ fn a_killed_supervisor_is_an_error_in_the_guest() {
 
 #[test]
 fn a_killed_monitor_takes_its_guest_and_its_backend_along() {
-    let said = kill("wormholerun");
+    let said = kill("host", "wormholerun");
     assert!(said.contains("status 137\n"), "{said}");
+}
+
+#[test]
+fn a_killed_backend_vm_is_an_error_in_the_guest() {
+    let said = kill("vm", "wormholebackend-vm");
+    assert!(
+        said.contains("cudaDeviceSynchronize(): cudaErrorSystemNotReady"),
+        "{said}"
+    );
+    assert!(said.contains("status 1\n"), "{said}");
 }

@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use wormhole_lock::{Mutex, MutexGuard};
+use wormhole_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Time after which a run at `process` placement counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -96,10 +96,19 @@ pub struct Finished {
     pub stderr: String,
 }
 
-/// Serialises runs, so that each has all processors and its leftovers are not mistaken for another run's.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static RUN: Mutex<()> = Mutex::new(());
-    RUN.lock()
+/// The right to run programs: one test alone, or several tests whose programs run in guests.
+static RUNS: RwLock<()> = RwLock::new(());
+
+/// Waits until no other test runs programs. The test then has all processors, and its leftovers are not mistaken for
+/// another test's.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    RUNS.write()
+}
+
+/// Waits until no test runs programs alone. A guest that boots under emulation occupies one processor, so that other
+/// tests can use the rest.
+pub fn beside_other_guests() -> RwLockReadGuard<'static, ()> {
+    RUNS.read()
 }
 
 /// Creates a command of `wormhole` with these arguments.

@@ -227,10 +227,13 @@ fn options_of_guests_are_refused_where_there_is_none() {
         ("--kernel", "6.1"),
         ("--host", "auto"),
         ("--rootfs", "/"),
-        ("--take", "/bin/sh"),
+        ("--workdir", "/"),
+        ("--volume", "/:/data:ro"),
+        ("--hostname", "node"),
         ("--disk", "/dev/zero"),
         ("--network", "tap=tap0,address=10.0.0.2/24"),
         ("--interactive", "--grace=1"),
+        ("--tty", "--grace=1"),
     ] {
         refuses(
             &["--placement", "process", option, value],
@@ -272,7 +275,11 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
         ("--pin", "0,0", "--pin names processor 0 twice"),
         ("--dedicated", "--cpus=1", "--pin <CPU"),
         ("--rootfs", "/etc/passwd", "it is no folder"),
-        ("--workdir", "/", "--rootfs <FOLDER>"),
+        (
+            "--workdir",
+            "work",
+            "--workdir work is no path of the guest",
+        ),
     ] {
         refused(
             wormhole(&["run", option, value]).env("WORMHOLE_IMAGES", nowhere.path()),
@@ -332,10 +339,7 @@ fn backends_that_cannot_be_are_refused() {
             &["--backend", "none"][..],
             "no backend none is running: `wormhole backend start none`",
         ),
-        (
-            &["--backend", "../none"],
-            "a backend's name has 1 to 32 letters",
-        ),
+        (&["--backend", "../none"], "a name has 1 to 32 letters"),
         (&["--backend", "/run/none"], "a socket is written unix:PATH"),
         (&["--backend", "unix:"], "unix: needs the path of a socket"),
         (
@@ -383,10 +387,7 @@ fn commands_on_backends_are_refused_and_leave_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let runtime = folder.path().join("backends");
     for (args, words) in [
-        (
-            &["start", "a/b"][..],
-            "a backend's name has 1 to 32 letters",
-        ),
+        (&["start", "a/b"][..], "a name has 1 to 32 letters"),
         (&["start", "-x"], "unexpected argument '-x'"),
         (&["start", "--placement", "vm"], "[possible values: host]"),
         (&["start", "--device", "tpu"], "cuda:N"),
@@ -405,7 +406,7 @@ fn commands_on_backends_are_refused_and_leave_nothing() {
             "does not start: ",
         ),
         (&["stop", "none"], "no backend none is running"),
-        (&["stop", ".."], "a backend's name has 1 to 32 letters"),
+        (&["stop", ".."], "a name has 1 to 32 letters"),
         (&["list", "none"], "unexpected argument 'none'"),
     ] {
         let mut command = wormhole(&["backend"]);
@@ -447,15 +448,7 @@ fn a_user_without_a_folder_for_backends_is_told_which_variable_names_one() {
 }
 
 #[test]
-fn options_that_a_guest_with_the_hosts_files_cannot_have_are_refused() {
-    refuses(
-        &["--rootfs", "/", "--take", "/bin/sh"],
-        "--take has no effect with --rootfs",
-    );
-    refuses(
-        &["--rootfs", "/", "--workdir", "work"],
-        "--workdir work is no path of the guest",
-    );
+fn a_program_that_an_empty_root_lacks_is_refused() {
     let empty = tempfile::tempdir().expect("a folder");
     let mut command = wormhole(&["run", "--rootfs"]);
     let run = finish(command.arg(empty.path()).args(["--", "sh"]));
@@ -532,6 +525,16 @@ fn networks_that_cannot_be_are_refused_before_anything_starts() {
     for (networks, words) in [
         (&["address=10.0.0.2/24"][..], "add tap=NAME"),
         (&["tap=none0"], "address is missing"),
+        (&["tap=none0,passt"], "tap= or passt"),
+        (
+            &["passt,gateway=10.0.2.2"],
+            "leave \"gateway=10.0.2.2\" out",
+        ),
+        (&["passt", "passt"], "names passt twice"),
+        (
+            &["tap=none0,address=10.0.0.2/24,gateway=10.0.0.1", "passt"],
+            "one default route",
+        ),
         (&["tap=none0,address=10.0.0.2"], "10.0.0.2"),
         (&["tap=none0,address=10.0.0.300/24"], "10.0.0.300/24"),
         (&["tap=none0,address=10.0.0.2/40"], "1 to 30"),
@@ -550,7 +553,7 @@ fn networks_that_cannot_be_are_refused_before_anything_starts() {
         ),
         (
             &["tap=none0,tap=none1,address=10.0.0.2/24"],
-            "tap= and mac= can be there once",
+            "tap= or passt, and mac=, can be there once",
         ),
         (&["tap=none0,address=10.0.0.2/24,mtu=9000"], "mtu=9000"),
         (

@@ -354,14 +354,14 @@ fn members(group: u32) -> usize {
 }
 
 /// A pseudo-terminal with a shell that has job control, and a run in its foreground.
-struct Terminal {
-    keyboard: File,
+pub struct Terminal {
+    pub keyboard: File,
     screen: BufReader<File>,
     shell: Ended,
 }
 
 impl Terminal {
-    fn start(script: &str) -> Self {
+    pub fn start(script: &str) -> Self {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("a terminal");
         grantpt(&controller).expect("it is ours");
@@ -404,12 +404,12 @@ impl Terminal {
         }
     }
 
-    fn press(&mut self, key: u8) {
+    pub fn press(&mut self, key: u8) {
         self.keyboard.write_all(&[key]).expect("a key");
     }
 
     /// Reads lines up to one with this end and returns the lines before it.
-    fn until(&mut self, end: &str) -> Vec<String> {
+    pub fn until(&mut self, end: &str) -> Vec<String> {
         let mut before = Vec::new();
         loop {
             let line = next_line(&mut self.screen);
@@ -484,7 +484,7 @@ fn state(process: u32) -> char {
 }
 
 /// Quotes the command for a shell.
-fn shell_words(command: &Command) -> String {
+pub fn shell_words(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|word| format!("'{}'", word.to_str().expect("text").replace('\'', r"'\''")))

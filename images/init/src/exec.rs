@@ -16,10 +16,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr;
 
-use crate::status;
+use crate::{User, status};
 
 /// Maximum bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE` of Linux).
 const SCRIPT_LINE: u64 = 256;
+
+/// Machines in the header of an ELF file whose programs a guest executes: EM_386 and EM_X86_64.
+const MACHINES: [u16; 2] = [3, 62];
 
 /// Maximum bytes of an interpreter's path (`PATH_MAX`).
 const LONGEST_PATH: u64 = 4096;
@@ -49,7 +52,7 @@ pub enum NotExecuted {
     System { program: String, source: io::Error },
 }
 
-/// Why an interpreter is not executed.
+/// Reason why an interpreter cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterpreterFault {
     Missing,
@@ -138,6 +141,34 @@ impl NotExecuted {
         }
     }
 
+    /// Finds out from its file whether a guest's kernel will execute a program. A file that cannot be read, or has
+    /// another fault, is for the kernel to judge.
+    ///
+    /// # Errors
+    /// The kernel does not know the program's format, or the interpreter is missing.
+    pub fn expect(program: &Path) -> Result<(), Self> {
+        if let Ok(Some((interpreter, fault))) = interpreter(program) {
+            return Err(Self::Interpreter {
+                program: program.display().to_string(),
+                interpreter,
+                fault,
+            });
+        }
+        let mut start = Vec::new();
+        let read = File::open(program).and_then(|file| file.take(20).read_to_end(&mut start));
+        let is_executed = match &start[..] {
+            [b'#', b'!', ..] => true,
+            [0x7f, b'E', b'L', b'F', .., low, high] if start.len() == 20 => {
+                MACHINES.contains(&u16::from_le_bytes([*low, *high]))
+            }
+            _ => false,
+        };
+        match read.is_err() || is_executed {
+            true => Ok(()),
+            false => Err(Self::format(program)),
+        }
+    }
+
     /// Returns the error for a file in a format that the kernel cannot execute.
     #[must_use]
     pub fn format(program: &Path) -> Self {
@@ -167,6 +198,9 @@ pub struct Execution {
     ends_with_parent: bool,
     /// Signals that the parent blocks and the program unblocks.
     unblocked: libc::sigset_t,
+    /// The program's identity, if it is not the parent's.
+    user: Option<User>,
+    leads_terminal: bool,
 }
 
 impl fmt::Debug for Execution {
@@ -203,6 +237,8 @@ impl Execution {
                 variables: variables.into_iter().map(pair).collect::<Result<_, _>>()?,
                 ends_with_parent: false,
                 unblocked: set(&[]),
+                user: None,
+                leads_terminal: false,
             })
         };
         make().map_err(|_| NotExecuted::Nul {
@@ -224,6 +260,20 @@ impl Execution {
         self
     }
 
+    /// Executes the program with another identity. The parent must be privileged.
+    #[must_use]
+    pub fn with_user(mut self, user: User) -> Self {
+        self.user = Some(user);
+        self
+    }
+
+    /// Makes the terminal at standard input the controlling one of the program, which leads a session.
+    #[must_use]
+    pub fn leading_its_terminal(mut self) -> Self {
+        self.leads_terminal = true;
+        self
+    }
+
     /// Returns a command whose process executes the program. The caller may set streams, working directory and process
     /// group, but not arguments and environment.
     #[must_use]
@@ -242,6 +292,13 @@ impl Execution {
                 let owned = &self;
                 let unblocked = &raw const owned.unblocked;
                 if libc::sigprocmask(libc::SIG_UNBLOCK, unblocked, ptr::null_mut()) != 0
+                    || owned.leads_terminal
+                        && (libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) != 0)
+                    || owned.user.as_ref().is_some_and(|user| {
+                        libc::setgroups(user.groups.len(), user.groups.as_ptr()) != 0
+                            || libc::setgid(user.gid) != 0
+                            || libc::setuid(user.uid) != 0
+                    })
                     || owned.ends_with_parent
                         && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
                 {

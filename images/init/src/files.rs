@@ -1,14 +1,14 @@
 //! Mounts the host's files, which a virtio file system holds.
 //!
-//! As the root they lie read-only below an overlay whose changes are in memory. The file systems of this machine, those
+//! As the root they lie read-only below an overlay whose changes are in memory. A volume may be writable. The file systems of this machine, those
 //! in [`MOVED`], cover their namesakes of the host.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::chroot;
+use std::os::unix::fs::{PermissionsExt, chroot};
 use std::path::Path;
 
-use wormhole_init::{FILES_TAG, PARTS, PARTS_BESIDE_FILES};
+use wormhole_init::{FILES_TAG, PARTS, PARTS_BESIDE_FILES, Volume, volume_tag};
 
 use crate::system::mount_one;
 
@@ -21,6 +21,7 @@ const ROOT: &str = "/files/root";
 const MOVED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 const READ_ONLY: libc::c_ulong = libc::MS_RDONLY | libc::MS_NODEV;
+const WRITABLE: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
@@ -77,7 +78,32 @@ pub fn mount(place: &Path) -> Result<(), FilesError> {
     let parts = format!("{ROOT}{PARTS_BESIDE_FILES}");
     make(&parts)?;
     mount_one("", PARTS, &parts, libc::MS_BIND, "").map_err(failed(PARTS_BESIDE_FILES))?;
+    let shared = format!("{ROOT}/tmp");
+    if fs::metadata(&shared).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        make(&shared)?;
+        // A failure shows in the program that needs the folder.
+        let _ = fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777));
+    }
     enter(ROOT).map_err(|source| FilesError::Root { source })
+}
+
+/// Mounts further folders of the host at their places of the root.
+pub fn mount_volumes(volumes: &[Volume]) -> Result<(), FilesError> {
+    for (number, volume) in volumes.iter().enumerate() {
+        let place = volume.place.display().to_string();
+        let flags = match volume.is_writable {
+            true => WRITABLE,
+            false => READ_ONLY,
+        };
+        make(&place)?;
+        mount_one("virtiofs", &volume_tag(number), &place, flags, "").map_err(|source| {
+            FilesError::Mount {
+                path: place.clone(),
+                source,
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn mount_host(place: &str) -> Result<(), FilesError> {

@@ -1,5 +1,7 @@
 //! Defines the formats of the first process of a Wormhole image, its input and its report, and executes programs.
 //!
+//! Also prepares the window, for guests with another first process.
+//!
 //! `wormhole-init` is PID 1 of guests and of the emulated host. The builder of the overlay writes a
 //! [`RunFile`] into it; the process runs the program in it and ends with a [`Report`]. Both formats
 //! cross a machine's boundary, so both parsers accept any bytes and never panic.
@@ -8,11 +10,14 @@ pub mod exec;
 pub mod network;
 pub mod report;
 pub mod run_file;
+pub mod user;
+pub mod window;
 
 pub use exec::{Execution, InterpreterFault, NotExecuted};
 pub use network::Network;
 pub use report::{Ending, MAX_FILES, Report};
-pub use run_file::{RunFile, Sink};
+pub use run_file::{RunFile, Sink, TerminalSize, Volume};
+pub use user::User;
 
 /// Path of the run file in an image.
 pub const RUN_FILE: &str = "/etc/wormhole/run";
@@ -30,6 +35,16 @@ pub const PARTS_BESIDE_FILES: &str = "/run/wormhole";
 
 /// Tag of the virtio file system with the host's files.
 pub const FILES_TAG: &str = "host";
+
+/// Number in a stream of signals that announces the terminal's size (SIGWINCH): a
+/// [`TerminalSize`](run_file::TerminalSize) follows.
+pub const RESIZE: u8 = 28;
+
+/// Returns the tag of the virtio file system of a volume.
+#[must_use]
+pub fn volume_tag(number: usize) -> String {
+    format!("volume-{number}")
+}
 
 /// Exit statuses of failures before the program runs.
 pub mod status {

@@ -11,12 +11,12 @@ mod output;
 mod poweroff;
 mod program;
 mod system;
-mod window;
+mod terminal;
 
 use std::fs;
 
 use wormhole_init::{
-    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError, status,
+    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError, status, window,
 };
 
 use output::Stream;
@@ -36,6 +36,8 @@ enum InitError {
     Output(#[from] output::OutputError),
     #[error(transparent)]
     Window(#[from] window::WindowError),
+    #[error(transparent)]
+    Terminal(#[from] terminal::TerminalError),
     #[error(transparent)]
     Program(#[from] program::ProgramError),
     #[error("{RUN_FILE} cannot be read: {0}")]
@@ -91,21 +93,35 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
     interfaces::loopback();
     modules::load(MODULE_LIST.as_ref())?;
-    if let Some(place) = &run.files {
-        files::mount(place)?;
-    }
-    interfaces::bridge_taps(run.taps)?;
-    interfaces::configure(&run.networks)?;
+    // Checked before devices are used: a kernel that took the window as its own memory may place their buffers there.
     if let Some(size) = run.window {
-        let device = window::prepare(size)?;
+        let device = window::prepare(Some(size))?;
         run.variables
             .push(("WORMHOLE_WINDOW".into(), device.into()));
     }
+    if let Some(place) = &run.files {
+        files::mount(place)?;
+    }
+    files::mount_volumes(&run.volumes)?;
+    interfaces::bridge_taps(run.taps)?;
+    interfaces::configure(&run.networks)?;
+    if let Some(name) = &run.hostname {
+        system::name(name).map_err(system::SystemError::Name)?;
+    }
+    system::give_devices(&run.user).map_err(system::SystemError::Devices)?;
     Ok(Streams {
         program: program::Streams {
             stdin: run.stdin.as_ref().map(source).transpose()?,
             stdout: output::open_or_console(&run.stdout)?,
-            stderr: output::open_or_console(&run.stderr)?,
+            stderr: run
+                .stderr
+                .as_ref()
+                .map(output::open_or_console)
+                .transpose()?,
+            terminal: run
+                .terminal
+                .map(|size| terminal::Terminal::open(size, &run.user))
+                .transpose()?,
             signals: run.signals.as_ref().and_then(signals),
         },
         report: output::open_or_console(&run.report)?,

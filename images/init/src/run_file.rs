@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::Network;
+use crate::{Network, User};
 
 const VERSION: &[u8] = b"wormhole-run 1";
 
@@ -22,6 +22,51 @@ pub enum Sink {
     Device(PathBuf),
 }
 
+/// Size of a terminal in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    /// Number of bytes of an encoded size.
+    pub const BYTES: usize = 4;
+
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let [rows, columns] = [self.rows, self.columns].map(u16::to_le_bytes);
+        [rows[0], rows[1], columns[0], columns[1]]
+    }
+
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let [first, second, third, fourth] = bytes;
+        Self {
+            rows: u16::from_le_bytes([first, second]),
+            columns: u16::from_le_bytes([third, fourth]),
+        }
+    }
+}
+
+impl std::str::FromStr for TerminalSize {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (rows, columns) = text.split_once(' ').unwrap_or((text, ""));
+        Ok(Self {
+            rows: rows.parse()?,
+            columns: columns.parse()?,
+        })
+    }
+}
+
+/// A virtio file system beside that of the host's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Mount point of the volume.
+    pub place: PathBuf,
+    pub is_writable: bool,
+}
+
 /// Instructions for `wormhole-init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFile {
@@ -31,14 +76,23 @@ pub struct RunFile {
     pub arguments: Vec<OsString>,
     /// Complete environment of the program.
     pub variables: Vec<(OsString, OsString)>,
+    /// Size of the program's terminal, if it has one. Its keys come from `stdin`, and its output goes to `stdout`.
+    pub terminal: Option<TerminalSize>,
+    /// Identity of the program.
+    pub user: User,
+    /// Name of the machine, if it has one.
+    pub hostname: Option<String>,
     /// Working directory of the program.
     pub directory: PathBuf,
-    /// Where the host's files are mounted, if at all: read-only, or as the root below a writable overlay (`/`).
+    /// Mount point of the host's files, if any: read-only, or as the root below a writable overlay (`/`).
     pub files: Option<PathBuf>,
+    /// Further folders of the host, in the order of their file systems.
+    pub volumes: Vec<Volume>,
     /// Source of the program's standard input; empty if `None`.
     pub stdin: Option<Sink>,
     pub stdout: Sink,
-    pub stderr: Sink,
+    /// Destination of standard error; that of standard output if `None`.
+    pub stderr: Option<Sink>,
     pub report: Sink,
     /// Source of signal numbers for the program, one byte each.
     pub signals: Option<Sink>,
@@ -79,11 +133,15 @@ impl RunFile {
             program: program.clone().into(),
             arguments: vec![program],
             variables: Vec::new(),
+            terminal: None,
+            user: User::default(),
+            hostname: None,
             directory: PathBuf::from("/"),
             files: None,
+            volumes: Vec::new(),
             stdin: None,
             stdout: Sink::Console,
-            stderr: Sink::Console,
+            stderr: Some(Sink::Console),
             report: Sink::Console,
             signals: None,
             window: None,
@@ -107,15 +165,32 @@ impl RunFile {
             pair.push(value);
             line(&mut text, "variable", &pair);
         }
+        if let Some(size) = self.terminal {
+            let size = format!("{} {}", size.rows, size.columns);
+            line(&mut text, "terminal", OsStr::new(&size));
+        }
+        line(&mut text, "user", OsStr::new(&self.user.to_string()));
+        if let Some(name) = &self.hostname {
+            line(&mut text, "hostname", OsStr::new(name));
+        }
         line(&mut text, "directory", self.directory.as_os_str());
         if let Some(files) = &self.files {
             line(&mut text, "files", files.as_os_str());
+        }
+        for volume in &self.volumes {
+            let key = match volume.is_writable {
+                true => "writable-volume",
+                false => "volume",
+            };
+            line(&mut text, key, volume.place.as_os_str());
         }
         if let Some(stdin) = &self.stdin {
             line(&mut text, "stdin", &stdin.text());
         }
         line(&mut text, "stdout", &self.stdout.text());
-        line(&mut text, "stderr", &self.stderr.text());
+        if let Some(stderr) = &self.stderr {
+            line(&mut text, "stderr", &stderr.text());
+        }
         line(&mut text, "report", &self.report.text());
         if let Some(signals) = &self.signals {
             line(&mut text, "signals", &signals.text());
@@ -146,6 +221,7 @@ impl RunFile {
         }
         let mut run = Self::new("");
         run.arguments.clear();
+        run.stderr = None;
         for (index, text) in lines.enumerate().filter(|(_, text)| !text.is_empty()) {
             let line = index + 2;
             let space = text
@@ -167,11 +243,22 @@ impl RunFile {
                 b"variable" => run
                     .variables
                     .push(pair(&value).ok_or_else(|| bad("variable"))?),
+                b"terminal" => {
+                    run.terminal = Some(parsed(&value).ok_or_else(|| bad("size"))?);
+                }
+                b"user" => run.user = parsed(&value).ok_or_else(|| bad("user"))?,
+                b"hostname" => {
+                    run.hostname = Some(parsed(&value).ok_or_else(|| bad("hostname"))?);
+                }
                 b"directory" => run.directory = value.into(),
                 b"files" => run.files = Some(value.into()),
+                b"volume" | b"writable-volume" => run.volumes.push(Volume {
+                    place: value.into(),
+                    is_writable: key == b"writable-volume",
+                }),
                 b"stdin" => run.stdin = Some(sink()?),
                 b"stdout" => run.stdout = sink()?,
-                b"stderr" => run.stderr = sink()?,
+                b"stderr" => run.stderr = Some(sink()?),
                 b"report" => run.report = sink()?,
                 b"signals" => run.signals = Some(sink()?),
                 b"window" => run.window = Some(parsed(&value).ok_or_else(|| bad("size"))?),
@@ -287,11 +374,23 @@ mod tests {
                 OsString::from_vec(vec![0xff, b' ']),
             ],
             variables: vec![("A".into(), "1=2".into()), ("EMPTY".into(), "".into())],
+            user: "1000:100:4,27".parse().expect("a user"),
+            hostname: Some("guest".to_owned()),
             directory: "/work here".into(),
             files: Some("/host".into()),
+            volumes: [("/data one", false), ("/data two", true), ("/three", false)]
+                .map(|(place, is_writable)| Volume {
+                    place: place.into(),
+                    is_writable,
+                })
+                .into(),
             stdin: Some(Sink::Vsock { cid: 2, port: 9005 }),
             stdout: Sink::Vsock { cid: 2, port: 9001 },
-            stderr: Sink::Device("/dev/vport0p2".into()),
+            stderr: Some(Sink::Device("/dev/vport0p2".into())),
+            terminal: Some(TerminalSize {
+                rows: 24,
+                columns: 300,
+            }),
             report: Sink::Console,
             signals: Some(Sink::Device("/dev/vport0p4".into())),
             window: Some(256 << 20),
@@ -334,6 +433,9 @@ mod tests {
             ("exit-port 65536", "port"),
             ("network address=10.0.0.2", "network"),
             ("taps -1", "number"),
+            ("user 1000", "user"),
+            ("terminal 24", "size"),
+            ("terminal 24 65536", "size"),
             ("stdout vsock 2", "sink"),
             ("stdout device relative", "sink"),
             ("stdout", "sink"),

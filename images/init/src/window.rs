@@ -1,4 +1,4 @@
-//! Prepares the window: the range of soft-reserved memory that the kernel exposes as a DAX device.
+//! Finds and prepares the window: the range of soft-reserved memory that the kernel exposes as a DAX device.
 //!
 //! Linux 6.1 binds the device when its drivers are loaded. Linux 6.12 leaves an idle region with a device of
 //! size zero (`dax_hmem region_idle=1`), which is resized and bound here. If the kernel's `kmem` driver has bound
@@ -15,6 +15,7 @@ const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";
 /// Alignment of the window's mappings.
 const ALIGNMENT: u64 = 2 << 20;
 
+/// Reason why there is no usable window.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     #[error(
@@ -47,20 +48,55 @@ pub enum WindowError {
     Node(PathBuf),
 }
 
-/// Prepares the window, checks its size, and returns its device node.
-pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
-    let mut names: Vec<String> = match fs::read_dir(DEVICES) {
-        Ok(entries) => entries
-            .flatten()
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect(),
-        Err(_) => return Err(WindowError::Missing),
-    };
-    names.sort();
-    let name = names.into_iter().next().ok_or(WindowError::Missing)?;
-    let device = Path::new(DEVICES).join(&name);
+/// A DAX device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaxDevice {
+    /// Name, such as `dax0.0`, of the device and of its node.
+    pub name: String,
+    /// Size in bytes; 0 if its region is idle.
+    pub bytes: u64,
+    /// Driver that is bound to the device.
+    pub driver: Option<String>,
+}
 
-    if number(&device.join("size"))? == 0 {
+impl DaxDevice {
+    /// Finds the window.
+    ///
+    /// # Errors
+    /// There is no DAX device.
+    pub fn find() -> Result<Self, WindowError> {
+        let mut names: Vec<String> = match fs::read_dir(DEVICES) {
+            Ok(entries) => entries
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect(),
+            Err(_) => return Err(WindowError::Missing),
+        };
+        names.sort();
+        let name = names.into_iter().next().ok_or(WindowError::Missing)?;
+        let device = Path::new(DEVICES).join(&name);
+        let driver = fs::read_link(device.join("driver")).ok();
+        let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        Ok(Self {
+            bytes: number(&device.join("size"))?,
+            name,
+            driver,
+        })
+    }
+}
+
+/// Prepares the window, checks its size if one is `wanted`, and returns its device node.
+///
+/// # Errors
+/// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it.
+pub fn prepare(wanted: Option<u64>) -> Result<PathBuf, WindowError> {
+    let DaxDevice {
+        name,
+        bytes,
+        driver,
+    } = DaxDevice::find()?;
+    let device = Path::new(DEVICES).join(&name);
+    if bytes == 0 {
         let region = fs::canonicalize(&device)
             .map_err(|source| WindowError::Read {
                 path: device.clone(),
@@ -73,7 +109,7 @@ pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
     let range = range(&device)?;
     refuse_ordinary_memory(&range)?;
     let size = number(&device.join("size"))?;
-    if size != wanted {
+    if let Some(wanted) = wanted.filter(|&wanted| wanted != size) {
         return Err(WindowError::Size {
             found: size,
             wanted,
@@ -83,7 +119,7 @@ pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
     if alignment != ALIGNMENT {
         return Err(WindowError::Alignment { found: alignment });
     }
-    if !device.join("driver").exists() {
+    if driver.is_none() {
         bind(&name)?;
     }
     // Checks again, since binding may have given the range to kmem.

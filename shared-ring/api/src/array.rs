@@ -194,7 +194,7 @@ impl ArrayShape {
         [width * self.texels.bytes(), height.max(1), depth.max(1)]
     }
 
-    /// Returns whether a box that begins at `origin` lies inside the array. The box may cut texels.
+    /// Returns whether a 3-D region that begins at `origin` lies inside the array. The region may cut texels.
     #[must_use]
     pub fn holds(&self, origin: [u64; 3], extent: [u64; 3]) -> bool {
         let whole = self.copied();
@@ -235,7 +235,7 @@ impl ArrayShape {
     }
 }
 
-/// Bytes from the first to the last byte of a box in memory: rows `pitch` bytes apart, slices `rows` rows apart.
+/// Bytes from the first to the last byte of a 3-D region in memory: rows `pitch` bytes apart, slices `rows` rows apart.
 /// `None` if rows or slices overlap, or if the result overflows.
 #[must_use]
 pub fn span([width, height, depth]: [u64; 3], pitch: u64, rows: u64) -> Option<u64> {

@@ -169,6 +169,15 @@ pub struct CUexecAffinityParam {
     pub smCount: u32,
 }
 
+/// `CUctxCreateParams`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUctxCreateParams {
+    pub execAffinityParams: *mut CUexecAffinityParam,
+    pub numExecAffinityParams: i32,
+    pub cigParams: *mut c_void,
+}
+
 /// `CUtensorMap`. No alignment here: `cuda.h` declares 64 bytes only where the language has `alignas`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

@@ -19,6 +19,7 @@ pub mod ctypes;
 mod functions;
 pub mod handle;
 mod jit;
+pub mod limits;
 mod message;
 pub mod nvml;
 pub mod pool;

@@ -93,6 +93,7 @@ fn program() -> Program {
             sharedMemBytes, hStream, kernelParams,
         }
         CUexecAffinityParam { r#type, smCount = "param.smCount.val" }
+        CUctxCreateParams { execAffinityParams, numExecAffinityParams, cigParams }
         CUtensorMap { opaque }
         CUstreamBatchMemOpParams {
             operation, barrier_flags = "memoryBarrier.flags", address = "waitValue.address",

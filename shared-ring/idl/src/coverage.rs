@@ -63,7 +63,7 @@ fn summary(out: &mut String, table: &Table) {
 }
 
 fn served(out: &mut String, table: &Table, tested: &Tested) {
-    out.push_str("## Served\n\n\"Symbol\" and \"since\" are what `cuGetProcAddress` is asked for. \"Tested by\" is a test that fails when the function returns success and does nothing (`cargo xtask mutants`).\n\n| function | symbol | since | class | messages | tested by |\n|---|---|---|---|---|---|\n");
+    out.push_str("## Served\n\n\"Symbol\" and \"since\" are arguments of `cuGetProcAddress`. \"Tested by\" is a test that fails when the function returns success and does nothing (`cargo xtask mutants`).\n\n| function | symbol | since | class | messages | tested by |\n|---|---|---|---|---|---|\n");
     for function in &table.functions {
         let Some((base, forwarded)) = table.forwarded(function) else {
             continue;
@@ -121,7 +121,7 @@ fn unsupported(out: &mut String, table: &Table) {
 }
 
 fn attributes(out: &mut String, table: &Table) {
-    out.push_str("## Device attributes that are not the device's own\n\nAll others are what the device says.\n\n| attribute | id | a guest is told | because |\n|---|---|---|---|\n");
+    out.push_str("## Device attributes that are not the device's own\n\nOther attributes have the device's own values.\n\n| attribute | id | value in a guest | reason |\n|---|---|---|---|\n");
     for attribute in &table.attributes {
         if let Some((value, reason)) = &attribute.answers {
             let _ = writeln!(

@@ -1,15 +1,16 @@
 //! Generates code for messages that one driver call answers: the device's operation, the CUDA device's implementation
 //! of it, and the worker's service.
 //!
-//! The operation has the message's name, takes its fields in their order and returns the fields of its reply.
+//! The operation has the message's name, takes its fields in their order and returns what the driver makes for its new
+//! handles and the fields of its reply.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Literal, TokenStream};
 use quote::{format_ident, quote};
 use syn::Ident;
 
 use crate::code::{docs, file, ident};
 use crate::messages::{is_empty, scalar_type, snake_case};
-use crate::table::{Body, Direction, DriverCall, FieldType, Message, Table};
+use crate::table::{Body, Direction, DriverCall, Field, FieldType, Handle, Message, Table};
 
 /// Reason why the driver's function does not fit the message that names it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -38,15 +39,16 @@ pub fn driver_calls(table: &Table) -> String {
         quote!(#doc #signature;)
     });
     file(quote! {
-        /// Operations that are one driver call each: the messages with a `driver` line.
+        /// Operations that are one driver call each: the messages with a `driver` line. Operations of
+        /// records never wait for the device.
         pub trait DriverCalls { #(#methods)* }
     })
 }
 
 /// Generates `DriverCalls` for the CUDA device. The code calls the device's `driver()` and `ordinal()`, `pointer(u64)`
-/// for handles and `number(n)`, which converts between integer types.
+/// and `handle(pointer)` for handles, and `number(n)`, which converts between integer types.
 ///
-/// Its unsafe blocks are sound: callers of the operation pass live handles, and each output points to a local
+/// The unsafe blocks of the code are sound: callers of the operation pass live handles, and each output points to a local
 /// variable.
 ///
 /// # Errors
@@ -91,27 +93,43 @@ fn operation(message: &Message) -> Ident {
     ident(&snake_case(&message.name))
 }
 
+/// Handle of the device.
+fn raw(handle: Handle) -> Ident {
+    format_ident!("Raw{}", handle.name())
+}
+
 /// Device's type of a field; the parser has refused fields without one.
-fn device_type(kind: &FieldType) -> Option<TokenStream> {
-    match kind {
-        FieldType::Scalar(scalar) => Some(scalar_type(*scalar)),
-        FieldType::Handle(handle) => {
-            let raw = format_ident!("Raw{}", handle.name());
+fn device_type(field: &Field) -> Option<TokenStream> {
+    match field.kind {
+        FieldType::Scalar(scalar) => Some(scalar_type(scalar)),
+        FieldType::Address => Some(quote!(u64)),
+        FieldType::Handle(handle) | FieldType::Minted(handle) => {
+            let raw = raw(handle);
             Some(quote!(#raw))
         }
         _ => None,
     }
 }
 
+/// Fields that the operation takes.
+fn taken(message: &Message) -> impl Iterator<Item = &Field> {
+    let fields = message.body.fields.iter();
+    fields.filter(|field| !matches!(field.kind, FieldType::Minted(_)))
+}
+
+/// Fields that the operation returns: new handles, then the reply.
+fn returned(message: &Message) -> impl Iterator<Item = &Field> {
+    let fields = message.body.fields.iter();
+    let new = fields.filter(|field| matches!(field.kind, FieldType::Minted(_)));
+    new.chain(&message.reply.fields)
+}
+
 fn signature(message: &Message) -> TokenStream {
-    let (operation, names) = (operation(message), names(&message.body));
-    let types = |body: &Body| -> Vec<TokenStream> {
-        let fields = body.fields.iter();
-        fields
-            .filter_map(|field| device_type(&field.kind))
-            .collect()
-    };
-    let (kinds, results) = (types(&message.body), tuple(&types(&message.reply)));
+    let operation = operation(message);
+    let names = taken(message).map(|field| ident(&field.name));
+    let kinds = taken(message).filter_map(device_type);
+    let results: Vec<TokenStream> = returned(message).filter_map(device_type).collect();
+    let results = tuple(&results);
     quote!(fn #operation(&self #(, #names: #kinds)*) -> Result<#results>)
 }
 
@@ -123,49 +141,65 @@ fn cuda_method(table: &Table, message: &Message, call: &DriverCall) -> Result<To
     let (_, forwarded) = function
         .and_then(|function| table.forwarded(function))
         .ok_or("whose parameters the table does not declare")?;
-    let (given, taken) = (&call.arguments, &forwarded.parameters);
-    if given.len() != taken.len() {
-        let (given, taken) = (given.len(), taken.len());
-        return Err(format!("which takes {taken} arguments, with {given}"));
+    let (given, wanted) = (&call.arguments, &forwarded.parameters);
+    if given.len() != wanted.len() {
+        let (given, wanted) = (given.len(), wanted.len());
+        return Err(format!("which takes {wanted} arguments, with {given}"));
     }
     let mut arguments = Vec::new();
-    for (argument, parameter) in given.iter().zip(taken) {
-        let result = message
-            .reply
-            .fields
-            .iter()
-            .any(|field| field.name == *argument);
+    for (argument, parameter) in given.iter().zip(wanted) {
+        let result = returned(message).any(|field| field.name == *argument);
         if result != (parameter.direction == Direction::Out) {
             return Err(format!("whose {} cannot be {argument}", parameter.name));
         }
-        let field = message
-            .body
-            .fields
-            .iter()
-            .find(|field| field.name == *argument);
+        if let Ok(number) = argument.parse() {
+            let number = Literal::u64_unsuffixed(number);
+            arguments.push(quote!(#number));
+            continue;
+        }
         let name = ident(argument);
+        let field = taken(message).find(|field| field.name == *argument);
         arguments.push(match field.map(|field| &field.kind) {
             _ if result => quote!(&raw mut #name),
+            // The driver's only handle that is no pointer.
+            Some(FieldType::Handle(Handle::Memory)) => quote!(#name.0),
             Some(FieldType::Handle(_)) => quote!(pointer(#name.0)),
             Some(_) => quote!(number(#name)?),
             None => quote!(self.ordinal()),
         });
     }
     let (signature, function) = (signature(message), ident(&call.function));
-    let results = names(&message.reply);
     let called = quote!(unsafe { self.driver().#function(#(#arguments),*) });
+    let results: Vec<&Field> = returned(message).collect();
+    let places = results.iter().map(|field| {
+        let name = ident(&field.name);
+        let place = match field.kind {
+            FieldType::Minted(_) => quote!(std::ptr::null_mut()),
+            _ => quote!(Default::default()),
+        };
+        quote!(let mut #name = #place;)
+    });
+    let found = |field: &Field| {
+        let name = ident(&field.name);
+        match field.kind {
+            FieldType::Minted(made) => {
+                let raw = raw(made);
+                quote!(#raw(handle(#name)))
+            }
+            _ => quote!(number(#name)?),
+        }
+    };
     let body = match results.as_slice() {
         [] => called,
-        [only] => quote! {
-            let mut #only = Default::default();
-            #called?;
-            number(#only)
-        },
-        several => quote! {
-            #(let mut #several = Default::default();)*
-            #called?;
-            Ok((#(number(#several)?),*))
-        },
+        [Field { name, kind, .. }] if !matches!(kind, FieldType::Minted(_)) => {
+            let name = ident(name);
+            quote!(#(#places)* #called?; number(#name))
+        }
+        results => {
+            let found: Vec<TokenStream> = results.iter().map(|field| found(field)).collect();
+            let found = tuple(&found);
+            quote!(#(#places)* #called?; Ok(#found))
+        }
     };
     Ok(quote!(#signature { #body }))
 }
@@ -251,6 +285,21 @@ mod tests {
             served.contains("self.ask_function(call,function,move|device,function|device.ask(block,function),|_,bytes|Answer::reply(&wormhole_api::AskReply{bytes}),)"),
             "{served}"
         );
+    }
+
+    #[test]
+    fn the_driver_makes_new_handles_and_takes_addresses_and_numbers() {
+        let text = "message 1 Make request blocking\n    new new stream\n    from event\n    memory memory\n    at address\n  reply\n    bytes u64\n  driver cuMake(new, bytes, from, memory, at, 7) checked\nfunction 1 cuMake request Make\n    out made CUstream\n    out bytes usize\n    in from CUevent\n    in memory CUmemGenericAllocationHandle\n    in at CUdeviceptr\n    in flags u32\n";
+        let table = crate::parse(text).expect("a table");
+        let cuda = squeezed(&cuda_driver_calls(&table).expect("it fits"));
+        for part in [
+            "fnmake(&self,from:RawEvent,memory:RawMemory,at:u64,)->Result<(RawStream,u64)>",
+            "letmutnew=std::ptr::null_mut();",
+            "cuMake(&rawmutnew,&rawmutbytes,pointer(from.0),memory.0,number(at)?,7",
+            "Ok((RawStream(handle(new)),number(bytes)?))",
+        ] {
+            assert!(cuda.contains(part), "{part} in {cuda}");
+        }
     }
 
     #[test]

@@ -38,8 +38,8 @@
 //!
 //! `driver`: one call of this driver function answers the message, so that the device's operation, the CUDA device's
 //! implementation of it and the worker's service are generated. An ARGUMENT is a field, a field of the reply or
-//! `device`, each once, in the order of the function's parameters. `checked`: the worker's service is written by hand,
-//! since it checks the message first.
+//! `device`, each once, or a number, in the order of the function's parameters. A new handle is a result of the call.
+//! `checked`: the worker's service is written by hand, since it checks the message first or enters an object.
 //!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
 //! a `per-thread` variant. `unified`: a `CUdeviceptr` of the function may be memory of the program's own. CTYPE is

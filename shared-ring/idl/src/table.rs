@@ -175,7 +175,7 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverCall {
     pub function: String,
-    /// Fields of the message and of its reply, and `device`.
+    /// Fields of the message and of its reply, `device`, and numbers.
     pub arguments: Vec<String>,
     /// True if the worker checks the message before the call.
     pub checked: bool,

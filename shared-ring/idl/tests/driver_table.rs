@@ -106,8 +106,8 @@ fn any_change_to_what_crosses_the_ring_changes_the_hash() {
     let hash = protocol_hash(&parse(&text).expect("the table"), false);
     let changes = [
         (
-            "message 3 MemAlloc request blocking\n    bytes u64",
-            "message 3 MemAlloc request blocking\n    size u64",
+            "message 6 MemCopy record\n    destination address\n    source address",
+            "message 6 MemCopy record\n    source address\n    destination address",
         ),
         (
             "message 3 MemAlloc request blocking\n    bytes u64",
@@ -118,6 +118,7 @@ fn any_change_to_what_crosses_the_ring_changes_the_hash() {
             "message 4 MemFree request",
         ),
         ("message 4 MemFree", "message 400 MemFree"),
+        ("    height u64", "    rows u64"),
         ("    2 Half", "    3 Half"),
         ("tail data bytes max 4096", "tail data bytes max 4095"),
         ("grid u32[3] nonzero", "grid u32[3]"),

@@ -90,7 +90,7 @@ fn a_function_refers_only_to_what_exists() {
 
 #[test]
 fn an_unsupported_function_says_why() {
-    assert!(refused("function 1 cuA unsupported").contains("says not what function cuA does"));
+    assert!(refused("function 1 cuA unsupported").contains("is no class of function cuA"));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_driver_line_names_each_field_once() {
     let number = "    block u32\n";
     for (fields, driver, reason) in [
         (number, "cuAsk block", "cuAsk block is no call"),
-        (number, "cuAsk(1)", "1 cannot be a name"),
+        (number, "cuAsk(1a)", "1a cannot be a name"),
         (number, "cuAsk()", "does not give block to cuAsk once"),
         (
             number,
@@ -147,14 +147,24 @@ fn a_driver_line_names_each_field_once() {
         ),
         ("    tail name bytes max 8\n", "cuAsk()", "has a tail"),
         (
-            "    event event\n",
-            "cuAsk(event)",
-            "event of message Ask is neither",
+            "    fence fence\n",
+            "cuAsk(fence) checked",
+            "fence of message Ask is no number, address or handle",
+        ),
+        (
+            "    at address\n",
+            "cuAsk(at)",
+            "nothing else but numbers, or be checked",
+        ),
+        (
+            "    new new event\n",
+            "cuAsk(new)",
+            "nothing else but numbers, or be checked",
         ),
         (
             "    one function\n    other pool\n",
             "cuAsk(one, other)",
-            "name one object at most, or be checked",
+            "name at most one function or pool",
         ),
     ] {
         let error = message(fields, driver);

@@ -72,7 +72,7 @@ bodies! {
 
     /// Refusal of a session. The text behind it gives the reason, and names both versions if they differ.
     pub struct RefusedFixed {
-        /// See [`Refusal`].
+        /// Reason of the refusal, a [`Refusal`].
         pub code: u32,
         /// Bytes of the text.
         pub text_len: u32,
@@ -189,8 +189,10 @@ bodies! {
     pub struct ArenaDenied {
         /// `id` of the request.
         pub id: u32,
-        /// See [`Refusal`].
+        /// Reason of the refusal, a [`Refusal`].
         pub code: u32,
+        /// Bytes of its window that the tenant may use at a time.
+        pub limit: u64,
     }
 
     /// Attachment of a tenant's window. Its file descriptor travels with the message.
@@ -203,6 +205,9 @@ bodies! {
         pub session_limit: u32,
         /// Most bytes of device memory that the tenant may allocate, 0 for no limit.
         pub device_memory_limit: u64,
+        /// 1 for a static window: the guest has all of the file mapped, and its sessions' memory is in it. 0 if each
+        /// session has a file of its own.
+        pub static_window: u64,
     }
 
     /// Request of a launcher for a control stream of a guest process, and the supervisor's answer, with which the guest's

@@ -178,6 +178,13 @@ impl Producer {
         // SYNC POINT: park. Either this load sees PARKED, or the consumer's load after its own fence sees the record
         // published before this fence.
         SyncPoint::Park.fence();
+        self.is_consumer_parked()
+    }
+
+    /// Returns true if the consumer sleeps or is about to: a hint, without order.
+    #[inline]
+    #[must_use]
+    pub fn is_consumer_parked(&self) -> bool {
         self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
     }
 

@@ -6,7 +6,9 @@ use super::git;
 use crate::command::{Failure, step};
 
 /// Words with which no paragraph of a documentation comment may begin. A verb, or the name of the thing, says more.
-const FIRST: [&str; 4] = ["It", "Of", "That", "Those"];
+const FIRST: [&str; 10] = [
+    "How", "It", "Its", "Of", "That", "They", "Those", "Where", "Which", "Why",
+];
 
 /// Words with which no sentence may begin.
 const SUBJECTS: [&str; 7] = [

@@ -4,17 +4,26 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Required tools and files: the name in PATH, or an absolute path, and its Debian package.
-const PACKAGES: [(&str, &str); 7] = [
+const PACKAGES: [(&str, &str); 8] = [
     ("g++", "g++"),
     ("make", "make"),
     ("python3", "python3"),
     (PIP, "python3-pip"),
     ("dpkg-deb", "dpkg"),
     ("ip", "iproute2"),
+    ("passt", "passt"),
     (
         "/usr/share/keyrings/debian-archive-keyring.gpg",
         "debian-archive-keyring",
     ),
+];
+
+/// Tools as in [`PACKAGES`] that only the tests need, which build a disk image and define a domain of libvirt.
+const TEST_PACKAGES: [(&str, &str); 4] = [
+    ("mmdebstrap", "mmdebstrap"),
+    ("/sbin/mke2fs", "e2fsprogs"),
+    ("/usr/sbin/libvirtd", "libvirt-daemon"),
+    ("virsh", "libvirt-clients"),
 ];
 
 /// Stands for `python3 -m pip`.
@@ -34,7 +43,7 @@ pub struct Facts {
     pub architecture: String,
     /// The text of `/etc/os-release`.
     pub os_release: String,
-    /// Entries of [`PACKAGES`], `apt-get`, `sudo` and `rustup` that exist.
+    /// Entries of [`PACKAGES`] and [`TEST_PACKAGES`], `apt-get`, `sudo` and `rustup` that exist.
     pub found: Vec<String>,
     /// Whether this process runs as root.
     pub root: bool,
@@ -58,7 +67,8 @@ pub struct Plan {
 impl Facts {
     /// Collects the facts of this machine.
     pub fn of_this_machine() -> Self {
-        let names = PACKAGES.iter().map(|&(name, _)| name);
+        let names = PACKAGES.iter().chain(&TEST_PACKAGES);
+        let names = names.map(|&(name, _)| name);
         let found = names
             .chain(["apt-get", "sudo", "rustup"])
             .filter(|&name| is_there(name))
@@ -84,7 +94,7 @@ impl Facts {
                 self.architecture
             ));
         }
-        let mut plan = self.packages();
+        let mut plan = self.packages(tests);
         let mut wanted = plan.packages.clone();
         wanted.extend(plan.backports.then_some(QEMU_PACKAGE));
         let wanted = wanted.join(" ");
@@ -120,8 +130,10 @@ impl Facts {
         Ok(plan)
     }
 
-    fn packages(&self) -> Plan {
-        let packages = PACKAGES.iter().filter(|(name, _)| !self.has(name));
+    fn packages(&self, tests: bool) -> Plan {
+        let of_tests = TEST_PACKAGES.iter().filter(|_| tests);
+        let packages = PACKAGES.iter().chain(of_tests);
+        let packages = packages.filter(|(name, _)| !self.has(name));
         let mut plan = Plan {
             packages: packages.map(|&(_, package)| package).collect(),
             ..Plan::default()
@@ -358,8 +370,21 @@ mod tests {
     }
 
     #[test]
+    fn only_the_tests_build_disks_and_define_domains() {
+        let facts = Facts {
+            nightly: true,
+            ..furnished(BOOKWORM)
+        };
+        assert_eq!(facts.plan(false), Ok(Plan::default()));
+        let plan = facts.plan(true).expect("set-up works here");
+        assert_eq!(plan.packages, TEST_PACKAGES.map(|(_, package)| package));
+    }
+
+    #[test]
     fn only_the_tests_need_rustup() {
-        let facts = furnished(BOOKWORM);
+        let mut facts = furnished(BOOKWORM);
+        let of_tests = TEST_PACKAGES.map(|(name, _)| name.to_owned());
+        facts.found.extend(of_tests);
         assert_eq!(facts.plan(false), Ok(Plan::default()));
         assert!(refusal(&facts, true).contains("rustup"));
         let ready = Facts {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use wormhole_images::{
-    BuildOptions, Image, ImageError, Kernel, build_emulated_host, build_guest,
-    build_guest_that_takes_its_window,
+    BuildOptions, DebianOptions, GuestParts, Image, ImageError, Kernel, Suite, build_backend,
+    build_base, build_disk, build_emulated_host, build_guest, build_guest_that_takes_its_window,
 };
 
 use crate::command::{Failure, Run, megabytes, step};
@@ -46,6 +46,7 @@ pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
         root,
         &[
             (build_guest, Kernel::V6_1),
+            (build_backend, Kernel::V6_1),
             (build_emulated_host, Kernel::V6_1),
         ],
     )?;
@@ -59,6 +60,7 @@ pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
                 (build_guest_that_takes_its_window, Kernel::V6_12),
             ],
         )?;
+        with_debian(root, build_base)?;
     }
     let mut total = 0;
     let mut parts = Vec::new();
@@ -86,6 +88,42 @@ fn build_images(root: &Path, wanted: &[(Build, Kernel)]) -> Result<(), Failure> 
             progress: &step,
         })
         .map_err(|error| Failure::new(chain(&error)))?;
+    }
+    Ok(())
+}
+
+/// Builds the disk image that the tests boot from the staged parts, unless it is there.
+pub fn build_disk_for_tests(root: &Path, stage: &Path) -> Result<(), Failure> {
+    let part = |name| stage.join("lib/wormhole").join(name);
+    let parts = GuestParts {
+        command: part("wormhole-guest"),
+        frontends: ["libcuda.so.1", "libnvidia-ml.so.1"].map(part).to_vec(),
+    };
+    with_debian(root, |options| match build_disk(options, &parts) {
+        // Nothing but tests has used it, and these copy it.
+        Err(ImageError::OtherDisk { place }) => {
+            std::fs::remove_dir_all(place).ok();
+            build_disk(options, &parts).map(drop)
+        }
+        built => built.map(drop),
+    })
+}
+
+/// Builds a disk image or its base, unless this user may not: the test that boots the disk is skipped then.
+fn with_debian(
+    root: &Path,
+    build: impl FnOnce(&DebianOptions<'_>) -> Result<(), ImageError>,
+) -> Result<(), Failure> {
+    let built = build(&DebianOptions {
+        folder: &images(root),
+        suite: Suite::Bookworm,
+        packages: &[],
+        rebuild: false,
+        progress: &step,
+    });
+    match built {
+        Err(error @ ImageError::NotRoot) => step(&chain(&error)),
+        built => built.map_err(|error| Failure::new(chain(&error)))?,
     }
     Ok(())
 }

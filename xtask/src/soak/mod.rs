@@ -29,13 +29,13 @@ use self::shared::SharedBackend;
 use self::stop::Stop;
 use self::watch::Watch;
 use crate::command::{Failure, step};
-use crate::{programs, stage};
+use crate::{nvcc, stage};
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Minutes for which programs are started.
-    #[arg(long, default_value_t = 60)]
-    minutes: u64,
+    /// Minutes for which programs are started, also less than one.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
     /// Number of programs that run at the same time.
     #[arg(long, default_value_t = 4)]
     lanes: usize,
@@ -244,6 +244,15 @@ fn prepare(root: &Path, prefix: &Path, start: Instant, options: &Options) -> Res
         _ => fs::create_dir_all(&temporary),
     };
     made.map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
+    let end = Duration::try_from_secs_f64(60.0 * options.minutes).ok();
+    let end = end.filter(|time| !time.is_zero());
+    let end = end.and_then(|time| start.checked_add(time));
+    let end = end.ok_or_else(|| {
+        let minutes = options.minutes;
+        Failure::new(format!(
+            "--minutes {minutes} is no time: say a number of minutes above 0"
+        ))
+    })?;
     Ok(Soak {
         wormhole: prefix.join("bin/wormhole"),
         folder,
@@ -255,10 +264,8 @@ fn prepare(root: &Path, prefix: &Path, start: Instant, options: &Options) -> Res
                 name: name.to_owned(),
             })
             .collect(),
-        endless: built
-            .join(programs::Link::Static.name())
-            .join(lane::ENDLESS),
+        endless: built.join(nvcc::Link::Static.name()).join(lane::ENDLESS),
         spawned: Arc::default(),
-        end: start + Duration::from_secs(60 * options.minutes),
+        end,
     })
 }

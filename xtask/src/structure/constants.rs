@@ -117,8 +117,8 @@ fn cuda_name(comment: &str) -> Option<String> {
     words.find(is_name).map(str::to_owned)
 }
 
-/// Reads a declaration of a constant by one number. Its type is one that CUDA has for flags and enumerations; sizes
-/// and counts (`usize`) are none.
+/// Reads a declaration of a constant by one number, or by `Self` of one. The type is one that CUDA has for flags and
+/// enumerations; sizes and counts (`usize`) are none.
 fn constant(line: &str) -> Option<(&str, i64)> {
     let (visibility, rest) = line.split_once("const ")?;
     if !(visibility.is_empty() || visibility.starts_with("pub")) {
@@ -126,10 +126,17 @@ fn constant(line: &str) -> Option<(&str, i64)> {
     }
     let (name, rest) = rest.split_once(": ")?;
     let (kind, value) = rest.strip_suffix(';')?.split_once(" = ")?;
-    let of_cuda = matches!(kind, "u8" | "u32" | "i32" | "u64" | "c_int" | "c_uint");
+    let of_cuda = matches!(
+        kind,
+        "Self" | "u8" | "u32" | "i32" | "u64" | "c_int" | "c_uint"
+    );
     if !(of_cuda || kind.starts_with("CU")) {
         return None;
     }
+    let inner = value.strip_prefix("Self(");
+    let value = inner
+        .and_then(|rest| rest.strip_suffix(')'))
+        .unwrap_or(value);
     let digits = value.replace('_', "");
     let value = match (digits.strip_prefix("0x"), digits.strip_prefix("1 << ")) {
         (Some(hexadecimal), _) => i64::from_str_radix(hexadecimal, 16).ok()?,
@@ -181,6 +188,7 @@ mod tests {
             "const INFO_LOG: CUjit_option = 3;",
             "const DEVICE_INVALID: i32 = -2;",
             "const DEVICE: u32 = 1 << 0;",
+            "pub const DEVICE: Self = Self(1);",
         ] {
             assert_eq!(found(line).len(), 1, "{line}");
         }
@@ -189,6 +197,7 @@ mod tests {
             "const DEVICES: u32 = 1;",
             "const DEVICE: usize = 1;",
             "const DEVICE: u32 = memory_location::DEVICE;",
+            "pub const DEVICE: Self = Self(memory_location::DEVICE);",
             "fn device<const DEVICE: u32>() {}",
         ] {
             assert!(found(line).is_empty(), "{line}");

@@ -109,19 +109,22 @@ fn module_of(file: &str) -> Option<&str> {
     file.split(['/', '.']).next().filter(|name| *name != "lib")
 }
 
-/// Complains of a module's file: of each layer above its own that it uses, of each name without a layer, and of
-/// [`EMPTY_WORDS`].
+/// Complains of a module's file: of each layer above its own that it uses, of each name without a layer, of relative
+/// paths that may leave its layer, and of [`EMPTY_WORDS`].
 fn wrong(file: &str, module: &str, text: &str) -> Vec<String> {
     let Some(own) = layer(module) else {
         return vec![format!("{file} belongs to no layer")];
     };
-    let used = uses(text).into_iter();
+    let code = code(text);
+    let used = uses(&code).into_iter();
     let complaint = |used: String| match layer(&used) {
         None => Some(format!("{file} uses {used}, which belongs to no layer")),
         Some(other) if other < own => Some(format!("{file} uses {used}, which is a layer above")),
         Some(_) => None,
     };
     let mut complaints: Vec<String> = used.filter_map(complaint).collect();
+    let relative = relative(file, &code).into_iter();
+    complaints.extend(relative.map(|path| format!("{file} uses {path} in place of crate::")));
     if is_limited(module) && text.to_lowercase().contains(EMPTY_WORDS) {
         complaints.push(format!("{file} says \"{EMPTY_WORDS}\" of an unsafe block"));
     }
@@ -135,14 +138,31 @@ fn layer(module: &str) -> Option<usize> {
         .position(|(_, modules)| modules.contains(&module))
 }
 
-/// Returns the modules of the crate that a source names outside comments and tests.
-fn uses(text: &str) -> BTreeSet<String> {
-    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
-    let code: Vec<&str> = text
-        .lines()
+/// Returns a source without its comments and its modules of tests, which stand at its end.
+fn code(text: &str) -> String {
+    let tests = ["#[cfg(test)]\nmod ", "#[cfg(test)]\npub mod "];
+    let ends = tests.iter().filter_map(|tests| text.find(tests));
+    let lines = text[..ends.min().unwrap_or(text.len())].lines();
+    let lines: Vec<&str> = lines
         .map(|line| line.split("//").next().unwrap_or(line))
         .collect();
-    let code = code.join("\n");
+    lines.join("\n")
+}
+
+/// Returns the path by which a file names modules relative to its own and may leave its layer, if there is one.
+/// [`uses`] does not read such paths.
+fn relative(file: &str, code: &str) -> Option<&'static str> {
+    let depth = file.trim_end_matches("/mod.rs").matches('/').count();
+    let path = if depth == 0 {
+        "super::"
+    } else {
+        "super::super::"
+    };
+    code.contains(path).then_some(path)
+}
+
+/// Returns the modules of the crate that code names from the crate's root.
+fn uses(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
         match rest.strip_prefix('{') {
@@ -191,7 +211,7 @@ mod tests {
                     // crate::calls is not used\n\
                     fn f() { crate::session::session(); }\n\
                     #[cfg(test)]\nmod tests { use crate::exports; }\n";
-        let found: Vec<String> = uses(text).into_iter().collect();
+        let found: Vec<String> = uses(&code(text)).into_iter().collect();
         assert_eq!(found, ["graph", "object", "session", "types", "work"]);
     }
 
@@ -213,6 +233,26 @@ mod tests {
         assert_eq!(wrong("new.rs", "new", ""), ["new.rs belongs to no layer"]);
         assert_eq!(module_of("work/a.rs"), Some("work"));
         assert_eq!(module_of("lib.rs"), None);
+    }
+
+    #[test]
+    fn a_relative_path_that_may_leave_its_layer_is_refused() {
+        for (file, path) in [
+            ("work/a.rs", "super::super::"),
+            ("work/mod.rs", "super::"),
+            ("work.rs", "super::"),
+        ] {
+            let text = format!("use {path}calls;\n");
+            let complaint = format!("{file} uses {path} in place of crate::");
+            assert_eq!(wrong(file, "work", &text), [complaint]);
+        }
+        for (file, text) in [
+            ("work/a.rs", "use super::b;\n"),
+            ("work/a/mod.rs", "use super::b;\n"),
+            ("work.rs", "#[cfg(test)]\nmod tests { use super::*; }\n"),
+        ] {
+            assert_eq!(wrong(file, "work", text), [""; 0], "{file}");
+        }
     }
 
     #[test]

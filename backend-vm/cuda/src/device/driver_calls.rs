@@ -4,9 +4,12 @@
     reason = "generated code has no comments; `wormhole_idl::cuda_driver_calls` says why each block is sound"
 )]
 
-use wormhole_device::{CuError, DriverCalls, RawFunction, Result};
+use wormhole_device::{
+    CuError, DriverCalls, RawArray, RawEvent, RawFunction, RawMemory, RawMipmap, RawPool,
+    RawStream, Result,
+};
 
-use super::{CudaDevice, pointer};
+use super::{CudaDevice, handle, pointer};
 
 include!(concat!(env!("OUT_DIR"), "/driver_calls.rs"));
 

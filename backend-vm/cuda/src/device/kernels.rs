@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::ptr;
 
 use wormhole_api::ctypes::{CUlaunchConfig, CUtensorMap};
+use wormhole_api::limits::TENSOR_RANKS;
 use wormhole_device::{
     ClusterLaunch, CuError, EncodedTensorMap, Kernels, LaunchAttribute, RawModule, Result,
     TensorMap, TensorMapMode,
@@ -140,14 +141,14 @@ impl Kernels for CudaDevice {
     }
 
     fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap> {
-        let mut encoded = EncodedTensorMap([0; 128]);
-        let place = (&raw mut encoded).cast::<CUtensorMap>();
+        let mut encoded = EncodedTensorMap(CUtensorMap { opaque: [0; 128] });
+        let place = &raw mut encoded.0;
         let (dimensions, strides) = (map.dimensions.as_ptr(), map.strides.as_ptr());
         let steps = map.steps.as_ptr();
-        if map.rank > 5 {
+        if map.rank > TENSOR_RANKS {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: the place is as long and as aligned as a tensor map; the arrays have as many entries as a
+        // SAFETY: the place is a tensor map with the driver's alignment; the arrays have as many entries as a
         // rank may ask for; the driver encodes the address and does not follow it.
         unsafe {
             match map.mode {
@@ -221,8 +222,8 @@ impl Kernels for CudaDevice {
         mut map: EncodedTensorMap,
         address: u64,
     ) -> Result<EncodedTensorMap> {
-        let place = (&raw mut map).cast::<CUtensorMap>();
-        // SAFETY: the place is as long and as aligned as a tensor map; the driver does not follow the address.
+        let place = &raw mut map.0;
+        // SAFETY: the place is a tensor map with the driver's alignment; the driver does not follow the address.
         unsafe { self.driver().cuTensorMapReplaceAddress(place, address) }?;
         Ok(map)
     }

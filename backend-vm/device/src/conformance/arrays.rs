@@ -1,4 +1,4 @@
-//! Arrays, textures, surfaces, and copies of boxes.
+//! Arrays, textures, surfaces, and 3-D copies.
 
 use wormhole_api::constants::array_format::{FLOAT, UNSIGNED_INT8, UNSIGNED_INT32};
 use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
@@ -15,7 +15,7 @@ use crate::{
 
 pub const CHECKS: &[Check] = &[
     Check {
-        name: "a box of memory is copied and nothing beside it",
+        name: "a 3-D region of memory is copied and nothing beside it",
         run: boxes_of_memory,
     },
     Check {
@@ -27,7 +27,7 @@ pub const CHECKS: &[Check] = &[
         run: volumes,
     },
     Check {
-        name: "copies of boxes keep their place in a stream",
+        name: "3-D copies keep their place in a stream",
         run: order,
     },
     Check {
@@ -198,19 +198,19 @@ pub(super) fn copy(
     extent: [u64; 3],
 ) -> Outcome {
     let copy = MemCopy3d { to, from, extent };
-    worked("copy of a box", device.copy_3d(&copy, LEGACY))
+    worked("3-D copy", device.copy_3d(&copy, LEGACY))
 }
 
 /// Allocates device memory with these bytes.
 pub(super) fn upload(device: &dyn Device, bytes: &[u8]) -> Result<u64, String> {
-    let address = worked("allocate", device.allocate(bytes.len() as u64))?;
+    let address = worked("allocate", device.mem_alloc(bytes.len() as u64))?;
     worked("write", device.write(address, bytes, LEGACY))?;
     Ok(address)
 }
 
 pub(super) fn download(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
     let host = HostMemory::new(device, bytes.div_ceil(PAGE))?;
-    let copied = device.copy(host.address(0), address, bytes as u64, LEGACY);
+    let copied = device.mem_copy(host.address(0), address, bytes as u64, LEGACY);
     worked("copy", copied)?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.read(bytes))
@@ -269,8 +269,8 @@ fn parts_of_arrays(device: &dyn Device) -> Outcome {
         download(device, target, 64 * 8)?,
         expected,
     )?;
-    worked("destroy", device.destroy_array(first))?;
-    worked("destroy", device.destroy_array(second))
+    worked("destroy", device.array_destroy(first))?;
+    worked("destroy", device.array_destroy(second))
 }
 
 fn volumes(device: &dyn Device) -> Outcome {
@@ -293,15 +293,15 @@ fn volumes(device: &dyn Device) -> Outcome {
         .flat_map(|at| bytes[at..at + 8].to_vec())
         .collect();
     same("the part", download(device, target, 48)?, expected)?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.array_destroy(array))
 }
 
 fn order(device: &dyn Device) -> Outcome {
-    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+    let stream = worked("stream", device.stream_create(NON_BLOCKING, 0))?;
     let shape = shape([256, 64, 0], UNSIGNED_INT32, 1, 0)?;
     let array = worked("array", device.create_array(&shape))?;
     let bytes = 1024 * 64;
-    let address = worked("allocate", device.allocate(bytes))?;
+    let address = worked("allocate", device.mem_alloc(bytes))?;
     let host = HostMemory::new(device, 1)?;
     let extent = [1024, 64, 1];
     for round in 1..=20_u8 {
@@ -324,7 +324,7 @@ fn order(device: &dyn Device) -> Outcome {
         let (to, from) = (memory(address, 1024, 64), of(array, [0; 3]));
         let read = device.copy_3d(&MemCopy3d { to, from, extent }, stream);
         worked("copy", read)?;
-        let last = device.copy(host.address(0), address + bytes - 4, 4, stream);
+        let last = device.mem_copy(host.address(0), address + bytes - 4, 4, stream);
         worked("copy", last)?;
         worked("synchronize", device.synchronize_stream(stream))?;
         same("the last bytes", host.read(4), vec![round; 4])?;
@@ -420,7 +420,7 @@ fn linear_memory(device: &dyn Device) -> Outcome {
     worked("write", device.write(address + 4, &[99, 0, 0, 0], LEGACY))?;
     let found = run(device, "fetch", &[texture], 8)?;
     same("a texel that was written", found[1], 99)?;
-    worked("destroy", device.destroy_texture(texture))
+    worked("destroy", device.texture_destroy(texture))
 }
 
 fn addressing(device: &dyn Device) -> Outcome {
@@ -467,9 +467,9 @@ fn addressing(device: &dyn Device) -> Outcome {
         let texture = texture(mode, flags)?;
         let found = sample(device, "plane", texture, &at)?;
         same(&format!("mode {mode}"), found, expected.to_vec())?;
-        worked("destroy", device.destroy_texture(texture))?;
+        worked("destroy", device.texture_destroy(texture))?;
     }
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.array_destroy(array))
 }
 
 fn filtering(device: &dyn Device) -> Outcome {
@@ -502,8 +502,8 @@ fn filtering(device: &dyn Device) -> Outcome {
         &format!("{between:?} is of a fraction of 8 bits"),
         between[0] == 1.0 || between[0] == 2.0,
     )?;
-    worked("destroy", device.destroy_texture(texture))?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.texture_destroy(texture))?;
+    worked("destroy", device.array_destroy(array))
 }
 
 fn rows_of_memory(device: &dyn Device) -> Outcome {
@@ -524,7 +524,7 @@ fn rows_of_memory(device: &dyn Device) -> Outcome {
     let found = sample(device, "plane", texture, &at)?;
     let expected = [0.0_f32, 31.0, 22.0, 32.0].map(|texel| texel / 255.0);
     close("texels", &found, &expected)?;
-    worked("destroy", device.destroy_texture(texture))
+    worked("destroy", device.texture_destroy(texture))
 }
 
 fn close(what: &str, found: &[f32], expected: &[f32]) -> Outcome {
@@ -552,7 +552,7 @@ fn reading(device: &dyn Device) -> Outcome {
         let made = device.create_texture(&Resource::Array(array), &sampling, None);
         let texture = worked("texture", made)?;
         let found = sample(device, "plane", texture, &at)?;
-        worked("destroy", device.destroy_texture(texture))?;
+        worked("destroy", device.texture_destroy(texture))?;
         Ok::<_, String>(found)
     };
     let integers: Vec<u32> = read(texture_flags::READ_AS_INTEGER)?
@@ -566,7 +566,7 @@ fn reading(device: &dyn Device) -> Outcome {
         &read(texture_flags::SRGB)?,
         &[0.0, 0.033_1, 0.215_86, 1.0],
     )?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.array_destroy(array))
 }
 
 fn surfaces(device: &dyn Device) -> Outcome {
@@ -591,8 +591,8 @@ fn surfaces(device: &dyn Device) -> Outcome {
     same("the row beside", &found[..32], &[0xEE; 32])?;
     let expected: Vec<u8> = (100..108_u32).flat_map(u32::to_le_bytes).collect();
     same("the row that was written", &found[32..], &expected[..])?;
-    worked("destroy", device.destroy_surface(surface))?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.surface_destroy(surface))?;
+    worked("destroy", device.array_destroy(array))
 }
 
 fn layers(device: &dyn Device) -> Outcome {
@@ -612,8 +612,8 @@ fn layers(device: &dyn Device) -> Outcome {
         .map(f32::from_bits)
         .collect();
     same("the layers", found, vec![1.0, 5.0, 9.0])?;
-    worked("destroy", device.destroy_texture(texture))?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.texture_destroy(texture))?;
+    worked("destroy", device.array_destroy(array))
 }
 
 fn levels(device: &dyn Device) -> Outcome {
@@ -621,7 +621,7 @@ fn levels(device: &dyn Device) -> Outcome {
     same("the most levels", shape.most_levels(), 4)?;
     let mipmap = worked("mipmap", device.create_mipmap(&shape, 3))?;
     for level in 0..3_u8 {
-        let array = worked("level", device.mipmap_level(mipmap, level.into()))?;
+        let array = worked("level", device.mipmap_get_level(mipmap, level.into()))?;
         let [row, rows, _] = shape.level(level.into()).copied();
         let texels = usize::try_from(row * rows / 4).map_err(|error| error.to_string())?;
         let value = f32::from(level) * 10.0 + 1.0;
@@ -642,7 +642,7 @@ fn levels(device: &dyn Device) -> Outcome {
     let texture = worked("texture", device.create_texture(&resource, &nearest, None))?;
     let found = sample(device, "detail", texture, &at)?;
     same("levels", found, vec![1.0, 11.0, 21.0, 21.0])?;
-    worked("destroy", device.destroy_texture(texture))?;
+    worked("destroy", device.texture_destroy(texture))?;
     let between = Sampling {
         level_filter: filter_mode::LINEAR,
         ..nearest
@@ -650,8 +650,8 @@ fn levels(device: &dyn Device) -> Outcome {
     let texture = worked("texture", device.create_texture(&resource, &between, None))?;
     let found = sample(device, "detail", texture, &[[0.5, 0.5], [0.5, 1.25]])?;
     same("between levels", found, vec![6.0, 13.5])?;
-    worked("destroy", device.destroy_texture(texture))?;
-    worked("destroy", device.destroy_mipmap(mipmap))
+    worked("destroy", device.texture_destroy(texture))?;
+    worked("destroy", device.mipmap_destroy(mipmap))
 }
 
 fn longest(device: &dyn Device) -> Outcome {
@@ -682,13 +682,13 @@ fn refusals(device: &dyn Device) -> Outcome {
     };
     let made = device.create_texture(&Resource::Array(array), &strange, None);
     same("no such mode", made.map(drop), Err(invalid))?;
-    worked("destroy", device.destroy_array(array))?;
-    let (free, _) = worked("memory info", device.memory_info())?;
+    worked("destroy", device.array_destroy(array))?;
+    let (free, _) = worked("memory info", device.mem_get_info())?;
     let large = shape([4096, 4096, 0], UNSIGNED_INT8, 4, 0)?;
     let array = worked("array", device.create_array(&large))?;
-    let (during, _) = worked("memory info", device.memory_info())?;
+    let (during, _) = worked("memory info", device.mem_get_info())?;
     holds("an array takes memory", during + (64 << 20) <= free)?;
-    worked("destroy", device.destroy_array(array))?;
-    let (after, _) = worked("memory info", device.memory_info())?;
+    worked("destroy", device.array_destroy(array))?;
+    let (after, _) = worked("memory info", device.mem_get_info())?;
     holds("and gives it back", after >= during + (64 << 20))
 }

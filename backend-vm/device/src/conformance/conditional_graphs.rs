@@ -88,7 +88,7 @@ fn described(
 
 fn loops(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let (lower, add_one) = (of_conditions(device, "lower")?, kernel(device, "add_one")?);
     let (left, one, other) = (memory, memory + 64, memory + 128);
     // Two branches in the body, which join.
@@ -140,7 +140,7 @@ fn counts<const BODIES: usize>(
     choices: &[u32],
 ) -> Result<[u32; BODIES], String> {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let stream = new_stream(device)?;
     let clear = chain(
         (0..BODIES as u64)
@@ -178,7 +178,7 @@ fn switch(device: &dyn Device) -> Outcome {
 
 fn default(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let (lower, add_one) = (of_conditions(device, "lower")?, kernel(device, "add_one")?);
     // The body clears the condition, whose default applies to the next launch.
     let nodes = vec![
@@ -201,7 +201,7 @@ fn default(device: &dyn Device) -> Outcome {
 
 fn nested(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let (lower, decide) = (
         of_conditions(device, "lower")?,
         of_conditions(device, "decide")?,
@@ -234,7 +234,7 @@ fn nested(device: &dyn Device) -> Outcome {
 
 fn update(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let described = |default: u32, branch: GraphBranch, values: [u32; 2]| {
         let nodes = vec![
             (0, conditional(0, branch, 1, 2)),
@@ -262,7 +262,7 @@ fn update(device: &dyn Device) -> Outcome {
 }
 
 fn outside(device: &dyn Device) -> Outcome {
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let lower = of_conditions(device, "lower")?;
     let stream = new_stream(device)?;
     let launched = launch(device, stream, &lower, ONE_THREAD, &[1, memory, 1]);

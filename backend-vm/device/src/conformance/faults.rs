@@ -45,8 +45,8 @@ fn faults(
     let host = HostMemory::new(device, 1)?;
     let module = load(device, text)?;
     let kernel = function(device, &module, name)?;
-    let stream = worked("stream", device.create_stream(super::NON_BLOCKING, 0))?;
-    let values = values(worked("allocate", device.allocate(4096))?);
+    let stream = worked("stream", device.stream_create(super::NON_BLOCKING, 0))?;
+    let values = values(worked("allocate", device.mem_alloc(4096))?);
     worked(
         "launch",
         launch(device, stream, &kernel, ONE_THREAD, &values),
@@ -73,10 +73,10 @@ fn faults(
         device.synchronize(),
         Err(error),
     )?;
-    same("allocating", device.allocate(16), Err(error))?;
+    same("allocating", device.mem_alloc(16), Err(error))?;
     same(
         "another stream",
-        device.create_stream(0, 0).err(),
+        device.stream_create(0, 0).err(),
         Some(error),
     )?;
     same(
@@ -136,10 +136,10 @@ fn assertion(device: &dyn Device) -> Outcome {
 }
 
 fn healthy(device: &dyn Device) -> Outcome {
-    let stream = worked("stream", device.create_stream(0, 0))?;
+    let stream = worked("stream", device.stream_create(0, 0))?;
     same("idle", device.health(&[stream, LEGACY]), None)?;
     worked("fill", {
-        let destination = worked("allocate", device.allocate(64 << 20))?;
+        let destination = worked("allocate", device.mem_alloc(64 << 20))?;
         device.fill(
             crate::Fill {
                 destination,

@@ -45,7 +45,7 @@ pub const CHECKS: &[Check] = &[
         run: events,
     },
     Check {
-        name: "what was launched goes on when its graph is destroyed",
+        name: "a launch goes on when its graph is destroyed",
         run: destroy,
     },
 ];
@@ -56,7 +56,7 @@ const READY: usize = 16;
 const DONE: usize = 32;
 
 pub(super) fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
-    worked("create_stream", device.create_stream(NON_BLOCKING, 0))
+    worked("create_stream", device.stream_create(NON_BLOCKING, 0))
 }
 
 pub(super) fn one_thread(function: &LoadedFunction, values: &[u64]) -> GraphNode {
@@ -141,7 +141,7 @@ pub(super) fn result(host: &HostMemory<'_>) -> u32 {
 
 fn order(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let add_one = kernel(device, "add_one")?;
     let nodes = vec![
         fill(memory, 5),
@@ -171,7 +171,7 @@ fn order(device: &dyn Device) -> Outcome {
 
 fn branches(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let meet = kernel(device, "meet")?;
     // Each branch waits for the other's word.
     let nodes = vec![
@@ -201,7 +201,7 @@ fn host_node(host: &HostMemory<'_>) -> GraphNode {
 
 fn host(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let add_one = kernel(device, "add_one")?;
     let nodes = vec![
         fill(memory, 1),
@@ -239,7 +239,7 @@ fn host(device: &dyn Device) -> Outcome {
 
 fn update(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let store = kernel(device, "store")?;
     let described = |value: u64, address: u64| {
         chain(vec![
@@ -275,7 +275,7 @@ fn update(device: &dyn Device) -> Outcome {
 
 fn update_rows(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let add_one = kernel(device, "add_one")?;
     // Two rows of one word; the check reads the second.
     let described = |value: u64, to: u64| {
@@ -331,7 +331,7 @@ fn update_rows(device: &dyn Device) -> Outcome {
 
 fn disable(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let add_one = kernel(device, "add_one")?;
     let nodes = vec![
         fill(memory, 5),
@@ -362,7 +362,7 @@ fn disable(device: &dyn Device) -> Outcome {
 
 fn serial(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let add_one = kernel(device, "add_one")?;
     let streams = [new_stream(device)?, new_stream(device)?];
     let cleared = instantiate(device, &chain(vec![fill(memory, 0)]))?;
@@ -386,7 +386,7 @@ fn serial(device: &dyn Device) -> Outcome {
 
 fn events(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let (first, second) = (new_stream(device)?, new_stream(device)?);
     let gate = worked("create_event", device.create_event(0))?;
     let end = worked("create_event", device.create_event(0))?;
@@ -415,13 +415,13 @@ fn events(device: &dyn Device) -> Outcome {
     host.word(READY / 2).store(1, Ordering::Release);
     worked("synchronize_event", device.synchronize_event(end))?;
     same("the word after the event", result(&host), 77)?;
-    let took = worked("elapsed", device.elapsed(gate, end))?;
+    let took = worked("elapsed", device.event_elapsed(gate, end))?;
     holds("time does not run backwards", took >= 0.0)
 }
 
 fn destroy(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let memory = worked("allocate", device.allocate(4096))?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
     let nodes = vec![
         fill(memory, 12),
         host_node(&host),

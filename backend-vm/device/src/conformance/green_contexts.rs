@@ -52,7 +52,7 @@ fn parts(device: &dyn Device) -> Outcome {
 fn streams(device: &dyn Device) -> Outcome {
     let all = worked("multiprocessors", device.multiprocessors(None))?;
     let split = worked("split", device.split(&all, 0, 1, 1))?;
-    let address = worked("allocate", device.allocate(PAGE as u64))?;
+    let address = worked("allocate", device.mem_alloc(PAGE as u64))?;
     for (value, parts) in [(7, &split.groups[..]), (8, &[])] {
         let green = worked("create", device.create_green(parts))?;
         let own = worked("its multiprocessors", device.multiprocessors(Some(green)))?;
@@ -77,5 +77,5 @@ fn streams(device: &dyn Device) -> Outcome {
         worked("destroy", device.destroy_stream(stream))?;
         worked("destroy", device.destroy_green(green))?;
     }
-    worked("free", device.free(address))
+    worked("free", device.mem_free(address))
 }

@@ -10,7 +10,7 @@ use super::{
     Check, HostMemory, ONE_THREAD, Outcome, Shape, function, holds, kernel, kernels, launch, load,
     same, worked,
 };
-use crate::{CuError, Device, LaunchAttribute, RawStream};
+use crate::{CuError, Device, ImageOutput, LaunchAttribute, RawStream};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -67,8 +67,8 @@ fn saxpy(device: &dyn Device) -> Outcome {
         (0..N).flat_map(|i| f(f32::from(i)).to_le_bytes()).collect()
     };
     let (x, y) = (
-        worked("allocate", device.allocate(4 * u64::from(N)))?,
-        worked("allocate", device.allocate(4 * u64::from(N)))?,
+        worked("allocate", device.mem_alloc(4 * u64::from(N)))?,
+        worked("allocate", device.mem_alloc(4 * u64::from(N)))?,
     );
     worked("write", device.write(x, &bytes(|i| i), LEGACY))?;
     worked("write", device.write(y, &bytes(|i| 2.0 * i), LEGACY))?;
@@ -84,7 +84,7 @@ fn saxpy(device: &dyn Device) -> Outcome {
     )?;
     worked(
         "copy",
-        device.copy(host.address(0), y, 4 * u64::from(N), LEGACY),
+        device.mem_copy(host.address(0), y, 4 * u64::from(N), LEGACY),
     )?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     holds(
@@ -115,7 +115,7 @@ fn rotate(device: &dyn Device) -> Outcome {
 
 fn geometry(device: &dyn Device) -> Outcome {
     let store = kernel(device, "store")?;
-    let address = worked("allocate", device.allocate(4))?;
+    let address = worked("allocate", device.mem_alloc(4))?;
     for (grid, block) in [(0, 1), (1, 0), (1, 1025)] {
         let shape = Shape {
             grid,
@@ -163,7 +163,7 @@ fn dynamic_shared(device: &dyn Device) -> Outcome {
 
 fn cooperative(device: &dyn Device) -> Outcome {
     let add_one = kernel(device, "add_one")?;
-    let address = worked("allocate", device.allocate(4 << 20))?;
+    let address = worked("allocate", device.mem_alloc(4 << 20))?;
     let mut value = [0; 64];
     value[0] = 1;
     let attributes = [LaunchAttribute::new(COOPERATIVE, value)];
@@ -202,8 +202,9 @@ fn occupancy(device: &dyn Device) -> Outcome {
 
 fn printf(device: &dyn Device) -> Outcome {
     let module = load(device, kernels::TALKING)?;
-    holds("the module uses output", module.uses_output)?;
+    holds("the module uses output", module.output != ImageOutput::None)?;
     let say = function(device, &module, "say")?;
+    holds("the kernel prints", say.prints)?;
     worked("launch", launch(device, LEGACY, &say, ONE_THREAD, &[42]))?;
     worked("synchronize", device.synchronize())?;
     let output = device.take_output();
@@ -217,11 +218,15 @@ fn printf(device: &dyn Device) -> Outcome {
 
 fn limits(device: &dyn Device) -> Outcome {
     worked("set", device.set_limit(STACK_SIZE, 4096))?;
-    same("the stack", device.limit(STACK_SIZE), Ok(4096))?;
-    same("the heap", device.limit(MALLOC_HEAP_SIZE), Ok(8 << 20))?;
+    same("the stack", device.context_get_limit(STACK_SIZE), Ok(4096))?;
+    same(
+        "the heap",
+        device.context_get_limit(MALLOC_HEAP_SIZE),
+        Ok(8 << 20),
+    )?;
     same(
         "no such limit",
-        device.limit(999),
+        device.context_get_limit(999),
         Err(CuError::INVALID_VALUE),
     )
 }

@@ -14,7 +14,7 @@ pub const CHECKS: &[Check] = &[
         run: linked,
     },
     Check {
-        name: "a link of what is no PTX is refused",
+        name: "a link of text other than PTX is refused",
         run: unlinkable,
     },
     Check {
@@ -30,11 +30,11 @@ pub const CHECKS: &[Check] = &[
         run: variable,
     },
     Check {
-        name: "what is missing in a link is told by name",
+        name: "a link without a definition fails with its name in the log",
         run: missing,
     },
     Check {
-        name: "what is defined twice is told when it is added",
+        name: "an input with a second definition is refused with its name in the log",
         run: twice,
     },
     Check {
@@ -42,8 +42,8 @@ pub const CHECKS: &[Check] = &[
         run: kinds,
     },
     Check {
-        name: "a load tells what is wrong with PTX",
-        run: told,
+        name: "a load of invalid PTX writes the fault to the log",
+        run: diagnostics,
     },
 ];
 
@@ -123,7 +123,7 @@ fn stored(device: &dyn Device, texts: &[&str]) -> std::result::Result<u32, Strin
 
 fn read(device: &dyn Device, address: u64) -> std::result::Result<u32, String> {
     let host = HostMemory::new(device, 1)?;
-    worked("copy", device.copy(host.address(0), address, 4, LEGACY))?;
+    worked("copy", device.mem_copy(host.address(0), address, 4, LEGACY))?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.half_word(0).load(std::sync::atomic::Ordering::Acquire))
 }
@@ -190,7 +190,7 @@ fn kinds(device: &dyn Device) -> Outcome {
     same("machine code", garbage(jit_input::CUBIN), image)
 }
 
-fn told(device: &dyn Device) -> Outcome {
+fn diagnostics(device: &dyn Device) -> Outcome {
     let nonsense = text("this is no PTX\n");
     let mut jit = jit();
     let loaded = device.load(nonsense.as_bytes(), ImageKind::Module, &mut jit, None);

@@ -68,7 +68,7 @@ fn submit(device: &dyn Device, stream: RawStream, operations: &[MemoryOperation]
 }
 
 fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
-    worked("create_stream", device.create_stream(NON_BLOCKING, 0))
+    worked("create_stream", device.stream_create(NON_BLOCKING, 0))
 }
 
 fn waits(device: &dyn Device) -> Outcome {
@@ -200,7 +200,7 @@ fn writes(device: &dyn Device) -> Outcome {
 
 fn between_streams(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let word = worked("allocate", device.allocate(256))?;
+    let word = worked("allocate", device.mem_alloc(256))?;
     let (held, other) = (new_stream(device)?, new_stream(device)?);
     submit(device, other, &[write(word, 0)])?;
     worked("synchronize", device.synchronize_stream(other))?;

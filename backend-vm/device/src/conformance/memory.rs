@@ -11,11 +11,11 @@ pub const CHECKS: &[Check] = &[
         run: description,
     },
     Check {
-        name: "what is copied in comes out again",
+        name: "bytes that are copied in come out again",
         run: round_trip,
     },
     Check {
-        name: "what was handed to write may be reused",
+        name: "the source of a write may be reused",
         run: write_takes_the_data,
     },
     Check {
@@ -75,14 +75,14 @@ fn description(device: &dyn Device) -> Outcome {
 fn round_trip(device: &dyn Device) -> Outcome {
     let bytes = 3 * PAGE + 5;
     let host = HostMemory::new(device, 4)?;
-    let first = worked("allocate", device.allocate(bytes as u64))?;
-    let second = worked("allocate", device.allocate(bytes as u64))?;
+    let first = worked("allocate", device.mem_alloc(bytes as u64))?;
+    let second = worked("allocate", device.mem_alloc(bytes as u64))?;
     let data: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     worked("write", device.write(first, &data, LEGACY))?;
-    worked("copy", device.copy(second, first, bytes as u64, LEGACY))?;
+    worked("copy", device.mem_copy(second, first, bytes as u64, LEGACY))?;
     worked(
         "copy",
-        device.copy(host.address(0), second, bytes as u64, LEGACY),
+        device.mem_copy(host.address(0), second, bytes as u64, LEGACY),
     )?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     holds("the bytes are the same", host.read(bytes) == data)
@@ -90,14 +90,14 @@ fn round_trip(device: &dyn Device) -> Outcome {
 
 fn write_takes_the_data(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let stream = worked("stream", device.create_stream(super::NON_BLOCKING, 0))?;
-    let address = worked("allocate", device.allocate(PAGE as u64))?;
+    let stream = worked("stream", device.stream_create(super::NON_BLOCKING, 0))?;
+    let address = worked("allocate", device.mem_alloc(PAGE as u64))?;
     let mut data = vec![1_u8; PAGE];
     worked("write", device.write(address, &data, stream))?;
     data.fill(2);
     worked(
         "copy",
-        device.copy(host.address(0), address, PAGE as u64, stream),
+        device.mem_copy(host.address(0), address, PAGE as u64, stream),
     )?;
     worked("synchronize", device.synchronize_stream(stream))?;
     holds("the first bytes arrived", host.read(PAGE) == vec![1; PAGE])
@@ -105,7 +105,7 @@ fn write_takes_the_data(device: &dyn Device) -> Outcome {
 
 fn fills(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
-    let address = worked("allocate", device.allocate(PAGE as u64))?;
+    let address = worked("allocate", device.mem_alloc(PAGE as u64))?;
     let mut expected = vec![0_u8; 64];
     let plain = |destination, width, value, element| Fill {
         destination,
@@ -143,14 +143,17 @@ fn fills(device: &dyn Device) -> Outcome {
     for row in [32, 48] {
         expected[row..row + 4].copy_from_slice(&[5, 0, 5, 0]);
     }
-    worked("copy", device.copy(host.address(0), address, 64, LEGACY))?;
+    worked(
+        "copy",
+        device.mem_copy(host.address(0), address, 64, LEGACY),
+    )?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     same("filled bytes", host.read(64), expected)
 }
 
 fn bands(device: &dyn Device) -> Outcome {
     for bytes in [1_u64, 1 << 20, 64 << 20] {
-        let address = worked("allocate", device.allocate(bytes))?;
+        let address = worked("allocate", device.mem_alloc(bytes))?;
         holds(
             &format!("{bytes} bytes at {address:#x} are in a band"),
             in_bands(address),
@@ -162,35 +165,35 @@ fn bands(device: &dyn Device) -> Outcome {
 fn frees(device: &dyn Device) -> Outcome {
     same(
         "allocating nothing",
-        device.allocate(0),
+        device.mem_alloc(0),
         Err(CuError::INVALID_VALUE),
     )?;
-    let address = worked("allocate", device.allocate(PAGE as u64))?;
+    let address = worked("allocate", device.mem_alloc(PAGE as u64))?;
     same(
         "freeing the middle",
-        device.free(address + 16),
+        device.mem_free(address + 16),
         Err(CuError::INVALID_VALUE),
     )?;
-    worked("free", device.free(address))?;
+    worked("free", device.mem_free(address))?;
     same(
         "freeing again",
-        device.free(address),
+        device.mem_free(address),
         Err(CuError::INVALID_VALUE),
     )
 }
 
 fn accounting(device: &dyn Device) -> Outcome {
-    let (_, total) = worked("memory info", device.memory_info())?;
+    let (_, total) = worked("memory info", device.mem_get_info())?;
     same(
         "too much",
-        device.allocate(total + PAGE as u64),
+        device.mem_alloc(total + PAGE as u64),
         Err(CuError::OUT_OF_MEMORY),
     )?;
-    let (before, _) = worked("memory info", device.memory_info())?;
-    let address = worked("allocate", device.allocate(64 << 20))?;
-    let (during, _) = worked("memory info", device.memory_info())?;
-    worked("free", device.free(address))?;
-    let (after, _) = worked("memory info", device.memory_info())?;
+    let (before, _) = worked("memory info", device.mem_get_info())?;
+    let address = worked("allocate", device.mem_alloc(64 << 20))?;
+    let (during, _) = worked("memory info", device.mem_get_info())?;
+    worked("free", device.mem_free(address))?;
+    let (after, _) = worked("memory info", device.mem_get_info())?;
     holds("it took memory", during + (64 << 20) <= before)?;
     holds("it gave memory back", after >= during + (64 << 20))
 }
@@ -214,20 +217,20 @@ fn registrations(device: &dyn Device) -> Outcome {
 }
 
 fn reset(device: &dyn Device) -> Outcome {
-    let stream = worked("stream", device.create_stream(super::NON_BLOCKING, 0))?;
-    let address = worked("allocate", device.allocate(64 << 20))?;
+    let stream = worked("stream", device.stream_create(super::NON_BLOCKING, 0))?;
+    let address = worked("allocate", device.mem_alloc(64 << 20))?;
     worked("write", device.write(address, &[1, 2, 3], stream))?;
-    let (before, _) = worked("memory info", device.memory_info())?;
+    let (before, _) = worked("memory info", device.mem_get_info())?;
     worked("reset", device.reset())?;
-    let (after, _) = worked("memory info", device.memory_info())?;
+    let (after, _) = worked("memory info", device.mem_get_info())?;
     holds("memory came back", after >= before + (64 << 20))?;
     same(
         "freeing what is gone",
-        device.free(address),
+        device.mem_free(address),
         Err(CuError::INVALID_VALUE),
     )?;
     let host = HostMemory::new(device, 1)?;
-    let stream = worked("stream", device.create_stream(super::NON_BLOCKING, 0))?;
+    let stream = worked("stream", device.stream_create(super::NON_BLOCKING, 0))?;
     worked("fence", device.write_fence(stream, host.address(0), 5))?;
     worked("synchronize", device.synchronize())?;
     same("the fence", host.word(0).load(Ordering::Acquire), 5)

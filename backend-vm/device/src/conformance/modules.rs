@@ -18,7 +18,7 @@ pub const CHECKS: &[Check] = &[
         run: loadings,
     },
     Check {
-        name: "what a module does not have is not found",
+        name: "names that a module lacks are not found",
         run: missing,
     },
     Check {
@@ -30,7 +30,7 @@ pub const CHECKS: &[Check] = &[
         run: library,
     },
     Check {
-        name: "managed variables lie where they are told to",
+        name: "managed variables lie in the given place",
         run: managed,
     },
     Check {
@@ -47,7 +47,7 @@ const LEGACY: RawStream = RawStream::LEGACY;
 
 fn read(device: &dyn Device, address: u64) -> Result<u32, String> {
     let host = HostMemory::new(device, 1)?;
-    worked("copy", device.copy(host.address(0), address, 4, LEGACY))?;
+    worked("copy", device.mem_copy(host.address(0), address, 4, LEGACY))?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.half_word(0).load(Ordering::Acquire))
 }
@@ -65,7 +65,7 @@ fn variables(device: &dyn Device) -> Outcome {
     same("the counter", read(device, counter)?, 8)?;
     same(
         "freeing it",
-        device.free(counter),
+        device.mem_free(counter),
         Err(CuError::INVALID_VALUE),
     )
 }

@@ -83,7 +83,7 @@ const CHECKS: &[PeerCheck] = &[
 
 /// Allocates a page of a device's memory.
 fn page(device: &dyn Device) -> Result<u64, String> {
-    let address = worked("allocate", device.allocate(PAGE as u64))?;
+    let address = worked("allocate", device.mem_alloc(PAGE as u64))?;
     holds("memory lies in the bands", in_bands(address))?;
     Ok(address)
 }
@@ -106,14 +106,14 @@ fn fill(destination: u64, value: u32) -> Fill {
 
 /// Reads the word at an address, by a stream of a device.
 fn word(device: &dyn Device, host: &HostMemory<'_>, at: u64) -> Result<u32, String> {
-    worked("copy", device.copy(host.address(0), at, 4, LEGACY))?;
+    worked("copy", device.mem_copy(host.address(0), at, 4, LEGACY))?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.half_word(0).load(std::sync::atomic::Ordering::Acquire))
 }
 
 /// Returns the free memory of a device in bytes.
 fn free(device: &dyn Device) -> Result<u64, String> {
-    worked("memory", device.memory_info()).map(|(free, _)| free)
+    worked("memory", device.mem_get_info()).map(|(free, _)| free)
 }
 
 fn identities([first, second]: Pair<'_>) -> Outcome {
@@ -139,18 +139,18 @@ fn turns([first, second]: Pair<'_>) -> Outcome {
     let turn = || {
         for (device, other) in [(first, second), (second, first), (first, second)] {
             let before = [free(device)?, free(other)?];
-            let address = worked("allocate", device.allocate(BYTES))?;
+            let address = worked("allocate", device.mem_alloc(BYTES))?;
             let after = [free(device)?, free(other)?];
             holds("the device has less memory", after[0] + BYTES <= before[0])?;
             same("the other device's memory", after[1], before[1])?;
-            let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+            let stream = worked("stream", device.stream_create(NON_BLOCKING, 0))?;
             let _ = free(other)?;
             worked("fill", device.fill(fill(address, 1), stream))?;
             worked("fill", device.fill(fill(address, 2), LEGACY))?;
             worked("synchronize", device.synchronize())?;
             let _ = free(other)?;
             worked("destroy", device.destroy_stream(stream))?;
-            worked("free", device.free(address))?;
+            worked("free", device.mem_free(address))?;
         }
         Ok(())
     };
@@ -165,7 +165,7 @@ fn copies(pair: Pair<'_>) -> Outcome {
         let value = 0x100 + u32::from(by == 1) * 16 + u32::from(to == 1);
         worked("fill", pair[from].fill(fill(pages[from], value), LEGACY))?;
         worked("synchronize", pair[from].synchronize_stream(LEGACY))?;
-        let copied = pair[by].copy(pages[to], pages[from], PAGE as u64, LEGACY);
+        let copied = pair[by].mem_copy(pages[to], pages[from], PAGE as u64, LEGACY);
         worked("copy", copied)?;
         same("what was copied", word(pair[by], &host, pages[to])?, value)?;
     }
@@ -232,9 +232,9 @@ fn no_access([first, second]: Pair<'_>) -> Outcome {
 
 fn events([first, second]: Pair<'_>) -> Outcome {
     let host = HostMemory::new(first, 1)?;
-    let slow = worked("stream", second.create_stream(NON_BLOCKING, 0))?;
+    let slow = worked("stream", second.stream_create(NON_BLOCKING, 0))?;
     let event = worked("event", second.create_event(0))?;
-    let quick = worked("stream", first.create_stream(NON_BLOCKING, 0))?;
+    let quick = worked("stream", first.stream_create(NON_BLOCKING, 0))?;
     let held = MemoryOperation {
         kind: MemoryOperationKind::Wait64,
         flags: condition::EQ,
@@ -315,7 +315,7 @@ fn arrays(pair: Pair<'_>) -> Outcome {
         pattern,
     )?;
     for (device, array) in pair.into_iter().zip(arrays) {
-        worked("destroy", device.destroy_array(array))?;
+        worked("destroy", device.array_destroy(array))?;
     }
     Ok(())
 }
@@ -342,9 +342,9 @@ fn registered(pair: Pair<'_>) -> Outcome {
 fn pools([first, second]: Pair<'_>) -> Outcome {
     let host = HostMemory::new(first, 1)?;
     let store = store(first)?;
-    let pool = worked("pool", second.default_pool())?;
+    let pool = worked("pool", second.pool_default())?;
     let allocate = || {
-        let made = second.allocate_async(pool, PAGE as u64, LEGACY);
+        let made = second.pool_alloc(pool, LEGACY, PAGE as u64);
         let made = worked("allocate", made)?;
         worked("synchronize", second.synchronize_stream(LEGACY))?;
         Ok::<u64, String>(made)
@@ -357,32 +357,32 @@ fn pools([first, second]: Pair<'_>) -> Outcome {
         worked("launch", launch(first, LEGACY, &store, ONE_THREAD, &values))?;
         worked("synchronize", first.synchronize_stream(LEGACY))?;
         same("the word", word(second, &host, address)?, 9)?;
-        worked("free", second.free_async(address, LEGACY))?;
+        worked("free", second.pool_free(address, LEGACY))?;
     }
     worked("synchronize", second.synchronize_stream(LEGACY))
 }
 
 fn pools_across([first, second]: Pair<'_>) -> Outcome {
     let host = HostMemory::new(first, 1)?;
-    let pool = worked("pool", second.default_pool())?;
+    let pool = worked("pool", second.pool_default())?;
     let access = second.set_pool_access(pool, first.as_peer(), Access::ReadWrite);
     worked("access", access)?;
-    let stream = worked("stream", first.create_stream(NON_BLOCKING, 0))?;
-    let made = second.allocate_async(pool, PAGE as u64, LEGACY);
+    let stream = worked("stream", first.stream_create(NON_BLOCKING, 0))?;
+    let made = second.pool_alloc(pool, LEGACY, PAGE as u64);
     let made = worked("allocate", made)?;
     worked("synchronize", second.synchronize_stream(LEGACY))?;
     worked("fill", first.fill(fill(made, 11), stream))?;
-    worked("copy", first.copy(host.address(0), made, 4, stream))?;
+    worked("copy", first.mem_copy(host.address(0), made, 4, stream))?;
     // A device that reports that it may free the memory frees it.
     let frees = first.holds(made);
     if frees {
-        worked("free", first.free_async(made, stream))?;
+        worked("free", first.pool_free(made, stream))?;
     }
     worked("synchronize", first.synchronize_stream(stream))?;
     let found = host.half_word(0).load(std::sync::atomic::Ordering::Acquire);
     same("the word", found, 11)?;
     if !frees {
-        worked("free", second.free_async(made, LEGACY))?;
+        worked("free", second.pool_free(made, LEGACY))?;
     }
     worked("synchronize", second.synchronize_stream(LEGACY))?;
     worked("destroy", first.destroy_stream(stream))
@@ -396,7 +396,7 @@ fn mapped(pair: Pair<'_>) -> Outcome {
     let before = free(second)?;
     let memory = worked("create", second.create_memory(unit, 0))?;
     holds("the memory is the second device's", free(second)? < before)?;
-    let address = worked("reserve", second.reserve(unit, 0, 0))?;
+    let address = worked("reserve", second.address_reserve(unit, 0, 0))?;
     worked("map", second.map(address, unit, memory))?;
     for device in pair {
         let set = device.set_access(address, unit, Access::ReadWrite);
@@ -409,9 +409,9 @@ fn mapped(pair: Pair<'_>) -> Outcome {
         let found = u64::from(word(device, &host, address)?);
         same("the word", found, number)?;
     }
-    worked("unmap", second.unmap(address, unit))?;
-    worked("release", second.release_memory(memory))?;
-    worked("unreserve", second.unreserve(address, unit))?;
+    worked("unmap", second.mem_unmap(address, unit))?;
+    worked("release", second.mem_release(memory))?;
+    worked("unreserve", second.address_free(address, unit))?;
     same("the second device's memory", free(second)?, before)
 }
 
@@ -426,7 +426,7 @@ fn reset([first, second]: Pair<'_>) -> Outcome {
     worked("reset", first.reset())?;
     same(
         "freeing what a reset freed",
-        first.free(gone),
+        first.mem_free(gone),
         Err(CuError::INVALID_VALUE),
     )?;
     same(
@@ -438,6 +438,6 @@ fn reset([first, second]: Pair<'_>) -> Outcome {
     let address = page(first)?;
     worked("fill", first.fill(fill(address, 3), LEGACY))?;
     worked("synchronize", first.synchronize_stream(LEGACY))?;
-    worked("free", first.free(address))?;
-    worked("free", second.free(theirs))
+    worked("free", first.mem_free(address))?;
+    worked("free", second.mem_free(theirs))
 }

@@ -50,11 +50,11 @@ pub const CHECKS: &[Check] = &[
 const MIB: u64 = 1 << 20;
 
 fn stream(device: &dyn Device) -> Result<RawStream, String> {
-    worked("stream", device.create_stream(NON_BLOCKING, 0))
+    worked("stream", device.stream_create(NON_BLOCKING, 0))
 }
 
 fn default_pool(device: &dyn Device) -> Result<RawPool, String> {
-    worked("default pool", device.default_pool())
+    worked("default pool", device.pool_default())
 }
 
 fn allocate(
@@ -63,7 +63,7 @@ fn allocate(
     bytes: u64,
     stream: RawStream,
 ) -> Result<u64, String> {
-    worked("allocate", device.allocate_async(pool, bytes, stream))
+    worked("allocate", device.pool_alloc(pool, stream, bytes))
 }
 
 fn bytes_of(destination: u64, value: u32, width: u64) -> Fill {
@@ -86,8 +86,11 @@ fn stream_order(device: &dyn Device) -> Outcome {
         let address = allocate(device, pool, page, stream)?;
         let fill = bytes_of(address, round.into(), page);
         worked("fill", device.fill(fill, stream))?;
-        worked("copy", device.copy(host.address(0), address, page, stream))?;
-        worked("free", device.free_async(address, stream))?;
+        worked(
+            "copy",
+            device.mem_copy(host.address(0), address, page, stream),
+        )?;
+        worked("free", device.pool_free(address, stream))?;
         worked("synchronize", device.synchronize_stream(stream))?;
         holds("the bytes are there", host.read(PAGE) == vec![round; PAGE])?;
     }
@@ -113,13 +116,16 @@ fn reuse_waits(device: &dyn Device) -> Outcome {
     let busy = busy_stream(device, &host)?;
     let late = allocate(device, pool, page, busy)?;
     worked("fill", device.fill(bytes_of(late, 1, page), busy))?;
-    worked("copy", device.copy(host.address(PAGE), late, page, busy))?;
-    worked("free", device.free_async(late, busy))?;
+    worked(
+        "copy",
+        device.mem_copy(host.address(PAGE), late, page, busy),
+    )?;
+    worked("free", device.pool_free(late, busy))?;
     for _ in 0..8 {
         let taken = allocate(device, pool, page, quick)?;
         worked("fill", device.fill(bytes_of(taken, 2, page), quick))?;
     }
-    worked("free", device.free_async(before, quick))?;
+    worked("free", device.pool_free(before, quick))?;
     host.word(0).store(1, std::sync::atomic::Ordering::Release);
     worked("synchronize", device.synchronize())?;
     let bytes = host.read(2 * PAGE).split_off(PAGE);
@@ -138,8 +144,11 @@ fn across_streams(device: &dyn Device) -> Outcome {
         worked("fill", device.fill(fill, first))?;
         worked("record", device.record_event(event, first, 0))?;
         worked("wait", device.wait_event(second, event, 0))?;
-        worked("copy", device.copy(host.address(0), address, page, second))?;
-        worked("free", device.free_async(address, second))?;
+        worked(
+            "copy",
+            device.mem_copy(host.address(0), address, page, second),
+        )?;
+        worked("free", device.pool_free(address, second))?;
         worked("synchronize", device.synchronize_stream(second))?;
         holds("the bytes are there", host.read(PAGE) == vec![round; PAGE])?;
     }
@@ -166,14 +175,14 @@ fn statistics(device: &dyn Device) -> Outcome {
     }
     set(attribute::RELEASE_THRESHOLD, u64::MAX)?;
     same("threshold", value(attribute::RELEASE_THRESHOLD)?, u64::MAX)?;
-    let [large, small] = [64 * MIB, MIB].map(|bytes| device.allocate_async(pool, bytes, stream));
+    let [large, small] = [64 * MIB, MIB].map(|bytes| device.pool_alloc(pool, stream, bytes));
     let (large, small) = (worked("allocate", large)?, worked("allocate", small)?);
     same("used", value(attribute::USED_MEM_CURRENT)?, 65 * MIB)?;
     holds(
         "as much is held",
         value(attribute::RESERVED_MEM_CURRENT)? >= 65 * MIB,
     )?;
-    worked("free", device.free_async(large, stream))?;
+    worked("free", device.pool_free(large, stream))?;
     worked("synchronize", device.synchronize_stream(stream))?;
     same("used", value(attribute::USED_MEM_CURRENT)?, MIB)?;
     same("used most", value(attribute::USED_MEM_HIGH)?, 65 * MIB)?;
@@ -181,7 +190,7 @@ fn statistics(device: &dyn Device) -> Outcome {
         "it is still held",
         value(attribute::RESERVED_MEM_CURRENT)? >= 65 * MIB,
     )?;
-    worked("trim", device.trim_pool(pool, 0))?;
+    worked("trim", device.pool_trim(pool, 0))?;
     let held = value(attribute::RESERVED_MEM_CURRENT)?;
     holds("the small one is held", (MIB..65 * MIB).contains(&held))?;
     same("used", value(attribute::USED_MEM_CURRENT)?, MIB)?;
@@ -204,13 +213,13 @@ fn statistics(device: &dyn Device) -> Outcome {
         )?;
     }
     set(attribute::RELEASE_THRESHOLD, 0)?;
-    worked("free", device.free_async(small, stream))?;
+    worked("free", device.pool_free(small, stream))?;
     // The driver applies the threshold when it finds the free complete.
     eventually("everything is given back", || {
         let synchronized = device.synchronize_stream(stream).is_ok();
         synchronized && device.pool_attribute(pool, attribute::RESERVED_MEM_CURRENT) == Ok(0)
     })?;
-    worked("destroy", device.destroy_pool(pool))
+    worked("destroy", device.pool_destroy(pool))
 }
 
 fn frees(device: &dyn Device) -> Outcome {
@@ -219,22 +228,22 @@ fn frees(device: &dyn Device) -> Outcome {
     let address = allocate(device, pool, 4 * MIB, stream)?;
     same(
         "freeing the middle",
-        device.free_async(address + MIB, stream),
+        device.pool_free(address + MIB, stream),
         Err(CuError::INVALID_VALUE),
     )?;
-    worked("free", device.free_async(address, stream))?;
+    worked("free", device.pool_free(address, stream))?;
     worked("synchronize", device.synchronize_stream(stream))?;
     same(
         "freeing again",
-        device.free_async(address, stream),
+        device.pool_free(address, stream),
         Err(CuError::INVALID_VALUE),
     )?;
     let address = allocate(device, pool, 4 * MIB, stream)?;
     worked("synchronize", device.synchronize_stream(stream))?;
-    worked("free as other memory", device.free(address))?;
+    worked("free as other memory", device.mem_free(address))?;
     same(
         "freeing again",
-        device.free(address),
+        device.mem_free(address),
         Err(CuError::INVALID_VALUE),
     )
 }
@@ -245,10 +254,13 @@ fn destroyed(device: &dyn Device) -> Outcome {
     let pool = worked("create", device.create_pool(&PoolProperties::default()))?;
     let page = PAGE as u64;
     let address = allocate(device, pool, page, stream)?;
-    worked("destroy", device.destroy_pool(pool))?;
+    worked("destroy", device.pool_destroy(pool))?;
     worked("fill", device.fill(bytes_of(address, 5, page), stream))?;
-    worked("copy", device.copy(host.address(0), address, page, stream))?;
-    worked("free", device.free_async(address, stream))?;
+    worked(
+        "copy",
+        device.mem_copy(host.address(0), address, page, stream),
+    )?;
+    worked("free", device.pool_free(address, stream))?;
     worked("synchronize", device.synchronize_stream(stream))?;
     holds("the bytes are there", host.read(PAGE) == vec![5; PAGE])
 }
@@ -263,13 +275,13 @@ fn limited(device: &dyn Device) -> Outcome {
     let address = allocate(device, pool, 64 * MIB, stream)?;
     same(
         "more",
-        device.allocate_async(pool, 64 * MIB, stream),
+        device.pool_alloc(pool, stream, 64 * MIB),
         Err(CuError::OUT_OF_MEMORY),
     )?;
-    worked("free", device.free_async(address, stream))?;
+    worked("free", device.pool_free(address, stream))?;
     let address = allocate(device, pool, 64 * MIB, stream)?;
-    worked("free", device.free_async(address, stream))?;
-    worked("destroy", device.destroy_pool(pool))
+    worked("free", device.pool_free(address, stream))?;
+    worked("destroy", device.pool_destroy(pool))
 }
 
 fn bands(device: &dyn Device) -> Outcome {
@@ -281,7 +293,7 @@ fn bands(device: &dyn Device) -> Outcome {
             &format!("{bytes} bytes at {address:#x} are in a band"),
             super::in_bands(address),
         )?;
-        worked("free", device.free_async(address, stream))?;
+        worked("free", device.pool_free(address, stream))?;
     }
     Ok(())
 }
@@ -296,11 +308,14 @@ fn outlive_the_context(device: &dyn Device) -> Outcome {
     worked("reset", device.reset())?;
     let host = HostMemory::new(device, 1)?;
     let after = stream(device)?;
-    worked("copy", device.copy(host.address(0), address, page, after))?;
+    worked(
+        "copy",
+        device.mem_copy(host.address(0), address, page, after),
+    )?;
     worked("synchronize", device.synchronize())?;
     holds("the bytes are there", host.read(PAGE) == vec![9; PAGE])?;
-    worked("free", device.free_async(address, after))?;
+    worked("free", device.pool_free(address, after))?;
     let again = allocate(device, pool, page, after)?;
-    worked("free", device.free_async(again, after))?;
-    worked("destroy", device.destroy_pool(pool))
+    worked("free", device.pool_free(again, after))?;
+    worked("destroy", device.pool_destroy(pool))
 }

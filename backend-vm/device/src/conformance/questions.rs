@@ -120,7 +120,7 @@ fn clusters(device: &dyn Device) -> Outcome {
 }
 
 fn tensor_map(device: &dyn Device) -> Outcome {
-    let address = worked("allocate", device.allocate(1 << 16))?;
+    let address = worked("allocate", device.mem_alloc(1 << 16))?;
     let map = TensorMap {
         mode: TensorMapMode::Tiled {
             tile: [16, 16, 0, 0, 0],

@@ -15,7 +15,7 @@ pub const CHECKS: &[Check] = &[
         run: one_event,
     },
     Check {
-        name: "who waits for a shared event waits for the record that was the last",
+        name: "a wait for a shared event is one for its last record",
         run: the_last_record,
     },
     Check {
@@ -23,7 +23,7 @@ pub const CHECKS: &[Check] = &[
         run: many_records,
     },
     Check {
-        name: "what an event was shared for goes on without it",
+        name: "records and waits of a shared event outlive it",
         run: destroyed,
     },
 ];
@@ -37,7 +37,7 @@ const OTHER_GATE: usize = 8;
 const MARK: usize = 16;
 
 fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
-    worked("create_stream", device.create_stream(NON_BLOCKING, 0))
+    worked("create_stream", device.stream_create(NON_BLOCKING, 0))
 }
 
 /// Creates an event and opens it as another process would.

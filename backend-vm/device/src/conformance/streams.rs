@@ -44,7 +44,7 @@ pub const CHECKS: &[Check] = &[
         run: fence,
     },
     Check {
-        name: "what a destroyed stream held still runs",
+        name: "work of a destroyed stream still runs",
         run: destroyed_stream,
     },
     Check {
@@ -112,7 +112,7 @@ impl<'a> Gate<'a> {
     }
 
     pub(super) fn stream(&self, flags: u32) -> Result<RawStream, String> {
-        worked("stream", self.device.create_stream(flags, 0))
+        worked("stream", self.device.stream_create(flags, 0))
     }
 
     fn busy(&self, stream: RawStream) -> Outcome {
@@ -136,11 +136,11 @@ fn order(device: &dyn Device) -> Outcome {
     const ELEMENTS: usize = 256;
     let host = HostMemory::new(device, 1)?;
     let add_one = kernel(device, "add_one")?;
-    let stream = worked("stream", device.create_stream(NON_BLOCKING, -1))?;
+    let stream = worked("stream", device.stream_create(NON_BLOCKING, -1))?;
     let bytes = 4 * ELEMENTS as u64;
     let (from, to) = (
-        worked("allocate", device.allocate(bytes))?,
-        worked("allocate", device.allocate(bytes))?,
+        worked("allocate", device.mem_alloc(bytes))?,
+        worked("allocate", device.mem_alloc(bytes))?,
     );
     worked("write", device.write(from, &[0; 4 * ELEMENTS], stream))?;
     let shape = Shape {
@@ -150,11 +150,14 @@ fn order(device: &dyn Device) -> Outcome {
     };
     for _ in 0..100 {
         worked("launch", launch(device, stream, &add_one, shape, &[from]))?;
-        worked("copy", device.copy(to, from, bytes, stream))?;
+        worked("copy", device.mem_copy(to, from, bytes, stream))?;
         worked("launch", launch(device, stream, &add_one, shape, &[to]))?;
-        worked("copy", device.copy(from, to, bytes, stream))?;
+        worked("copy", device.mem_copy(from, to, bytes, stream))?;
     }
-    worked("copy", device.copy(host.address(0), from, bytes, stream))?;
+    worked(
+        "copy",
+        device.mem_copy(host.address(0), from, bytes, stream),
+    )?;
     worked("synchronize", device.synchronize_stream(stream))?;
     holds(
         "the stream is idle",
@@ -173,8 +176,8 @@ fn overlap(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     let meet = kernel(device, "meet")?;
     let streams = [
-        worked("stream", device.create_stream(NON_BLOCKING, 0))?,
-        worked("stream", device.create_stream(0, 0))?,
+        worked("stream", device.stream_create(NON_BLOCKING, 0))?,
+        worked("stream", device.stream_create(0, 0))?,
     ];
     let places = [host.address(0), host.address(64)];
     worked(
@@ -269,7 +272,7 @@ fn event_completion(device: &dyn Device) -> Outcome {
     )?;
     same(
         "its time",
-        device.elapsed(event, event),
+        device.event_elapsed(event, event),
         Err(CuError::NOT_READY),
     )?;
     gate.open();
@@ -303,25 +306,25 @@ fn event_times(device: &dyn Device) -> Outcome {
     gate.open();
     worked("synchronize", device.synchronize_stream(stream))?;
     let outer = begin.elapsed().as_secs_f32() * 1e3;
-    let measured = worked("elapsed", device.elapsed(start, end))?;
+    let measured = worked("elapsed", device.event_elapsed(start, end))?;
     holds(&format!("{measured} ms is at least 5 ms"), measured >= 5.0)?;
     holds(
         &format!("{measured} ms is about {outer} ms or less"),
         measured < outer + 50.0,
     )?;
-    let backwards = worked("elapsed", device.elapsed(end, start))?;
+    let backwards = worked("elapsed", device.event_elapsed(end, start))?;
     holds(
         &format!("backwards {backwards} ms is negative"),
         backwards <= -5.0,
     )?;
     same(
         "without timing",
-        device.elapsed(start, untimed),
+        device.event_elapsed(start, untimed),
         Err(CuError::INVALID_HANDLE),
     )?;
     same(
         "never recorded",
-        device.elapsed(start, unused),
+        device.event_elapsed(start, unused),
         Err(CuError::INVALID_HANDLE),
     )
 }
@@ -361,13 +364,13 @@ fn destroyed_stream(device: &dyn Device) -> Outcome {
 fn synchronize_all(device: &dyn Device) -> Outcome {
     let gate = Gate::new(device)?;
     let streams = [gate.stream(NON_BLOCKING)?, gate.stream(0)?, LEGACY];
-    let source = worked("allocate", device.allocate(PAGE as u64))?;
+    let source = worked("allocate", device.mem_alloc(PAGE as u64))?;
     worked("write", device.write(source, &3_u32.to_le_bytes(), LEGACY))?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     for (index, stream) in streams.into_iter().enumerate() {
         gate.hold(stream)?;
         let to = gate.host.address(16 + 4 * index);
-        worked("copy", device.copy(to, source, 4, stream))?;
+        worked("copy", device.mem_copy(to, source, 4, stream))?;
     }
     gate.open();
     worked("synchronize", device.synchronize())?;

@@ -6,7 +6,7 @@ use wormhole_api::constants::texture_flags;
 use super::arrays::{POINTS, copy, download, memory, of, shape, upload};
 use super::{Check, ONE_THREAD, Outcome, function, launch, load, same, worked};
 use crate::array::SURFACE_LDST;
-use crate::{CuError, Device, LoadedModule, RawStream, ReferenceTo, Resource, Sampling, Texels};
+use crate::{CuError, Device, LoadedModule, RawStream, Resource, Sampling, TexRefTarget, Texels};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -57,7 +57,7 @@ const KERNELS: &str = r"
 }
 ";
 
-fn find(device: &dyn Device, module: &LoadedModule, name: &str, kind: ReferenceTo) -> u32 {
+fn find(device: &dyn Device, module: &LoadedModule, name: &str, kind: TexRefTarget) -> u32 {
     match device.find_reference(module.module, name, kind) {
         Ok(()) => 0,
         Err(error) => error.0,
@@ -74,8 +74,8 @@ fn found(device: &dyn Device) -> Outcome {
         ("absent", missing, missing),
     ] {
         let answers = [
-            find(device, &module, name, ReferenceTo::Texture),
-            find(device, &module, name, ReferenceTo::Surface),
+            find(device, &module, name, TexRefTarget::Texture),
+            find(device, &module, name, TexRefTarget::Surface),
         ];
         same(name, answers, [texture, surface])?;
     }
@@ -132,5 +132,5 @@ fn surfaces(device: &dyn Device) -> Outcome {
     expected[20] = 77;
     same("the array", download(device, target, 32)?, expected)?;
     worked("unload", device.unload(module.module))?;
-    worked("destroy", device.destroy_array(array))
+    worked("destroy", device.array_destroy(array))
 }

@@ -24,7 +24,7 @@ pub const CHECKS: &[Check] = &[
         run: accounting,
     },
     Check {
-        name: "what cannot be reserved, made or mapped is refused",
+        name: "impossible reservations, allocations and mappings are refused",
         run: refusals,
     },
     Check {
@@ -71,7 +71,7 @@ fn mapped(
     filled: &[u64],
 ) -> Result<(u64, u64, Vec<RawMemory>), String> {
     let unit = unit(device)?;
-    let base = worked("reserve", device.reserve(units * unit, 0, 0))?;
+    let base = worked("reserve", device.address_reserve(units * unit, 0, 0))?;
     let mut made = Vec::new();
     for index in filled {
         let memory = create(device, unit)?;
@@ -103,7 +103,7 @@ fn read(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, Stri
     let host = HostMemory::new(device, bytes.div_ceil(PAGE))?;
     worked(
         "copy",
-        device.copy(host.address(0), address, bytes as u64, LEGACY),
+        device.mem_copy(host.address(0), address, bytes as u64, LEGACY),
     )?;
     worked("synchronize", device.synchronize_stream(LEGACY))?;
     Ok(host.read(bytes))
@@ -127,11 +127,11 @@ fn side_by_side(device: &dyn Device) -> Outcome {
         read(device, base + 2 * unit + 8, 4)?,
         vec![77, 0, 0, 0],
     )?;
-    worked("unmap", device.unmap(base, 3 * unit))?;
+    worked("unmap", device.mem_unmap(base, 3 * unit))?;
     for memory in made {
-        worked("release", device.release_memory(memory))?;
+        worked("release", device.mem_release(memory))?;
     }
-    worked("unreserve", device.unreserve(base, 4 * unit))
+    worked("unreserve", device.address_free(base, 4 * unit))
 }
 
 fn two_views(device: &dyn Device) -> Outcome {
@@ -141,18 +141,18 @@ fn two_views(device: &dyn Device) -> Outcome {
     worked("access", device.set_access(other, unit, Access::Read))?;
     fill(device, base, 3, unit)?;
     same("the other view", read(device, other + 100, 4)?, vec![3; 4])?;
-    worked("unmap", device.unmap(base, unit))?;
+    worked("unmap", device.mem_unmap(base, unit))?;
     same("the view that is left", read(device, other, 4)?, vec![3; 4])?;
-    worked("unmap", device.unmap(other, unit))?;
-    worked("release", device.release_memory(made[0]))?;
-    worked("unreserve", device.unreserve(base, 4 * unit))
+    worked("unmap", device.mem_unmap(other, unit))?;
+    worked("release", device.mem_release(made[0]))?;
+    worked("unreserve", device.address_free(base, 4 * unit))
 }
 
 fn moves(device: &dyn Device) -> Outcome {
     let (base, unit, made) = mapped(device, 2, &[0])?;
     fill(device, base, 4, unit)?;
     worked("synchronize", device.synchronize())?;
-    worked("unmap", device.unmap(base, unit))?;
+    worked("unmap", device.mem_unmap(base, unit))?;
     worked("map", device.map(base + unit, unit, made[0]))?;
     worked(
         "access",
@@ -168,22 +168,22 @@ fn moves(device: &dyn Device) -> Outcome {
 fn accounting(device: &dyn Device) -> Outcome {
     let unit = unit(device)?;
     let bytes = (64_u64 << 20).next_multiple_of(unit);
-    let free = || worked("memory info", device.memory_info()).map(|info| info.0);
-    let base = worked("reserve", device.reserve(bytes, 0, 0))?;
+    let free = || worked("memory info", device.mem_get_info()).map(|info| info.0);
+    let base = worked("reserve", device.address_reserve(bytes, 0, 0))?;
     let before = free()?;
     let memory = create(device, bytes)?;
     holds("it takes memory", free()? + bytes <= before)?;
     worked("map", device.map(base, bytes, memory))?;
-    worked("release", device.release_memory(memory))?;
+    worked("release", device.mem_release(memory))?;
     holds("what is mapped stays", free()? + bytes <= before)?;
-    worked("unmap", device.unmap(base, bytes))?;
+    worked("unmap", device.mem_unmap(base, bytes))?;
     holds("it gives memory back", free()? >= before)?;
-    worked("unreserve", device.unreserve(base, bytes))
+    worked("unreserve", device.address_free(base, bytes))
 }
 
 fn refusals(device: &dyn Device) -> Outcome {
     let (base, unit, made) = mapped(device, 4, &[0])?;
-    let total = worked("memory info", device.memory_info())?.1;
+    let total = worked("memory info", device.mem_get_info())?.1;
     let refused =
         |what: &str, result: crate::Result<()>| same(what, result, Err(CuError::INVALID_VALUE));
     let large = total.next_multiple_of(unit) + unit;
@@ -194,38 +194,41 @@ fn refusals(device: &dyn Device) -> Outcome {
     )?;
     refused("no bytes", device.create_memory(0, 0).map(drop))?;
     refused("odd bytes", device.create_memory(unit + 1, 0).map(drop))?;
-    refused("no addresses", device.reserve(0, 0, 0).map(drop))?;
-    refused("odd alignment", device.reserve(unit, 3, 0).map(drop))?;
+    refused("no addresses", device.address_reserve(0, 0, 0).map(drop))?;
+    refused(
+        "odd alignment",
+        device.address_reserve(unit, 3, 0).map(drop),
+    )?;
     refused("mapped already", device.map(base, unit, made[0]))?;
     refused("unaligned", device.map(base + 4096, unit, made[0]))?;
     refused(
         "access to a gap",
         device.set_access(base, 2 * unit, Access::Read),
     )?;
-    refused("mapped", device.unreserve(base, 4 * unit))?;
-    refused("a part", device.unreserve(base + unit, unit))
+    refused("mapped", device.address_free(base, 4 * unit))?;
+    refused("a part", device.address_free(base + unit, unit))
 }
 
 fn bands(device: &dyn Device) -> Outcome {
     let unit = unit(device)?;
-    let total = worked("memory info", device.memory_info())?.1;
+    let total = worked("memory info", device.mem_get_info())?.1;
     let all = total.next_multiple_of(unit);
     for bytes in [unit, all, all + all / 8 / unit * unit] {
-        let address = worked("reserve", device.reserve(bytes, 0, 0))?;
+        let address = worked("reserve", device.address_reserve(bytes, 0, 0))?;
         holds(
             &format!("{bytes} bytes at {address:#x} are in a band"),
             in_bands(address) && in_bands(address + bytes - 1),
         )?;
     }
     let alignment = 512 * unit;
-    let address = worked("reserve", device.reserve(unit, alignment, 0))?;
+    let address = worked("reserve", device.address_reserve(unit, alignment, 0))?;
     holds("it is aligned", address.is_multiple_of(alignment))
 }
 
 /// Launches a kernel that stores at `address`, and expects the context to die of an illegal address.
 fn store_faults(device: &dyn Device, address: u64) -> Outcome {
     let store = kernel(device, "store")?;
-    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+    let stream = worked("stream", device.stream_create(NON_BLOCKING, 0))?;
     worked(
         "launch",
         launch(device, stream, &store, ONE_THREAD, &[address, 1]),
@@ -242,7 +245,7 @@ fn unmapped(device: &dyn Device) -> Outcome {
     let (base, unit, _) = mapped(device, 2, &[0])?;
     fill(device, base, 0, unit)?;
     worked("synchronize", device.synchronize())?;
-    worked("unmap", device.unmap(base, unit))?;
+    worked("unmap", device.mem_unmap(base, unit))?;
     store_faults(device, base)
 }
 
@@ -267,7 +270,7 @@ fn outlives_the_context(device: &dyn Device) -> Outcome {
     worked("synchronize", device.synchronize())?;
     worked("reset", device.reset())?;
     same("the bytes", read(device, base, 4)?, vec![8; 4])?;
-    worked("unmap", device.unmap(base, unit))?;
-    worked("release", device.release_memory(made[0]))?;
-    worked("unreserve", device.unreserve(base, unit))
+    worked("unmap", device.mem_unmap(base, unit))?;
+    worked("release", device.mem_release(made[0]))?;
+    worked("unreserve", device.address_free(base, unit))
 }

@@ -46,14 +46,14 @@ impl Placed {
 
     pub fn free(&self, device: &dyn Device) -> Result<()> {
         if self.is_texture {
-            device.destroy_texture(self.handle)?;
+            device.texture_destroy(self.handle)?;
         } else {
-            device.destroy_surface(self.handle)?;
+            device.surface_destroy(self.handle)?;
         }
         match self.holder {
-            Holder::Array(array) => device.destroy_array(array),
-            Holder::Mipmap(mipmap) => device.destroy_mipmap(mipmap),
-            Holder::Memory(address) => device.free(address),
+            Holder::Array(array) => device.array_destroy(array),
+            Holder::Mipmap(mipmap) => device.mipmap_destroy(mipmap),
+            Holder::Memory(address) => device.mem_free(address),
         }
     }
 
@@ -97,7 +97,7 @@ fn ends(picture: &Picture, level: u32, address: u64) -> (Copy3dEnd, [u64; 3]) {
 /// Allocates device memory, and writes a level to it.
 fn upload(device: &dyn Device, picture: &Picture, level: u32) -> Result<u64> {
     let bytes = picture.contents(level);
-    let address = device.allocate(bytes.len() as u64)?;
+    let address = device.mem_alloc(bytes.len() as u64)?;
     device.write(address, &bytes, STREAM)?;
     Ok(address)
 }
@@ -113,7 +113,7 @@ fn fill(device: &dyn Device, picture: &Picture, level: u32, array: RawArray) -> 
         },
         STREAM,
     )?;
-    device.free(address)
+    device.mem_free(address)
 }
 
 fn hold(device: &dyn Device, picture: &Picture) -> Result<(Holder, Resource)> {
@@ -130,7 +130,12 @@ fn hold(device: &dyn Device, picture: &Picture) -> Result<(Holder, Resource)> {
         Source::Array { levels } => {
             let mipmap = device.create_mipmap(&shape()?, levels)?;
             for level in 0..levels {
-                fill(device, picture, level, device.mipmap_level(mipmap, level)?)?;
+                fill(
+                    device,
+                    picture,
+                    level,
+                    device.mipmap_get_level(mipmap, level)?,
+                )?;
             }
             (Holder::Mipmap(mipmap), Resource::Mipmap(mipmap))
         }

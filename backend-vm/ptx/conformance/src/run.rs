@@ -43,7 +43,7 @@ impl<'d> Runner<'d> {
     pub fn new(device: &'d dyn Device) -> Result<Self, String> {
         let allocate = |bytes: u64| {
             let failed = |error| format!("no device memory: {error}");
-            device.allocate(bytes).map_err(failed)
+            device.mem_alloc(bytes).map_err(failed)
         };
         Ok(Self {
             device,
@@ -142,11 +142,11 @@ impl<'d> Runner<'d> {
         })?;
         if let (Some(Object::Written(picture)), Some(placed)) = (&form.object, object) {
             let bytes = placed.read(device, picture, self.results)?;
-            device.copy(self.host.address(), self.results, bytes, STREAM)?;
+            device.mem_copy(self.host.address(), self.results, bytes, STREAM)?;
             device.synchronize()?;
             return Ok(self.pieces(form, usize::try_from(bytes).unwrap_or(BYTES)));
         }
-        device.copy(self.host.address(), self.results, taken as u64, STREAM)?;
+        device.mem_copy(self.host.address(), self.results, taken as u64, STREAM)?;
         device.synchronize()?;
         Ok((0..rows.len())
             .map(|row| {

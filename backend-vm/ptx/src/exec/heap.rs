@@ -17,9 +17,8 @@ struct Blocks {
 
 /// Allocator of one range of device memory.
 ///
-/// Its bookkeeping is outside that memory, so that a kernel that writes out of bounds cannot
-/// corrupt it. The range must be a region of the launch's [`crate::GlobalMemory`], and remains one
-/// region whatever is freed.
+/// The allocator's records are outside that memory, so that a kernel that writes out of bounds cannot corrupt them. The
+/// range must be a region of the launch's [`crate::GlobalMemory`], and remains one region whatever is freed.
 #[derive(Debug)]
 pub struct DeviceHeap {
     blocks: Mutex<Blocks>,

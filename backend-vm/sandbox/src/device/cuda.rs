@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use wormhole_link::device::DeviceChoice;
+use wormhole_link::device::{CudaChoice, DeviceChoice};
 use wormhole_privileges::{Calls, FilterError, equals, masked, within};
 
 use super::gpus::{GpuError, Gpus};
@@ -180,14 +180,14 @@ fn node_files() -> Vec<PathBuf> {
 /// Finds the chosen GPUs. Returns no files on a system without a driver: the worker then reports that the driver is
 /// missing.
 fn find(device: &DeviceChoice) -> Result<Found, GpuError> {
-    let gpus = if let DeviceChoice::Cuda(ordinals) = device {
-        Gpus::find(ordinals)?
+    let gpus = if let DeviceChoice::Cuda(choice) = device {
+        Gpus::find(&choice.0)?
     } else {
         None
     };
     Ok(match gpus {
         Some(gpus) => Found {
-            device: DeviceChoice::Cuda(gpus.ordinals()),
+            device: DeviceChoice::Cuda(CudaChoice(gpus.ordinals())),
             files: gpus.files(),
             environment: gpus.environment(),
         },

@@ -6,7 +6,7 @@ use wormhole_ring::control::Refusal;
 use wormhole_sandbox::Ending;
 
 use crate::Id;
-use crate::fields::Fields;
+use crate::fields::{self, Fields};
 use crate::sampler::Sample;
 
 /// Longest text in a message, in bytes.
@@ -191,20 +191,12 @@ impl Order {
                 ticket,
                 ending,
                 out_of_memory,
-            } => {
-                let (kind, value) = match ending {
-                    Ending::Exited(status) => (0, *status),
-                    Ending::Signalled(signal) => (1, *signal),
-                };
-                let flags = [kind, u8::from(*out_of_memory)];
-                [
-                    &[7],
-                    &ticket.to_le_bytes()[..],
-                    &value.to_le_bytes(),
-                    &flags,
-                ]
-                .concat()
-            }
+            } => [
+                &[7],
+                &ticket.to_le_bytes()[..],
+                &fields::ending(*ending, *out_of_memory),
+            ]
+            .concat(),
             Self::Scrubber { pid } => [&[8], &pid.to_le_bytes()[..]].concat(),
             Self::NoScrubber(reason) => [&[9], text(reason)].concat(),
             Self::ScrubberEnded { pid } => [&[10], &pid.to_le_bytes()[..]].concat(),
@@ -234,16 +226,12 @@ impl Order {
                 reason: fields.text()?,
             },
             7 => {
-                let (ticket, value) = (fields.number()?, fields.signed()?);
-                let ending = match fields.byte()? {
-                    0 => Ending::Exited(value),
-                    1 => Ending::Signalled(value),
-                    _ => return None,
-                };
+                let ticket = fields.number()?;
+                let (ending, out_of_memory) = fields.ending()?;
                 Self::Ended {
                     ticket,
                     ending,
-                    out_of_memory: fields.byte()? != 0,
+                    out_of_memory,
                 }
             }
             8 => Self::Scrubber {

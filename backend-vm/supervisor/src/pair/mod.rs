@@ -219,9 +219,9 @@ impl AsRawFd for End {
 
 /// A tenant's end of the pair: its way to the supervisor.
 #[derive(Clone, Debug)]
-pub struct Supervisor(Rc<RefCell<End>>);
+pub struct SupervisorLink(Rc<RefCell<End>>);
 
-impl Supervisor {
+impl SupervisorLink {
     pub fn new(socket: OwnedFd) -> Self {
         Self(Rc::new(RefCell::new(End::new(socket))))
     }
@@ -260,9 +260,9 @@ impl Supervisor {
 mod tests {
     use super::*;
 
-    fn pair() -> (End, Supervisor) {
+    fn pair() -> (End, SupervisorLink) {
         let (near, far) = sockets().unwrap();
-        (End::new(near), Supervisor::new(far))
+        (End::new(near), SupervisorLink::new(far))
     }
 
     #[test]

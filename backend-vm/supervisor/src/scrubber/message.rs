@@ -29,7 +29,7 @@ pub enum Work {
     /// Free all memory of a session's file from an offset on.
     Discard(u64),
     /// Complete the records of these parties, a bit each, in the words of an event.
-    Bury(u32),
+    CompleteRecords(u32),
     /// Write the bootstrap of a window of this many bytes.
     Bootstrap(u64),
     /// Write the cause of a session's end to its status word. `segment` is the session's own
@@ -72,7 +72,7 @@ impl Order {
                     Work::Close => (1, Vec::new()),
                     Work::Scrub(runs) => (2, runs.iter().map(|run| number_of(*run)).collect()),
                     Work::Discard(from) => (3, vec![*from]),
-                    Work::Bury(parties) => (4, vec![u64::from(*parties)]),
+                    Work::CompleteRecords(parties) => (4, vec![u64::from(*parties)]),
                     Work::Bootstrap(bytes) => (5, vec![*bytes]),
                     Work::End => (6, Vec::new()),
                     Work::Keep => (9, Vec::new()),
@@ -117,7 +117,7 @@ impl Order {
             (1, []) => Work::Close,
             (2, runs) => Work::Scrub(runs.iter().copied().map(run_of).collect()),
             (3, [from]) => Work::Discard(*from),
-            (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
+            (4, [parties]) => Work::CompleteRecords(u32::try_from(*parties).ok()?),
             (5, [bytes]) => Work::Bootstrap(*bytes),
             (6, []) => Work::End,
             (9, []) => Work::Keep,
@@ -198,7 +198,7 @@ mod tests {
                 Run { first: 0, count: 1 },
             ]),
             Work::Discard(1 << 21),
-            Work::Bury(1 << 31 | 1),
+            Work::CompleteRecords(1 << 31 | 1),
             Work::Bootstrap(1 << 42),
             Work::Status {
                 segment: u32::MAX,

@@ -24,7 +24,7 @@ use wormhole_ring::status::EndCause;
 pub use self::message::{Done, KEPT, Work};
 use self::message::{MAX_RUNS, Order as Sent};
 #[cfg(test)]
-pub use self::process::bury;
+pub use self::process::complete_records;
 pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};
@@ -47,11 +47,13 @@ pub enum Completion {
     /// The file of a session's request with this number is closed.
     Forgotten { session: Id, request: u32 },
     /// The records of these parties of the event with this token are complete.
-    Buried { token: [u64; 2], parties: u32 },
+    RecordsCompleted { token: [u64; 2], parties: u32 },
     /// The bootstrap of a tenant's window was written, or could not be.
     Attached { tenant: Id },
     /// A session's status word was written, or could not be.
     Status { session: Id },
+    /// Some segments of a session that has ended may be granted again if they were scrubbed.
+    Ended { session: Id },
 }
 
 /// Work for a tenant.
@@ -117,7 +119,7 @@ impl Process {
 /// Event loop's handle on the processes.
 #[derive(Debug)]
 pub struct Scrubber {
-    supervisor: pair::Supervisor,
+    supervisor: pair::SupervisorLink,
     accounts: BTreeMap<Id, Account>,
     /// Processes, by token of the event loop.
     processes: BTreeMap<u32, Process>,
@@ -134,7 +136,7 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    pub fn new(supervisor: pair::Supervisor) -> Self {
+    pub fn new(supervisor: pair::SupervisorLink) -> Self {
         Self {
             supervisor,
             accounts: BTreeMap::new(),
@@ -188,6 +190,30 @@ impl Scrubber {
         Ok(())
     }
 
+    /// Scrubs the segments of a session that has ended, which are granted again then.
+    /// [`finished`](Self::finished) reports the end of each order; returns their number.
+    ///
+    /// # Errors
+    /// No descriptor is free for the copies.
+    pub fn scrub_ended(
+        &mut self,
+        tenant: Id,
+        session: Id,
+        file: &OwnedFd,
+        runs: &[Run],
+    ) -> io::Result<usize> {
+        let chunks = runs.chunks(MAX_RUNS);
+        let files: Vec<OwnedFd> = (0..chunks.len())
+            .map(|_| file.try_clone())
+            .collect::<io::Result<_>>()?;
+        let orders = files.len();
+        for (runs, file) in chunks.zip(files) {
+            let completion = Some(Completion::Ended { session });
+            self.order(tenant, Work::Scrub(runs.to_vec()), vec![file], completion);
+        }
+        Ok(orders)
+    }
+
     /// Closes descriptors.
     pub fn close(&mut self, tenant: Id, files: impl IntoIterator<Item = OwnedFd>) {
         let mut files = files.into_iter();
@@ -208,9 +234,14 @@ impl Scrubber {
     }
 
     /// Completes the records of parties in an event's words, which are in `file`.
-    pub fn bury(&mut self, tenant: Id, file: OwnedFd, token: [u64; 2], parties: u32) {
-        let completion = Some(Completion::Buried { token, parties });
-        self.order(tenant, Work::Bury(parties), vec![file], completion);
+    pub fn complete_records(&mut self, tenant: Id, file: OwnedFd, token: [u64; 2], parties: u32) {
+        let completion = Some(Completion::RecordsCompleted { token, parties });
+        self.order(
+            tenant,
+            Work::CompleteRecords(parties),
+            vec![file],
+            completion,
+        );
     }
 
     /// Writes the bootstrap of a window of `bytes` bytes.

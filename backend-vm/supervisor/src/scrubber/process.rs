@@ -12,11 +12,11 @@ use wormhole_link::channel::Outgoing;
 use wormhole_link::memory::Mapping;
 use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::Message;
-use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES};
-use wormhole_ring::memory::WindowMemory;
+use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::session::Run;
 
 use super::message::{Done, KEPT, Order, Work};
+use crate::window_memory::Segment;
 use crate::{connection, datagram, listener, privileges, session_file};
 
 /// Bytes to free before the process checks for other orders.
@@ -189,7 +189,7 @@ impl Job {
             Work::Close | Work::Refuse { .. } | Work::Keep | Work::End => Ok(None),
             Work::Scrub(runs) => scrub(file, runs),
             Work::Discard(from) => discard(file, *from),
-            Work::Bury(parties) => bury(file, *parties).map(|()| None),
+            Work::CompleteRecords(parties) => complete_records(file, *parties).map(|()| None),
             Work::Bootstrap(bytes) => write_bootstrap(file, *bytes),
             Work::Status {
                 segment,
@@ -251,22 +251,20 @@ fn discard(file: &OwnedFd, from: u64) -> io::Result<Option<Work>> {
 }
 
 /// Completes the records of these parties, a bit each, in an event's words.
-pub fn bury(file: &OwnedFd, parties: u32) -> io::Result<()> {
+pub fn complete_records(file: &OwnedFd, parties: u32) -> io::Result<()> {
     let mapping = Mapping::new(file, 0, WORDS_FILE)?;
     // SAFETY: pages of a file that cannot shrink, mapped until the end of this function.
     let words = unsafe { EventWords::new(mapping.base()) };
     for party in (0..PARTIES).filter(|party| parties & 1 << party != 0) {
-        words.bury(party);
+        words.complete_records(party);
     }
     Ok(())
 }
 
 fn write_bootstrap(file: &OwnedFd, bytes: u64) -> io::Result<Option<Work>> {
-    let start = Mapping::new(file, 0, BOOTSTRAP_BYTES)?;
-    // SAFETY: the mapping outlives the window, which is dropped in this statement.
-    unsafe { WindowMemory::new(start.base(), start.bytes()) }
-        .and_then(|window| Bootstrap::for_window(bytes).write(&window))
-        .map_err(io::Error::other)?;
+    let start = Segment::map(file, 0)?;
+    let written = Bootstrap::for_window(bytes).write(start.memory());
+    written.map_err(io::Error::other)?;
     Ok(None)
 }
 

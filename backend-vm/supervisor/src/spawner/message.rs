@@ -2,7 +2,7 @@
 
 use wormhole_sandbox::Ending;
 
-use crate::fields::Fields;
+use crate::fields::{self, Fields};
 
 /// First ticket of forked processes; workers have those below.
 pub const FORKS: u64 = 1 << 63;
@@ -15,8 +15,8 @@ pub enum Role {
     Scrubber(Option<u32>),
     /// Refuse connections and close them.
     Refuser,
-    /// Serve the tenant with this number.
-    Tenant(u32),
+    /// Serve the tenant with this number, of this user.
+    Tenant { tenant: u32, user: u32 },
 }
 
 /// Order of the supervisor. The spawner alone knows the workers' programs and their confinement.
@@ -105,14 +105,14 @@ impl Order {
                 [&[3], &ticket.to_le_bytes()[..], &tenant.to_le_bytes()].concat()
             }
             Self::Fork { ticket, role } => {
-                let (role, tenant) = match role {
-                    Role::Scrubber(Some(tenant)) => (0, *tenant),
-                    Role::Scrubber(None) => (3, 0),
-                    Role::Tenant(tenant) => (1, *tenant),
-                    Role::Refuser => (2, 0),
+                let (role, tenant, user) = match role {
+                    Role::Scrubber(Some(tenant)) => (0, *tenant, 0),
+                    Role::Scrubber(None) => (3, 0, 0),
+                    Role::Tenant { tenant, user } => (1, *tenant, *user),
+                    Role::Refuser => (2, 0, 0),
                 };
-                let tenant = tenant.to_le_bytes();
-                [&[4], &ticket.to_le_bytes()[..], &[role], &tenant].concat()
+                let (tenant, user) = (tenant.to_le_bytes(), user.to_le_bytes());
+                [&[4], &ticket.to_le_bytes()[..], &[role], &tenant, &user].concat()
             }
             Self::Remove { tenant } => [&[5], &tenant.to_le_bytes()[..]].concat(),
         }
@@ -138,11 +138,11 @@ impl Order {
                 },
                 4 => Self::Fork {
                     ticket: fields.number()?,
-                    role: match (fields.byte()?, fields.half()?) {
-                        (0, tenant) => Role::Scrubber(Some(tenant)),
-                        (3, 0) => Role::Scrubber(None),
-                        (1, tenant) => Role::Tenant(tenant),
-                        (2, 0) => Role::Refuser,
+                    role: match (fields.byte()?, fields.half()?, fields.half()?) {
+                        (0, tenant, 0) => Role::Scrubber(Some(tenant)),
+                        (3, 0, 0) => Role::Scrubber(None),
+                        (1, tenant, user) => Role::Tenant { tenant, user },
+                        (2, 0, 0) => Role::Refuser,
                         _ => return None,
                     },
                 },
@@ -184,20 +184,12 @@ impl Report {
                 ticket,
                 ending,
                 out_of_memory,
-            } => {
-                let (kind, value) = match ending {
-                    Ending::Exited(status) => (0, *status),
-                    Ending::Signalled(signal) => (1, *signal),
-                };
-                let flags = [kind, u8::from(*out_of_memory)];
-                [
-                    &[5],
-                    &ticket.to_le_bytes()[..],
-                    &value.to_le_bytes(),
-                    &flags,
-                ]
-                .concat()
-            }
+            } => [
+                &[5],
+                &ticket.to_le_bytes()[..],
+                &fields::ending(*ending, *out_of_memory),
+            ]
+            .concat(),
             Self::Forked { ticket, pid } => {
                 [&[6], &ticket.to_le_bytes()[..], &pid.to_le_bytes()].concat()
             }
@@ -237,16 +229,11 @@ impl Report {
                 },
                 5 => {
                     let ticket = fields.number()?;
-                    let value = fields.signed()?;
-                    let ending = match fields.byte()? {
-                        0 => Ending::Exited(value),
-                        1 => Ending::Signalled(value),
-                        _ => return None,
-                    };
+                    let (ending, out_of_memory) = fields.ending()?;
                     Self::Ended {
                         ticket,
                         ending,
-                        out_of_memory: fields.byte()? == 1,
+                        out_of_memory,
                     }
                 }
                 6 => Self::Forked {
@@ -295,7 +282,10 @@ mod tests {
             },
             Order::Fork {
                 ticket: FORKS + 1,
-                role: Role::Tenant(7),
+                role: Role::Tenant {
+                    tenant: 7,
+                    user: u32::MAX,
+                },
             },
             Order::Fork {
                 ticket: FORKS + 2,

@@ -12,6 +12,7 @@
 //!
 //! The kernel kills the spawner when the supervisor dies, and all that it started when it dies.
 
+mod leaving;
 pub(crate) mod message;
 mod process;
 mod setup;

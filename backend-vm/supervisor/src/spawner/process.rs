@@ -1,6 +1,6 @@
 //! Spawner process: one loop over the supervisor's orders, started workers and ended workers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::AssertUnwindSafe;
@@ -11,6 +11,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 use wormhole_link::{chain, tasks};
 use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
+use super::leaving::Leaving;
 use super::message::{Order, Report, Role};
 use super::setup::{Prepared, Setup};
 use super::starter::{self, Starter};
@@ -21,8 +22,6 @@ use crate::{datagram, environment, log, pair, process_logs, scrubber, tenant_loo
 
 /// Interval between checks whether the last workers have ended.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Interval between checks whether the memory of tenants that have left is free.
-const UNTIL_FREE: Duration = Duration::from_millis(50);
 /// Exit status of a process that was forked and has panicked.
 const PANICKED: i32 = 101;
 /// Number of orders executed before started and ended processes have their turn.
@@ -94,8 +93,7 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
         starter,
         workers: BTreeMap::new(),
         forked: BTreeMap::new(),
-        leaving: VecDeque::new(),
-        next_check: None,
+        leaving: Leaving::default(),
         supervisor: End::new(supervisor),
     })
 }
@@ -105,7 +103,7 @@ struct Forked {
     pid: libc::pid_t,
     /// Readable when it has ended.
     end: OwnedFd,
-    /// Its tenant's cgroup; removed after the process.
+    /// Cgroup of the process's tenant. It is removed after the process.
     place: Option<CgroupPlace>,
 }
 
@@ -119,10 +117,8 @@ struct Spawner {
     workers: BTreeMap<u64, Child>,
     /// Forked processes that run, by ticket.
     forked: BTreeMap<u64, Forked>,
-    /// Tenants whose processes have ended, and whose memory may not be free, with the time of the order.
-    leaving: VecDeque<(u32, Instant)>,
-    /// Time to check the next of them.
-    next_check: Option<Instant>,
+    /// Tenants whose processes have ended, and whose memory is not free.
+    leaving: Leaving,
     /// Way of the reports.
     supervisor: End,
 }
@@ -143,7 +139,7 @@ impl Spawner {
                 false => 0,
             };
             let again = self.supervisor.deadline().into_iter();
-            let again = again.chain(self.next_check).min();
+            let again = again.chain(self.leaving.next()).min();
             let mut entries = vec![
                 entry(socket.as_raw_fd(), libc::POLLIN | writes),
                 entry(self.starter.as_raw_fd(), libc::POLLIN),
@@ -174,13 +170,7 @@ impl Spawner {
             if !self.take_orders(socket) {
                 return;
             }
-            if self
-                .next_check
-                .take_if(|at| *at <= Instant::now())
-                .is_some()
-            {
-                self.check_leaving(TURN);
-            }
+            self.check_leaving();
             self.supervisor.flush();
         }
     }
@@ -265,10 +255,7 @@ impl Spawner {
                 }
                 Ok(Order::Assign { ticket, tenant }) => self.assign(ticket, tenant),
                 Ok(Order::Fork { ticket, role }) => self.fork(ticket, role),
-                Ok(Order::Remove { tenant }) => {
-                    self.leaving.push_front((tenant, Instant::now()));
-                    self.check_leaving(1);
-                }
+                Ok(Order::Remove { tenant }) => self.remove(tenant, Instant::now()),
                 Err(error) => {
                     tracing::error!("{error}");
                     return false;
@@ -290,23 +277,24 @@ impl Spawner {
         }
     }
 
-    /// Reports the tenants whose memory is free, among the first `count` of those that are leaving. The others have their
-    /// turn later.
-    fn check_leaving(&mut self, count: usize) {
-        for _ in 0..count.min(self.leaving.len()) {
-            let Some((tenant, ended)) = self.leaving.pop_front() else {
+    /// Checks some of the tenants whose turn it is.
+    fn check_leaving(&mut self) {
+        let now = Instant::now();
+        for _ in 0..TURN {
+            let Some((tenant, ended)) = self.leaving.take_due(now) else {
                 break;
             };
-            let cgroups = self.prepared.confinement.cgroups.as_ref();
-            if cgroups.is_none_or(|cgroups| cgroups.remove_tenant(tenant, ended)) {
-                self.report(&Report::Removed { tenant }, Vec::new());
-            } else {
-                self.leaving.push_back((tenant, ended));
-            }
+            self.remove(tenant, ended);
         }
-        if !self.leaving.is_empty() {
-            self.next_check
-                .get_or_insert_with(|| Instant::now() + UNTIL_FREE);
+    }
+
+    /// Reports a tenant if its memory is free. Otherwise it is checked again later.
+    fn remove(&mut self, tenant: u32, ended: Instant) {
+        let cgroups = self.prepared.confinement.cgroups.as_ref();
+        if cgroups.is_none_or(|cgroups| cgroups.remove_tenant(tenant, ended)) {
+            self.report(&Report::Removed { tenant }, Vec::new());
+        } else {
+            self.leaving.add(tenant, ended, Instant::now());
         }
     }
 
@@ -337,9 +325,8 @@ impl Spawner {
             return Ok(None);
         };
         let placed = match role {
-            Role::Scrubber(Some(tenant)) | Role::Tenant(tenant) => {
-                cgroups.place_for(tenant, pid).map(Some)
-            }
+            Role::Tenant { tenant, user } => cgroups.place_first((user, tenant), pid).map(Some),
+            Role::Scrubber(Some(tenant)) => cgroups.place_for(tenant, pid).map(Some),
             Role::Scrubber(None) => Ok(None),
             Role::Refuser => cgroups.place_refuser(pid).map(|()| None),
         };
@@ -431,14 +418,14 @@ impl Forked {
 /// of its own log in their place.
 fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>)> {
     let (logs, own_log) = match role {
-        Role::Tenant(_) => {
+        Role::Tenant { .. } => {
             let (near, far) = process_logs::sockets()?;
             (Some(near), Some(far))
         }
         Role::Scrubber(_) | Role::Refuser => (None, None),
     };
     let (near, far) = match role {
-        Role::Tenant(_) => pair::sockets()?,
+        Role::Tenant { .. } => pair::sockets()?,
         Role::Scrubber(_) | Role::Refuser => datagram::pair()?,
     };
     let mut kept = [far.as_raw_fd(), log::number().unwrap_or(far.as_raw_fd())];
@@ -454,7 +441,7 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>
             let name = match role {
                 Role::Scrubber(_) => c"scrubber",
                 Role::Refuser => c"refuser",
-                Role::Tenant(_) => c"tenant",
+                Role::Tenant { .. } => c"tenant",
             };
             // The OOM killer spares the spawner, and not processes that tenants can fill.
             let _ = std::fs::write("/proc/self/oom_score_adj", "0");
@@ -483,7 +470,7 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>
             // Nothing of the spawner's is left to unwind to.
             let served = std::panic::catch_unwind(AssertUnwindSafe(|| match role {
                 Role::Scrubber(_) | Role::Refuser => scrubber::main(&far),
-                Role::Tenant(_) => tenant_loop::main(far),
+                Role::Tenant { .. } => tenant_loop::main(far),
             }));
             libc::_exit(served.unwrap_or(PANICKED))
         },

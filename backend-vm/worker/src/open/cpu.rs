@@ -6,17 +6,18 @@ use std::time::Duration;
 use rustix::process::Resource;
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
+use wormhole_link::device::CpuChoice;
 
 use super::Opened;
 
-pub(super) fn open(count: u8, check: bool) -> Result<Opened, String> {
+pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {
     let options = Options {
-        check,
+        check: choice.check,
         most: device_memory(),
         ..Options::default()
     };
-    let devices =
-        CpuDevice::open_several(&options, count).map_err(|error| wormhole_link::chain(&error))?;
+    let devices = CpuDevice::open_several(&options, choice.count)
+        .map_err(|error| wormhole_link::chain(&error))?;
     Ok(Opened {
         devices: devices
             .into_iter()

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use wormhole_cuda_device::{CudaDevice, Options};
 use wormhole_device::Device;
+use wormhole_link::device::CudaChoice;
 
 use super::Opened;
 
-pub(super) fn open(ordinals: &[u32]) -> Result<Opened, String> {
+pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
     wormhole_cuda_device::reserve_bands().map_err(|error| wormhole_link::chain(&error))?;
     wormhole_cuda_device::capture_output().map_err(|error| wormhole_link::chain(&error))?;
     let open = |&ordinal| {
@@ -22,7 +23,7 @@ pub(super) fn open(ordinals: &[u32]) -> Result<Opened, String> {
         }
     };
     Ok(Opened {
-        devices: ordinals.iter().map(open).collect::<Result<_, _>>()?,
+        devices: choice.0.iter().map(open).collect::<Result<_, _>>()?,
         linger: Duration::from_millis(2),
     })
 }

@@ -26,8 +26,8 @@ pub struct Opened {
 pub fn open(choice: DeviceChoice) -> Result<Opened, WorkerError> {
     reserve_bands()?;
     let opened = match &choice {
-        DeviceChoice::Cpu { count, check } => cpu::open(*count, *check),
-        DeviceChoice::Cuda(ordinals) => cuda::open(ordinals),
+        DeviceChoice::Cpu(choice) => cpu::open(choice),
+        DeviceChoice::Cuda(choice) => cuda::open(choice),
     };
     opened.map_err(|reason| WorkerError::Device {
         device: choice,

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use wormhole_api::CuResult;
+use wormhole_api::{CuResult, Handle, Pool};
 use wormhole_link::counters::{Counter, Counters};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
 use super::files::Files;
+use super::slabs::Slabs;
 use super::virtual_memory::VirtualMemory;
 use crate::devices::SessionDevice;
 use crate::ranges::Ranges;
@@ -37,6 +38,17 @@ struct Allocation {
     /// Device that holds the memory.
     device: SessionDevice,
     bytes: u64,
+    /// The session's pool that the memory comes from.
+    pool: Option<Handle<Pool>>,
+}
+
+/// Memory of a pool that is going to be freed.
+#[derive(Debug)]
+pub(super) struct OfPool {
+    pub device: SessionDevice,
+    pub bytes: u64,
+    /// `None` for memory of another process.
+    pub pool: Option<Handle<Pool>>,
 }
 
 /// All memory that the session may name, by address. Look-ups do not change it, so several threads
@@ -44,8 +56,8 @@ struct Allocation {
 #[derive(Debug)]
 pub(super) struct Addresses {
     counters: Arc<Counters>,
-    /// Device memory: allocations and global variables.
-    device: Ranges,
+    /// Device memory: allocations, parts of slabs, and global variables.
+    pub(super) device: Ranges,
     /// Allocations, by start address.
     allocations: HashMap<u64, Allocation>,
     /// Allocations of other processes that this session has opened.
@@ -55,7 +67,8 @@ pub(super) struct Addresses {
     /// Jobs that read or write the arena hold a clone.
     readers: Arc<()>,
     /// Tasks that release runs of arena, queued until those jobs are done.
-    leaving: Vec<Task>,
+    pending_release: Vec<Task>,
+    pub(super) slabs: Slabs,
     pub(super) files: Files,
     pub(super) virtual_memory: VirtualMemory,
 }
@@ -65,6 +78,24 @@ const _: () = {
     const fn is_shared<T: Sync>() {}
     is_shared::<Addresses>();
 };
+
+/// Returns the address of memory that the device has allocated, opened or reserved. Frees memory outside of the bands
+/// that the guest keeps free for the device.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`: the memory is outside of the bands.
+pub(super) fn admitted(
+    address: u64,
+    bytes: u64,
+    free: impl FnOnce(u64) -> Result<(), CuResult>,
+) -> Result<u64, CuResult> {
+    if in_bands(address, bytes) {
+        return Ok(address);
+    }
+    tracing::error!("the device gave out {address:#x}, which a guest may use itself");
+    free(address)?;
+    Err(CuResult::OUT_OF_MEMORY)
+}
 
 /// Returns whether a range lies in the bands that the guest keeps free for the device.
 pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
@@ -82,7 +113,8 @@ impl Addresses {
             opened: Ranges::default(),
             arena: Ranges::default(),
             readers: Arc::new(()),
-            leaving: Vec::new(),
+            pending_release: Vec::new(),
+            slabs: Slabs::default(),
             files: Files::default(),
             virtual_memory: VirtualMemory::default(),
         }
@@ -132,7 +164,9 @@ impl Addresses {
 
     /// Returns the bytes of a device's memory that the session holds, by the device's number.
     pub fn bytes_of(&self, device: usize) -> u64 {
-        self.device.bytes_of(device) + self.virtual_memory.bytes_of(device)
+        self.device.bytes_of(device)
+            + self.slabs.unused_of(device)
+            + self.virtual_memory.bytes_of(device)
     }
 
     /// Adds an allocation.
@@ -154,8 +188,27 @@ impl Addresses {
             source,
             device,
             bytes,
+            pool: None,
         };
         self.allocations.insert(address, allocation);
+        Ok(())
+    }
+
+    /// Adds an allocation of one of the session's pools.
+    ///
+    /// # Errors
+    /// Same as [`Addresses::enter`].
+    pub fn enter_of_pool(
+        &mut self,
+        pool: Handle<Pool>,
+        device: SessionDevice,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), CuResult> {
+        self.enter(Source::Pool, device, address, bytes)?;
+        if let Some(allocation) = self.allocations.get_mut(&address) {
+            allocation.pool = Some(pool);
+        }
         Ok(())
     }
 
@@ -182,20 +235,34 @@ impl Addresses {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: no allocation starts at the address.
     pub fn free(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
+        self.remove(address).map(|allocation| allocation.device)
+    }
+
+    fn remove(&mut self, address: u64) -> Result<Allocation, CuResult> {
         let Some(allocation) = self.allocations.remove(&address) else {
             return Err(self.refused());
         };
         self.device.remove(address);
-        Ok(allocation.device)
+        Ok(allocation)
     }
 
     /// Removes an allocation as [`Addresses::free`] does, if it comes from a pool.
     ///
     /// # Errors
     /// Same as [`Addresses::free`].
-    pub fn free_of_pool(&mut self, address: u64) -> Result<SessionDevice, CuResult> {
+    pub fn free_of_pool(&mut self, address: u64) -> Result<OfPool, CuResult> {
         self.owner(Source::Pool, address)?;
-        self.free(address)
+        let Allocation {
+            device,
+            bytes,
+            pool,
+            ..
+        } = self.remove(address)?;
+        Ok(OfPool {
+            device,
+            bytes,
+            pool,
+        })
     }
 
     /// Adds a global variable. Returns false if it was added before.
@@ -237,14 +304,14 @@ impl Addresses {
             tracing::error!("arena at {address:#x} is to be given back and was not granted");
             return;
         }
-        self.leaving.push(release);
-        self.release_leaving(registrar);
+        self.pending_release.push(release);
+        self.release_pending(registrar);
     }
 
     /// Runs the release tasks of removed arena, if no job reads arena.
-    pub fn release_leaving(&mut self, registrar: &Registrar) {
+    pub fn release_pending(&mut self, registrar: &Registrar) {
         if Arc::strong_count(&self.readers) == 1 {
-            for release in self.leaving.drain(..) {
+            for release in self.pending_release.drain(..) {
                 registrar.run(release);
             }
         }
@@ -254,6 +321,7 @@ impl Addresses {
     /// and files belong to no context and stay.
     pub fn reset(&mut self) {
         self.device.clear();
+        self.slabs.clear();
         self.opened.clear();
         self.allocations
             .retain(|_, allocation| allocation.source == Source::Pool);

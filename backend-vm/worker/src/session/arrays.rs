@@ -7,8 +7,8 @@ use std::sync::Arc;
 use wormhole_api::array::{ArrayShape, Texels, span};
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, CuResult, DevicePtr, Handle, MemCopy3d, Mipmap, MipmapCreate,
-    MipmapDestroy, MipmapGetLevel, Outcome, ReferenceBindTexture, Serve, Served, SurfaceCreate,
-    SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply, TextureDestroy,
+    MipmapDestroy, MipmapGetLevel, Outcome, Serve, Served, SurfaceCreate, SurfaceCreateReply,
+    SurfaceDestroy, TexRefBindTexture, TextureCreate, TextureCreateReply, TextureDestroy,
     TextureSource,
 };
 use wormhole_device::{Copy3dEnd, Resource, Sampling, View};
@@ -117,7 +117,7 @@ macro_rules! texture_messages {
     )*};
 }
 
-texture_messages!(TextureCreate, ReferenceBindTexture<'_>);
+texture_messages!(TextureCreate, TexRefBindTexture<'_>);
 
 impl Session {
     fn enter_array(&mut self, new: Handle<Array>, array: Arc<ArrayObject>) -> Result<(), CuResult> {
@@ -226,7 +226,7 @@ impl Serve<MipmapGetLevel> for Session {
         if message.level >= mipmap.levels {
             return Err(CuResult::INVALID_VALUE);
         }
-        let raw = self.done(mipmap.device.mipmap_level(mipmap.raw, message.level))?;
+        let raw = self.done(mipmap.device.mipmap_get_level(mipmap.raw, message.level))?;
         let level = ArrayObject {
             device: mipmap.device.clone(),
             raw,
@@ -331,7 +331,7 @@ impl Serve<TextureDestroy> for Session {
         if !arrays.textures.remove(&(call.device, texture)) {
             return arrays.arrays.refused(CuResult::INVALID_HANDLE);
         }
-        self.done(self.devices[call.device].destroy_texture(texture))
+        self.done(self.devices[call.device].texture_destroy(texture))
             .map(Served::Done)
     }
 }
@@ -367,13 +367,13 @@ impl Serve<SurfaceDestroy> for Session {
         if !arrays.surfaces.remove(&(call.device, surface)) {
             return arrays.arrays.refused(CuResult::INVALID_HANDLE);
         }
-        self.done(self.devices[call.device].destroy_surface(surface))
+        self.done(self.devices[call.device].surface_destroy(surface))
             .map(Served::Done)
     }
 }
 
 impl Session {
-    /// Returns one end of a copy, if it contains the box and the session may name it, and the end's
+    /// Returns one end of a copy, if it contains the 3-D region and the session may name it, and the end's
     /// array if it is one.
     pub(super) fn copy3d_end(
         &self,
@@ -425,7 +425,7 @@ impl Serve<MemCopy3d> for Session {
             message.from_origin,
             (message.from_memory, message.from_pitch, message.from_rows),
         )?;
-        // Both ends contain the box, so the product does not overflow.
+        // Both ends contain the region, so the product does not overflow.
         let bytes = extent.iter().product();
         self.count_copy(from_place, to_place, bytes)?;
         let copy = wormhole_device::MemCopy3d { to, from, extent };

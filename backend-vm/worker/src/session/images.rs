@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use wormhole_api::constants::image_flags::USES_OUTPUT;
+use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
+use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::{
     Attribute, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library, LibraryGetGlobal,
     LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply, LibraryGetModule, LibraryLoad,
@@ -11,7 +12,8 @@ use wormhole_api::{
     ModuleLoadReply, ModuleUnload, Outcome, Parameter, Serve, Served, is_plain_jit_option,
 };
 use wormhole_device::{
-    Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
+    Device, ImageKind, ImageOutput, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace,
+    RawFunction,
 };
 use wormhole_link::counters::Counter;
 use wormhole_link::memory;
@@ -304,7 +306,11 @@ impl Session {
             self.unload_quietly(image);
             return Answer::failed(error);
         }
-        let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
+        let flags = match loaded.output {
+            ImageOutput::None => 0,
+            ImageOutput::Kernels => USES_OUTPUT,
+            ImageOutput::Any => USES_OUTPUT | ANY_KERNEL_PRINTS,
+        };
         answer(flags, 0)
     }
 
@@ -572,14 +578,15 @@ fn describe(handle: ImageHandle, found: &LoadedFunction) -> Answer {
         .map(|&(id, value)| Attribute { id, value })
         .collect();
     let (parameters, attributes) = (Items::new(&parameters), Items::new(&attributes));
+    let flags = if found.prints { PRINTS } else { 0 };
     match handle {
         ImageHandle::Module(_) => Answer::reply(&ModuleGetFunctionReply {
-            flags: 0,
+            flags,
             parameters,
             attributes,
         }),
         ImageHandle::Library(_) => Answer::reply(&LibraryGetKernelReply {
-            flags: 0,
+            flags,
             parameters,
             attributes,
         }),

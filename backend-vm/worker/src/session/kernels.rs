@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use wormhole_api::constants::function_attribute;
+use wormhole_api::ctypes::CUtensorMap;
+use wormhole_api::limits::TENSOR_RANKS;
 use wormhole_api::{
     ClusterOccupancy, ClusterOccupancyReply, ClusterQuestion, CuResult, FunctionGetAttribute,
     FunctionGetAttributeReply, FunctionSetAttribute, LibraryKernels, LibraryKernelsReply,
@@ -15,9 +17,6 @@ use wormhole_link::memory;
 use super::attributes::Scope;
 use super::images::ImageHandle;
 use super::{Answer, Call, Finish, Session};
-
-/// Largest number of dimensions of a tensor.
-const RANKS: u32 = 5;
 
 /// Refuses numbers that are no function attributes: the driver (580) crashes on some of them.
 fn check_attribute(attribute: i32) -> Result<(), CuResult> {
@@ -144,7 +143,7 @@ impl Serve<ClusterOccupancy<'_>> for Session {
 impl Serve<TensorMapEncode> for Session {
     fn serve(&mut self, call: &Call, message: &TensorMapEncode) -> Outcome<TensorMapEncodeReply> {
         // The driver reads `rank` entries of the arrays.
-        if !(1..=RANKS).contains(&message.rank) {
+        if !(1..=TENSOR_RANKS).contains(&message.rank) {
             return Err(CuResult::INVALID_VALUE);
         }
         let map = tensor_map(message);
@@ -152,19 +151,20 @@ impl Serve<TensorMapEncode> for Session {
             call,
             self.here(call),
             move |device| device.encode_tensor_map(&map),
-            |_, EncodedTensorMap(map)| Answer::reply(&TensorMapEncodeReply { map }),
+            |_, EncodedTensorMap(map)| Answer::reply(&TensorMapEncodeReply { map: map.opaque }),
         )
     }
 }
 
 impl Serve<TensorMapReplace> for Session {
     fn serve(&mut self, call: &Call, message: &TensorMapReplace) -> Outcome<TensorMapReplaceReply> {
-        let (map, address) = (EncodedTensorMap(message.map), message.tensor);
+        let opaque = message.map;
+        let (map, address) = (EncodedTensorMap(CUtensorMap { opaque }), message.tensor);
         self.ask(
             call,
             self.here(call),
             move |device| device.replace_tensor_address(map, address),
-            |_, EncodedTensorMap(map)| Answer::reply(&TensorMapReplaceReply { map }),
+            |_, EncodedTensorMap(map)| Answer::reply(&TensorMapReplaceReply { map: map.opaque }),
         )
     }
 }

@@ -57,7 +57,7 @@ impl Serve<ContextGetLimit> for Session {
         self.ask(
             call,
             self.here(call),
-            move |device| device.limit(limit),
+            move |device| device.context_get_limit(limit),
             |_, value| Answer::reply(&ContextGetLimitReply { value }),
         )
     }
@@ -72,7 +72,7 @@ impl Serve<ContextSetLimit> for Session {
             self.here(call),
             move |device| {
                 device.set_limit(limit, value)?;
-                device.limit(limit)
+                device.context_get_limit(limit)
             },
             |_, value| Answer::reply(&ContextSetLimitReply { value }),
         )

@@ -32,11 +32,17 @@ impl Session {
     ) -> Result<(), CuResult> {
         operations.clear();
         for operation in wire.iter() {
-            let Some(kind) = MemoryOperationKind::new(operation.kind) else {
+            let Some(kind) = MemoryOperationKind::from_wire(operation.kind) else {
                 return Err(CuResult::INVALID_VALUE);
             };
-            let width = kind.width();
-            if operation.flags & !kind.flags() != 0 {
+            let operation = MemoryOperation {
+                kind,
+                flags: operation.flags,
+                address: operation.address,
+                value: operation.value,
+            };
+            let width = operation.width();
+            if !operation.has_valid_flags() {
                 return Err(CuResult::INVALID_VALUE);
             }
             if width > 0 {
@@ -45,12 +51,7 @@ impl Session {
                 }
                 self.addresses.place(operation.address, width)?;
             }
-            operations.push(MemoryOperation {
-                kind,
-                flags: operation.flags,
-                address: operation.address,
-                value: operation.value,
-            });
+            operations.push(operation);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use wormhole_api::{
 use wormhole_device::Fill;
 use wormhole_link::counters::Counter;
 
-use super::addresses::{Place, Source, in_bands};
+use super::addresses::{Place, Source, admitted};
 use super::sharing::Key;
 use super::{Answer, Call, Session};
 
@@ -17,7 +17,7 @@ impl Serve<MemGetInfo> for Session {
         self.ask(
             call,
             here.clone(),
-            |device| device.memory_info(),
+            |device| device.mem_get_info(),
             move |session, (free, total)| {
                 // The device's free memory would reveal the neighbours' allocations and their
                 // times.
@@ -43,13 +43,8 @@ impl Serve<MemAlloc> for Session {
             call,
             here.clone(),
             move |device| {
-                let address = device.allocate(bytes)?;
-                if in_bands(address, bytes) {
-                    return Ok(address);
-                }
-                tracing::error!("the device gave out {address:#x}, which a guest may use itself");
-                device.free(address)?;
-                Err(CuResult::OUT_OF_MEMORY)
+                let address = device.mem_alloc(bytes)?;
+                admitted(address, bytes, |address| device.mem_free(address))
             },
             move |session, address| {
                 let entered = session
@@ -75,7 +70,7 @@ impl Serve<MemFree> for Session {
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        self.order(call, owner, move |device| device.free(address))
+        self.order(call, owner, move |device| device.mem_free(address))
     }
 }
 
@@ -88,7 +83,7 @@ impl Serve<MemCopy> for Session {
         let to = self.addresses.place(message.destination.0, message.bytes)?;
         let from = self.addresses.place(message.source.0, message.bytes)?;
         self.count_copy(from, to, message.bytes)?;
-        self.done(stream.device.copy(
+        self.done(stream.device.mem_copy(
             message.destination.0,
             message.source.0,
             message.bytes,

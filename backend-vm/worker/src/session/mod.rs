@@ -12,8 +12,9 @@
 //!   keeps the number of its pending launches below that at which the driver's own call blocks. A
 //!   guest that sends a first launch as a record, or too many of them, holds up only itself.
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
-//!   `cuEventElapsedTime`), and those that the session answers: `DeviceDescribe`, `LibraryGetModule`,
-//!   and `TakeOutput` while output is queued here.
+//!   `cuEventElapsedTime`, `cuMemAddressReserve`, `cuMemAddressFree`, `cuMemMap`, and
+//!   `cuMemAllocFromPoolAsync` for memory that the stream has freed), and those that the session
+//!   answers: `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while output is queued here.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so no later work of that
 //! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.
@@ -41,6 +42,7 @@ mod peers;
 mod pools;
 mod reset;
 mod sharing;
+mod slabs;
 mod streams;
 mod texture_references;
 mod virtual_memory;
@@ -57,6 +59,7 @@ use wormhole_ring::status::Status;
 use self::addresses::Addresses;
 use self::handles::Objects;
 use self::output::PendingOutput;
+use self::pools::Recycled;
 use self::reset::Reset;
 use self::sharing::Shares;
 use super::devices::{Devices, SessionDevice};
@@ -171,6 +174,7 @@ pub struct Session {
     base: u64,
     objects: Objects,
     addresses: Addresses,
+    recycled: Recycled,
     reset: Reset,
     shares: Shares,
     scratch: Scratch,
@@ -214,6 +218,7 @@ impl Session {
             objects,
             addresses: Addresses::new(Arc::clone(&counters)),
             counters,
+            recycled: Recycled::default(),
             reset: Reset::default(),
             shares: Shares::default(),
             scratch: Scratch::default(),
@@ -291,7 +296,7 @@ impl Session {
     /// Does work that had to wait until a job was done.
     pub fn sweep(&mut self) {
         self.objects.reclaim.sweep(&self.watcher);
-        self.addresses.release_leaving(&self.registrar);
+        self.addresses.release_pending(&self.registrar);
     }
 
     /// Counts a failure of the device, and publishes the context's death if that is the cause.

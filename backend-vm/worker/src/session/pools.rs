@@ -1,15 +1,16 @@
 //! Memory pools and stream-ordered allocation.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use wormhole_api::{
     CuResult, DevicePtr, Handle, Outcome, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDefault,
     PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply, PoolSetAttribute, PoolTrim,
-    Serve, Served,
+    Serve, Served, Stream,
 };
 use wormhole_device::{Device, PoolProperties, RawPool};
 
-use super::addresses::{Source, in_bands};
+use super::addresses::admitted;
 use super::sharing::Key;
 use super::{Answer, Call, Session};
 use crate::devices::SessionDevice;
@@ -28,7 +29,7 @@ pub(super) struct PoolObject {
 impl Drop for PoolObject {
     fn drop(&mut self) {
         if !self.is_default
-            && let Err(error) = self.device.destroy_pool(self.raw)
+            && let Err(error) = self.device.pool_destroy(self.raw)
         {
             tracing::debug!("destroying a pool: {error}");
         }
@@ -59,7 +60,7 @@ impl Serve<PoolCreate> for Session {
 
 impl Serve<PoolDefault> for Session {
     fn serve(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
-        self.enter_pool(call, message.new, true, |device| device.default_pool())
+        self.enter_pool(call, message.new, true, |device| device.pool_default())
     }
 }
 
@@ -117,6 +118,7 @@ impl Session {
 impl Serve<PoolTrim> for Session {
     fn serve(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
         let (handle, keep) = (message.pool, message.keep);
+        self.recycled.clear();
         let legacy = &self.objects.legacy()[call.device];
         let streams = self.objects.streams.values().chain([legacy]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
@@ -132,7 +134,7 @@ impl Serve<PoolTrim> for Session {
                         let _ = stream.device.synchronize_stream(stream.raw);
                     }
                 }
-                device.trim_pool(pool, keep)
+                device.pool_trim(pool, keep)
             },
             |_, ()| Answer::done(),
         )
@@ -154,6 +156,7 @@ impl Serve<PoolGetAttribute> for Session {
 impl Serve<PoolSetAttribute> for Session {
     fn serve(&mut self, call: &Call, message: &PoolSetAttribute) -> Outcome<()> {
         let (handle, attribute, value) = (message.pool, message.attribute, message.value);
+        self.recycled.clear();
         self.ask_pool(
             call,
             handle,
@@ -163,33 +166,79 @@ impl Serve<PoolSetAttribute> for Session {
     }
 }
 
-/// Runs as a job. The executor has submitted all of the guest's earlier work to the stream, and
-/// later work comes after the answer, so the job has its place in the stream's order.
+/// Memory that streams have freed, and that their pools allocate again at once: the number of free
+/// pieces by pool, stream and size. A piece that is not counted costs a hand-over to a job, and one
+/// that was released meanwhile a wait.
+#[derive(Debug, Default)]
+pub(super) struct Recycled(HashMap<(Handle<Pool>, Handle<Stream>, u64), u32>);
+
+impl Recycled {
+    /// Greatest number of entries.
+    const MOST: usize = 4096;
+
+    fn put(&mut self, pool: Handle<Pool>, stream: Handle<Stream>, bytes: u64) {
+        if self.0.len() >= Self::MOST {
+            self.0.clear();
+        }
+        *self.0.entry((pool, stream, bytes)).or_default() += 1;
+    }
+
+    fn take(&mut self, pool: Handle<Pool>, stream: Handle<Stream>, bytes: u64) -> bool {
+        let count = self.0.get_mut(&(pool, stream, bytes));
+        let count = count.filter(|count| **count > 0);
+        count.map(|count| *count -= 1).is_some()
+    }
+
+    /// Forgets everything, because pools may have released what is free.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Allocates from a pool of `owner` in the order of a stream.
+fn allocate(
+    owner: &SessionDevice,
+    pool: RawPool,
+    bytes: u64,
+    stream: &StreamObject,
+) -> wormhole_device::Result<u64> {
+    let address = peers::allocate_async(owner, pool, bytes, stream)?;
+    admitted(address, bytes, |address| {
+        peers::free_async(owner, address, stream)
+    })
+}
+
+/// Runs as a job, because a pool that has to grow may wait for the device. The executor has
+/// submitted all of the guest's earlier work to the stream, and later work comes after the answer,
+/// so the job has its place in the stream's order. Memory that the stream has freed is allocated
+/// without a job.
 impl Serve<PoolAlloc> for Session {
     fn serve(&mut self, call: &Call, message: &PoolAlloc) -> Outcome<PoolAllocReply> {
         let bytes = message.bytes;
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
+        let handle = message.pool;
         let stream = Arc::clone(self.objects.stream(call, message.stream)?);
-        let owner = self.objects.pools.get(message.pool)?.device.clone();
+        let pool = self.objects.pools.get(handle)?;
+        let (owner, raw) = (pool.device.clone(), pool.raw);
+        if self.recycled.take(handle, message.stream, bytes) {
+            let address = self.done(allocate(&owner, raw, bytes, &stream))?;
+            self.addresses
+                .enter_of_pool(handle, owner, address, bytes)?;
+            return Ok(Served::Done(PoolAllocReply {
+                address: DevicePtr(address),
+            }));
+        }
         let holder = owner.clone();
         self.ask_pool(
             call,
-            message.pool,
-            move |_, pool| {
-                let address = peers::allocate_async(&owner, pool, bytes, &stream)?;
-                if in_bands(address, bytes) {
-                    return Ok(address);
-                }
-                tracing::error!("a pool gave out {address:#x}, which a guest may use itself");
-                peers::free_async(&owner, address, &stream)?;
-                Err(CuResult::OUT_OF_MEMORY)
-            },
+            handle,
+            move |_, pool| allocate(&owner, pool, bytes, &stream),
             move |session, address| {
                 let entered = session
                     .addresses
-                    .enter(Source::Pool, holder, address, bytes);
+                    .enter_of_pool(handle, holder, address, bytes);
                 match entered {
                     Ok(()) => Answer::reply(&PoolAllocReply {
                         address: DevicePtr(address),
@@ -206,9 +255,13 @@ impl Serve<PoolFree> for Session {
     fn serve(&mut self, call: &Call, message: &PoolFree) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
         let address = message.address.0;
-        let owner = self.addresses.free_of_pool(address)?;
+        let freed = self.addresses.free_of_pool(address)?;
         self.shares.unshare(Key::Pointer(address), &self.registrar);
-        self.done(peers::free_async(&owner, address, stream))
-            .map(Served::Done)
+        let same_device = stream.device == freed.device;
+        self.done(peers::free_async(&freed.device, address, stream))?;
+        if let Some(pool) = freed.pool.filter(|_| same_device) {
+            self.recycled.put(pool, message.stream, freed.bytes);
+        }
+        Ok(Served::Done(()))
     }
 }

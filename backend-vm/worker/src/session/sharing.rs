@@ -12,7 +12,7 @@ use wormhole_api::{
 };
 use wormhole_device::{Device, RawEvent};
 
-use super::addresses::{Source, in_bands};
+use super::addresses::{Source, admitted};
 use super::{Answer, Call, Session};
 use crate::devices::SessionDevice;
 use crate::exchange::{Exchange, Token, What};
@@ -161,7 +161,10 @@ impl Session {
 
     fn holds(&self, key: Key) -> bool {
         match key {
-            Key::Allocation(address) => self.addresses.holds(Source::Context, address),
+            Key::Allocation(address) => {
+                self.addresses.holds(Source::Context, address)
+                    || self.addresses.slabs.holds(address)
+            }
             Key::Pointer(address) => self.addresses.holds(Source::Pool, address),
             Key::Event(event) => self.objects.events.find(event).is_some(),
             Key::Memory(memory) => self.objects.memories.find(memory).is_some(),
@@ -176,9 +179,16 @@ impl Serve<ShareAddress> for Session {
         let reply = |token| Answer::reply(&ShareAddressReply { token });
         match message.what {
             SharedAddress::Allocation => {
-                let owner = self.addresses.owner(Source::Context, address)?.clone();
-                let share = move |device: &dyn Device| device.share_allocation(address);
-                self.share(call, owner, Key::Allocation(address), share, reply)
+                // The driver shares whole allocations, and a slab is one.
+                let (whole, owner) = match self.addresses.share_part(address) {
+                    Some(slab) => slab,
+                    None => {
+                        let owner = self.addresses.owner(Source::Context, address)?;
+                        (address, owner.clone())
+                    }
+                };
+                let share = move |device: &dyn Device| device.share_allocation(whole);
+                self.share(call, owner, Key::Allocation(whole), share, reply)
             }
             SharedAddress::Pointer => {
                 let owner = self.addresses.owner(Source::Pool, address)?.clone();
@@ -203,12 +213,8 @@ impl Serve<OpenAllocation> for Session {
             move |device| {
                 let found = exchange.fetch(What::Allocation, token)?;
                 let (address, bytes) = device.open_allocation(found)?;
-                if in_bands(address, bytes) {
-                    return Ok((address, bytes));
-                }
-                tracing::error!("the device opened {address:#x}, which a guest may use itself");
-                device.close_allocation(address)?;
-                Err(CuResult::OUT_OF_MEMORY)
+                let address = admitted(address, bytes, |address| device.close_allocation(address))?;
+                Ok((address, bytes))
             },
             move |session, (address, bytes)| {
                 if !session.addresses.open(number, address, bytes) {
@@ -357,12 +363,8 @@ impl Serve<OpenPointer> for Session {
             move |device, pool| {
                 let found = exchange.fetch(What::Pointer, token)?;
                 let (address, bytes) = device.open_pointer(pool, found)?;
-                if in_bands(address, bytes) {
-                    return Ok((address, bytes));
-                }
-                tracing::error!("the device opened {address:#x}, which a guest may use itself");
-                device.free(address)?;
-                Err(CuResult::OUT_OF_MEMORY)
+                let address = admitted(address, bytes, |address| device.mem_free(address))?;
+                Ok((address, bytes))
             },
             move |session, (address, bytes)| {
                 let entered = session.addresses.enter(Source::Pool, owner, address, bytes);

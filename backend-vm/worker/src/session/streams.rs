@@ -20,7 +20,7 @@ impl Serve<StreamCreate> for Session {
     fn serve(&mut self, call: &Call, message: &StreamCreate) -> Outcome<()> {
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let here = self.here(call);
-        let raw = self.done(here.create_stream(flags, priority))?;
+        let raw = self.done(here.stream_create(flags, priority))?;
         self.enter_stream(new, StreamObject::new(here, raw))
             .map(Served::Done)
     }
@@ -128,6 +128,7 @@ impl Serve<Synchronize> for Session {
             .stream
             .map(|handle| self.objects.stream(call, handle).cloned());
         let stream = stream.transpose()?;
+        self.recycled.clear();
         let devices = self.devices.clone();
         self.defer(call, self.here(call), move |device: &dyn Device| {
             let result = match &stream {
@@ -216,7 +217,7 @@ impl Serve<EventElapsed> for Session {
         let start = self.objects.events.get(message.start)?;
         let end = self.objects.events.get(message.end)?;
         let own = start.device.own(&end.device, end.raw);
-        match own.and_then(|end| start.device.elapsed(start.raw, end)) {
+        match own.and_then(|end| start.device.event_elapsed(start.raw, end)) {
             Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),
             Err(CuResult::NOT_READY) => Err(CuResult::NOT_READY),
             Err(error) => Err(self.failed(error)),

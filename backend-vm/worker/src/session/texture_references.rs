@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
-    Serve,
+    CuResult, Outcome, Serve, TexRefBindSurface, TexRefBindTexture, TexRefFind, TexRefTarget,
 };
 
 use super::arrays::TextureMessage;
@@ -16,7 +15,7 @@ use crate::objects::{Loaded, Used};
 /// after its handle is destroyed. A failure changes nothing.
 fn bind(
     image: &Loaded,
-    (kind, name): (ReferenceTo, String),
+    (kind, name): (TexRefTarget, String),
     used: Used,
     bind: impl FnOnce(&str) -> wormhole_device::Result<()>,
 ) -> wormhole_device::Result<()> {
@@ -35,8 +34,8 @@ fn bind(
     bound
 }
 
-impl Serve<ReferenceFind<'_>> for Session {
-    fn serve(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {
+impl Serve<TexRefFind<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &TexRefFind<'_>) -> Outcome<()> {
         let kind = message.to;
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         self.order(call, image.device.clone(), move |device| {
@@ -45,8 +44,8 @@ impl Serve<ReferenceFind<'_>> for Session {
     }
 }
 
-impl Serve<ReferenceBindTexture<'_>> for Session {
-    fn serve(&mut self, call: &Call, message: &ReferenceBindTexture<'_>) -> Outcome<()> {
+impl Serve<TexRefBindTexture<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &TexRefBindTexture<'_>) -> Outcome<()> {
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         let (resource, used) = match message.bound {
             0 => (None, Used::Memory),
@@ -57,7 +56,7 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
         };
         let sampling = message.sampling();
         self.order(call, image.device.clone(), move |device| {
-            let key = (ReferenceTo::Texture, name);
+            let key = (TexRefTarget::Texture, name);
             bind(&image, key, used, |name| {
                 device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
             })
@@ -65,8 +64,8 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
     }
 }
 
-impl Serve<ReferenceBindSurface<'_>> for Session {
-    fn serve(&mut self, call: &Call, message: &ReferenceBindSurface<'_>) -> Outcome<()> {
+impl Serve<TexRefBindSurface<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &TexRefBindSurface<'_>) -> Outcome<()> {
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         let array = Arc::clone(self.objects.arrays.arrays.get(message.array)?);
         if array.shape.flags() & wormhole_api::array::SURFACE_LDST == 0 {
@@ -74,7 +73,7 @@ impl Serve<ReferenceBindSurface<'_>> for Session {
         }
         let raw = self.done(image.device.own(&array.device, array.raw))?;
         self.order(call, image.device.clone(), move |device| {
-            let key = (ReferenceTo::Surface, name);
+            let key = (TexRefTarget::Surface, name);
             bind(&image, key, Used::Array(array), |name| {
                 device.bind_surface(image.raw, name, raw)
             })

@@ -15,7 +15,7 @@ use wormhole_api::{
 use wormhole_device::{Device, RawMemory};
 use wormhole_link::device::MOST;
 
-use super::addresses::in_bands;
+use super::addresses::{admitted, in_bands};
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
 
@@ -49,7 +49,7 @@ impl MemoryObject {
 impl Drop for MemoryObject {
     fn drop(&mut self) {
         self.totals[self.device.number()].fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Err(error) = self.device.release_memory(self.raw) {
+        if let Err(error) = self.device.mem_release(self.raw) {
             tracing::debug!("releasing mappable memory: {error}");
         }
     }
@@ -58,7 +58,7 @@ impl Drop for MemoryObject {
 #[derive(Debug)]
 struct Mapping {
     memory: Arc<MemoryObject>,
-    /// Whether copies may name the mapping: it is complete, and no unmap has begun.
+    /// Whether copies may name the mapping: no unmap has begun.
     visible: bool,
     /// Whether a job is changing the mapping.
     changing: bool,
@@ -158,28 +158,23 @@ impl VirtualMemory {
         self.mappings.len() < OBJECTS as usize
     }
 
-    /// Adds a mapping that a job is going to make. Returns false if the range is not reserved, or is mapped.
-    fn begin_map(&mut self, address: u64, memory: &Arc<MemoryObject>) -> bool {
+    /// Returns whether a range is reserved, and nothing is mapped there.
+    fn is_free(&self, address: u64, bytes: u64) -> bool {
         let reserved = self.reserved.range(..=address).next_back();
-        let inside = address.checked_add(memory.bytes).is_some_and(|end| {
+        address.checked_add(bytes).is_some_and(|end| {
             reserved.is_some_and(|(start, bytes)| end <= start + bytes)
                 && !self.is_mapped(address, end)
-        });
-        if inside {
-            let mapping = Mapping {
-                memory: Arc::clone(memory),
-                visible: false,
-                changing: true,
-            };
-            self.mappings.insert(address, mapping);
-        }
-        inside
+        })
     }
 
-    /// Lets copies name a mapping that a job has made.
-    fn end_map(&mut self, address: u64) {
-        self.each(&[address], |mapping| mapping.visible = true);
-        self.end_change(&[address]);
+    /// Adds a mapping, which copies may name from now on.
+    fn map(&mut self, address: u64, memory: Arc<MemoryObject>) {
+        let mapping = Mapping {
+            memory,
+            visible: true,
+            changing: false,
+        };
+        self.mappings.insert(address, mapping);
     }
 
     fn remove(&mut self, starts: &[u64]) {
@@ -229,6 +224,8 @@ impl Serve<MemGranularity> for Session {
     }
 }
 
+// Reservations and mappings are made on the executor: the driver only notes them, and waits for nothing.
+
 impl Serve<AddressReserve> for Session {
     fn serve(&mut self, call: &Call, message: &AddressReserve) -> Outcome<AddressReserveReply> {
         let (bytes, alignment) = (message.bytes, message.alignment);
@@ -243,25 +240,16 @@ impl Serve<AddressReserve> for Session {
         } else {
             0
         };
-        self.ask(
-            call,
-            self.here(call),
-            move |device| {
-                let address = device.reserve(bytes, alignment, hint)?;
-                if in_bands(address, bytes) {
-                    return Ok(address);
-                }
-                tracing::error!("the device reserved {address:#x}, which a guest may use itself");
-                device.unreserve(address, bytes)?;
-                Err(CuResult::OUT_OF_MEMORY)
-            },
-            move |session, address| {
-                session.addresses.virtual_memory.reserve(address, bytes);
-                Answer::reply(&AddressReserveReply {
-                    address: DevicePtr(address),
-                })
-            },
-        )
+        let device = self.here(call);
+        let address = self.done(device.address_reserve(bytes, alignment, hint))?;
+        let admitted = admitted(address, bytes, |address| {
+            device.address_free(address, bytes)
+        });
+        let address = self.done(admitted)?;
+        self.addresses.virtual_memory.reserve(address, bytes);
+        Ok(Served::Done(AddressReserveReply {
+            address: DevicePtr(address),
+        }))
     }
 }
 
@@ -272,9 +260,8 @@ impl Serve<AddressFree> for Session {
         if !self.addresses.virtual_memory.unreserve(address, bytes) {
             return Err(self.addresses.refused());
         }
-        self.order(call, self.here(call), move |device| {
-            device.unreserve(address, bytes)
-        })
+        self.done(self.here(call).address_free(address, bytes))
+            .map(Served::Done)
     }
 }
 
@@ -315,35 +302,20 @@ impl Serve<MemRelease> for Session {
 }
 
 impl Serve<MemMap> for Session {
-    fn serve(&mut self, call: &Call, message: &MemMap) -> Outcome<()> {
+    fn serve(&mut self, _: &Call, message: &MemMap) -> Outcome<()> {
         let handle = message.memory;
         let address = message.address.0;
         let memory = Arc::clone(self.objects.memories.get(handle)?);
-        let virtual_memory = &mut self.addresses.virtual_memory;
+        let virtual_memory = &self.addresses.virtual_memory;
         if !virtual_memory.can_map() {
             return Err(CuResult::OUT_OF_MEMORY);
         }
-        if !virtual_memory.begin_map(address, &memory) {
+        if !virtual_memory.is_free(address, memory.bytes) {
             return Err(self.addresses.refused());
         }
-        let outcome = self.defer(call, memory.device.clone(), move |device: &dyn Device| {
-            let mapped = device.map(address, memory.bytes, memory.raw);
-            drop(memory);
-            Box::new(move |session: &mut Session| match mapped {
-                Ok(()) => {
-                    session.addresses.virtual_memory.end_map(address);
-                    Answer::done()
-                }
-                Err(error) => {
-                    session.addresses.virtual_memory.remove(&[address]);
-                    Answer::failed(session.failed(error))
-                }
-            })
-        });
-        if !matches!(outcome, Ok(Served::Deferred)) {
-            self.addresses.virtual_memory.remove(&[address]);
-        }
-        outcome
+        self.done(memory.device.map(address, memory.bytes, memory.raw))?;
+        self.addresses.virtual_memory.map(address, memory);
+        Ok(Served::Done(()))
     }
 }
 
@@ -364,7 +336,7 @@ impl Serve<MemUnmap> for Session {
         self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
-            let unmapped = device.unmap(address, bytes);
+            let unmapped = device.mem_unmap(address, bytes);
             Box::new(move |session: &mut Session| match unmapped {
                 Ok(()) => {
                     session.addresses.virtual_memory.remove(&starts);

@@ -6,8 +6,5 @@
     reason = "test data is cut to bytes on purpose"
 )]
 
-pub mod recorded_arrays;
-pub mod recorded_green_contexts;
-pub mod recorded_references;
 pub mod recorder;
 pub mod served;

@@ -4,20 +4,24 @@
 //! the calls arrive. Each call first waits a random moment, as a real device's calls do. A test can
 //! hold the calls of a name, as a busy device does.
 
+mod arrays;
 mod driver_calls;
+mod green_contexts;
 pub mod kernels;
 pub mod sharing;
+mod texture_references;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use wormhole_device::{
     Access, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
-    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute,
-    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d, MemOps,
-    MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction,
+    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, ImageOutput, Jit, Launch,
+    LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d,
+    MemOps, MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction,
     RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, VirtualMemory,
 };
 
@@ -60,8 +64,8 @@ pub struct Recorder {
 struct Gates {
     /// Names of the calls that are held.
     held: HashSet<&'static str>,
-    /// Names of the calls that arrived, held or not, in order.
-    arrived: Vec<&'static str>,
+    /// Names of the calls that arrived, held or not, in order, and the threads that made them.
+    arrived: Vec<(&'static str, ThreadId)>,
 }
 
 impl Recorder {
@@ -111,7 +115,18 @@ impl Recorder {
     /// Returns how often a call arrived.
     pub fn arrivals(&self, call: &str) -> usize {
         let gates = self.gates.lock().unwrap();
-        gates.arrived.iter().filter(|name| **name == call).count()
+        gates
+            .arrived
+            .iter()
+            .filter(|(name, _)| *name == call)
+            .count()
+    }
+
+    /// Returns the threads that made a call, in order.
+    pub fn threads(&self, call: &str) -> Vec<ThreadId> {
+        let gates = self.gates.lock().unwrap();
+        let made = gates.arrived.iter().filter(|(name, _)| *name == call);
+        made.map(|(_, thread)| *thread).collect()
     }
 
     /// Waits until a call has arrived `count` times.
@@ -127,7 +142,7 @@ impl Recorder {
     /// failing test ends, but outlasts the tests' own waits.
     pub(super) fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
-        gates.arrived.push(call);
+        gates.arrived.push((call, std::thread::current().id()));
         let held = |gates: &mut Gates| gates.held.contains(call);
         drop(self.changed.wait_timeout_while(gates, 10 * PATIENCE, held));
     }
@@ -304,18 +319,6 @@ impl Device for Recorder {
         self.arrive("take_output");
         DeviceOutput::default()
     }
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        self.arrive("memory_info");
-        Ok((0, 1 << 30))
-    }
-    fn allocate(&self, _: u64) -> Result<u64> {
-        self.arrive("allocate");
-        Ok(self.make())
-    }
-    fn free(&self, address: u64) -> Result<()> {
-        self.arrive("free");
-        self.end(address)
-    }
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         self.arrive("register");
         if self.refuses_memory.load(Ordering::Relaxed) {
@@ -332,25 +335,15 @@ impl Device for Recorder {
         let known = self.registered.lock().unwrap().remove(&address);
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
-    fn copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
-        self.check(stream.0)
-    }
     fn write(&self, _: u64, _: &[u8], stream: RawStream) -> Result<()> {
         self.check(stream.0)
     }
     fn fill(&self, fill: Fill, stream: RawStream) -> Result<()> {
+        self.arrive("fill");
         self.check(stream.0)?;
         self.check(fill.destination)?;
         self.enter(fill.value);
         Ok(())
-    }
-    fn create_stream(&self, flags: u32, _: i32) -> Result<RawStream> {
-        if let Some(crash) = self.crash {
-            crash(flags);
-        }
-        let made = self.make();
-        self.enter(flags);
-        Ok(RawStream(made))
     }
     fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         self.end(stream.0)
@@ -400,9 +393,6 @@ impl Device for Recorder {
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
         self.check(event.0)
     }
-    fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
-        Err(CuError::NOT_SUPPORTED)
-    }
     fn try_link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<()> {
         self.arrive("link");
         Ok(())
@@ -421,7 +411,7 @@ impl Device for Recorder {
         self.arrive("load");
         Ok(Loading::Done(LoadedModule {
             module: RawModule(self.make()),
-            uses_output: false,
+            output: ImageOutput::None,
             initial: Vec::new(),
         }))
     }
@@ -440,6 +430,7 @@ impl Device for Recorder {
                 size: self.parameter_bytes,
             }],
             attributes: Vec::new(),
+            prints: false,
         })
     }
     fn global(&self, module: RawModule, _: &str) -> Result<(u64, u64)> {
@@ -465,13 +456,6 @@ impl Device for Recorder {
         self.enter(launch.shared);
         Ok(())
     }
-    fn limit(&self, limit: u32) -> Result<u64> {
-        self.arrive("limit");
-        if let Some(crash) = self.crash {
-            crash(1000 + limit);
-        }
-        Ok(0)
-    }
     fn set_limit(&self, _: u32, _: u64) -> Result<()> {
         self.arrive("set_limit");
         Ok(())
@@ -487,21 +471,9 @@ impl Device for Recorder {
 }
 
 impl Pools for Recorder {
-    fn default_pool(&self) -> Result<RawPool> {
-        self.arrive("default_pool");
-        Ok(RawPool(1))
-    }
     fn create_pool(&self, _: &PoolProperties) -> Result<RawPool> {
         self.arrive("create_pool");
         Ok(RawPool(self.make()))
-    }
-    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
-        self.arrive("destroy_pool");
-        self.end(pool.0)
-    }
-    fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
-        self.arrive("trim_pool");
-        Ok(())
     }
     fn pool_attribute(&self, _: RawPool, _: u32) -> Result<u64> {
         self.arrive("pool_attribute");
@@ -510,15 +482,6 @@ impl Pools for Recorder {
     fn set_pool_attribute(&self, _: RawPool, _: u32, _: u64) -> Result<()> {
         self.arrive("set_pool_attribute");
         Ok(())
-    }
-    fn allocate_async(&self, _: RawPool, _: u64, stream: RawStream) -> Result<u64> {
-        self.arrive("allocate_async");
-        self.check(stream.0)?;
-        Ok(self.make())
-    }
-    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
-        self.check(stream.0)?;
-        self.end(address)
     }
 }
 
@@ -530,29 +493,13 @@ impl VirtualMemory for Recorder {
             recommended: STEP,
         })
     }
-    fn reserve(&self, _: u64, _: u64, _: u64) -> Result<u64> {
-        self.arrive("reserve");
-        Ok(self.make())
-    }
-    fn unreserve(&self, address: u64, _: u64) -> Result<()> {
-        self.arrive("unreserve");
-        self.end(address)
-    }
     fn create_memory(&self, _: u64, _: u32) -> Result<RawMemory> {
         self.arrive("create_memory");
         Ok(RawMemory(self.make()))
     }
-    fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        self.arrive("release_memory");
-        self.end(memory.0)
-    }
     fn map(&self, _: u64, _: u64, memory: RawMemory) -> Result<()> {
         self.arrive("map");
         self.check(memory.0)
-    }
-    fn unmap(&self, _: u64, _: u64) -> Result<()> {
-        self.arrive("unmap");
-        Ok(())
     }
     fn set_access(&self, _: u64, _: u64, _: Access) -> Result<()> {
         self.arrive("set_access");

@@ -44,8 +44,9 @@ impl StreamAttributes {
         MEM_SYNC_DOMAIN,
     ];
 
-    /// Returns whether a value can have been set. The default synchronization policy cannot, so it is not copied.
-    pub const fn is_told(id: u32, value: &CUstreamAttrValue) -> bool {
+    /// Returns whether a copy of this value is sent to the device. The default synchronization policy is not, since no
+    /// stream can be set to it.
+    pub const fn reaches_device(id: u32, value: &CUstreamAttrValue) -> bool {
         id != SYNCHRONIZATION_POLICY || value[0] != NO_POLICY
     }
 

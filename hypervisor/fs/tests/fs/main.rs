@@ -1,5 +1,6 @@
 //! Tests of the server and of its process.
 
+mod changes;
 mod driver;
 mod mounts;
 mod moved;

@@ -6,10 +6,11 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use tempfile::TempDir;
-use wormhole_fs::abi::{ROOT, opcode};
+use wormhole_fs::abi::{ROOT, SetattrIn, opcode, valid};
 
+use crate::changes::{self, RDWR, REGULAR};
 use crate::driver::Driver;
-use crate::protocol::driver_of;
+use crate::protocol::{changed, driver_of};
 
 /// Creates `root/a/b/c`, with a file and a link in each folder, and a driver of `root`.
 fn fixture() -> (TempDir, Driver<'static>) {
@@ -179,4 +180,110 @@ fn a_listing_that_fails_leaves_no_nodes() {
     for number in 0..5 {
         driver.walk(&format!("z/{number}")).expect("a free node");
     }
+}
+
+/// A file that the guest has open, and how the guest tries to keep it when the host moves it out.
+#[derive(Debug)]
+enum Keeping {
+    Handle,
+    LostName,
+    FileInItsPlace,
+}
+
+#[test]
+fn a_file_that_is_moved_out_is_out_of_reach_of_who_has_it_open() {
+    for keeping in [Keeping::Handle, Keeping::LostName, Keeping::FileInItsPlace] {
+        let (outer, root, mut driver) = changes::fixture();
+        let trusted = outer.path().join("trusted");
+        let (node, handle) = driver
+            .create(ROOT, "file", RDWR, REGULAR | 0o600)
+            .expect("made");
+        match keeping {
+            Keeping::Handle => {
+                fs::rename(root.join("file"), &trusted).expect("moved");
+            }
+            Keeping::LostName => {
+                driver.add_name(node, ROOT, "second").expect("made");
+                driver
+                    .remove(opcode::UNLINK, ROOT, "file")
+                    .expect("removed");
+                fs::rename(root.join("second"), &trusted).expect("moved");
+            }
+            Keeping::FileInItsPlace => {
+                fs::rename(root.join("file"), &trusted).expect("moved");
+                replace(&mut driver, "file");
+            }
+        }
+        fs::write(&trusted, "the host's").expect("written");
+        let before = changed(outer.path());
+        refuse_all(&mut driver, node, handle, &keeping);
+        assert_eq!(fs::read(&trusted).expect("a file"), b"the host's");
+        assert_eq!(changed(outer.path()), before, "{keeping:?}");
+        // Neither is it the guest's when the host removes it.
+        fs::remove_file(&trusted).expect("removed");
+        refuse_all(&mut driver, node, handle, &keeping);
+        replace(&mut driver, "file");
+        refuse_all(&mut driver, node, handle, &keeping);
+    }
+}
+
+/// Renames another file to this name.
+fn replace(driver: &mut Driver<'_>, name: &str) {
+    driver
+        .make(opcode::MKNOD, ROOT, "other", REGULAR | 0o600)
+        .expect("made");
+    driver
+        .rename((ROOT, "other"), (ROOT, name), 0)
+        .expect("renamed");
+}
+
+/// Asserts that a file can be neither read nor changed.
+fn refuse_all(driver: &mut Driver<'_>, node: u64, handle: u64, keeping: &Keeping) {
+    let through_the_handle = SetattrIn {
+        valid: valid::SIZE | valid::FH,
+        fh: handle,
+        ..SetattrIn::default()
+    };
+    let mode = SetattrIn {
+        valid: valid::MODE,
+        mode: 0o666,
+        ..SetattrIn::default()
+    };
+    let refused = [
+        driver.write(handle, 0, b"changed").map(drop),
+        driver.read_open(handle).map(drop),
+        driver.set(ROOT, through_the_handle).map(drop),
+        driver.set(node, through_the_handle).map(drop),
+        driver.set(node, mode).map(drop),
+        driver.metadata(node).map(drop),
+    ];
+    for (number, answer) in refused.iter().enumerate() {
+        let is_gone = matches!(answer, Err(Errno::STALE | Errno::NOENT | Errno::BADF));
+        assert!(is_gone, "{keeping:?}, {number}: {answer:?}");
+    }
+}
+
+#[test]
+fn an_open_file_keeps_while_it_has_a_name_inside_or_has_lost_its_last_one_there() {
+    let (_outer, root, mut driver) = changes::fixture();
+    let (node, handle) = driver
+        .create(ROOT, "file", RDWR, REGULAR | 0o600)
+        .expect("made");
+    driver.add_name(node, ROOT, "second").expect("made");
+    driver
+        .remove(opcode::UNLINK, ROOT, "file")
+        .expect("removed");
+    assert_eq!(driver.write(handle, 0, b"kept"), Ok(4));
+    assert_eq!(fs::read(root.join("second")).expect("a file"), b"kept");
+    assert_eq!(driver.metadata(node).expect("metadata").attr.nlink, 1);
+    // Its name at another place is a name as well.
+    driver
+        .rename((ROOT, "second"), (ROOT, "third"), 0)
+        .expect("renamed");
+    assert_eq!(driver.write(handle, 0, b"K"), Ok(1));
+    driver
+        .remove(opcode::UNLINK, ROOT, "third")
+        .expect("removed");
+    assert_eq!(driver.read_open(handle).as_deref(), Ok(&b"Kept"[..]));
+    assert_eq!(driver.metadata(node).expect("metadata").attr.nlink, 0);
 }

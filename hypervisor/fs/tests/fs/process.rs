@@ -2,13 +2,17 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 
+use crate::changes::{RDWR, REGULAR, WRONLY, exercise};
 use crate::driver::Driver;
+use crate::protocol::changed;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
-use wormhole_fs::abi::{ROOT, opcode};
+use wormhole_fs::abi::{ROOT, SetattrIn, opcode, valid};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_wormhole-fs"))
@@ -69,13 +73,105 @@ fn the_process_serves_packets_with_few_open_files_and_ends_with_its_socket() {
         assert_eq!(content, large[..128 << 10]);
     }
     // A packet of no request, and one that is cut, do not end the process.
-    for bytes in [vec![1; 3], vec![0x55; 100 << 10]] {
+    for bytes in [vec![1; 3], vec![0x55; 150 << 10]] {
         send(&ours, &bytes, SendFlags::NOSIGNAL).expect("sent");
     }
     let mut refused = [0; 64];
     let (len, _) = recv(&ours, &mut refused, RecvFlags::empty()).expect("received");
     assert_eq!(len, 16);
     driver(&ours).look_up(ROOT, "large").expect("it is there");
+    drop(ours);
+    assert!(child.wait().expect("it ends").success());
+}
+
+/// Each change passes the process's own filter.
+#[test]
+fn the_process_makes_the_changes_that_its_guest_asks_for() {
+    let outer = tempfile::tempdir().expect("a folder");
+    let root = outer.path().join("root");
+    fs::create_dir(&root).expect("a folder");
+    let (ours, theirs) = sockets();
+    let child = program()
+        .arg("--writable")
+        .arg(&root)
+        .stdin(Stdio::from(theirs))
+        .spawn();
+    let mut child = child.expect("it starts");
+    let mut driver = driver(&ours);
+    exercise(&mut driver, &root);
+    // The mask of the process is not the guest's.
+    let mode = libc::S_IFREG | 0o666;
+    driver.create(ROOT, "open", 2, mode).expect("made");
+    let made = fs::metadata(root.join("open")).expect("metadata");
+    assert_eq!(made.permissions().mode() & 0o7777, 0o666);
+    drop(driver);
+    drop(ours);
+    assert!(child.wait().expect("it ends").success());
+}
+
+/// Root's server has no capability to write: it changes what root owns or others may write.
+#[test]
+fn a_server_of_roots_leaves_the_files_of_other_users() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: this needs root");
+        return;
+    }
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = root.path().join("folder");
+    fs::create_dir(&folder).expect("a folder");
+    let files = [
+        (root.path().join("file"), 0o600),
+        (folder.join("file"), 0o644),
+    ];
+    for (path, mode) in &files {
+        fs::write(path, "another's").expect("a file");
+        fs::set_permissions(path, fs::Permissions::from_mode(*mode)).expect("a mode");
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("this is root");
+    }
+    std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).expect("this is root");
+    let (ours, theirs) = sockets();
+    let child = program()
+        .arg("--writable")
+        .arg(root.path())
+        .stdin(Stdio::from(theirs))
+        .spawn();
+    let mut child = child.expect("it starts");
+    {
+        let before = changed(root.path());
+        let mut driver = driver(&ours);
+        let mode = SetattrIn {
+            valid: valid::MODE,
+            mode: 0o666,
+            ..SetattrIn::default()
+        };
+        let size = SetattrIn {
+            valid: valid::SIZE,
+            ..SetattrIn::default()
+        };
+        let folder = driver.look_up(ROOT, "folder").expect("there").node;
+        for path in ["file", "folder/file"] {
+            let node = driver.walk(path).expect("there").node;
+            for flags in [WRONLY, RDWR] {
+                assert_eq!(driver.open(node, flags), Err(Errno::ACCESS), "{path}");
+            }
+            assert_eq!(driver.set(node, size).err(), Some(Errno::ACCESS));
+            assert_eq!(driver.set(node, mode).err(), Some(Errno::PERM));
+        }
+        let refused = [
+            driver
+                .create(folder, "new", RDWR, REGULAR | 0o600)
+                .map(drop),
+            driver.make(opcode::MKDIR, folder, "new", 0o700).map(drop),
+            driver.remove(opcode::UNLINK, folder, "file"),
+            driver.rename((folder, "file"), (ROOT, "new"), 0),
+        ];
+        assert_eq!(refused, [Err(Errno::ACCESS); 4]);
+        assert_eq!(changed(root.path()), before);
+        // Root's own folder is root's to change.
+        driver
+            .create(ROOT, "new", RDWR, REGULAR | 0o600)
+            .expect("made");
+    }
     drop(ours);
     assert!(child.wait().expect("it ends").success());
 }

@@ -14,7 +14,10 @@ use wormhole_fs::tree::{MOST_NODES, Tree};
 use zerocopy::IntoBytes;
 
 pub fn driver_of(folder: &Path, nodes: usize) -> Driver<'static> {
-    let mut server = Server::new(Tree::open(folder, nodes).expect("a folder"));
+    drive(Server::new(Tree::open(folder, nodes).expect("a folder")))
+}
+
+pub fn drive(mut server: Server) -> Driver<'static> {
     Driver::new(move |request: &[u8]| server.serve(request).map(<[u8]>::to_vec))
 }
 
@@ -32,7 +35,7 @@ fn fixture() -> (TempDir, Driver<'static>) {
     (outer, driver)
 }
 
-fn changed(outer: &Path) -> Vec<(String, u64, i64, Vec<u8>)> {
+pub fn changed(outer: &Path) -> Vec<(String, u64, i64, Vec<u8>)> {
     let mut all = Vec::new();
     let mut folders = vec![outer.to_path_buf()];
     while let Some(folder) = folders.pop() {

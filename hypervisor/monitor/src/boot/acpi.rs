@@ -1,4 +1,4 @@
-//! Builds the guest's ACPI tables: processors, the PCI host bridge, power-off and reset.
+//! Builds the guest's ACPI tables: processors, the PCI host bridge, power button, power-off, reset, panic.
 //!
 //! The tables do not declare hardware-reduced ACPI, so that stock kernels keep using the legacy
 //! interrupt controllers and the timer that KVM emulates. Register blocks are the ports of
@@ -24,9 +24,6 @@ const OEM_REVISION: u32 = 1;
 const IOAPIC_ADDRESS: u32 = 0xfec0_0000;
 /// Address of the local APICs.
 const LOCAL_APIC_ADDRESS: u32 = 0xfee0_0000;
-
-/// Interrupt of ACPI events, which is never raised.
-const SCI: u16 = 9;
 
 /// P_LVL2_LAT above 100 µs: the processors do not support C2.
 const NO_C2: u16 = 0xffff;
@@ -112,14 +109,13 @@ fn fadt(dsdt: u64) -> fadt::FADT {
     let mut table = fadt::FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // Power and sleep buttons are not fixed hardware.
-        .flag(Flags::PwrButton)
+        // PWR_BUTTON stays clear: the power button is fixed hardware. SLP_BUTTON: there is no sleep button.
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);
     // 32 bits suffice: the firmware area lies below 1 MiB.
     table.dsdt = u32::try_from(dsdt).unwrap_or(0).into();
     table.x_dsdt = dsdt.into();
-    table.sci_int = SCI.into();
+    table.sci_int = power::SCI.into();
     table.pm1a_evt_blk = u32::from(power::PM1_EVENT).into();
     table.pm1a_cnt_blk = u32::from(power::PM1_CONTROL).into();
     table.pm1_evt_len = 4;
@@ -174,6 +170,18 @@ fn dsdt() -> Sdt {
                     &aml::IO::new(serial::COM1, serial::COM1, 1, ports),
                     &aml::Interrupt::new(true, true, false, false, serial::IRQ),
                 ]),
+            ),
+        ],
+    )
+    .to_aml_bytes(&mut code);
+    aml::Device::new(
+        "_SB_.PEVT".into(),
+        vec![
+            // The id that Linux's driver pvpanic-mmio has, also for a port.
+            &aml::Name::new("_HID".into(), &"QEMU0001"),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(vec![&aml::IO::new(power::PANIC, power::PANIC, 1, 1)]),
             ),
         ],
     )

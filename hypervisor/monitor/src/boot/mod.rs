@@ -5,7 +5,10 @@ pub mod acpi;
 pub mod e820;
 mod kernel;
 
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::{Bytes, GuestAddress};
@@ -56,11 +59,11 @@ pub enum BootError {
     },
     /// The initramfs does not fit.
     #[error(
-        "an initramfs of {bytes} bytes does not fit between the kernel (which needs memory up to \
+        "an initramfs of {bytes} bytes or more does not fit between the kernel (which needs memory up to \
          {kernel_end:#x}) and {limit:#x}: give the guest more memory"
     )]
     InitramfsTooLarge {
-        /// Size of all parts.
+        /// Size of all parts, as far as they were read.
         bytes: u64,
         /// End of the memory that the kernel needs.
         kernel_end: u64,
@@ -161,23 +164,31 @@ fn load_initramfs(
     kernel_end: u64,
     parts: &[InitramfsPart],
 ) -> Result<crate::memory::Range, BootError> {
-    let parts =
-        parts
-            .iter()
-            .map(|part| match part {
-                InitramfsPart::Bytes(bytes) => Ok(std::borrow::Cow::Borrowed(bytes.as_slice())),
-                InitramfsPart::Path(path) => std::fs::read(path)
-                    .map(std::borrow::Cow::Owned)
+    let limit = layout.low_ram().end();
+    let room = limit.saturating_sub(kernel_end);
+    // A file may be larger than this machine's memory, and grow while it is read.
+    let read = |path: &Path| {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(room + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let parts = parts
+        .iter()
+        .map(|part| match part {
+            InitramfsPart::Bytes(bytes) => Ok(Cow::Borrowed(bytes.as_slice())),
+            InitramfsPart::Path(path) => {
+                read(path)
+                    .map(Cow::Owned)
                     .map_err(|source| BootError::Read {
                         path: path.clone(),
                         source,
-                    }),
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+                    })
+            }
+        })
+        .collect::<Result<Vec<_>, _>>()?;
     // The kernel skips zeros between archives and expects each archive at a multiple of four.
     let size = |part: &[u8]| (part.len() as u64).next_multiple_of(4);
     let bytes: u64 = parts.iter().map(|part| size(part)).sum();
-    let limit = layout.low_ram().end();
     let start = limit
         .checked_sub(bytes)
         .map(|start| start & !0xfff)
@@ -228,6 +239,20 @@ mod tests {
             load_initramfs(&ram, &layout, 10 << 20, &parts),
             Err(BootError::InitramfsTooLarge { .. })
         ));
+    }
+
+    #[test]
+    fn no_more_of_a_file_is_read_than_the_guest_has_room_for() {
+        let layout = Layout::new(16, None).expect("layout");
+        let ram = crate::memory::map_ram(&layout.ram).expect("ram");
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 40).expect("a sparse file");
+        let parts = [InitramfsPart::Path(file.path().to_owned())];
+        let room = layout.low_ram().end() - (10 << 20);
+        match load_initramfs(&ram, &layout, 10 << 20, &parts) {
+            Err(BootError::InitramfsTooLarge { bytes, .. }) => assert!(bytes <= room + 4),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

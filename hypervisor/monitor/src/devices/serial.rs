@@ -1,11 +1,13 @@
 //! Emulates the serial console: an 8250 whose output goes to the caller's sink and to a ring of the
-//! last lines.
+//! last lines, and whose input comes from a [`ConsoleInput`].
 
 use std::collections::VecDeque;
-use std::io::Write;
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use vm_superio::serial::NoEvents;
+use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_lock::Mutex;
@@ -23,15 +25,18 @@ pub const IRQ: u32 = 4;
 const KEPT_LINES: usize = 64;
 /// Maximum bytes of a line; the rest is dropped.
 const LINE_LIMIT: usize = 512;
+/// Time after which input is offered again to a port that takes none for now. A port that leaves its loopback mode gives
+/// no other sign.
+const OFFERED_AGAIN: Duration = Duration::from_millis(100);
 
 /// An interrupt line that an eventfd raises.
 #[derive(Debug)]
 pub struct IrqTrigger(pub EventFd);
 
 impl Trigger for IrqTrigger {
-    type E = std::io::Error;
+    type E = io::Error;
 
-    fn trigger(&self) -> std::io::Result<()> {
+    fn trigger(&self) -> io::Result<()> {
         self.0.write(1)
     }
 }
@@ -121,7 +126,7 @@ impl Tee {
 }
 
 impl Write for Tee {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         {
             let mut lines = self.tail.0.lock();
             for byte in bytes {
@@ -135,19 +140,79 @@ impl Write for Tee {
         Ok(bytes.len())
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         self.sink.flush()
+    }
+}
+
+/// Tells the [`ConsoleInput`] that the guest has read all that was typed.
+#[derive(Debug)]
+struct Emptied(SyncSender<()>);
+
+impl SerialEvents for Emptied {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        // One message waits at most, and without a receiver there is no input.
+        let _ = self.0.try_send(());
     }
 }
 
 /// The 8250 at [`COM1`].
 #[derive(Debug)]
-pub struct SerialPort(Serial<IrqTrigger, NoEvents, Tee>);
+pub struct SerialPort(Serial<IrqTrigger, Emptied, Tee>);
 
 impl SerialPort {
-    /// Creates a port that raises `interrupt` and writes the guest's output to `output`.
-    pub fn new(interrupt: IrqTrigger, output: Tee) -> Self {
-        Self(Serial::new(interrupt, output))
+    /// Creates a port that raises `interrupt` and writes the guest's output to `output`, and its input.
+    pub fn new(interrupt: IrqTrigger, output: Tee) -> (Arc<Mutex<Self>>, ConsoleInput) {
+        let (sender, emptied) = sync_channel(1);
+        let serial = Serial::with_events(interrupt, Emptied(sender), output);
+        let port = Arc::new(Mutex::new(Self(serial)));
+        let input = ConsoleInput {
+            port: Arc::downgrade(&port),
+            emptied,
+        };
+        (port, input)
+    }
+
+    /// Gives the guest some first bytes of `bytes`, and returns their number.
+    fn take(&mut self, bytes: &[u8]) -> usize {
+        // A full buffer is an error, and a port in loopback mode takes 0 bytes.
+        self.0.enqueue_raw_bytes(bytes).unwrap_or(0)
+    }
+}
+
+/// Input of the guest's console. A write waits until the guest has read some of what was written before, and fails
+/// when the VM is gone.
+#[derive(Debug)]
+pub struct ConsoleInput {
+    port: Weak<Mutex<SerialPort>>,
+    emptied: Receiver<()>,
+}
+
+impl Write for ConsoleInput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let taken = match self.port.upgrade() {
+                None => return Err(io::ErrorKind::BrokenPipe.into()),
+                Some(port) => port.lock().take(bytes),
+            };
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+            match self.emptied.recv_timeout(OFFERED_AGAIN) {
+                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -177,9 +242,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn input_waits_for_the_guest_and_ends_with_its_port() {
+        let interrupt = IrqTrigger(EventFd::new(0).expect("an eventfd"));
+        let output = Tee::new(Box::new(io::sink()), ConsoleTail::default());
+        let (port, mut input) = SerialPort::new(interrupt, output);
+        let typed: Vec<u8> = (0..=255).collect();
+        let mut read = Vec::new();
+        std::thread::scope(|scope| {
+            let typing = scope.spawn(|| input.write_all(&typed));
+            while read.len() < typed.len() {
+                let mut port = port.lock();
+                let mut status = [0];
+                port.read(5, &mut status);
+                if status[0] & 1 != 0 {
+                    let mut byte = [0];
+                    port.read(0, &mut byte);
+                    read.push(byte[0]);
+                }
+            }
+            typing.join().expect("no panic").expect("all is typed");
+        });
+        assert_eq!(read, typed);
+        input.write_all(&[0; 64]).expect("the buffer has room");
+        let typing = std::thread::spawn(move || input.write_all(b"more"));
+        drop(port);
+        let error = typing.join().expect("no panic").expect_err("it is gone");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
     fn the_tail_is_bounded_and_finds_the_panic() {
         let tail = ConsoleTail::default();
-        let mut tee = Tee::new(Box::new(std::io::sink()), tail.clone());
+        let mut tee = Tee::new(Box::new(io::sink()), tail.clone());
         for number in 0..1000 {
             writeln!(tee, "line {number}").expect("write");
         }

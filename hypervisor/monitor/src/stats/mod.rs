@@ -65,9 +65,23 @@ impl Stats {
             });
         }
         // SAFETY: KVM has just created this descriptor, and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
+        Self::of_file(unsafe { File::from_raw_fd(fd) })
+    }
+
+    /// Takes a file of statistics, which another process may have opened.
+    pub fn of_file(file: File) -> Result<Self, StatsError> {
         let schema = Schema::parse(|offset, bytes| file.read_exact_at(bytes, offset))?;
         Ok(Self { file, schema })
+    }
+
+    /// Returns the file, which another process can read as well.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reads the number of exits of a vCPU; `None` if it cannot be read.
+    pub fn exits(&self) -> Option<u64> {
+        self.read().ok()?.get("exits").copied()
     }
 
     /// Reads the current values.
@@ -135,6 +149,11 @@ impl VmStats {
             vm: Arc::new(vm),
             vcpus: vcpus.into(),
         }
+    }
+
+    /// Returns the statistics of each vCPU.
+    pub fn vcpus(&self) -> &[Stats] {
+        &self.vcpus
     }
 
     /// Reads the current values.

@@ -1,4 +1,4 @@
-//! C structures of arrays, textures and copies of boxes.
+//! C structures of arrays, textures and 3-D copies.
 
 use super::{CUarray, CUdeviceptr, c_void};
 

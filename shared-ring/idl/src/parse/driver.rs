@@ -21,9 +21,17 @@ pub(super) fn call(words: &[&str]) -> Result<DriverCall, String> {
     let arguments = arguments.filter(|argument| !argument.is_empty());
     Ok(DriverCall {
         function: rust_name(function)?,
-        arguments: arguments.map(rust_name).collect::<Result<_, _>>()?,
+        arguments: arguments.map(argument_of).collect::<Result<_, _>>()?,
         checked,
     })
+}
+
+/// Parses an argument: a name or a number.
+fn argument_of(word: &str) -> Result<String, String> {
+    match word.parse::<u64>() {
+        Ok(_) => Ok(word.to_owned()),
+        Err(_) => rust_name(word),
+    }
 }
 
 /// Checks that the fields of a message fit its call.
@@ -34,19 +42,21 @@ pub(super) fn check(message: &Message) -> Result<(), String> {
     if !message.body.tails.is_empty() || !message.reply.tails.is_empty() {
         return Err(format!("message {name} has a tail, which no argument is"));
     }
-    let mut handles = 0;
+    // A generated service can find functions and pools. It checks no address and enters no new handle.
+    let (mut handles, mut plain) = (0, true);
     let fields = || message.body.fields.iter().chain(&message.reply.fields);
     for field in fields() {
-        handles += match field.kind {
-            FieldType::Scalar(_) => 0,
-            FieldType::Handle(Handle::Function | Handle::Pool) => 1,
+        match field.kind {
+            FieldType::Scalar(_) => {}
+            FieldType::Handle(Handle::Function | Handle::Pool) => handles += 1,
+            FieldType::Address | FieldType::Handle(_) | FieldType::Minted(_) => plain = false,
             _ => {
                 return Err(format!(
-                    "{} of message {name} is neither a number nor a function nor a pool",
+                    "{} of message {name} is no number, address or handle",
                     field.name
                 ));
             }
-        };
+        }
         let given = call
             .arguments
             .iter()
@@ -59,16 +69,17 @@ pub(super) fn check(message: &Message) -> Result<(), String> {
         }
     }
     for argument in &call.arguments {
-        if argument != DEVICE && !fields().any(|field| field.name == *argument) {
+        let stands = argument == DEVICE || argument.parse::<u64>().is_ok();
+        if !stands && !fields().any(|field| field.name == *argument) {
             return Err(format!(
                 "message {name} has no {argument} for {}",
                 call.function
             ));
         }
     }
-    if !call.checked && (message.kind != Kind::Blocking || handles > 1) {
+    if !call.checked && (message.kind != Kind::Blocking || handles > 1 || !plain) {
         return Err(format!(
-            "message {name} must be blocking and name one object at most, or be checked"
+            "message {name} must be blocking and name at most one function or pool and nothing else but numbers, or be checked"
         ));
     }
     Ok(())

@@ -27,7 +27,7 @@ pub(super) fn declaration(
         ["record", rest @ ..] => FunctionBody::Forwarded(forwarded(Class::Record, rest)),
         ["request", rest @ ..] => FunctionBody::Forwarded(forwarded(Class::Request, rest)),
         ["fence", rest @ ..] => FunctionBody::Forwarded(forwarded(Class::Fence, rest)),
-        _ => return Err(format!("{words:?} says not what function {name} does")),
+        _ => return Err(format!("{words:?} is no class of function {name}")),
     };
     Ok(Function {
         doc,

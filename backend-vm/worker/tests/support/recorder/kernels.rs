@@ -1,5 +1,6 @@
 //! Kernel queries.
 
+use wormhole_api::ctypes::CUtensorMap;
 use wormhole_device::{ClusterLaunch, EncodedTensorMap, Kernels, RawModule, Result, TensorMap};
 
 use super::Recorder;
@@ -37,7 +38,7 @@ impl Kernels for Recorder {
 
 /// Returns a tensor map that contains the address it was encoded for.
 fn encoded(address: u64) -> EncodedTensorMap {
-    let mut bytes = [0; 128];
-    bytes[..8].copy_from_slice(&address.to_le_bytes());
-    EncodedTensorMap(bytes)
+    let mut opaque = [0; 128];
+    opaque[..8].copy_from_slice(&address.to_le_bytes());
+    EncodedTensorMap(CUtensorMap { opaque })
 }

@@ -21,10 +21,6 @@ impl Sharing for Recorder {
         self.arrive("open_allocation");
         Ok((self.make(), 64))
     }
-    fn close_allocation(&self, address: u64) -> Result<()> {
-        self.arrive("close_allocation");
-        self.end(address)
-    }
     fn share_event(&self, event: RawEvent) -> Result<Shared> {
         self.share("share_event", event.0)
     }

@@ -15,8 +15,8 @@ use super::device::{QUEUE_SIZE, QUEUES};
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
-/// Most bytes of a request. The longest that Linux sends to a file system that it does not write has one page.
-const MOST_REQUEST: usize = 8 << 10;
+/// Most bytes of a request: a write of 128 KiB, and its headers.
+const MOST_REQUEST: usize = (128 << 10) + 80;
 /// Most bytes of a reply: 128 KiB of contents, and its header.
 const MOST_REPLY: usize = (128 << 10) + size_of::<OutHeader>();
 /// Most requests of a queue that wait for their replies: the queue full.
@@ -635,7 +635,12 @@ mod tests {
         let table = [
             (BUFFERS, 39, NEXT, 1),
             (REPLIES, 64, WRITE, 0),
-            (BUFFERS, 9000, 0, 0),
+            (
+                BUFFERS,
+                u32::try_from(MOST_REQUEST).expect("short") + 1,
+                0,
+                0,
+            ),
             (RAM as u64, 64, 0, 0),
             (BUFFERS, 48, WRITE, 0),
         ];

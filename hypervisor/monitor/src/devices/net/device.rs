@@ -11,6 +11,7 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF,
 };
 
+use super::host_end::HostEnd;
 use crate::devices::virtio::VirtioDevice;
 
 /// Network controller, Ethernet.
@@ -21,18 +22,19 @@ pub const HEADER_LEN: usize = 12;
 /// Maximum bytes of a frame with its header: segmentation offload allows 64 KiB of payload (virtio 1.2, 5.1.6.3.1).
 pub(super) const MAX_FRAME: usize = 65550 + HEADER_LEN;
 
-/// Features that the device offers.
-const FEATURES: [u32; 10] = [
+/// Features that the device offers at any end.
+const FEATURES: [u32; 2] = [VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF];
+
+/// Features that the host's network stack serves: checksums and segmentation.
+pub(super) const OFFLOADS: [u32; 8] = [
     VIRTIO_NET_F_CSUM,
     VIRTIO_NET_F_GUEST_CSUM,
-    VIRTIO_NET_F_MAC,
     VIRTIO_NET_F_GUEST_TSO4,
     VIRTIO_NET_F_GUEST_TSO6,
     VIRTIO_NET_F_GUEST_ECN,
     VIRTIO_NET_F_HOST_TSO4,
     VIRTIO_NET_F_HOST_TSO6,
     VIRTIO_NET_F_HOST_ECN,
-    VIRTIO_NET_F_MRG_RXBUF,
 ];
 
 /// Features that need one of others (virtio 1.2, 5.1.3.1).
@@ -60,6 +62,11 @@ impl MacAddress {
     pub fn local(number: u32) -> Self {
         let [a, b, c, d] = number.to_be_bytes();
         Self([0x02, 0x77, a, b, c, d])
+    }
+
+    /// Returns the bytes of the address.
+    pub fn bytes(self) -> [u8; 6] {
+        self.0
     }
 
     /// Returns a locally administered unicast address that most probably no other interface has.
@@ -110,12 +117,17 @@ impl FromStr for MacAddress {
 #[derive(Debug)]
 pub struct Net {
     mac: MacAddress,
+    /// Features of the host's end.
+    of_end: u64,
 }
 
 impl Net {
-    /// Creates an interface with this address.
-    pub fn new(mac: MacAddress) -> Self {
-        Self { mac }
+    /// Creates an interface with this address before this end.
+    pub fn new(mac: MacAddress, end: &dyn HostEnd) -> Self {
+        Self {
+            mac,
+            of_end: end.features(),
+        }
     }
 }
 
@@ -129,7 +141,9 @@ impl VirtioDevice for Net {
     }
 
     fn features(&self) -> u64 {
-        FEATURES.iter().fold(0, |bits, bit| bits | 1 << bit)
+        FEATURES
+            .iter()
+            .fold(self.of_end, |bits, bit| bits | 1 << bit)
     }
 
     fn accepts(&self, features: u64) -> bool {
@@ -150,11 +164,20 @@ impl VirtioDevice for Net {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::super::{FrameStream, Tap};
     use super::*;
 
     #[test]
     fn features_are_offered_and_accepted_with_those_that_they_need() {
-        let net = Net::new(MacAddress::local(0));
+        let sockets = || UnixStream::pair().expect("sockets").0.into();
+        let stream = FrameStream::new(sockets(), |_| ()).expect("a socket");
+        let net = Net::new(MacAddress::local(0), &stream);
+        assert!(OFFLOADS.iter().all(|bit| net.features() & 1 << bit == 0));
+        assert!(net.accepts(net.features()));
+        let tap = Tap::from_socket(sockets()).expect("a socket");
+        let net = Net::new(MacAddress::local(0), &tap);
         assert!(net.accepts(net.features()));
         assert!(net.accepts(0));
         for (feature, needed) in NEEDS {

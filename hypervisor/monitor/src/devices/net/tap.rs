@@ -2,8 +2,8 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -12,7 +12,8 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_TSO6,
 };
 
-use super::device::HEADER_LEN;
+use super::device::{HEADER_LEN, OFFLOADS};
+use super::host_end::HostEnd;
 
 /// Error from opening a tap interface.
 #[derive(Debug, thiserror::Error)]
@@ -128,13 +129,8 @@ impl Tap {
         })
     }
 
-    /// Returns the descriptor, to wait for frames.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
     /// Lets the host leave to the guest the checksums and the segmentation that the driver negotiated.
-    pub fn set_offloads(&self, features: u64) -> io::Result<()> {
+    fn set_offloads(&self, features: u64) -> io::Result<()> {
         if !self.has_offloads {
             return Ok(());
         }
@@ -154,6 +150,35 @@ impl Tap {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl HostEnd for Tap {
+    fn features(&self) -> u64 {
+        OFFLOADS.iter().fold(0, |bits, bit| bits | 1 << bit)
+    }
+
+    fn start(&mut self, features: u64) -> io::Result<()> {
+        self.set_offloads(features)
+    }
+
+    fn receive(&mut self, frame: &mut [u8]) -> io::Result<usize> {
+        self.file.read(frame)
+    }
+
+    fn send(&mut self, frame: &mut [u8]) -> io::Result<()> {
+        // The interface takes whole frames.
+        self.file.write(frame).map(drop)
+    }
+
+    fn is_blocked(&mut self) -> bool {
+        false
     }
 }
 

@@ -1,7 +1,7 @@
-//! Moves frames between the queues and the tap, on the interface's thread.
+//! Moves frames between the queues and the host's end, on the interface's thread.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use event_manager::{EventOps, EventSet, Events};
 use virtio_bindings::virtio_net::{
@@ -13,7 +13,7 @@ use virtio_bindings::virtio_net::{
 use virtio_queue::{DescriptorChain, Reader, Writer};
 
 use super::device::{HEADER_LEN, MAX_FRAME};
-use super::tap::Tap;
+use super::host_end::HostEnd;
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
@@ -26,22 +26,27 @@ const GSO_TYPE: usize = 1;
 /// Offset of `num_buffers` in the header.
 const NUM_BUFFERS: usize = 10;
 
+/// Edge-triggered, so that a frame that waits for the guest's buffers does not keep the loop awake.
+const ARRIVALS: EventSet = EventSet::IN.union(EventSet::EDGE_TRIGGERED);
+
 #[derive(Debug)]
 struct Active {
     receive: ActiveQueue,
     transmit: ActiveQueue,
     features: u64,
-    /// Whether the event loop watches the tap, and the tap has its offloads.
+    /// Whether the host's end has started, and the event loop watches it.
     is_watching: bool,
+    /// Whether the event loop also waits until the host's end can be written.
+    waits_to_send: bool,
 }
 
 /// Serves the two queues of an interface.
 #[derive(Debug)]
 pub struct NetWorker {
     memory: GuestRam,
-    tap: Tap,
+    end: Box<dyn HostEnd>,
     active: Option<Active>,
-    /// Frame from the tap.
+    /// Frame from the host.
     received: Box<[u8]>,
     /// Bytes of `received` that wait for the guest's buffers; 0 if no frame waits.
     waiting: usize,
@@ -73,10 +78,10 @@ enum Delivery {
 
 impl NetWorker {
     /// Creates a worker without queues.
-    pub fn new(memory: GuestRam, tap: Tap) -> Self {
+    pub fn new(memory: GuestRam, end: Box<dyn HostEnd>) -> Self {
         Self {
             memory,
-            tap,
+            end,
             active: None,
             received: vec![0; MAX_FRAME].into(),
             waiting: 0,
@@ -84,14 +89,13 @@ impl NetWorker {
         }
     }
 
-    /// Moves frames from the tap to the guest, at most as many as the queue's size.
+    /// Moves frames from the host to the guest, at most as many as the queue's size.
     fn receive(&mut self) {
         let Some(active) = &mut self.active else {
             return;
         };
         let queue = &mut active.receive;
         let merges = active.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
-        let mut tap = self.tap.file();
         let mut used = false;
         let mut left = queue.size();
         loop {
@@ -101,7 +105,7 @@ impl NetWorker {
                     break;
                 }
                 left -= 1;
-                match tap.read(&mut self.received) {
+                match self.end.receive(&mut self.received) {
                     Ok(len) if len > HEADER_LEN => {
                         if !admit(&mut self.received[..HEADER_LEN], active.features) {
                             continue;
@@ -110,12 +114,12 @@ impl NetWorker {
                     }
                     // Too short for a frame.
                     Ok(1..) => continue,
-                    // A socket's peer is gone.
+                    // The process behind the interface is gone.
                     Ok(0) => break,
                     Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                     Err(error) => {
                         if error.kind() != ErrorKind::WouldBlock {
-                            tracing::debug!(%error, "a tap interface cannot be read");
+                            tracing::debug!(%error, "the network of a guest cannot be read");
                         }
                         break;
                     }
@@ -132,24 +136,26 @@ impl NetWorker {
         }
     }
 
-    /// Moves frames from the guest to the tap, at most as many as the queue's size.
+    /// Moves frames from the guest to the host, at most as many as the queue's size, as long as the host takes them.
     fn transmit(&mut self) {
         let Some(active) = &mut self.active else {
             return;
         };
-        let mut tap = self.tap.file();
-        active.transmit.serve(&self.memory, |chain| {
+        active.transmit.serve_while(&self.memory, |chain| {
+            if self.end.is_blocked() {
+                return None;
+            }
             if let Some(frame) = gather(&self.memory, chain, &mut self.sent)
-                && let Err(error) = tap.write(frame)
+                && let Err(error) = self.end.send(frame)
             {
                 // Networks may drop frames; the host's stack drops those that it cannot parse.
                 tracing::debug!(%error, "a frame of a guest is dropped");
             }
-            0
+            Some(0)
         });
     }
 
-    /// Watches the tap and sets its offloads, once the driver has started the device.
+    /// Starts the host's end and watches it, once the driver has started the device.
     fn watch(&mut self, ops: &mut EventOps<'_>) {
         let Some(active) = &mut self.active else {
             return;
@@ -158,13 +164,30 @@ impl NetWorker {
             return;
         }
         active.is_watching = true;
-        if let Err(error) = self.tap.set_offloads(active.features) {
+        if let Err(error) = self.end.start(active.features) {
             tracing::warn!(%error, "a tap interface refuses the driver's offloads");
         }
-        // Edge-triggered, so that a frame that waits for the guest's buffers does not keep the loop awake.
-        let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
-        if let Err(error) = ops.add(Events::new(self.tap.file(), events)) {
-            tracing::error!(%error, "a network device cannot wait for its tap");
+        if let Err(error) = ops.add(Events::new(&self.end.as_fd(), ARRIVALS)) {
+            tracing::error!(%error, "a network device cannot wait for frames");
+        }
+    }
+
+    /// Waits until the host's end can be written while it is blocked, and only then.
+    fn watch_sending(&mut self, ops: &mut EventOps<'_>) {
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let is_blocked = self.end.is_blocked();
+        if active.waits_to_send == is_blocked {
+            return;
+        }
+        active.waits_to_send = is_blocked;
+        let events = match is_blocked {
+            true => ARRIVALS | EventSet::OUT,
+            false => ARRIVALS,
+        };
+        if let Err(error) = ops.modify(Events::new(&self.end.as_fd(), events)) {
+            tracing::error!(%error, "a network device cannot wait until it can send");
         }
     }
 }
@@ -181,6 +204,7 @@ impl VirtioWorker for NetWorker {
                 transmit,
                 features,
                 is_watching: false,
+                waits_to_send: false,
             });
     }
 
@@ -190,11 +214,17 @@ impl VirtioWorker for NetWorker {
             TRANSMIT => self.transmit(),
             _ => self.receive(),
         }
+        self.watch_sending(ops);
     }
 
-    fn descriptor_ready(&mut self, events: Events, _: &mut EventOps<'_>) {
-        if events.fd() == self.tap.file().as_raw_fd() {
-            self.receive();
+    fn descriptor_ready(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if events.fd() != self.end.as_fd().as_raw_fd() {
+            return;
+        }
+        self.receive();
+        if events.event_set().contains(EventSet::OUT) {
+            self.transmit();
+            self.watch_sending(ops);
         }
     }
 
@@ -243,7 +273,7 @@ fn gather<'f>(
     memory: &GuestRam,
     chain: DescriptorChain<&GuestRam>,
     frame: &'f mut [u8],
-) -> Option<&'f [u8]> {
+) -> Option<&'f mut [u8]> {
     let mut reader = Reader::new(memory, chain).ok()?;
     let frame = frame.get_mut(..reader.available_bytes())?;
     if frame.len() <= HEADER_LEN {
@@ -305,6 +335,7 @@ fn deliver(
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use proptest::prelude::*;
@@ -312,6 +343,7 @@ mod tests {
     use vm_memory::Bytes;
 
     use super::super::device::QUEUE_SIZE;
+    use super::super::{FrameStream, Tap};
     use super::*;
     use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
 
@@ -331,7 +363,7 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
         let queue = TestQueue::new(QUEUE_SIZE);
         let tap = Tap::from_socket(tap).expect("a socket");
-        let mut worker = NetWorker::new(queue.memory.clone(), tap);
+        let mut worker = NetWorker::new(queue.memory.clone(), Box::new(tap));
         worker.start(vec![queue.active(), queue.active()], features);
         Guest {
             queue,
@@ -558,6 +590,37 @@ mod tests {
             assert_eq!(guest.queue.used(), turn * 16);
         }
         assert!(guest.sent().len() < 64);
+    }
+
+    #[test]
+    fn a_process_that_reads_nothing_keeps_the_guests_frames_waiting() {
+        const FRAMES: u16 = 16;
+        let queue = TestQueue::new(QUEUE_SIZE);
+        let (ours, mut process) = UnixStream::pair().expect("sockets");
+        let end = FrameStream::new(ours.into(), |_| ()).expect("a socket");
+        let mut worker = NetWorker::new(queue.memory.clone(), Box::new(end));
+        worker.start(vec![queue.active(), queue.active()], 0);
+        let frame = frame(60_000, 9);
+        queue.write_bytes(BUFFERS, &frame);
+        queue.offer(&[(BUFFERS, 60_000, 0, 0)], &[0; FRAMES as usize], FRAMES);
+        worker.transmit();
+        let taken = queue.used();
+        assert!((1..FRAMES).contains(&taken), "{taken}");
+        let mut arrived = Vec::new();
+        let mut room = vec![0; frame.len()];
+        process.set_nonblocking(true).expect("a socket");
+        while let Ok(count) = process.read(&mut room) {
+            arrived.extend_from_slice(&room[..count]);
+            worker.transmit();
+            worker.end.is_blocked();
+        }
+        assert_eq!(queue.used(), FRAMES);
+        let whole = [&59_988u32.to_be_bytes(), &frame[HEADER_LEN..]].concat();
+        assert!(
+            arrived == whole.repeat(FRAMES.into()),
+            "{} bytes",
+            arrived.len()
+        );
     }
 
     #[test]

@@ -108,11 +108,24 @@ impl ActiveQueue {
         memory: &GuestRam,
         mut serve: impl FnMut(DescriptorChain<&GuestRam>) -> u32,
     ) {
+        self.serve_while(memory, |chain| Some(serve(chain)));
+    }
+
+    /// Serves the available buffers as [`Self::serve`] does, until `serve` returns `None`: then that buffer stays
+    /// available.
+    pub fn serve_while(
+        &mut self,
+        memory: &GuestRam,
+        mut serve: impl FnMut(DescriptorChain<&GuestRam>) -> Option<u32>,
+    ) {
         let mut used = false;
         let mut left = self.size();
         while let Some(chain) = self.pop(memory) {
             let head = chain.head_index();
-            let written = serve(chain);
+            let Some(written) = serve(chain) else {
+                self.undo_pop();
+                break;
+            };
             used |= self.add_used(memory, head, written);
             left -= 1;
             if left == 0 {

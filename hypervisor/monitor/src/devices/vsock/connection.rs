@@ -1,13 +1,15 @@
 //! Translates between the host's socket and the credit-controlled packets of one connection.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::num::Wrapping;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
+use super::opening::Accepted;
 use super::packet::{Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
 /// Bytes that a guest may send before the host's socket accepts them.
@@ -42,11 +44,13 @@ pub enum Fate {
     Gone,
 }
 
-/// An open connection.
+/// A connection that is open or is being opened.
 #[derive(Debug)]
 pub struct Connection {
     key: Key,
     stream: UnixStream,
+    /// While the connection is being opened: what brings its stream. `stream` hangs up then.
+    opening: Option<Receiver<UnixStream>>,
     response_due: bool,
     credit_update_due: bool,
     /// Whether a credit request was sent: the socket may have data, and the guest's credit is used up.
@@ -73,12 +77,21 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection that responds to `request`.
-    pub fn new(key: Key, stream: UnixStream, request: &Header) -> Self {
-        Self {
+    /// Creates a connection that responds to `request` once it is open.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking.
+    pub fn new(key: Key, accepted: Accepted, request: &Header) -> io::Result<Self> {
+        let (stream, opening) = match accepted {
+            Accepted::Open(stream) => (stream, None),
+            Accepted::Opening(opening) => (opening.bell, Some(opening.stream)),
+        };
+        stream.set_nonblocking(true)?;
+        Ok(Self {
             key,
             stream,
-            response_due: true,
+            response_due: opening.is_none(),
+            opening,
             credit_update_due: false,
             credit_asked: false,
             shutdown_due: 0,
@@ -95,7 +108,20 @@ impl Connection {
             peer_forwarded: Wrapping(request.fwd_cnt.get()),
             queued: false,
             watched: None,
-        }
+        })
+    }
+
+    /// Returns the connection that takes the place of this one because its stream is there.
+    pub fn opened(&mut self) -> Option<Self> {
+        let stream = self.opening.as_ref()?.try_recv().ok()?;
+        let request = Header {
+            buf_alloc: self.peer_buffer.into(),
+            fwd_cnt: self.peer_forwarded.0.into(),
+            ..Header::default()
+        };
+        Self::new(self.key, stream.into(), &request)
+            .inspect_err(|error| tracing::warn!(%error, "no socket for a guest's connection"))
+            .ok()
     }
 
     /// Returns the socket's descriptor, for the event loop.
@@ -105,6 +131,13 @@ impl Connection {
 
     /// Processes a packet of this connection from the guest.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) -> Fate {
+        if self.opening.is_some() {
+            // The guest sends nothing else before it has the response.
+            return match header.op() {
+                Op::Reset => Fate::Gone,
+                _ => Fate::Reset,
+            };
+        }
         let had_credit = self.credit() > 0;
         self.peer_buffer = header.buf_alloc.get();
         self.peer_forwarded = Wrapping(header.fwd_cnt.get());
@@ -144,6 +177,9 @@ impl Connection {
 
     /// Handles an event of the socket.
     pub fn host_ready(&mut self, readable: bool, hung_up: bool) -> Fate {
+        if self.opening.is_some() {
+            return if hung_up { Fate::Reset } else { Fate::Lives };
+        }
         self.readable |= readable || hung_up;
         self.hung_up |= hung_up;
         self.flush()
@@ -297,8 +333,8 @@ mod tests {
     /// Returns a connection whose socket and outgoing buffer are full, the host's end, and the bytes sent.
     fn full() -> (Connection, UnixStream, usize) {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        ours.set_nonblocking(true).expect("socket");
-        let mut connection = Connection::new(KEY, ours, &Header::default());
+        let opened = Connection::new(KEY, ours.into(), &Header::default());
+        let mut connection = opened.expect("a socket");
         let header = Header {
             op: u16::from(Op::Data).into(),
             ..Header::default()

@@ -1,25 +1,43 @@
 //! Moves packets between the virtqueues and the connections, on the device thread.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events};
-use virtio_queue::{DescriptorChain, Reader, Writer};
-use zerocopy::{FromZeros, IntoBytes};
+use virtio_queue::DescriptorChain;
 
 use super::connection::{Interest, Key};
 use super::device::QUEUES;
 use super::mux::{Mux, WatchChange};
-use super::packet::{HEADER_LEN, Header};
+use super::turn::{self, MAX_PAYLOAD, Ring, Turn};
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
-/// Maximum payload bytes of one packet, in either direction.
-const MAX_PAYLOAD: usize = 64 << 10;
 /// Time limit for the host to read the data that a guest sent before it ended.
 const LAST_BYTES: Duration = Duration::from_secs(10);
+
+impl Ring<GuestRam> for ActiveQueue {
+    fn size(&self) -> u16 {
+        self.size()
+    }
+
+    fn pop<'m>(&mut self, memory: &'m GuestRam) -> Option<DescriptorChain<&'m GuestRam>> {
+        self.pop(memory)
+    }
+
+    fn undo_pop(&mut self) {
+        self.undo_pop();
+    }
+
+    fn add_used(&mut self, memory: &GuestRam, head: u16, written: u32) -> bool {
+        self.add_used(memory, head, written)
+    }
+
+    fn interrupt(&mut self, memory: &GuestRam) {
+        self.interrupt(memory);
+    }
+}
 
 #[derive(Debug)]
 struct Active {
@@ -54,73 +72,26 @@ impl VsockWorker {
         }
     }
 
-    /// Processes the guest's packets, at most as many as the queue's size.
     fn transmit(&mut self) {
         let Some(active) = &mut self.active else {
             return;
         };
         let queue = &mut active.transmit;
-        let mut used = false;
-        let mut left = queue.size();
-        self.transmit_waits = false;
-        loop {
-            if !self.mux.can_receive() {
-                self.transmit_waits = true;
-                break;
-            }
-            let Some(chain) = queue.pop(&self.memory) else {
-                break;
-            };
-            let head = chain.head_index();
-            if let Some((header, len)) = read_packet(&self.memory, chain, &mut self.payload) {
-                self.mux.receive(&header, &self.payload[..len]);
-            }
-            used |= queue.add_used(&self.memory, head, 0);
-            left = left.saturating_sub(1);
-            if left == 0 {
-                queue.again();
-                break;
-            }
-        }
-        if used {
-            queue.interrupt(&self.memory);
+        let turn = turn::transmit(queue, &self.memory, &mut self.mux, &mut self.payload);
+        self.transmit_waits = turn == Turn::Waits;
+        if turn == Turn::Unfinished {
+            queue.again();
         }
     }
 
-    /// Writes packets for the guest, at most as many as the queue's size.
     fn receive(&mut self) {
         let Some(active) = &mut self.active else {
             return;
         };
         let queue = &mut active.receive;
-        let mut used = false;
-        let mut left = queue.size();
-        while self.mux.has_packets() {
-            if left == 0 {
-                queue.again();
-                break;
-            }
-            left -= 1;
-            let Some(chain) = queue.pop(&self.memory) else {
-                break;
-            };
-            let head = chain.head_index();
-            let written = match Writer::new(&self.memory, chain) {
-                Ok(mut writer) if writer.available_bytes() > HEADER_LEN => {
-                    let room = (writer.available_bytes() - HEADER_LEN).min(MAX_PAYLOAD);
-                    let Some(header) = self.mux.next_packet(&mut self.payload[..room]) else {
-                        queue.undo_pop();
-                        break;
-                    };
-                    write_packet(&mut writer, &header, &self.payload)
-                }
-                // Returns a buffer that cannot hold a packet unused.
-                _ => 0,
-            };
-            used |= queue.add_used(&self.memory, head, written);
-        }
-        if used {
-            queue.interrupt(&self.memory);
+        let turn = turn::receive(queue, &self.memory, &mut self.mux, &mut self.payload);
+        if turn == Turn::Unfinished {
+            queue.again();
         }
         if self.transmit_waits && self.mux.can_receive() {
             active.transmit.again();
@@ -225,43 +196,14 @@ fn event_set(interest: Interest) -> EventSet {
     set
 }
 
-/// Copies one packet out of guest memory; `None` if the chain does not hold a whole packet.
-fn read_packet(
-    memory: &GuestRam,
-    chain: DescriptorChain<&GuestRam>,
-    payload: &mut [u8],
-) -> Option<(Header, usize)> {
-    let mut reader = Reader::new(memory, chain).ok()?;
-    let mut header = Header::new_zeroed();
-    reader.read_exact(header.as_mut_bytes()).ok()?;
-    let len = usize::try_from(header.len.get()).ok()?;
-    let payload = payload.get_mut(..len)?;
-    reader.read_exact(payload).ok()?;
-    Some((header, len))
-}
-
-/// Writes a packet and returns its size, 0 on failure. The writer must have room for it.
-fn write_packet(writer: &mut Writer<'_>, header: &Header, payload: &[u8]) -> u32 {
-    let len = usize::try_from(header.len.get()).unwrap_or(0);
-    let written = writer
-        .write_all(header.as_bytes())
-        .and_then(|()| writer.write_all(&payload[..len]));
-    match written {
-        Ok(()) => u32::try_from(HEADER_LEN + len).unwrap_or(0),
-        Err(error) => {
-            tracing::debug!(%error, "a receive buffer is not writable");
-            0
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::devices::virtio::Interrupt;
-    use crate::devices::vsock::packet::{Op, TYPE_STREAM};
+    use crate::devices::vsock::packet::{HEADER_LEN, Header, Op, TYPE_STREAM};
     use crate::devices::vsock::{ConnectRequest, HOST_CID, Refused};
     use proptest::prelude::*;
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use virtio_queue::desc::RawDescriptor;
@@ -270,6 +212,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
     use vmm_sys_util::eventfd::EventFd;
     use wormhole_lock::Mutex;
+    use zerocopy::IntoBytes;
 
     const SIZE: u16 = 16;
     const NEXT: u16 = 1;

@@ -9,15 +9,20 @@ mod connection;
 mod device;
 mod event_handler;
 mod mux;
+mod opening;
 mod packet;
-
-use std::os::unix::net::UnixStream;
+mod turn;
+mod vhost_user;
 
 pub use connection::BUFFER;
 pub use device::Vsock;
 pub use event_handler::VsockWorker;
 pub use mux::{MAX_CONNECTIONS, Mux};
+pub use opening::{Accepted, Opener, Opening};
 pub use packet::{HEADER_LEN, Header, Op};
+#[cfg(fuzzing)]
+pub use vhost_user::Attached;
+pub use vhost_user::serve;
 
 /// The host's context id.
 pub const HOST_CID: u64 = 2;
@@ -36,21 +41,21 @@ pub struct ConnectRequest {
 #[error("no program of the host accepts connections to this port")]
 pub struct Refused;
 
-/// Accepts connections from a guest. Called on the device's thread: the guest's other connections wait
-/// for it.
+/// Accepts connections from a guest. Called on the device's thread: the guest's other connections wait for it.
 pub trait VsockAcceptor: Send {
-    /// Returns the device's end of a stream for a new connection, or refuses it.
+    /// Returns the device's end of a stream for a new connection, or what waits for one, or refuses it.
     ///
     /// The other end reaches end of file when the guest's socket is closed, however its process ends.
     /// Closing the other end closes the guest's socket.
-    fn accept(&mut self, request: ConnectRequest) -> Result<UnixStream, Refused>;
+    fn accept(&mut self, request: ConnectRequest) -> Result<Accepted, Refused>;
 }
 
-impl<F> VsockAcceptor for F
+impl<F, A> VsockAcceptor for F
 where
-    F: FnMut(ConnectRequest) -> Result<UnixStream, Refused> + Send,
+    F: FnMut(ConnectRequest) -> Result<A, Refused> + Send,
+    A: Into<Accepted>,
 {
-    fn accept(&mut self, request: ConnectRequest) -> Result<UnixStream, Refused> {
-        self(request)
+    fn accept(&mut self, request: ConnectRequest) -> Result<Accepted, Refused> {
+        self(request).map(Into::into)
     }
 }

@@ -146,20 +146,25 @@ impl Mux {
             port: key.host_port,
             peer_port: key.guest_port,
         };
-        let stream = self.acceptor.accept(wanted).ok()?;
-        stream
-            .set_nonblocking(true)
+        let accepted = self.acceptor.accept(wanted).ok()?;
+        Connection::new(key, accepted, request)
             .inspect_err(|error| tracing::warn!(%error, "no socket for a guest's connection"))
-            .ok()?;
-        Some(Connection::new(key, stream, request))
+            .ok()
     }
 
     /// Handles an event of a connection's socket.
     pub fn host_ready(&mut self, key: Key, readable: bool, hung_up: bool) {
-        if let Some(connection) = self.connections.get_mut(&key) {
-            let fate = connection.host_ready(readable, hung_up);
-            self.apply(key, fate);
-        }
+        let Some(connection) = self.connections.get_mut(&key) else {
+            return;
+        };
+        let fate = match connection.opened() {
+            Some(opened) => {
+                self.closed.extend(self.connections.insert(key, opened));
+                Fate::Lives
+            }
+            None => connection.host_ready(readable, hung_up),
+        };
+        self.apply(key, fate);
     }
 
     /// Applies the result of a step to a connection.
@@ -269,6 +274,7 @@ mod tests {
     use super::*;
     use crate::devices::vsock::Refused;
     use crate::devices::vsock::connection::BUFFER;
+    use crate::devices::vsock::opening::{Opener, Opening};
     use crate::devices::vsock::packet::{SHUTDOWN_BOTH, SHUTDOWN_SEND};
     use proptest::prelude::*;
     use std::io::{Read, Write};
@@ -344,6 +350,57 @@ mod tests {
             Some((Op::Data, 0, b"to the guest".to_vec()))
         );
         assert_eq!(next(&mut mux), None);
+    }
+
+    /// Returns a mux whose connections are opened by the opener that the receiver returns.
+    fn slow_mux() -> (Mux, Receiver<Opener>) {
+        let (sender, receiver) = channel();
+        let accept = move |_: ConnectRequest| {
+            let (opening, opener) = Opening::new().map_err(|_| Refused)?;
+            sender.send(opener).map_err(|_| Refused)?;
+            Ok(opening)
+        };
+        (Mux::new(CID, Box::new(accept)), receiver)
+    }
+
+    #[test]
+    fn a_connection_is_answered_once_it_is_open() {
+        let (mut mux, openers) = slow_mux();
+        mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+        assert_eq!(next(&mut mux), None);
+        let watched = mux.watch_changes();
+        let [WatchChange::Add(bell, KEY, Interest { read: true, .. })] = watched[..] else {
+            panic!("{watched:?}");
+        };
+        ready(&mut mux);
+        assert_eq!(next(&mut mux), None, "it is not open yet");
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        openers.recv().expect("an opener").open(ours);
+        mux.host_ready(KEY, true, true);
+        assert_eq!(next(&mut mux), Some((Op::Response, 0, vec![])));
+        let changes = mux.watch_changes();
+        let [WatchChange::Close(closed), WatchChange::Add(..)] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(closed.fd(), bell);
+        theirs.write_all(b"x").expect("room");
+        ready(&mut mux);
+        assert_eq!(next(&mut mux), Some((Op::Data, 0, b"x".to_vec())));
+    }
+
+    #[test]
+    fn a_connection_that_cannot_be_opened_or_breaks_the_order_is_reset() {
+        let (mut mux, openers) = slow_mux();
+        mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+        drop(openers.recv().expect("an opener"));
+        mux.host_ready(KEY, true, true);
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+        mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+        mux.receive(&packet(KEY, Op::Data, 0, 4096), b"x");
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+        mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+        mux.receive(&packet(KEY, Op::Reset, 0, 4096), &[]);
+        assert_eq!((next(&mut mux), mux.connections()), (None, 0));
     }
 
     #[test]

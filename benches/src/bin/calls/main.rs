@@ -1,0 +1,246 @@
+//! Measures single calls of the driver API, as a program waits for them.
+//!
+//! This program is an ordinary CUDA driver program: it runs natively and by `wormhole run`. `cargo xtask bench calls` runs
+//! it both ways by turns and prints ratios.
+
+mod copies;
+mod local;
+mod memory;
+mod streams;
+mod threads;
+mod turns;
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use wormhole_benches::driver::{Driver, DriverError, Handle};
+use wormhole_benches::failure;
+use wormhole_benches::machine::Machine;
+
+/// A kernel that does nothing, for any processor of the last years.
+const IMAGE: &CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry nothing(.param .u64 unused) { ret; }
+";
+
+/// Group of rows.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Group {
+    /// Launches, events, streams, modules and questions.
+    Calls,
+    /// Copies of 4 bytes to 256 MiB.
+    Copies,
+    /// Allocations, mappings and registrations.
+    Memory,
+    /// Launches by 1 to 8 threads.
+    Threads,
+}
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Group of rows.
+    group: Group,
+    /// Number of samples of a cheap call. Only the default measures.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// Run this benchmark by turns by this `wormhole`, instead of once by the driver library of this process.
+    #[arg(long)]
+    wormhole: Option<PathBuf>,
+    /// The device of the backend: `cpu` or `cuda:N`.
+    #[arg(long, default_value = "cpu", requires = "wormhole")]
+    device: String,
+    /// Run it natively as well, by turns.
+    #[arg(long, requires = "wormhole")]
+    native: bool,
+    /// Number of turns.
+    #[arg(long, default_value_t = 5, requires = "wormhole", value_parser = clap::value_parser!(u32).range(1..))]
+    turns: u32,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Nanoseconds of one call.
+#[derive(Debug, Deserialize, Serialize)]
+struct Row {
+    /// The driver's function, or several.
+    function: String,
+    /// Sizes and circumstances.
+    with: String,
+    ns: f64,
+    p99: f64,
+    count: usize,
+}
+
+/// Conditions of a run.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Conditions {
+    machine: Machine,
+    /// As `cuDriverGetVersion` reports it.
+    driver: i32,
+}
+
+/// Figures of a run.
+#[derive(Debug, Deserialize, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    conditions: Conditions,
+    rows: Vec<Row>,
+}
+
+/// The program, with a context and what most rows need.
+struct Program {
+    driver: Driver,
+    context: Handle,
+    stream: Handle,
+    module: Handle,
+    function: Handle,
+    samples: u32,
+    rows: Vec<Row>,
+}
+
+impl Program {
+    fn start(samples: u32) -> Result<Self, DriverError> {
+        let driver = Driver::open()?;
+        let (mut device, mut context, mut stream) = (0, 0, 0);
+        let (mut module, mut function) = (0, 0);
+        driver.cuInit(0)?;
+        driver.cuDeviceGet(&mut device, 0)?;
+        driver.cuDevicePrimaryCtxRetain(&mut context, device)?;
+        driver.cuCtxSetCurrent(context)?;
+        driver.cuStreamCreate(&mut stream, 1)?;
+        driver.cuModuleLoadData(&mut module, IMAGE.as_ptr().addr())?;
+        driver.cuModuleGetFunction(&mut function, module, c"nothing".as_ptr().addr())?;
+        Ok(Self {
+            driver,
+            context,
+            stream,
+            module,
+            function,
+            samples,
+            rows: Vec::new(),
+        })
+    }
+
+    /// Launches the kernel that does nothing.
+    fn launch(&self, stream: Handle) -> Result<(), DriverError> {
+        let unused = 0_u64;
+        let parameters = [&raw const unused];
+        self.driver.cuLaunchKernel(
+            self.function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_ptr().addr(),
+            0,
+        )
+    }
+
+    /// Waits for the stream.
+    fn wait(&self) -> Result<(), DriverError> {
+        self.driver.cuStreamSynchronize(self.stream)
+    }
+
+    /// Adds a row for samples of `parts` calls each.
+    fn row(
+        &mut self,
+        function: &'static str,
+        with: impl Into<String>,
+        mut times: Vec<Duration>,
+        parts: u32,
+    ) {
+        times.sort_unstable();
+        let at = |hundredths: usize| {
+            let time = times[(times.len() * hundredths / 100).min(times.len() - 1)];
+            time.as_secs_f64() * 1e9 / f64::from(parts)
+        };
+        self.rows.push(Row {
+            function: function.to_owned(),
+            with: with.into(),
+            ns: at(50),
+            p99: at(99),
+            count: times.len(),
+        });
+    }
+
+    /// Measures an operation, `parts` times a sample.
+    fn measure(
+        &mut self,
+        function: &'static str,
+        with: impl Into<String>,
+        (samples, parts): (u32, u32),
+        once: impl Fn(&Self) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        once(self)?;
+        let mut times = Vec::new();
+        for _ in 0..samples {
+            times.push(timed(|| (0..parts).try_for_each(|_| once(self)))?);
+        }
+        self.row(function, with, times, parts);
+        Ok(())
+    }
+}
+
+/// Returns the time that an operation takes.
+fn timed(once: impl FnOnce() -> Result<(), DriverError>) -> Result<Duration, DriverError> {
+    let start = Instant::now();
+    once()?;
+    Ok(start.elapsed())
+}
+
+/// Writes a size as people do.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} bytes"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure("calls", &*error),
+    }
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    if let Some(wormhole) = &options.wormhole {
+        return Ok(turns::by_turns(options, wormhole)?);
+    }
+    let mut program = Program::start(options.samples)?;
+    match options.group {
+        Group::Calls => {
+            streams::measure(&mut program)?;
+            local::measure(&mut program)?;
+        }
+        Group::Copies => copies::measure(&mut program)?,
+        Group::Memory => memory::measure(&mut program)?,
+        Group::Threads => threads::measure(&mut program)?,
+    }
+    let mut conditions = Conditions {
+        machine: Machine::read(),
+        driver: 0,
+    };
+    program.driver.cuDriverGetVersion(&mut conditions.driver)?;
+    let figures = serde_json::to_vec_pretty(&Figures {
+        conditions,
+        rows: program.rows,
+    })?;
+    match &options.json {
+        Some(path) => std::fs::write(path, figures)?,
+        None => println!("{}", String::from_utf8_lossy(&figures)),
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Runs the benchmarks with few calls, so that those of the pages work. Their figures mean nothing here.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use wormhole_monitor::{KvmCaps, probe};
+
+/// Returns whether payloads can run here; prints the reason if not.
+fn kvm() -> bool {
+    if let KvmCaps::Missing { why } | KvmCaps::Denied { why } = probe() {
+        eprintln!("skipped: {why}");
+        return false;
+    }
+    true
+}
+
+/// Builds the payloads and returns their folder.
+fn payloads() -> PathBuf {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("payload");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--manifest-path"])
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../hypervisor/payload/Cargo.toml"
+        ))
+        .arg("--target-dir")
+        .arg(&target)
+        .env_remove("RUSTFLAGS")
+        .status()
+        .expect("cargo runs");
+    assert!(status.success(), "the payloads do not build");
+    target.join("release")
+}
+
+fn printed(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn the_benchmarks_of_the_window_measure_a_payload() {
+    if !kvm() {
+        return;
+    }
+    let payloads = payloads();
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = folder.path().join("ring.json");
+    let ring = printed(
+        Command::new(env!("CARGO_BIN_EXE_ring"))
+            .args(["--calls", "1000", "--payloads"])
+            .arg(&payloads)
+            .arg("--json")
+            .arg(&json),
+    );
+    assert!(ring.contains("the ring was empty before"), "{ring}");
+    assert!(ring.contains(" in 960 calls and "), "{ring}");
+    let figures = std::fs::read_to_string(json).expect("the figures");
+    assert!(figures.contains("\"calls\": 960"), "{figures}");
+
+    let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
+    let launches = printed(
+        Command::new(Path::new(&stage).join("bin/wormhole"))
+            .args(["run", "--placement", "process", "--device", "cpu", "--"])
+            .arg(env!("CARGO_BIN_EXE_launch"))
+            .args(["--launches", "100", "--payloads"])
+            .arg(&payloads),
+    );
+    assert!(launches.contains(": 100 launches, median "), "{launches}");
+    assert!(launches.contains(" exits in 80 launches"), "{launches}");
+}
+
+#[test]
+fn the_benchmarks_of_calls_measure_every_group() {
+    let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = folder.path().join("figures.json");
+    for (group, row) in [
+        ("calls", "cuLaunchKernel (back to back until done)"),
+        ("copies", "cuMemcpyDtoH (256 MiB, pageable)"),
+        ("memory", "cuMemSetAccess (20 MiB)"),
+        (
+            "threads",
+            "cuLaunchKernel (8 threads, on one stream, until done)",
+        ),
+    ] {
+        let table = printed(
+            Command::new(env!("CARGO_BIN_EXE_calls"))
+                .args([group, "--samples", "2", "--turns", "1", "--wormhole"])
+                .arg(Path::new(&stage).join("bin/wormhole"))
+                .arg("--json")
+                .arg(&json),
+        );
+        assert!(table.contains(&format!("| {row} | ")), "{table}");
+        let figures = std::fs::read(&json).expect("the figures");
+        let figures: serde_json::Value = serde_json::from_slice(&figures).expect("JSON");
+        let rows = figures["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), table.lines().count() - 2, "{table}");
+        assert!(
+            rows.iter()
+                .all(|row| row["ns"].as_f64().is_some_and(|ns| ns > 0.0)),
+            "{table}"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! The names that the guest's monitor opens: of the window, and of the socket. The process that serves the guest may not
+//! remove them, so another one does when it has ended, however it ended.
+
+use std::fs::{File, remove_file, symlink_metadata};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use clap::Args;
+use rustix::fs::Mode;
+use rustix::process::umask;
+use wormhole_link::tasks;
+
+/// Reason why a name cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NamesError {
+    #[error("{} is there already: name another place, or remove it", .0.display())]
+    Taken(PathBuf),
+    #[error("cannot make {}", path.display())]
+    Make {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot start the process that removes the window's name")]
+    Start(#[source] io::Error),
+}
+
+/// Arguments of the process that removes names.
+#[derive(Debug, Args)]
+pub struct Options {
+    paths: Vec<PathBuf>,
+}
+
+/// Runs as the process: removes the names when standard input ends, unless others have taken their places.
+pub fn remove(options: &Options) {
+    let identity = |path: &PathBuf| {
+        let file = symlink_metadata(path).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    let made: Vec<_> = options.paths.iter().map(identity).collect();
+    // The other end sends no byte; an error is an end as well.
+    let _ = io::stdin().read(&mut [0]);
+    for (path, made) in options.paths.iter().zip(made) {
+        if made.is_some() && made == identity(path) {
+            drop(remove_file(path));
+        }
+    }
+}
+
+/// Names, removed on drop.
+#[derive(Debug, Default)]
+pub struct Names {
+    made: Vec<PathBuf>,
+    remover: Option<Child>,
+}
+
+impl Names {
+    /// Makes the window's name: a symbolic link to this process's descriptor. The file itself has no name, so that it can
+    /// be sealed, and its memory ends with its users. Replaces a link that leads nowhere.
+    ///
+    /// # Errors
+    /// The place is taken, or no link can be made there.
+    pub fn link(&mut self, path: &Path, window: &File) -> Result<(), NamesError> {
+        let is_link = symlink_metadata(path).is_ok_and(|it| it.is_symlink());
+        if is_link && !path.exists() {
+            made(path, remove_file(path))?;
+        }
+        let target = format!("/proc/{}/fd/{}", std::process::id(), window.as_raw_fd());
+        made(path, symlink(target, path))?;
+        self.made.push(path.to_owned());
+        Ok(())
+    }
+
+    /// Binds a socket. Replaces one without a listener.
+    ///
+    /// # Errors
+    /// The place is taken, or no socket can be made there.
+    pub fn bind(&mut self, path: &Path) -> Result<UnixListener, NamesError> {
+        let is_socket = symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if is_socket && UnixStream::connect(path).err().is_some_and(refused) {
+            made(path, remove_file(path))?;
+        }
+        // The socket is the user's alone: its first peer is taken for the guest's monitor.
+        let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+        let bound = UnixListener::bind(path);
+        umask(mask);
+        let listener = made(path, bound)?;
+        self.made.push(path.to_owned());
+        Ok(listener)
+    }
+
+    /// Starts the process that removes the names after this one.
+    ///
+    /// # Errors
+    /// No process can be started.
+    pub fn hand_over(&mut self) -> Result<(), NamesError> {
+        let wormhole = std::env::current_exe().map_err(NamesError::Start)?;
+        let process = Command::new(wormhole)
+            .args(["remove", "--"])
+            .args(&self.made)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(tasks::named);
+        self.remover = Some(process.map_err(NamesError::Start)?);
+        Ok(())
+    }
+}
+
+fn made<T>(path: &Path, made: io::Result<T>) -> Result<T, NamesError> {
+    made.map_err(|source| match source.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse => {
+            NamesError::Taken(path.to_owned())
+        }
+        _ => NamesError::Make {
+            path: path.to_owned(),
+            source,
+        },
+    })
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        match &mut self.remover {
+            Some(process) => {
+                drop(process.stdin.take());
+                drop(process.wait());
+            }
+            None => {
+                for path in &self.made {
+                    drop(remove_file(path));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_link_leads_to_the_window_and_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("window");
+        let window = tempfile::tempfile().unwrap();
+        window.set_len(4096).unwrap();
+        symlink("/proc/none/fd/3", &path).unwrap();
+        let mut names = Names::default();
+        names.link(&path, &window).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+        let taken = Names::default().link(&path, &window).unwrap_err();
+        assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
+        drop(names);
+        assert!(symlink_metadata(path).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_is_replaced_and_another_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vsock");
+        drop(UnixListener::bind(&path).unwrap());
+        let mut names = Names::default();
+        let listener = names.bind(&path).unwrap();
+        let taken = Names::default().bind(&path).unwrap_err();
+        assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
+        drop((names, listener));
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,455 @@
+//! `wormhole backend-vm`: a backend in a VM of its own, to its launcher a process like a supervisor.
+//!
+//! The process takes the messages of a tenant on its standard input, makes a VM in which the tenant's window is a device,
+//! and passes the messages to the [relay](crate::relay) there. Each control stream of the tenant comes out of the VM on a
+//! connection of its own, and goes to the launcher as a descriptor. With the answer to the window the launcher gets the
+//! figures of the VM's processor.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use clap::Args;
+use wormhole_images::{
+    BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
+};
+use wormhole_link::device::{DeviceChoice, DeviceKind};
+use wormhole_link::tasks;
+use wormhole_monitor::devices::vsock::Accepted;
+use wormhole_monitor::stats::VmStats;
+use wormhole_monitor::{
+    BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, Refused, StopHandle, Vm,
+    VmConfig, VmError, VsockConfig,
+};
+use wormhole_ring::control::Message;
+
+use crate::backend::{BackendError, receive, send};
+use crate::confinement::ConfinementError;
+use crate::device::DeviceOption;
+use crate::installation::{Installation, InstallationError};
+use crate::run::confinement;
+use crate::run::environment::forwarded_variables;
+use crate::run::guest::{GUEST_CID, console, copy};
+use crate::say;
+
+/// Kernel of a backend VM.
+pub const KERNEL: Kernel = Kernel::V6_1;
+/// Memory of a backend VM, without the window.
+pub const MEMORY: u64 = 512 << 20;
+/// Time for a backend VM to boot and to start its supervisor, on an emulated processor too.
+pub const START_LIMIT: Duration = Duration::from_secs(120);
+/// Length of a boot's identity, with the end of its line.
+pub const BOOT_ID: u64 = 64;
+
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(flatten)]
+    device: DeviceOption,
+}
+
+/// Reason why a backend VM cannot be for a run.
+#[derive(Debug, thiserror::Error)]
+pub enum Unserved {
+    #[error(
+        "--placement vm has devices of the CPU alone so far: choose --placement host for {0}, or leave --device out"
+    )]
+    Device(String),
+    #[error(
+        "--backend names a backend that is there, and --placement vm makes one: leave one of them out"
+    )]
+    Another,
+}
+
+impl Unserved {
+    /// Returns the names of the options that the error is about.
+    pub fn options(&self) -> Vec<&'static str> {
+        match self {
+            Self::Device(_) => vec!["placement", "device"],
+            Self::Another => vec!["placement", "backend"],
+        }
+    }
+}
+
+/// Refuses options of a run that a backend VM cannot serve.
+pub fn check(has_another: bool, device: &DeviceOption) -> Result<(), Unserved> {
+    if has_another {
+        return Err(Unserved::Another);
+    }
+    let choice = device.device.parse::<DeviceChoice>();
+    match choice.map(|choice| choice.kind()) {
+        Ok(DeviceKind::Cpu) => Ok(()),
+        _ => Err(Unserved::Device(device.device.clone())),
+    }
+}
+
+/// Reason why there is no backend VM, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendVmError {
+    #[error("its launcher has brought no window")]
+    NoWindow,
+    #[error(transparent)]
+    Installation(#[from] InstallationError),
+    #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
+    NoImages,
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("its process cannot be confined")]
+    Confinement(#[from] ConfinementError),
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    #[error("the launcher's stream cannot be used")]
+    Stream(#[source] io::Error),
+    #[error("one of its threads cannot be made")]
+    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Messages(#[from] BackendError),
+    #[error("it has not started its supervisor within {} s", START_LIMIT.as_secs())]
+    Slow,
+    #[error("it has opened no stream to its launcher")]
+    NoStream,
+    #[error("it cannot serve: {0}")]
+    Failed(String),
+    #[error("{outcome}{}", console(.tail))]
+    Ended {
+        outcome: ExitReason,
+        tail: Vec<String>,
+    },
+    #[error("its supervisor ended with status {0}; its log lines above may name the cause")]
+    Supervisor(u8),
+}
+
+/// Serves the tenant until its launcher ends it, or the VM ends.
+pub fn run(options: &Options) -> Result<(), BackendVmError> {
+    let input = io::stdin().as_fd().try_clone_to_owned();
+    let tenant = UnixStream::from(input.map_err(BackendVmError::Stream)?);
+    let mut body = Vec::new();
+    let (attach, window) = match receive(&tenant, &mut body)? {
+        Some((Message::Attach(attach), Some(window))) => (attach, window),
+        _ => return Err(BackendVmError::NoWindow),
+    };
+    let (acceptor, streams) = acceptor();
+    let vm = make(options, window, acceptor)?;
+    // All files are open by now.
+    confinement::enter()?;
+    let (stop, stats) = (vm.stop_handle(), vm.stats());
+    let outputs = streams.outputs;
+    let attendant = tasks::spawn("output", move || attend(&outputs));
+    let ended = tasks::spawn("vm", move || vm.run());
+    let mut running = Running {
+        stop,
+        threads: Some((
+            ended.map_err(BackendVmError::Thread)?,
+            attendant.map_err(BackendVmError::Thread)?,
+        )),
+    };
+    let served = match streams.tenant.recv_timeout(START_LIMIT) {
+        Ok(relay) => send(&relay, &Message::Attach(attach), &[])
+            .map_err(BackendVmError::from)
+            .and_then(|()| serve(tenant, relay, &streams.control, &stats)),
+        Err(RecvTimeoutError::Timeout) => Err(BackendVmError::Slow),
+        Err(RecvTimeoutError::Disconnected) => Err(BackendVmError::NoStream),
+    };
+    // The VM's own end is the cause of the other error.
+    running.end().map_or(served, Err)
+}
+
+/// Makes the VM.
+fn make(
+    options: &Options,
+    window: File,
+    acceptor: impl FnMut(ConnectRequest) -> Result<Accepted, Refused> + Send + 'static,
+) -> Result<Vm, BackendVmError> {
+    let installation = Installation::locate()?;
+    let images = installation.images().ok_or(BackendVmError::NoImages)?;
+    let image = Image::backend(&images, KERNEL)?;
+    let overlay = backend_overlay(&BackendRun {
+        init: installation.init()?,
+        wormhole: installation.command().to_path_buf(),
+        parts: vec![installation.supervisor()?, installation.worker()?],
+        arguments: ["relay", "--device", &options.device.device]
+            .map(Into::into)
+            .to_vec(),
+        variables: forwarded_variables(),
+        window: window.metadata().map_err(BackendVmError::Stream)?.len(),
+    })?;
+    let vm = Vm::new(VmConfig {
+        boot: BootSource {
+            kernel: image.kernel,
+            initramfs: vec![
+                InitramfsPart::Path(image.modules),
+                InitramfsPart::Bytes(overlay),
+            ],
+            command_line: COMMAND_LINE.to_owned(),
+        },
+        memory_mib: MEMORY >> 20,
+        vcpus: 1,
+        window: Some(window.into()),
+        vsock: Some(VsockConfig {
+            guest_cid: GUEST_CID,
+            acceptor: Box::new(acceptor),
+        }),
+        file_systems: Vec::new(),
+        disks: Vec::new(),
+        networks: Vec::new(),
+        prefault: false,
+        console: Box::new(io::sink()),
+        timeout: None,
+        // Its workers poll. It leaves its processor where nothing is to be polled.
+        disabled_exits: DisabledExits {
+            halt: false,
+            ..DisabledExits::offered()?
+        },
+        pins: Vec::new(),
+        server: None,
+    })?;
+    Ok(vm)
+}
+
+/// Passes messages between launcher and relay until the relay closes its direction.
+fn serve(
+    tenant: UnixStream,
+    relay: UnixStream,
+    control: &Receiver<UnixStream>,
+    stats: &VmStats,
+) -> Result<(), BackendVmError> {
+    let (tenant, relay) = (Arc::new(tenant), Arc::new(relay));
+    let orders = {
+        let (tenant, relay) = (Arc::clone(&tenant), Arc::clone(&relay));
+        move || {
+            let mut body = Vec::new();
+            // A message that is none ends the tenant, as its launcher's end does.
+            while let Ok(Some((message, _))) = receive(&tenant, &mut body) {
+                if send(&relay, &message, &[]).is_err() {
+                    break;
+                }
+            }
+            drop(relay.shutdown(Shutdown::Write));
+        }
+    };
+    tasks::spawn("orders", orders).map_err(BackendVmError::Thread)?;
+    pass_answers(
+        &relay,
+        &tenant,
+        control,
+        stats.vcpus().first().map(|vcpu| vcpu.file()),
+    )
+}
+
+/// Passes the relay's messages to the launcher, with the descriptors that belong to them.
+fn pass_answers(
+    relay: &UnixStream,
+    tenant: &UnixStream,
+    control: &Receiver<UnixStream>,
+    figures: Option<&File>,
+) -> Result<(), BackendVmError> {
+    let mut body = Vec::new();
+    while let Some((message, _)) = receive(relay, &mut body)? {
+        // Its connection has arrived before the message.
+        let stream = match message {
+            Message::Stream(_) => control.try_recv().ok(),
+            _ => None,
+        };
+        let descriptor = match message {
+            Message::Attached => figures.map(AsRawFd::as_raw_fd),
+            _ => stream.as_ref().map(AsRawFd::as_raw_fd),
+        };
+        send(tenant, &message, descriptor.as_slice())?;
+    }
+    Ok(())
+}
+
+/// Streams that the VM opens.
+#[derive(Debug)]
+struct Streams {
+    tenant: Receiver<UnixStream>,
+    control: Receiver<UnixStream>,
+    outputs: Receiver<(u32, UnixStream)>,
+}
+
+/// End of a VM.
+type Outcome = Result<wormhole_monitor::Report, VmError>;
+
+/// A backend VM that runs. It is stopped on drop.
+#[derive(Debug)]
+struct Running {
+    stop: StopHandle,
+    /// The VM's, and that of its outputs.
+    threads: Option<(JoinHandle<Outcome>, JoinHandle<Option<Report>>)>,
+}
+
+impl Running {
+    /// Stops the VM. Returns its failure if it had ended before by one.
+    fn end(&mut self) -> Option<BackendVmError> {
+        self.stop.stop();
+        let (ended, attendant) = self.threads.take()?;
+        let report = ended.join();
+        // The VM is gone, and with it the other ends of its streams.
+        let said = attendant.join().ok().flatten();
+        match report {
+            Ok(Ok(report)) => failure(report.outcome, said, report.console_tail),
+            Ok(Err(error)) => Some(error.into()),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+fn failure(outcome: ExitReason, said: Option<Report>, tail: Vec<String>) -> Option<BackendVmError> {
+    match (outcome, said.map(|report| report.ending)) {
+        (_, Some(Ending::Failed { message, .. })) => Some(BackendVmError::Failed(message)),
+        (ExitReason::Stopped | ExitReason::Exited { status: 0 }, _) => None,
+        (ExitReason::Exited { .. }, Some(ending)) => {
+            Some(BackendVmError::Supervisor(ending.status()))
+        }
+        (outcome, _) => Some(BackendVmError::Ended { outcome, tail }),
+    }
+}
+
+/// Returns the acceptor of the VM's connections, and their other ends. The stream of the tenant and each output are opened
+/// once, and one control stream at a time waits for its message.
+fn acceptor() -> (
+    impl FnMut(ConnectRequest) -> Result<Accepted, Refused> + Send,
+    Streams,
+) {
+    let (tenant, tenants): (Sender<UnixStream>, _) = channel();
+    let (control, controls): (SyncSender<UnixStream>, _) = sync_channel(1);
+    let (output, outputs) = channel();
+    let mut open = vec![ports::TENANT, ports::STDOUT, ports::STDERR, ports::REPORT];
+    let accept = move |request: ConnectRequest| {
+        let (theirs, ours) = UnixStream::pair().map_err(|_| Refused)?;
+        if request.port == ports::CONTROL {
+            control.try_send(ours).map_err(|_| Refused)?;
+            return Ok(theirs.into());
+        }
+        let at = open.iter().position(|port| *port == request.port);
+        open.swap_remove(at.ok_or(Refused)?);
+        match request.port {
+            ports::TENANT => tenant.send(ours).map_err(|_| Refused)?,
+            port => output.send((port, ours)).map_err(|_| Refused)?,
+        }
+        Ok(theirs.into())
+    };
+    let streams = Streams {
+        tenant: tenants,
+        control: controls,
+        outputs,
+    };
+    (accept, streams)
+}
+
+/// Reads the VM's outputs until it is gone: passes on which boot it is, and its log. Returns its report.
+fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
+    let mut report = None;
+    std::thread::scope(|scope| {
+        for (port, stream) in outputs {
+            match port {
+                ports::STDOUT => say::result(format_args!("{}", read_boot_id(stream))),
+                ports::STDERR => drop(scope.spawn(move || copy(stream, io::stderr()))),
+                // The last one. The request named no files.
+                _ => report = Report::read(stream, 0).ok(),
+            }
+        }
+    });
+    report
+}
+
+/// Reads the first line of a relay's output, or of a backend VM's.
+pub fn read_boot_id(output: impl Read) -> String {
+    let mut line = String::new();
+    // Without one the VM has no identity.
+    drop(BufReader::new(output.take(BOOT_ID)).read_line(&mut line));
+    line.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn request(port: u32) -> ConnectRequest {
+        ConnectRequest { port, peer_port: 1 }
+    }
+
+    #[test]
+    fn a_backend_vm_opens_each_stream_once_and_one_control_stream_at_a_time() {
+        let (mut accept, streams) = acceptor();
+        let mut theirs = Vec::new();
+        for port in [ports::TENANT, ports::STDOUT, ports::STDERR, ports::REPORT] {
+            theirs.push(accept(request(port)).unwrap());
+            assert_eq!(accept(request(port)).unwrap_err(), Refused, "{port}");
+        }
+        assert!(streams.tenant.try_recv().is_ok());
+        let outputs = streams.outputs.try_iter().map(|(port, _)| port);
+        assert_eq!(
+            outputs.collect::<Vec<_>>(),
+            [ports::STDOUT, ports::STDERR, ports::REPORT]
+        );
+        for _ in 0..3 {
+            theirs.push(accept(request(ports::CONTROL)).unwrap());
+            assert!(accept(request(ports::CONTROL)).is_err());
+            assert!(streams.control.try_recv().is_ok());
+        }
+        for port in [ports::SIGNALS, ports::STDIN, 0, u32::MAX] {
+            assert_eq!(accept(request(port)).unwrap_err(), Refused, "{port}");
+        }
+    }
+
+    #[test]
+    fn what_a_backend_vm_calls_its_boot_is_bounded() {
+        let (mut relay, stream) = UnixStream::pair().unwrap();
+        relay.write_all(&[b'x'; 1000]).unwrap();
+        assert_eq!(read_boot_id(stream).len() as u64, BOOT_ID);
+        let (mut relay, stream) = UnixStream::pair().unwrap();
+        relay.write_all(b"0-1\nmore").unwrap();
+        drop(relay);
+        assert_eq!(read_boot_id(stream), "0-1");
+    }
+
+    #[test]
+    fn the_launcher_gets_each_control_stream_and_the_figures_with_their_messages() {
+        let (relay, vm) = UnixStream::pair().unwrap();
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let (arrives, control) = sync_channel(1);
+        let (mut guest, stream) = UnixStream::pair().unwrap();
+        arrives.send(stream).unwrap();
+        let asked = wormhole_ring::control::Stream { local: 0 };
+        for message in [
+            Message::Attached,
+            Message::Stream(asked),
+            Message::Stream(asked),
+        ] {
+            send(&relay, &message, &[]).unwrap();
+        }
+        drop(relay);
+        let figures = tempfile::tempfile().unwrap();
+        figures.set_len(48).unwrap();
+        pass_answers(&vm, &tenant, &control, Some(&figures)).unwrap();
+        drop(tenant);
+        let mut body = Vec::new();
+        let mut next = || receive(&launcher, &mut body).unwrap().map(|(_, file)| file);
+        let figures = next().unwrap().expect("the figures");
+        assert_eq!(figures.metadata().unwrap().len(), 48);
+        let stream = next().unwrap().expect("a stream");
+        UnixStream::from(std::os::fd::OwnedFd::from(stream))
+            .write_all(b"a byte")
+            .unwrap();
+        let mut said = String::new();
+        guest.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "a byte");
+        // Without a connection there is no stream, which the launcher says to the guest.
+        assert!(next().unwrap().is_none());
+        assert!(next().is_none());
+    }
+}

@@ -1,0 +1,311 @@
+//! `wormhole guest`: guests that have no program and run for as long as they are wanted.
+//!
+//! Each guest is one process, with a folder as a backend has. A second process, its attendant, keeps the console's log,
+//! lets a person attach to the console, and removes the folder however the guest ends.
+
+mod attendant;
+mod console;
+mod log;
+mod serve;
+mod start;
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Subcommand;
+use serde::{Deserialize, Serialize};
+use wormhole_link::harmless;
+
+use crate::attach::names::NamesError;
+use crate::installation::InstallationError;
+use crate::places::{self, End, Kind, Name, PlaceError, Record};
+use crate::run::{RunError, USAGE};
+use crate::say;
+
+/// Facts of a guest that its starter writes down. The record's process is the guest's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    /// The backend that it shares with others: a name, or `unix:` and a path.
+    backend: Option<String>,
+    /// The device of a backend of its own.
+    device: Option<String>,
+    /// Memory in bytes.
+    memory: u64,
+    cpus: u8,
+}
+
+/// The sentence with which a guest in the background ended, if it did not switch itself off.
+const END: &str = "end";
+
+impl Kind for Facts {
+    const NOUN: &'static str = "guest";
+    // No backend has this name.
+    const FOLDER: &'static str = ".guests";
+    const FILES: &'static [&'static str] = &[log::NAME, log::EARLIER, END];
+}
+
+type Place = places::Place<Facts>;
+type Held = places::Held<Facts>;
+
+#[derive(Debug, Subcommand)]
+#[command(arg_required_else_help = false)]
+pub enum Action {
+    /// Boot a guest and leave it, or stay with it until it ends.
+    #[command(after_help = start::STATUSES)]
+    Start(Box<start::Options>),
+    /// Press a guest's power button, and end a guest that does not switch itself off.
+    Stop {
+        name: Name,
+        /// Seconds that the guest has to switch itself off.
+        #[arg(long, default_value_t = 90)]
+        timeout: u64,
+    },
+    /// List the guests that run, and those that ended by a failure.
+    List {
+        /// Write JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Attach to a guest's serial console. Ctrl-] detaches a terminal.
+    Console { name: Name },
+    /// Print the end of what a guest has written to its serial console.
+    Logs { name: Name },
+}
+
+/// Reason why a command on guests fails.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestsError {
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
+    Installation(#[from] InstallationError),
+    #[error(transparent)]
+    Names(#[from] NamesError),
+    #[error("no guest {0} is running: `wormhole guest start {0}` starts one")]
+    NotRunning(Name),
+    #[error("guest {name} is running already, as process {pid}")]
+    Running { name: Name, pid: u32 },
+    #[error("cannot start the process of guest {name}")]
+    Start {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    /// The text is the guest's process's.
+    #[error("guest {name} does not start: {reason}")]
+    Ended { name: Name, reason: String },
+    #[error("cannot start the process that attends to the console of guest {name}")]
+    Attendant {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("guest {name} cannot be stopped")]
+    Stop {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot attach to the console of guest {name}")]
+    Console {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    /// The text is the attendant's.
+    #[error("{0}")]
+    Attached(String),
+}
+
+impl GuestsError {
+    /// Returns the names of the options that the error is about.
+    pub fn options(&self) -> Vec<&'static str> {
+        match self {
+            Self::Run(error) => error.options(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the exit status of a command with this error.
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Run(error) => error.status(),
+            _ => USAGE,
+        }
+    }
+
+    /// Returns whether the process that failed has printed the cause already.
+    pub fn is_said(&self) -> bool {
+        matches!(self, Self::Run(error) if error.is_said())
+    }
+}
+
+/// Commands that this one starts itself.
+#[derive(Debug, Subcommand)]
+pub enum Process {
+    /// Boot a guest in the background; `guest start` starts this.
+    #[command(hide = true)]
+    ServeGuest(Box<start::Options>),
+    /// Attend to a guest's console and folder; the guest's process starts this.
+    #[command(hide = true)]
+    AttendGuest(attendant::Options),
+}
+
+/// Runs as a process of a guest, and returns its exit status.
+pub fn run_process(process: Process) -> Result<u8, GuestsError> {
+    match process {
+        Process::ServeGuest(options) => serve::run(&options),
+        Process::AttendGuest(options) => attendant::run(&options).map(|()| 0),
+    }
+}
+
+/// Runs a command on guests, and returns its exit status.
+pub fn run(action: Action) -> Result<u8, GuestsError> {
+    match action {
+        Action::Start(options) => return start::run(&options),
+        Action::Stop { name, timeout } => stop(&name, timeout),
+        Action::List { json } => list(json),
+        Action::Console { name } => console::attach(&name),
+        Action::Logs { name } => logs(name),
+    }
+    .map(|()| 0)
+}
+
+fn stop(name: &Name, timeout: u64) -> Result<(), GuestsError> {
+    let place = Place::own(name.clone())?;
+    if place.record()?.is_none() {
+        return Err(GuestsError::NotRunning(name.clone()));
+    }
+    let held = place.hold()?;
+    let ended = match place.record()? {
+        None => Ok(End::Gone),
+        Some(record) => record.process.end(Duration::from_secs(timeout)),
+    };
+    let ended = ended.map_err(|source| GuestsError::Stop {
+        name: name.clone(),
+        source,
+    })?;
+    let sentence = sentence_of(&place);
+    held.remove();
+    match (ended, sentence) {
+        (End::Gone, None) => return Err(GuestsError::NotRunning(name.clone())),
+        (End::Gone, Some(end)) => say::result(format_args!("guest {name} had ended: {end}")),
+        (End::Ended, Some(end)) => say::result(format_args!("guest {name} ended: {end}")),
+        (End::Ended, None) => say::result(format_args!("guest {name} switched itself off")),
+        (End::Killed, _) => say::result(format_args!(
+            "guest {name} is killed: it did not switch itself off within {timeout} s of its power button"
+        )),
+    }
+    Ok(())
+}
+
+/// Returns the sentence with which a guest has ended by a failure.
+fn sentence_of(place: &Place) -> Option<String> {
+    let text = fs::read_to_string(place.file(END)).ok()?;
+    (!text.is_empty()).then(|| harmless(&text).replace('\n', " "))
+}
+
+/// A guest in the list.
+#[derive(Debug, Serialize)]
+pub struct Entry {
+    pub name: String,
+    pub pid: u32,
+    /// Reason for the guest's end. None while it runs.
+    pub end: Option<String>,
+    pub backend: Option<String>,
+    pub device: Option<String>,
+    pub memory: u64,
+    pub cpus: u8,
+    pub version: String,
+    /// Seconds since 1970.
+    pub started: u64,
+    pub socket: PathBuf,
+    #[serde(skip)]
+    pub up: String,
+}
+
+/// Returns the guests that this user can see: those that run, and those that ended by a failure.
+pub fn entries() -> Result<Vec<Entry>, GuestsError> {
+    let mut entries = Vec::new();
+    for place in Place::all()? {
+        let Some(record) = place.record()? else {
+            continue;
+        };
+        let lives = record.process.lives();
+        let end = match lives {
+            true => None,
+            false => sentence_of(&place),
+        };
+        if !lives && end.is_none() {
+            continue;
+        }
+        let (up, socket) = (record.up(), place.socket());
+        let Record {
+            process,
+            version,
+            started,
+            facts,
+        } = record;
+        entries.push(Entry {
+            name: place.name.to_string(),
+            pid: process.pid,
+            end,
+            backend: facts.backend,
+            device: facts.device,
+            memory: facts.memory,
+            cpus: facts.cpus,
+            version,
+            started,
+            socket,
+            up,
+        });
+    }
+    Ok(entries)
+}
+
+fn list(json: bool) -> Result<(), GuestsError> {
+    let entries = entries()?;
+    if json {
+        let text = serde_json::to_string_pretty(&entries).unwrap_or_default();
+        say::result(format_args!("{text}"));
+        return Ok(());
+    }
+    let line = |[name, pid, up, cpus, memory, backend, state]: [&str; 7]| {
+        say::result(format_args!(
+            "{name:<16} {pid:>8} {up:>9} {cpus:>4} {memory:>7}  {backend:<16} {state}"
+        ));
+    };
+    line(["NAME", "PID", "UP", "CPUS", "MEMORY", "BACKEND", "STATE"]);
+    for entry in entries {
+        let own = || entry.device.map(|device| format!("its own ({device})"));
+        line([
+            &entry.name,
+            &entry.pid.to_string(),
+            &entry.up,
+            &entry.cpus.to_string(),
+            &format!("{}M", entry.memory >> 20),
+            &entry.backend.or_else(own).unwrap_or_default(),
+            &entry.end.unwrap_or_else(|| "running".to_owned()),
+        ]);
+    }
+    Ok(())
+}
+
+fn logs(name: Name) -> Result<(), GuestsError> {
+    let place = Place::own(name)?;
+    if place.record()?.is_none() {
+        return Err(GuestsError::NotRunning(place.name));
+    }
+    log::print(&place);
+    Ok(())
+}

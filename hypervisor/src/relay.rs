@@ -1,0 +1,216 @@
+//! `wormhole relay`: the program of a backend VM, which stands between its supervisor and the launcher outside.
+//!
+//! Descriptors cannot leave a VM. So the relay adds the window, which is a device of this VM, to the launcher's message that
+//! attaches it, and carries each control stream of a guest over a connection of its own. It reads nothing that passes over
+//! them.
+
+use std::env;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+
+use clap::Args;
+use wormhole_connect::connect_vsock;
+use wormhole_images::ports;
+use wormhole_link::arguments::USAGE;
+use wormhole_link::tasks;
+use wormhole_ring::control::{Message, Refusal};
+
+use crate::backend::{BackendError, receive, send, start_supervisor};
+use crate::device::DeviceOption;
+use crate::installation::Installation;
+use crate::say;
+
+/// Variable with the window's device, which the first process of the VM sets.
+const WINDOW: &str = "WORMHOLE_WINDOW";
+
+/// Identity of this boot of the kernel.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// vsock address of the host.
+const HOST: u32 = libc::VMADDR_CID_HOST;
+
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(flatten)]
+    device: DeviceOption,
+}
+
+/// Reason why a window is not served, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    #[error("cannot open the window {}", path.display())]
+    Window {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot tell which boot this is")]
+    Boot(#[source] io::Error),
+    #[error("cannot reach the launcher outside this VM")]
+    Launcher(#[source] io::Error),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("a thread of the relay cannot be made")]
+    Thread(#[source] io::Error),
+    #[error("the end of the supervisor cannot be awaited")]
+    Wait(#[source] io::Error),
+    #[error("the supervisor failed ({0})")]
+    Failed(ExitStatus),
+}
+
+impl RelayError {
+    /// Returns whether the process that failed has printed the cause already.
+    pub fn is_said(&self) -> bool {
+        matches!(self, Self::Failed(status) if status.code() == Some(USAGE.into()))
+    }
+}
+
+/// Serves until the launcher ends the tenant, or the supervisor ends.
+pub fn run(options: &Options) -> Result<(), RelayError> {
+    let path = PathBuf::from(env::var_os(WINDOW).unwrap_or_default());
+    let window = File::options().read(true).write(true).open(&path);
+    let window = window.map_err(|source| RelayError::Window { path, source })?;
+    let boot = std::fs::read_to_string(BOOT_ID).map_err(RelayError::Boot)?;
+    let mut output = io::stdout();
+    let said = output.write_all(boot.as_bytes());
+    said.and_then(|()| output.flush())
+        .map_err(RelayError::Launcher)?;
+    let installation = Installation::locate().map_err(BackendError::from)?;
+    let (mut supervisor, tenant) = start_supervisor(&installation, &options.device.device)?;
+    let launcher = connect_vsock(HOST, ports::TENANT).map_err(RelayError::Launcher)?;
+    let (launcher, tenant) = (Arc::new(launcher), Arc::new(tenant));
+    let down = {
+        let (launcher, tenant) = (Arc::clone(&launcher), Arc::clone(&tenant));
+        move || {
+            if let Err(error) = pass_orders(&launcher, &tenant, window.as_raw_fd()) {
+                say::line(format_args!("the launcher's orders end: {error}"));
+            }
+            drop(tenant.shutdown(Shutdown::Write));
+        }
+    };
+    tasks::spawn("orders", down).map_err(RelayError::Thread)?;
+    let passed = pass_answers(&tenant, &launcher);
+    drop(tenant.shutdown(Shutdown::Both));
+    drop(launcher.shutdown(Shutdown::Write));
+    let status = supervisor.wait().map_err(RelayError::Wait)?;
+    match status.success() {
+        true => Ok(passed?),
+        false => Err(RelayError::Failed(status)),
+    }
+}
+
+/// Passes the launcher's messages on until it closes its direction.
+fn pass_orders(
+    launcher: &UnixStream,
+    tenant: &UnixStream,
+    window: RawFd,
+) -> Result<(), BackendError> {
+    let mut body = Vec::new();
+    while let Some((message, _)) = receive(launcher, &mut body)? {
+        match message {
+            Message::Attach(_) => send(tenant, &message, &[window])?,
+            message => send(tenant, &message, &[])?,
+        }
+    }
+    Ok(())
+}
+
+/// Passes the supervisor's messages on until it closes its direction. A control stream gets a connection to the launcher
+/// before the launcher reads of it.
+fn pass_answers(tenant: &UnixStream, launcher: &UnixStream) -> Result<(), BackendError> {
+    let mut body = Vec::new();
+    while let Some((message, file)) = receive(tenant, &mut body)? {
+        let carried = match (&message, file) {
+            (Message::Stream(_), Some(file)) => carry(OwnedFd::from(file).into()),
+            _ => Ok(()),
+        };
+        match carried {
+            Ok(()) => send(launcher, &message, &[])?,
+            Err(error) => {
+                let reason = format!("the backend VM cannot carry it: {error}");
+                let refused = Message::Refused {
+                    code: Refusal::Quota as u32,
+                    reason: &reason,
+                };
+                send(launcher, &refused, &[])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Carries a control stream to the launcher, until both directions have ended.
+fn carry(stream: UnixStream) -> io::Result<()> {
+    let outside = connect_vsock(HOST, ports::CONTROL)?;
+    let directions = [
+        (stream.try_clone()?, outside.try_clone()?),
+        (outside, stream),
+    ];
+    directions.into_iter().try_for_each(|(mut from, mut to)| {
+        let carrying = tasks::spawn("carry", move || {
+            // An error is an end as well.
+            drop(io::copy(&mut from, &mut to));
+            drop(to.shutdown(Shutdown::Write));
+            drop(from.shutdown(Shutdown::Read));
+        });
+        carrying.map(drop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use wormhole_ring::control::{Attach, Stream};
+
+    use super::*;
+
+    #[test]
+    fn the_window_comes_with_the_message_that_attaches_it_and_with_no_other() {
+        let (launcher, outside) = UnixStream::pair().unwrap();
+        let (tenant, supervisor) = UnixStream::pair().unwrap();
+        let window = tempfile::tempfile().unwrap();
+        window.set_len(4096).unwrap();
+        let orders = [
+            Message::Stream(Stream { local: 0 }),
+            Message::Attach(Attach::default()),
+        ];
+        for order in &orders {
+            send(&launcher, order, &[]).unwrap();
+        }
+        drop(launcher);
+        pass_orders(&outside, &tenant, window.as_raw_fd()).unwrap();
+        drop(tenant);
+        let mut body = Vec::new();
+        let mut sizes = Vec::new();
+        while let Some((_, file)) = receive(&supervisor, &mut body).unwrap() {
+            sizes.push(file.map(|file| file.metadata().unwrap().len()));
+        }
+        assert_eq!(sizes, [None, Some(4096)]);
+    }
+
+    /// The machine of this test has no launcher outside.
+    #[test]
+    fn a_control_stream_that_cannot_leave_the_vm_is_refused() {
+        let (tenant, supervisor) = UnixStream::pair().unwrap();
+        let (launcher, mut outside) = UnixStream::pair().unwrap();
+        let (mut guest, stream) = UnixStream::pair().unwrap();
+        let message = Message::Stream(Stream { local: 0 });
+        send(&supervisor, &message, &[stream.as_raw_fd()]).unwrap();
+        drop((supervisor, stream));
+        pass_answers(&tenant, &launcher).unwrap();
+        drop(launcher);
+        let mut body = Vec::new();
+        let (answer, _) = receive(&outside, &mut body).unwrap().expect("an answer");
+        assert!(matches!(answer, Message::Refused { .. }), "{answer:?}");
+        assert_eq!(outside.read(&mut [0]).unwrap(), 0);
+        // Its end is closed.
+        assert_eq!(guest.read(&mut [0]).unwrap(), 0);
+    }
+}

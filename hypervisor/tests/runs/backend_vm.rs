@@ -1,0 +1,103 @@
+//! Runs programs in a guest VM against a backend in a VM of its own, and cases that this placement must refuse.
+
+use std::fs;
+use std::process::Command;
+
+use crate::harness::{alone, finish, finish_at, program, wormhole};
+
+/// Launches of the program `steady`.
+const LAUNCHES: u64 = 10_240;
+
+/// Programs that launch, copy, and use memory of the window at one address on both sides.
+const PROGRAMS: [&str; 4] = ["vector_add", "streams_events", "managed", "steady"];
+
+/// Each round trip of a program shows that the window of the guest and that of the backend VM are the same memory, since the
+/// VMs share nothing else.
+#[test]
+fn programs_of_a_guest_are_served_by_another_vm_without_exits() {
+    let _alone = alone();
+    let json = tempfile::NamedTempFile::new().expect("a file");
+    let mut script = "cat /proc/sys/kernel/random/boot_id\n".to_owned();
+    for name in PROGRAMS {
+        script.push_str(&format!("{} || exit\n", program("static", name).display()));
+    }
+    let mut command = wormhole(&["run", "--placement", "vm", "--memory", "256M", "--json"]);
+    command.arg(json.path()).args(["--", "/bin/sh", "-c"]);
+    let run = finish_at(command.arg(script), true);
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    for name in PROGRAMS {
+        let passed = format!("PASS {name}");
+        assert!(run.stdout.contains(&passed), "{passed}\n{}", run.stdout);
+    }
+    let text = fs::read(json.path()).expect("the summary is there");
+    let summary: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    assert_eq!(summary["session_count"], PROGRAMS.len(), "{summary}");
+
+    let own = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("proc is mounted");
+    let guest = run.stdout.lines().next().expect("a line");
+    let backend = summary["backend_vm"]["boot_id"].as_str().expect("an id");
+    let boots = [own.trim(), guest, backend];
+    for (at, boot) in boots.iter().enumerate() {
+        let parts = boot.split('-').map(str::len);
+        assert_eq!(parts.collect::<Vec<_>>(), [8, 4, 4, 4, 12], "{boots:?}");
+        assert!(!boots[..at].contains(boot), "{boots:?}");
+    }
+
+    // A call that trapped would add one. A worker that waits for a guest without a processor sleeps, and its timer exits.
+    for (accounts, most) in [
+        (&summary["exit_accounts"], LAUNCHES / 20),
+        (&summary["backend_vm"]["exit_accounts"], LAUNCHES / 2),
+    ] {
+        let exits = |account: usize| accounts[account].as_u64().expect("a number");
+        let (launching, spinning) = (exits(1), exits(2));
+        assert!(spinning > 0, "no timer made an exit: {summary}");
+        assert!(
+            launching.saturating_sub(spinning) < most,
+            "{launching} exits while launching, {spinning} while spinning: {summary}"
+        );
+    }
+    let exits = |of: &serde_json::Value| of["vm_exits"].as_u64().expect("a number");
+    let said = format!(
+        "{} VM exits, {} of the backend VM",
+        exits(&summary),
+        exits(&summary["backend_vm"])
+    );
+    assert!(run.stderr.contains(&said), "{said}\n{}", run.stderr);
+}
+
+/// Asserts that a run ends with status 2 and says a line with these words.
+fn refused(command: &mut Command, words: &[&str]) {
+    let run = finish(command.args(["--", "/bin/true"]));
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    for word in words {
+        assert!(run.stderr.contains(word), "{word}\n{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_backend_vm_that_cannot_be_is_refused_in_a_sentence() {
+    let vm = |more: &[&str]| {
+        let mut command = wormhole(&["run", "--placement", "vm"]);
+        command.args(more);
+        command
+    };
+    refused(
+        &mut vm(&["--device", "cuda:0"]),
+        &["--placement host", "cuda:0"],
+    );
+    refused(
+        &mut vm(&["--backend", "unix:/none"]),
+        &["--backend", "leave one"],
+    );
+    refused(
+        &mut vm(&["--window", "3M"]),
+        &["3145728 bytes", "multiple of 2 MiB"],
+    );
+    refused(&mut vm(&["--window", "8T"]), &["at most"]);
+    let nothing = tempfile::tempdir().expect("a folder");
+    refused(
+        vm(&["--host", "emulated"]).env("WORMHOLE_IMAGES", nothing.path()),
+        &["wormhole image build"],
+    );
+}

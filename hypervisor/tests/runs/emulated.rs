@@ -1,0 +1,88 @@
+//! Runs a person's shell script in one emulated host, where the supervisor has cgroups and guests have KVM.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use wormhole_images::{
+    DiskFile, EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, host_overlay,
+};
+
+use crate::harness::{for_emulation, images, stage};
+
+/// Parts of the installation that guests and backends need.
+const PARTS: [&str; 6] = [
+    "wormhole-fs",
+    "wormhole-init",
+    "wormhole-supervisor",
+    "wormhole-worker",
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+];
+
+/// Returns the staged command.
+pub fn command() -> PathBuf {
+    stage().join("bin/wormhole")
+}
+
+/// Runs a bash script, which must succeed, and returns its output. `$1` is the command, and
+/// `arguments` follow. The machine has these files under their own names, and these disks.
+pub fn script(
+    script: &str,
+    arguments: &[OsString],
+    files: &[PathBuf],
+    disks: &[DiskFile<'_>],
+) -> String {
+    let part = |name: &str| stage().join("lib/wormhole").join(name);
+    let words = ["-c".into(), script.into(), "bash".into(), command().into()];
+    let overlay = host_overlay(&HostRun {
+        init: part("wormhole-init"),
+        // The shell is the machine's only program, in place of the command.
+        wormhole: Path::new("/bin/bash").into(),
+        parts: Vec::new(),
+        images: vec![Image::guest(&images(), Kernel::V6_1).expect("an image")],
+        arguments: words.into_iter().chain(arguments.to_vec()).collect(),
+        variables: Vec::new(),
+        stdin: false,
+        terminal: None,
+        programs: std::iter::once(command())
+            .chain(PARTS.map(part))
+            .chain(files.to_vec())
+            .collect(),
+        has_files: false,
+        volumes: Vec::new(),
+        taps: 0,
+        collect: Vec::new(),
+    });
+    let overlay = overlay.expect("the files are there");
+    let image = Image::emulated_host(&images(), Kernel::V6_1).expect("an image");
+    for_emulation(|| {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let report = EmulatedHost {
+            image: &image,
+            overlay: &overlay,
+            memory: 3 << 30,
+            processors: 2,
+            disks,
+            networks: &[],
+            timeout: Duration::from_secs(900),
+            stdin: None,
+            signals: None,
+            files: &[],
+        }
+        .run(&mut stdout, &mut stderr);
+        let said =
+            String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+        match report {
+            Err(error @ (ImageError::HostDied { .. } | ImageError::HostTimeout { .. })) => {
+                Err(format!("{error}: {said}"))
+            }
+            Ok(_) if said.contains("(triple fault)") => Err(said),
+            report => {
+                let report = report.expect("the machine runs");
+                assert_eq!(report.ending, Ending::Exited(0), "{said}");
+                Ok(said)
+            }
+        }
+    })
+}

@@ -1,0 +1,243 @@
+//! Builds disk images of Debian with systemd and the package `wormhole-guest`.
+//!
+//! `FOLDER/guest-bookworm/{disk.raw,vmlinuz,initrd,recipe,SHA256SUMS}` and the package. The base, which is Debian without
+//! the package, is kept in `FOLDER/debian-bookworm` ([`base`]). The package is installed in a folder, and mke2fs writes
+//! that into a file, without a mount and a loop device. SHA256SUMS has no sum of the disk, since guests write to it.
+
+mod base;
+mod packages;
+mod system;
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::debian::run;
+use crate::error::{ImageError, io};
+use crate::guest_package::{GuestParts, PACKAGE};
+use crate::sums;
+
+pub use base::{DebianOptions, build_base};
+pub use packages::{NotAPackage, PackageName, Suite};
+
+/// Files of an image.
+const DISK: &str = "disk.raw";
+const KERNEL: &str = "vmlinuz";
+const INITRD: &str = "initrd";
+const RECIPE: &str = "recipe";
+/// Files that guests do not change.
+const CONSTANT: [&str; 3] = [KERNEL, INITRD, PACKAGE];
+
+/// Size of the file system. The file is sparse: it occupies what is written to it.
+const DISK_BYTES: u64 = 8 << 30;
+
+/// Kernel command line of a guest whose first disk is the image.
+pub const DISK_COMMAND_LINE: &str =
+    "root=/dev/vda rw console=ttyS0 quiet panic=-1 reboot=k tsc=reliable net.ifnames=0";
+
+/// A disk image and what boots it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DebianDisk {
+    pub disk: PathBuf,
+    pub kernel: PathBuf,
+    pub initrd: PathBuf,
+    /// The Debian package that the image has installed.
+    pub package: PathBuf,
+}
+
+impl DebianDisk {
+    fn at(place: &Path) -> Self {
+        Self {
+            disk: place.join(DISK),
+            kernel: place.join(KERNEL),
+            initrd: place.join(INITRD),
+            package: place.join(PACKAGE),
+        }
+    }
+
+    /// Returns the bytes that the disk occupies; it is sparse.
+    pub fn occupied_bytes(&self) -> Result<u64, ImageError> {
+        let data = fs::metadata(&self.disk).map_err(io("read", &self.disk))?;
+        Ok(data.blocks() * 512)
+    }
+}
+
+/// Builds a disk image with a package of these parts, unless it exists.
+///
+/// # Errors
+/// The image exists and was built of other packages: it may have a guest's data, so that only `rebuild` replaces it.
+pub fn build_disk(
+    options: &DebianOptions<'_>,
+    parts: &GuestParts,
+) -> Result<DebianDisk, ImageError> {
+    let _lock = options.lock()?;
+    in_fresh(&options.folder.join("unfinished-guest"), |fresh| {
+        build_in(fresh, options, parts)
+    })
+}
+
+/// Works in an empty folder, which is gone afterwards, also if it stems from an attempt that was interrupted.
+fn in_fresh<T>(
+    fresh: &Path,
+    work: impl FnOnce(&Path) -> Result<T, ImageError>,
+) -> Result<T, ImageError> {
+    remove(fresh)?;
+    fs::create_dir(fresh).map_err(io("make", fresh))?;
+    let done = work(fresh);
+    remove(fresh)?;
+    done
+}
+
+/// Builds the image in an empty folder and moves it to its place, unless it is there.
+fn build_in(
+    fresh: &Path,
+    options: &DebianOptions<'_>,
+    parts: &GuestParts,
+) -> Result<DebianDisk, ImageError> {
+    let place = options.folder.join(format!("guest-{}", options.suite));
+    let package = parts.package(fresh)?;
+    let recipe = recipe(options, &package)?;
+    if place.exists() && !options.rebuild {
+        return existing(&place, &recipe)?.ok_or(ImageError::OtherDisk { place });
+    }
+    let base = base::ensure(options)?;
+    (options.progress)("writing the disk");
+    let image = DebianDisk::at(fresh);
+    let root = fresh.join("root");
+    fs::create_dir(&root).map_err(io("make", &root))?;
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--numeric-owner", "--preserve-permissions"])
+        .args(["--xattrs", "--xattrs-include=*", "--file"])
+        .arg(base)
+        .arg("--directory")
+        .arg(&root);
+    run("tar", "tar", "--extract", tar)?;
+    configure(&root, &package)?;
+    for (name, to) in [("vmlinuz", &image.kernel), ("initrd.img", &image.initrd)] {
+        let from = root.join(name);
+        fs::copy(&from, to).map_err(io("copy", &from))?;
+    }
+    let disk = &image.disk;
+    let file = File::create(disk).map_err(io("make", disk))?;
+    file.set_len(DISK_BYTES).map_err(io("size", disk))?;
+    drop(file);
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs
+        .args(["-q", "-t", "ext4", "-L", system::LABEL, "-d"])
+        .args([&root, disk]);
+    run("mke2fs", "e2fsprogs", "-t ext4", mke2fs)?;
+    remove(&root)?;
+    let path = fresh.join(RECIPE);
+    fs::write(&path, recipe).map_err(io("write", &path))?;
+    sums::write(fresh, &CONSTANT)?;
+
+    remove(&place)?;
+    fs::rename(fresh, &place).map_err(io("place", &place))?;
+    Ok(DebianDisk::at(&place))
+}
+
+/// Returns a text that differs from those of other disks: that of the base, and the sums of the package and of the
+/// configuration.
+fn recipe(options: &DebianOptions<'_>, package: &Path) -> Result<String, ImageError> {
+    let data = fs::read(package).map_err(io("read", package))?;
+    Ok(format!(
+        "{}wormhole-guest {}\nsystem {}\n",
+        base::recipe(options),
+        sums::of(&data),
+        sums::of(system::SCRIPT.as_bytes())
+    ))
+}
+
+/// Returns the image that is there; `None` if it has another recipe or is damaged.
+fn existing(place: &Path, recipe: &str) -> Result<Option<DebianDisk>, ImageError> {
+    let image = DebianDisk::at(place);
+    let is_same = fs::read_to_string(place.join(RECIPE)).is_ok_and(|found| found == recipe);
+    let is_whole = image.disk.is_file() && sums::compare(place, &CONSTANT)?.is_none();
+    Ok((is_same && is_whole).then_some(image))
+}
+
+/// Installs the package in a system below a folder, and configures the system.
+fn configure(root: &Path, package: &Path) -> Result<(), ImageError> {
+    let copy = root.join("tmp/wormhole-guest.deb");
+    fs::copy(package, &copy).map_err(io("copy", package))?;
+    let mut script = Command::new("sh");
+    script
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C")
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["-c", system::SCRIPT, "sh"])
+        .arg(root);
+    run("sh", "dash", "-c system.sh", script).map(drop)
+}
+
+/// Removes a folder and all below it, if it is there.
+fn remove(folder: &Path) -> Result<(), ImageError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(io("remove", folder)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(folder: &Path) -> GuestParts {
+        let part = |name: &str| {
+            let path = folder.join(name);
+            fs::write(&path, name).expect("a file");
+            path
+        };
+        GuestParts {
+            command: part("wormhole-guest"),
+            frontends: vec![part("libcuda.so.1")],
+        }
+    }
+
+    fn options<'a>(folder: &'a Path, packages: &'a [PackageName]) -> DebianOptions<'a> {
+        DebianOptions {
+            folder,
+            suite: Suite::Bookworm,
+            packages,
+            rebuild: false,
+            progress: &|_| (),
+        }
+    }
+
+    #[test]
+    fn a_disk_of_other_packages_is_kept_until_its_user_says_otherwise() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let parts = parts(folder.path());
+        let build =
+            |packages: &[PackageName]| build_disk(&options(folder.path(), packages), &parts);
+        // The image as a build of these parts without other packages leaves it.
+        let place = folder.path().join("guest-bookworm");
+        fs::create_dir(&place).expect("a folder");
+        parts.package(&place).expect("it is built");
+        for name in [DISK, KERNEL, INITRD] {
+            fs::write(place.join(name), name).expect("a file");
+        }
+        let recipe = recipe(&options(folder.path(), &[]), &place.join(PACKAGE));
+        let recipe = recipe.expect("it is read");
+        fs::write(place.join(RECIPE), recipe).expect("a file");
+        sums::write(&place, &CONSTANT).expect("sums");
+
+        // A guest has written to its disk.
+        fs::write(place.join(DISK), "a guest's data").expect("a file");
+        assert_eq!(build(&[]).expect("it is there"), DebianDisk::at(&place));
+        let other = ["python3".parse().expect("a name")];
+        let error = build(&other)
+            .expect_err("it is of other packages")
+            .to_string();
+        assert!(error.contains("--rebuild"), "{error}");
+        let data = fs::read_to_string(place.join(DISK));
+        assert_eq!(data.ok().as_deref(), Some("a guest's data"));
+        fs::write(place.join(KERNEL), "another").expect("a file");
+        assert!(build(&[]).is_err(), "a damaged image is none");
+        assert!(!folder.path().join("unfinished-guest").exists());
+    }
+}

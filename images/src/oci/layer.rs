@@ -1,0 +1,369 @@
+//! Unpacks layers of an image, one over the other (layer.md of the OCI's image specification, 1.1).
+//!
+//! The kernel resolves each path with the folder as its root (openat2(2), RESOLVE_IN_ROOT), so that no link and no `..`
+//! leads out. Files belong to the caller, or if that is root to whom the image says. Devices, sockets and pipes are left out, since a guest has its own `/dev`, and so are
+//! the set-user-ID and set-group-ID bits and extended attributes.
+
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, chownat, fchmod,
+    futimens, linkat, mkdirat, openat, openat2, statat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid, geteuid};
+use tar::{Archive, Entry, EntryType, PaxExtensions};
+
+use super::OciError;
+
+/// Most files of an image, in all layers.
+const MOST_FILES: u64 = 4 << 20;
+/// Most bytes of an image, in all layers.
+const MOST_BYTES: u64 = 256 << 30;
+/// Most bytes of a file's long name or extended header.
+const MOST_HEADER: u64 = 1 << 20;
+/// Most folders in each other that are removed at once.
+const MOST_DEPTH: usize = 1024;
+
+/// Prefix of the name of a file that removes another one.
+const WHITEOUT: &[u8] = b".wh.";
+/// Name of a file that removes all that lower layers have in its folder.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// A folder into which layers are unpacked.
+pub struct Unpacking {
+    root: OwnedFd,
+    /// Whether files have the owners that the image names, as only root can give them.
+    has_owners: bool,
+    files: u64,
+    bytes: u64,
+}
+
+/// Names from the headers before a file.
+#[derive(Default)]
+struct Extended {
+    path: Option<PathBuf>,
+    target: Option<PathBuf>,
+}
+
+impl Unpacking {
+    /// Begins with an empty folder.
+    pub fn new(folder: &Path) -> Result<Self, OciError> {
+        let root = openat(CWD, folder, FOLDER, Mode::empty());
+        let root = root.map_err(|error| failed(folder, error))?;
+        Ok(Self {
+            root,
+            has_owners: geteuid().is_root(),
+            files: 0,
+            bytes: 0,
+        })
+    }
+
+    /// Unpacks a layer over those before it.
+    pub fn layer(&mut self, path: &Path, content: impl Read) -> Result<(), OciError> {
+        let broken = |source| OciError::Layer {
+            path: path.to_owned(),
+            source,
+        };
+        // Paths of this layer, which its whiteouts do not remove.
+        let mut made = HashSet::new();
+        // Also what is skipped takes time.
+        let mut archive = Archive::new(content.take(MOST_BYTES));
+        let mut extended = Extended::default();
+        for entry in archive.entries().map_err(broken)?.raw(true) {
+            let mut entry = entry.map_err(broken)?;
+            if !extended.read(&mut entry).map_err(broken)? {
+                let name = extended.path.take();
+                let name = name.map_or_else(|| entry.path().map(|path| path.into_owned()), Ok);
+                let name = name.map_err(broken)?;
+                let target = extended.target.take();
+                let target = target.or_else(|| Some(entry.link_name().ok()??.into_owned()));
+                self.entry(&mut entry, &name, target.as_deref(), &mut made)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        entry: &mut Entry<'_, impl Read>,
+        path: &Path,
+        target: Option<&Path>,
+        made: &mut HashSet<PathBuf>,
+    ) -> Result<(), OciError> {
+        self.files += 1;
+        if self.files > MOST_FILES {
+            return Err(OciError::Files(MOST_FILES));
+        }
+        let wrong = |error| failed(path, error);
+        let path = inside(path)?;
+        let Some(name) = path.file_name() else {
+            // The folder itself.
+            return Ok(());
+        };
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let folder = self.folder(parent).map_err(wrong)?;
+        if name.as_bytes() == OPAQUE {
+            return clear(&folder, parent, made, 0).map_err(wrong);
+        }
+        if let Some(name) = name.as_bytes().strip_prefix(WHITEOUT) {
+            let name = OsStr::from_bytes(name);
+            if Path::new(name).file_name() != Some(name) {
+                return Err(OciError::Outside(path));
+            }
+            return remove_lower(&folder, name, &parent.join(name), made, 0).map_err(wrong);
+        }
+        let header = entry.header();
+        let mode = header.mode().unwrap_or(0o644) & 0o1777;
+        match header.entry_type() {
+            EntryType::Directory => {
+                make_folder(&folder, name).map_err(wrong)?;
+                let made = openat(&folder, name, FOLDER, Mode::empty()).map_err(wrong)?;
+                // The caller unpacks into it, and removes it.
+                fchmod(made, Mode::from_raw_mode(mode | 0o700)).map_err(wrong)?;
+            }
+            EntryType::Regular | EntryType::Continuous => {
+                let seconds = header.mtime().unwrap_or(0);
+                remove(&folder, name, 0).map_err(wrong)?;
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                let file = openat(&folder, name, flags, Mode::RUSR | Mode::WUSR).map_err(wrong)?;
+                let mut file = File::from(file);
+                let left = MOST_BYTES - self.bytes;
+                let copied = io::copy(&mut entry.take(left + 1), &mut file);
+                let copied = copied.map_err(|source| OciError::Entry {
+                    path: path.clone(),
+                    source,
+                })?;
+                if copied > left {
+                    return Err(OciError::Bytes(MOST_BYTES));
+                }
+                self.bytes += copied;
+                // The caller can read it, as the server of the guest's files does.
+                fchmod(&file, Mode::from_raw_mode(mode | 0o400)).map_err(wrong)?;
+                let time = Timespec {
+                    tv_sec: seconds.cast_signed(),
+                    tv_nsec: 0,
+                };
+                let times = Timestamps {
+                    last_access: time,
+                    last_modification: time,
+                };
+                futimens(&file, &times).map_err(wrong)?;
+            }
+            EntryType::Symlink => {
+                remove(&folder, name, 0).map_err(wrong)?;
+                symlinkat(target.unwrap_or(Path::new("")), &folder, name).map_err(wrong)?;
+            }
+            EntryType::Link => {
+                let old = inside(target.unwrap_or(Path::new("")))?;
+                let old_name = old
+                    .file_name()
+                    .ok_or_else(|| OciError::Outside(old.clone()))?;
+                let from = self.folder(old.parent().unwrap_or(Path::new("")));
+                let from = from.map_err(wrong)?;
+                if old != path {
+                    remove(&folder, name, 0).map_err(wrong)?;
+                    linkat(&from, old_name, &folder, name, AtFlags::empty()).map_err(wrong)?;
+                }
+            }
+            EntryType::Char | EntryType::Block | EntryType::Fifo => return Ok(()),
+            _ => return Err(wrong(Errno::OPNOTSUPP)),
+        }
+        let header = entry.header();
+        if self.has_owners
+            && header.entry_type() != EntryType::Link
+            && let (Ok(uid), Ok(gid)) = (header.uid(), header.gid())
+            && let (Ok(uid), Ok(gid)) = (u32::try_from(uid), u32::try_from(gid))
+            && uid != u32::MAX
+            && gid != u32::MAX
+        {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            chownat(&folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(wrong)?;
+        }
+        made.extend(path.ancestors().map(Path::to_owned));
+        Ok(())
+    }
+
+    /// Opens a folder of the image, and makes it where it is missing.
+    fn folder(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let open = |path: &Path| {
+            let path = if path == Path::new("") {
+                Path::new(".")
+            } else {
+                path
+            };
+            let flags = FOLDER.difference(OFlags::NOFOLLOW);
+            openat2(
+                &self.root,
+                path,
+                flags,
+                Mode::empty(),
+                ResolveFlags::IN_ROOT,
+            )
+        };
+        match open(path) {
+            Err(Errno::NOENT) => {}
+            opened => return opened,
+        }
+        let mut at = PathBuf::new();
+        let mut folder = open(&at)?;
+        for name in path {
+            at.push(name);
+            folder = match open(&at) {
+                Err(Errno::NOENT) => {
+                    mkdirat(&folder, name, Mode::from_raw_mode(0o755))?;
+                    open(&at)?
+                }
+                opened => opened?,
+            };
+        }
+        Ok(folder)
+    }
+}
+
+impl Extended {
+    /// Reads a header that describes the next file. Returns whether the entry was one.
+    fn read(&mut self, entry: &mut Entry<'_, impl Read>) -> io::Result<bool> {
+        let kind = entry.header().entry_type();
+        let is_one = matches!(
+            kind,
+            EntryType::XHeader
+                | EntryType::XGlobalHeader
+                | EntryType::GNULongName
+                | EntryType::GNULongLink
+        );
+        if !is_one {
+            return Ok(false);
+        }
+        if entry.size() > MOST_HEADER {
+            return Err(io::Error::other("a file's header is too long"));
+        }
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes)?;
+        let whole = |bytes: &[u8]| {
+            let end = bytes.iter().position(|&byte| byte == 0);
+            let name = bytes[..end.unwrap_or(bytes.len())].to_vec();
+            PathBuf::from(OsString::from_vec(name))
+        };
+        match kind {
+            EntryType::GNULongName => self.path = Some(whole(&bytes)),
+            EntryType::GNULongLink => self.target = Some(whole(&bytes)),
+            EntryType::XHeader => {
+                for extension in PaxExtensions::new(&bytes) {
+                    let extension = extension?;
+                    match extension.key_bytes() {
+                        b"path" => self.path = Some(whole(extension.value_bytes())),
+                        b"linkpath" => self.target = Some(whole(extension.value_bytes())),
+                        b"size" => {
+                            return Err(io::Error::other(
+                                "a file of 8 GiB or more is not possible",
+                            ));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+fn failed(path: &Path, error: Errno) -> OciError {
+    OciError::Entry {
+        path: path.to_owned(),
+        source: error.into(),
+    }
+}
+
+/// Returns a path without `.` and a slash at the front, and refuses one with `..`.
+fn inside(path: &Path) -> Result<PathBuf, OciError> {
+    let mut names = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => names.push(name),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(OciError::Outside(path.to_owned()));
+            }
+        }
+    }
+    Ok(names)
+}
+
+/// Makes a folder, in place of a file of another kind.
+fn make_folder(folder: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+    let kind = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        .map(|stat| FileType::from_raw_mode(stat.st_mode));
+    match kind {
+        Ok(FileType::Directory) => return Ok(()),
+        Ok(_) => unlinkat(folder, name, AtFlags::empty())?,
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(error),
+    }
+    mkdirat(folder, name, Mode::RWXU)
+}
+
+/// Removes the entry of a folder with this name, and everything below it. An absent entry is no error.
+fn remove(folder: &OwnedFd, name: &OsStr, depth: usize) -> Result<(), Errno> {
+    match unlinkat(folder, name, AtFlags::empty()) {
+        Err(Errno::ISDIR) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        removed => return removed,
+    }
+    let inner = openat(folder, name, FOLDER, Mode::empty())?;
+    clear(&inner, Path::new(""), &HashSet::new(), depth + 1)?;
+    unlinkat(folder, name, AtFlags::REMOVEDIR)
+}
+
+/// Removes what lower layers have by a name, and keeps the paths of this layer.
+fn remove_lower(
+    folder: &OwnedFd,
+    name: &OsStr,
+    path: &Path,
+    made: &HashSet<PathBuf>,
+    depth: usize,
+) -> Result<(), Errno> {
+    if !made.contains(path) {
+        return remove(folder, name, depth);
+    }
+    match openat(folder, name, FOLDER, Mode::empty()) {
+        Ok(inner) => clear(&inner, path, made, depth + 1),
+        Err(Errno::NOTDIR | Errno::LOOP) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes all that lower layers have in a folder.
+fn clear(
+    folder: &OwnedFd,
+    path: &Path,
+    made: &HashSet<PathBuf>,
+    depth: usize,
+) -> Result<(), Errno> {
+    if depth > MOST_DEPTH {
+        return Err(Errno::NAMETOOLONG);
+    }
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name));
+        }
+    }
+    for name in names {
+        remove_lower(folder, &name, &path.join(&name), made, depth)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Checks pages. Each developer command that they name parses, and is in [`COMMANDS`] with the place that executes it or
+//! the reason why none does. `hypervisor/tests/runs/documents.rs` executes their other commands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::Command;
+
+/// Test or step that executes a command of the pages.
+enum Executed {
+    /// Test of this file and name.
+    Test(&'static str, &'static str),
+    /// Call in the source of `cargo xtask test`.
+    Gate(&'static str),
+    /// None, for this reason.
+    Not(&'static str),
+}
+
+use Executed::{Gate, Not, Test};
+
+/// Test of the benchmarks of the driver's functions.
+const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
+
+const COMMANDS: [(&str, Executed); 25] = [
+    ("setup", Gate("setup::setup(root, true)")),
+    ("stage", Gate("stage::stage(root)")),
+    ("test", Gate("pub fn test(root: &Path)")),
+    ("structure", Gate("structure::structure(root)")),
+    ("history", Gate("checks::history(root)")),
+    ("paths", Gate("checks::paths(root)")),
+    ("glibc", Gate("checks::glibc(root)")),
+    ("prose", Gate("checks::prose(root)")),
+    (
+        "demo",
+        Test(
+            "xtask/tests/demo.rs",
+            "the_demo_fails_where_a_kernel_is_broken",
+        ),
+    ),
+    (
+        "bench ring",
+        Test(
+            "benches/tests/commands.rs",
+            "the_benchmarks_of_the_window_measure_a_payload",
+        ),
+    ),
+    (
+        "bench launch",
+        Test(
+            "benches/tests/commands.rs",
+            "the_benchmarks_of_the_window_measure_a_payload",
+        ),
+    ),
+    ("bench calls", Test("benches/tests/commands.rs", CALLS)),
+    ("bench copies", Test("benches/tests/commands.rs", CALLS)),
+    ("bench memory", Test("benches/tests/commands.rs", CALLS)),
+    ("bench threads", Test("benches/tests/commands.rs", CALLS)),
+    ("bench programs", Not("takes minutes: each program twice")),
+    (
+        "bench neighbours",
+        Not("takes a minute, on an idle machine"),
+    ),
+    ("fixtures", Not("writes files of the repository")),
+    (
+        "numba --guest",
+        Not("takes minutes: Numba compiles on an emulated processor"),
+    ),
+    ("numba", Not("takes ten minutes")),
+    ("cuda-python", Not("installs packages, and takes minutes")),
+    (
+        "foreign",
+        Not("reads a checkout that no machine has by itself"),
+    ),
+    ("nccl", Not("takes a minute")),
+    (
+        "soak",
+        Test("xtask/tests/soak.rs", "a_short_soak_finds_nothing_wrong"),
+    ),
+    (
+        "mutants",
+        Not("takes minutes for any function: a library of its own, and each test once"),
+    ),
+];
+
+/// Returns the root of the sources.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Returns the words behind each `cargo xtask` of the pages.
+fn named() -> Vec<Vec<String>> {
+    let docs = fs::read_dir(root().join("docs")).expect("the folder of pages");
+    let docs = docs.flatten().map(|entry| entry.path());
+    let docs = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let others = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        "fuzz/README.md",
+    ];
+    let pages = docs.chain(others.map(|name| root().join(name)));
+    let mut found = Vec::new();
+    for page in pages {
+        let text = fs::read_to_string(&page).expect("a page");
+        for line in text.split("cargo xtask ").skip(1) {
+            let line = line.split(['`', '\n', '#']).next().unwrap_or(line);
+            found.push(line.split_whitespace().map(str::to_owned).collect());
+        }
+    }
+    found
+}
+
+#[test]
+fn each_command_of_the_pages_is_executed_or_has_a_reason() {
+    let root = root();
+    let gate = fs::read_to_string(root.join("xtask/src/test.rs")).expect("the gate");
+    let mut used = [false; COMMANDS.len()];
+    for words in named() {
+        let all = ["cargo xtask"]
+            .into_iter()
+            .chain(words.iter().map(String::as_str));
+        if let Err(error) = Command::try_parse_from(all) {
+            panic!("{words:?}: {error}");
+        }
+        let known = COMMANDS.iter().position(|(command, _)| {
+            command
+                .split(' ')
+                .eq(words.iter().take(command.split(' ').count()))
+        });
+        let known = known.unwrap_or_else(|| panic!("nothing says who executes {words:?}"));
+        used[known] = true;
+    }
+    for ((command, executed), used) in COMMANDS.iter().zip(used) {
+        assert!(used, "no page names {command}");
+        match executed {
+            Test(file, name) => {
+                assert!(
+                    has_test(&[root.join(file)], name),
+                    "{file} has no test {name}"
+                );
+            }
+            Gate(call) => assert!(gate.contains(call), "the gate does not execute {command}"),
+            Not(reason) => assert!(!reason.is_empty(), "{command}"),
+        }
+    }
+}
+
+/// Returns whether one of these files has this test.
+fn has_test(files: &[PathBuf], name: &str) -> bool {
+    let start = format!("fn {name}(");
+    let texts = files
+        .iter()
+        .filter_map(|file| fs::read_to_string(file).ok());
+    texts.into_iter().any(|text| {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        lines
+            .windows(2)
+            .any(|pair| pair[0] == "#[test]" && pair[1].starts_with(&start))
+    })
+}
+
+#[test]
+fn each_requirement_of_the_virtio_page_has_a_test_that_exists_or_a_reason() {
+    const REASONS: [&str; 2] = ["by construction: ", "in part: "];
+    let root = root();
+    let devices = root.join("hypervisor/monitor/src/devices");
+    let page = fs::read_to_string(root.join("docs/virtio.md")).expect("the page");
+    let mut requirements = 0;
+    for line in page.lines() {
+        // The rows of requirements begin with a section's number.
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let is_row = line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit());
+        if !is_row {
+            continue;
+        }
+        let [_, _, shown] = cells[..] else {
+            panic!("not a section, a requirement and what shows it: {line}");
+        };
+        let code = shown.split('`').skip(1).step_by(2);
+        let tests: Vec<&str> = code.filter(|text| text.contains("::")).collect();
+        let is_explained = REASONS.iter().any(|reason| shown.starts_with(reason));
+        assert!(
+            !tests.is_empty() || is_explained,
+            "neither test nor reason: {line}"
+        );
+        for test in tests {
+            let (module, name) = test.rsplit_once("::").expect("a module and a test");
+            let module = devices.join(module.replace("::", "/"));
+            let files = [module.with_extension("rs"), module.join("tests.rs")];
+            assert!(
+                has_test(&files, name),
+                "docs/virtio.md: no such test: {test}"
+            );
+        }
+        requirements += 1;
+    }
+    assert!(
+        requirements > 50,
+        "only {requirements} requirements were found"
+    );
+}
