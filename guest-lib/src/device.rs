@@ -3,7 +3,7 @@
 //! Attributes are promises: a feature that this driver does not offer is reported as absent, even if the device has it.
 
 use std::ffi::CString;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 
 use wormhole_api::{ATTRIBUTES, DeviceDescribeReply};
 use wormhole_ring::layout::MOST_DEVICES;
@@ -41,9 +41,11 @@ pub struct Device {
     pub priorities: (i32, i32),
     pub name: CString,
     attributes: [i32; PLACES],
-    /// Set when a stream is destroyed with work under way. The next synchronization of the whole device must wait for
-    /// that work too, and no fence covers it.
-    pub has_orphaned_work: AtomicBool,
+    /// Number of streams that were destroyed with work under way. No fence covers that work, and a synchronization of
+    /// the whole device must wait for it too.
+    pub orphaned: AtomicU64,
+    /// How many of them are known to be complete.
+    pub orphaned_complete: AtomicU64,
 }
 
 impl Device {
@@ -78,7 +80,8 @@ impl Device {
             priorities: (reply.least_priority, reply.greatest_priority),
             name: CString::new(name).unwrap_or_default(),
             attributes,
-            has_orphaned_work: AtomicBool::new(false),
+            orphaned: AtomicU64::new(0),
+            orphaned_complete: AtomicU64::new(0),
         }
     }
 

@@ -1,6 +1,8 @@
 // Streams by each version of the functions: those of older versions, and those for which stream 0 is the per-thread
-// stream. Queries of streams, captures, and operations on words in memory.
+// stream. Queries of streams, captures, operations on words in memory, and streams that end while other threads wait.
 #include <atomic>
+#include <thread>
+#include <vector>
 
 #include "driver.cuh"
 
@@ -246,6 +248,49 @@ static void events(const std::string &version) {
     GIVES(CUDA_ERROR_INVALID_HANDLE, "cuStreamDestroy", nullptr);
 }
 
+// Threads create, use and destroy streams of their own while others wait for all work of the context. Each thread waits
+// for all work too, and then finds its own done, that of its destroyed streams included.
+static void ends_amid_waits() {
+    const unsigned workers = 3, rounds = 300, words_of_one = 1024;
+    void *mapped = nullptr;
+    WORKS(cuMemHostAlloc, &mapped, workers * words_of_one * sizeof(unsigned), CU_MEMHOSTALLOC_DEVICEMAP);
+    std::atomic<unsigned> busy{workers};
+    std::vector<std::thread> threads;
+    for (unsigned index = 0; index < workers; index++) {
+        threads.emplace_back([&, index] {
+            WORKS(cuCtxSetCurrent, context);
+            auto *const own = static_cast<volatile unsigned *>(mapped) + index * words_of_one;
+            CUdeviceptr place = 0;
+            WORKS(cuMemHostGetDevicePointer, &place, const_cast<unsigned *>(own), 0);
+            for (unsigned round = 1; round <= rounds; round++) {
+                CUdeviceptr small = 0;
+                CUstream stream = nullptr;
+                WORKS(cuMemAlloc, &small, 4096);
+                WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+                WORKS(cuMemsetD32Async, small, round, words_of_one, stream);
+                WORKS(cuMemcpyAsync, place, small, words_of_one * sizeof(unsigned), stream);
+                if (round % 3 == 0) WORKS(cuStreamSynchronize, stream);
+                WORKS(cuStreamDestroy, stream);
+                if (round % 3 == 1) WORKS(cuCtxSynchronize);
+                WORKS(cuMemFree, small);
+                HOLDS(own[0] == round && own[words_of_one - 1] == round);
+            }
+            busy--;
+        });
+    }
+    CUevent event = nullptr;
+    WORKS(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    while (busy > 0) {
+        WORKS(cuCtxRecordEvent, context, event);
+        WORKS(cuCtxSynchronize);
+        RETURNS(CUDA_SUCCESS, cuEventQuery, event);
+        WORKS(cuCtxWaitEvent, context, event);
+    }
+    for (std::thread &thread : threads) thread.join();
+    WORKS(cuEventDestroy, event);
+    WORKS(cuMemFreeHost, mapped);
+}
+
 int main() {
     WORKS(cuInit, 0);
     WORKS(cuDevicePrimaryCtxRetain, &context, 0);
@@ -262,6 +307,7 @@ int main() {
         words("_v2" + version);
         events(version);
     }
+    ends_amid_waits();
     std::printf("PASS streams\n");
     return 0;
 }

@@ -23,13 +23,13 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
     capture_mode::check_context()?;
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let recorded = stream::existing(join).and_then(|join| {
-        for target in stream::busy_of(scope) {
+        stream::for_each_busy(scope, |target| {
             let mark = event::create(scope, EVENT_DISABLE_TIMING)?;
             let joined =
                 event::record(scope, mark, target).and_then(|()| event::wait(scope, join, mark));
             event::destroy(scope, mark)?;
-            joined?;
-        }
+            joined
+        })?;
         event::record(scope, event, join)
     });
     recorded.and(stream::destroy(scope, join))
@@ -39,9 +39,7 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
 pub fn wait(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
     capture_mode::check_context()?;
-    for target in stream::all_of(scope) {
-        event::wait(scope, target, event)?;
-    }
+    stream::for_each(scope, |target| event::wait(scope, target, event))?;
     // The program may record or destroy its event. New streams wait for an internal event behind it.
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let gate = stream::existing(join).and_then(|join| {
@@ -75,9 +73,9 @@ pub fn hold(scope: Scope, target: Target) -> Result {
 
 #[cold]
 fn hold_at_gate(scope: Scope, target: Target) -> Result {
+    // The lock is held until the wait is sent: a thread that replaces the gate destroys it afterwards.
     let gates = GATES.lock();
     let gate = gates.get(&scope.context).copied();
-    drop(gates);
     let gate = gate.map(std::ptr::without_provenance_mut);
     match gate.filter(|gate| event::exists(*gate).is_ok()) {
         Some(gate) => event::wait(scope, target, gate),

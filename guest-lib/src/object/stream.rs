@@ -85,12 +85,16 @@ pub struct Cover {
     launches: u64,
 }
 
-/// Operations of a stream that are covered by another stream's fence.
+/// Operations of a stream that another thread may destroy before they are complete.
 struct Covered {
-    handle: Handle<StreamKind>,
+    target: Target,
     work: u64,
     launches: u64,
 }
+
+/// Lock held while a stream is created or ends, and while messages name streams of other threads: a stream is live here
+/// before the worker knows it, and ends here before the worker destroys it.
+static LIVES: Mutex<()> = Mutex::new(());
 
 static STREAMS: Table<StreamKind, Stream> = Table::new();
 /// Legacy streams, by device.
@@ -171,6 +175,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
     }
     let (least, greatest) = scope.session.device().priorities;
     let priority = priority.clamp(greatest.min(least), least.max(greatest));
+    let lives = LIVES.lock();
     let handle = STREAMS.mint(|stream| {
         stream.flags.store(flags, Ordering::Relaxed);
         stream.priority.store(priority, Ordering::Relaxed);
@@ -209,6 +214,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         STREAMS.forget(handle);
         return Err(error);
     }
+    drop(lives);
     if let Some(stream) = STREAMS.get(handle) {
         context_events::hold(scope, Target { handle, stream })?;
     }
@@ -229,7 +235,7 @@ pub fn release_captured(handle: Handle<StreamKind>) {
 }
 
 /// Returns all streams of a context, and the legacy stream.
-pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
+fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
     let minted = STREAMS
         .live()
         .filter(move |(_, stream)| stream.context.load(Ordering::Relaxed) == scope.context)
@@ -246,15 +252,10 @@ pub fn legacy(scope: Scope) -> Target {
     }
 }
 
-/// Returns the streams of [`all_of`] whose work is not known to be complete.
-pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
-    all_of(scope).filter(|target| target.stream.is_dirty())
-}
-
 /// Destroys a stream. Its work continues.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let freed = pool_reuse::free_of_stream(scope.session.session(), handle);
-    let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let (stream, sent) = end(scope, handle)?;
     let target = Target { handle, stream };
     if target.is_captured() {
         target.set_captured(false);
@@ -262,21 +263,39 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
             leave(handle);
         }
     }
-    if stream.is_dirty() {
-        // Release: a thread that clears the flag finds the work in the ring before its own request.
-        let device = scope
-            .session
-            .session()
-            .on(stream.device.load(Ordering::Relaxed))
-            .device();
-        device.has_orphaned_work.store(true, Ordering::Release);
-    }
-    let sent = scope.session.record(&StreamDestroy { stream: handle });
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);
     }
     STREAMS.recycle(handle);
     freed.and(sent)
+}
+
+/// Ends a handle and sends the message that destroys its stream.
+fn end(scope: Scope, handle: Handle<StreamKind>) -> Result<(&'static Stream, Result)> {
+    let _lives = LIVES.lock();
+    let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    if stream.is_dirty() {
+        let session = scope.session.session();
+        let device = session.on(stream.device.load(Ordering::Relaxed)).device();
+        device.orphaned.fetch_add(1, Ordering::AcqRel);
+    }
+    let sent = scope.session.record(&StreamDestroy { stream: handle });
+    Ok((stream, sent))
+}
+
+/// Calls `visit` with each stream of a context, and the legacy stream, whose work is not known to be complete. No thread
+/// destroys a stream meanwhile.
+pub fn for_each_busy(scope: Scope, visit: impl FnMut(Target) -> Result) -> Result {
+    let _lives = LIVES.lock();
+    all_of(scope)
+        .filter(|target| !target.is_idle())
+        .try_for_each(visit)
+}
+
+/// Calls `visit` with each stream of a context, and the legacy stream. No thread destroys a stream meanwhile.
+pub fn for_each(scope: Scope, visit: impl FnMut(Target) -> Result) -> Result {
+    let _lives = LIVES.lock();
+    all_of(scope).try_for_each(visit)
 }
 
 /// Destroys the streams of a context.
@@ -410,15 +429,21 @@ impl Stream {
     }
 }
 
+impl Cover {
+    fn wait(self, scope: Scope) -> Result {
+        let manner = context::manner();
+        scope.session.wait_fence(self.fence, self.value, manner)
+    }
+}
+
 impl Covered {
     /// Marks the work as complete, unless the stream was destroyed. The lock prevents that the table entry is reused
     /// for another stream meanwhile, for which the counts would be wrong.
     fn complete(&self) {
-        if let Some(stream) = STREAMS.get(self.handle) {
-            let _timeline = stream.timeline();
-            if STREAMS.get(self.handle).is_some() {
-                stream.completed(self.work, self.launches);
-            }
+        let Target { handle, stream } = self.target;
+        let _timeline = stream.timeline();
+        if handle.is_legacy() || STREAMS.get(handle).is_some() {
+            stream.completed(self.work, self.launches);
         }
     }
 }
@@ -518,8 +543,7 @@ impl Target {
 
     /// Waits for a fence value, and records the work that it covers as complete.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
-        let manner = context::manner();
-        scope.session.wait_fence(cover.fence, cover.value, manner)?;
+        cover.wait(scope)?;
         self.stream.completed(cover.work, cover.launches);
         Ok(())
     }
@@ -645,7 +669,7 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
         .live()
         .filter(|(_, stream)| stream.is_blocking_on(scope) && stream.is_dirty())
         .map(|(handle, stream)| Covered {
-            handle,
+            target: Target { handle, stream },
             work: stream.work.load(Ordering::Acquire),
             launches: stream.launches.load(Ordering::Acquire),
         })
@@ -667,26 +691,40 @@ pub fn synchronize_all(scope: Scope) -> Result {
 
 /// Waits for all work of the scope's device, for a call that frees memory. Kernels' output stays where it is.
 pub fn wait_for_work(scope: Scope) -> Result {
-    let orphaned = &scope.session.device().has_orphaned_work;
-    if orphaned.load(Ordering::Relaxed) && orphaned.swap(false, Ordering::Acquire) {
-        return output::synchronize(scope, scope.session.ordinal(), None);
-    }
     scope.session.alive()?;
+    let device = scope.session.device();
+    let lives = LIVES.lock();
+    let orphaned = device.orphaned.load(Ordering::Acquire);
+    if device.orphaned_complete.load(Ordering::Acquire) < orphaned {
+        drop(lives);
+        output::synchronize(scope, scope.session.ordinal(), None)?;
+        device
+            .orphaned_complete
+            .fetch_max(orphaned, Ordering::AcqRel);
+        return Ok(());
+    }
     let mut covers = Vec::new();
     let minted = STREAMS
         .live()
         .filter(|(_, stream)| stream.is_on(scope))
         .map(|(handle, stream)| Target { handle, stream });
     for target in minted.chain([legacy(scope)]) {
-        if target.stream.is_dirty()
-            && let Some(cover) = target.cover(scope)?
-        {
+        if let Some(cover) = target.cover(scope)? {
             covers.push((target, cover));
         }
     }
-    covers
-        .into_iter()
-        .try_for_each(|(target, cover)| target.wait(scope, cover))
+    drop(lives);
+    for (target, cover) in covers {
+        cover.wait(scope)?;
+        let Cover { work, launches, .. } = cover;
+        let covered = Covered {
+            target,
+            work,
+            launches,
+        };
+        covered.complete();
+    }
+    Ok(())
 }
 
 /// Returns the scope of a stream that a program created. Needs no current context.
