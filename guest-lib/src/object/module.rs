@@ -537,8 +537,14 @@ pub fn function<K: Loadable>(
     pointer: *mut c_void,
     name: &CStr,
 ) -> Result<*mut c_void> {
+    let (_, image) = find::<K>(pointer)?;
+    let contents = image.contents();
+    if let Some(known) = contents.functions.get(name).filter(|_| !contents.stale) {
+        return Ok(handle::to_pointer(*known));
+    }
     // The program's handles of a library's kernels belong to the device that it was loaded on.
-    let scope = find::<K>(pointer)?.1.contents().own(scope);
+    let scope = contents.own(scope);
+    drop(contents);
     function_there::<K>(scope, pointer, name)
 }
 
