@@ -17,7 +17,6 @@ pub mod terminal;
 mod volumes;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
@@ -40,7 +39,7 @@ use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use self::environment::{Variable, variable};
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
-use self::record::Record;
+use self::record::{Place, Record};
 use self::resources::{Processors, ResourcesError};
 use self::terminal::{Handle, Keeper};
 use self::volumes::{Volume, VolumeError};
@@ -720,16 +719,17 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     // Detects an unwritable file before the run, not after it.
     let json = options.json.as_deref().map(|path| {
-        let open = writable(path).map_err(|source| RunError::Io {
+        let volumes = options.volume.iter().filter(|volume| volume.is_writable);
+        let volumes: Vec<&Path> = volumes.map(|volume| volume.source.as_path()).collect();
+        Place::find(path, &volumes).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
             source,
-        });
-        open.map(|open| (path, open))
+        })
     });
     let json = json.transpose()?;
     let installation = Installation::locate()?;
-    let record = json.map(|(path, open)| {
-        Record::start(installation.command(), path, open).map_err(|source| RunError::Io {
+    let record = json.map(|place| {
+        Record::start(installation.command(), place).map_err(|source| RunError::Io {
             what: "cannot start the process that writes the summary".to_owned(),
             source,
         })
@@ -782,18 +782,6 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
 fn same_file(one: &Path, other: &Path) -> bool {
     let identity = |path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));
     matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
-}
-
-/// Checks that a file can be written. Removes it again, so that a run that fails leaves neither an
-/// empty summary nor one of another run. A named pipe, a device or a link stays open: the reader of
-/// a pipe would otherwise see its end, and not open it a second time.
-fn writable(path: &Path) -> io::Result<Option<File>> {
-    let file = File::create(path)?;
-    if std::fs::symlink_metadata(path)?.is_file() {
-        std::fs::remove_file(path)?;
-        return Ok(None);
-    }
-    Ok(Some(file))
 }
 
 /// Returns the path of the program: the name itself if it contains a slash, otherwise the result of

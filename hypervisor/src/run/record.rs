@@ -6,12 +6,18 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use clap::Args;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat, unlinkat,
+};
+use rustix::io::Errno;
 use wormhole_link::tasks;
 
+use super::same_file;
 use super::summary::Summary;
 use crate::say;
 
@@ -21,10 +27,10 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Arguments of the process.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Standard output is the file, open already.
+    /// Standard output is the file, open already. Otherwise it is the file's folder.
     #[arg(long)]
     open: bool,
-    /// The file.
+    /// The file, for messages.
     path: PathBuf,
 }
 
@@ -37,7 +43,7 @@ pub fn write(options: &Options) {
     }
     let written = read.and_then(|_| match options.open {
         true => io::stdout().write_all(&summary),
-        false => std::fs::write(&options.path, &summary),
+        false => create(io::stdout(), &options.path).and_then(|mut file| file.write_all(&summary)),
     });
     // A failure to write does not change the exit status, which is the program's.
     if let Err(error) = written.and_then(|()| io::stdout().flush()) {
@@ -48,23 +54,109 @@ pub fn write(options: &Options) {
     }
 }
 
+/// Creates the file in its folder. The guest may have made a file of that name meanwhile, or a link: neither is written.
+fn create(folder: impl AsFd, path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = path.file_name().ok_or(Errno::ISDIR)?;
+    Ok(File::from(openat(folder, name, flags, MODE)?))
+}
+
+/// Permissions of a new file, less the caller's mask.
+const MODE: Mode = Mode::from_raw_mode(0o666);
+
+/// Place of a summary. Its folder is found before a guest runs.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    folder: OwnedFd,
+    /// The file itself, if it must stay open.
+    open: Option<File>,
+}
+
+impl Place {
+    /// Finds the place and checks that a file can be written there. Removes the file again, so that a run that fails
+    /// leaves neither an empty summary nor one of another run. A named pipe, a device or a link stays open: the reader of
+    /// a pipe would otherwise see its end, and not open it a second time.
+    ///
+    /// Follows no link in the guest's `volumes` that it may change: an earlier guest can have made it.
+    ///
+    /// # Errors
+    /// No file can be written there.
+    pub fn find(path: &Path, volumes: &[&Path]) -> io::Result<Self> {
+        let name = path.file_name().ok_or(Errno::ISDIR)?;
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let (folder, is_guests) = open_folder(parent, volumes).map_err(of_links)?;
+        let links = if is_guests {
+            OFlags::NOFOLLOW
+        } else {
+            OFlags::empty()
+        };
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | links;
+        let file = openat(&folder, name, flags, MODE).map_err(of_links)?;
+        let data = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let is_file = FileType::from_raw_mode(data.st_mode) == FileType::RegularFile;
+        if is_file {
+            unlinkat(&folder, name, AtFlags::empty())?;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            folder,
+            open: (!is_file).then(|| File::from(file)),
+        })
+    }
+}
+
+/// Opens a folder. Returns it, and whether it lies in one of the volumes.
+fn open_folder(folder: &Path, volumes: &[&Path]) -> Result<(OwnedFd, bool), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let absolute = std::path::absolute(folder).map_err(|_| Errno::NOENT)?;
+    let is_volume = |above: &&Path| volumes.iter().any(|volume| same_file(above, volume));
+    if let Some(volume) = absolute.ancestors().find(is_volume) {
+        let volume_folder = openat(CWD, volume, flags, Mode::empty())?;
+        let below = absolute.strip_prefix(volume).unwrap_or(Path::new(""));
+        if below.as_os_str().is_empty() {
+            return Ok((volume_folder, true));
+        }
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        return Ok((
+            openat2(volume_folder, below, flags, Mode::empty(), resolve)?,
+            true,
+        ));
+    }
+    Ok((openat(CWD, folder, flags, Mode::empty())?, false))
+}
+
+/// Returns the error of an open that met a link which it does not follow.
+fn of_links(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP => io::Error::other(
+            "a link in a volume that the guest may change is on the way; remove it or name another file",
+        ),
+        error => error.into(),
+    }
+}
+
 /// Launcher's handle on the process.
 #[derive(Debug)]
 pub struct Record(Child);
 
 impl Record {
-    /// Starts the process for a summary at `path`, which may be open already.
+    /// Starts the process for a summary at this place.
     ///
     /// # Errors
     /// The process cannot be created.
-    pub fn start(wormhole: &Path, path: &Path, open: Option<File>) -> io::Result<Self> {
+    pub fn start(wormhole: &Path, place: Place) -> io::Result<Self> {
+        let Place { path, folder, open } = place;
         let process = Command::new(wormhole)
             .arg("record")
             .args(open.is_some().then_some("--open"))
             .arg("--")
             .arg(path)
             .stdin(Stdio::piped())
-            .stdout(open.map_or_else(Stdio::null, Stdio::from))
+            .stdout(open.map_or_else(|| Stdio::from(folder), Stdio::from))
             .spawn();
         process.map(Self).map_err(tasks::named)
     }
@@ -83,5 +175,68 @@ impl Drop for Record {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_in_a_volume_are_not_followed_before_a_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (volume, other) = (folder.path().join("volume"), folder.path().join("other"));
+        fs::create_dir_all(volume.join("in")).expect("a volume");
+        fs::create_dir(&other).expect("a folder");
+        fs::write(other.join("file"), "precious").expect("a file");
+        symlink(other.join("file"), volume.join("summary.json")).expect("a link");
+        symlink(&other, volume.join("out")).expect("a link");
+        symlink(&volume, folder.path().join("to_volume")).expect("a link");
+        let find = |name: &str| Place::find(&folder.path().join(name), &[&volume]);
+        for name in [
+            "volume/summary.json",
+            "volume/in/../summary.json",
+            "to_volume/summary.json",
+            "volume/out/file",
+            "volume/out/new",
+        ] {
+            let refused = find(name).expect_err(name).to_string();
+            assert!(refused.contains("a link in a volume"), "{name}: {refused}");
+        }
+        let kept = fs::read(other.join("file")).expect("the file");
+        assert_eq!(kept, b"precious");
+        assert!(!other.join("new").exists());
+        for name in ["volume/new.json", "volume/in/new.json", "other/file"] {
+            find(name).expect(name);
+            assert!(!folder.path().join(name).exists(), "{name} was left");
+        }
+        // Links elsewhere are the caller's own.
+        let own = folder.path().join("own.json");
+        symlink(other.join("target"), &own).expect("a link");
+        assert!(find("own.json").expect("a link").open.is_some());
+    }
+
+    #[test]
+    fn what_a_guest_made_at_the_place_meanwhile_is_not_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (volume, other) = (folder.path().join("volume"), folder.path().join("other"));
+        fs::create_dir_all(volume.join("in")).expect("a volume");
+        fs::create_dir(&other).expect("a folder");
+        let path = volume.join("in/summary.json");
+        let place = Place::find(&path, &[&volume]).expect("a place");
+        // The guest replaces the folder.
+        fs::rename(volume.join("in"), volume.join("moved")).expect("move");
+        symlink(&other, volume.join("in")).expect("a link");
+        create(&place.folder, &path).expect("a file in the folder of before");
+        assert!(volume.join("moved/summary.json").is_file());
+        assert!(!other.join("summary.json").exists());
+        fs::remove_file(volume.join("moved/summary.json")).expect("remove");
+        symlink(other.join("new"), volume.join("moved/summary.json")).expect("a link");
+        let refused = create(&place.folder, &path).expect_err("a link");
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert!(!other.join("new").exists());
     }
 }
