@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -199,6 +200,7 @@ impl Backend {
             port: Port {
                 sending: Arc::new(Mutex::new(sending)),
                 streams: Arc::new(Mutex::new(streams)),
+                is_awaited: Arc::default(),
             },
             opened: Some(opened),
             window,
@@ -393,17 +395,24 @@ fn listen(
     sessions: &mut SessionReports,
 ) -> Result<(), BackendError> {
     let mut body = Vec::new();
-    let answer = |stream: Opened| {
+    let answer = |what: &'static str, stream: Opened| {
+        if !port.is_awaited.swap(false, Ordering::AcqRel) {
+            return Err(BackendError::Unexpected(what));
+        }
         // Without a receiver no request waits any more.
         let _ = opened.as_ref().map(|opened| opened.send(stream));
+        Ok(())
     };
     while let Some((message, file)) = receive(stream, &mut body)? {
         match (message, window) {
-            (Message::Stream(_), _) => answer(match file {
-                Some(file) => Ok(OwnedFd::from(file).into()),
-                None => Err("this process has no free descriptor".to_owned()),
-            }),
-            (Message::Refused { reason, .. }, _) => answer(Err(reason.to_owned())),
+            (Message::Stream(_), _) => {
+                let no_file = || "this process has no free descriptor".to_owned();
+                let stream = file.map(|file| OwnedFd::from(file).into());
+                answer(message.name(), stream.ok_or_else(no_file))?;
+            }
+            (Message::Refused { reason, .. }, _) => {
+                answer(message.name(), Err(reason.to_owned()))?;
+            }
             (Message::SessionReport(json), _) => {
                 sessions.push(serde_json::from_str::<SessionReport>(json)?);
             }
@@ -451,6 +460,8 @@ pub struct Port {
     sending: Arc<Mutex<UnixStream>>,
     /// Answers to requests for control streams. Locked from a request to its answer.
     streams: Arc<Mutex<Receiver<Opened>>>,
+    /// Whether a request waits for its answer. An answer without a request ends the backend: it would be kept for ever.
+    is_awaited: Arc<AtomicBool>,
 }
 
 /// Opens control streams for the processes of a VM's guest. The guest's device does not wait for the supervisor's answers.
@@ -492,6 +503,7 @@ impl Port {
             local: local.into(),
         };
         let streams = self.streams.lock();
+        self.is_awaited.store(true, Ordering::Release);
         self.send(&Message::Stream(stream), &[])?;
         let opened = streams.recv().map_err(|_| BackendError::Ended)?;
         opened.map_err(BackendError::NoStream)
@@ -516,4 +528,45 @@ fn window(size: u64) -> Result<File, BackendError> {
         size,
         source: error.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_without_a_request_end_the_backend() {
+        let (ours, theirs) = UnixStream::pair().expect("streams");
+        let sending = ours.try_clone().expect("a stream");
+        let (opened, streams) = channel();
+        let port = Port {
+            sending: Arc::new(Mutex::new(sending)),
+            streams: Arc::new(Mutex::new(streams)),
+            is_awaited: Arc::default(),
+        };
+        let refusal = Message::Refused {
+            code: 0,
+            reason: "no",
+        };
+        let backend = port.clone();
+        let listener = std::thread::spawn(move || {
+            listen(
+                &ours,
+                &backend,
+                Some(opened),
+                None,
+                &mut SessionReports::default(),
+            )
+        });
+        let asking = std::thread::spawn(move || port.open(false));
+        let mut body = Vec::new();
+        let request = receive(&theirs, &mut body).expect("a request");
+        assert!(matches!(request, Some((Message::Stream(_), _))));
+        send(&theirs, &refusal, &[]).expect("an answer");
+        let refused = asking.join().expect("a thread").expect_err("refused");
+        assert!(matches!(refused, BackendError::NoStream(reason) if reason == "no"));
+        send(&theirs, &refusal, &[]).expect("an answer to nothing");
+        let ended = listener.join().expect("a thread").expect_err("the end");
+        assert!(matches!(ended, BackendError::Unexpected(_)), "{ended}");
+    }
 }
