@@ -355,7 +355,7 @@ fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
         for (port, stream) in outputs {
             match port {
                 ports::STDOUT => say::result(format_args!("{}", read_boot_id(stream))),
-                ports::STDERR => drop(scope.spawn(move || copy(stream, io::stderr()))),
+                ports::STDERR => drop(scope.spawn(move || copy(stream, say::Foreign))),
                 // The last one. The request named no files.
                 _ => report = Report::read(stream, 0).ok(),
             }

@@ -4,7 +4,7 @@
 //! signal for the file size limit (the standard library ignores SIGPIPE).
 
 use std::fmt::Arguments;
-use std::io::Write;
+use std::io::{self, Write};
 
 use vmm_sys_util::signal::register_signal_handler;
 use wormhole_link::harmless;
@@ -17,14 +17,29 @@ pub fn line(text: Arguments<'_>) {
     to_stderr(&format!("wormhole: {text}\n"));
 }
 
-/// Writes text to standard error unchanged.
+/// Writes text to standard error, with its ends of lines. Other characters are replaced as by [`line`].
 pub fn to_stderr(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = io::stderr().write_all(harmless(text).as_bytes());
+}
+
+/// Writes what a machine says to standard error, as [`to_stderr`] does.
+#[derive(Debug)]
+pub struct Foreign;
+
+impl Write for Foreign {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        to_stderr(&String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Writes a line to standard output.
 pub fn result(text: Arguments<'_>) {
-    let _ = std::io::stdout().write_all(format!("{text}\n").as_bytes());
+    let _ = io::stdout().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Makes writes beyond the file size limit fail instead of ending this process. Programs that it
