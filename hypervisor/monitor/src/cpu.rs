@@ -60,23 +60,36 @@ pub enum CpuError {
     SupportedCpuid(#[source] kvm_ioctls::Error),
 }
 
+/// Bits of virtualization in ECX: of Intel's processors in leaf 1, of AMD's in leaf 0x8000_0001.
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+
 /// Returns the CPUID that KVM supports, before its adaptation to one processor.
 pub(crate) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, CpuError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(CpuError::SupportedCpuid)
 }
 
-/// Returns the CPUID of processor `id`: each processor is a separate package with one thread.
+/// Returns the CPUID of processor `id`: each processor is a separate package with one thread. It offers no
+/// virtualization, so that a guest does not reach KVM's code for guests of guests.
 pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
-    let id = u32::from(id);
-    let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let mut cpuid = supported.clone();
+    adapt(
+        &mut cpuid,
+        id.into(),
+        kvm.check_extension(Cap::TscDeadlineTimer),
+    );
+    cpuid
+}
+
+fn adapt(cpuid: &mut CpuId, id: u32, deadline: bool) {
     for entry in cpuid.as_mut_slice() {
         match (entry.function, entry.index) {
             (1, _) => {
                 entry.ebx = entry.ebx & 0xffff | 1 << 16 | id << 24;
                 entry.edx &= !(1 << 28); // one thread per package
                 entry.ecx |= 1 << 31; // there is a hypervisor
+                entry.ecx &= !VMX;
                 if deadline {
                     entry.ecx |= 1 << 24;
                 }
@@ -88,7 +101,7 @@ pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
                 entry.ecx = level & 0xff | if level < 2 { (level + 1) << 8 } else { 0 };
                 entry.edx = id;
             }
-            (0x8000_0001, _) => entry.ecx &= !(1 << 1), // CmpLegacy: no cores to count
+            (0x8000_0001, _) => entry.ecx &= !(1 << 1 | SVM), // CmpLegacy: no cores to count
             (0x8000_0008, _) => entry.ecx = 0,
             (0x8000_001e, _) => {
                 entry.eax = id;
@@ -98,7 +111,6 @@ pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
             _ => {}
         }
     }
-    cpuid
 }
 
 /// Sets the MSRs that a kernel expects firmware to have set.
@@ -263,4 +275,28 @@ fn write_identity_map(ram: &GuestRam) -> Result<(), GuestMemoryError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::kvm_cpuid_entry2;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_is_offered_no_virtualization_and_its_own_number() {
+        let all = |function| kvm_cpuid_entry2 {
+            function,
+            ecx: u32::MAX,
+            ..Default::default()
+        };
+        let mut cpuid = CpuId::from_entries(&[all(1), all(0x8000_0001)]).expect("two entries");
+        adapt(&mut cpuid, 3, true);
+        let [features, extended] = cpuid.as_slice() else {
+            panic!("two entries");
+        };
+        assert_eq!(features.ecx, !VMX);
+        assert_eq!(features.ebx >> 24, 3);
+        assert_eq!(extended.ecx & (SVM | 1 << 1), 0);
+    }
 }
