@@ -38,8 +38,8 @@ pub(super) struct Forks {
     last_user: u32,
     /// Users whose last process could not be forked or has ended, and the time to order their next one.
     again: BTreeMap<u32, Instant>,
-    /// Whether the last process could not be forked.
-    lacking: bool,
+    /// Whether the last process that refuses connections could not be forked.
+    lacks_refuser: bool,
 }
 
 impl Forks {
@@ -168,7 +168,6 @@ impl Supervisor {
             process.kill();
             return self.not_forked(ticket, "no descriptor is left for its socket");
         };
-        self.forks.lacking = false;
         match self.forks.all.get(&ticket) {
             Some(Fork::Idle(id, user)) => {
                 let (id, user) = (*id, *user);
@@ -188,7 +187,10 @@ impl Supervisor {
                     }
                 }
             }
-            Some(Fork::Refuser) => self.refusals.add(ticket, socket),
+            Some(Fork::Refuser) => {
+                self.forks.lacks_refuser = false;
+                self.refusals.add(ticket, socket);
+            }
             Some(Fork::Tenant(_)) | None => {}
         }
     }
@@ -198,8 +200,13 @@ impl Supervisor {
         let Some(fork) = self.forks.all.remove(&ticket) else {
             return;
         };
-        if !std::mem::replace(&mut self.forks.lacking, true) {
-            tracing::error!("a process cannot be forked: {reason}");
+        let line = format!("{fork} cannot be forked: {reason}");
+        match fork {
+            // A user can lack room for as long as it likes.
+            Fork::Idle(tenant, user) => self.pass_on_error(Owner { tenant, user }, &line),
+            Fork::Tenant(id) | Fork::Scrubber(id) => self.pass_on_error(self.owner(id), &line),
+            Fork::Refuser if std::mem::replace(&mut self.forks.lacks_refuser, true) => {}
+            Fork::Refuser => tracing::error!("{line}"),
         }
         match fork {
             Fork::Idle(id, user) => {

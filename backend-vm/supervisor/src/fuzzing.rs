@@ -149,6 +149,8 @@ struct Scene {
     workers: Vec<Worker>,
     /// Tokens that workers received for shared objects.
     tokens: Vec<[u64; 2]>,
+    /// User for whom no process can be forked.
+    without_room: Option<u32>,
     /// Number of sessions that workers have taken.
     granted: usize,
     /// Runs that launchers were asked to map, with the launcher's index.
@@ -258,6 +260,7 @@ impl Scene {
             guests: Vec::new(),
             workers: Vec::new(),
             tokens: Vec::new(),
+            without_room: None,
             granted: 0,
             shown: Vec::new(),
         };
@@ -514,12 +517,17 @@ impl Scene {
             let order = Order::decode(&bytes).expect("an order");
             let Order::Fork {
                 ticket,
-                role: Role::Tenant { .. },
+                role: Role::Tenant { user, .. },
             } = order
             else {
                 self.orders.push_back(order);
                 continue;
             };
+            if self.without_room == Some(user) {
+                let reason = "memory is short".to_owned();
+                self.report(&Report::NotForked { ticket, reason }, &[]);
+                continue;
+            }
             let (near, far) = pair::sockets().expect("a pair of sockets");
             let descriptors = self.supervisor.borrow().descriptors;
             let state = TenantLoop::new(far, descriptors);
@@ -808,7 +816,7 @@ mod tests {
     use proptest::prelude::*;
     use wormhole_sandbox::Ending;
 
-    use super::{HASH, Order, Role, Scene, Steps, datagram};
+    use super::{ENDED, HASH, Instant, LONG, Order, Role, Scene, Steps, datagram};
     use crate::alone::alone;
     use crate::pair::{self, Report};
     use crate::process_logs::Owner;
@@ -996,10 +1004,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn tenants_whose_processes_end_in_a_loop_do_not_fill_the_log() {
-        const ENDS: usize = 300;
-        let _alone = alone();
+    /// Returns the number of lines in the log of a scene in which user 0 has spent the lines that its tenants share, and
+    /// may have one tenant.
+    fn lines_of(play: impl FnOnce(&mut Scene)) -> usize {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
@@ -1012,6 +1019,16 @@ mod tests {
                 let all = vec![b'x'; 1 << 20];
                 supervisor.pass_on(Owner { tenant: 0, user: 0 }, &all);
             }
+            play(&mut scene);
+        });
+        lines.0.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn tenants_whose_processes_end_in_a_loop_do_not_fill_the_log() {
+        const ENDS: usize = 300;
+        let _alone = alone();
+        let lines = lines_of(|scene| {
             for _ in 0..ENDS {
                 scene.tenants.clear();
                 scene.play(&[0, 0]);
@@ -1024,8 +1041,59 @@ mod tests {
             }
         });
         // One tenant's part, and a few lines each second.
-        let lines = lines.0.load(Ordering::Relaxed);
         assert!((10..ENDS - 100).contains(&lines), "{lines}");
+    }
+
+    #[test]
+    fn a_user_without_room_for_a_process_does_not_fill_the_log() {
+        const FAILURES: usize = 300;
+        let _alone = alone();
+        let lines = lines_of(|scene| {
+            scene.without_room = Some(0);
+            scene.play(&[0, 0]);
+            for _ in 0..FAILURES {
+                let later = Instant::now() + LONG;
+                scene.supervisor.borrow_mut().forks.resume(later);
+                // The process of another user's tenant is forked beside it, and ends.
+                scene.tenants.truncate(1);
+                scene.play(&[0, 1]);
+                let last = scene.loops.len() - 1;
+                scene.end_loop(last, ENDED);
+                scene.settle();
+                scene.play_spawner(0);
+                scene.settle();
+            }
+        });
+        // One tenant's part, and a few lines each second.
+        assert!((10..FAILURES - 100).contains(&lines), "{lines}");
+    }
+
+    #[test]
+    fn workers_without_a_cgroup_do_not_fill_the_log() {
+        const FAILURES: usize = 300;
+        let _alone = alone();
+        let lines = lines_of(|scene| {
+            let (ready, launcher) = ([6, 0, 0, 0, 0, 0], [0, 0]);
+            let (attach, start, scrub) = ([1, 0, 31, 31, 0], [12, 0], [9]);
+            let (stream, hello) = ([2, 0, 1], [3, 0, 0, 0, 0, 0]);
+            let inputs = [
+                &ready[..],
+                &launcher,
+                &attach,
+                &start,
+                &scrub,
+                &stream,
+                &hello,
+            ];
+            let tickets = scene.play(&inputs.concat());
+            for _ in 0..FAILURES {
+                let ticket = tickets[0];
+                let reason = "memory is short".to_owned();
+                scene.report(&super::Report::NotAssigned { ticket, reason }, &[]);
+                scene.settle();
+            }
+        });
+        assert!((10..FAILURES - 100).contains(&lines), "{lines}");
     }
 
     /// Connects as a user. Returns the tickets and users of the processes for tenants that are ordered then.

@@ -297,8 +297,21 @@ impl Supervisor {
             }
             Spawned::NotForked { ticket, reason } => self.not_forked(ticket, &reason),
             Spawned::Removed { tenant } => self.tenant_removed(ops, tenant),
+            Spawned::NotAssigned { ticket, reason } => self.not_assigned(ticket, &reason),
             // Sent once, before all other reports.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}
+        }
+    }
+
+    /// Logs why a worker is killed. A tenant whose memory is used up can cause such a line with each session.
+    fn not_assigned(&mut self, ticket: u64, reason: &str) {
+        let mut workers = self.workers.values();
+        if let Some(worker) = workers.find(|worker| worker.process.ticket() == ticket)
+            && let Some((tenant, _)) = worker.session
+        {
+            let pid = worker.process.pid();
+            let line = format!("worker {pid} is killed, since it has no cgroup: {reason}");
+            self.pass_on_error(self.owner(tenant), &line);
         }
     }
 

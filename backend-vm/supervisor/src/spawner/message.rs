@@ -79,6 +79,11 @@ pub enum Report {
     Removed {
         tenant: u32,
     },
+    /// A worker was not moved into its tenant's cgroup, and is killed.
+    NotAssigned {
+        ticket: u64,
+        reason: String,
+    },
 }
 
 /// Bytes that are no message.
@@ -197,6 +202,9 @@ impl Report {
                 [&[7], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
             }
             Self::Removed { tenant } => [&[8], &tenant.to_le_bytes()[..]].concat(),
+            Self::NotAssigned { ticket, reason } => {
+                [&[9], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
+            }
         }
     }
 
@@ -246,6 +254,10 @@ impl Report {
                 },
                 8 => Self::Removed {
                     tenant: fields.half()?,
+                },
+                9 => Self::NotAssigned {
+                    ticket: fields.number()?,
+                    reason: fields.text()?,
                 },
                 _ => return None,
             };
@@ -332,6 +344,10 @@ mod tests {
                 reason: "why".to_owned(),
             },
             Report::Removed { tenant: u32::MAX },
+            Report::NotAssigned {
+                ticket: 3,
+                reason: "why".to_owned(),
+            },
         ];
         for report in reports {
             assert_eq!(Report::decode(&report.encode()), Ok(report));

@@ -185,7 +185,7 @@ impl Spawner {
                     self.report(&report, vec![socket, log]);
                 }
                 Err(error) => {
-                    let reason = chain(&error).chars().take(LONGEST_REASON).collect();
+                    let reason = shortened(&error);
                     let report = Report::Failed { ticket, reason };
                     self.report(&report, Vec::new());
                 }
@@ -266,14 +266,14 @@ impl Spawner {
     }
 
     /// Moves a worker into its tenant's cgroup. Kills it if that fails, because it would escape the
-    /// tenant's limits.
+    /// tenant's limits. The supervisor logs the reason, as far as the tenant's budget of lines permits.
     fn assign(&mut self, ticket: u64, tenant: u32) {
         if let Some(child) = self.workers.get_mut(&ticket)
             && let Err(error) = child.move_to(tenant)
         {
-            let (pid, why) = (child.pid(), chain(&error));
-            tracing::error!("worker {pid} is killed: it has no cgroup of tenant {tenant}: {why}");
             child.kill();
+            let reason = shortened(&error);
+            self.report(&Report::NotAssigned { ticket, reason }, Vec::new());
         }
     }
 
@@ -390,6 +390,11 @@ impl Spawner {
             left.join(", ")
         );
     }
+}
+
+/// Returns an error and its causes, as far as they fit into a report.
+fn shortened(error: &dyn std::error::Error) -> String {
+    chain(error).chars().take(LONGEST_REASON).collect()
 }
 
 /// Opens a pidfd, which is readable when the forked process has ended.
