@@ -18,7 +18,7 @@ use wormhole_api::ctypes::{
 };
 use wormhole_device::{
     Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
-    MemCopy3d, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    MemCopy3d, MemoryOperation, PaddedParameters, RawEvent, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
@@ -179,10 +179,11 @@ impl CudaDevice {
         place: *mut CUgraphNode,
         kernel: &GraphKernel,
     ) -> Result<()> {
-        let mut bytes = kernel.parameters.len();
+        let parameters = PaddedParameters::new(&kernel.parameters);
+        let mut bytes = parameters.given().len();
         let mut extra: [*mut c_void; 5] = [
             ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
-            kernel.parameters.as_ptr().cast_mut().cast(),
+            parameters.given().as_ptr().cast_mut().cast(),
             ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
             (&raw mut bytes).cast(),
             ptr::without_provenance_mut(launch_param::END),
@@ -203,20 +204,15 @@ impl CudaDevice {
                 extra.as_mut_ptr()
             },
         };
-        let parameters = CUDA_KERNEL_NODE_PARAMS {
+        let node = CUDA_KERNEL_NODE_PARAMS {
             first,
             kern: ptr::null_mut(),
             ctx: ptr::null_mut(),
         };
         // SAFETY: the driver copies the parameters during the call; the node that it writes is live after.
         unsafe {
-            self.driver().cuGraphAddKernelNode_v2(
-                place,
-                graph,
-                ptr::null(),
-                0,
-                &raw const parameters,
-            )?;
+            self.driver()
+                .cuGraphAddKernelNode_v2(place, graph, ptr::null(), 0, &raw const node)?;
             for attribute in &kernel.attributes {
                 // Valid for streams only: the capture has turned the order into edges.
                 if attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION {
