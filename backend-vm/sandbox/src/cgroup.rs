@@ -255,11 +255,6 @@ impl Cgroups {
             if own.exists() {
                 write(&own, FIRST_WEIGHT)?;
             }
-        } else {
-            tracing::warn!(
-                "tenants have no shares of the processors: {} has no {PROCESSORS} controller",
-                base.display()
-            );
         }
         let (directory, lock) = own_directory(&base)?;
         let cgroups = Self {
@@ -281,6 +276,21 @@ impl Cgroups {
         fs::create_dir(&refused).map_err(failed("made", &refused))?;
         limit(&refused, LEAST_MEMORY, limits.tasks.all)?;
         Ok(cgroups)
+    }
+
+    /// Returns whether users and tenants have shares of the processors.
+    ///
+    /// # Errors
+    /// They have none, since the kernel gives this process's cgroup no controller for that.
+    pub fn check_processors(&self) -> Result<(), CgroupError> {
+        if self.controllers.contains(&PROCESSORS) {
+            return Ok(());
+        }
+        let base = self.directory.parent().unwrap_or(&self.directory);
+        Err(CgroupError::NoController {
+            path: base.to_owned(),
+            controller: PROCESSORS,
+        })
     }
 
     fn refused(&self) -> PathBuf {

@@ -156,7 +156,10 @@ fn in_machine() {
     let other = cgroup(&root.join("other"));
     enter(&other);
     what_is_not_delegated_is_left_alone(&other);
-    without_cgroups_several_tenants_are_not_served();
+    strangers_are_not_served("is not delegated");
+    println!("without cgroups several tenants are not served");
+
+    without_shares_of_the_processors_one_tenant_is_served_and_strangers_are_not(root);
 }
 
 fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
@@ -467,7 +470,26 @@ fn kernel_of(cgroup: &Path) -> u64 {
     lines.next().map_or(0, |bytes| bytes.parse().unwrap())
 }
 
-fn without_cgroups_several_tenants_are_not_served() {
+/// Gives no cgroup the `cpu` controller any more.
+fn without_shares_of_the_processors_one_tenant_is_served_and_strangers_are_not(root: &Path) {
+    // A cgroup that passes a controller on cannot lose it.
+    for parent in [&root.join("delegated"), root] {
+        fs::write(parent.join("cgroup.subtree_control"), "-cpu +memory +pids").unwrap();
+    }
+    let without = cgroup(&root.join("nocpu"));
+    mark(&without);
+    enter(&without);
+    let reason = "the cgroup /sys/fs/cgroup/nocpu has no cpu controller";
+    strangers_are_not_served(reason);
+    assert_eq!(names(&without), ["supervisor"]);
+    let backend = start();
+    backend.wait_for_log(reason);
+    assert!(backend.finish().success());
+    println!("without shares of the processors strangers are not served");
+}
+
+/// Checks that a supervisor refuses to serve tenants who are strangers for this reason.
+fn strangers_are_not_served(reason: &str) {
     let socket = std::env::temp_dir().join("refused");
     let supervisor = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
@@ -479,7 +501,7 @@ fn without_cgroups_several_tenants_are_not_served() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("--trusted-tenants"), "{said}");
-    println!("without cgroups several tenants are not served");
+    assert!(said.contains(reason), "{said}");
 }
 
 fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {

@@ -98,11 +98,21 @@ impl Setup {
             Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
         };
         let memory = self.limits.memory.worker;
+        let strangers = self.tenants == Tenants::Strangers;
         let cgroups = match Cgroups::prepare(self.limits) {
-            Ok(cgroups) => Some(Arc::new(cgroups)),
+            Ok(cgroups) => {
+                if let Err(error) = cgroups.check_processors() {
+                    let reason = wormhole_link::chain(&error);
+                    if strangers {
+                        return Err(SetupError::Cgroups(reason));
+                    }
+                    tracing::warn!("tenants have no shares of the processors: {reason}");
+                }
+                Some(Arc::new(cgroups))
+            }
             Err(error) => {
                 let reason = wormhole_link::chain(&error);
-                if self.tenants == Tenants::Strangers {
+                if strangers {
                     return Err(SetupError::Cgroups(reason));
                 }
                 self.tell_unlimited(&reason);
