@@ -162,6 +162,31 @@ fn ranked(fatbin: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Entry<'_>>> {
     Ok(entries)
 }
 
+/// Counts the decompressed bytes of all attempts to load one image, one after the other.
+#[derive(Debug, Default)]
+pub struct Attempts(u64);
+
+impl Attempts {
+    /// Counts the bytes of another attempt.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: the attempts together decompress too much. An image has thousands of entries, and
+    /// each compressed byte stands for up to a thousand others.
+    pub fn begin(&mut self, way: &Alternative<'_>) -> Result<()> {
+        let entries = match way {
+            Alternative::Plain(_) => &[],
+            Alternative::Entry(entry) => std::slice::from_ref(entry),
+            Alternative::Linked(entries) => &entries[..],
+        };
+        let bytes = entries.iter().map(Entry::unpacked_bytes);
+        self.0 = bytes.fold(self.0, u64::saturating_add);
+        if self.0 > MAX_HELD {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        Ok(())
+    }
+}
+
 /// Size in bytes of the decompressed code in use.
 #[derive(Debug, Default)]
 pub struct Budget(AtomicU64);
@@ -366,6 +391,23 @@ mod tests {
         assert_eq!(budget.hold(1).err(), Some(CuError::OUT_OF_MEMORY));
         drop(held);
         assert!(budget.hold(MAX_HELD).is_ok());
+    }
+
+    #[test]
+    fn the_attempts_to_load_one_image_unpack_only_so_much_together() {
+        let large = || part(PTX, 90, ZSTD, TEXT, 1 << 30);
+        let image = fatbin(&[large(), large(), large(), large(), large()]);
+        let ways = alternatives(&image, 90, false).unwrap();
+        let mut attempts = Attempts::default();
+        let mut results = ways.iter().map(|way| attempts.begin(way));
+        assert!(results.by_ref().take(4).all(|result| result.is_ok()));
+        assert_eq!(results.next(), Some(Err(CuError::OUT_OF_MEMORY)));
+        let linked = [&fatbin(&[])[..], &image, &image, &image, &image, &image].concat();
+        let ways = alternatives(&linked, 90, false).unwrap();
+        assert!(matches!(&ways[..], [Alternative::Linked(inputs)] if inputs.len() == 5));
+        let begun = Attempts::default().begin(&ways[0]);
+        assert_eq!(begun, Err(CuError::OUT_OF_MEMORY));
+        assert_eq!(Attempts::default().begin(&Alternative::Plain(TEXT)), Ok(()));
     }
 
     #[test]

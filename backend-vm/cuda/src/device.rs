@@ -27,7 +27,7 @@ use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
 
 use self::kernels::configuration;
-use crate::code::{Alternative, Budget, Code, alternatives};
+use crate::code::{Alternative, Attempts, Budget, Code, alternatives};
 use crate::current::Identity;
 use crate::driver::Driver;
 use crate::graph::Executable;
@@ -650,7 +650,9 @@ impl Device for CudaDevice {
             .err()
             .copied()
             .unwrap_or(CuError::NO_BINARY_FOR_GPU);
+        let mut attempts = Attempts::default();
         for way in ways.unwrap_or_default() {
+            attempts.begin(&way)?;
             let code = match self.code(&way, jit) {
                 Err(error @ (CuError::INVALID_IMAGE | CuError::NO_BINARY_FOR_GPU)) => {
                     refused = error;
