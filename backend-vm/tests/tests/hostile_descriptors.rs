@@ -18,13 +18,21 @@ use wormhole_backend_tests::backend::{
 };
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{Attach, Message, Observe, Stream};
+use wormhole_ring::control::{Attach, Fetch, Message, Observe, Share, Stream};
 
 /// A supervisor with two tenants: the victim, and the hostile one, which connects to the socket.
 struct Two {
     backend: Backend,
     hostile: Tenant,
     _folder: tempfile::TempDir,
+}
+
+/// What code in a worker of the hostile tenant has.
+struct Taken {
+    guest: Guest,
+    pid: i32,
+    stream: Control,
+    log: OwnedFd,
 }
 
 /// Limit on open files, with room for both tenants.
@@ -100,11 +108,15 @@ impl Two {
         result
     }
 
-    /// Opens a session of the hostile tenant. Returns its guest and a copy of its worker's log, as
-    /// code in the worker has it; none unless this test runs as root.
+    /// Opens a session of the hostile tenant, and copies its worker's log.
     fn takes_a_log(&mut self) -> Option<(Guest, File)> {
-        /// Number of the log in a worker.
-        const LOG: i32 = 4;
+        let worker = self.takes_a_worker()?;
+        Some((worker.guest, worker.log.into()))
+    }
+
+    /// Opens a session of the hostile tenant. Returns its worker's descriptors, as code in the worker has
+    /// them; none unless this test runs as root.
+    fn takes_a_worker(&mut self) -> Option<Taken> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root can copy a descriptor of a worker");
             return None;
@@ -117,11 +129,18 @@ impl Two {
         };
         let workers = self.backend.workers();
         let mut serving = workers.into_iter().filter(has_session);
-        let worker = Pid::from_raw(serving.next().unwrap()).unwrap();
+        let pid = serving.next().unwrap();
         assert_eq!(serving.next(), None, "another tenant's worker");
-        let worker = pidfd_open(worker, PidfdFlags::empty()).unwrap();
-        let log = pidfd_getfd(worker, LOG, PidfdGetfdFlags::empty()).unwrap();
-        Some((guest, log.into()))
+        let worker = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        // The numbers of a worker's stream and of its log.
+        let [stream, log] =
+            [3, 4].map(|number| pidfd_getfd(&worker, number, PidfdGetfdFlags::empty()).unwrap());
+        Some(Taken {
+            guest,
+            pid,
+            stream: Control::new(stream.into()),
+            log,
+        })
     }
 
     /// Checks that every request of the victim succeeds.
@@ -197,6 +216,39 @@ fn descriptors_on_a_workers_log_that_are_never_closed_hold_up_its_tenant_alone()
         two.serves_the_victim();
         // The supervisor reads the log no more.
         wait_until(|| log.write(b"x").is_err(), || "the log's end".into());
+    }
+}
+
+#[test]
+fn descriptors_on_a_workers_stream_that_are_never_closed_hold_up_its_tenant_alone() {
+    let share = |descriptor| {
+        Message::Share(Share {
+            descriptor,
+            ..Share::default()
+        })
+    };
+    // Only the first of these takes the descriptor that comes with it.
+    for message in [share(1), share(0), Message::Fetch(Fetch::default())] {
+        let mut two = two();
+        let Some(mut worker) = two.takes_a_worker() else {
+            return;
+        };
+        // Opened first: later streams wait for the descriptors that are never closed.
+        let mut other = two.hostile.connect();
+        let _far = two.sends_a_lingering(|_, descriptor| {
+            worker.stream.send_with(&message, vec![descriptor]).unwrap();
+        });
+        two.serves_the_victim();
+        kill(worker.pid, libc::SIGKILL);
+        two.backend.wait_for_log("was ended by signal 9");
+        two.serves_the_victim();
+        // The tenant's own process closes nothing that its worker has sent.
+        let observe = Message::Observe(Observe {
+            bootstrap_version: bootstrap::VERSION,
+            device: 0,
+        });
+        other.send(&observe).unwrap();
+        assert!(matches!(other.receive(), Reply::Observation(..)));
     }
 }
 
