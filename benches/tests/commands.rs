@@ -72,6 +72,16 @@ fn the_benchmarks_of_the_window_measure_a_payload() {
 }
 
 #[test]
+fn beside_every_attack_the_victim_is_never_refused() {
+    let table = printed(
+        Command::new(env!("CARGO_BIN_EXE_neighbours")).args(["--rounds", "1", "--slice", "200"]),
+    );
+    // A line for each attack and the control, one alone, and the load before and after them.
+    let rows = table.lines().skip_while(|line| !line.starts_with("alone "));
+    assert_eq!(rows.count(), 12, "{table}");
+}
+
+#[test]
 fn the_benchmarks_of_calls_measure_every_group() {
     let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
     let folder = tempfile::tempdir().expect("a folder");

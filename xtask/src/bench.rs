@@ -41,7 +41,7 @@ pub enum Bench {
     Memory(Calls),
     /// Launches by 1 to 8 threads.
     Threads(Calls),
-    /// A tenant beside hostile ones on the CPU device; a minute.
+    /// A tenant beside hostile ones on the CPU device; one and a half minutes.
     Neighbours,
 }
 

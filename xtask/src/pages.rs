@@ -60,7 +60,10 @@ const COMMANDS: [(&str, Executed); 25] = [
     ("bench programs", Not("takes minutes: each program twice")),
     (
         "bench neighbours",
-        Not("takes a minute, on an idle machine"),
+        Test(
+            "benches/tests/commands.rs",
+            "beside_every_attack_the_victim_is_never_refused",
+        ),
     ),
     ("fixtures", Not("writes files of the repository")),
     (

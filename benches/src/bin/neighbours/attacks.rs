@@ -20,7 +20,8 @@ use wormhole_api::{CuResult, EventDestroy, ShareEvent, SharedEventCreate};
 use wormhole_backend_tests::attack::lingering;
 use wormhole_backend_tests::backend::Tenant;
 use wormhole_backend_tests::guest::{Control, Reply};
-use wormhole_ring::control::{ArenaRequest, Attach, Message};
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ArenaRequest, Attach, Message, Observe};
 
 /// User id of hostile tenants if root runs the benchmark: `nobody` on Debian.
 pub const HOSTILE_USER: u32 = 65534;
@@ -41,6 +42,8 @@ const LARGE_SEGMENTS: u64 = 1 << 19;
 const FILE: usize = 64 << 20;
 /// Number of events shared at a time, each by a request with its own answer slot.
 const SHARES: u16 = 64;
+/// Number of streams that ask for figures.
+const OBSERVERS: usize = 16;
 /// Maximum number of connections at a time. Each new one replaces the oldest.
 const CONNECTIONS: usize = 256;
 
@@ -56,6 +59,8 @@ pub enum Attack {
     OutOfBand,
     Shares,
     Connections,
+    Observers,
+    Log,
 }
 
 /// Error from running an attack.
@@ -74,6 +79,8 @@ pub enum Lost {
         attack: &'static str,
         status: ExitStatus,
     },
+    #[error("the victim was refused {0}")]
+    Refused(String),
 }
 
 /// Returns whether the benchmark can switch to another user.
@@ -103,7 +110,7 @@ impl Steps {
 
 impl Attack {
     /// All attacks, the control first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Processors,
         Self::Descriptors,
         Self::Doorbells,
@@ -113,6 +120,8 @@ impl Attack {
         Self::OutOfBand,
         Self::Shares,
         Self::Connections,
+        Self::Observers,
+        Self::Log,
     ];
 
     pub fn name(self) -> &'static str {
@@ -126,6 +135,8 @@ impl Attack {
             Self::OutOfBand => "64 MiB out of band",
             Self::Shares => "share flood",
             Self::Connections => "unattached connections",
+            Self::Observers => "observer flood",
+            Self::Log => "log flood",
         }
     }
 
@@ -159,6 +170,8 @@ impl Attack {
             Self::Ungrantable => ungrantable(&mut tenant, &mut steps),
             Self::OutOfBand => out_of_band(&mut tenant, &mut steps),
             Self::Shares => shares(&mut tenant, &mut steps),
+            Self::Observers => observers(&mut tenant, &mut steps),
+            Self::Log => log(&mut tenant, &mut steps),
             Self::Processors | Self::Connections => unreachable!("it has no tenant"),
         }
     }
@@ -334,6 +347,35 @@ fn shares(tenant: &mut Tenant, steps: &mut Steps) -> ! {
         for event in events {
             guest.record(&EventDestroy { event });
         }
+    }
+}
+
+/// Asks for figures of the device on many streams, on each as soon as it has an answer.
+fn observers(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let mut streams: Vec<Control> = (0..OBSERVERS).map(|_| tenant.connect()).collect();
+    let observe = Message::Observe(Observe {
+        bootstrap_version: bootstrap::VERSION,
+        device: 0,
+    });
+    loop {
+        for stream in &mut streams {
+            stream.send(&observe).expect("the supervisor");
+        }
+        for stream in &mut streams {
+            let reply = stream.receive();
+            assert!(matches!(reply, Reply::Observation(..)), "no figures");
+            steps.add(1);
+        }
+    }
+}
+
+/// Breaks the protocol on one stream after the other. The supervisor has a line to log about each.
+fn log(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    loop {
+        let mut guest = tenant.connect();
+        guest.send_raw(&[0xff; 64]);
+        assert_eq!(guest.receive(), Reply::Ended, "it breaks the protocol");
+        steps.add(1);
     }
 }
 

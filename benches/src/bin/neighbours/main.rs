@@ -5,7 +5,7 @@
 //! is
 //! killed at the end of its slice. Slices without and with an attack alternate. An attack also uses processor time. The
 //! control occupies all processors without using the supervisor, so the cost of an attack beyond that of the control is
-//! caused in the supervisor.
+//! caused in the supervisor. A refused request of the victim is a failure.
 
 mod attacks;
 mod victim;
@@ -21,13 +21,14 @@ use wormhole_benches::machine::Machine;
 use crate::attacks::{Attack, Attacker, Lost, is_root};
 use crate::victim::{Figures, Samples, Victim};
 
-/// Number of slices of each attack. A slice without an attack precedes each.
-const ROUNDS: usize = 4;
-/// Duration of a slice. With the control and eight attacks, 72 s are measured.
-const SLICE: Duration = Duration::from_secs(1);
-
 #[derive(Debug, Parser)]
 struct Options {
+    /// Number of slices of each attack. A slice without an attack precedes each.
+    #[arg(long, default_value_t = 4)]
+    rounds: usize,
+    /// Milliseconds of a slice. By default 88 s are measured with the control and ten attacks.
+    #[arg(long, default_value_t = 1000)]
+    slice: u64,
     /// Play this attack, for a parent that kills this process.
     #[arg(long, hide = true, requires = "socket")]
     attack: Option<Attack>,
@@ -51,13 +52,13 @@ fn main() -> ExitCode {
     if let (Some(attack), Some(socket)) = (options.attack, options.socket) {
         attack.play(&socket);
     }
-    match measure() {
+    match measure(options.rounds, Duration::from_millis(options.slice)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure("neighbours", &error),
     }
 }
 
-fn measure() -> Result<(), Lost> {
+fn measure(rounds: usize, slice: Duration) -> Result<(), Lost> {
     let machine = Machine::read();
     println!(
         "{}, {} processors, Linux {}; load before {}",
@@ -80,13 +81,13 @@ fn measure() -> Result<(), Lost> {
             samples: Samples::default(),
         })
         .collect();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for row in &mut rows {
-            victim.run(SLICE, &mut alone);
+            victim.run(slice, &mut alone);
             let start = Instant::now();
             let mut attacker = Attacker::start(row.attack, victim.socket())?;
             attacker.wait_until_under_way()?;
-            victim.run(SLICE, &mut row.samples);
+            victim.run(slice, &mut row.samples);
             row.steps += attacker.end()?;
             row.seconds += start.elapsed().as_secs_f64();
             victim.wait_until_alone();
@@ -94,7 +95,15 @@ fn measure() -> Result<(), Lost> {
     }
     println!("load after {}", load());
     print(&alone.figures(), &rows);
-    Ok(())
+    let beside = rows.iter().map(|row| (row.attack.name(), &row.samples));
+    let all = std::iter::once(("no attack", &alone)).chain(beside);
+    let refused: Vec<String> = all
+        .filter_map(|(attack, samples)| Some(format!("{} beside {attack}", samples.refusals()?)))
+        .collect();
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(Lost::Refused(refused.join("; "))),
+    }
 }
 
 /// Prints the victim's results: alone in microseconds, during each attack also as ratios to the results alone.
@@ -119,9 +128,6 @@ fn print(alone: &Figures, rows: &[Row]) {
             row.attack.name(),
             row.samples.figures().line(Some(alone), control.as_ref())
         );
-        if let Some(refusals) = row.samples.refusals() {
-            println!("{:24} {:>9}  REFUSED: {refusals}", "", "");
-        }
     }
 }
 
