@@ -112,10 +112,10 @@ fn device_name(driver: &Driver, device: i32) -> Result<String> {
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
-/// Returns whether `cuIpc*` handles work. The driver compares process ids: in a PID namespace of its own every worker
-/// has the id 1, and the driver would take another worker's handle for its own process's.
-fn has_a_number() -> bool {
-    std::process::id() != 1
+/// Returns whether `cuIpc*` handles work in a process with this id. The driver compares process ids: in a PID namespace
+/// of its own every worker has the id 1, and the driver would take another worker's handle for its own process's.
+fn has_a_number(process: u32) -> bool {
+    process != 1
 }
 
 fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
@@ -127,7 +127,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             // Pools can be shared by descriptors only.
             let value = match id {
                 MEMPOOL_SUPPORTED_HANDLE_TYPES => value & POSIX_FILE_DESCRIPTOR.cast_signed(),
-                IPC_EVENT_SUPPORTED if !has_a_number() => 0,
+                IPC_EVENT_SUPPORTED if !has_a_number(std::process::id()) => 0,
                 _ => value,
             };
             known.ok().map(|()| (id, value))
@@ -164,4 +164,15 @@ fn describe(
         attributes,
         stream_priorities,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_in_a_namespace_of_its_own_has_no_handles_of_memory() {
+        assert!(!has_a_number(1));
+        assert!(has_a_number(2));
+    }
 }

@@ -193,3 +193,26 @@ fn processes(needs: &Needs, isolation: Isolation, tenants: Tenants) -> Option<Ar
     });
     made.ok().map(Arc::new)
 }
+
+#[cfg(test)]
+mod tests {
+    use wormhole_link::device::DeviceKind;
+
+    use super::*;
+    use crate::alone::alone;
+
+    #[test]
+    fn workers_of_strangers_on_a_gpu_share_no_process_numbers() {
+        if !is_root() {
+            eprintln!("skipped: only root makes PID namespaces");
+            return;
+        }
+        let _alone = alone();
+        let of = |kind, tenants| processes(needs(kind), Isolation::Namespaces, tenants);
+        assert!(of(DeviceKind::Cuda, Tenants::Strangers).is_none());
+        // What keeps them apart is no failure to make a namespace.
+        assert!(of(DeviceKind::Cuda, Tenants::Trusting).is_some());
+        assert!(of(DeviceKind::Cuda, Tenants::One).is_some());
+        assert!(of(DeviceKind::Cpu, Tenants::Trusting).is_none());
+    }
+}
