@@ -18,10 +18,10 @@ use crate::harness::{
 const TRUSTED: &str = "--trusted-tenants";
 
 /// Folder of backends of a test's own. Backends in it are stopped on drop.
-struct Runtime(tempfile::TempDir);
+pub struct Runtime(tempfile::TempDir);
 
 impl Runtime {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a folder"))
     }
 
@@ -41,7 +41,7 @@ impl Runtime {
         fs::set_permissions(self.0.path(), mode).expect("it is ours");
     }
 
-    fn finish(&self, args: &[&str]) -> Finished {
+    pub fn finish(&self, args: &[&str]) -> Finished {
         finish(&mut self.command(args))
     }
 
@@ -52,14 +52,14 @@ impl Runtime {
     }
 
     /// Creates a command of `wormhole run` through a backend.
-    fn run(&self, backend: &str) -> Command {
+    pub fn run(&self, backend: &str) -> Command {
         let mut command = self.command(&["run", "--placement", "process", "--backend"]);
         command.args([backend, "--"]);
         command
     }
 
     /// Asserts that a program passes through a backend.
-    fn passes(&self, backend: &str, name: &str) {
+    pub fn passes(&self, backend: &str, name: &str) {
         let run = finish(self.run(backend).arg(program("static", name)));
         assert!(run.status.success(), "{name}: {}", run.stderr);
         let passed = format!("PASS {name}");

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::backends::Runtime;
 use crate::harness::{
     Finished, Underway, alone, demo_programs, eventually, finish, program, wormhole,
 };
@@ -85,6 +86,43 @@ equal_native! {
     an_assert: "static" "assert";
     device_printf: "static" "printf";
     an_error_that_stays: "static" "sticky";
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn damaged_images_end_in_a_code_on_the_driver() {
+    let _alone = alone();
+    let run = forwarded("static", "damaged_images");
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stdout.contains("PASS damaged_images"), "{}", run.stdout);
+}
+
+/// The driver's handle of memory can be guessed, so tenants who do not trust each other have none.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn programs_of_strangers_share_no_memory_by_handles() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root serves strangers on a GPU");
+        return;
+    }
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let started = runtime.finish(&["backend", "start", "strangers", "--device", "cuda:0"]);
+    if started.stderr.contains("nothing would limit their memory") {
+        println!("skipped: {}", started.stderr);
+        return;
+    }
+    assert!(started.status.success(), "{}", started.stderr);
+    let run = finish(runtime.run("strangers").arg(program("static", "ipc")));
+    assert!(!run.status.success(), "{}", run.stdout);
+    let refused = "cudaIpcGetMemHandle(&handles.large, large): cudaErrorNotSupported";
+    assert!(
+        run.stdout.contains(refused),
+        "{}\n{}",
+        run.stdout,
+        run.stderr
+    );
+    runtime.passes("strangers", "shareable");
 }
 
 #[test]
