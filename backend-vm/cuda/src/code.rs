@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memchr::memmem;
 use wormhole_api::constants::jit_input;
 use wormhole_device::{CuError, Result};
+use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
 
 use crate::printing::{self, Printing};
@@ -187,6 +188,15 @@ impl Attempts {
     }
 }
 
+/// Reason why a library is not for the driver.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    #[error(transparent)]
+    Container(#[from] HostError),
+    #[error("the code of a member: {0}")]
+    Code(#[from] CuError),
+}
+
 /// Size in bytes of the decompressed code in use.
 #[derive(Debug, Default)]
 pub struct Budget(AtomicU64);
@@ -235,6 +245,41 @@ impl Budget {
         }
         code._held = Some(held);
         Ok(code)
+    }
+
+    /// Checks the containers in a library, and their machine code and text as that of a module. The driver gets the library
+    /// whole: it selects the members that a link needs.
+    ///
+    /// # Errors
+    /// A container is damaged, or a member's code is none, or all of it together decompresses to too much.
+    pub fn check_library(&self, data: &[u8]) -> std::result::Result<(), LibraryError> {
+        let mut attempts = Attempts::default();
+        for member in host::members(data)? {
+            let fatbins = match host::of_object(member.data) {
+                Ok(Content::Cubin(cubin)) => {
+                    Code::new(Cow::Borrowed(cubin))?;
+                    continue;
+                }
+                Ok(Content::Fatbins(fatbins)) => fatbins,
+                // A member without device code is of no use to a link.
+                Err(HostError::NoFatbin) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for fatbin in fatbins {
+                let entries = entries(fatbin).map_err(HostError::from)?;
+                for entry in entries
+                    .into_iter()
+                    .filter(|one| one.is_elf() || one.is_ptx())
+                {
+                    let way = Alternative::Entry(entry);
+                    attempts.begin(&way)?;
+                    if let Alternative::Entry(entry) = &way {
+                        self.unpack(entry)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -408,6 +453,37 @@ mod tests {
         let begun = Attempts::default().begin(&ways[0]);
         assert_eq!(begun, Err(CuError::OUT_OF_MEMORY));
         assert_eq!(Attempts::default().begin(&Alternative::Plain(TEXT)), Ok(()));
+    }
+
+    /// Returns an archive with one member.
+    fn archive(member: &[u8]) -> Vec<u8> {
+        let header = format!("{:<48}{:<10}`\n", "member.o/", member.len());
+        let mut bytes = [b"!<arch>\n", header.as_bytes(), member].concat();
+        bytes.resize(bytes.len().next_multiple_of(2), b'\n');
+        bytes
+    }
+
+    #[test]
+    fn the_members_of_a_library_are_code_as_modules_are() {
+        let check = |member: &[u8]| Budget::default().check_library(&archive(member));
+        let cubin = elf::tests::image();
+        let with = |payload: &[u8]| fatbin(&[part(ELF, 80, 0, payload, 0)]);
+        assert!(check(&cubin).is_ok());
+        assert!(check(&with(&cubin)).is_ok());
+        let cut = &cubin[..cubin.len() - 64];
+        for member in [cut, &with(cut), &with(TEXT)] {
+            assert!(matches!(
+                check(member),
+                Err(LibraryError::Code(CuError::INVALID_IMAGE))
+            ));
+        }
+        let text = fatbin(&[part(PTX, 80, 0, TEXT, 0)]);
+        assert!(check(&text).is_ok());
+        let large = fatbin(&[part(PTX, 80, ZSTD, TEXT, 2 << 30)]);
+        assert!(matches!(
+            check(&large),
+            Err(LibraryError::Code(CuError::OUT_OF_MEMORY))
+        ));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
 
 use self::kernels::configuration;
-use crate::code::{Alternative, Attempts, Budget, Code, alternatives};
+use crate::code::{Alternative, Attempts, Budget, Code, LibraryError, alternatives};
 use crate::current::Identity;
 use crate::driver::Driver;
 use crate::graph::Executable;
@@ -175,7 +175,12 @@ impl CudaDevice {
                         .try_for_each(|fatbin| self.add_fatbin(state, &name, fatbin))?,
                 },
                 jit_input::LIBRARY => {
-                    check_library(input.data).map_err(&mut unreadable)?;
+                    self.budget
+                        .check_library(input.data)
+                        .map_err(|error| match error {
+                            LibraryError::Container(error) => unreadable(error),
+                            LibraryError::Code(error) => error,
+                        })?;
                     self.add_data(state, &name, jit_input::LIBRARY, input.data)?;
                 }
                 // `CU_JIT_INPUT_NVVM`: a driver of CUDA 13 has no compiler for it (measured).
@@ -436,23 +441,6 @@ impl CudaDevice {
 /// Returns whether an environment variable has a value.
 fn variable_is(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|found| found == value)
-}
-
-/// Checks the containers in a library. The driver itself selects the members that a link needs.
-fn check_library(data: &[u8]) -> std::result::Result<(), HostError> {
-    for member in host::members(data)? {
-        match host::of_object(member.data) {
-            Ok(Content::Fatbins(fatbins)) => {
-                for fatbin in fatbins {
-                    wormhole_fatbin::entries(fatbin)?;
-                }
-            }
-            // A member without device code is of no use to a link.
-            Ok(Content::Cubin(_)) | Err(HostError::NoFatbin) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn machine(code: Code<'_>) -> Result<Code<'_>> {

@@ -59,12 +59,12 @@ fn check(image: &[u8]) -> Option<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::managed::tests;
 
     /// Image with sections of symbols, names and code, and with all headers filled in.
-    fn image() -> Vec<u8> {
+    pub(crate) fn image() -> Vec<u8> {
         let mut image = tests::image(2, false);
         image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         image[16..18].copy_from_slice(&[2, 0]);
