@@ -816,8 +816,14 @@ mod tests {
     use proptest::prelude::*;
     use wormhole_sandbox::Ending;
 
-    use super::{ENDED, HASH, Instant, LONG, Order, Role, Scene, Steps, datagram};
+    use wormhole_api::CuResult;
+
+    use super::{
+        ENDED, Fetch, HASH, Instant, LONG, Message, Order, Role, Scene, Share, Steps, datagram,
+        memory,
+    };
     use crate::alone::alone;
+    use crate::descriptors::UNDERWAY;
     use crate::pair::{self, Report};
     use crate::process_logs::Owner;
 
@@ -1124,6 +1130,55 @@ mod tests {
         assert!(scene.supervisor.borrow().forks.deadline().is_some());
         let ordered = connect(&mut scene, 1);
         assert!(matches!(ordered[..], [(_, 1)]), "{ordered:?}");
+    }
+
+    #[test]
+    fn a_worker_that_fetches_and_reads_nothing_has_few_descriptors_in_flight() {
+        const WHAT: u32 = 1;
+        let _alone = alone();
+        let mut scene = two_tenants();
+        let run = |scene: &mut Scene| while scene.manager.run_with_timeout(0).unwrap() > 0 {};
+        let file = memory::anonymous_file(c"shared").unwrap();
+        memory::seal_size(&file).unwrap();
+        let share = Share {
+            what: WHAT,
+            descriptor: 1,
+            ..Share::default()
+        };
+        let worker = &mut scene.workers[0].end;
+        worker.send(&Message::Share(share), vec![file]);
+        run(&mut scene);
+        let shared = scene.workers[0].end.read(|message| match message {
+            Message::Shared(shared) => (shared.result, shared.token),
+            other => panic!("{}", other.name()),
+        });
+        let Some((0, token)) = shared else {
+            panic!("{shared:?}");
+        };
+        let fetch = |scene: &mut Scene, count| {
+            for id in 0..count {
+                let what = WHAT;
+                let fetch = Message::Fetch(Fetch { id, what, token });
+                scene.workers[0].end.send(&fetch, Vec::new());
+            }
+            run(scene);
+            let mut results = Vec::new();
+            while let Some(result) = scene.workers[0].end.read(|message| match message {
+                Message::Fetched(fetched) => fetched.result,
+                other => panic!("{}", other.name()),
+            }) {
+                results.push(result);
+            }
+            results
+        };
+        let results = fetch(&mut scene, 100);
+        assert_eq!(results.len(), 100);
+        let (given, refused) = results.split_at(UNDERWAY);
+        assert!(given.iter().all(|result| *result == 0), "{given:?}");
+        let full = CuResult::OUT_OF_MEMORY.0;
+        assert!(refused.iter().all(|result| *result == full), "{refused:?}");
+        // It has read them.
+        assert_eq!(fetch(&mut scene, 1), [0]);
     }
 
     #[test]

@@ -563,3 +563,26 @@ fn text_of(report: &SessionReport) -> serde_json::Result<String> {
         ..report.clone()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_with_any_number_of_messages_fits_into_a_control_message() {
+        let report = |messages: u64| SessionReport {
+            session: "7.1".to_owned(),
+            messages: (0..messages).map(|id| (id.to_string(), id)).collect(),
+            end: "the guest process ended".to_owned(),
+            ..SessionReport::default()
+        };
+        for messages in [0, 100, 5000] {
+            let text = text_of(&report(messages)).unwrap();
+            assert!(text.len() <= MAX_CONTROL_BODY, "{} bytes", text.len());
+            let read: SessionReport = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.end, "the guest process ended");
+            let left = if messages == 5000 { 0 } else { messages };
+            assert_eq!(read.messages.len() as u64, left);
+        }
+    }
+}
