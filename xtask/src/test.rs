@@ -40,6 +40,11 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     total += computations?;
 
     eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "xtask: not root: tests of users, namespaces and cgroups that only root can make return early, and count as passed"
+        );
+    }
     eprintln!(
         "xtask: {} tests were skipped: they need what this machine lacks",
         total.skipped
