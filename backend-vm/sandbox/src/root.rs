@@ -41,7 +41,7 @@ pub(super) enum Step {
 }
 
 /// Files of `/proc` that reveal keys, timers, and the use of processors and memory, and so the work of others.
-const MASKED: [&str; 29] = [
+const MASKED: [&str; 30] = [
     "/proc/buddyinfo",
     "/proc/cgroups",
     "/proc/diskstats",
@@ -53,6 +53,8 @@ const MASKED: [&str; 29] = [
     "/proc/loadavg",
     "/proc/locks",
     "/proc/mdstat",
+    // The use counts of `kvm` and `nvidia`.
+    "/proc/modules",
     "/proc/pagetypeinfo",
     "/proc/partitions",
     "/proc/sched_debug",

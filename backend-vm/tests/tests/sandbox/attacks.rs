@@ -85,6 +85,8 @@ enum Attempt {
     Call(i64, [i64; 3]),
     /// Opening the file.
     Open(&'static str, i32),
+    /// Reading the contents of the file.
+    Read(&'static str),
     Other(fn(&Targets) -> Outcome),
 }
 
@@ -124,6 +126,7 @@ impl Attack {
         match self.attempt {
             Attempt::Call(..) => outcome == libc::ENOSYS,
             Attempt::Open(..) => matches!(outcome, libc::ENOENT | libc::ENXIO | libc::ENODEV),
+            Attempt::Read(_) => outcome == libc::ENOENT,
             Attempt::Other(_) => false,
         }
     }
@@ -148,6 +151,7 @@ impl Attack {
                 outcome(result)
             }
             Attempt::Open(path, flags) => open(Path::new(path), flags),
+            Attempt::Read(path) => reads(path),
             Attempt::Other(attempt) => attempt(targets),
         }
     }
@@ -660,6 +664,12 @@ const OTHERS: &[Row] = &[
     ),
 ];
 
+/// Files of `/proc` that have contents, unless the kernel lacks them.
+const READS: [(&str, &str); 1] = [(
+    "read how many devices and virtual machines there are",
+    "/proc/modules",
+)];
+
 /// Returns every attack, for all profiles.
 pub fn all() -> Vec<Attack> {
     let refused = |call: i64| {
@@ -699,6 +709,12 @@ pub fn all() -> Vec<Attack> {
         control: Control::Succeeds,
         attempt: Attempt::Open(path, flags),
         refusals,
+    }));
+    attacks.extend(READS.iter().map(|&(name, path)| Attack {
+        name: name.to_owned(),
+        control: Control::Succeeds,
+        attempt: Attempt::Read(path),
+        refusals: both(libc::ENOENT),
     }));
     attacks.extend(
         OTHERS
