@@ -51,6 +51,17 @@ impl<'a> Code<'a> {
         })
     }
 
+    /// Checks machine code outside a container.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_IMAGE`: the code is no whole ELF file for a GPU.
+    pub fn machine(bytes: Cow<'a, [u8]>) -> Result<Self> {
+        let code = Self::new(bytes)?;
+        code.is_machine
+            .then_some(code)
+            .ok_or(CuError::INVALID_IMAGE)
+    }
+
     /// ELF file, or text that ends in a zero byte.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

@@ -158,14 +158,14 @@ impl CudaDevice {
                 CuError::UNKNOWN
             };
             let name = CString::new(input.name).map_err(|_| CuError::INVALID_VALUE)?;
-            let plain = || Code::new(Cow::Borrowed(input.data));
+            let data = Cow::Borrowed(input.data);
             match input.kind {
-                jit_input::CUBIN => self.add(state, &name, &machine(plain()?)?)?,
-                jit_input::PTX => self.add(state, &name, &plain()?)?,
+                jit_input::CUBIN => self.add(state, &name, &Code::machine(data)?)?,
+                jit_input::PTX => self.add(state, &name, &Code::new(data)?)?,
                 jit_input::FATBINARY if is_fatbin(input.data) => {
                     self.add_fatbin(state, &name, input.data)?;
                 }
-                jit_input::FATBINARY => self.add(state, &name, &machine(plain()?)?)?,
+                jit_input::FATBINARY => self.add(state, &name, &Code::machine(data)?)?,
                 jit_input::OBJECT => match host::of_object(input.data).map_err(&mut unreadable)? {
                     Content::Cubin(cubin) => {
                         self.add(state, &name, &Code::new(Cow::Borrowed(cubin))?)?;
@@ -339,7 +339,7 @@ impl CudaDevice {
             None
         };
         let Some(managed) = managed else {
-            let loaded = self.load_plain(code.bytes(), kind, jit, printing);
+            let loaded = self.load_plain(code, kind, jit, printing);
             return loaded.map(Loading::Done);
         };
         let bytes = managed.bytes();
@@ -350,7 +350,7 @@ impl CudaDevice {
         let Some(placed) = placed else {
             return Ok(Loading::NeedsPlace(bytes));
         };
-        let mut loaded = self.load_plain(&placed.image, kind, jit, printing)?;
+        let mut loaded = self.load_plain(&placed.code, kind, jit, printing)?;
         self.images
             .lock()
             .set_managed(loaded.module, placed.globals);
@@ -358,15 +358,15 @@ impl CudaDevice {
         Ok(Loading::Done(loaded))
     }
 
-    /// Loads code without managed variables: a whole ELF file, or text that ends in a zero byte.
+    /// Loads code without managed variables.
     fn load_plain(
         &self,
-        code: &[u8],
+        code: &Code<'_>,
         kind: ImageKind,
         jit: &mut Jit,
         printing: Printing,
     ) -> Result<LoadedModule> {
-        let data = code.as_ptr().cast::<c_void>();
+        let data = code.bytes().as_ptr().cast::<c_void>();
         let mut options = jit::Options::new(jit);
         let (count, keys, values) = (options.count(), options.keys(), options.values());
         let loaded = match kind {

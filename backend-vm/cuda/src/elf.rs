@@ -10,7 +10,7 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 
 /// NVIDIA's section types without bytes in a relocatable file, like `SHT_NOBITS`: global and shared memory (found in
 /// files that `nvcc` 13 writes).
-const WITHOUT_BYTES: [u32; 2] = [0x7000_0007, 0x7000_000a];
+pub const WITHOUT_BYTES: [u32; 2] = [0x7000_0007, 0x7000_000a];
 
 type Header = FileHeader64<LittleEndian>;
 
@@ -63,17 +63,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::managed::tests;
 
-    /// Image with sections of symbols, names and code, and with all headers filled in.
     pub(crate) fn image() -> Vec<u8> {
-        let mut image = tests::image(2, false);
-        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
-        image[16..18].copy_from_slice(&[2, 0]);
-        image[18..20].copy_from_slice(&EM_CUDA.to_le_bytes());
-        image[20] = 1;
-        image[52] = 64;
-        image[58] = 64;
-        image[62] = 2;
-        image
+        tests::image(2, false)
     }
 
     #[test]

@@ -61,8 +61,9 @@ fn check(code: Result<Code<'_>>) {
     let Ok(Some(placed)) = managed.place(place) else {
         return;
     };
-    // The image keeps the checked length, and no value lies outside the place.
-    assert_eq!(placed.image.len(), code.bytes().len());
+    // The image keeps its length and is whole, and no value lies outside the place.
+    assert_eq!(placed.code.bytes().len(), code.bytes().len());
+    assert!(elf::is_whole(placed.code.bytes()));
     for (address, values) in placed.initial {
         let end = address.checked_add(values.len() as u64).expect("an end");
         assert!(address >= START && end <= START + place.bytes);

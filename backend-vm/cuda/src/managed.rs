@@ -6,18 +6,26 @@
 //! (ELF-64 object file format; the flag of managed symbols and the types of relocations as found in files that `nvcc`
 //! 13 and the driver's own compiler write; that the driver loads such an image was measured on an H200).
 //!
-//! The image comes from a guest: every offset is checked, and there is no unsafe code.
+//! The image comes from a guest: every offset is checked, and there is no unsafe code. A relocation can name a section
+//! that overlaps the image's headers, so the result passes the same check as an image of a guest.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 
 use wormhole_device::{CuError, Layout, ManagedPlace, Result};
 use wormhole_fatbin::fields::{u16_at, u32_at, u64_at, usize_at};
 
+use crate::{code, elf};
+
 /// Section types (`sh_type`).
+const PROGRAM_BITS: u32 = 1;
 const SYMBOLS: u32 = 2;
 const RELOCATIONS: u32 = 4;
 const SHORT_RELOCATIONS: u32 = 9;
 const NO_BITS: u32 = 8;
+/// Section types that a processor's manufacturer defines (`SHT_LOPROC` to `SHT_HIPROC`).
+const OF_PROCESSOR: RangeInclusive<u32> = 0x7000_0000..=0x7fff_ffff;
 /// Symbol type of a data object (`st_info`).
 const OBJECT: u8 = 1;
 /// Flag of a managed variable in `st_other`.
@@ -51,6 +59,20 @@ struct Section {
     link: u32,
     info: u32,
     alignment: u64,
+}
+
+impl Section {
+    /// Returns the range in the image of `bytes` bytes at an offset in the section. `None` if the section contains no
+    /// code or data there, which relocations are for.
+    fn range(&self, offset: usize, bytes: usize) -> Option<std::ops::Range<usize>> {
+        let is_of_processor =
+            OF_PROCESSOR.contains(&self.kind) && !elf::WITHOUT_BYTES.contains(&self.kind);
+        let end = offset.checked_add(bytes)?;
+        if end > self.bytes || !(self.kind == PROGRAM_BITS || is_of_processor) {
+            return None;
+        }
+        Some(self.offset.checked_add(offset)?..self.offset.checked_add(end)?)
+    }
 }
 
 /// Managed variable.
@@ -225,8 +247,8 @@ impl Code {
         self.layout.bytes()
     }
 
-    /// Places the variables: returns the image with their addresses, the variables by name, address and size, and
-    /// their initial values. `None` if the place is too small.
+    /// Places the variables: returns the checked image with their addresses, the variables by name, address and size,
+    /// and their initial values. `None` if the place is too small.
     pub fn place(mut self, place: ManagedPlace) -> Result<Option<Placed>> {
         let Some(start) = self.layout.start_in(place) else {
             return Ok(None);
@@ -255,7 +277,7 @@ impl Code {
                 self.relocate(section, start)?;
             }
         }
-        let mut placed = Placed::default();
+        let (mut globals, mut initial) = (Vec::new(), Vec::new());
         for (symbol, variable) in self.variables {
             let address = start + variable.offset;
             let bytes = usize::try_from(variable.bytes).map_err(|_| CuError::OUT_OF_MEMORY)?;
@@ -264,14 +286,16 @@ impl Code {
                 None => Some(vec![0; bytes]),
             };
             let values = values.ok_or(CuError::INVALID_IMAGE)?;
-            placed.initial.push((address, values));
-            let global = (variable.name, (address, variable.bytes));
-            placed.globals.push(global);
+            initial.push((address, values));
+            globals.push((variable.name, (address, variable.bytes)));
             // Clears MANAGED, so that the driver does not allocate the variable itself.
             self.image[self.symbols.offset + symbol * SYMBOL_BYTES + 5] &= !MANAGED;
         }
-        placed.image = self.image;
-        Ok(Some(placed))
+        Ok(Some(Placed {
+            code: code::Code::machine(Cow::Owned(self.image))?,
+            globals,
+            initial,
+        }))
     }
 
     /// Writes addresses where relocations demand them, and removes those relocations.
@@ -310,9 +334,9 @@ impl Code {
                     return Err(CuError::NOT_SUPPORTED);
                 }
             };
-            let place = place.checked_add(inside).ok_or(damaged)?;
-            let end = place.checked_add(bytes.len()).ok_or(damaged)?;
-            let place = self.image.get_mut(place..end).ok_or(damaged)?;
+            let offset = relocation.offset.checked_add(inside).ok_or(damaged)?;
+            let range = target.range(offset, bytes.len()).ok_or(damaged)?;
+            let place = self.image.get_mut(range).ok_or(damaged)?;
             place.copy_from_slice(bytes);
         }
         let bytes = (kept * RELOCATION_BYTES) as u64;
@@ -331,10 +355,10 @@ impl Code {
 /// Variables by name: address and size.
 pub type Globals = Vec<(String, (u64, u64))>;
 
-/// Image that contains the addresses of its managed variables.
-#[derive(Debug, Default)]
+/// Code that contains the addresses of its managed variables.
+#[derive(Debug)]
 pub struct Placed {
-    pub image: Vec<u8>,
+    pub code: code::Code<'static>,
     pub globals: Globals,
     /// Addresses and initial values.
     pub initial: Vec<(u64, Vec<u8>)>,
@@ -342,16 +366,24 @@ pub struct Placed {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use object::elf::EM_CUDA;
+
     use super::*;
 
-    const PROGRAM_BITS: u32 = 1;
     const STRINGS: u32 = 3;
     const START: u64 = 0x7000_0000_0000;
 
-    /// Image with a managed variable `x` of 8 bytes with the initial value 5, one `y` of 16 bytes without values, and
+    /// Whole image with a managed variable `x` of 8 bytes with the initial value 5, one `y` of 16 bytes without values, and
     /// a device variable `z`; a constant bank contains the addresses of `x + 4`, `z` and `y`.
     pub fn image(relocation: u32, at_values: bool) -> Vec<u8> {
         let mut bytes = vec![0; 64];
+        bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        bytes[16..18].copy_from_slice(&[2, 0]);
+        bytes[18..20].copy_from_slice(&EM_CUDA.to_le_bytes());
+        bytes[20] = 1;
+        bytes[52] = 64;
+        bytes[58] = 64;
+        bytes[62] = 2;
         let mut headers = vec![vec![0; SECTION_BYTES]];
         let mut section = |kind: u32, content: &[u8], link: u32, info: u32| {
             bytes.resize(bytes.len().next_multiple_of(8), 0);
@@ -439,19 +471,22 @@ pub(crate) mod tests {
         let mut expected = vec![(x, 5_u64.to_le_bytes().to_vec()), (y, vec![0; 16])];
         expected.sort();
         assert_eq!(initial, expected);
-        let found = read(&placed.image).unwrap();
+        let found = read(placed.code.bytes()).unwrap();
         let sections = found.sections;
-        assert_eq!((found.managed, are_in(&placed.image)), (vec![], false));
+        assert_eq!(
+            (found.managed, are_in(placed.code.bytes())),
+            (vec![], false)
+        );
         assert_eq!(found.symbols.offset, sections[1].offset);
         let bank = sections[5].offset;
-        assert_eq!(u64_at(&placed.image, bank), Some(x + 4));
-        assert_eq!(u64_at(&placed.image, bank + 8), Some(u64::MAX));
-        assert_eq!(u64_at(&placed.image, bank + 16), Some(y));
+        assert_eq!(u64_at(placed.code.bytes(), bank), Some(x + 4));
+        assert_eq!(u64_at(placed.code.bytes(), bank + 8), Some(u64::MAX));
+        assert_eq!(u64_at(placed.code.bytes(), bank + 16), Some(y));
         // References to the device variable are left to the driver.
         assert_eq!(sections[6].bytes, RELOCATION_BYTES);
         let left = sections[6].offset;
-        assert_eq!(u64_at(&placed.image, left), Some(8));
-        assert_eq!(u32_at(&placed.image, left + 12), Some(3));
+        assert_eq!(u64_at(placed.code.bytes(), left), Some(8));
+        assert_eq!(u32_at(placed.code.bytes(), left + 12), Some(3));
     }
 
     #[test]
@@ -460,11 +495,89 @@ pub(crate) mod tests {
             let code = Code::read(image(kind, false)).unwrap().unwrap();
             let placed = code.place(place(24)).unwrap().unwrap();
             let x = placed.globals.iter().find(|(name, _)| name == "x").unwrap();
-            let bank = sections(&placed.image).unwrap()[5].offset;
+            let bank = sections(placed.code.bytes()).unwrap()[5].offset;
             let half = u32::try_from((x.1.0 + 4) >> shift & 0xffff_ffff).unwrap();
-            assert_eq!(u32_at(&placed.image, bank), Some(u32::MAX));
-            assert_eq!(u32_at(&placed.image, bank + 4), Some(half));
+            assert_eq!(u32_at(placed.code.bytes(), bank), Some(u32::MAX));
+            assert_eq!(u32_at(placed.code.bytes(), bank + 4), Some(half));
         }
+    }
+
+    /// Image whose first relocation has another offset, symbol `x` and an addend.
+    fn relocated(offset: u64, kind: u32, addend: u64) -> Vec<u8> {
+        let mut image = image(kind, false);
+        let entry = sections(&image).unwrap()[6].offset;
+        image[entry..entry + 8].copy_from_slice(&offset.to_le_bytes());
+        image[entry + 16..entry + 24].copy_from_slice(&addend.to_le_bytes());
+        image
+    }
+
+    fn refusal(image: Vec<u8>) -> Option<CuError> {
+        assert!(elf::is_whole(&image));
+        let code = Code::read(image).unwrap().unwrap();
+        code.place(place(24)).err()
+    }
+
+    #[test]
+    fn a_relocation_changes_code_and_data_of_its_section_alone() {
+        let damaged = Some(CuError::INVALID_IMAGE);
+        for kind in [ADDRESS, GENERIC_ADDRESS, LOW_HALF, HIGH_HALF] {
+            assert_eq!(refusal(relocated(16, kind, 0)), None);
+            for offset in [17, 20, 24, 4096, u64::MAX - 64, u64::MAX] {
+                let refused = refusal(relocated(offset, kind, 0));
+                assert_eq!(refused, damaged, "kind {kind} at {offset}");
+            }
+            // The headers' section, symbols, names, a section without bytes, the relocations themselves.
+            for target in [0, 1, 2, 4, 6] {
+                let mut image = relocated(0, kind, 0);
+                let table = sections(&image).unwrap()[6];
+                image[table.header + 44] = target;
+                assert_eq!(refusal(image), damaged, "kind {kind} in {target}");
+            }
+        }
+        for (section, refused) in [
+            (0x7000_0068, None),
+            (elf::WITHOUT_BYTES[0], damaged),
+            (elf::WITHOUT_BYTES[1], damaged),
+        ] {
+            let mut image = relocated(0, ADDRESS, 0);
+            let bank = sections(&image).unwrap()[5];
+            image[bank.header + 4..bank.header + 8].copy_from_slice(&section.to_le_bytes());
+            assert_eq!(refusal(image), refused, "{section:#x}");
+        }
+    }
+
+    /// The section that the relocations are for begins with the file.
+    #[test]
+    fn an_image_that_its_relocations_damage_does_not_reach_the_driver() {
+        let with = |offset: u64, kind: u32, value: u64| {
+            // `x`, the first variable, is at the start of the place.
+            let mut image = relocated(offset, kind, value.wrapping_sub(START));
+            let bank = sections(&image).unwrap()[5];
+            let bytes = image.len() as u64;
+            image[bank.header + 24..bank.header + 32].copy_from_slice(&0_u64.to_le_bytes());
+            image[bank.header + 32..bank.header + 40].copy_from_slice(&bytes.to_le_bytes());
+            // The image has no other reference to a managed variable.
+            let last = sections(&image).unwrap()[6].offset + 2 * RELOCATION_BYTES;
+            image[last + 12] = 3;
+            image
+        };
+        let damaged = Some(CuError::INVALID_IMAGE);
+        let plain = with(8, ADDRESS, 0);
+        assert_eq!(refusal(plain.clone()), None);
+        let headers = u64_at(&plain, 40).unwrap();
+        let far = 1 << 40;
+        // The table of sections, a section's offset, its size and its link.
+        for offset in [40, headers + 64 + 24, headers + 64 + 32, headers + 64 + 40] {
+            let image = with(offset, ADDRESS, far | far >> 16);
+            assert_eq!(refusal(image), damaged, "address at {offset}");
+        }
+        let half = with(headers + 64 + 24, LOW_HALF, far >> 16);
+        assert_eq!(refusal(half), damaged);
+        // A `__fatBinC_Wrapper_t`, and text.
+        let wrapper = with(0, ADDRESS, 0x1_4662_43b1);
+        assert_eq!(refusal(wrapper), damaged);
+        let text = with(0, ADDRESS, u64::from_le_bytes(*b".version"));
+        assert_eq!(refusal(text), damaged);
     }
 
     #[test]
