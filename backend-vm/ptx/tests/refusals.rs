@@ -37,6 +37,37 @@ fn instructions_are_named() {
     }
 }
 
+/// Checks each pair of an operation and a type of `sured`. A reduction of an element of 2 bytes would change 8.
+#[test]
+fn a_surface_has_reductions_of_32_and_64_bit_integers_alone() {
+    const TYPES: [&str; 20] = [
+        "u8", "s8", "b8", "u16", "s16", "b16", "f16", "bf16", "u32", "s32", "b32", "f32", "f16x2",
+        "bf16x2", "u64", "s64", "b64", "f64", "b128", "pred",
+    ];
+    for (op, types) in [
+        ("add", &["u32", "s32", "u64"][..]),
+        ("min", &["u32", "s32", "u64", "s64"]),
+        ("max", &["u32", "s32", "u64", "s64"]),
+        ("and", &["b32"]),
+        ("or", &["b32"]),
+        ("xor", &[]),
+        ("exch", &[]),
+        ("inc", &[]),
+    ] {
+        for ty in TYPES {
+            let register = if ty.ends_with("64") { "%rd2" } else { "%r2" };
+            let text = format!(
+                ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k() {{
+                 .reg .b32 %r<9>; .reg .b64 %rd<9>;
+                 sured.b.{op}.1d.{ty}.trap [%rd1, {{%r1}}], {register}; ret; }}"
+            );
+            let is_taken = Module::from_ptx(&text)
+                .is_ok_and(|module| module.link(Vec::new()).kernel("k").is_ok());
+            assert_eq!(is_taken, types.contains(&ty), "{op} of {ty}");
+        }
+    }
+}
+
 /// Checks a kernel whose grid's extents count clusters.
 #[test]
 fn a_kernel_whose_blocks_are_clusters_is_named() {

@@ -30,6 +30,17 @@ fn geometry(m: &mut Modifiers<'_>) -> Option<(Geometry, bool)> {
 /// Layer and coordinates of an access.
 type Coordinates = (Option<Reg>, Box<[Reg]>);
 
+/// Returns whether `sured.b` combines elements of a type by an operation (PTX ISA, "sured"; `ptxas` of CUDA 13 takes no
+/// other combination).
+fn is_reduction(name: &str, ty: Type) -> bool {
+    match name {
+        "add" => matches!(ty, Type::U32 | Type::S32 | Type::U64),
+        "min" | "max" => matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::S64),
+        "and" | "or" => ty == Type::B32,
+        _ => false,
+    }
+}
+
 impl<'a> Lowering<'a, '_, '_> {
     /// Lowers the instruction if it is one of this module's.
     pub(crate) fn texture(
@@ -262,7 +273,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let shape = shape.ok_or(Reject::Unsupported)?;
         let op = m
             .first()
-            .filter(|name| matches!(*name, "add" | "min" | "max" | "and" | "or"))
+            .filter(|name| is_reduction(name, ty))
             .and_then(|name| operation(name, ty))
             .ok_or(Reject::Unsupported)?;
         let [object, value] = operands else {

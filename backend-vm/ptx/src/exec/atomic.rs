@@ -196,21 +196,32 @@ pub(super) fn execute(
     }
 }
 
-/// Combines a value with an element of global memory.
+/// Combines a value with an element of global memory, of 4 or 8 bytes.
 ///
 /// # Safety
 ///
-/// `at` is valid for reads and writes of `size` bytes, which are 4 or 8, and aligned, and only
-/// accessed atomically meanwhile.
-pub(super) unsafe fn reduce(at: *mut u8, op: AtomicOp, size: u32, value: u64) {
-    if size == 4 {
-        let value = u32::get(value).put();
+/// `at` is valid for reads and writes of `size` bytes, and aligned, and only accessed atomically
+/// meanwhile.
+pub(super) unsafe fn reduce(
+    at: *mut u8,
+    op: AtomicOp,
+    size: u32,
+    value: u64,
+) -> Result<(), FaultKind> {
+    match size {
+        4 => {
+            let value = u32::get(value).put();
+            // SAFETY: the caller vouches for the element.
+            unsafe { u32::update(at, |old| u32::get(apply(op, 4, old.put(), value, value))) };
+        }
         // SAFETY: the caller vouches for the element.
-        unsafe { u32::update(at, |old| u32::get(apply(op, 4, old.put(), value, value))) };
-    } else {
-        // SAFETY: the caller vouches for the element.
-        unsafe { u64::update(at, |old| apply(op, 8, old, value, value)) };
+        8 => _ = unsafe { u64::update(at, |old| apply(op, 8, old, value, value)) },
+        _ => {
+            let what = "a reduction has elements of 4 or 8 bytes";
+            return Err(FaultKind::IllegalInstruction(what));
+        }
     }
+    Ok(())
 }
 
 /// Resolves the memory that a lane operates on.

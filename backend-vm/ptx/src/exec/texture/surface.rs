@@ -111,8 +111,7 @@ pub(in crate::exec) fn access(
                     let value = frame.rows[args.regs[0] as usize][lane];
                     let at = global.translate(place, args.size, true)?;
                     // SAFETY: `translate` found the aligned element inside a writable region.
-                    unsafe { atomic::reduce(at, op, args.size, value) };
-                    Ok(())
+                    unsafe { atomic::reduce(at, op, args.size, value) }
                 }
                 None => Ok(()),
             },
