@@ -38,7 +38,7 @@ pub use image::{
     default_folder,
 };
 pub use kernel::{Kernel, UnknownKernel};
-pub use oci::{ImageProgram, OciError, is_layout, unpack};
+pub use oci::{ImageProgram, OciError, is_layout, remove_unpacked, unpack};
 pub use overlay::{
     BackendRun, ConsoleRun, EXIT_PORT, GuestRun, HOST_FILES, HostRun, backend_overlay,
     console_overlay, guest_overlay, host_overlay, ports, volume_place,

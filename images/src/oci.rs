@@ -5,6 +5,7 @@
 //! nothing outside of its folder.
 
 mod layer;
+mod removal;
 mod users;
 
 use std::fs::File;
@@ -15,8 +16,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use self::layer::Unpacking;
+use rustix::fs::{FileType, Mode, OFlags, fstat};
 use wormhole_init::User;
+
+use self::layer::Unpacking;
+pub use self::removal::remove_unpacked;
 
 /// The file by which a folder is a layout.
 const MARKER: &str = "oci-layout";
@@ -68,8 +72,12 @@ pub enum OciError {
     Outside(PathBuf),
     #[error("the image's user {0:?} is not in its /etc/passwd and /etc/group")]
     User(String),
-    #[error("the image has more than {0} files")]
+    #[error("the image has more than {0} files and folders")]
     Files(u64),
+    #[error("the image has a path with more than {0} parts")]
+    Depth(usize),
+    #[error("the paths of a layer take more than {0} bytes")]
+    Names(u64),
     #[error("the image has more than {0} bytes")]
     Bytes(u64),
 }
@@ -226,13 +234,26 @@ fn blob(layout: &Path, descriptor: &Descriptor) -> Result<PathBuf, OciError> {
     Ok(layout.join("blobs/sha256").join(sum))
 }
 
+/// Opens a file of a layout. Anything else, as a pipe, could hold up its reader.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+        FileType::RegularFile => Ok(file.into()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )),
+    }
+}
+
 /// Opens a blob that has its size and its sum.
 fn verified(path: &Path, descriptor: &Descriptor) -> Result<File, OciError> {
     let failed = |source| OciError::Read {
         path: path.to_owned(),
         source,
     };
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = open(path).map_err(failed)?;
     let mut sum = Sha256::new();
     // One byte more than there should be.
     let mut content = (&mut file).take(descriptor.size.saturating_add(1));
@@ -274,7 +295,7 @@ fn parsed<T: DeserializeOwned>(layout: &Path, descriptor: &Descriptor) -> Result
 
 fn bytes(path: &Path, most: u64) -> Result<Vec<u8>, OciError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    let read = open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     match read {
         Ok(_) => Ok(bytes),
         Err(source) => Err(OciError::Read {

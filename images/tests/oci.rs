@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
-use wormhole_images::{ImageProgram, OciError, is_layout, unpack};
+use wormhole_images::{ImageProgram, OciError, is_layout, remove_unpacked, unpack};
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 const CONFIG: &str = r#"{"os":"linux","architecture":"amd64","config":{"User":"1000:100","Env":["A=b","PATH=/x"],
@@ -323,4 +323,65 @@ fn damaged_layouts_are_refused() {
     let attack = Layer::new().add(EntryType::XHeader, "header", "", 0o644, &long);
     let layout = Layout::of(&[(PLAIN, attack.done())]);
     assert!(matches!(refused(&layout), OciError::Layer { .. }));
+}
+
+#[test]
+fn a_pipe_in_a_layout_holds_nobody_up() {
+    let layer = || Layer::new().file("file", "content").done();
+    for name in ["index.json", "blob"] {
+        let layout = Layout::of(&[(PLAIN, layer())]);
+        let sum: String = Sha256::digest(layer())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let place = match name {
+            "blob" => layout.0.path().join("blobs/sha256").join(sum),
+            _ => layout.0.path().join(name),
+        };
+        fs::remove_file(&place).expect("removed");
+        let pipe = rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &place,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        );
+        pipe.expect("a pipe");
+        let refused = layout.unpack().2.expect_err("it is refused");
+        assert!(matches!(refused, OciError::Read { .. }), "{refused:?}");
+    }
+}
+
+#[test]
+fn paths_with_too_many_parts_are_refused() {
+    let unpack = |parts: usize| {
+        let path = vec!["n"; parts].join("/");
+        let layer = Layer::new()
+            .add(EntryType::GNULongName, "././@LongLink", "", 0o644, &path)
+            .file("short", "content");
+        Layout::of(&[(PLAIN, layer.done())]).unpack()
+    };
+    let (_outer, root, unpacked) = unpack(256);
+    unpacked.expect("it is unpacked");
+    assert_eq!(read(&root.join(vec!["n"; 256].join("/"))), "content");
+    for parts in [257, 2047] {
+        let (_outer, root, refused) = unpack(parts);
+        assert!(matches!(refused, Err(OciError::Depth(256))), "{refused:?}");
+        assert_eq!(names(&root), [""; 0]);
+    }
+}
+
+/// Each folder is made by way of a link to the one before.
+#[test]
+fn an_image_that_nests_by_links_is_removed_whole() {
+    let deep = vec!["n"; 40].join("/");
+    let mut layer = Layer::new().folder(&deep).link("0", &deep);
+    for link in 0..8 {
+        layer = layer.folder(&format!("{link}/{deep}"));
+        layer = layer.link(&(link + 1).to_string(), &format!("{link}/{deep}"));
+    }
+    let (outer, root) = unpacked(vec![layer]);
+    assert_eq!(names(&root).len(), 10);
+    remove_unpacked(&root).expect("it is removed");
+    assert_eq!(names(outer.path()), [""; 0]);
 }

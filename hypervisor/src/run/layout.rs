@@ -50,7 +50,7 @@ pub fn hold(layout: Layout) {
     }
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
     // Files may still be made. Once their folder is gone, no more are.
-    while let Err(error) = std::fs::remove_dir_all(place.path()) {
+    while let Err(error) = wormhole_images::remove_unpacked(place.path()) {
         if error.kind() != io::ErrorKind::DirectoryNotEmpty {
             break;
         }

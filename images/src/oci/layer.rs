@@ -4,7 +4,8 @@
 //! leads out. Files belong to the caller, or if that is root to whom the image says. Devices, sockets and pipes are left out, since a guest has its own `/dev`, and so are
 //! the set-user-ID and set-group-ID bits and extended attributes.
 
-use std::collections::HashSet;
+mod made;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,16 +21,17 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use tar::{Archive, Entry, EntryType, PaxExtensions};
 
+use self::made::{Made, Place};
 use super::OciError;
 
-/// Most files of an image, in all layers.
+/// Most files and folders of an image, in all layers.
 const MOST_FILES: u64 = 4 << 20;
 /// Most bytes of an image, in all layers.
 const MOST_BYTES: u64 = 256 << 30;
 /// Most bytes of a file's long name or extended header.
 const MOST_HEADER: u64 = 1 << 20;
-/// Most folders in each other that are removed at once.
-const MOST_DEPTH: usize = 1024;
+/// Most parts of a path, and most folders in each other that are removed at once. Each of these takes a descriptor.
+const MOST_DEPTH: usize = 256;
 
 /// Prefix of the name of a file that removes another one.
 const WHITEOUT: &[u8] = b".wh.";
@@ -76,8 +78,7 @@ impl Unpacking {
             path: path.to_owned(),
             source,
         };
-        // Paths of this layer, which its whiteouts do not remove.
-        let mut made = HashSet::new();
+        let mut made = Made::default();
         // Also what is skipped takes time.
         let mut archive = Archive::new(content.take(MOST_BYTES));
         let mut extended = Extended::default();
@@ -100,12 +101,9 @@ impl Unpacking {
         entry: &mut Entry<'_, impl Read>,
         path: &Path,
         target: Option<&Path>,
-        made: &mut HashSet<PathBuf>,
+        made: &mut Made,
     ) -> Result<(), OciError> {
-        self.files += 1;
-        if self.files > MOST_FILES {
-            return Err(OciError::Files(MOST_FILES));
-        }
+        self.count()?;
         let wrong = |error| failed(path, error);
         let path = inside(path)?;
         let Some(name) = path.file_name() else {
@@ -113,16 +111,16 @@ impl Unpacking {
             return Ok(());
         };
         let parent = path.parent().unwrap_or(Path::new(""));
-        let folder = self.folder(parent).map_err(wrong)?;
+        let folder = self.folder(parent)?;
         if name.as_bytes() == OPAQUE {
-            return clear(&folder, parent, made, 0).map_err(wrong);
+            return clear(&folder, made.place(parent), made, 0).map_err(wrong);
         }
         if let Some(name) = name.as_bytes().strip_prefix(WHITEOUT) {
             let name = OsStr::from_bytes(name);
             if Path::new(name).file_name() != Some(name) {
                 return Err(OciError::Outside(path));
             }
-            return remove_lower(&folder, name, &parent.join(name), made, 0).map_err(wrong);
+            return remove_lower(&folder, name, made.place(parent), made, 0).map_err(wrong);
         }
         let header = entry.header();
         let mode = header.mode().unwrap_or(0o644) & 0o1777;
@@ -170,8 +168,7 @@ impl Unpacking {
                 let old_name = old
                     .file_name()
                     .ok_or_else(|| OciError::Outside(old.clone()))?;
-                let from = self.folder(old.parent().unwrap_or(Path::new("")));
-                let from = from.map_err(wrong)?;
+                let from = self.folder(old.parent().unwrap_or(Path::new("")))?;
                 if old != path {
                     remove(&folder, name, 0).map_err(wrong)?;
                     linkat(&from, old_name, &folder, name, AtFlags::empty()).map_err(wrong)?;
@@ -191,44 +188,56 @@ impl Unpacking {
             let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
             chownat(&folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(wrong)?;
         }
-        made.extend(path.ancestors().map(Path::to_owned));
+        made.add(&path)
+    }
+
+    /// Counts a file or folder.
+    fn count(&mut self) -> Result<(), OciError> {
+        self.files += 1;
+        if self.files > MOST_FILES {
+            return Err(OciError::Files(MOST_FILES));
+        }
         Ok(())
     }
 
     /// Opens a folder of the image, and makes it where it is missing.
-    fn folder(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let open = |path: &Path| {
-            let path = if path == Path::new("") {
-                Path::new(".")
-            } else {
-                path
-            };
-            let flags = FOLDER.difference(OFlags::NOFOLLOW);
-            openat2(
-                &self.root,
-                path,
-                flags,
-                Mode::empty(),
-                ResolveFlags::IN_ROOT,
-            )
-        };
-        match open(path) {
+    fn folder(&mut self, path: &Path) -> Result<OwnedFd, OciError> {
+        let wrong = |error| failed(path, error);
+        match self.open(path) {
             Err(Errno::NOENT) => {}
-            opened => return opened,
+            opened => return opened.map_err(wrong),
         }
         let mut at = PathBuf::new();
-        let mut folder = open(&at)?;
+        let mut folder = self.open(&at).map_err(wrong)?;
         for name in path {
             at.push(name);
-            folder = match open(&at) {
+            folder = match self.open(&at) {
                 Err(Errno::NOENT) => {
-                    mkdirat(&folder, name, Mode::from_raw_mode(0o755))?;
-                    open(&at)?
+                    self.count()?;
+                    mkdirat(&folder, name, Mode::from_raw_mode(0o755)).map_err(wrong)?;
+                    self.open(&at).map_err(wrong)?
                 }
-                opened => opened?,
+                opened => opened.map_err(wrong)?,
             };
         }
         Ok(folder)
+    }
+
+    /// Opens a folder of the image.
+    fn open(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let path = if path == Path::new("") {
+            Path::new(".")
+        } else {
+            path
+        };
+        let flags = FOLDER.difference(OFlags::NOFOLLOW);
+        openat2(
+            &self.root,
+            path,
+            flags,
+            Mode::empty(),
+            ResolveFlags::IN_ROOT,
+        )
     }
 }
 
@@ -287,12 +296,16 @@ fn failed(path: &Path, error: Errno) -> OciError {
     }
 }
 
-/// Returns a path without `.` and a slash at the front, and refuses one with `..`.
+/// Returns a path without `.` and a slash at the front, and refuses one with `..` or too many parts.
 fn inside(path: &Path) -> Result<PathBuf, OciError> {
-    let mut names = PathBuf::new();
+    let (mut names, mut depth) = (PathBuf::new(), 0);
     for part in path.components() {
         match part {
-            Component::Normal(name) => names.push(name),
+            Component::Normal(_) if depth == MOST_DEPTH => return Err(OciError::Depth(MOST_DEPTH)),
+            Component::Normal(name) => {
+                depth += 1;
+                names.push(name);
+            }
             Component::CurDir | Component::RootDir => {}
             Component::ParentDir | Component::Prefix(_) => {
                 return Err(OciError::Outside(path.to_owned()));
@@ -323,35 +336,30 @@ fn remove(folder: &OwnedFd, name: &OsStr, depth: usize) -> Result<(), Errno> {
         removed => return removed,
     }
     let inner = openat(folder, name, FOLDER, Mode::empty())?;
-    clear(&inner, Path::new(""), &HashSet::new(), depth + 1)?;
+    clear(&inner, None, &Made::default(), depth + 1)?;
     unlinkat(folder, name, AtFlags::REMOVEDIR)
 }
 
-/// Removes what lower layers have by a name, and keeps the paths of this layer.
+/// Removes what lower layers have by a name in a folder at `place`, and keeps what is of this layer.
 fn remove_lower(
     folder: &OwnedFd,
     name: &OsStr,
-    path: &Path,
-    made: &HashSet<PathBuf>,
+    place: Option<Place>,
+    made: &Made,
     depth: usize,
 ) -> Result<(), Errno> {
-    if !made.contains(path) {
+    let Some(place) = made.below(place, name) else {
         return remove(folder, name, depth);
-    }
+    };
     match openat(folder, name, FOLDER, Mode::empty()) {
-        Ok(inner) => clear(&inner, path, made, depth + 1),
+        Ok(inner) => clear(&inner, Some(place), made, depth + 1),
         Err(Errno::NOTDIR | Errno::LOOP) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Removes all that lower layers have in a folder.
-fn clear(
-    folder: &OwnedFd,
-    path: &Path,
-    made: &HashSet<PathBuf>,
-    depth: usize,
-) -> Result<(), Errno> {
+/// Removes all that lower layers have in a folder at `place`.
+fn clear(folder: &OwnedFd, place: Option<Place>, made: &Made, depth: usize) -> Result<(), Errno> {
     if depth > MOST_DEPTH {
         return Err(Errno::NAMETOOLONG);
     }
@@ -363,7 +371,38 @@ fn clear(
         }
     }
     for name in names {
-        remove_lower(folder, &name, &path.join(&name), made, depth)?;
+        remove_lower(folder, &name, place, made, depth)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tar::{Builder, Header};
+
+    use super::*;
+
+    fn layer(names: &[&str]) -> Vec<u8> {
+        let mut layer = Builder::new(Vec::new());
+        for name in names {
+            let mut header = Header::new_gnu();
+            header.set_size(0);
+            let file = layer.append_data(&mut header, name, io::empty());
+            file.expect("added");
+        }
+        layer.into_inner().expect("a layer")
+    }
+
+    #[test]
+    fn folders_that_no_entry_names_count_as_files() {
+        let unpacked = |left: u64| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let mut unpacking = Unpacking::new(folder.path()).expect("a folder");
+            unpacking.files = MOST_FILES - left;
+            let layer = layer(&["a/b/c/file", "a/b/other"]);
+            unpacking.layer(Path::new("layer"), &layer[..])
+        };
+        assert!(unpacked(5).is_ok());
+        assert!(matches!(unpacked(4), Err(OciError::Files(MOST_FILES))));
+    }
 }
