@@ -5,9 +5,16 @@
 //! waits.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use wormhole_ring::control::{
     ControlError, HEADER_BYTES, Header, MAX_CONTROL_BODY, MAX_FRAME, Message,
 };
@@ -74,7 +81,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The socket failed, or more descriptors arrived than may wait; they stay here.
-    pub fn fill(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
+    pub fn fill(&mut self, socket: &impl AsFd) -> Result<(), ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
         let room = MAX_FRAME - self.bytes.len().min(MAX_FRAME);
@@ -82,11 +89,7 @@ impl Incoming {
             return Ok(());
         }
         let mut buffer = [0u8; MAX_FRAME];
-        match receive(
-            socket.as_raw_fd(),
-            &mut buffer[..room],
-            &mut self.descriptors,
-        ) {
+        match receive(socket.as_fd(), &mut buffer[..room], &mut self.descriptors) {
             Ok(0) => self.ended = true,
             Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -177,7 +180,7 @@ impl Outgoing {
     /// The message cannot be encoded, the queue is full, or the socket failed.
     pub fn send(
         &mut self,
-        socket: &impl AsRawFd,
+        socket: &impl AsFd,
         message: &Message<'_>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
@@ -196,10 +199,10 @@ impl Outgoing {
     ///
     /// # Errors
     /// The socket failed.
-    pub fn flush(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
+    pub fn flush(&mut self, socket: &impl AsFd) -> Result<(), ChannelError> {
         while let Some(frame) = self.queue.front_mut() {
             match send(
-                socket.as_raw_fd(),
+                socket.as_fd(),
                 &frame.bytes[frame.written..],
                 &frame.descriptors,
             ) {
@@ -261,120 +264,57 @@ impl Outgoing {
 ///
 /// # Errors
 /// As `poll`.
-pub fn wait_readable(socket: &impl AsRawFd) -> io::Result<()> {
-    wait(socket, libc::POLLIN)
+pub fn wait_readable(socket: &impl AsFd) -> io::Result<()> {
+    wait(socket, PollFlags::IN)
 }
 
 /// Waits until the socket can be written, or has ended.
 ///
 /// # Errors
 /// As `poll`.
-pub fn wait_writable(socket: &impl AsRawFd) -> io::Result<()> {
-    wait(socket, libc::POLLOUT)
+pub fn wait_writable(socket: &impl AsFd) -> io::Result<()> {
+    wait(socket, PollFlags::OUT)
 }
 
-fn wait(socket: &impl AsRawFd, events: libc::c_short) -> io::Result<()> {
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events,
-        revents: 0,
-    };
-    loop {
-        // SAFETY: one entry, which lives during the call.
-        if unsafe { libc::poll(&raw mut entry, 1, -1) } >= 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+fn wait(socket: &impl AsFd, events: PollFlags) -> io::Result<()> {
+    retry_on_intr(|| poll(&mut [PollFd::new(socket, events)], None))?;
+    Ok(())
 }
 
-/// Bytes of control data for [`MAX_RECEIVED`] descriptors: a header of 16 bytes, and the descriptors rounded up to 8. With
-/// less room the kernel would close the others during the call, and wait for that.
-const CONTROL_BYTES: usize = 16 + (MAX_RECEIVED * size_of::<RawFd>()).next_multiple_of(8);
-
-#[repr(C, align(8))]
-struct ControlBuffer([u8; CONTROL_BYTES]);
+/// Bytes of control data for [`MAX_RECEIVED`] descriptors. With less room the kernel would close the others during the
+/// call, and wait for that.
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_RECEIVED));
 
 fn receive(
-    socket: RawFd,
+    socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     descriptors: &mut VecDeque<Option<OwnedFd>>,
 ) -> io::Result<usize> {
-    let mut control = ControlBuffer([0; CONTROL_BYTES]);
-    let mut parts = libc::iovec {
-        iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: buffer.len(),
-    };
-    // SAFETY: all-zero is a valid message header.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut parts;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = CONTROL_BYTES;
-    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-    // SAFETY: the header points at live local buffers of the lengths it says.
-    let count = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
-    let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel filled the control buffer; the macros stay inside the length it set. Each descriptor it lists
-    // was created for this process and has no other owner.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
-        while !header.is_null() {
-            if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let data = libc::CMSG_DATA(header).cast::<RawFd>();
-                let empty = libc::CMSG_LEN(0) as usize;
-                let length = (*header).cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
-                for index in 0..length {
-                    let number = data.add(index).read_unaligned();
-                    descriptors.push_back(Some(OwnedFd::from_raw_fd(number)));
-                }
-            }
-            header = libc::CMSG_NXTHDR(&raw const message, header);
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            descriptors.extend(sent.map(Some));
         }
     }
-    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+    if received.flags.contains(ReturnFlags::CTRUNC) {
         descriptors.push_back(None);
     }
-    Ok(count)
+    Ok(received.bytes)
 }
 
-fn send(socket: RawFd, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<usize> {
-    let mut control = ControlBuffer([0; CONTROL_BYTES]);
-    let mut parts = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    // SAFETY: all-zero is a valid message header.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut parts;
-    message.msg_iovlen = 1;
-    if !descriptors.is_empty() {
-        let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        let length = u32::try_from(size_of_val(numbers.as_slice())).unwrap_or(u32::MAX);
-        // SAFETY: arithmetic on a length.
-        let (space, whole) = unsafe { (libc::CMSG_SPACE(length), libc::CMSG_LEN(length)) };
-        if space as usize > CONTROL_BYTES {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = space as usize;
-        // SAFETY: the control buffer has room for one header and its data, as just checked.
-        unsafe {
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = whole as usize;
-            let data = libc::CMSG_DATA(header);
-            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), data, length as usize);
-        }
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<usize> {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err(Errno::INVAL.into());
     }
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the header points at live local buffers of the lengths it says.
-    let count = unsafe { libc::sendmsg(socket, &raw const message, flags) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(sent)
 }
 
 #[cfg(test)]

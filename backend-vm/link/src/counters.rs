@@ -320,6 +320,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_worker_that_has_the_file_locked_holds_nobody_up() {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         use std::os::fd::AsRawFd;
         let Some((page, waits)) = page_that_waits() else {
             eprintln!("skipped: this process may not have its page faults wait");
@@ -332,13 +333,12 @@ pub(crate) mod tests {
             let write =
                 move || unsafe { libc::write(number, address as *const libc::c_void, PAGE_BYTES) };
             let writer = scope.spawn(write);
-            let mut entry = libc::pollfd {
-                fd: waits.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
+            let minute = Timespec {
+                tv_sec: 60,
+                tv_nsec: 0,
             };
-            // SAFETY: one entry, which lives during the call.
-            assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 60_000) }, 1);
+            let mut entry = [PollFd::new(&waits, PollFlags::IN)];
+            assert_eq!(poll(&mut entry, Some(&minute)), Ok(1));
             let (done, is_done) = std::sync::mpsc::channel();
             let file = &file;
             scope.spawn(move || {
