@@ -182,7 +182,7 @@ pub fn enter(
         maximum: Some(most),
     };
     setrlimit(Resource::Nofile, limit).map_err(ConfinementError::Limit)?;
-    keep_capabilities(&[READ_ANY_FILE]).map_err(ConfinementError::Capabilities)?;
+    keep_capabilities(READ_ANY_FILE).map_err(ConfinementError::Capabilities)?;
     match access {
         Access::Read => only_read_below(folder)?,
         Access::Change => {
