@@ -33,10 +33,9 @@
 //! that of its tenant.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -44,6 +43,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_lock::Mutex;
 
@@ -68,8 +69,11 @@ const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
 const TURNS: usize = 16;
 /// Part of a user's limit of memory that its tenants may leave together before the cgroups of further ones stay.
 const LEFT: u64 = 16;
-/// Milliseconds that an abandoned worker may take to end.
-const PATIENCE: i32 = 1000;
+/// Time that an abandoned worker may take to end.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// Reason why workers have no cgroups.
 #[derive(Debug, thiserror::Error)]
@@ -172,14 +176,8 @@ fn task_limit(system: u64, tenants: u64, sessions: u64) -> Limit {
 
 /// Returns the system's bytes of memory, or the least `memory.max` of this process's cgroup and those above.
 fn memory() -> u64 {
-    // SAFETY: sysconf takes no pointers.
-    let (pages, bytes) = unsafe {
-        (
-            libc::sysconf(libc::_SC_PHYS_PAGES),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
-    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
+    let system = rustix::system::sysinfo();
+    let all = system.totalram.saturating_mul(system.mem_unit.into());
     all.min(limit_above("memory.max"))
 }
 
@@ -624,21 +622,9 @@ fn mount_point(line: &str) -> Option<PathBuf> {
 }
 
 fn is_marked(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
     MARKS.iter().any(|mark| {
         let mut value = [0u8; 1];
-        // SAFETY: C strings, and a local buffer of the length given.
-        let count = unsafe {
-            libc::getxattr(
-                path.as_ptr(),
-                mark.as_ptr(),
-                value.as_mut_ptr().cast(),
-                value.len(),
-            )
-        };
-        count == 1 && value == *b"1"
+        rustix::fs::getxattr(path, *mark, &mut value) == Ok(1) && value == *b"1"
     })
 }
 
@@ -688,8 +674,7 @@ fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
             continue;
         };
         // LOCK_NB, since another holder of the lock may never release it.
-        // SAFETY: an open descriptor and flags.
-        let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
         let is_there = fs::metadata(&path)
             .and_then(|there| Ok(there.ino() == lock.metadata()?.ino()))
             .unwrap_or(false);
@@ -710,8 +695,7 @@ fn remove_abandoned(base: &Path) {
         let Some(lock) = is_ours.then(|| File::open(&path).ok()).flatten() else {
             continue;
         };
-        // SAFETY: an open descriptor and flags.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             tracing::debug!("{} was left behind", path.display());
             remove_tree(&path);
         }
@@ -741,13 +725,8 @@ fn wait_until_empty(path: &Path) {
         if read.is_err() || text.contains("populated 0") {
             return;
         }
-        let mut entry = libc::pollfd {
-            fd: events.as_raw_fd(),
-            events: libc::POLLPRI,
-            revents: 0,
-        };
-        // SAFETY: one entry, which lives during the call.
-        if unsafe { libc::poll(&raw mut entry, 1, PATIENCE) } == 0 {
+        let mut changed = [PollFd::new(&events, PollFlags::PRI)];
+        if poll(&mut changed, Some(&PATIENCE)) == Ok(0) {
             return;
         }
     }

@@ -8,6 +8,8 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use wormhole_privileges::Filter;
 
 use super::root::Step;
@@ -453,16 +455,11 @@ pub fn become_own_user() -> std::io::Result<()> {
     // Workers have the numbers below.
     let user = FIRST_USER + (1 << 22) + (std::process::id() & ((1 << 22) - 1));
     // Not by the C library, which would have all threads of the process that was forked from change.
-    // SAFETY: system calls on integers; the list of groups is empty.
-    let changed = unsafe {
-        libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
-            && libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY) == 0
-            && libc::syscall(libc::SYS_setresuid, user, user, user) == 0
-    };
-    match changed {
-        true => Ok(()),
-        false => Err(std::io::Error::last_os_error()),
-    }
+    set_thread_groups(&[])?;
+    let group = Gid::from_raw(NOBODY);
+    set_thread_res_gid(group, group, group)?;
+    let user = Uid::from_raw(user);
+    Ok(set_thread_res_uid(user, user, user)?)
 }
 
 unsafe fn drop_privileges(plan: &Plan, user: u32) -> Outcome {

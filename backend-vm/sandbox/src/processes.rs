@@ -5,11 +5,13 @@
 //! filter, and a `/proc` that shows only the processes of its user.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use wormhole_lock::Mutex;
 
-use super::spawn::{cloned, pipe};
+use super::spawn::cloned;
 
 /// PID namespace of several workers, made anew when its first process has ended.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl Processes {
 
 impl Namespace {
     fn new() -> io::Result<Self> {
-        let (reader, lifeline) = pipe()?;
+        let (reader, lifeline) = io::pipe()?;
         // SAFETY: the child only runs `hold`, which neither allocates nor returns.
         let (pid, first) = unsafe { cloned(libc::CLONE_NEWPID.unsigned_abs().into(), None) }?;
         if pid == 0 {
@@ -71,7 +73,7 @@ impl Namespace {
         }
         Ok(Self {
             first: first.ok_or(io::ErrorKind::NotFound)?,
-            _lifeline: lifeline,
+            _lifeline: lifeline.into(),
         })
     }
 }
@@ -80,27 +82,16 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         // WNOHANG: the first process ends after all others of the namespace, which may take long. It is reaped here
         // only if it has ended already.
-        // SAFETY: a descriptor of this object's own and a local structure.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let first = self.first.as_raw_fd().unsigned_abs();
-            libc::waitid(
-                libc::P_PIDFD,
-                first,
-                &raw mut info,
-                libc::WEXITED | libc::WNOHANG,
-            );
-        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let _ = waitid(WaitId::PidFd(self.first.as_fd()), options);
     }
 }
 
-/// Makes a PID namespace the one of the calling thread's children (setns(2)).
+/// Makes a PID namespace the one of the calling thread's children (setns(2)). Takes the pidfd of a process in the
+/// namespace, or a descriptor of the namespace itself.
 fn enter(namespace: &OwnedFd) -> io::Result<()> {
-    // SAFETY: a descriptor and a flag.
-    match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let kind = ThreadNameSpaceType::PROCESS_ID;
+    Ok(move_into_thread_name_spaces(namespace.as_fd(), kind)?)
 }
 
 /// Waits until the other end of the lifeline is closed.

@@ -1,7 +1,7 @@
 //! Starts a confined process, and reports whether it executed its program.
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{self, Read};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{fcntl_dupfd_cloexec, retry_on_intr};
+use rustix::process::{Signal, WaitId, WaitIdOptions, getegid, geteuid, pidfd_send_signal, waitid};
 use wormhole_link::device::DeviceKind;
 use wormhole_link::tasks;
 
@@ -120,9 +123,7 @@ const CLONE_INTO_CGROUP: u64 = 1 << 33;
 impl Confinement {
     /// Returns whether each process that is started gets a user of its own.
     pub fn changes_user(&self) -> bool {
-        // SAFETY: geteuid takes no arguments and cannot fail.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        is_root && self.isolation != Isolation::UserNamespace
+        geteuid().is_root() && self.isolation != Isolation::UserNamespace
     }
 
     /// Starts `command`, confined. Returns once the process has executed its program.
@@ -176,8 +177,7 @@ impl Confinement {
             sources.push(source);
         }
 
-        // SAFETY: geteuid and getegid take no arguments and cannot fail.
-        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let (uid, gid) = (geteuid(), getegid());
         let plan = Plan {
             isolation: self.isolation,
             steps,
@@ -207,11 +207,11 @@ impl Confinement {
     }
 
     fn clone_child(&self, plan: &Plan, program: &Path) -> Result<Child, SpawnError> {
-        let (mut report, low_writer) = pipe().map_err(|cause| SpawnError::Prepare {
+        let (mut report, low_writer) = io::pipe().map_err(|cause| SpawnError::Prepare {
             what: "a pipe",
             cause,
         })?;
-        let report_writer = duplicate_high(borrow(&low_writer))?;
+        let report_writer = duplicate_high(low_writer.as_fd())?;
         drop(low_writer);
         let namespaces =
             libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWNS | libc::CLONE_NEWUTS;
@@ -318,26 +318,17 @@ impl Child {
 
     /// Sends SIGKILL; does nothing if the process has ended already.
     pub fn kill(&self) {
-        // SAFETY: a descriptor we own, no pointer.
-        unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.pidfd.as_raw_fd(),
-                libc::SIGKILL,
-                std::ptr::null::<libc::siginfo_t>(),
-                0,
-            );
-        }
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Reaps the process if it has ended, and returns how it ended.
     pub fn try_reap(&self) -> Option<Ending> {
-        self.reap(libc::WNOHANG)
+        self.reap(WaitIdOptions::NOHANG)
     }
 
     /// Waits for the end of the process and reaps it.
     pub fn wait(&self) -> Option<Ending> {
-        self.reap(0)
+        self.reap(WaitIdOptions::empty())
     }
 
     /// Kills a process that may wait in the kernel where SIGKILL does not reach it. A new thread reaps it, so that the
@@ -350,32 +341,12 @@ impl Child {
         }
     }
 
-    fn reap(&self, flags: i32) -> Option<Ending> {
-        // SAFETY: `info` is a local structure the kernel fills.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            loop {
-                let result = libc::waitid(
-                    libc::P_PIDFD,
-                    self.pidfd.as_raw_fd().unsigned_abs(),
-                    &raw mut info,
-                    libc::WEXITED | flags,
-                );
-                if result == 0 {
-                    break;
-                }
-                if *libc::__errno_location() != libc::EINTR {
-                    return None;
-                }
-            }
-            if info.si_pid() == 0 {
-                return None;
-            }
-            Some(match info.si_code {
-                libc::CLD_EXITED => Ending::Exited(info.si_status()),
-                _ => Ending::Signalled(info.si_status()),
-            })
-        }
+    fn reap(&self, options: WaitIdOptions) -> Option<Ending> {
+        let options = options | WaitIdOptions::EXITED;
+        let waited = || waitid(WaitId::PidFd(self.pidfd.as_fd()), options);
+        let status = retry_on_intr(waited).ok().flatten()?;
+        let exited = status.exit_status().map(Ending::Exited);
+        exited.or_else(|| status.terminating_signal().map(Ending::Signalled))
     }
 }
 
@@ -492,18 +463,14 @@ fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
 }
 
 /// Waits until the pipe has a byte or its other end is closed. Returns false if that takes longer than `limit`.
-fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
+fn readable_within(pipe: &PipeReader, limit: Duration) -> bool {
     let end = Instant::now() + limit;
-    let mut entry = libc::pollfd {
-        fd: pipe.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
     loop {
-        let left = end.saturating_duration_since(Instant::now()).as_millis();
-        let milliseconds = i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX);
-        // SAFETY: one entry, which lives during the call.
-        if unsafe { libc::poll(&raw mut entry, 1, milliseconds) } > 0 {
+        let left = end.saturating_duration_since(Instant::now());
+        // None, which waits for ever, for more seconds than a `Timespec` has.
+        let left = Timespec::try_from(left).ok();
+        let mut entry = [PollFd::new(pipe, PollFlags::IN)];
+        if poll(&mut entry, left.as_ref()).is_ok_and(|ready| ready > 0) {
             return true;
         }
         if Instant::now() >= end {
@@ -514,16 +481,10 @@ fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
 
 /// Duplicates a descriptor to a number of at least 16, above all that a child is given.
 fn duplicate_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
-    // SAFETY: F_DUPFD_CLOEXEC on a descriptor that is borrowed, hence open.
-    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 16) };
-    if copy < 0 {
-        return Err(SpawnError::Prepare {
-            what: "a descriptor",
-            cause: io::Error::last_os_error(),
-        });
-    }
-    // SAFETY: fcntl has just made this descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    fcntl_dupfd_cloexec(fd, 16).map_err(|errno| SpawnError::Prepare {
+        what: "a descriptor",
+        cause: errno.into(),
+    })
 }
 
 /// Clones this process with a copy of its memory and without its other threads (clone3(2)). Returns the child's number
@@ -570,20 +531,5 @@ pub(super) unsafe fn cloned(
         // SAFETY: the kernel stored a fresh descriptor there because of CLONE_PIDFD.
         Ok(pid) if pid > 0 => Ok((pid, Some(unsafe { OwnedFd::from_raw_fd(pidfd) }))),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-pub(super) fn pipe() -> io::Result<(std::fs::File, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: two integers the kernel fills.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: both were just made.
-    unsafe {
-        Ok((
-            std::fs::File::from_raw_fd(ends[0]),
-            OwnedFd::from_raw_fd(ends[1]),
-        ))
     }
 }
