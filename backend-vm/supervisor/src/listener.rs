@@ -216,6 +216,7 @@ fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// # Errors
 /// Same as `getsockopt`.
 pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
+    // By no function of rustix, whose structure has no value for the number 0 of a process outside this PID namespace.
     let mut peer = libc::ucred {
         pid: 0,
         uid: u32::MAX,

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SendFlags;
 
@@ -113,13 +114,8 @@ impl Log {
     }
 
     fn has_room(&self) -> bool {
-        let mut entry = libc::pollfd {
-            fd: self.fd.as_raw_fd(),
-            events: libc::POLLOUT,
-            revents: 0,
-        };
-        // SAFETY: one entry, which lives during the call.
-        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+        let mut entry = [PollFd::new(&self.fd, PollFlags::OUT)];
+        poll(&mut entry, Some(&Timespec::default())) == Ok(1)
     }
 }
 

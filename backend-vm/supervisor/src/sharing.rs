@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 
 use event_manager::EventOps;
 use rustix::fs::SealFlags;
+use rustix::rand::GetRandomFlags;
 use wormhole_api::CuResult;
 use wormhole_device::{PARTIES, WORDS_FILE, file};
 use wormhole_link::memory;
@@ -325,11 +326,11 @@ fn is_export(file: &OwnedFd) -> bool {
 
 /// Returns sixteen random bytes.
 fn random() -> Option<[u64; 2]> {
-    let mut token = [0_u64; 2];
-    let bytes = size_of_val(&token);
-    // SAFETY: the kernel fills that many bytes.
-    let filled = unsafe { libc::getrandom(token.as_mut_ptr().cast(), bytes, 0) };
-    (usize::try_from(filled) == Ok(bytes)).then_some(token)
+    let mut token = [[0; 8]; 2];
+    let bytes = token.as_flattened_mut();
+    let length = bytes.len();
+    let filled = rustix::rand::getrandom(bytes, GetRandomFlags::empty());
+    (filled == Ok(length)).then(|| token.map(u64::from_ne_bytes))
 }
 
 impl TenantLoop {
@@ -470,7 +471,7 @@ impl TenantLoop {
 mod tests {
     use super::*;
     use crate::scrubber::complete_records;
-    use std::os::fd::AsRawFd;
+    use rustix::fs::fcntl_add_seals;
     use wormhole_device::EventWords;
     use wormhole_link::memory::Mapping;
 
@@ -668,10 +669,7 @@ mod tests {
         let unsealed = shares.add(1, 10, &share(1), &mut Some(words_file()));
         assert_eq!(unsealed, Err(INVALID_VALUE));
         let read_only = words_file();
-        // SAFETY: an open descriptor and an integer.
-        let sealed =
-            unsafe { libc::fcntl(read_only.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
-        assert_eq!(sealed, 0);
+        fcntl_add_seals(&read_only, SealFlags::WRITE).unwrap();
         memory::seal_size(&read_only).unwrap();
         let read_only = shares.add(1, 10, &share(1), &mut Some(read_only));
         assert_eq!(read_only, Err(INVALID_VALUE));

@@ -1,7 +1,7 @@
 //! SIGTERM, SIGINT and SIGUSR1 as a descriptor.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Request that a signal makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +46,19 @@ impl Signals {
 
     /// Reads the next signal, if there is one.
     pub fn take(&self) -> Option<Asked> {
-        // SAFETY: all-zero is a valid value of the structure, which the kernel fills.
-        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
-        let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: a live local structure of this size.
-        let count = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size) };
-        if usize::try_from(count) != Ok(size) {
+        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+        const NUMBER: usize = std::mem::offset_of!(libc::signalfd_siginfo, ssi_signo);
+        let mut info = [0; SIZE];
+        if rustix::io::read(&self.fd, &mut info) != Ok(SIZE) {
             return None;
         }
-        match i32::try_from(info.ssi_signo) {
-            Ok(libc::SIGUSR1) => Some(Asked::Dump),
-            Ok(libc::SIGINT) => Some(Asked::End("interrupted")),
+        match info[NUMBER..]
+            .first_chunk()
+            .copied()
+            .map(i32::from_ne_bytes)
+        {
+            Some(libc::SIGUSR1) => Some(Asked::Dump),
+            Some(libc::SIGINT) => Some(Asked::End("interrupted")),
             _ => Some(Asked::End("terminated")),
         }
     }

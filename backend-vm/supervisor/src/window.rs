@@ -165,8 +165,8 @@ fn sealed_size(file: &OwnedFd) -> Result<u64, WindowError> {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::fd::AsRawFd;
 
+    use rustix::fs::fcntl_add_seals;
     use wormhole_ring::session::SessionId;
 
     fn attach(window_size: u64) -> Attach {
@@ -176,22 +176,20 @@ mod tests {
         }
     }
 
-    fn file(bytes: u64, seals: i32) -> OwnedFd {
+    fn file(bytes: u64, seals: SealFlags) -> OwnedFd {
         let fd = memory::anonymous_file(c"window").unwrap();
         let file = File::from(fd);
         file.set_len(bytes).unwrap();
-        // SAFETY: an open descriptor and flags.
-        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(result, 0);
+        fcntl_add_seals(&file, seals).unwrap();
         file.into()
     }
 
-    const SEALED: i32 = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+    const SEALED: SealFlags = SealFlags::GROW.union(SealFlags::SHRINK);
 
     #[test]
     fn a_window_that_can_change_its_size_is_refused() {
         let size = MINIMUM_BYTES;
-        for seals in [0, libc::F_SEAL_GROW, libc::F_SEAL_SHRINK] {
+        for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SHRINK] {
             let error = Window::accept(&file(size, seals), &attach(size), size).unwrap_err();
             assert!(matches!(error, WindowError::Resizable), "{error}");
         }

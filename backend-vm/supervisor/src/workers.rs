@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
@@ -156,14 +157,10 @@ fn read_until_end(mut reader: File, deadline: Duration) -> Result<String, String
         if left.is_zero() || text.len() > 4096 {
             return Err("it does not say which protocol it speaks".to_owned());
         }
-        let mut entry = libc::pollfd {
-            fd: reader.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
-        // SAFETY: one entry, which lives during the call.
-        if unsafe { libc::poll(&raw mut entry, 1, milliseconds) } <= 0 {
+        // None, which waits for ever, for more seconds than a `Timespec` has.
+        let left = Timespec::try_from(left).ok();
+        let mut entry = [PollFd::new(&reader, PollFlags::IN)];
+        if !poll(&mut entry, left.as_ref()).is_ok_and(|ready| ready > 0) {
             continue;
         }
         match reader.read(&mut buffer) {

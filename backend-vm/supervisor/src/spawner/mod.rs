@@ -23,6 +23,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitOptions, waitpid};
 use wormhole_link::tasks;
 
 use self::message::{FORKS, Order};
@@ -203,11 +205,9 @@ impl Spawner {
     /// Ends all workers and the spawner, and waits until it has exited.
     pub fn end(&self) {
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        let mut status = 0;
-        // SAFETY: a child of this process, and a local integer.
-        while unsafe { libc::waitpid(self.pid, &raw mut status, 0) } < 0
-            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-        {}
+        if let Some(pid) = Pid::from_raw(self.pid) {
+            let _ = retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()));
+        }
     }
 }
 

@@ -6,8 +6,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open,
+    set_parent_process_death_signal, setsid, waitpid,
+};
+use rustix::thread::set_name;
+use vmm_sys_util::signal::block_signal;
 use wormhole_link::{chain, tasks};
 use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
@@ -55,20 +61,12 @@ pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
 /// SIGUSR1, which requests a dump from the supervisor and may reach this process, since both have
 /// the same name.
 fn live_and_die_with_supervisor() -> Result<(), String> {
-    // SAFETY: system calls on integers, and on a local signal set, for which all zeros are valid.
-    unsafe {
-        libc::setsid();
-        let mut dump: libc::sigset_t = std::mem::zeroed();
-        libc::sigaddset(&raw mut dump, libc::SIGUSR1);
-        libc::sigprocmask(libc::SIG_BLOCK, &raw const dump, std::ptr::null_mut());
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) != 0 {
-            let error = io::Error::last_os_error();
-            return Err(format!(
-                "a process cannot be tied to another's life: {error}"
-            ));
-        }
-    }
-    Ok(())
+    // Fails if the process leads a group already.
+    let _ = setsid();
+    // Fails if the supervisor has blocked it already.
+    let _ = block_signal(libc::SIGUSR1);
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("a process cannot be tied to another's life: {error}"))
 }
 
 fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
@@ -128,44 +126,41 @@ impl Spawner {
     fn run(&mut self, socket: &OwnedFd) {
         loop {
             let tickets: Vec<u64> = self.workers.keys().copied().collect();
-            let ends = self.workers.values().map(|child| child.pidfd().as_raw_fd());
-            let entry = |fd: RawFd, events| libc::pollfd {
-                fd,
-                events,
-                revents: 0,
-            };
             let writes = match self.supervisor.is_full() {
-                true => libc::POLLOUT,
-                false => 0,
+                true => PollFlags::OUT,
+                false => PollFlags::empty(),
             };
             let again = self.supervisor.deadline().into_iter();
             let again = again.chain(self.leaving.next()).min();
             let mut entries = vec![
-                entry(socket.as_raw_fd(), libc::POLLIN | writes),
-                entry(self.starter.as_raw_fd(), libc::POLLIN),
+                PollFd::new(socket, PollFlags::IN | writes),
+                PollFd::new(&self.starter, PollFlags::IN),
             ];
-            entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
+            let ends = self.workers.values().map(Child::pidfd);
+            entries.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
             let forked: Vec<u64> = self.forked.keys().copied().collect();
-            let ends = self.forked.values().map(|forked| forked.end.as_raw_fd());
-            entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
-            let count = libc::nfds_t::try_from(entries.len()).unwrap_or(0);
-            let wait = crate::milliseconds_until(again, Instant::now());
-            // SAFETY: a live array of this many entries.
-            if unsafe { libc::poll(entries.as_mut_ptr(), count, wait) } < 0 {
+            let ends = self.forked.values().map(|forked| &forked.end);
+            entries.extend(ends.map(|end| PollFd::new(end, PollFlags::IN)));
+            let left = again.map(|again| again.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            if poll(&mut entries, left.as_ref()).is_err() {
                 continue;
             }
+            let mut ready = entries[2..].iter().map(|entry| !entry.revents().is_empty());
+            let ended = |tickets: Vec<u64>| -> Vec<u64> {
+                let found = tickets.into_iter().zip(ready.by_ref());
+                found
+                    .filter(|(_, ready)| *ready)
+                    .map(|(ticket, _)| ticket)
+                    .collect()
+            };
+            let [workers, others] = [tickets, forked].map(ended);
             self.announce_started();
-            let (workers, others) = entries[2..].split_at(tickets.len());
-            // Fewer than before if an end was reported meanwhile; the others are checked again.
-            for (ticket, entry) in tickets.iter().zip(workers) {
-                if entry.revents != 0 {
-                    self.announce_end(*ticket);
-                }
+            for ticket in workers {
+                self.announce_end(ticket);
             }
-            for (ticket, entry) in forked.iter().zip(others) {
-                if entry.revents != 0 {
-                    self.announce_forked_end(*ticket);
-                }
+            for ticket in others {
+                self.announce_forked_end(ticket);
             }
             if !self.take_orders(socket) {
                 return;
@@ -454,8 +449,8 @@ fn fork(role: Role, changes_user: bool) -> io::Result<(libc::pid_t, Vec<OwnedFd>
                 libc::_exit(2);
             }
             // A change of the user would reset it.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0);
+            let _ = set_parent_process_death_signal(Some(Signal::KILL));
+            let _ = set_name(name);
             if let Some(socket) = &own_log {
                 let standard = [0, 1, 2].into_iter();
                 for number in standard.chain(log::number()) {

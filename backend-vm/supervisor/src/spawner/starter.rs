@@ -3,12 +3,12 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::tasks;
 use wormhole_sandbox::{Confinement, SpawnError};
@@ -34,7 +34,8 @@ type Outcome = (u64, Result<Started, SpawnError>);
 pub struct Starter {
     orders: Option<Sender<(u64, Order)>>,
     outcomes: Receiver<Outcome>,
-    bell: EventFd,
+    /// An eventfd, written once for each order.
+    bell: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -44,7 +45,7 @@ impl Starter {
     /// # Errors
     /// No descriptor or thread can be created.
     pub fn new(confinement: Confinement) -> io::Result<Self> {
-        let bell = EventFd::new(EFD_NONBLOCK)?;
+        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let theirs = bell.try_clone()?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, outcomes) = mpsc::channel();
@@ -69,7 +70,7 @@ impl Starter {
     /// Returns the results since the last call.
     pub fn finished(&self) -> Vec<Outcome> {
         // The read fails if no order was finished.
-        let _ = self.bell.read();
+        let _ = rustix::io::read(&self.bell, &mut [0; size_of::<u64>()]);
         self.outcomes.try_iter().collect()
     }
 
@@ -84,9 +85,9 @@ impl Starter {
     }
 }
 
-impl AsRawFd for Starter {
-    fn as_raw_fd(&self) -> RawFd {
-        self.bell.as_raw_fd()
+impl AsFd for Starter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 }
 
@@ -94,7 +95,7 @@ fn serve(
     confinement: &Confinement,
     orders: &Receiver<(u64, Order)>,
     outcomes: &Sender<Outcome>,
-    bell: &EventFd,
+    bell: &OwnedFd,
 ) {
     for (ticket, order) in orders {
         let outcome = workers::start(
@@ -106,7 +107,7 @@ fn serve(
         if outcomes.send((ticket, outcome)).is_err() {
             return;
         }
-        if let Err(error) = bell.write(1) {
+        if let Err(error) = rustix::io::write(bell, &1_u64.to_ne_bytes()) {
             tracing::error!("a started worker cannot be announced: {error}");
         }
     }
