@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::{File, Permissions};
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -13,6 +13,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::memory;
 use wormhole_link::report::SessionReport;
@@ -537,17 +538,14 @@ pub fn wait_until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String
     }
 }
 
-pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
+pub fn wait_readable(socket: &impl AsFd, end: Instant) {
     let left = end.saturating_duration_since(Instant::now());
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let milliseconds = i32::try_from(left.as_millis()).unwrap();
-    // SAFETY: one entry, which lives during the call.
-    let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
-    assert!(ready > 0, "waited in vain for a message");
+    let left = Timespec::try_from(left).unwrap();
+    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left));
+    assert!(
+        ready.is_ok_and(|count| count > 0),
+        "waited in vain for a message"
+    );
 }
 
 /// Limits the open files of a process, 0 for the caller. Safe between fork and exec.
