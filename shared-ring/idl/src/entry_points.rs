@@ -1,6 +1,8 @@
 //! Generates the driver's entry points, for a device that calls the driver.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::{fs, io};
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::quote;
@@ -44,6 +46,22 @@ pub fn entry_points(table: &Table, sources: &[String]) -> Result<String, EntryPo
         signatures.push(quote!(fn #name(#(#parameters),*);));
     }
     Ok(file(quote!(entry_points! { #(#signatures)* })))
+}
+
+/// Returns the text of each file in a folder of Rust sources and in its folders.
+///
+/// # Errors
+/// A folder or a file cannot be read.
+pub fn sources(folder: &Path) -> io::Result<Vec<String>> {
+    let mut texts = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => texts.append(&mut sources(&path)?),
+            false => texts.push(fs::read_to_string(path)?),
+        }
+    }
+    Ok(texts)
 }
 
 /// Adds the names that follow a dot and look like functions of the driver.

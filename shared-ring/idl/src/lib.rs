@@ -28,7 +28,7 @@ pub use calls::calls;
 pub use constants::{constants, results};
 pub use coverage::coverage;
 pub use driver_calls::{DriverCallError, cuda_driver_calls, driver_calls, served_driver_calls};
-pub use entry_points::{EntryPointError, entry_points};
+pub use entry_points::{EntryPointError, entry_points, sources};
 pub use examples::examples;
 pub use exports::exports;
 pub use functions::functions;
