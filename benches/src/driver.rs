@@ -1,12 +1,15 @@
 //! The driver API, for benchmarks that are ordinary CUDA programs.
 //!
+//! `build.rs` finds the functions that the benchmarks call and declares them with the table's signatures (`driver.idl`).
 //! Each function is found once, so that a timed call is only the call. Handles and addresses are integers, and results
-//! are references.
+//! are references ([`Argument`]).
+
+use std::ffi::CStr;
 
 use libloading::Library;
 use wormhole_api::Access;
 use wormhole_api::constants::{memory_allocation_type, memory_location};
-use wormhole_api::ctypes::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+use wormhole_api::ctypes::*;
 
 /// Failure of the driver library or of a call.
 #[derive(Debug, thiserror::Error)]
@@ -24,13 +27,72 @@ pub enum DriverError {
 /// A handle: the address of an opaque object of the driver's.
 pub type Handle = usize;
 
-macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
+/// Argument as a benchmark has it, for a parameter of the C type `T`.
+pub trait Argument<T> {
+    fn into_c(self) -> T;
+}
+
+impl<T> Argument<T> for T {
+    fn into_c(self) -> T {
+        self
+    }
+}
+
+/// Address of a list, of memory of the host, or of an opaque object.
+impl<T> Argument<*mut T> for usize {
+    fn into_c(self) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(self)
+    }
+}
+
+impl<T> Argument<*const T> for usize {
+    fn into_c(self) -> *const T {
+        std::ptr::with_exposed_provenance(self)
+    }
+}
+
+/// Result of a call.
+impl<T> Argument<*mut T> for &mut T {
+    fn into_c(self) -> *mut T {
+        self
+    }
+}
+
+/// Handle or address of memory of the host, as a result of a call.
+impl<T> Argument<*mut *mut T> for &mut usize {
+    fn into_c(self) -> *mut *mut T {
+        std::ptr::from_mut(self).cast()
+    }
+}
+
+/// Structure that a call reads.
+impl<T> Argument<*const T> for &T {
+    fn into_c(self) -> *const T {
+        self
+    }
+}
+
+/// Text: a name.
+impl Argument<*const c_char> for &CStr {
+    fn into_c(self) -> *const c_char {
+        self.as_ptr()
+    }
+}
+
+/// Text: PTX.
+impl Argument<*const c_void> for &CStr {
+    fn into_c(self) -> *const c_void {
+        self.as_ptr().cast()
+    }
+}
+
+macro_rules! entry_points {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The driver's functions. Handles and addresses that a benchmark gives to them must be live.
         #[derive(Debug)]
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub struct Driver {
-            $($name: unsafe extern "C" fn($($type),*) -> u32,)*
+            $($name: unsafe extern "C" fn($($kind),*) -> CUresult,)*
             /// Keeps the functions mapped.
             _library: Library,
         }
@@ -57,9 +119,10 @@ macro_rules! functions {
             $(
                 /// # Errors
                 /// The driver's.
-                pub fn $name(&self, $($argument: $type),*) -> Result<(), DriverError> {
+                #[inline]
+                pub fn $name(&self, $($argument: impl Argument<$kind>),*) -> Result<(), DriverError> {
                     // SAFETY: references are valid, and so are handles and addresses, by this structure's contract.
-                    match unsafe { (self.$name)($($argument),*) } {
+                    match unsafe { (self.$name)($($argument.into_c()),*) } {
                         0 => Ok(()),
                         result => Err(DriverError::Cuda { call: stringify!($name), result }),
                     }
@@ -68,6 +131,8 @@ macro_rules! functions {
         }
     };
 }
+
+include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
 /// First device, as the location of memory.
 const FIRST_DEVICE: CUmemLocation = CUmemLocation {
@@ -92,62 +157,3 @@ pub const ACCESS: CUmemAccessDesc = CUmemAccessDesc {
     location: FIRST_DEVICE,
     flags: Access::ReadWrite.to_wire(),
 };
-
-functions! {
-    cuInit(flags: u32);
-    cuDriverGetVersion(version: &mut i32);
-    cuDeviceGet(device: &mut i32, ordinal: i32);
-    cuDeviceGetAttribute(value: &mut i32, attribute: i32, device: i32);
-    cuDevicePrimaryCtxRetain(context: &mut Handle, device: i32);
-    cuCtxSetCurrent(context: Handle);
-    cuCtxGetCurrent(context: &mut Handle);
-    cuCtxSynchronize();
-    cuModuleLoadData(module: &mut Handle, image: usize);
-    cuModuleUnload(module: Handle);
-    cuModuleGetFunction(function: &mut Handle, module: Handle, name: usize);
-    cuLaunchKernel(
-        function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-        shared: u32, stream: Handle, parameters: usize, extra: usize
-    );
-    cuLaunchHostFunc(stream: Handle, function: extern "C" fn(usize), data: usize);
-    cuStreamCreate(stream: &mut Handle, flags: u32);
-    cuStreamDestroy_v2(stream: Handle);
-    cuStreamQuery(stream: Handle);
-    cuStreamSynchronize(stream: Handle);
-    cuStreamWriteValue64_v2(stream: Handle, address: u64, value: u64, flags: u32);
-    cuStreamWaitValue64_v2(stream: Handle, address: u64, value: u64, flags: u32);
-    cuStreamBeginCapture_v2(stream: Handle, mode: u32);
-    cuStreamEndCapture(stream: Handle, graph: &mut Handle);
-    cuGraphInstantiateWithFlags(executable: &mut Handle, graph: Handle, flags: u64);
-    cuGraphLaunch(executable: Handle, stream: Handle);
-    cuGraphExecDestroy(executable: Handle);
-    cuGraphDestroy(graph: Handle);
-    cuEventCreate(event: &mut Handle, flags: u32);
-    cuEventDestroy_v2(event: Handle);
-    cuEventRecord(event: Handle, stream: Handle);
-    cuEventQuery(event: Handle);
-    cuEventSynchronize(event: Handle);
-    cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
-    cuMemAlloc_v2(address: &mut u64, bytes: usize);
-    cuMemFree_v2(address: u64);
-    cuMemAllocAsync(address: &mut u64, bytes: usize, stream: Handle);
-    cuMemFreeAsync(address: u64, stream: Handle);
-    cuMemHostAlloc(address: &mut usize, bytes: usize, flags: u32);
-    cuMemFreeHost(address: usize);
-    cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32);
-    cuMemHostUnregister(address: usize);
-    cuMemAddressReserve(address: &mut u64, bytes: usize, alignment: usize, wanted: u64, flags: u64);
-    cuMemAddressFree(address: u64, bytes: usize);
-    cuMemCreate(memory: &mut u64, bytes: usize, properties: &CUmemAllocationProp, flags: u64);
-    cuMemRelease(memory: u64);
-    cuMemMap(address: u64, bytes: usize, offset: usize, memory: u64, flags: u64);
-    cuMemUnmap(address: u64, bytes: usize);
-    cuMemSetAccess(address: u64, bytes: usize, access: &CUmemAccessDesc, count: usize);
-    cuMemcpyHtoD_v2(to: u64, from: usize, bytes: usize);
-    cuMemcpyDtoH_v2(to: usize, from: u64, bytes: usize);
-    cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: Handle);
-    cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, stream: Handle);
-    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle);
-    cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: Handle);
-    cuPointerGetAttribute(value: &mut u64, attribute: u32, address: u64);
-}

@@ -170,13 +170,13 @@ impl Kernel {
         driver.cuInit(0)?;
         driver.cuDevicePrimaryCtxRetain(&mut context, 0)?;
         driver.cuCtxSetCurrent(context)?;
-        driver.cuModuleLoadData(&mut module, KERNEL.as_ptr().addr())?;
-        driver.cuModuleGetFunction(&mut function, module, c"count".as_ptr().addr())?;
+        driver.cuModuleLoadData(&mut module, KERNEL)?;
+        driver.cuModuleGetFunction(&mut function, module, c"count")?;
         driver.cuStreamCreate(&mut stream, 1)?;
         driver.cuMemAlloc_v2(&mut counter, 8)?;
         driver.cuMemsetD8Async(counter, 0, 8, stream)?;
         let parameters = [&raw const counter];
-        let parameters = parameters.as_ptr().addr();
+        let parameters = parameters.as_ptr().expose_provenance();
         driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)?;
         driver.cuStreamSynchronize(stream)?;
         Ok(Self {
@@ -197,7 +197,7 @@ impl Kernel {
     /// Reads the counter: the number of times that the kernel ran.
     fn counted(&self) -> Result<u64, DriverError> {
         let mut counted = 0u64;
-        let address = (&raw mut counted).addr();
+        let address = (&raw mut counted).expose_provenance();
         self.driver.cuMemcpyDtoH_v2(address, self.counter, 8)?;
         Ok(counted)
     }

@@ -16,7 +16,10 @@ pub fn measure(program: &mut Program) -> Result<(), DriverError> {
     for bytes in SIZES {
         let samples = u32::try_from((64 << 20) / bytes.max(64 << 10)).unwrap_or(1);
         let samples = (samples.max(5).min(program.samples), 1);
-        for (host, kind) in [(pinned, "pinned"), (pageable.as_ptr().addr(), "pageable")] {
+        for (host, kind) in [
+            (pinned, "pinned"),
+            (pageable.as_ptr().expose_provenance(), "pageable"),
+        ] {
             let with = format!("{}, {kind}", size(bytes));
             program.measure(
                 "cuMemcpyHtoDAsync, cuStreamSynchronize",

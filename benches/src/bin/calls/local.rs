@@ -26,16 +26,18 @@ pub fn measure(program: &mut Program) -> Result<(), DriverError> {
         "device pointer",
         cheap,
         |program| {
+            let mut found = 0_u64;
+            let found = (&raw mut found).expose_provenance();
             program
                 .driver
-                .cuPointerGetAttribute(&mut 0, DEVICE_POINTER, address)
+                .cuPointerGetAttribute(found, DEVICE_POINTER, address)
         },
     )?;
     program.measure("cuModuleGetFunction", "again", cheap, |program| {
-        let name = c"nothing".as_ptr().addr();
+        let module = program.module;
         program
             .driver
-            .cuModuleGetFunction(&mut 0, program.module, name)
+            .cuModuleGetFunction(&mut 0, module, c"nothing")
     })?;
     let dear = (program.samples, 1);
     program.measure("cuMemGetInfo", "", dear, |program| {
@@ -47,9 +49,7 @@ pub fn measure(program: &mut Program) -> Result<(), DriverError> {
     for _ in 0..program.samples / 20 + 1 {
         let mut module = 0;
         loads.push(crate::timed(|| {
-            program
-                .driver
-                .cuModuleLoadData(&mut module, IMAGE.as_ptr().addr())
+            program.driver.cuModuleLoadData(&mut module, IMAGE)
         })?);
         unloads.push(crate::timed(|| program.driver.cuModuleUnload(module))?);
     }

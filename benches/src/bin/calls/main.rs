@@ -115,8 +115,8 @@ impl Program {
         driver.cuDevicePrimaryCtxRetain(&mut context, device)?;
         driver.cuCtxSetCurrent(context)?;
         driver.cuStreamCreate(&mut stream, 1)?;
-        driver.cuModuleLoadData(&mut module, IMAGE.as_ptr().addr())?;
-        driver.cuModuleGetFunction(&mut function, module, c"nothing".as_ptr().addr())?;
+        driver.cuModuleLoadData(&mut module, IMAGE)?;
+        driver.cuModuleGetFunction(&mut function, module, c"nothing")?;
         Ok(Self {
             driver,
             context,
@@ -142,7 +142,7 @@ impl Program {
             1,
             0,
             stream,
-            parameters.as_ptr().addr(),
+            parameters.as_ptr().expose_provenance(),
             0,
         )
     }

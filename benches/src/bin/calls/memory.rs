@@ -142,7 +142,7 @@ fn pinned(program: &mut Program, bytes: usize) -> Result<(), DriverError> {
 
 fn registrations(program: &mut Program, bytes: usize) -> Result<(), DriverError> {
     let memory = vec![1_u8; bytes + 4096];
-    let address = memory.as_ptr().addr().next_multiple_of(4096);
+    let address = memory.as_ptr().expose_provenance().next_multiple_of(4096);
     let (mut registered, mut unregistered) = (Vec::new(), Vec::new());
     for _ in 0..rounds(program, bytes) {
         registered.push(timed(|| {

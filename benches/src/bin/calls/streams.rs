@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wormhole_api::CuResult;
 use wormhole_api::constants::capture_mode::RELAXED;
+use wormhole_api::ctypes::{CUhostFn, c_void};
 use wormhole_benches::driver::{DriverError, Handle};
 
 use crate::{Program, timed};
@@ -62,9 +63,10 @@ fn launches(program: &mut Program) -> Result<(), DriverError> {
     })?;
     program.measure("cuLaunchHostFunc", "until it has run", samples, |program| {
         static RUN: AtomicBool = AtomicBool::new(false);
-        extern "C" fn run(_: usize) {
+        unsafe extern "C" fn run(_: *mut c_void) {
             RUN.store(true, Ordering::Release);
         }
+        let run: CUhostFn = Some(run);
         program.driver.cuLaunchHostFunc(program.stream, run, 0)?;
         while !RUN.swap(false, Ordering::Acquire) {
             std::hint::spin_loop();
