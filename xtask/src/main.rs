@@ -55,8 +55,12 @@ enum Action {
         backend: demo::Backend,
         programs: Vec<PathBuf>,
     },
-    /// Compile the images again that tests of the PTX engine read.
-    Fixtures,
+    /// Compile the images again that tests of the PTX engine and of the CUDA device read.
+    Fixtures {
+        /// Write them to folders below this one instead of beside their sources.
+        #[arg(long)]
+        into: Option<PathBuf>,
+    },
     /// Run all checks and tests.
     Test,
     /// Check the rules between crates, and print the size of each.
@@ -106,7 +110,7 @@ fn main() -> ExitCode {
         Action::Setup { tests } => setup::setup(&root, tests).map(|()| true),
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { backend, programs } => demo::demo(&root, backend, &programs),
-        Action::Fixtures => fixtures::fixtures(&root).map(|()| true),
+        Action::Fixtures { into } => fixtures::fixtures(&root, into.as_deref()).map(|()| true),
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
         Action::History => checks::history(&root).map(|found| checks::holds(&found)),
