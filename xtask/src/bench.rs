@@ -19,11 +19,7 @@ pub enum Bench {
         calls: Option<u64>,
     },
     /// The demo's programs on the CPU device, on one processor and on all.
-    Programs {
-        /// Write the figures as JSON to this file.
-        #[arg(long)]
-        json: Option<PathBuf>,
-    },
+    Programs(bench_programs::Options),
     /// Kernel launches by a VM through the window.
     Launch {
         /// The device: `cpu` or `cuda:N`.
@@ -42,7 +38,14 @@ pub enum Bench {
     /// Launches by 1 to 8 threads.
     Threads(Calls),
     /// A tenant beside hostile ones on the CPU device; one and a half minutes.
-    Neighbours,
+    Neighbours {
+        /// Number of slices of each attack. Only the default measures.
+        #[arg(long)]
+        rounds: Option<u64>,
+        /// Milliseconds of a slice. Only the default measures.
+        #[arg(long)]
+        slice: Option<u64>,
+    },
 }
 
 /// Options of the benchmarks that measure calls of the driver API.
@@ -94,19 +97,22 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                 .args(count("--launches", *launches))
                 .check()
         }
-        Bench::Neighbours => {
+        Bench::Neighbours { rounds, slice } => {
             let package = ["--package", "wormhole-backend-tests", "--bins"];
             cargo(root)
                 .args(["build", "--release"])
                 .args(package)
                 .check()?;
-            Run::new(release(root, "neighbours")?).check()
+            Run::new(release(root, "neighbours")?)
+                .args(count("--rounds", *rounds))
+                .args(count("--slice", *slice))
+                .check()
         }
         Bench::Calls(options) => calls(root, "calls", options),
         Bench::Copies(options) => calls(root, "copies", options),
         Bench::Memory(options) => calls(root, "memory", options),
         Bench::Threads(options) => calls(root, "threads", options),
-        Bench::Programs { json } => bench_programs::measure(root, json.as_deref()),
+        Bench::Programs(options) => bench_programs::measure(root, options),
     }
 }
 

@@ -1,8 +1,10 @@
 //! `cargo xtask bench programs`: times the demo's programs on the CPU device, on one processor and on all.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
 use crate::command::{Failure, Run, step};
@@ -27,8 +29,19 @@ const SIZES: &[(&str, u32)] = &[
     ("transpose", 4000),
     ("vector_add", 8_000_000),
 ];
-/// Number of runs of each program. The best one counts, because noise only adds time.
-const RUNS: usize = 3;
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Time these programs alone.
+    #[arg(value_parser = PossibleValuesParser::new(SIZES.iter().map(|(name, _)| *name)))]
+    programs: Vec<String>,
+    /// Number of runs of each program. The best one counts, because noise only adds time. Only the default measures.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
 
 /// Seconds from the program's start to its end, including its check of the results and the start of the backend.
 #[derive(Debug, Serialize)]
@@ -45,17 +58,19 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// Times the programs, prints a table, and writes it to `json` if given.
-pub fn measure(root: &Path, json: Option<&Path>) -> Result<(), Failure> {
+/// Times the programs, prints a table, and writes it to a file if one is given. Uses the installation in `WORMHOLE_STAGE`,
+/// if it is set.
+pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
     programs::build(&toolchain::ensure(root)?, root)?;
-    let stage = stage::stage(root)?;
+    let stage = stage::given_or_built(root)?;
+    let runs = options.runs;
     let processors = std::thread::available_parallelism()
         .map_err(|error| Failure::new(format!("cannot count the processors: {error}")))?
         .get();
     let folder = root.join("target/programs/static");
     let seconds = |name: &str, size: u32, processors: &str| -> Result<f64, Failure> {
         let mut best = f64::INFINITY;
-        for _ in 0..RUNS {
+        for _ in 0..runs {
             let start = Instant::now();
             let (status, output) = Run::new("taskset")
                 .args(["--cpu-list", processors])
@@ -81,12 +96,16 @@ pub fn measure(root: &Path, json: Option<&Path>) -> Result<(), Failure> {
     };
     let all = format!("0-{}", processors - 1);
     let mut rows = Vec::with_capacity(SIZES.len());
-    step(&format!("programs on the CPU device, best of {RUNS} runs"));
+    step(&format!("programs on the CPU device, best of {runs} runs"));
     println!(
         "{:<16}{:>10}  one processor  {processors} processors  ratio",
         "program", "size"
     );
-    for &(program, size) in SIZES {
+    let chosen = |name: &str| {
+        let named = options.programs.iter().any(|program| program == name);
+        named || options.programs.is_empty()
+    };
+    for &(program, size) in SIZES.iter().filter(|(name, _)| chosen(name)) {
         let row = Row {
             program,
             size,
@@ -101,7 +120,9 @@ pub fn measure(root: &Path, json: Option<&Path>) -> Result<(), Failure> {
         );
         rows.push(row);
     }
-    let Some(path) = json else { return Ok(()) };
+    let Some(path) = &options.json else {
+        return Ok(());
+    };
     let text = serde_json::to_string_pretty(&Table { processors, rows }).unwrap_or_default();
     std::fs::write(path, text)
         .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))

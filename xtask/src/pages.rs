@@ -22,6 +22,8 @@ use Executed::{Gate, Not, Test};
 
 /// Test of the benchmarks of the driver's functions.
 const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
+/// Tests of commands in a small form.
+const SMALL: &str = "xtask/tests/commands.rs";
 
 const COMMANDS: [(&str, Executed); 25] = [
     ("setup", Gate("setup::setup(root, true)")),
@@ -57,7 +59,10 @@ const COMMANDS: [(&str, Executed); 25] = [
     ("bench copies", Test("benches/tests/commands.rs", CALLS)),
     ("bench memory", Test("benches/tests/commands.rs", CALLS)),
     ("bench threads", Test("benches/tests/commands.rs", CALLS)),
-    ("bench programs", Not("takes minutes: each program twice")),
+    (
+        "bench programs",
+        Test(SMALL, "the_benchmark_of_programs_times_a_program"),
+    ),
     (
         "bench neighbours",
         Test(
@@ -65,7 +70,13 @@ const COMMANDS: [(&str, Executed); 25] = [
             "beside_every_attack_the_victim_is_never_refused",
         ),
     ),
-    ("fixtures", Not("writes files of the repository")),
+    (
+        "fixtures",
+        Test(
+            SMALL,
+            "the_committed_fixtures_are_those_that_their_sources_make",
+        ),
+    ),
     (
         "numba --guest",
         Not("takes minutes: Numba compiles on an emulated processor"),
@@ -74,7 +85,10 @@ const COMMANDS: [(&str, Executed); 25] = [
     ("cuda-python", Not("installs packages, and takes minutes")),
     (
         "foreign",
-        Not("reads a checkout that no machine has by itself"),
+        Test(
+            SMALL,
+            "programs_of_a_checkout_are_built_and_those_that_fail_are_listed",
+        ),
     ),
     ("nccl", Not("takes a minute")),
     (

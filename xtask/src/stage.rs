@@ -76,6 +76,16 @@ impl Stage {
     }
 }
 
+/// Returns the installation in `WORMHOLE_STAGE` if it is set, else the one that [`stage`] builds.
+pub fn given_or_built(root: &Path) -> Result<Stage, Failure> {
+    match std::env::var_os("WORMHOLE_STAGE") {
+        Some(prefix) => Ok(Stage {
+            prefix: prefix.into(),
+        }),
+        None => stage(root),
+    }
+}
+
 /// Returns the programs and libraries below `root/target/wormhole`, without their symbols.
 pub fn parts(root: &Path) -> impl Iterator<Item = PathBuf> {
     let prefix = prefix(root);

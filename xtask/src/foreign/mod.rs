@@ -57,6 +57,9 @@ pub struct Options {
     /// Run only programs whose name contains this text.
     #[arg(long, default_value = "")]
     filter: String,
+    /// Build the programs of cuda-samples in this folder instead of `target/foreign`.
+    #[arg(long)]
+    output: Option<PathBuf>,
     /// Seconds that each run of a program may take.
     #[arg(long, default_value_t = 90)]
     seconds: u64,
@@ -123,12 +126,7 @@ impl Way {
 /// Builds and runs the programs, and prints a table of those that end differently. Returns whether there are none. Uses
 /// the installation in `WORMHOLE_STAGE` and the toolkit in `CUDA_HOME`, if these are set.
 pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
-    let stage = match std::env::var_os("WORMHOLE_STAGE") {
-        Some(prefix) => Stage {
-            prefix: prefix.into(),
-        },
-        None => stage::stage(root)?,
-    };
+    let stage = stage::given_or_built(root)?;
     let toolkit = match std::env::var_os("CUDA_HOME") {
         Some(folder) => Toolkit::at(folder.into()),
         None => toolchain::ensure(root)?,
@@ -154,7 +152,8 @@ pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
     for program in &barred {
         println!("{}: not run, for the sake of shared GPUs", program.name);
     }
-    let built = build(root, options.suite, &toolkit, &stage, &allowed);
+    let output = (options.output.clone()).unwrap_or_else(|| root.join("target/foreign/samples"));
+    let built = build(&output, options.suite, &toolkit, &stage, &allowed);
     let mut table = Table::new(&ways);
     for (program, built) in allowed.iter().zip(built) {
         let built = match built {
@@ -192,13 +191,12 @@ fn may_run(program: &Program) -> bool {
 
 /// Builds all programs, as many at a time as there are processors.
 fn build(
-    root: &Path,
+    output: &Path,
     suite: Suite,
     toolkit: &Toolkit,
     stage: &Stage,
     programs: &[Program],
 ) -> Vec<Result<Built, Failure>> {
-    let output = root.join("target/foreign");
     let queue = Mutex::new(programs.iter().enumerate());
     let next = || queue.lock().next();
     let make = || {
@@ -206,7 +204,7 @@ fn build(
         while let Some((place, program)) = next() {
             step(&format!("building {}", program.name));
             let built = match suite {
-                Suite::Samples => samples::build(program, toolkit, stage, &output.join("samples")),
+                Suite::Samples => samples::build(program, toolkit, stage, output),
                 Suite::Hecbench => hecbench::build(program, toolkit),
             };
             made.push((place, built));

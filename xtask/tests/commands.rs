@@ -1,0 +1,139 @@
+//! Runs developer commands in a small form, so that those of the pages work.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use object::read::archive::ArchiveFile;
+use object::{Object, ObjectSection};
+
+/// Folder of images, and the sections of an object that hold its code for GPUs.
+const FIXTURES: [&str; 2] = ["ptx", "cuda"];
+const GPU_SECTIONS: [&str; 2] = ["__nv_relfatbin", ".nv_fatbin"];
+
+fn root() -> &'static Path {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.expect("xtask lies in the project's root")
+}
+
+fn xtask() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_xtask"))
+}
+
+fn said(output: &Output) -> String {
+    let streams = [&output.stdout, &output.stderr];
+    streams.map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+/// Returns the parts of an image that nvcc makes: all of a fat binary, and the sections for GPUs of objects, whose other
+/// sections the machine's own compiler makes.
+fn made_by_nvcc(path: &Path) -> Vec<Vec<u8>> {
+    let image = fs::read(path).expect("an image");
+    let sections = |object: &[u8]| -> Vec<Vec<u8>> {
+        let file = object::File::parse(object).expect("an object");
+        let sections = GPU_SECTIONS.iter();
+        let sections = sections.filter_map(|name| file.section_by_name(name));
+        let data = sections.map(|section| section.data().expect("its bytes").to_vec());
+        data.collect()
+    };
+    match path.extension().and_then(|end| end.to_str()) {
+        Some("o") => sections(&image),
+        Some("a") => {
+            let archive = ArchiveFile::parse(&*image).expect("an archive");
+            let members = archive.members().map(|member| member.expect("a member"));
+            let objects = members.map(|member| member.data(&*image).expect("its bytes"));
+            objects.flat_map(sections).collect()
+        }
+        _ => vec![image],
+    }
+}
+
+#[test]
+fn the_committed_fixtures_are_those_that_their_sources_make() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = xtask()
+        .args(["fixtures", "--into"])
+        .arg(folder.path())
+        .output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let mut compared = 0;
+    for device in FIXTURES {
+        let committed = root().join(format!("backend-vm/{device}/tests/data"));
+        for made in fs::read_dir(folder.path().join(device)).expect("the images") {
+            let made = made.expect("an image");
+            let parts = made_by_nvcc(&made.path());
+            assert!(!parts.is_empty(), "{made:?} has no code for GPUs");
+            let same = parts == made_by_nvcc(&committed.join(made.file_name()));
+            assert!(same, "{made:?} is outdated: run `cargo xtask fixtures`");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 7);
+}
+
+#[test]
+fn the_benchmark_of_programs_times_a_program() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = folder.path().join("figures.json");
+    let output = xtask()
+        .args(["bench", "programs", "vector_add", "--runs", "1", "--json"])
+        .arg(&json)
+        .output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let figures = fs::read(json).expect("the figures");
+    let figures: serde_json::Value = serde_json::from_slice(&figures).expect("JSON");
+    let rows = figures["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 1, "{figures}");
+    assert_eq!(rows[0]["program"], "vector_add");
+    for column in ["one_processor", "all_processors"] {
+        let seconds = rows[0][column].as_f64();
+        assert!(seconds.is_some_and(|seconds| seconds > 0.0), "{figures}");
+    }
+}
+
+/// A program that doubles numbers, or trebles them.
+const PROGRAM: &str = r#"
+#include <cstdio>
+__global__ void multiply(int *numbers) { numbers[threadIdx.x] *= FACTOR; }
+int main() {
+    int *numbers;
+    if (cudaMallocManaged(&numbers, 32 * sizeof(int)) != cudaSuccess) return 1;
+    for (int i = 0; i < 32; i++) numbers[i] = i;
+    multiply<<<1, 32>>>(numbers);
+    if (cudaDeviceSynchronize() != cudaSuccess) return 1;
+    for (int i = 0; i < 32; i++)
+        if (numbers[i] != 2 * i) { printf("Test failed\n"); return 0; }
+    printf("Test passed\n");
+}
+"#;
+
+#[test]
+fn programs_of_a_checkout_are_built_and_those_that_fail_are_listed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let samples = folder.path().join("Samples/0_Introduction");
+    for (name, factor) in [("doubles", "2"), ("trebles", "3")] {
+        let sources = samples.join(name);
+        fs::create_dir_all(&sources).expect("a folder");
+        let list = format!("add_executable({name} {name}.cu)\n");
+        fs::write(sources.join("CMakeLists.txt"), list).expect("a file");
+        let program = PROGRAM.replace("FACTOR", factor);
+        fs::write(sources.join(format!("{name}.cu")), program).expect("a file");
+    }
+    let output = xtask()
+        .args(["foreign", "samples"])
+        .arg(folder.path())
+        .arg("--output")
+        .arg(folder.path().join("built"))
+        .output();
+    let output = output.expect("it starts");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for line in [
+        "1 programs end alike, 1 differ, 0 were not built\n",
+        "| trebles | says `Test failed` |\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+}
