@@ -11,6 +11,73 @@ use crate::harness::{
 };
 use rustix::process::Signal;
 
+/// Place that executes a command of the pages.
+enum Executed {
+    /// Test of a file of this folder.
+    Test(&'static str, &'static str),
+    /// `xtask/src/pages.rs` names the place.
+    Developer,
+    /// Nothing, for this reason. Its options are parsed.
+    Not(&'static str),
+}
+
+use Executed::{Developer, Not, Test};
+
+/// Places that execute the commands with these first words. The first row that fits counts.
+const COMMANDS: [(&str, Executed); 9] = [
+    ("cargo xtask ", Developer),
+    (
+        "target/wormhole/bin/wormhole run --backend ",
+        Test(
+            "documents.rs",
+            "a_backend_serves_by_the_commands_of_its_page",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole run ",
+        Test("documents.rs", "programs_run_by_the_commands_of_the_pages"),
+    ),
+    (
+        "target/wormhole/bin/wormhole backend ",
+        Test(
+            "documents.rs",
+            "a_backend_serves_by_the_commands_of_its_page",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole attach ",
+        Test(LIBVIRT.0, LIBVIRT.1),
+    ),
+    ("virsh ", Test(LIBVIRT.0, LIBVIRT.1)),
+    (
+        "target/wormhole/bin/wormhole guest ",
+        Test(
+            "guest_disk.rs",
+            "debian_boots_in_a_guest_and_its_user_runs_a_program",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole image build ",
+        Not("fetches packages from Debian's archive; `cargo xtask setup` builds the same images"),
+    ),
+    (
+        "target/wormhole/lib/wormhole/wormhole-supervisor ",
+        Test(
+            "documents.rs",
+            "the_supervisor_serves_by_the_command_of_its_page",
+        ),
+    ),
+];
+
+/// Test that follows docs/qemu.md with a daemon of its own.
+const LIBVIRT: (&str, &str) = (
+    "libvirt.rs",
+    "a_domain_of_libvirt_runs_programs_as_the_page_describes_it",
+);
+
+/// Languages of the pages' blocks. The test of a page's subject reads those that are not commands.
+const LANGUAGES: [&str; 7] = ["json", "kernel", "qemu", "sh", "text", "toml", "xml"];
+
 /// Returns the root of the sources.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -27,7 +94,7 @@ pub fn blocks_of(page: &Path, language: &str) -> Vec<String> {
 }
 
 /// Returns the lines of a page's shell blocks in order, without their comments.
-fn commands_of(page: &Path) -> Vec<String> {
+pub fn commands_of(page: &Path) -> Vec<String> {
     let blocks = blocks_of(page, "sh");
     let lines = blocks.iter().flat_map(|block| block.lines());
     let commands = lines.map(|line| line.split(" #").next().unwrap_or(line).trim());
@@ -158,32 +225,60 @@ fn a_backend_serves_by_the_commands_of_its_page() {
 }
 
 #[test]
-fn the_pages_name_commands_that_there_are() {
+fn each_command_of_the_pages_is_executed_or_has_a_reason() {
+    let mut used = [false; COMMANDS.len()];
     for line in commands() {
-        let mut words = line.split_whitespace();
-        let known = match words.next() {
-            // `xtask/src/pages.rs` says what executes these.
-            Some("cargo") => true,
-            Some("target/wormhole/bin/wormhole") => {
-                let words: Vec<&str> = words.collect();
-                match words[0] {
-                    "run" => true,
-                    // Images are built from Debian's archive, which tests do not need, so only their options are
-                    // parsed here. `cargo xtask setup` builds the same images.
-                    _ => Command::new(stage().join("bin/wormhole"))
-                        .args(&words)
-                        .arg("--help")
-                        .output()
-                        .expect("it starts")
-                        .status
-                        .success(),
-                }
+        let row = COMMANDS
+            .iter()
+            .position(|(begin, _)| line.starts_with(begin));
+        let row = row.unwrap_or_else(|| panic!("nothing says what executes {line}"));
+        used[row] = true;
+        if let Not(_) = COMMANDS[row].1 {
+            let options = line.split_whitespace().skip(1);
+            let mut help = Command::new(stage().join("bin/wormhole"));
+            let help = help.args(options).arg("--help").output();
+            let help = help.expect("it starts");
+            assert!(help.status.success(), "no such command: {line}");
+        }
+    }
+    for ((begin, executed), used) in COMMANDS.iter().zip(used) {
+        assert!(used, "no page has a command that begins with {begin}");
+        match executed {
+            Test(file, name) => {
+                let file = root().join("hypervisor/tests/runs").join(file);
+                let source = fs::read_to_string(&file).expect("a file of tests");
+                let test = format!("#[test]\nfn {name}() {{");
+                assert!(source.contains(&test), "{} has no {name}", file.display());
             }
-            // `libvirt.rs` executes these with a daemon of its own.
-            Some("virsh") => true,
-            Some("target/wormhole/lib/wormhole/wormhole-supervisor") => true,
-            _ => false,
-        };
-        assert!(known, "no such command: {line}");
+            Developer => {}
+            Not(reason) => assert!(!reason.is_empty(), "{begin}"),
+        }
+    }
+}
+
+/// A block without a language, or one that is indented, would not be among the [`commands`].
+#[test]
+fn each_block_of_the_pages_has_a_language() {
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        let fences: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("```"))
+            .collect();
+        for fence in fences.chunks(2) {
+            let [language, ""] = fence else {
+                panic!("{} has a block without an end", page.display());
+            };
+            assert!(
+                LANGUAGES.contains(language),
+                "{}: ```{language}",
+                page.display()
+            );
+        }
+        let lines: Vec<&str> = text.lines().collect();
+        let indented = lines
+            .windows(2)
+            .find(|pair| pair[0].is_empty() && pair[1].starts_with("    "));
+        assert_eq!(indented, None, "{}", page.display());
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_images::DiskFile;
 
+use crate::documents::{commands_of, root};
 use crate::emulated::script;
 use crate::guest_network::{GUEST, HOST, PORT, enter_network};
 use crate::harness::{Ended, beside_other_guests, finish, images, program, wormhole};
@@ -182,8 +183,8 @@ fn an_ordinary_user_of_the_disk_runs_programs_by_its_libraries() {
 }
 
 /// Commands of a person who boots the disk, logs in as an ordinary user, runs a program, and switches the guest off by its
-/// power button. `$2` is the folder of its kernel. systemd would give the console up if this machine were so slow that its
-/// device did not appear within 90 s.
+/// power button. START, CONSOLE and STOP are those of docs/guests.md. `$2` is the folder of the disk's image. systemd would
+/// give the console up if this machine were so slow that its device did not appear within 90 s.
 const LOGIN: &str = r#"
 set -e
 command=$1 image=$2
@@ -199,10 +200,11 @@ said() {
 mount -t cgroup2 none /sys/fs/cgroup
 "$command" backend start
 patience="systemd.default_device_timeout_sec=900 systemd.default_timeout_start_sec=900"
-"$command" guest start debian --backend default --memory 512M --disk /dev/vda \
-    --kernel "$image/vmlinuz" --initrd "$image/initrd" --append "root=/dev/vda rw quiet net.ifnames=0 $patience"
+cd "$image"
+ln -s /dev/vda disk.raw
+START --backend default --memory 512M
 said "guest login: "
-coproc console { exec "$command" guest console debian 2>&1; }
+coproc console { exec CONSOLE 2>&1; }
 echo user >&${console[1]}
 said "user@guest:"
 words='vector_add; ls /sys/bus/platform/drivers/pvpanic-mmio; echo sys""tem $(systemctl is-system-running --wait)'
@@ -210,10 +212,27 @@ echo "$words" >&${console[1]}
 said "PASS vector_add"
 said "QEMU0001:00"
 said "system running"
-"$command" guest stop debian --timeout 300
+STOP --timeout 300
 [ -e /run/wormhole/.guests/debian ] || echo "Debian leaves nothing"
 "$command" backend stop
 "#;
+
+/// Returns [`LOGIN`] with the page's commands. The guest's kernel has more parameters than the page says, since this machine
+/// is slow.
+fn login() -> String {
+    const PARAMETERS: &str = "root=/dev/vda rw";
+    let page = commands_of(&root().join("docs/guests.md"));
+    let [start, console, stop] = &page[..] else {
+        panic!("docs/guests.md has other commands: {page:?}");
+    };
+    assert!(start.contains(PARAMETERS), "{start}");
+    let more = format!("{PARAMETERS} quiet net.ifnames=0 $patience");
+    let own = |line: &str| line.replace("target/wormhole/bin/wormhole", "\"$command\"");
+    LOGIN
+        .replace("START", &own(start).replace(PARAMETERS, &more))
+        .replace("CONSOLE", &own(console))
+        .replace("STOP", &own(stop))
+}
 
 #[test]
 fn debian_boots_in_a_guest_and_its_user_runs_a_program() {
@@ -234,9 +253,9 @@ fn debian_boots_in_a_guest_and_its_user_runs_a_program() {
         writable: true,
     };
     let parts = ["vmlinuz", "initrd"].map(|name| disk.image.join(name));
-    let tools = ["/usr/bin/mount", "/usr/bin/sleep"].map(PathBuf::from);
-    let files = [parts, tools].concat();
-    let said = script(LOGIN, &[disk.image.clone().into()], &files, &[device]);
+    let tools = ["/usr/bin/ln", "/usr/bin/mount", "/usr/bin/sleep"].map(PathBuf::from);
+    let files = [&parts[..], &tools].concat();
+    let said = script(&login(), &[disk.image.clone().into()], &files, &[device]);
     for words in [
         "guest debian switched itself off",
         "Debian leaves nothing",
