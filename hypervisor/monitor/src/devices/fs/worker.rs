@@ -1,13 +1,12 @@
 //! Moves requests to the server and replies to the guest, on the device's thread.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use event_manager::{EventOps, EventSet, Events};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use virtio_queue::{DescriptorChain, Reader};
+use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -19,6 +18,8 @@ use crate::ram::GuestRam;
 const MOST_REQUEST: usize = (128 << 10) + 80;
 /// Most bytes of a reply: 128 KiB of contents, and its header.
 const MOST_REPLY: usize = (128 << 10) + size_of::<OutHeader>();
+/// Most buffers of a request.
+const MOST_BUFFERS: usize = QUEUE_SIZE as usize;
 /// Most requests of a queue that wait for their replies: the queue full.
 const MOST_PENDING: usize = QUEUE_SIZE as usize;
 /// Bytes of `struct fuse_in_header`.
@@ -64,6 +65,8 @@ pub struct FsWorker {
     pending: HashMap<u64, Pending>,
     last: u64,
     is_watching: bool,
+    /// Buffers of the request that is being taken.
+    buffers: Vec<Descriptor>,
     request: Box<[u8]>,
     reply: Box<[u8]>,
 }
@@ -78,6 +81,7 @@ impl FsWorker {
             pending: HashMap::new(),
             last: 0,
             is_watching: false,
+            buffers: Vec::with_capacity(MOST_BUFFERS),
             request: vec![0; MOST_REQUEST].into(),
             reply: vec![0; MOST_REPLY].into(),
         }
@@ -115,7 +119,9 @@ impl FsWorker {
             };
             left -= 1;
             let head = chain.head_index();
-            let Some((request, room)) = taken(&self.memory, chain, &mut self.request) else {
+            let taken = copied(chain, &mut self.buffers)
+                .then(|| taken(&self.memory, &self.buffers, &mut self.request));
+            let Some((request, room)) = taken.flatten() else {
                 used[number] |= queue.add_used(&self.memory, head, 0);
                 continue;
             };
@@ -260,18 +266,26 @@ fn send_whole(server: &OwnedFd, request: &[u8]) -> Result<(), Errno> {
     }
 }
 
+/// Copies the buffers of a chain, which is read once, since the driver can change it meanwhile. Returns whether a queue can
+/// have that many: a chain can have a table of its own, with more, though no device offers such tables.
+fn copied(chain: impl Iterator<Item = Descriptor>, buffers: &mut Vec<Descriptor>) -> bool {
+    buffers.clear();
+    for buffer in chain {
+        if buffers.len() == MOST_BUFFERS {
+            return false;
+        }
+        buffers.push(buffer);
+    }
+    true
+}
+
 /// Takes a request from the guest, and the buffers for its reply; `None` if it is none.
 fn taken<'r>(
     memory: &GuestRam,
-    chain: DescriptorChain<&GuestRam>,
+    buffers: &[Descriptor],
     request: &'r mut [u8],
 ) -> Option<(&'r mut [u8], Room)> {
-    // A chain can have a table of its own, with more buffers than the queue, though no device offers such tables.
-    if chain.clone().nth(QUEUE_SIZE.into()).is_some() {
-        return None;
-    }
-    let room = room(chain.clone());
-    Some((gather(memory, chain, request)?, room))
+    Some((gather(memory, buffers, request)?, room(buffers)))
 }
 
 /// Returns whether the server answers a request.
@@ -283,16 +297,21 @@ fn has_reply(request: &[u8]) -> bool {
 /// Copies a request from the guest; `None` if it is none.
 fn gather<'r>(
     memory: &GuestRam,
-    chain: DescriptorChain<&GuestRam>,
+    buffers: &[Descriptor],
     request: &'r mut [u8],
 ) -> Option<&'r mut [u8]> {
-    let mut reader = Reader::new(memory, chain).ok()?;
-    let request = request.get_mut(..reader.available_bytes())?;
-    if request.len() < IN_HEADER {
-        return None;
+    let mut bytes = 0_usize;
+    for buffer in buffers.iter().filter(|buffer| !buffer.is_write_only()) {
+        let end = bytes.checked_add(len(buffer))?;
+        let place = request.get_mut(bytes..end)?;
+        memory.read_slice(place, buffer.addr()).ok()?;
+        bytes = end;
     }
-    reader.read_exact(request).ok()?;
-    Some(request)
+    request.get_mut(..bytes).filter(|_| bytes >= IN_HEADER)
+}
+
+fn len(buffer: &Descriptor) -> usize {
+    usize::try_from(buffer.len()).unwrap_or(usize::MAX)
 }
 
 /// Replaces the number of a request, and returns the driver's.
@@ -302,12 +321,12 @@ fn tagged(request: &mut [u8], tag: u64) -> u64 {
     unique
 }
 
-/// Returns the buffers of a chain that the device may write.
-fn room(chain: DescriptorChain<&GuestRam>) -> Room {
-    let len = |len: u32| usize::try_from(len).unwrap_or(0);
-    chain
-        .writable()
-        .map(|buffer| (buffer.addr(), len(buffer.len())))
+/// Returns the buffers that the device may write.
+fn room(buffers: &[Descriptor]) -> Room {
+    buffers
+        .iter()
+        .filter(|buffer| buffer.is_write_only())
+        .map(|buffer| (buffer.addr(), len(buffer)))
         .collect()
 }
 
@@ -345,6 +364,8 @@ fn fail(memory: &GuestRam, pending: &Pending) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
     use proptest::prelude::*;
@@ -500,6 +521,78 @@ mod tests {
         assert!(take(&server).is_some() && take(&server).is_none());
         let room = worker.pending.values().map(|pending| pending.room.len());
         assert_eq!(room.collect::<Vec<_>>(), [usize::from(QUEUE_SIZE) - 1]);
+    }
+
+    #[test]
+    fn a_chain_is_read_no_further_than_a_queue_has_buffers() {
+        let buffer = || Descriptor::new(BUFFERS, 48, NEXT, 0);
+        let mut buffers = Vec::new();
+        for (there, taken, fits) in [
+            (0, 0, true),
+            (3, 3, true),
+            (MOST_BUFFERS, MOST_BUFFERS, true),
+            (MOST_BUFFERS + 1, MOST_BUFFERS + 1, false),
+            (65_535, MOST_BUFFERS + 1, false),
+        ] {
+            let mut read = 0;
+            let chain = std::iter::repeat_with(buffer).take(there);
+            let chain = chain.inspect(|_| read += 1);
+            assert_eq!(copied(chain, &mut buffers), fits, "{there}");
+            assert_eq!((read, buffers.len()), (taken, taken.min(MOST_BUFFERS)));
+        }
+    }
+
+    /// Another processor of the guest changes the table of a request between a short and a long one.
+    #[test]
+    fn a_chain_that_changes_meanwhile_has_no_more_buffers_than_a_queue() {
+        const INDIRECT: u16 = 4;
+        const LONG: u16 = 2048;
+        /// Changes that the device has seen.
+        const CHANGES: usize = 200;
+        let (guest, mut worker, server) = fixture();
+        guest.write_bytes(BUFFERS, &[0x11; 48]);
+        let tables = [BUFFERS + STEP, BUFFERS + 0x8_0000];
+        for (at, buffers) in tables.into_iter().zip([2, LONG]) {
+            for index in 0..buffers {
+                let (address, len, flags) = match index {
+                    0 => (BUFFERS, 48u32, NEXT),
+                    _ => (REPLIES, 16, WRITE | NEXT),
+                };
+                let flags = if index + 1 == buffers { WRITE } else { flags };
+                let entry = at + 16 * u64::from(index);
+                guest.write(entry, address);
+                guest.write(entry + 8, len);
+                guest.write(entry + 12, flags);
+                guest.write(entry + 14, index + 1);
+            }
+        }
+        guest.offer(&[(tables[0], 16 * u32::from(LONG), INDIRECT, 0)], &[0], 0);
+        let is_over = AtomicBool::new(false);
+        let (memory, table) = (guest.memory.clone(), guest.table());
+        let longest = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for at in tables {
+                        memory.store(at, table, Ordering::Relaxed).expect("ram");
+                    }
+                }
+            });
+            let (mut longest, mut last, mut changes, mut round) = (0, 0, 0, 0_u16);
+            while changes < CHANGES {
+                round = round.wrapping_add(1);
+                guest.offer(&[], &[0], round);
+                worker.turn();
+                let room = worker.pending.drain().map(|(_, pending)| pending.room);
+                let buffers = room.map(|room| room.len()).max().unwrap_or(0);
+                take(&server);
+                changes += usize::from(buffers != last);
+                last = buffers;
+                longest = longest.max(buffers);
+            }
+            is_over.store(true, Ordering::Relaxed);
+            longest
+        });
+        assert_eq!(longest, 1);
     }
 
     #[test]

@@ -97,6 +97,11 @@ impl TestQueue {
         self.write(self.base + AVAILABLE + 2, available);
     }
 
+    /// Returns the address of the descriptor table.
+    pub fn table(&self) -> GuestAddress {
+        GuestAddress(self.base + TABLE)
+    }
+
     /// Writes the available ring's flags: 1 suppresses interrupts.
     pub fn suppress(&self, flags: u16) {
         self.write(self.base + AVAILABLE, flags);
