@@ -2,9 +2,10 @@
 //!
 //! An image is an ELF file of machine code, a fat binary, several fat binaries (of a relocatable link), or PTX. The
 //! driver trusts the lengths in a fat binary's headers, and it follows the pointers of an image that begins like a
-//! `__fatBinC_Wrapper_t` (both measured on driver 580: it crashes on addresses in the image). So it never reads a
+//! `__fatBinC_Wrapper_t` (both measured on driver 580: it crashes on addresses in the image). So it never loads a
 //! container from a guest: this module extracts the code, in the driver's own order of preference, and passes on an
-//! ELF file that contains all that its headers name, or text.
+//! ELF file that contains all that its headers name, or text. The driver's linker reads libraries as containers, once
+//! [`library::check`](crate::library::check) has checked all that they contain.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,7 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memchr::memmem;
 use wormhole_api::constants::jit_input;
 use wormhole_device::{CuError, Result};
-use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
 
 use crate::printing::{self, Printing};
@@ -199,15 +199,6 @@ impl Attempts {
     }
 }
 
-/// Reason why a library is not for the driver.
-#[derive(Debug, thiserror::Error)]
-pub enum LibraryError {
-    #[error(transparent)]
-    Container(#[from] HostError),
-    #[error("the code of a member: {0}")]
-    Code(#[from] CuError),
-}
-
 /// Size in bytes of the decompressed code in use.
 #[derive(Debug, Default)]
 pub struct Budget(AtomicU64);
@@ -237,20 +228,26 @@ impl Budget {
         })
     }
 
-    /// Extracts the code of an entry.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`: the code is too large, or the budget is spent. `CUDA_ERROR_INVALID_IMAGE`: the
-    /// entry does not decompress, or its content is not code.
-    pub fn unpack<'a>(&'a self, entry: &Entry<'a>) -> Result<Code<'a>> {
+    /// Decompresses the content of an entry.
+    fn content<'a>(&'a self, entry: &Entry<'a>) -> Result<(Held<'a>, Cow<'a, [u8]>)> {
         let bytes = entry.unpacked_bytes();
         if bytes > MAX_BYTES {
             return Err(CuError::OUT_OF_MEMORY);
         }
         let held = self.hold(bytes)?;
         let limit = usize::try_from(bytes).map_err(|_| CuError::OUT_OF_MEMORY)?;
-        let unpacked = entry.unpack(limit).map_err(|_| CuError::INVALID_IMAGE)?;
-        let mut code = Code::new(unpacked)?;
+        let content = entry.unpack(limit).map_err(|_| CuError::INVALID_IMAGE)?;
+        Ok((held, content))
+    }
+
+    /// Extracts the code of an entry.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: the code is too large, or the budget is spent. `CUDA_ERROR_INVALID_IMAGE`: the
+    /// entry does not decompress, or its content is not code.
+    pub fn unpack<'a>(&'a self, entry: &Entry<'a>) -> Result<Code<'a>> {
+        let (held, content) = self.content(entry)?;
+        let mut code = Code::new(content)?;
         if code.is_machine != entry.is_elf() {
             return Err(CuError::INVALID_IMAGE);
         }
@@ -258,52 +255,32 @@ impl Budget {
         Ok(code)
     }
 
-    /// Checks the containers in a library, and their machine code and text as that of a module. The driver gets the library
-    /// whole: it selects the members that a link needs.
+    /// Checks an entry that the driver decompresses itself.
     ///
     /// # Errors
-    /// A container is damaged, or a member's code is none, or all of it together decompresses to too much.
-    pub fn check_library(&self, data: &[u8]) -> std::result::Result<(), LibraryError> {
-        let mut attempts = Attempts::default();
-        for member in host::members(data)? {
-            let fatbins = match host::of_object(member.data) {
-                Ok(Content::Cubin(cubin)) => {
-                    Code::new(Cow::Borrowed(cubin))?;
-                    continue;
-                }
-                Ok(Content::Fatbins(fatbins)) => fatbins,
-                // A member without device code is of no use to a link.
-                Err(HostError::NoFatbin) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            for fatbin in fatbins {
-                let entries = entries(fatbin).map_err(HostError::from)?;
-                for entry in entries
-                    .into_iter()
-                    .filter(|one| one.is_elf() || one.is_ptx())
-                {
-                    let way = Alternative::Entry(entry);
-                    attempts.begin(&way)?;
-                    if let Alternative::Entry(entry) = &way {
-                        self.unpack(entry)?;
-                    }
-                }
-            }
+    /// As of [`Self::unpack`]. `CUDA_ERROR_INVALID_IMAGE` also: the entry is neither PTX nor machine code, or its text
+    /// does not end in a zero byte.
+    pub fn check(&self, entry: &Entry<'_>) -> Result<()> {
+        let (_held, content) = self.content(entry)?;
+        let is_known = entry.is_elf() || entry.is_ptx() && content.contains(&0);
+        let code = Code::new(content)?;
+        if !is_known || code.is_machine != entry.is_elf() {
+            return Err(CuError::INVALID_IMAGE);
         }
         Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const PTX: u16 = 1;
-    const ELF: u16 = 2;
+    pub const PTX: u16 = 1;
+    pub const ELF: u16 = 2;
     const LZ4: u64 = 0x2000;
     const ZSTD: u64 = 0x8000;
 
-    fn part(kind: u16, arch: u32, flags: u64, payload: &[u8], decompressed: usize) -> Vec<u8> {
+    pub fn part(kind: u16, arch: u32, flags: u64, payload: &[u8], decompressed: usize) -> Vec<u8> {
         let padded = payload.len().next_multiple_of(8);
         let mut bytes = Vec::new();
         bytes.extend_from_slice(&kind.to_le_bytes());
@@ -322,7 +299,7 @@ mod tests {
         bytes
     }
 
-    fn fatbin(parts: &[Vec<u8>]) -> Vec<u8> {
+    pub fn fatbin(parts: &[Vec<u8>]) -> Vec<u8> {
         let body = parts.concat();
         let mut bytes = b"\x50\xed\x55\xba\x01\x00\x10\x00".to_vec();
         bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
@@ -464,37 +441,6 @@ mod tests {
         let begun = Attempts::default().begin(&ways[0]);
         assert_eq!(begun, Err(CuError::OUT_OF_MEMORY));
         assert_eq!(Attempts::default().begin(&Alternative::Plain(TEXT)), Ok(()));
-    }
-
-    /// Returns an archive with one member.
-    fn archive(member: &[u8]) -> Vec<u8> {
-        let header = format!("{:<48}{:<10}`\n", "member.o/", member.len());
-        let mut bytes = [b"!<arch>\n", header.as_bytes(), member].concat();
-        bytes.resize(bytes.len().next_multiple_of(2), b'\n');
-        bytes
-    }
-
-    #[test]
-    fn the_members_of_a_library_are_code_as_modules_are() {
-        let check = |member: &[u8]| Budget::default().check_library(&archive(member));
-        let cubin = elf::tests::image();
-        let with = |payload: &[u8]| fatbin(&[part(ELF, 80, 0, payload, 0)]);
-        assert!(check(&cubin).is_ok());
-        assert!(check(&with(&cubin)).is_ok());
-        let cut = &cubin[..cubin.len() - 64];
-        for member in [cut, &with(cut), &with(TEXT)] {
-            assert!(matches!(
-                check(member),
-                Err(LibraryError::Code(CuError::INVALID_IMAGE))
-            ));
-        }
-        let text = fatbin(&[part(PTX, 80, 0, TEXT, 0)]);
-        assert!(check(&text).is_ok());
-        let large = fatbin(&[part(PTX, 80, ZSTD, TEXT, 2 << 30)]);
-        assert!(matches!(
-            check(&large),
-            Err(LibraryError::Code(CuError::OUT_OF_MEMORY))
-        ));
     }
 
     #[test]

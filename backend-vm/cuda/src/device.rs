@@ -27,12 +27,13 @@ use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
 
 use self::kernels::configuration;
-use crate::code::{Alternative, Attempts, Budget, Code, LibraryError, alternatives};
+use crate::code::{Alternative, Attempts, Budget, Code, alternatives};
 use crate::current::Identity;
 use crate::driver::Driver;
 use crate::graph::Executable;
 use crate::images::{Images, Loaded};
 use crate::launch_events::WithEvents;
+use crate::library::{self, LibraryError};
 use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::printing::Printing;
@@ -175,12 +176,10 @@ impl CudaDevice {
                         .try_for_each(|fatbin| self.add_fatbin(state, &name, fatbin))?,
                 },
                 jit_input::LIBRARY => {
-                    self.budget
-                        .check_library(input.data)
-                        .map_err(|error| match error {
-                            LibraryError::Container(error) => unreadable(error),
-                            LibraryError::Code(error) => error,
-                        })?;
+                    library::check(&self.budget, input.data).map_err(|error| match error {
+                        LibraryError::Unreadable(error) => unreadable(error),
+                        LibraryError::Code(error) => error,
+                    })?;
                     self.add_data(state, &name, jit_input::LIBRARY, input.data)?;
                 }
                 // `CU_JIT_INPUT_NVVM`: a driver of CUDA 13 has no compiler for it (measured).
@@ -441,14 +440,6 @@ impl CudaDevice {
 /// Returns whether an environment variable has a value.
 fn variable_is(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|found| found == value)
-}
-
-fn machine(code: Code<'_>) -> Result<Code<'_>> {
-    if code.is_machine() {
-        Ok(code)
-    } else {
-        Err(CuError::INVALID_IMAGE)
-    }
 }
 
 impl Device for CudaDevice {

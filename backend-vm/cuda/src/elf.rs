@@ -21,15 +21,13 @@ pub fn is_elf(bytes: &[u8]) -> bool {
 
 /// Returns whether an ELF file is machine code for a GPU and contains all that its headers name.
 pub fn is_whole(image: &[u8]) -> bool {
-    check(image).is_some()
+    machine(image) == Some(EM_CUDA)
 }
 
-fn check(image: &[u8]) -> Option<()> {
+/// Returns the machine (`e_machine`) of an ELF file. `None` if the file lacks anything that its headers name.
+pub fn machine(image: &[u8]) -> Option<u16> {
     let header = Header::parse(image).ok()?;
     let endian = header.endian().ok()?;
-    if header.e_machine(endian) != EM_CUDA {
-        return None;
-    }
     for segment in header.program_headers(endian, image).ok()? {
         segment.data(endian, image).ok()?;
     }
@@ -55,7 +53,7 @@ fn check(image: &[u8]) -> Option<()> {
             }
         }
     }
-    Some(())
+    Some(header.e_machine(endian))
 }
 
 #[cfg(test)]

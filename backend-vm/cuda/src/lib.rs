@@ -27,6 +27,7 @@ mod green_contexts;
 mod images;
 mod jit;
 mod launch_events;
+mod library;
 mod managed;
 mod mem_ops;
 mod open;

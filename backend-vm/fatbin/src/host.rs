@@ -1,6 +1,8 @@
 //! Finds fatbins in the files that `nvcc` writes for the host's linker: object files and archives
 //! of them.
 
+use std::collections::HashSet;
+
 use object::Endianness;
 use object::elf::{EM_CUDA, FileHeader64};
 use object::read::archive::ArchiveFile;
@@ -26,6 +28,10 @@ pub enum HostError {
     NoFatbin,
     #[error("the archive has more members than the limit of {0}")]
     Members(usize),
+    #[error("the archive has its members in other files")]
+    Thin,
+    #[error("the archive's index names a place at which no member starts")]
+    Index,
     #[error(transparent)]
     Fatbin(#[from] FatbinError),
 }
@@ -78,23 +84,35 @@ pub struct Member<'a> {
 /// Returns the members of an archive.
 ///
 /// # Errors
-/// The archive is damaged, or has more members than the limit.
+/// The archive is damaged, has more members than the limit, has them in other files, or has an index that names anything
+/// else than its members.
 pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, HostError> {
     let bad = |source| HostError::Damaged {
         what: "the archive is damaged",
         source,
     };
     let archive = ArchiveFile::parse(data).map_err(bad)?;
-    let mut members = Vec::new();
+    if archive.is_thin() {
+        return Err(HostError::Thin);
+    }
+    let (mut members, mut ranges) = (Vec::new(), HashSet::new());
     for member in archive.members() {
         let member = member.map_err(bad)?;
         if members.len() == MAX_MEMBERS {
             return Err(HostError::Members(MAX_MEMBERS));
         }
+        ranges.insert(member.file_range());
         members.push(Member {
             name: member.name(),
             data: member.data(data).map_err(bad)?,
         });
+    }
+    for symbol in archive.symbols().map_err(bad)?.into_iter().flatten() {
+        let offset = symbol.map_err(bad)?.offset();
+        let named = archive.member(offset).map_err(bad)?;
+        if !ranges.contains(&named.file_range()) {
+            return Err(HostError::Index);
+        }
     }
     Ok(members)
 }

@@ -18,6 +18,7 @@ impl From<HostError> for LoadError {
                 found: limit as u64 + 1,
                 limit: limit as u64,
             },
+            error @ (HostError::Thin | HostError::Index) => Self::InvalidObject(error.to_string()),
             HostError::Damaged { what, source } => Self::InvalidObject(format!("{what}: {source}")),
         }
     }
