@@ -1,11 +1,11 @@
-//! Connects a guest to its host through a tap interface.
+//! Connects a guest to its host through a tap interface, and through passt.
 //!
 //! The interface is in a network namespace of the test's thread and of the processes that it starts, and goes with it.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, UdpSocket};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
@@ -14,6 +14,10 @@ use crate::harness::{beside_other_guests, finish, program, wormhole};
 pub const HOST: &str = "10.77.0.1";
 pub const GUEST: &str = "10.77.0.2";
 pub const PORT: u16 = 7001;
+/// Address of the host that the guest's default route leads to, and that the tap interface's network does not have.
+const BEYOND: &str = "10.78.0.1";
+/// Address of a guest with a network by passt.
+const BY_PASST: &str = "10.0.2.15";
 /// Bytes that the host sends and the guest returns.
 const BYTES: u32 = 12 << 20;
 const PINGS: u32 = 20;
@@ -35,14 +39,45 @@ pub fn enter_network() -> Result<(), String> {
         &format!("address add {HOST}/24 dev wh0"),
         "link set wh0 up",
     ] {
-        let run = Command::new("ip").args(arguments.split(' ')).output();
-        let run = run.map_err(|error| format!("ip of iproute2 does not start: {error}"))?;
-        if !run.status.success() {
-            let said = String::from_utf8_lossy(&run.stderr);
-            return Err(format!("ip {arguments}: {}", said.trim()));
-        }
+        ip(arguments)?;
     }
     Ok(())
+}
+
+/// Runs ip(8) in this thread's network namespace.
+fn ip(arguments: &str) -> Result<(), String> {
+    let run = Command::new("ip").args(arguments.split(' ')).output();
+    let run = run.map_err(|error| format!("ip of iproute2 does not start: {error}"))?;
+    if !run.status.success() {
+        let said = String::from_utf8_lossy(&run.stderr);
+        return Err(format!("ip {arguments}: {}", said.trim()));
+    }
+    Ok(())
+}
+
+/// Gives the namespace an address that only its own processes reach, and the default route without which passt does not
+/// start.
+fn add_address_beyond() {
+    for arguments in [
+        "link set lo up",
+        &format!("address add {BEYOND}/32 dev lo"),
+        &format!("route add default via {GUEST} dev wh0"),
+    ] {
+        ip(arguments).expect("the namespace is ours");
+    }
+}
+
+/// Returns the first word of what sha256sum(1) prints for these bytes.
+fn checksum(bytes: &[u8]) -> String {
+    let mut command = Command::new("sha256sum");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut sum = command.spawn().expect("it starts");
+    let mut stdin = sum.stdin.take().expect("it is piped");
+    stdin.write_all(bytes).expect("it reads");
+    drop(stdin);
+    let said = sum.wait_with_output().expect("it ends").stdout;
+    let said = String::from_utf8(said).expect("a checksum");
+    said.split(' ').next().expect("a word").to_owned()
 }
 
 /// Sends the pattern to each client, and what each returns to `returned`.
@@ -96,6 +131,11 @@ fn script(vector_add: &Path) -> String {
             echo "ping $i" >&4
             [ "$(dd bs=64 count=1 <&4 2>/dev/null)" = "ping $i" ] || exit 10
         done
+        [ -d /sys/class/net/eth1 ] || exit 11
+        grep -q {BY_PASST} /proc/net/fib_trie || exit 12
+        exec 5<>/dev/tcp/{BEYOND}/{PORT} || exit 13
+        echo "by passt $(sha256sum <&5)"
+        exec 5>&-
         : >/tmp/done
         wait"#,
         vector_add.display()
@@ -103,13 +143,19 @@ fn script(vector_add: &Path) -> String {
 }
 
 #[test]
-fn a_guest_and_its_host_reach_each_other_through_a_tap() {
+fn a_guest_and_its_host_reach_each_other_through_a_tap_and_passt() {
     let _beside = beside_other_guests();
     if let Err(reason) = enter_network() {
         println!("skipped: {reason}");
         return;
     }
+    add_address_beyond();
     let pattern: Vec<u8> = (0..BYTES / 4).flat_map(u32::to_le_bytes).collect();
+    let beyond = TcpListener::bind((BEYOND, PORT)).expect("the port is free");
+    // The guest sends nothing back to this one.
+    let part = pattern[..BYTES as usize / 8].to_vec();
+    let sum = checksum(&part);
+    std::thread::spawn(move || serve_streams(&beyond, &part, &channel().0));
     let listener = TcpListener::bind((HOST, PORT)).expect("the port is free");
     let socket = UdpSocket::bind((HOST, PORT)).expect("the port is free");
     let ((returned, streams), (refused, refusals)) = (channel(), channel());
@@ -122,6 +168,7 @@ fn a_guest_and_its_host_reach_each_other_through_a_tap() {
     let vector_add = program("static", "vector_add");
     let mut command = wormhole(&["run", "--placement", "host"]);
     command.args(["--network", &format!("tap=wh0,address={GUEST}/24")]);
+    command.args(["--network", "passt"]);
     let run = finish(command.args(["--", "/bin/bash", "-c", &script(&vector_add)]));
     if run.stderr.contains("to an older image") {
         println!("skipped: an image is older than the drivers in it: build it anew");
@@ -130,6 +177,8 @@ fn a_guest_and_its_host_reach_each_other_through_a_tap() {
     assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
     assert!(run.stdout.contains("PASS vector_add"), "{}", run.stdout);
     assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
+    let by_passt = format!("by passt {sum}");
+    assert!(run.stdout.contains(&by_passt), "{by_passt}\n{}", run.stdout);
     let back = streams.try_iter().last().expect("a whole connection");
     assert!(back == pattern, "{} other bytes came back", back.len());
     let refusal = refusals.try_iter().last();
