@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use wormhole_ring::{
     arena::{Arena, ArenaError, GRANULE, PAGE},
     control::{
-        ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Fetch, Fetched, Grant,
-        HEADER_BYTES, Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Share, Shared,
-        Stream, WindowRun,
+        ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Exits, Fetch, Fetched,
+        Grant, HEADER_BYTES, Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Share,
+        Shared, Stream, WindowRun,
     },
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
@@ -185,6 +185,10 @@ proptest! {
             }),
             Message::Stream(Stream { local: small[0] }),
             Message::SessionReport(&text),
+            Message::AskUsage,
+            Message::Usage { more: small[0], tenants: &text },
+            Message::AskExits,
+            Message::Exits(Exits { is_known: large[0], count: large[1] }),
             Message::WindowMap(shown),
             Message::WindowMapped(shown),
             Message::WindowUnmap(shown),

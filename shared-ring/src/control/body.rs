@@ -217,6 +217,23 @@ bodies! {
         pub local: u32,
     }
 
+    /// A part of the answer to [`AskUsage`](super::Message::AskUsage): usage by tenants as JSON. Each message holds as
+    /// much as fits.
+    pub struct UsageFixed {
+        /// 1 if another part follows.
+        pub more: u32,
+        /// Bytes of the text.
+        pub text_len: u32,
+    }
+
+    /// Answer to [`AskExits`](super::Message::AskExits).
+    pub struct Exits {
+        /// 1 if the launcher can tell, 0 otherwise.
+        pub is_known: u64,
+        /// Number of exits of the guest's vCPUs since it booted.
+        pub count: u64,
+    }
+
     /// Announcement of a worker that is ready. The text behind it describes its devices with [`facts`](super::facts),
     /// separated by an empty line.
     pub struct ReadyFixed {

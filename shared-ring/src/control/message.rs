@@ -9,9 +9,9 @@ use alloc::{vec, vec::Vec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Fetch, Fetched, Grant, HEADER_BYTES,
-    Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber, ReadyFixed,
-    RefusedFixed, Share, Shared, Stream, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Exits, Fetch, Fetched, Grant,
+    HEADER_BYTES, Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber,
+    ReadyFixed, RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -131,6 +131,11 @@ messages! {
         Doorbell = 6,
         /// Supervisor → launcher: the window is attached and the device is ready.
         Attached = 35,
+        /// Client → supervisor, instead of attaching a window: a request for the usage by tenants. The next request may
+        /// follow the answer.
+        AskUsage = 39,
+        /// Supervisor → launcher: a request for the number of exits of the guest's vCPUs.
+        AskExits = 41,
         /// Worker → supervisor: the session is mapped and the worker serves its ring.
         Assigned = 49,
         /// Supervisor → worker: write the state of the device's queues to the log.
@@ -162,6 +167,8 @@ messages! {
         WindowMap(WindowRun) = 37,
         /// Supervisor → launcher: unmap this run from the guest; no session owns it any more.
         WindowUnmap(WindowRun) = 38,
+        /// Launcher → supervisor: the answer to [`Message::AskExits`].
+        Exits(Exits) = 42,
         /// Supervisor → worker: serve this session. The descriptors of the session file, of the counter pages and of
         /// the neighbours' page travel with it, and with [`super::FEATURE_FILES`] that of a socket for file
         /// descriptors.
@@ -199,6 +206,8 @@ messages! {
         Observation {
             device: u32, devices: u32, more: u32; facts
         } = 20 as ObservationFixed.text_len,
+        /// Supervisor → client: a part of the answer to [`Message::AskUsage`].
+        Usage { more: u32; tenants } = 40 as UsageFixed.text_len,
         /// Worker → supervisor: ready to serve a session.
         Ready { protocol_hash: u64; device } = 52 as ReadyFixed.text_len,
     }

@@ -7,9 +7,9 @@ pub mod facts;
 mod message;
 
 pub use body::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Fetch, Fetched, Grant, HelloFixed,
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Exits, Fetch, Fetched, Grant, HelloFixed,
     ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Share, Shared,
-    Stream, WindowRun,
+    Stream, UsageFixed, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
