@@ -16,6 +16,7 @@ pub mod process;
 pub mod progress;
 pub mod report;
 pub mod tasks;
+pub mod usage;
 
 /// Replaces control characters, which could move the cursor or change the terminal's state, by dots. Line ends and tabs
 /// stay.
