@@ -54,6 +54,7 @@ mod static_window;
 mod tenant_loop;
 mod tenant_processes;
 mod tenants;
+mod usage;
 mod user_budget;
 mod visibility;
 mod window;
@@ -92,6 +93,7 @@ pub use self::spawner::SpawnerError;
 use self::spawner::{Abilities, Setup, Spawner, Tenants};
 use self::tenant_loop::TenantLoop;
 use self::tenant_processes::{TenantProcess, Waiting};
+use self::usage::Questions;
 use self::visibility::TenantHistory;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::worker_pool::{Worker, WorkerPool};
@@ -216,6 +218,8 @@ struct Supervisor {
     sampler: Option<Sampler>,
     /// Last answer of the host's NVML, by device.
     figures: Option<(Instant, Vec<Sample>)>,
+    /// Questions of clients for the usage by tenants.
+    questions: Questions,
 }
 
 /// Serves until a signal or the last tenant's end stops it.
@@ -370,6 +374,7 @@ impl Supervisor {
             next_deadline: None,
             sampler: parts.sampler,
             figures: None,
+            questions: Questions::default(),
         }
     }
 
@@ -424,6 +429,7 @@ impl Supervisor {
             self.serve_waiting(ops);
         }
         self.accept_again(ops, now);
+        self.answer_questions(now);
         self.order_refusers();
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
@@ -437,6 +443,7 @@ impl Supervisor {
             .chain(self.refusals.deadline())
             .chain(self.forks.deadline())
             .chain(self.acceptor.again)
+            .chain(self.questions.deadline())
             .chain(self.send_again());
         milliseconds_until(next.min(), now)
     }

@@ -34,6 +34,8 @@ pub enum ListenError {
 pub struct Listener {
     socket: UnixListener,
     place: Place,
+    /// User of this process.
+    own: u32,
     users: Vec<u32>,
 }
 
@@ -86,6 +88,7 @@ impl Listener {
         Ok(Self {
             socket,
             place,
+            own,
             users: [&[0, own], users].concat(),
         })
     }
@@ -93,6 +96,11 @@ impl Listener {
     /// Returns the number of users who may attach.
     pub fn users(&self) -> usize {
         self.users.iter().collect::<BTreeSet<_>>().len()
+    }
+
+    /// Returns the user of the supervisor.
+    pub fn own_user(&self) -> u32 {
+        self.own
     }
 
     pub fn place(&self) -> &Place {
@@ -216,6 +224,15 @@ fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// # Errors
 /// Same as `getsockopt`.
 pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
+    peer_of(stream).map(|peer| peer.uid)
+}
+
+/// Returns the number of the process that connected a stream, 0 if it is unknown here.
+pub fn process_of(stream: &OwnedFd) -> i32 {
+    peer_of(stream).map_or(0, |peer| peer.pid)
+}
+
+fn peer_of(stream: &OwnedFd) -> io::Result<libc::ucred> {
     // By no function of rustix, whose structure has no value for the number 0 of a process outside this PID namespace.
     let mut peer = libc::ucred {
         pid: 0,
@@ -236,7 +253,7 @@ pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
     if known != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(peer.uid)
+    Ok(peer)
 }
 
 /// Returns whether the event loop itself can close a connection that was accepted and then shut

@@ -17,7 +17,9 @@ use std::os::unix::net::UnixDatagram;
 
 use event_manager::EventOps;
 use wormhole_link::counters::CountersFile;
+use wormhole_link::device;
 use wormhole_link::report::SessionReport;
+use wormhole_link::usage::Usage;
 use wormhole_ring::control::{Band, FEATURE_FILES, Grant, Message, Refusal, WindowRun};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
@@ -113,6 +115,21 @@ impl Session {
             descriptors.push(worker.into());
         }
         Ok(descriptors)
+    }
+
+    /// Adds it and its counts to its tenant's usage.
+    pub fn add_usage(&self, usage: &mut Usage) {
+        if self.is_refused {
+            return;
+        }
+        let header = self.file.header(self.segment.first);
+        let local_calls = header.map_or(0, |header| header.local_calls());
+        usage.sessions += 1;
+        usage.add(&self.counters.read(), local_calls);
+        // A dead worker holds no memory.
+        let devices = 0..self.worker.map_or(0, |_| device::MOST);
+        let memory = devices.map(|device| self.counters.device_memory(device));
+        usage.device_memory = memory.fold(usage.device_memory, u64::saturating_add);
     }
 
     /// Returns the cause of the session's end, with the error that its status word contained
@@ -721,18 +738,24 @@ impl TenantLoop {
         let Some(session) = self.sessions.remove(&key) else {
             return;
         };
-        if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
-            tenant.sessions -= 1;
-        }
         self.supervisor.report(&Report::Over { session: key });
         advance(&self.tenants, session.number(), SessionState::worker_reaped);
         let header = session.file.header(session.segment.first).ok();
         let header = header.as_ref();
+        let counts = session.counters.read();
+        let local_calls = header.map_or(0, SessionHeader::local_calls);
+        if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
+            tenant.sessions -= 1;
+            if !session.is_refused {
+                tenant.ended.ended_sessions += 1;
+                tenant.ended.add(&counts, local_calls);
+            }
+        }
         let report = SessionReport::new(
             format!("{}.{}", session.id.index, session.id.generation),
             session.worker_pid,
-            &session.counters.read(),
-            header.map_or(0, SessionHeader::local_calls),
+            &counts,
+            local_calls,
             session.end_with_status(header.and_then(SessionHeader::status)),
         );
         // The segments of a launcher that has left are not granted again; its guests may still read

@@ -308,6 +308,8 @@ impl TenantLoop {
             }
             Order::ScrubberEnded { pid } => self.scrubber_ended(ops, pid),
             Order::Figures { is_last, part } => self.figures(ops, is_last, &part),
+            Order::CountUsage => self.count_usage(ops),
+            Order::Usage { is_last, part } => self.usage_answered(ops, is_last, &part),
             Order::Dump => self.dump(ops),
             Order::Stop(why) => self.stop(ops, &why),
             Order::Lost(reason) => {

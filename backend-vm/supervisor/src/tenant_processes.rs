@@ -19,7 +19,8 @@ use super::process_logs::Owner;
 use super::sampler::{Sample, Sampler};
 use super::spawn_queue::Start;
 use super::spawner::Process;
-use super::{Id, Source, Supervisor};
+use super::usage::Told;
+use super::{Id, Source, Supervisor, listener};
 
 /// Number of reports read from a process in a turn.
 const TURN: usize = 16;
@@ -43,10 +44,15 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub(super) struct TenantProcess {
     pub user: u32,
+    /// Process that connected, 0 if it is unknown.
+    pub launcher: i32,
     pub state: State,
     /// Sessions that have begun and are not over.
     pub sessions: BTreeSet<Id>,
     pub has_window: bool,
+    /// Whether it has asked for the usage of tenants.
+    pub is_client: bool,
+    pub told: Told,
     /// Whether it has had a window, and its workers may still use the devices.
     is_neighbour: bool,
     /// Whether its launcher waits to hear whether the devices work.
@@ -80,12 +86,15 @@ pub(super) struct Link {
 }
 
 impl TenantProcess {
-    fn new(user: u32, link: Link) -> Self {
+    fn new(user: u32, launcher: i32, link: Link) -> Self {
         Self {
             user,
+            launcher,
             state: State::Serving(link),
             sessions: BTreeSet::new(),
             has_window: false,
+            is_client: false,
+            told: Told::default(),
             is_neighbour: false,
             awaits_device: false,
             wants_figures: false,
@@ -188,6 +197,7 @@ impl Supervisor {
             has_driver: self.sampler.is_some(),
             hashes: self.pool.hashes.clone(),
         };
+        let launcher = listener::process_of(&stream);
         end.give(&Order::Serve(service), vec![stream, neighbours]);
         if self.pool.device_works {
             end.order(&self.devices());
@@ -197,7 +207,8 @@ impl Supervisor {
             end,
             token,
         };
-        self.tenants.insert(id, TenantProcess::new(user, link));
+        self.tenants
+            .insert(id, TenantProcess::new(user, launcher, link));
     }
 
     /// Returns the number of descriptors that each tenant may leave unread. The kernel counts those
@@ -258,6 +269,10 @@ impl Supervisor {
                 if std::mem::replace(&mut tenant.has_window, true) {
                     return Err("it attaches twice");
                 }
+                if tenant.is_client {
+                    return Err("it attaches and has asked for usage");
+                }
+                tenant.told = Told::attached();
                 tenant.is_neighbour = true;
                 tenant.awaits_device = true;
                 self.acceptor.give_lines_back(lines.min(LINES));
@@ -340,6 +355,8 @@ impl Supervisor {
                 tenant.wants_figures = true;
                 self.send_figures();
             }
+            Report::AskUsage => self.ask_usage(id)?,
+            Report::Usage { usage, is_last } => self.usage_told(id, usage, is_last),
         }
         Ok(())
     }
@@ -373,6 +390,7 @@ impl Supervisor {
                 worker.process.kill();
             }
         }
+        self.forget_usage(id);
     }
 
     /// Kills a process that served a tenant, and closes the supervisor's end of the pair, unless

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
 use wormhole_link::report::SessionReport;
-use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
+use wormhole_link::usage::Usage;
+use wormhole_ring::control::{
+    Attach, Exits, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun,
+};
 use wormhole_ring::session::SessionState;
 
 use super::Id;
@@ -51,6 +54,22 @@ pub(super) struct Tenant {
     awaits_device: bool,
     /// Whether the launcher has closed its direction and waits for its sessions' reports.
     leaving: bool,
+    /// Usage of the sessions that have ended.
+    pub ended: Usage,
+    /// Exits of the guest's vCPUs, as the launcher has told them last.
+    pub exits: Option<u64>,
+    /// Whether the launcher was asked for them and has not answered.
+    pub owes_exits: bool,
+    question: Question,
+}
+
+/// Question for the usage of tenants, by a client that attaches no window.
+#[derive(Debug, PartialEq, Eq)]
+enum Question {
+    /// None so far.
+    Never,
+    Asked,
+    Answered,
 }
 
 /// Returns the window of a tenant, if it has one.
@@ -61,8 +80,26 @@ pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Optio
 impl Tenant {
     /// Returns the deadline for attaching, if the tenant has not attached.
     pub fn deadline(&self) -> Option<Instant> {
-        let waits = self.window.is_none() && self.peer.is_some();
+        let waits =
+            self.window.is_none() && self.peer.is_some() && self.question == Question::Never;
         self.attach_end.filter(|_| waits)
+    }
+
+    /// Begins a question for the usage of tenants, unless it has a window or another question.
+    pub fn begin_question(&mut self) -> bool {
+        let may = self.window.is_none() && self.question != Question::Asked;
+        if may {
+            self.question = Question::Asked;
+        }
+        may
+    }
+
+    pub fn awaits_usage(&self) -> bool {
+        self.question == Question::Asked
+    }
+
+    pub fn end_question(&mut self) {
+        self.question = Question::Answered;
     }
 
     /// Returns whether its launcher is still connected.
@@ -83,6 +120,8 @@ enum Request {
     Attach(Attach),
     Stream(Stream),
     Mapped(WindowRun),
+    AskUsage,
+    Exits(Exits),
     Wrong(&'static str),
 }
 
@@ -134,6 +173,10 @@ impl TenantLoop {
                         worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
                         leaving: false,
+                        ended: Usage::default(),
+                        exits: None,
+                        owes_exits: false,
+                        question: Question::Never,
                     },
                 );
             }
@@ -200,6 +243,8 @@ impl TenantLoop {
                 Some(Message::Attach(attach)) => Request::Attach(attach),
                 Some(Message::Stream(stream)) => Request::Stream(stream),
                 Some(Message::WindowMapped(run)) => Request::Mapped(run),
+                Some(Message::AskUsage) => Request::AskUsage,
+                Some(Message::Exits(exits)) => Request::Exits(exits),
                 Some(other) => Request::Wrong(other.name()),
             };
             match request {
@@ -216,6 +261,8 @@ impl TenantLoop {
                         return Err(ChannelError::Cut);
                     }
                 }
+                Request::AskUsage => self.usage_asked(id)?,
+                Request::Exits(exits) => self.exits_told(id, exits)?,
                 Request::Wrong(name) => {
                     if self.may_log(id) {
                         tracing::warn!("tenant {id} sent {name}, which launchers do not send");
@@ -248,6 +295,9 @@ impl TenantLoop {
         };
         let accepted = match &file {
             _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
+            _ if tenant.question != Question::Never => {
+                Err("a client that asks for usage has no window".to_owned())
+            }
             None => Err("the window's descriptor did not come with it".to_owned()),
             Some(file) => {
                 Window::accept(file, attach, most).map_err(|error| wormhole_link::chain(&error))

@@ -17,7 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::memory;
 use wormhole_link::report::SessionReport;
-use wormhole_ring::control::{Attach, Message, Stream};
+use wormhole_link::usage::TenantUsage;
+use wormhole_ring::control::{Attach, Exits, Message, Stream};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use crate::guest::Control;
@@ -291,6 +292,53 @@ impl Tenant {
             || format!("a listener at {}", path.display()),
         );
         Self::new(stream.unwrap())
+    }
+
+    /// Connects as another user, from a thread that alone has that user's id.
+    pub fn join_as(user: libc::uid_t, path: &Path) -> Self {
+        let path = path.to_owned();
+        let joined = std::thread::spawn(move || {
+            // SAFETY: integers; made directly, the system call changes the calling thread alone.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+            assert_eq!(changed, 0);
+            Self::join(&path)
+        });
+        joined.join().unwrap()
+    }
+
+    /// Asks for the usage by tenants. Returns none if the supervisor's side closes the stream instead.
+    pub fn usage(&mut self) -> Option<Vec<TenantUsage>> {
+        self.send(&Message::AskUsage, Vec::new());
+        let (end, mut text) = (Instant::now() + PATIENCE, String::new());
+        loop {
+            match self.incoming.take() {
+                Ok(Some(Message::Usage { more, tenants })) => {
+                    text.push_str(tenants);
+                    if more == 0 {
+                        return Some(serde_json::from_str(&text).unwrap());
+                    }
+                }
+                Ok(Some(other)) => panic!("unexpected {other:?}"),
+                Ok(None) => {
+                    wait_readable(&self.socket, end);
+                    if self.incoming.fill(&self.socket).is_err() {
+                        return None;
+                    }
+                }
+                Err(ChannelError::Ended | ChannelError::Cut) => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Waits until the supervisor asks for the guest's exits, and answers.
+    pub fn tell_exits(&mut self, count: Option<u64>) {
+        assert!(self.hears("AskExits"));
+        let exits = Exits {
+            is_known: count.is_some().into(),
+            count: count.unwrap_or_default(),
+        };
+        self.send(&Message::Exits(exits), Vec::new());
     }
 
     /// Attaches a fresh window. Returns the supervisor's answer.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -641,18 +641,6 @@ fn workers_are_killed_before_others_where_memory_is_short() {
     assert_eq!([supervisor, spawner], [expected; 2]);
 }
 
-/// Connects as another user, from a thread that alone has that user's id.
-fn join_as(user: libc::uid_t, socket: &Path) -> Tenant {
-    let socket = socket.to_owned();
-    let joined = std::thread::spawn(move || {
-        // SAFETY: integers; made directly, the system call changes the calling thread alone.
-        let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
-        assert_eq!(changed, 0);
-        Tenant::join(&socket)
-    });
-    joined.join().unwrap()
-}
-
 #[test]
 fn another_users_tenant_is_refused_unless_it_is_named() {
     // SAFETY: the call has no arguments.
@@ -673,9 +661,9 @@ fn another_users_tenant_is_refused_unless_it_is_named() {
     let mut backend = Backend::start(Workers::built(), &arguments);
     backend.attach(64, Attach::default()).unwrap();
     open_to_all(&socket);
-    let reason = join_as(4321, &socket).attached().unwrap_err();
+    let reason = Tenant::join_as(4321, &socket).attached().unwrap_err();
     assert!(reason.contains("user 4321 may not attach"), "{reason}");
-    join_as(1234, &socket)
+    Tenant::join_as(1234, &socket)
         .attach(64, Attach::default())
         .unwrap();
 }

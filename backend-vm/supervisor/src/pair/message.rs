@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wormhole_link::usage::Usage;
 use wormhole_ring::control::Refusal;
 use wormhole_sandbox::Ending;
 
@@ -76,6 +77,13 @@ pub enum Order {
         is_last: bool,
         part: String,
     },
+    /// Report the tenant's usage.
+    CountUsage,
+    /// A part of the answer to [`Report::AskUsage`]: JSON.
+    Usage {
+        is_last: bool,
+        part: String,
+    },
     /// Log the pending waits.
     Dump,
     /// End all sessions, for this reason.
@@ -106,6 +114,10 @@ pub enum Report {
     Scrubber,
     /// Send the figures of the host's NVML.
     Figures,
+    /// Send the usage of the tenants that the client may see.
+    AskUsage,
+    /// The tenant's usage. If it is not the last report, another one with the exits of the guest follows.
+    Usage { usage: Usage, is_last: bool },
 }
 
 /// Returns a text's bytes. None is cut: environments and facts come in frames of 8 KiB, and reasons
@@ -204,6 +216,8 @@ impl Order {
             Self::Dump => vec![12],
             Self::Stop(why) => [&[13], text(why)].concat(),
             Self::Lost(reason) => [&[14], text(reason)].concat(),
+            Self::CountUsage => vec![15],
+            Self::Usage { is_last, part } => [&[16, u8::from(*is_last)], text(part)].concat(),
         }
     }
 
@@ -248,6 +262,11 @@ impl Order {
             12 => Self::Dump,
             13 => Self::Stop(fields.text()?),
             14 => Self::Lost(fields.text()?),
+            15 => Self::CountUsage,
+            16 => Self::Usage {
+                is_last: fields.byte()? != 0,
+                part: fields.text()?,
+            },
             _ => return None,
         };
         fields.end().map(|()| order)
@@ -274,6 +293,12 @@ impl Report {
             Self::Kill { ticket } => [&[5], &ticket.to_le_bytes()[..]].concat(),
             Self::Scrubber => vec![6],
             Self::Figures => vec![7],
+            Self::AskUsage => vec![8],
+            Self::Usage { usage, is_last } => {
+                let words = usage.words();
+                let words = words.iter().flat_map(|word| word.to_le_bytes());
+                [9, u8::from(*is_last)].into_iter().chain(words).collect()
+            }
         }
     }
 
@@ -300,6 +325,15 @@ impl Report {
             },
             6 => Self::Scrubber,
             7 => Self::Figures,
+            8 => Self::AskUsage,
+            9 => Self::Usage {
+                is_last: match fields.byte()? {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                },
+                usage: Usage::of_words(&fields.numbers()?)?,
+            },
             _ => return None,
         };
         fields.end().map(|()| report)
@@ -379,6 +413,11 @@ mod tests {
             Order::ScrubberEnded { pid: 5 },
             Order::Figures {
                 is_last: true,
+                part: facts.clone(),
+            },
+            Order::CountUsage,
+            Order::Usage {
+                is_last: false,
                 part: facts,
             },
             Order::Dump,
@@ -400,6 +439,15 @@ mod tests {
             Report::Kill { ticket: 8 },
             Report::Scrubber,
             Report::Figures,
+            Report::AskUsage,
+            Report::Usage {
+                is_last: false,
+                usage: Usage {
+                    records: 1 << 50,
+                    vm_exits: Some(7),
+                    ..Usage::default()
+                },
+            },
         ]
     }
 
