@@ -20,9 +20,9 @@ use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, MAX_CONNECTIONS, Opener, Opening};
-use wormhole_monitor::stats::{Stats, StatsError};
+use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window};
-use wormhole_ring::control::{Attach, ControlError, Message, Stream, WindowRun};
+use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 pub use self::frames::{receive, send};
@@ -59,6 +59,8 @@ pub enum BackendError {
     Said,
     #[error("the supervisor has not answered within {} s", ANSWER_LIMIT.as_secs())]
     Silent,
+    #[error("it has not answered within {} s", .0.as_secs())]
+    NoUsage(Duration),
     #[error("the supervisor's stream broke")]
     Stream(#[source] std::io::Error),
     #[error("the supervisor sent a malformed control message")]
@@ -127,6 +129,8 @@ pub struct Backend {
     listens: Option<Receiver<()>>,
     /// Figures of the VM in which the backend runs, if it has one of its own.
     figures: Option<Arc<Stats>>,
+    /// Statistics of the guest's VM. The supervisor may ask for its exits.
+    guest: Option<VmStats>,
 }
 
 /// The guest's end of a new control stream, or the supervisor's reason for a refusal.
@@ -207,6 +211,7 @@ impl Backend {
             listener: None,
             listens: None,
             figures: None,
+            guest: None,
         };
         let attach = Attach {
             session_limit: SESSION_LIMIT,
@@ -282,6 +287,11 @@ impl Backend {
         self.port.clone()
     }
 
+    /// Makes [`listen`](Self::listen) tell the supervisor how many exits the guest's vCPUs had, whenever it asks.
+    pub fn tell_exits(&mut self, guest: VmStats) {
+        self.guest = Some(guest);
+    }
+
     /// Starts the thread that reads the supervisor's messages and maps granted runs into the
     /// guest's window; guests that are processes of this system have no such window. If a run
     /// cannot be mapped or unmapped, the guest is stopped at once, because its window's contents
@@ -290,6 +300,7 @@ impl Backend {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
         let opened = self.opened.take();
+        let stats = self.guest.take();
         let (listening, listens) = channel();
         self.listens = Some(listens);
         let listener = tasks::spawn("listener", move || {
@@ -299,7 +310,7 @@ impl Backend {
                 &stream,
                 &port,
                 opened,
-                guest.as_ref().map(|(window, _)| window),
+                (guest.as_ref().map(|(window, _)| window), stats.as_ref()),
                 &mut served.sessions,
             )
             .err();
@@ -391,7 +402,7 @@ fn listen(
     stream: &UnixStream,
     port: &Port,
     opened: Option<Sender<Opened>>,
-    window: Option<&Window>,
+    (window, stats): (Option<&Window>, Option<&VmStats>),
     sessions: &mut SessionReports,
 ) -> Result<(), BackendError> {
     let mut body = Vec::new();
@@ -420,12 +431,14 @@ fn listen(
                 let file = file.ok_or(BackendError::NoFile)?;
                 let (start, bytes) = range(run);
                 window.show(&file.into(), start, bytes)?;
-                match port.send(&Message::WindowMapped(run), &[]) {
-                    // This side's direction is closed, so the answer is not needed.
-                    Err(BackendError::Stream(error))
-                        if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-                    sent => sent?,
-                }
+                port.answer(&Message::WindowMapped(run))?;
+            }
+            (Message::AskExits, _) => {
+                let exits = stats.and_then(exits_of);
+                port.answer(&Message::Exits(Exits {
+                    is_known: exits.is_some().into(),
+                    count: exits.unwrap_or_default(),
+                }))?;
             }
             (Message::WindowUnmap(run), Some(window)) => {
                 let (start, bytes) = range(run);
@@ -435,6 +448,11 @@ fn listen(
         }
     }
     Ok(())
+}
+
+/// Returns the number of exits of a VM's vCPUs; none if it cannot be read.
+fn exits_of(stats: &VmStats) -> Option<u64> {
+    stats.vcpus().iter().map(Stats::exits).sum()
 }
 
 /// Returns the offset and the size of a run in bytes.
@@ -507,6 +525,16 @@ impl Port {
         self.send(&Message::Stream(stream), &[])?;
         let opened = streams.recv().map_err(|_| BackendError::Ended)?;
         opened.map_err(BackendError::NoStream)
+    }
+
+    /// Sends an answer to the supervisor. Once this side's direction is closed, the answer is not needed.
+    fn answer(&self, message: &Message<'_>) -> Result<(), BackendError> {
+        match self.send(message, &[]) {
+            Err(BackendError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                Ok(())
+            }
+            sent => sent,
+        }
     }
 
     fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {

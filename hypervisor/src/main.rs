@@ -15,10 +15,13 @@ mod guests;
 mod image;
 mod installation;
 mod places;
+mod ps;
 mod relay;
 mod run;
 mod say;
 mod signals;
+mod stats;
+mod table;
 
 use std::process::ExitCode;
 
@@ -52,6 +55,10 @@ enum Action {
     /// Boot guests without a program.
     #[command(subcommand)]
     Guest(guests::Action),
+    /// List the backends and guests that run.
+    Ps(ps::Options),
+    /// Show the usage of a backend by each of its tenants.
+    Stats(stats::Options),
     #[command(flatten)]
     GuestProcess(guests::Process),
     /// Build the images that guests and the emulated host boot from.
@@ -104,6 +111,12 @@ fn main() -> ExitCode {
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Guest(action) => of_guest(guests::run(action), &origins),
+        Action::Ps(options) => ps::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
+        Action::Stats(options) => stats::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::GuestProcess(process) => of_guest(guests::run_process(process), &origins),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)

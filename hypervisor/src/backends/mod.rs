@@ -1,6 +1,7 @@
 //! `wormhole backend`: supervisors that outlive programs and serve many tenants.
 
 mod start;
+mod usage;
 
 use std::fmt;
 use std::io;
@@ -17,13 +18,14 @@ use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use wormhole_link::operator::Beyond;
 
+pub use self::usage::Client;
 use crate::backend::BackendError;
 use crate::installation::InstallationError;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::say;
 
 /// Name of a backend without one.
-const DEFAULT: &str = "default";
+pub const DEFAULT: &str = "default";
 /// Time within which a supervisor ends on request: its workers get 60 s.
 const END_LIMIT: Duration = Duration::from_secs(75);
 /// Time within which a listening supervisor accepts a connection.
@@ -94,6 +96,12 @@ pub enum BackendsError {
     Version { path: PathBuf, theirs: String },
     #[error("backend {name} is running already, as process {pid}")]
     Running { name: Name, pid: u32 },
+    #[error("the backend at {path} does not tell of its tenants")]
+    Usage {
+        path: PathBuf,
+        #[source]
+        source: BackendError,
+    },
     #[error(transparent)]
     Operator(#[from] Beyond),
     #[error("cannot start the supervisor")]
@@ -163,20 +171,21 @@ fn stop(name: Name) -> Result<(), BackendsError> {
 }
 
 /// A backend in the list.
-#[derive(Debug, Serialize)]
-struct Entry {
-    name: String,
-    pid: u32,
-    device: String,
-    version: String,
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    pub name: String,
+    pub pid: u32,
+    pub device: String,
+    pub version: String,
     /// Seconds since 1970.
-    started: u64,
-    socket: PathBuf,
+    pub started: u64,
+    pub socket: PathBuf,
     #[serde(skip)]
-    up: String,
+    pub up: String,
 }
 
-fn list(json: bool) -> Result<(), BackendsError> {
+/// Returns the backends that run and that this user can reach.
+pub fn entries() -> Result<Vec<Entry>, BackendsError> {
     let mut entries = Vec::new();
     for place in Place::all()? {
         let socket = place.socket();
@@ -190,6 +199,11 @@ fn list(json: bool) -> Result<(), BackendsError> {
             socket,
         }));
     }
+    Ok(entries)
+}
+
+fn list(json: bool) -> Result<(), BackendsError> {
+    let entries = entries()?;
     if json {
         let text = serde_json::to_string_pretty(&entries).unwrap_or_default();
         say::result(format_args!("{text}"));

@@ -234,6 +234,22 @@ pub struct Entry {
     pub up: String,
 }
 
+impl Entry {
+    /// Returns the guest's backend: one that it shares, or the device of its own.
+    pub fn place_of_work(&self) -> String {
+        let own = || {
+            let device = self.device.as_ref();
+            device.map(|device| format!("its own ({device})"))
+        };
+        self.backend.clone().or_else(own).unwrap_or_default()
+    }
+
+    /// Returns the state: running, or the reason for its end.
+    pub fn state(&self) -> &str {
+        self.end.as_deref().unwrap_or("running")
+    }
+}
+
 /// Returns the guests that this user can see: those that run, and those that ended by a failure.
 pub fn entries() -> Result<Vec<Entry>, GuestsError> {
     let mut entries = Vec::new();
@@ -287,15 +303,14 @@ fn list(json: bool) -> Result<(), GuestsError> {
     };
     line(["NAME", "PID", "UP", "CPUS", "MEMORY", "BACKEND", "STATE"]);
     for entry in entries {
-        let own = || entry.device.map(|device| format!("its own ({device})"));
         line([
             &entry.name,
             &entry.pid.to_string(),
             &entry.up,
             &entry.cpus.to_string(),
             &format!("{}M", entry.memory >> 20),
-            &entry.backend.or_else(own).unwrap_or_default(),
-            &entry.end.unwrap_or_else(|| "running".to_owned()),
+            &entry.place_of_work(),
+            entry.state(),
         ]);
     }
     Ok(())

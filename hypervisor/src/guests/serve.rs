@@ -202,6 +202,7 @@ fn until_its_end(
     } = guest;
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
+    backend.tell_exits(vm.stats());
     backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let passing = signals.to(presser(vm.power_button(), vm.stop_handle()));
     let connected = |source| RunError::Io {

@@ -163,6 +163,7 @@ pub fn run(
     confinement::enter().map_err(GuestError::from)?;
     // A static window, which the backend's VM has as well, stays as it is.
     let shown = vm.window().filter(|_| backend_vm.is_none());
+    backend.tell_exits(vm.stats());
     backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
     let opened = backend.port().streams()?;
     control.get_or_init(|| opened);

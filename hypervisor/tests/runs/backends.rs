@@ -303,6 +303,157 @@ fn a_backend_that_cannot_serve_a_program_says_so() {
     fs::write(&record, text).expect("it is ours");
 }
 
+/// Program that copies a mebibyte to the device and launches a kernel, as often as its argument says, and waits for a
+/// line.
+const WORKER: &str = "import ctypes, sys
+cuda = ctypes.CDLL('libcuda.so.1')
+def call(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, (name, result)
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+address = ctypes.c_uint64()
+call('cuInit', 0)
+call('cuDevicePrimaryCtxRetain', ctypes.byref(context), 0)
+call('cuCtxSetCurrent', context)
+code = b'.version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry nothing() { ret; }\\0'
+call('cuModuleLoadData', ctypes.byref(module), code)
+call('cuModuleGetFunction', ctypes.byref(function), module, b'nothing')
+data = bytes(1 << 20)
+call('cuMemAlloc_v2', ctypes.byref(address), ctypes.c_size_t(len(data)))
+for _ in range(int(sys.argv[1])):
+    call('cuMemcpyHtoD_v2', address, data, ctypes.c_size_t(len(data)))
+    call('cuLaunchKernel', function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+call('cuCtxSynchronize')
+print('it has worked', flush=True)
+sys.stdin.readline()";
+
+/// Asserts that figures of `wormhole stats` are those of a run's summary.
+fn tells_of(figures: &serde_json::Value, summary: &serde_json::Value) {
+    for name in [
+        "local_calls",
+        "records",
+        "requests",
+        "fences",
+        "bytes_to_device",
+        "bytes_from_device",
+    ] {
+        assert_eq!(figures[name], summary[name], "{name}");
+        assert!(figures[name].is_u64(), "{name}: {figures}");
+    }
+    let launches = &summary["sessions"][0]["messages"]["LaunchKernel"];
+    assert_eq!(&figures["launches"], launches);
+}
+
+#[test]
+fn ps_and_stats_tell_of_each_tenant_as_its_summary_does() {
+    let _alone = alone();
+    let runtime = Runtime::new();
+    let json = |args: &[&str]| -> serde_json::Value {
+        let run = runtime.finish(args);
+        assert!(run.status.success(), "{}", run.stderr);
+        serde_json::from_str(&run.stdout).expect("one JSON object")
+    };
+    let stats = || json(&["stats", "told", "--json"])["tenants"].clone();
+    let of = |run: &Underway| {
+        let tenants = stats();
+        let mut tenants = tenants.as_array().expect("a list").iter();
+        let tenant = tenants.find(|tenant| tenant["process"] == run.id());
+        tenant.expect("the run's tenant").clone()
+    };
+    runtime.start("told", &[]);
+    let [two, three] = ["2", "3"].map(|count| {
+        let summary = runtime.0.path().join(count);
+        let mut command = runtime.command(&["run", "--placement", "process"]);
+        command.args(["--backend", "told", "--json"]).arg(&summary);
+        command.args(["--", "sh", "-c", "python3 -c \"$0\" $1; read line", WORKER]);
+        let run = Underway::start(command.arg(count).stdin(Stdio::piped()));
+        assert!(run.working().contains("it has worked"));
+        (run, summary)
+    });
+    let (mut run, summary) = two;
+    let other = &three.0;
+
+    let running = json(&["ps", "--json"]);
+    let backend = &running["backends"][0];
+    assert_eq!(
+        (&backend["name"], &backend["device"]),
+        (&"told".into(), &"cpu".into())
+    );
+    assert_eq!(
+        (&backend["tenants"], &backend["sessions"]),
+        (&2.into(), &2.into())
+    );
+    assert_eq!(running["guests"], serde_json::json!([]));
+    let text = runtime.finish(&["ps"]).stdout;
+    let line = text.lines().find(|line| line.starts_with("told "));
+    let cells: Vec<&str> = line.expect("a line").split_whitespace().collect();
+    assert_eq!(cells[3..], ["2", "2", "cpu"], "{text}");
+
+    for (run, launches) in [(&run, 2u64), (other, 3)] {
+        let figures = of(run);
+        assert_eq!(figures["launches"], launches, "{figures}");
+        assert_eq!(
+            (&figures["sessions"], &figures["ended_sessions"]),
+            (&1.into(), &0.into())
+        );
+        assert_eq!(figures["is_current"], true);
+        assert!(figures["vm_exits"].is_null() && figures["guest"].is_null());
+        let memory = figures["device_memory"].as_u64();
+        assert!(memory >= Some(1 << 20), "{figures}");
+        let bytes = figures["bytes_to_device"].as_u64();
+        assert!(bytes >= Some(launches << 20), "{figures}");
+    }
+    let text = runtime.finish(&["stats", "told"]).stdout;
+    assert!(text.starts_with("backend told on cpu, up "), "{text}");
+    for (run, launches) in [(&run, "2"), (other, "3")] {
+        let rows = text.lines().map(|line| line.split_whitespace().collect());
+        let mut rows =
+            rows.filter(|cells: &Vec<&str>| cells.get(2) == Some(&&*run.id().to_string()));
+        let row = rows.next().expect("a line");
+        assert_eq!(
+            (row[3], row[4], row[8], row[13]),
+            ("-", "1", launches, "-"),
+            "{text}"
+        );
+    }
+
+    run.write_line("end the program");
+    let mut ended = of(&run);
+    eventually("the end of the session", PATIENCE, || {
+        ended = of(&run);
+        ended["ended_sessions"] == 1
+    });
+    assert_eq!(
+        (&ended["sessions"], &ended["device_memory"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(of(other)["sessions"], 1);
+    run.write_line("end the run");
+    let run = run.finish();
+    assert!(run.status.success(), "{}", run.stderr);
+    let text = fs::read_to_string(summary).expect("the run's summary");
+    tells_of(&ended, &serde_json::from_str(&text).expect("JSON"));
+    eventually("the end of the tenant", PATIENCE, || {
+        stats().as_array().map(Vec::len) == Some(1)
+    });
+    assert_eq!(of(other)["launches"], 3);
+
+    for (name, words) in [
+        ("untold", "no backend untold is running"),
+        ("unix:/no/socket", "nothing listens on /no/socket"),
+    ] {
+        refused(&runtime.finish(&["stats", name]), words);
+    }
+    let mut other = three.0;
+    other.write_line("end the program");
+    // The program's buffer would take a line that came earlier.
+    eventually("the end of its session", PATIENCE, || {
+        of(&other)["ended_sessions"] == 1
+    });
+    other.write_line("end the run");
+    assert!(other.finish().status.success());
+}
+
 /// Starts a backend in the foreground, and waits until it has notified its service manager.
 fn in_foreground(runtime: &Runtime) -> Ended {
     let socket = runtime.0.path().join("notify");

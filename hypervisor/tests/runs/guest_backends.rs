@@ -69,6 +69,8 @@ coproc console { exec "$command" guest console one 2>&1; }
 echo vector_add >&${console[1]}
 until [[ $line == *"PASS vector_add"* ]]; do read -r line <&${console[0]} || exit 1; done
 echo "the console shows the program"
+"$command" ps
+"$command" stats
 busy=$("$command" guest console one 2>&1) || echo "$busy, status $?"
 echo crash >&${console[1]}
 until [[ $("$command" guest list) == *panicked* ]]; do sleep 0.2; done
@@ -134,6 +136,19 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     let files = [&programs[..], &[initrd, obedient], &tools].concat();
     let all = [START, SCRIPT, GUESTS, END].concat();
     let said = script(&all, &arguments, &files, &[]);
+    // Each guest has a tenant of its own, and its monitor tells of its exits.
+    for guest in ["one", "two"] {
+        let lines = said.lines().map(|line| line.split_whitespace().collect());
+        let lines: Vec<Vec<&str>> = lines.collect();
+        let has = |cells: &&Vec<&str>| cells.len() == 14 && cells[3] == guest;
+        let stats = lines.iter().find(has).expect(&said);
+        let exits: Result<u64, _> = stats[13].parse();
+        assert!(exits.is_ok_and(|exits| exits > 0), "{said}");
+        let listed = [guest, "1", "256M", "default", "running"];
+        let of_ps =
+            |cells: &Vec<&str>| cells.len() == 7 && [&cells[..1], &cells[3..]].concat() == listed;
+        assert!(lines.iter().any(of_ps), "{said}");
+    }
     for words in [
         "bare is READY=1",
         "the survivor passes",
