@@ -75,7 +75,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         memory_mib: memory,
         vcpus,
         window: (window > 0)
-            .then(|| sealed_memfd(window << 20))
+            .then(|| sealed_memfd(window << 20).map(Into::into))
             .transpose()?,
         vsock: Some(VsockConfig {
             guest_cid: 3,

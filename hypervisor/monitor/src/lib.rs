@@ -5,7 +5,7 @@
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power button and power-off,
 //!   pvpanic, ports for the exit status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs,
 //!   virtio-vsock, virtio-rng and virtio-balloon. The window is soft-reserved memory, which Linux's `dax_hmem` and
-//!   `device_dax` expose as a `/dev/dax` device.
+//!   `device_dax` expose as a `/dev/dax` device; an [`Aperture`] has several, whose memory comes and goes.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] probes the capabilities of the machine's KVM, [`stats`] reads its statistics.
 //!
@@ -14,6 +14,7 @@
 //! Invariants: guest memory is never the target of a Rust reference; guest data is copied out before
 //! it is parsed; no guest input makes the monitor panic, block or grow without bound.
 
+pub mod aperture;
 pub mod boot;
 pub mod bus;
 mod chipset;
@@ -35,6 +36,7 @@ mod sync;
 mod vcpu;
 mod vm;
 
+pub use aperture::{Aperture, MAX_SLOTS, Slots, WindowConfig};
 pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
 pub use devices::block::{DiskAccess, DiskError, DiskImage};

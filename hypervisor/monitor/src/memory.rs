@@ -4,7 +4,7 @@
 //! 0            .. 3 GiB        RAM (as much as fits)
 //! 3 GiB        .. 4 GiB        PCI memory, IOAPIC, local APICs
 //! 4 GiB        .. ram_end      the rest of RAM
-//! align(1 GiB) .. + size       the window (soft-reserved memory)
+//! align(1 GiB) .. + size       the window, or the aperture of several (soft-reserved memory)
 //! ```
 
 use std::fs::File;
@@ -15,6 +15,7 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
+use crate::aperture::{MAX_SLOTS, Slots};
 use crate::ram::{self, Advice, AlignedMapping, GuestRam, RamRegion};
 
 /// End of RAM below 4 GiB, and start of PCI memory.
@@ -74,6 +75,23 @@ pub enum MemoryError {
         /// Seals of the file; -1 if it is not a memfd.
         seals: i32,
     },
+    /// An aperture cannot have these slots.
+    #[error("a VM cannot have {} slots of {} bytes for windows: at most {MAX_SLOTS} of a multiple of 2 MiB", .0.count, .0.bytes)]
+    Slots(Slots),
+    /// An aperture has no slot of this number.
+    #[error("there is no slot {0} for a window")]
+    NoSlot(u32),
+    /// A window is larger than the slots of an aperture.
+    #[error("a window of {bytes} bytes is larger than a slot, which has {slot}")]
+    Larger {
+        /// Size of the window.
+        bytes: u64,
+        /// Size of a slot.
+        slot: u64,
+    },
+    /// A window for an aperture is a file of huge pages.
+    #[error("the window is a file of huge pages (MFD_HUGETLB): make it of ordinary pages")]
+    HugePages,
     /// The window could not be mapped.
     #[error("cannot map the window of {bytes} bytes")]
     WindowMap {
@@ -141,8 +159,10 @@ impl Range {
 pub struct Layout {
     /// RAM, ascending; the first range starts at 0.
     pub ram: Vec<Range>,
-    /// The window, if there is one.
+    /// The window, if there is one, or the aperture of several.
     pub window: Option<Range>,
+    /// The parts of it that the guest sees as soft-reserved memory, each for itself.
+    pub soft_reserved: Vec<Range>,
 }
 
 impl Layout {
@@ -165,7 +185,25 @@ impl Layout {
             start: ram_end.max(HIGH_RAM_START).next_multiple_of(WINDOW_ALIGN),
             len,
         });
-        Ok(Self { ram, window })
+        Ok(Self {
+            ram,
+            window,
+            soft_reserved: window.into_iter().collect(),
+        })
+    }
+
+    /// Divides the window into slots.
+    #[must_use]
+    pub fn divided(self, slots: Slots) -> Self {
+        let soft_reserved = self
+            .window
+            .into_iter()
+            .flat_map(|window| slots.ranges(window.start))
+            .collect();
+        Self {
+            soft_reserved,
+            ..self
+        }
     }
 
     /// Returns the range of RAM below 4 GiB.
@@ -208,7 +246,7 @@ impl Window {
             mapping: Arc::new(mapping),
             prefault: false,
         };
-        window.replace(&window.file, 0, bytes)?;
+        window.replace(&window.file, 0, 0, bytes)?;
         Ok(window)
     }
 
@@ -224,12 +262,26 @@ impl Window {
     /// The range does not consist of whole 2 MiB pages inside the window and the file, the file can be
     /// resized, or the range cannot be mapped.
     pub fn show(&self, file: &OwnedFd, start: u64, bytes: u64) -> Result<(), MemoryError> {
+        self.show_from(file, start, start, bytes)
+    }
+
+    /// Maps `bytes` of `file`, which begin at `from`, at offset `start` of the window.
+    ///
+    /// # Errors
+    /// As [`Window::show`].
+    pub(crate) fn show_from(
+        &self,
+        file: &OwnedFd,
+        from: u64,
+        start: u64,
+        bytes: u64,
+    ) -> Result<(), MemoryError> {
         let file = file
             .try_clone()
             .map(File::from)
             .map_err(MemoryError::WindowStat)?;
         check_seals(&file)?;
-        let part = self.replace(&file, start, bytes)?;
+        let part = self.replace(&file, from, start, bytes)?;
         if self.prefault {
             part.allocate();
         }
@@ -242,10 +294,11 @@ impl Window {
     /// # Errors
     /// As [`Window::show`].
     pub fn hide(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
-        self.replace(&self.file, start, bytes).map(drop)
+        self.replace(&self.file, start, start, bytes).map(drop)
     }
 
-    fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
+    /// Frees pages of the window's own file, which are zero afterwards.
+    pub(crate) fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
         let offsets = libc::off_t::try_from(start).and_then(|start| {
             let bytes = libc::off_t::try_from(bytes)?;
             Ok((start, bytes))
@@ -267,16 +320,20 @@ impl Window {
         })
     }
 
-    fn replace(&self, file: &File, start: u64, bytes: u64) -> Result<Part, MemoryError> {
+    fn replace(&self, file: &File, from: u64, start: u64, bytes: u64) -> Result<Part, MemoryError> {
         let length = file.metadata().map_err(MemoryError::WindowStat)?.len();
         let end = start.saturating_add(bytes);
-        let within = bytes != 0 && end <= self.len().min(length);
+        let within = bytes != 0 && end <= self.len() && from.saturating_add(bytes) <= length;
         let failed = |source| MemoryError::Show {
             start,
             bytes,
             source,
         };
-        if !within || !start.is_multiple_of(WINDOW_UNIT) || !bytes.is_multiple_of(WINDOW_UNIT) {
+        if !within
+            || [from, start, bytes]
+                .iter()
+                .any(|number| !number.is_multiple_of(WINDOW_UNIT))
+        {
             return Err(MemoryError::Shown {
                 start,
                 end,
@@ -287,7 +344,7 @@ impl Window {
         let invalid = |_| failed(std::io::Error::from_raw_os_error(libc::EINVAL));
         let size = usize::try_from(bytes).map_err(invalid)?;
         let place = usize::try_from(start).map_err(invalid)?;
-        let offset = libc::off_t::try_from(start).map_err(invalid)?;
+        let offset = libc::off_t::try_from(from).map_err(invalid)?;
         let part = self.mapping.start().wrapping_add(place);
         // SAFETY: the range lies inside the window's mapping, so that no other mapping is replaced. In this
         // process only KVM refers to the window's memory, and KVM follows the mapping.
@@ -328,6 +385,28 @@ impl Window {
             self.len(),
             self.mapping.start() as u64,
         )
+    }
+}
+
+#[cfg(test)]
+impl Window {
+    /// Returns a byte of the mapping, as a guest reads it.
+    pub(crate) fn byte_at(&self, offset: u64) -> u8 {
+        use std::os::unix::fs::FileExt;
+        let own = File::open("/proc/self/mem").expect("proc is mounted");
+        let mut byte = [0];
+        let address = self.mapping.start() as u64 + offset;
+        own.read_exact_at(&mut byte, address).expect("mapped");
+        byte[0]
+    }
+
+    /// Writes a byte of the mapping, as a guest does.
+    pub(crate) fn write_byte_at(&self, offset: u64, byte: u8) {
+        use std::os::unix::fs::FileExt;
+        let own = File::options().write(true).open("/proc/self/mem");
+        let address = self.mapping.start() as u64 + offset;
+        own.and_then(|own| own.write_all_at(&[byte], address))
+            .expect("mapped");
     }
 }
 

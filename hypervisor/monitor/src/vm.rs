@@ -12,6 +12,7 @@ use kvm_bindings::kvm_enable_cap;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use wormhole_lock::Mutex;
 
+use crate::aperture::{Aperture, WindowConfig};
 use crate::boot::{self, BootError, BootSource};
 use crate::bus::{BusError, Buses, Effect};
 use crate::chipset::{self, Chipset};
@@ -218,8 +219,8 @@ pub struct VmConfig {
     pub memory_mib: u64,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// The window's memfd, sealed against resizing, a multiple of 2 MiB.
-    pub window: Option<OwnedFd>,
+    /// The window, or the aperture of several.
+    pub window: Option<WindowConfig>,
     /// The vsock device, if any.
     pub vsock: Option<VsockConfig>,
     /// File systems of the host.
@@ -295,6 +296,7 @@ struct Machine {
     _vm: Arc<VmFd>,
     _ram: GuestRam,
     window: Option<Window>,
+    aperture: Option<Aperture>,
 }
 
 impl Vm {
@@ -309,9 +311,22 @@ impl Vm {
         chipset::create_chips(&vm)?;
         config.disabled_exits.apply(&vm)?;
 
-        let window = config.window.map(Window::new).transpose()?;
-        let window = window.map(|window| window.prefaulted(config.prefault));
+        let (window, aperture) = match config.window {
+            None => (None, None),
+            Some(WindowConfig::Whole(memfd)) => {
+                let window = Window::new(memfd)?.prefaulted(config.prefault);
+                (Some(window), None)
+            }
+            Some(WindowConfig::Aperture(slots)) => {
+                let aperture = Aperture::new(slots)?;
+                (Some(aperture.window().clone()), Some(aperture))
+            }
+        };
         let layout = Layout::new(config.memory_mib, window.as_ref().map(Window::len))?;
+        let layout = match &aperture {
+            Some(aperture) => layout.divided(aperture.slots()),
+            None => layout,
+        };
         let ram = memory::map_ram(&layout.ram)?;
         if config.prefault {
             memory::populate(&ram)?;
@@ -417,6 +432,7 @@ impl Vm {
                 _vm: vm,
                 _ram: ram,
                 window,
+                aperture,
             },
         })
     }
@@ -454,6 +470,11 @@ impl Vm {
     /// Returns the window's range of guest physical addresses.
     pub fn window_range(&self) -> Option<Range> {
         self.window_range
+    }
+
+    /// Returns the aperture, if the VM has one instead of a window.
+    pub fn aperture(&self) -> Option<Aperture> {
+        self.machine.aperture.clone()
     }
 
     /// Returns the window. Parts of it can be replaced while the guest runs.

@@ -51,7 +51,7 @@ pub fn map(layout: &Layout) -> Vec<Entry> {
         len: range.len,
         kind: RAM,
     }));
-    map.extend(layout.window.map(|range| Entry {
+    map.extend(layout.soft_reserved.iter().map(|range| Entry {
         start: range.start,
         len: range.len,
         kind: SOFT_RESERVED,
@@ -62,6 +62,7 @@ pub fn map(layout: &Layout) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aperture::{MAX_SLOTS, Slots};
     use proptest::prelude::*;
 
     #[test]
@@ -73,6 +74,22 @@ mod tests {
             (last.kind, last.start, last.len),
             (SOFT_RESERVED, 5 << 30, 256 << 20)
         );
+    }
+
+    #[test]
+    fn the_slots_of_an_aperture_are_entries_of_their_own() {
+        let slots = Slots {
+            count: MAX_SLOTS,
+            bytes: 258 << 20,
+        };
+        let layout = Layout::new(4096, Some(256 << 30)).expect("layout");
+        let map = map(&layout.divided(slots));
+        let reserved = map.iter().filter(|entry| entry.kind == SOFT_RESERVED);
+        assert!(reserved.clone().all(|entry| entry.len == 258 << 20));
+        assert_eq!(reserved.count(), 64);
+        for pair in map.windows(2).filter(|pair| pair[0].kind == SOFT_RESERVED) {
+            assert!(pair[0].start + pair[0].len < pair[1].start, "{pair:?}");
+        }
     }
 
     proptest! {

@@ -1,0 +1,277 @@
+//! An aperture: a window that is divided into slots, each for the memory of one tenant.
+//!
+//! The aperture's guest physical addresses are fixed before the guest starts, over a file of its own whose pages are zero.
+//! A tenant's memory is mapped beneath one of the slots while the guest runs, and the aperture's own file again when the
+//! tenant has left: the memslot stays, since KVM drops all translations of a VM when a memslot is removed. The guest sees
+//! each slot as soft-reserved memory of its own, so that its kernel makes a device of each.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstatfs, ftruncate, memfd_create};
+
+use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window};
+
+/// Largest number of slots. The E820 map of Linux's boot protocol has 128 entries.
+pub const MAX_SLOTS: u32 = 64;
+
+/// Alignment of a slot: Linux keeps the descriptors of pages by sections of this size.
+const SLOT_ALIGN: u64 = 128 << 20;
+
+/// Sizes of an aperture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Number of slots, at most [`MAX_SLOTS`].
+    pub count: u32,
+    /// Size of each in bytes, a multiple of 2 MiB.
+    pub bytes: u64,
+}
+
+impl Slots {
+    /// Returns the distance between the starts of two slots. Memory map entries that touch would become one device.
+    fn stride(self) -> u64 {
+        self.bytes
+            .saturating_add(WINDOW_UNIT)
+            .next_multiple_of(SLOT_ALIGN)
+    }
+
+    /// Returns the size of the aperture.
+    fn total(self) -> Result<u64, MemoryError> {
+        let fits = (1..=MAX_SLOTS).contains(&self.count)
+            && (1..1 << 46).contains(&self.bytes)
+            && self.bytes.is_multiple_of(WINDOW_UNIT);
+        let total = self.stride().checked_mul(u64::from(self.count));
+        total.filter(|_| fits).ok_or(MemoryError::Slots(self))
+    }
+
+    /// Returns the offset of a slot in the aperture.
+    fn start(self, slot: u32) -> u64 {
+        self.stride() * u64::from(slot)
+    }
+
+    /// Returns the parts of the aperture at `start` that are slots.
+    pub(crate) fn ranges(self, start: u64) -> impl Iterator<Item = Range> {
+        (0..self.count).map(move |slot| Range {
+            start: start + self.start(slot),
+            len: self.bytes,
+        })
+    }
+}
+
+/// An aperture of a VM. Its slots can be filled and emptied while the guest runs.
+#[derive(Clone, Debug)]
+pub struct Aperture {
+    window: Window,
+    slots: Slots,
+}
+
+impl Aperture {
+    /// Makes an aperture of empty slots. Commits no memory.
+    ///
+    /// # Errors
+    /// The number or the size of the slots is out of range, or the aperture cannot be mapped.
+    pub(crate) fn new(slots: Slots) -> Result<Self, MemoryError> {
+        let bytes = slots.total()?;
+        let window = Window::new(zero_pages(bytes)?)?;
+        Ok(Self { window, slots })
+    }
+
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// Returns the sizes of the slots.
+    pub fn slots(&self) -> Slots {
+        self.slots
+    }
+
+    /// Maps the first `bytes` of `file` at the start of a slot. The rest of the slot has pages of the aperture.
+    ///
+    /// # Errors
+    /// There is no such slot, `bytes` is no multiple of 2 MiB, more than a slot or more than the file has, the file can be
+    /// resized or has huge pages of a pool, or it cannot be mapped.
+    pub fn attach(&self, slot: u32, file: &OwnedFd, bytes: u64) -> Result<(), MemoryError> {
+        let start = self.start(slot)?;
+        if bytes > self.slots.bytes {
+            return Err(MemoryError::Larger {
+                bytes,
+                slot: self.slots.bytes,
+            });
+        }
+        // A pool of huge pages can be empty when the guest reads one, which would end the whole VM.
+        let system = fstatfs(file).map_err(|error| MemoryError::WindowStat(error.into()))?;
+        if system.f_type == libc::HUGETLBFS_MAGIC {
+            return Err(MemoryError::HugePages);
+        }
+        self.window.show_from(file, 0, start, bytes)
+    }
+
+    /// Removes what is mapped in a slot: its pages are zero afterwards.
+    ///
+    /// # Errors
+    /// There is no such slot, or the aperture's file cannot be mapped.
+    pub fn detach(&self, slot: u32) -> Result<(), MemoryError> {
+        let start = self.start(slot)?;
+        self.window.hide(start, self.slots.bytes)?;
+        // The guest may have written to them when the slot was empty.
+        self.window.discard(start, self.slots.bytes)
+    }
+
+    fn start(&self, slot: u32) -> Result<u64, MemoryError> {
+        match slot < self.slots.count {
+            true => Ok(self.slots.start(slot)),
+            false => Err(MemoryError::NoSlot(slot)),
+        }
+    }
+}
+
+/// Makes a sparse file, sealed against changes of its size.
+fn zero_pages(bytes: u64) -> Result<OwnedFd, MemoryError> {
+    let make = || {
+        let file = memfd_create(
+            "wormhole-aperture",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        ftruncate(&file, bytes)?;
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+        Ok(file)
+    };
+    make().map_err(|source: rustix::io::Errno| MemoryError::WindowMap {
+        bytes,
+        source: source.into(),
+    })
+}
+
+/// Memory of a VM that its guest sees as soft-reserved.
+#[derive(Debug)]
+pub enum WindowConfig {
+    /// A window for all of the VM's time: a memfd, sealed against resizing, a multiple of 2 MiB.
+    Whole(OwnedFd),
+    /// An aperture for windows that come and go.
+    Aperture(Slots),
+}
+
+impl From<OwnedFd> for WindowConfig {
+    fn from(memfd: OwnedFd) -> Self {
+        Self::Whole(memfd)
+    }
+}
+
+impl From<File> for WindowConfig {
+    fn from(memfd: File) -> Self {
+        Self::Whole(memfd.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn aperture() -> Aperture {
+        let slots = Slots {
+            count: 3,
+            bytes: 4 * MIB,
+        };
+        Aperture::new(slots).expect("an aperture")
+    }
+
+    /// A tenant's memory, with this byte at its start and at its end.
+    fn memory(bytes: u64, byte: u8) -> (File, OwnedFd) {
+        let file = zero_pages(bytes).expect("a memfd");
+        let memory = File::from(file.try_clone().expect("clone"));
+        memory.write_all_at(&[byte], 0).expect("written");
+        memory.write_all_at(&[byte], bytes - 1).expect("written");
+        (memory, file)
+    }
+
+    #[test]
+    fn a_tenants_memory_is_in_its_slot_alone_and_gone_after_it() {
+        let aperture = aperture();
+        let at = |slot, offset| {
+            let start = aperture.start(slot).expect("a slot");
+            aperture.window.byte_at(start + offset)
+        };
+        let (first, file) = memory(4 * MIB, 1);
+        aperture.attach(1, &file, 4 * MIB).expect("attached");
+        let (_, file) = memory(2 * MIB, 2);
+        aperture.attach(2, &file, 2 * MIB).expect("attached");
+        let seen = |slot| [0, 2 * MIB - 1, 2 * MIB, 4 * MIB - 1].map(|offset| at(slot, offset));
+        assert_eq!([0, 1, 2].map(seen), [[0; 4], [1, 0, 0, 1], [2, 2, 0, 0]]);
+        first.write_all_at(&[3], 0).expect("written");
+        assert_eq!(at(1, 0), 3, "the same memory");
+        aperture.detach(1).expect("detached");
+        assert_eq!([0, 1, 2].map(seen), [[0; 4], [0; 4], [2, 2, 0, 0]]);
+        let (_, file) = memory(4 * MIB, 4);
+        aperture.attach(1, &file, 4 * MIB).expect("attached again");
+        assert_eq!(seen(1), [4, 0, 0, 4]);
+    }
+
+    #[test]
+    fn what_a_guest_writes_to_an_empty_slot_is_gone_with_the_next_tenant() {
+        let aperture = aperture();
+        let start = aperture.start(0).expect("a slot");
+        aperture.window.write_byte_at(start + 2 * MIB, 9);
+        let (_, file) = memory(2 * MIB, 1);
+        aperture.attach(0, &file, 2 * MIB).expect("attached");
+        aperture.detach(0).expect("detached");
+        assert_eq!(aperture.window.byte_at(start + 2 * MIB), 0);
+    }
+
+    #[test]
+    fn memory_that_does_not_fit_a_slot_is_refused() {
+        let aperture = aperture();
+        let (_, file) = memory(6 * MIB, 1);
+        let larger = aperture.attach(0, &file, 6 * MIB).unwrap_err();
+        assert!(matches!(larger, MemoryError::Larger { .. }), "{larger}");
+        let none = aperture.attach(3, &file, 2 * MIB).unwrap_err();
+        assert!(matches!(none, MemoryError::NoSlot(3)), "{none}");
+        assert!(aperture.detach(3).is_err());
+        let (_, file) = memory(2 * MIB, 1);
+        let more = aperture.attach(0, &file, 4 * MIB).unwrap_err();
+        assert!(matches!(more, MemoryError::Shown { .. }), "{more}");
+        assert_eq!(aperture.window.byte_at(0), 0);
+    }
+
+    #[test]
+    fn memory_that_could_end_the_vm_is_refused() {
+        let aperture = aperture();
+        let seals = SealFlags::GROW | SealFlags::SHRINK;
+        for (flags, seals, word) in [
+            (MemfdFlags::ALLOW_SEALING, SealFlags::GROW, "sealed"),
+            (
+                MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB,
+                seals,
+                "huge",
+            ),
+        ] {
+            let Ok(file) = memfd_create("test", flags) else {
+                eprintln!("skipped: this kernel has no huge pages (CONFIG_HUGETLBFS)");
+                continue;
+            };
+            ftruncate(&file, 2 * MIB).expect("sized");
+            fcntl_add_seals(&file, seals).expect("sealed");
+            let error = aperture.attach(0, &file, 2 * MIB).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_aperture_has_slots_of_whole_pages_with_gaps_between_them() {
+        for (count, bytes) in [(0, 2 * MIB), (65, 2 * MIB), (1, 0), (1, 4096), (1, 1 << 60)] {
+            let error = Aperture::new(Slots { count, bytes }).unwrap_err();
+            assert!(matches!(error, MemoryError::Slots(_)), "{error}");
+        }
+        for bytes in [2 * MIB, 126 * MIB, 128 * MIB, 258 * MIB] {
+            let slots = Slots { count: 4, bytes };
+            let ranges: Vec<Range> = slots.ranges(4 << 30).collect();
+            assert!(ranges.iter().all(|range| range.start % SLOT_ALIGN == 0));
+            for pair in ranges.windows(2) {
+                assert!(pair[0].end() < pair[1].start, "{pair:?}");
+            }
+        }
+    }
+}
