@@ -65,7 +65,7 @@ impl Window {
     /// Checks the file that a launcher attached: a DAX device of this machine, or an anonymous file,
     /// as its seals show. Other files are not queried further, because that may block for as long as
     /// the file's owner likes. The operator lets the tenant use at most `most` bytes of a file at a time: it is
-    /// sparse, so its own size costs nothing.
+    /// sparse, so its own size costs nothing. A device may be larger than the window, which is then its first part.
     ///
     /// # Errors
     /// The file is not as announced, or its size can still change.
@@ -73,7 +73,10 @@ impl Window {
         // The memory of a device is not this system's own, and its size is the operator's choice.
         let (actual, most) = match window_memory::device_size(file)? {
             Some(_) if attach.static_window == 0 => return Err(WindowError::Device),
-            Some(bytes) => (bytes, bytes),
+            Some(bytes) => {
+                let part = bytes.min(attach.window_size);
+                (part, part)
+            }
             None => (sealed_size(file)?, most),
         };
         let announced = attach.window_size;
