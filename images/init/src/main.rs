@@ -13,6 +13,7 @@ mod program;
 mod system;
 mod terminal;
 
+use std::ffi::OsStr;
 use std::fs;
 
 use wormhole_init::{
@@ -95,9 +96,11 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     modules::load(MODULE_LIST.as_ref())?;
     // Checked before devices are used: a kernel that took the window as its own memory may place their buffers there.
     if let Some(size) = run.window {
-        let device = window::prepare(Some(size))?;
-        run.variables
-            .push(("WORMHOLE_WINDOW".into(), device.into()));
+        let devices = window::prepare_all(size)?;
+        let devices: Vec<_> = devices.iter().map(|device| device.as_os_str()).collect();
+        // A guest has one.
+        let devices = devices.join(OsStr::new(":"));
+        run.variables.push(("WORMHOLE_WINDOW".into(), devices));
     }
     if let Some(place) = &run.files {
         files::mount(place)?;

@@ -65,15 +65,11 @@ impl DaxDevice {
     /// # Errors
     /// There is no DAX device.
     pub fn find() -> Result<Self, WindowError> {
-        let mut names: Vec<String> = match fs::read_dir(DEVICES) {
-            Ok(entries) => entries
-                .flatten()
-                .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .collect(),
-            Err(_) => return Err(WindowError::Missing),
-        };
-        names.sort();
-        let name = names.into_iter().next().ok_or(WindowError::Missing)?;
+        let name = names(Path::new(DEVICES)).into_iter().next();
+        Self::named(name.ok_or(WindowError::Missing)?)
+    }
+
+    fn named(name: String) -> Result<Self, WindowError> {
         let device = Path::new(DEVICES).join(&name);
         let driver = fs::read_link(device.join("driver")).ok();
         let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
@@ -85,16 +81,44 @@ impl DaxDevice {
     }
 }
 
+/// Returns the names of the DAX devices, in the order of their numbers, which is that of their addresses.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort_by_key(|name| (name.len(), name.clone()));
+    names
+}
+
 /// Prepares the window, checks its size if one is `wanted`, and returns its device node.
 ///
 /// # Errors
 /// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it.
 pub fn prepare(wanted: Option<u64>) -> Result<PathBuf, WindowError> {
+    prepare_device(DaxDevice::find()?, wanted)
+}
+
+/// Prepares all windows of a backend VM, each of which must have the size, and returns their device nodes in the order of
+/// their addresses.
+///
+/// # Errors
+/// As for [`prepare`].
+pub fn prepare_all(wanted: u64) -> Result<Vec<PathBuf>, WindowError> {
+    let names = names(Path::new(DEVICES));
+    if names.is_empty() {
+        return Err(WindowError::Missing);
+    }
+    let devices = names.into_iter().map(DaxDevice::named);
+    let prepared = devices.map(|device| prepare_device(device?, Some(wanted)));
+    prepared.collect()
+}
+
+fn prepare_device(device: DaxDevice, wanted: Option<u64>) -> Result<PathBuf, WindowError> {
     let DaxDevice {
         name,
         bytes,
         driver,
-    } = DaxDevice::find()?;
+    } = device;
     let device = Path::new(DEVICES).join(&name);
     if bytes == 0 {
         let region = fs::canonicalize(&device)
@@ -205,7 +229,7 @@ fn write(path: &Path, value: &str) -> Result<(), WindowError> {
 
 #[cfg(test)]
 mod tests {
-    use super::ordinary_memory;
+    use super::{names, ordinary_memory};
 
     const MAP: &str = "00001000-0009fbff : System RAM\n\
         00100000-1fffffff : System RAM\n  \
@@ -214,6 +238,17 @@ mod tests {
           100000000-10fffffff : dax0.0\n\
         140000000-14fffffff : dax1.0\n  \
           140000000-14fffffff : System RAM (kmem)\n";
+
+    #[test]
+    fn devices_are_in_the_order_of_their_addresses() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in [10, 0, 2, 63] {
+            std::fs::create_dir(folder.path().join(format!("dax{number}.0"))).unwrap();
+        }
+        let found = names(folder.path());
+        assert_eq!(found, ["dax0.0", "dax2.0", "dax10.0", "dax63.0"]);
+        assert!(names(&folder.path().join("none")).is_empty());
+    }
 
     #[test]
     fn a_range_of_its_own_is_no_ordinary_memory() {
