@@ -72,7 +72,8 @@ pub enum AttachError {
 pub fn run(options: &Options) -> Result<(), AttachError> {
     // A backend or a path may not answer: a signal ends this process at once, until only its own work is left. The next
     // attach replaces a name that is left.
-    let mut backend = Backend::attach_static(options.backend.connect()?, options.size.0)?;
+    let (stream, _) = options.backend.connect()?;
+    let mut backend = Backend::attach_static(stream, options.size.0)?;
     let mut names = Names::default();
     let listener = names.bind(&options.vsock)?;
     names.link(&options.window, backend.window())?;

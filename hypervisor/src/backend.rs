@@ -124,6 +124,8 @@ pub struct Backend {
     /// Passes new control streams from the listener to the port. None once the listener has it.
     opened: Option<Sender<Opened>>,
     window: File,
+    /// Whether the window is one file for all of the guest's time, without runs that are shown and hidden.
+    is_static: bool,
     listener: Option<JoinHandle<Served>>,
     /// Closed by the end of the listener.
     listens: Option<Receiver<()>>,
@@ -208,6 +210,7 @@ impl Backend {
             },
             opened: Some(opened),
             window,
+            is_static: attach.static_window != 0,
             listener: None,
             listens: None,
             figures: None,
@@ -273,6 +276,11 @@ impl Backend {
     /// Returns the tenant's window.
     pub fn window(&self) -> &File {
         &self.window
+    }
+
+    /// Returns whether the guest has the window mapped as it is, from its start to its end.
+    pub fn is_static(&self) -> bool {
+        self.is_static
     }
 
     /// Returns the figures of the VM in which the backend runs, if it has one of its own, and the identity of its boot.

@@ -4,12 +4,18 @@
 //! and passes the messages to the [relay](crate::relay) there. Each control stream of the tenant comes out of the VM on a
 //! connection of its own, and goes to the launcher as a descriptor. With the answer to the window the launcher gets the
 //! figures of the VM's processor.
+//!
+//! With `--listen` it serves [several tenants](shared), which connect to a socket.
+
+mod shared;
+mod slots;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -20,19 +26,22 @@ use wormhole_images::{
     BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
 };
 use wormhole_link::device::{DeviceChoice, DeviceKind};
+use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions};
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, Refused, StopHandle, Vm,
-    VmConfig, VmError, VsockConfig,
+    BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, MAX_SLOTS, MAX_VCPUS,
+    Refused, Slots, StopHandle, Vm, VmConfig, VmError, VsockConfig, WindowConfig,
 };
 use wormhole_ring::control::Message;
+use wormhole_ring::layout::WINDOW_MAX_BYTES;
 
 use crate::backend::{BackendError, receive, send};
 use crate::confinement::ConfinementError;
 use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
+use crate::run::Size;
 use crate::run::confinement;
 use crate::run::environment::forwarded_variables;
 use crate::run::guest::{GUEST_CID, console, copy};
@@ -47,10 +56,120 @@ pub const START_LIMIT: Duration = Duration::from_secs(120);
 /// Length of a boot's identity, with the end of its line.
 pub const BOOT_ID: u64 = 64;
 
+/// Memory of a backend VM for each window that it can have, beside [`MEMORY`].
+const MEMORY_OF_A_SLOT: u64 = 256 << 20;
+/// Least and most memory of a backend VM.
+const LEAST: u64 = 256 << 20;
+const MOST: u64 = 1 << 40;
+
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(flatten)]
     device: DeviceOption,
+    /// Socket on which several tenants connect. Without it standard input is the stream of the only one.
+    #[arg(long, value_name = "PATH")]
+    listen: Option<PathBuf>,
+    /// Folder of images.
+    #[arg(long, value_name = "FOLDER")]
+    images: Option<PathBuf>,
+    #[command(flatten)]
+    vm: VmOptions,
+    #[command(flatten)]
+    operator: OperatorOptions,
+}
+
+/// Sizes of a backend VM that serves several tenants.
+#[derive(Clone, Debug, Default, Args)]
+pub struct VmOptions {
+    /// Windows that a backend VM can have at a time; 4 if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
+    slots: Option<u32>,
+    /// Size of the largest window that a backend VM takes; 1G if not given.
+    #[arg(long, value_name = "SIZE")]
+    slot_size: Option<Size>,
+    /// Processors of a backend VM; 1 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_VCPUS)))]
+    cpus: Option<u8>,
+    /// Memory of a backend VM, without the windows; 512M and 256M for each slot if not given.
+    #[arg(long)]
+    memory: Option<Size>,
+}
+
+impl VmOptions {
+    fn slots(&self) -> Slots {
+        Slots {
+            count: self.slots.unwrap_or(4),
+            bytes: self.slot_size.map_or(1 << 30, |size| size.0),
+        }
+    }
+
+    fn cpus(&self) -> u8 {
+        self.cpus.unwrap_or(1)
+    }
+
+    fn memory(&self) -> u64 {
+        let usual = || MEMORY + MEMORY_OF_A_SLOT * u64::from(self.slots().count);
+        self.memory.map_or_else(usual, |size| size.0)
+    }
+
+    /// Refuses sizes that a backend VM cannot have.
+    ///
+    /// # Errors
+    /// One of them is out of range.
+    pub fn check(&self) -> Result<(), Unserved> {
+        let (slots, memory) = (self.slots(), self.memory());
+        if !slots.bytes.is_multiple_of(2 << 20)
+            || !(8 << 20..=WINDOW_MAX_BYTES).contains(&slots.bytes)
+        {
+            return Err(Unserved::SlotSize { bytes: slots.bytes });
+        }
+        if !memory.is_multiple_of(1 << 20) || !(LEAST..=MOST).contains(&memory) {
+            return Err(Unserved::Memory { bytes: memory });
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the options that are given.
+    pub fn given(&self) -> Vec<&'static str> {
+        let given = [
+            ("slots", self.slots.is_some()),
+            ("slot-size", self.slot_size.is_some()),
+            ("cpus", self.cpus.is_some()),
+            ("memory", self.memory.is_some()),
+        ];
+        let given = given.into_iter();
+        given
+            .filter_map(|(name, is_given)| is_given.then_some(name))
+            .collect()
+    }
+
+    /// Returns the arguments that set the same options for another process.
+    pub fn arguments(&self) -> Vec<String> {
+        let size = |size: Option<Size>| size.map(|size| size.to_string());
+        let values = [
+            ("--slots", self.slots.map(|count| count.to_string())),
+            ("--slot-size", size(self.slot_size)),
+            ("--cpus", self.cpus.map(|count| count.to_string())),
+            ("--memory", size(self.memory)),
+        ];
+        let values = values.into_iter();
+        values
+            .filter_map(|(name, value)| Some([name.to_owned(), value?]))
+            .flatten()
+            .collect()
+    }
+
+    /// Returns the limits for the supervisor in the VM. It has a tenant in each slot at most, and three quarters of the
+    /// VM's memory are for them.
+    fn limits(&self, operator: &OperatorOptions) -> OperatorOptions {
+        let slots = self.slots().count;
+        let each = self.memory() / 4 * 3 / u64::from(slots);
+        OperatorOptions {
+            tenant_memory: operator.tenant_memory.or(Some(each.max(LEAST_MEMORY))),
+            tenants_per_user: usize::try_from(slots).ok(),
+            ..operator.clone()
+        }
+    }
 }
 
 /// Reason why a backend VM cannot be for a run.
@@ -64,6 +183,23 @@ pub enum Unserved {
         "--backend names a backend that is there, and --placement vm makes one: leave one of them out"
     )]
     Another,
+    #[error(
+        "a slot of {bytes} bytes is no size of a window: it must be a multiple of 2 MiB, at least 8M and at most {}T",
+        WINDOW_MAX_BYTES >> 40
+    )]
+    SlotSize { bytes: u64 },
+    #[error(
+        "a backend VM cannot have {bytes} bytes of memory: it must be a multiple of 1M, at least {}M and at most {}G",
+        LEAST >> 20,
+        MOST >> 30
+    )]
+    Memory { bytes: u64 },
+    #[error("--{} applies to backend VMs alone: add --placement vm, or leave it out", .0.join(", --"))]
+    NoVm(Vec<&'static str>),
+    #[error(
+        "--tenant-user has no effect with --placement vm, whose socket is for root and its user: leave it out"
+    )]
+    Users,
 }
 
 impl Unserved {
@@ -72,6 +208,10 @@ impl Unserved {
         match self {
             Self::Device(_) => vec!["placement", "device"],
             Self::Another => vec!["placement", "backend"],
+            Self::SlotSize { .. } => vec!["slot-size"],
+            Self::Memory { .. } => vec!["memory"],
+            Self::NoVm(options) => options.clone(),
+            Self::Users => vec!["placement", "tenant-user"],
         }
     }
 }
@@ -95,6 +235,16 @@ pub enum BackendVmError {
     NoWindow,
     #[error(transparent)]
     Installation(#[from] InstallationError),
+    #[error("{0}")]
+    Kvm(String),
+    #[error("cannot listen on {path}")]
+    Listen {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("it has ended")]
+    Gone,
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
     NoImages,
     #[error(transparent)]
@@ -126,6 +276,9 @@ pub enum BackendVmError {
 
 /// Serves the tenant until its launcher ends it, or the VM ends.
 pub fn run(options: &Options) -> Result<(), BackendVmError> {
+    if let Some(path) = &options.listen {
+        return shared::run(options, path);
+    }
     let input = io::stdin().as_fd().try_clone_to_owned();
     let tenant = UnixStream::from(input.map_err(BackendVmError::Stream)?);
     let mut body = Vec::new();
@@ -134,7 +287,15 @@ pub fn run(options: &Options) -> Result<(), BackendVmError> {
         _ => return Err(BackendVmError::NoWindow),
     };
     let (acceptor, streams) = acceptor();
-    let vm = make(options, window, acceptor)?;
+    let arguments = ["relay", "--device", &options.device.device];
+    let machine = Machine {
+        window_bytes: window.metadata().map_err(BackendVmError::Stream)?.len(),
+        window: window.into(),
+        memory: MEMORY,
+        vcpus: 1,
+        arguments: arguments.map(str::to_owned).to_vec(),
+    };
+    let vm = make(options, machine, acceptor)?;
     // All files are open by now.
     confinement::enter()?;
     let (stop, stats) = (vm.stop_handle(), vm.stats());
@@ -159,24 +320,34 @@ pub fn run(options: &Options) -> Result<(), BackendVmError> {
     running.end().map_or(served, Err)
 }
 
+/// Parts of a backend VM.
+struct Machine {
+    window: WindowConfig,
+    /// Size of each window.
+    window_bytes: u64,
+    memory: u64,
+    vcpus: u8,
+    /// Arguments of the command in it.
+    arguments: Vec<String>,
+}
+
 /// Makes the VM.
 fn make(
     options: &Options,
-    window: File,
+    machine: Machine,
     acceptor: impl FnMut(ConnectRequest) -> Result<Accepted, Refused> + Send + 'static,
 ) -> Result<Vm, BackendVmError> {
     let installation = Installation::locate()?;
-    let images = installation.images().ok_or(BackendVmError::NoImages)?;
+    let images = options.images.clone().or_else(|| installation.images());
+    let images = images.ok_or(BackendVmError::NoImages)?;
     let image = Image::backend(&images, KERNEL)?;
     let overlay = backend_overlay(&BackendRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
         parts: vec![installation.supervisor()?, installation.worker()?],
-        arguments: ["relay", "--device", &options.device.device]
-            .map(Into::into)
-            .to_vec(),
+        arguments: machine.arguments.into_iter().map(Into::into).collect(),
         variables: forwarded_variables(),
-        window: window.metadata().map_err(BackendVmError::Stream)?.len(),
+        window: machine.window_bytes,
     })?;
     let vm = Vm::new(VmConfig {
         boot: BootSource {
@@ -187,9 +358,9 @@ fn make(
             ],
             command_line: COMMAND_LINE.to_owned(),
         },
-        memory_mib: MEMORY >> 20,
-        vcpus: 1,
-        window: Some(window.into()),
+        memory_mib: machine.memory >> 20,
+        vcpus: machine.vcpus,
+        window: Some(machine.window),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor),
@@ -287,6 +458,15 @@ impl Running {
     /// Stops the VM. Returns its failure if it had ended before by one.
     fn end(&mut self) -> Option<BackendVmError> {
         self.stop.stop();
+        self.join()
+    }
+
+    /// Waits for the end of the VM. Returns its failure.
+    fn wait(mut self) -> Option<BackendVmError> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Option<BackendVmError> {
         let (ended, attendant) = self.threads.take()?;
         let report = ended.join();
         // The VM is gone, and with it the other ends of its streams.
@@ -403,6 +583,70 @@ mod tests {
         }
         for port in [ports::SIGNALS, ports::STDIN, 0, u32::MAX] {
             assert_eq!(accept(request(port)).unwrap_err(), Refused, "{port}");
+        }
+    }
+
+    #[test]
+    fn another_process_gets_the_same_sizes() {
+        use clap::Parser;
+
+        #[derive(Debug, Parser)]
+        struct Command {
+            #[command(flatten)]
+            vm: VmOptions,
+        }
+        let all = VmOptions {
+            slots: Some(7),
+            slot_size: Some(Size(258 << 20)),
+            cpus: Some(2),
+            memory: Some(Size(1 << 30)),
+        };
+        for options in [all, VmOptions::default()] {
+            let arguments = ["x".to_owned()].into_iter().chain(options.arguments());
+            let parsed = Command::try_parse_from(arguments).unwrap().vm;
+            assert_eq!(format!("{parsed:?}"), format!("{options:?}"));
+            assert_eq!(options.given().len(), options.arguments().len() / 2);
+            options.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn tenants_divide_three_quarters_of_the_memory() {
+        let vm = VmOptions {
+            slots: Some(3),
+            memory: Some(Size(1 << 30)),
+            ..VmOptions::default()
+        };
+        let limits = vm.limits(&OperatorOptions::default());
+        assert_eq!(limits.tenant_memory, Some(256 << 20));
+        assert_eq!(limits.tenants_per_user, Some(3));
+        let operator = OperatorOptions {
+            tenant_memory: Some(1 << 31),
+            sessions: Some(5),
+            ..OperatorOptions::default()
+        };
+        let limits = vm.limits(&operator);
+        assert_eq!(
+            (limits.tenant_memory, limits.sessions),
+            (Some(1 << 31), Some(5))
+        );
+    }
+
+    #[test]
+    fn sizes_that_a_backend_vm_cannot_have_are_refused() {
+        for (slot, memory) in [
+            (3 << 20, 1 << 30),
+            (4 << 20, 1 << 30),
+            (1 << 50, 1 << 30),
+            (1 << 30, 1 << 20),
+            (1 << 30, (1 << 30) + 1),
+        ] {
+            let vm = VmOptions {
+                slot_size: Some(Size(slot)),
+                memory: Some(Size(memory)),
+                ..VmOptions::default()
+            };
+            assert!(vm.check().is_err(), "{vm:?}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -20,6 +20,7 @@ use wormhole_link::operator::Beyond;
 
 pub use self::usage::Client;
 use crate::backend::BackendError;
+use crate::backend_vm::Unserved;
 use crate::installation::InstallationError;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::say;
@@ -31,10 +32,24 @@ const END_LIMIT: Duration = Duration::from_secs(75);
 /// Time within which a listening supervisor accepts a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Facts of a backend that its starter writes down. The record's process is the supervisor.
+/// Placement of a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// A process of this system.
+    #[default]
+    Host,
+    /// A VM of its own.
+    Vm,
+}
+
+/// Facts of a backend that its starter writes down. The record's process is the supervisor, or the monitor of the VM in
+/// which the supervisor runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Facts {
     pub device: String,
+    #[serde(default)]
+    pub placement: Placement,
     /// Hash of the message table that its workers speak.
     pub protocol: u64,
 }
@@ -102,6 +117,12 @@ pub enum BackendsError {
         #[source]
         source: BackendError,
     },
+    #[error(
+        "backend {0} runs in a VM and serves guests alone: choose --placement host, or another backend"
+    )]
+    InVm(Name),
+    #[error(transparent)]
+    Vm(#[from] Unserved),
     #[error(transparent)]
     Operator(#[from] Beyond),
     #[error("cannot start the supervisor")]
@@ -132,6 +153,7 @@ impl BackendsError {
     pub fn options(&self) -> Vec<&'static str> {
         match self {
             Self::Operator(Beyond { part, whole }) => vec![part, whole],
+            Self::Vm(error) => error.options(),
             _ => Vec::new(),
         }
     }
@@ -176,6 +198,7 @@ pub struct Entry {
     pub name: String,
     pub pid: u32,
     pub device: String,
+    pub placement: Placement,
     pub version: String,
     /// Seconds since 1970.
     pub started: u64,
@@ -194,6 +217,7 @@ pub fn entries() -> Result<Vec<Entry>, BackendsError> {
             pid: record.process.pid,
             up: record.up(),
             device: record.facts.device,
+            placement: record.facts.placement,
             version: record.version,
             started: record.started,
             socket,
@@ -259,13 +283,29 @@ impl fmt::Display for Chosen {
 }
 
 impl Chosen {
-    /// Connects to the backend.
+    /// Refuses a backend that serves no processes of this system.
+    ///
+    /// # Errors
+    /// The backend runs in a VM.
+    pub fn expect_processes(&self) -> Result<(), BackendsError> {
+        let Self::Name(name) = self else {
+            return Ok(());
+        };
+        let record = Place::find(name)?.running()?;
+        match record.map(|record| record.facts.placement) {
+            Some(Placement::Vm) => Err(BackendsError::InVm(name.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Connects to the backend. Returns its placement as well. A socket does not tell it: a backend VM refuses windows that
+    /// it cannot serve.
     ///
     /// # Errors
     /// The backend does not run, has another version, or refuses the connection.
-    pub fn connect(&self) -> Result<UnixStream, BackendsError> {
+    pub fn connect(&self) -> Result<(UnixStream, Placement), BackendsError> {
         let name = match self {
-            Self::Socket(path) => return connect_to(path),
+            Self::Socket(path) => return Ok((connect_to(path)?, Placement::Host)),
             Self::Name(name) => name,
         };
         let place = Place::find(name)?;
@@ -279,7 +319,7 @@ impl Chosen {
                     theirs: version,
                 })
             }
-            Some(_) => connect_to(&place.socket()),
+            Some(record) => Ok((connect_to(&place.socket())?, record.facts.placement)),
         }
     }
 }

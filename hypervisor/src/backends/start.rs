@@ -1,29 +1,23 @@
-//! `wormhole backend start`: starts a supervisor and leaves it, or stays with it.
+//! `wormhole backend start`: starts a supervisor, or a VM with one, and leaves it, or stays with it.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rustix::process::{Pid, kill_process};
 use wormhole_link::arguments::USAGE;
 use wormhole_link::operator::OperatorOptions;
 
-use super::{BackendsError, DEFAULT, END_LIMIT, Facts, Held, Place, connect_to};
+use super::{BackendsError, DEFAULT, END_LIMIT, Facts, Held, Place, Placement, connect_to};
 use crate::backend::{Backend, BackendError};
+use crate::backend_vm::{self, Unserved, VmOptions};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::places::{Detached, Name, Process, Record, last_line, notify};
 use crate::say;
 use crate::signals::Set;
-
-/// Placement of a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Placement {
-    /// A process of this system.
-    Host,
-}
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -37,6 +31,8 @@ pub struct Options {
     device: DeviceOption,
     #[command(flatten)]
     operator: OperatorOptions,
+    #[command(flatten)]
+    vm: VmOptions,
     /// Stay until the backend ends, with its log on standard error. SIGTERM, SIGINT and SIGHUP stop it. A service
     /// manager is notified when it serves (sd_notify(3)).
     #[arg(long)]
@@ -56,8 +52,7 @@ const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
 
 /// Starts a backend. Returns when it serves, or when it has ended.
 pub fn run(options: &Options) -> Result<(), BackendsError> {
-    let Placement::Host = options.placement;
-    options.operator.check()?;
+    options.check()?;
     let installation = Installation::locate()?;
     let place = Place::own(options.name.clone())?;
     let held = place.hold()?;
@@ -103,7 +98,60 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
     }
 }
 
-/// The supervisor's process.
+impl Options {
+    /// Refuses options that are impossible, or that would have no effect.
+    fn check(&self) -> Result<(), BackendsError> {
+        self.operator.check()?;
+        match self.placement {
+            Placement::Host => {
+                let given = self.vm.given();
+                if !given.is_empty() {
+                    return Err(Unserved::NoVm(given).into());
+                }
+            }
+            Placement::Vm => {
+                backend_vm::check(false, &self.device)?;
+                self.vm.check()?;
+                if !self.operator.tenant_user.is_empty() {
+                    return Err(Unserved::Users.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the command of the process that listens on the place's socket.
+    fn command(
+        &self,
+        installation: &Installation,
+        place: &Place,
+    ) -> Result<Command, BackendsError> {
+        let mut command = match self.placement {
+            Placement::Host => {
+                let mut command = Command::new(installation.supervisor()?);
+                command.arg("--workers").arg(installation.folder());
+                command
+            }
+            Placement::Vm => {
+                let mut command = Command::new(installation.command());
+                command.arg("backend-vm").args(self.vm.arguments());
+                // The process gets few variables, and none that could name the folder.
+                if let Some(images) = installation.images() {
+                    command.arg("--images").arg(images);
+                }
+                command
+            }
+        };
+        command
+            .args(["--device", &self.device.device])
+            .args(self.operator.arguments())
+            .arg("--listen")
+            .arg(place.socket());
+        Ok(command)
+    }
+}
+
+/// The process that serves: a supervisor, or the monitor of a backend VM.
 struct Supervisor(Child);
 
 impl Supervisor {
@@ -114,14 +162,8 @@ impl Supervisor {
         held: &Held,
         watched: Set,
     ) -> Result<Self, BackendsError> {
-        let mut command = Command::new(installation.supervisor()?);
+        let mut command = options.command(installation, place)?;
         command
-            .args(["--device", &options.device.device])
-            .args(options.operator.arguments())
-            .arg("--listen")
-            .arg(place.socket())
-            .arg("--workers")
-            .arg(installation.folder())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
@@ -147,6 +189,7 @@ impl Supervisor {
         let process = Process::of(self.0.id()).ok_or_else(gone)?;
         let facts = Facts {
             device: options.device.device.clone(),
+            placement: options.placement,
             protocol: wormhole_api::PROTOCOL_HASH,
         };
         held.write(&Record::new(process, facts))?;
@@ -161,7 +204,11 @@ impl Supervisor {
             name: options.name.clone(),
             source,
         };
-        let mut probe = Backend::attach_to(stream, PROBE).map_err(unfit)?;
+        let probe = match options.placement {
+            Placement::Host => Backend::attach_to(stream, PROBE),
+            Placement::Vm => Backend::attach_static(stream, PROBE),
+        };
+        let mut probe = probe.map_err(unfit)?;
         probe.listen(None).map_err(unfit)?;
         probe
             .finish()
@@ -190,7 +237,11 @@ impl Supervisor {
             .0
             .wait()
             .is_ok_and(|status| status.code() == Some(USAGE.into()));
-        match last_line(&place.log(), "wormhole-supervisor") {
+        let name = match options.placement {
+            Placement::Host => "wormhole-supervisor",
+            Placement::Vm => "wormhole: backend VM",
+        };
+        match last_line(&place.log(), name) {
             _ if !refused => error,
             _ if options.foreground => BackendsError::Said,
             Some(reason) => BackendsError::Ended {

@@ -203,7 +203,8 @@ fn until_its_end(
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
     backend.tell_exits(vm.stats());
-    backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
+    let shown = vm.window().filter(|_| !backend.is_static());
+    backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
     let passing = signals.to(presser(vm.power_button(), vm.stop_handle()));
     let connected = |source| RunError::Io {
         what: "a thread of the guest's console cannot be made".to_owned(),

@@ -3,6 +3,10 @@
 //! Descriptors cannot leave a VM. So the relay adds the window, which is a device of this VM, to the launcher's message that
 //! attaches it, and carries each control stream of a guest over a connection of its own. It reads nothing that passes over
 //! them.
+//!
+//! With `--shared` it does so for [several tenants](slots) of one supervisor.
+
+mod slots;
 
 use std::env;
 use std::fs::File;
@@ -18,6 +22,7 @@ use clap::Args;
 use wormhole_connect::connect_vsock;
 use wormhole_images::ports;
 use wormhole_link::arguments::USAGE;
+use wormhole_link::operator::OperatorOptions;
 use wormhole_link::tasks;
 use wormhole_ring::control::{Message, Refusal};
 
@@ -26,7 +31,7 @@ use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::say;
 
-/// Variable with the window's device, which the first process of the VM sets.
+/// Variable with the devices of windows, separated by colons, which the first process of the VM sets.
 const WINDOW: &str = "WORMHOLE_WINDOW";
 
 /// Identity of this boot of the kernel.
@@ -39,6 +44,11 @@ const HOST: u32 = libc::VMADDR_CID_HOST;
 pub struct Options {
     #[command(flatten)]
     device: DeviceOption,
+    /// Serve a tenant in each window.
+    #[arg(long)]
+    shared: bool,
+    #[command(flatten)]
+    operator: OperatorOptions,
 }
 
 /// Reason why a window is not served, or not any more.
@@ -56,6 +66,12 @@ pub enum RelayError {
     Launcher(#[source] io::Error),
     #[error(transparent)]
     Backend(#[from] BackendError),
+    #[error("cannot reach the supervisor")]
+    Supervisor(#[source] io::Error),
+    #[error("the folder of cgroups cannot be mounted")]
+    Cgroups(#[source] io::Error),
+    #[error("the launcher's stream has brought no tenant")]
+    NoTenant,
     #[error("a thread of the relay cannot be made")]
     Thread(#[source] io::Error),
     #[error("the end of the supervisor cannot be awaited")]
@@ -73,14 +89,16 @@ impl RelayError {
 
 /// Serves until the launcher ends the tenant, or the supervisor ends.
 pub fn run(options: &Options) -> Result<(), RelayError> {
-    let path = PathBuf::from(env::var_os(WINDOW).unwrap_or_default());
+    let windows = env::var_os(WINDOW).unwrap_or_default();
+    let windows: Vec<PathBuf> = env::split_paths(&windows).collect();
+    if options.shared {
+        say_boot()?;
+        return slots::run(options, windows);
+    }
+    let path = windows.into_iter().next().unwrap_or_default();
     let window = File::options().read(true).write(true).open(&path);
     let window = window.map_err(|source| RelayError::Window { path, source })?;
-    let boot = std::fs::read_to_string(BOOT_ID).map_err(RelayError::Boot)?;
-    let mut output = io::stdout();
-    let said = output.write_all(boot.as_bytes());
-    said.and_then(|()| output.flush())
-        .map_err(RelayError::Launcher)?;
+    say_boot()?;
     let installation = Installation::locate().map_err(BackendError::from)?;
     let (mut supervisor, tenant) = start_supervisor(&installation, &options.device.device)?;
     let launcher = connect_vsock(HOST, ports::TENANT).map_err(RelayError::Launcher)?;
@@ -95,7 +113,8 @@ pub fn run(options: &Options) -> Result<(), RelayError> {
         }
     };
     tasks::spawn("orders", down).map_err(RelayError::Thread)?;
-    let passed = pass_answers(&tenant, &launcher);
+    let outside = || connect_vsock(HOST, ports::CONTROL);
+    let passed = pass_answers(&tenant, &launcher, &outside);
     drop(tenant.shutdown(Shutdown::Both));
     drop(launcher.shutdown(Shutdown::Write));
     let status = supervisor.wait().map_err(RelayError::Wait)?;
@@ -103,6 +122,15 @@ pub fn run(options: &Options) -> Result<(), RelayError> {
         true => Ok(passed?),
         false => Err(RelayError::Failed(status)),
     }
+}
+
+/// Says which boot this is.
+fn say_boot() -> Result<(), RelayError> {
+    let boot = std::fs::read_to_string(BOOT_ID).map_err(RelayError::Boot)?;
+    let mut output = io::stdout();
+    let said = output.write_all(boot.as_bytes());
+    said.and_then(|()| output.flush())
+        .map_err(RelayError::Launcher)
 }
 
 /// Passes the launcher's messages on until it closes its direction.
@@ -123,11 +151,17 @@ fn pass_orders(
 
 /// Passes the supervisor's messages on until it closes its direction. A control stream gets a connection to the launcher
 /// before the launcher reads of it.
-fn pass_answers(tenant: &UnixStream, launcher: &UnixStream) -> Result<(), BackendError> {
+fn pass_answers(
+    tenant: &UnixStream,
+    launcher: &UnixStream,
+    outside: &impl Fn() -> io::Result<UnixStream>,
+) -> Result<(), BackendError> {
     let mut body = Vec::new();
     while let Some((message, file)) = receive(tenant, &mut body)? {
         let carried = match (&message, file) {
-            (Message::Stream(_), Some(file)) => carry(OwnedFd::from(file).into()),
+            (Message::Stream(_), Some(file)) => {
+                outside().and_then(|outside| carry(OwnedFd::from(file).into(), outside))
+            }
             _ => Ok(()),
         };
         match carried {
@@ -146,8 +180,7 @@ fn pass_answers(tenant: &UnixStream, launcher: &UnixStream) -> Result<(), Backen
 }
 
 /// Carries a control stream to the launcher, until both directions have ended.
-fn carry(stream: UnixStream) -> io::Result<()> {
-    let outside = connect_vsock(HOST, ports::CONTROL)?;
+fn carry(stream: UnixStream, outside: UnixStream) -> io::Result<()> {
     let directions = [
         (stream.try_clone()?, outside.try_clone()?),
         (outside, stream),
@@ -195,7 +228,6 @@ mod tests {
         assert_eq!(sizes, [None, Some(4096)]);
     }
 
-    /// The machine of this test has no launcher outside.
     #[test]
     fn a_control_stream_that_cannot_leave_the_vm_is_refused() {
         let (tenant, supervisor) = UnixStream::pair().unwrap();
@@ -204,7 +236,8 @@ mod tests {
         let message = Message::Stream(Stream { local: 0 });
         send(&supervisor, &message, &[stream.as_raw_fd()]).unwrap();
         drop((supervisor, stream));
-        pass_answers(&tenant, &launcher).unwrap();
+        let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
+        pass_answers(&tenant, &launcher, &unreachable).unwrap();
         drop(launcher);
         let mut body = Vec::new();
         let (answer, _) = receive(&outside, &mut body).unwrap().expect("an answer");

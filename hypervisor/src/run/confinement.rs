@@ -32,12 +32,22 @@ const ABSENT: &[i64] = &[
     libc::SYS_copy_file_range,
 ];
 
-fn filter() -> Result<Filter, FilterError> {
+/// Further calls of a process that serves tenants on a socket: their connections and users, and whether their window is a
+/// file of huge pages.
+const LISTENING: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_fstatfs,
+];
+
+fn filter(more: &[i64]) -> Result<Filter, FilterError> {
     let commands = [libc::F_GETFL, libc::F_SETFL, libc::F_GET_SEALS];
     let commands = commands.map(|command| equals(1, command.unsigned_abs().into()));
     let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
     monitor::calls()?
         .and(CALLS)
+        .and(more)
         .and_threads()?
         .and_where(
             libc::SYS_fcntl,
@@ -55,7 +65,15 @@ fn filter() -> Result<Filter, FilterError> {
 /// # Errors
 /// The kernel does not support filters.
 pub fn enter() -> Result<(), ConfinementError> {
-    confinement::enter(&filter()?)
+    confinement::enter(&filter(&[])?)
+}
+
+/// Confines a process that serves tenants on a socket, as [`enter`] does.
+///
+/// # Errors
+/// The kernel does not support filters.
+pub fn enter_listening() -> Result<(), ConfinementError> {
+    confinement::enter(&filter(LISTENING)?)
 }
 
 #[cfg(test)]
@@ -92,7 +110,10 @@ mod tests {
         use rustix::thread::{sched_getaffinity, sched_setaffinity};
         let confined = thread::spawn(|| {
             let allowed = sched_getaffinity(None).expect("the kernel tells");
-            filter().expect("it compiles").install().expect("installed");
+            filter(&[])
+                .expect("it compiles")
+                .install()
+                .expect("installed");
             sched_setaffinity(None, &allowed)
         });
         report_denied_calls().expect("a handler");
@@ -103,7 +124,10 @@ mod tests {
     fn a_confined_thread_starts_threads() {
         // Run in a thread of its own, because the filter cannot be removed from the thread.
         let confined = thread::spawn(|| {
-            filter().expect("it compiles").install().expect("installed");
+            filter(&[])
+                .expect("it compiles")
+                .install()
+                .expect("installed");
             let value = thread::Builder::new()
                 .name("later".to_owned())
                 .spawn(|| vec![1u8; 1 << 20].len());

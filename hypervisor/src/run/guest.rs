@@ -162,7 +162,7 @@ pub fn run(
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
     // A static window, which the backend's VM has as well, stays as it is.
-    let shown = vm.window().filter(|_| backend_vm.is_none());
+    let shown = vm.window().filter(|_| !backend.is_static());
     backend.tell_exits(vm.stats());
     backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
     let opened = backend.port().streams()?;

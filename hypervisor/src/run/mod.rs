@@ -45,7 +45,7 @@ use self::terminal::{Handle, Keeper};
 use self::volumes::{Volume, VolumeError};
 use crate::backend::{Backend, BackendError};
 use crate::backend_vm::{self, Unserved};
-use crate::backends::{BackendsError, Chosen};
+use crate::backends::{BackendsError, Chosen, Placement as Placed};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
@@ -309,6 +309,11 @@ impl Options {
         if self.placement == Placement::Vm {
             return Ok(Backend::start_in_vm(installation, device, self.window())?);
         }
+        if self.placement == Placement::Process
+            && let Some(chosen) = chosen
+        {
+            chosen.expect_processes()?;
+        }
         open_backend(installation, chosen, device, Size(self.window()))
     }
 
@@ -470,7 +475,10 @@ pub fn open_backend(
 ) -> Result<Backend, RunError> {
     let opened = match chosen {
         None => Backend::start(installation, device, window.0),
-        Some(chosen) => Backend::attach_to(chosen.connect()?, window.0),
+        Some(chosen) => match chosen.connect()? {
+            (stream, Placed::Host) => Backend::attach_to(stream, window.0),
+            (stream, Placed::Vm) => Backend::attach_static(stream, window.0),
+        },
     };
     Ok(opened?)
 }

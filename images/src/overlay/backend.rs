@@ -21,7 +21,7 @@ pub struct BackendRun {
     pub arguments: Vec<OsString>,
     /// Environment variables. They replace common ones.
     pub variables: Vec<(OsString, OsString)>,
-    /// Size of the tenant's window in bytes.
+    /// Size of each window in bytes.
     pub window: u64,
 }
 
