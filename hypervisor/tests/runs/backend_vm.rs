@@ -95,6 +95,29 @@ fn a_backend_vm_that_cannot_be_is_refused_in_a_sentence() {
         &["3145728 bytes", "multiple of 2 MiB"],
     );
     refused(&mut vm(&["--window", "8T"]), &["at most"]);
+    let start = |more: &[&str]| {
+        let places = tempfile::tempdir().expect("a folder");
+        let mut command = wormhole(&["backend", "start", "one"]);
+        let run = finish(command.args(more).env("WORMHOLE_RUNTIME", places.path()));
+        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+        assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+        let left = fs::read_dir(places.path()).expect("a folder").count();
+        assert_eq!(left, 0, "{}", run.stderr);
+        run.stderr
+    };
+    for (more, words) in [
+        (&["--slots", "3", "--memory", "1G"][..], "--slots, --memory"),
+        (&["--placement", "vm", "--slot-size", "3M"], "3145728 bytes"),
+        (&["--placement", "vm", "--memory", "16M"], "16777216 bytes"),
+        (&["--placement", "vm", "--device", "cuda:0"], "cuda:0"),
+        (
+            &["--placement", "vm", "--tenant-user", "7"],
+            "--tenant-user",
+        ),
+    ] {
+        let said = start(more);
+        assert!(said.contains(words), "{words}\n{said}");
+    }
     let nothing = tempfile::tempdir().expect("a folder");
     refused(
         vm(&["--host", "emulated"]).env("WORMHOLE_IMAGES", nothing.path()),
