@@ -159,14 +159,15 @@ impl VmOptions {
             .collect()
     }
 
-    /// Returns the limits for the supervisor in the VM. It has a tenant in each slot at most, and three quarters of the
+    /// Returns the limits for the supervisor in the VM. A slot has one tenant at a time, and three quarters of the
     /// VM's memory are for them.
     fn limits(&self, operator: &OperatorOptions) -> OperatorOptions {
         let slots = self.slots().count;
         let each = self.memory() / 4 * 3 / u64::from(slots);
         OperatorOptions {
             tenant_memory: operator.tenant_memory.or(Some(each.max(LEAST_MEMORY))),
-            tenants_per_user: usize::try_from(slots).ok(),
+            // The slots bound its tenants. It counts those that have left until all of their memory is free.
+            tenants_per_user: usize::try_from(4 * slots).ok(),
             ..operator.clone()
         }
     }
@@ -619,7 +620,7 @@ mod tests {
         };
         let limits = vm.limits(&OperatorOptions::default());
         assert_eq!(limits.tenant_memory, Some(256 << 20));
-        assert_eq!(limits.tenants_per_user, Some(3));
+        assert_eq!(limits.tenants_per_user, Some(12));
         let operator = OperatorOptions {
             tenant_memory: Some(1 << 31),
             sessions: Some(5),
