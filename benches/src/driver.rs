@@ -38,15 +38,15 @@ impl<T> Argument<T> for T {
     }
 }
 
-/// Address of a list, of memory of the host, or of an opaque object.
-impl<T> Argument<*mut T> for usize {
-    fn into_c(self) -> *mut T {
+/// Handle, or address of memory of the host.
+impl Argument<*mut c_void> for usize {
+    fn into_c(self) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self)
     }
 }
 
-impl<T> Argument<*const T> for usize {
-    fn into_c(self) -> *const T {
+impl Argument<*const c_void> for usize {
+    fn into_c(self) -> *const c_void {
         std::ptr::with_exposed_provenance(self)
     }
 }
@@ -59,8 +59,8 @@ impl<T> Argument<*mut T> for &mut T {
 }
 
 /// Handle or address of memory of the host, as a result of a call.
-impl<T> Argument<*mut *mut T> for &mut usize {
-    fn into_c(self) -> *mut *mut T {
+impl Argument<*mut *mut c_void> for &mut usize {
+    fn into_c(self) -> *mut *mut c_void {
         std::ptr::from_mut(self).cast()
     }
 }

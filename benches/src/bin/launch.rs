@@ -9,9 +9,11 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::ptr::null_mut;
 use std::time::Duration;
 
 use clap::Parser;
+use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError};
 use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
@@ -175,9 +177,9 @@ impl Kernel {
         driver.cuStreamCreate(&mut stream, 1)?;
         driver.cuMemAlloc_v2(&mut counter, 8)?;
         driver.cuMemsetD8Async(counter, 0, 8, stream)?;
-        let parameters = [&raw const counter];
-        let parameters = parameters.as_ptr().expose_provenance();
-        driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)?;
+        let mut parameters = [(&raw mut counter).cast::<c_void>()];
+        let (parameters, extra) = (parameters.as_mut_ptr(), null_mut::<*mut c_void>());
+        driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, extra)?;
         driver.cuStreamSynchronize(stream)?;
         Ok(Self {
             driver,

@@ -13,10 +13,12 @@ mod turns;
 use std::ffi::CStr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
+use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError, Handle};
 use wormhole_benches::failure;
 use wormhole_benches::machine::Machine;
@@ -130,8 +132,8 @@ impl Program {
 
     /// Launches the kernel that does nothing.
     fn launch(&self, stream: Handle) -> Result<(), DriverError> {
-        let unused = 0_u64;
-        let parameters = [&raw const unused];
+        let mut unused = 0_u64;
+        let mut parameters = [(&raw mut unused).cast::<c_void>()];
         self.driver.cuLaunchKernel(
             self.function,
             1,
@@ -142,8 +144,8 @@ impl Program {
             1,
             0,
             stream,
-            parameters.as_ptr().expose_provenance(),
-            0,
+            parameters.as_mut_ptr(),
+            null_mut::<*mut c_void>(),
         )
     }
 
