@@ -27,7 +27,7 @@ struct Two {
     _folder: tempfile::TempDir,
 }
 
-/// What code in a worker of the hostile tenant has.
+/// Descriptors of a worker of the hostile tenant, and its guest.
 struct Taken {
     guest: Guest,
     pid: i32,

@@ -210,7 +210,7 @@ mod tests {
         let _alone = alone();
         let of = |kind, tenants| processes(needs(kind), Isolation::Namespaces, tenants);
         assert!(of(DeviceKind::Cuda, Tenants::Strangers).is_none());
-        // What keeps them apart is no failure to make a namespace.
+        // Namespaces can be made here.
         assert!(of(DeviceKind::Cuda, Tenants::Trusting).is_some());
         assert!(of(DeviceKind::Cuda, Tenants::One).is_some());
         assert!(of(DeviceKind::Cpu, Tenants::Trusting).is_none());
