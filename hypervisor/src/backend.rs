@@ -590,7 +590,7 @@ mod tests {
                 &ours,
                 &backend,
                 Some(opened),
-                None,
+                (None, None),
                 &mut SessionReports::default(),
             )
         });

@@ -146,6 +146,7 @@ mod tests {
                     name: "gpu".to_owned(),
                     pid: 4711,
                     device: "cuda:0".to_owned(),
+                    placement: Default::default(),
                     version: "0.1.0".to_owned(),
                     started: 1,
                     socket: "/run/wormhole/gpu/socket".into(),

@@ -121,6 +121,10 @@ pub enum BackendsError {
         "backend {0} runs in a VM and serves guests alone: choose --placement host, or another backend"
     )]
     InVm(Name),
+    #[error(
+        "backend {0} runs in a VM, which does not tell of its tenants; its guests' summaries do"
+    )]
+    UsageInVm(String),
     #[error(transparent)]
     Vm(#[from] Unserved),
     #[error(transparent)]
