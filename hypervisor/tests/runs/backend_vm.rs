@@ -1,9 +1,13 @@
 //! Runs programs in a guest VM against a backend in a VM of its own, and cases that this placement must refuse.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::harness::{alone, finish, finish_at, program, wormhole};
+use wormhole_images::Image;
+
+use crate::emulated::script_with;
+use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
 
 /// Launches of the program `steady`.
 const LAUNCHES: u64 = 10_240;
@@ -63,6 +67,92 @@ fn programs_of_a_guest_are_served_by_another_vm_without_exits() {
         exits(&summary["backend_vm"])
     );
     assert!(run.stderr.contains(&said), "{said}\n{}", run.stderr);
+}
+
+/// Commands of a person with a backend VM in the emulated host. `$1` is the command, `$2` the folder of programs.
+const SHARED: &str = r#"
+set -e
+command=$1 programs=$2
+"$command" backend start many --placement vm --slots 3 --slot-size 258M
+log=/run/wormhole/many/log
+"$command" backend list --json
+"$command" run --placement process --backend many "$programs/spin" 2>&1 || echo "status $?"
+again=$("$command" backend start many --placement vm 2>&1) || echo "$again, status $?"
+
+guest() { "$command" run --host kvm --backend many --memory 256M --quiet "$programs/$1"; }
+# Attaches a window to a slot of the VM.
+attach() { exec "$command" attach --backend many --size 64M --window /run/window.$1 --vsock /run/vsock.$1; }
+# Waits until the last process has written its first line to the file $1.
+says() {
+    line=
+    until { read -r line <"$1"; } 2>/dev/null && [[ $line == $2 ]]; do
+        kill -0 $! && [ -z "$line" ] || { echo "instead of $2:"; cat "$1" $log; exit 9; }
+        sleep 0.1
+    done
+}
+tenant() {
+    attach $1 >/run/$1 2>&1 &
+    says /run/$1 "attached: *"
+}
+
+"$command" run --host kvm --backend many --memory 256M --quiet "$programs/spin" >/run/spin 2>&1 &
+victim=$!
+says /run/spin spinning
+guest printf >/run/printf 2>&1 &
+survivor=$!
+for cycle in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    tenant cycle$cycle
+    kill -TERM $!
+    wait $!
+done
+echo "windows came and went $cycle times"
+until read -r line </run/printf; do kill -0 $survivor; sleep 0.1; done 2>/dev/null
+kill -9 $victim
+wait $survivor && [[ $(cat /run/printf) == *"PASS printf" ]] && echo "the survivor passes"
+
+# The slot of the killed guest is free again as well.
+tenants=
+for one in a b c; do
+    tenant $one
+    tenants="$tenants $!"
+done
+(attach d 2>&1) || echo "status $?"
+kill -9 $tenants
+guest vector_add 2>&1
+while read -r line; do echo "log: $line"; done <$log
+"$command" backend stop many
+"#;
+
+#[test]
+fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
+    let _beside = beside_other_guests();
+    let programs = ["spin", "printf", "vector_add"].map(|name| program("static", name));
+    let folder = programs[0].parent().expect("the folder of programs");
+    let tools = ["/usr/bin/cat", "/usr/bin/sleep"].map(PathBuf::from);
+    let said = script_with(
+        &[Image::guest, Image::backend],
+        SHARED,
+        &[folder.into()],
+        &[&programs[..], &tools].concat(),
+        &[],
+    );
+    for words in [
+        "backend many serves: ",
+        "\"placement\": \"vm\"",
+        "backend many runs in a VM and serves guests alone: choose --placement host",
+        "backend many is running already, as process",
+        "windows came and went 12 times\n",
+        "the survivor passes\n",
+        "all 3 slots of the backend VM have a window\nstatus 2",
+        "PASS vector_add",
+        "backend many is stopped\n",
+    ] {
+        assert!(said.contains(words), "{words}\n{said}");
+    }
+    assert!(
+        !said.contains("quarantine") && !said.contains("is lost"),
+        "{said}"
+    );
 }
 
 /// Asserts that a run ends with status 2 and says a line with these words.

@@ -33,6 +33,21 @@ pub fn script(
     files: &[PathBuf],
     disks: &[DiskFile<'_>],
 ) -> String {
+    script_with(&[Image::guest], script, arguments, files, disks)
+}
+
+/// Finds an image for a kernel in a folder.
+type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
+
+/// Runs a bash script as [`script`] does, in a machine that has these images.
+pub fn script_with(
+    of_vms: &[FindImage],
+    script: &str,
+    arguments: &[OsString],
+    files: &[PathBuf],
+    disks: &[DiskFile<'_>],
+) -> String {
+    let find = |image: &FindImage| image(&images(), Kernel::V6_1).expect("an image");
     let part = |name: &str| stage().join("lib/wormhole").join(name);
     let words = ["-c".into(), script.into(), "bash".into(), command().into()];
     let overlay = host_overlay(&HostRun {
@@ -40,7 +55,7 @@ pub fn script(
         // The shell is the machine's only program, in place of the command.
         wormhole: Path::new("/bin/bash").into(),
         parts: Vec::new(),
-        images: vec![Image::guest(&images(), Kernel::V6_1).expect("an image")],
+        images: of_vms.iter().map(find).collect(),
         arguments: words.into_iter().chain(arguments.to_vec()).collect(),
         variables: Vec::new(),
         stdin: false,
