@@ -44,7 +44,7 @@ pub struct Device {
     /// Number of streams that were destroyed with work under way. No fence covers that work, and a synchronization of
     /// the whole device must wait for it too.
     pub orphaned: AtomicU64,
-    /// How many of them are known to be complete.
+    /// Number of them whose work is known to be complete.
     pub orphaned_complete: AtomicU64,
 }
 

@@ -18,7 +18,7 @@ enum State<W> {
     Absent,
     Free(W),
     Attached,
-    /// Its tenant has left, and the VM has not acknowledged that.
+    /// The tenant has left, and the VM has not acknowledged that.
     Leaving,
     Quarantined,
 }
