@@ -46,7 +46,7 @@ impl Runtime {
     }
 
     /// Starts a backend with these further options.
-    fn start(&self, name: &str, options: &[&str]) {
+    pub fn start(&self, name: &str, options: &[&str]) {
         let started = self.finish(&[&["backend", "start", name, TRUSTED], options].concat());
         assert!(started.status.success(), "{}", started.stderr);
     }
