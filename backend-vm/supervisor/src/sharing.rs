@@ -33,6 +33,7 @@ use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 use super::Id;
 use super::descriptors::UNDERWAY;
 use super::tenant_loop::TenantLoop;
+use super::window_memory::device_number;
 
 /// Largest number of objects that one session may share at the same time.
 const SESSION_LIMIT: usize = 1 << 14;
@@ -309,19 +310,12 @@ fn holds_words(file: &OwnedFd) -> bool {
     writable && file::fixed_size(file) == Some(WORDS_FILE as u64)
 }
 
-/// Returns whether a descriptor is one of the driver's device files, as its exports are. Uses only
-/// what the kernel knows, without asking the file system.
+/// Returns whether a descriptor is one of the driver's device files, as its exports are.
 fn is_export(file: &OwnedFd) -> bool {
-    use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
     /// `/dev/nvidiactl`, with the driver's registered major number (Linux, Documentation/admin-guide/devices.txt). The
     /// exports of memory and of pools were such descriptors on an H100 with driver 580.
     const NVIDIA: (u32, u32) = (195, 255);
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    statx(file, "", flags, StatxFlags::TYPE).is_ok_and(|found| {
-        let kind = FileType::from_raw_mode(found.stx_mode.into());
-        let device = (found.stx_rdev_major, found.stx_rdev_minor);
-        kind == FileType::CharacterDevice && device == NVIDIA
-    })
+    device_number(file).is_ok_and(|number| number == Some(NVIDIA))
 }
 
 /// Returns sixteen random bytes.

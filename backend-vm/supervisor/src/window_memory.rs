@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use rustix::fs::{FileType, Stat, fstat};
+use rustix::fs::{AtFlags, FileType, StatxFlags, fstat, statx};
 use wormhole_link::memory::Mapping;
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::WindowMemory;
@@ -24,8 +24,11 @@ const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Folder in which the kernel lists DAX devices.
 const DEVICES: &str = "/sys/bus/dax/devices";
 
+/// Major and minor number of a device.
+pub type Number = (u32, u32);
+
 /// Sizes of this machine's DAX devices, by the numbers of the devices.
-static SIZES: OnceLock<BTreeMap<u64, u64>> = OnceLock::new();
+static SIZES: OnceLock<BTreeMap<Number, u64>> = OnceLock::new();
 
 /// Looks for this machine's DAX devices. Call it while the process can still open files, and before it forks others:
 /// no other device can be a window.
@@ -33,7 +36,7 @@ pub fn find_devices() {
     SIZES.get_or_init(|| sizes(Path::new(DEVICES)));
 }
 
-fn sizes(folder: &Path) -> BTreeMap<u64, u64> {
+fn sizes(folder: &Path) -> BTreeMap<Number, u64> {
     // Without the folder the machine has no such device.
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -41,7 +44,7 @@ fn sizes(folder: &Path) -> BTreeMap<u64, u64> {
             let read = |name| fs::read_to_string(entry.path().join(name)).ok();
             let (number, size) = (read("dev")?, read("size")?);
             let (major, minor) = number.trim().split_once(':')?;
-            let number = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+            let number = (major.parse().ok()?, minor.parse().ok()?);
             Some((number, size.trim().parse().ok()?))
         })
         .collect()
@@ -58,30 +61,37 @@ impl Kind {
     /// # Errors
     /// Same as `fstat`.
     pub fn of(file: &impl AsFd) -> io::Result<Self> {
-        let stat = fstat(file)?;
-        Ok(match is_device(&stat) {
-            true => Self::Device,
-            false => Self::File,
+        let kind = FileType::from_raw_mode(fstat(file)?.st_mode);
+        Ok(match kind {
+            FileType::CharacterDevice => Self::Device,
+            _ => Self::File,
         })
     }
 }
 
-fn is_device(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+/// Returns major and minor number of a character device; none for another file. Uses only what the kernel knows: a file
+/// system that is asked may take as long as its owner likes.
+///
+/// # Errors
+/// Same as `statx`.
+pub fn device_number(file: &impl AsFd) -> io::Result<Option<Number>> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(file, "", flags, StatxFlags::TYPE)?;
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    let number = (found.stx_rdev_major, found.stx_rdev_minor);
+    Ok((kind == FileType::CharacterDevice).then_some(number))
 }
 
 /// Returns the size of a DAX device of this machine; none if the descriptor is no such device.
 ///
 /// # Errors
-/// Same as `fstat`.
+/// Same as `statx`.
 pub fn device_size(file: &impl AsFd) -> io::Result<Option<u64>> {
-    let stat = fstat(file)?;
-    Ok(SIZES.get().and_then(|sizes| listed(sizes, &stat)))
-}
-
-fn listed(sizes: &BTreeMap<u64, u64>, stat: &Stat) -> Option<u64> {
-    let size = sizes.get(&stat.st_rdev).filter(|_| is_device(stat));
-    size.copied()
+    let Some(sizes) = SIZES.get() else {
+        return Ok(None);
+    };
+    let number = device_number(file)?;
+    Ok(number.and_then(|number| sizes.get(&number).copied()))
 }
 
 /// A mapped segment.
@@ -237,8 +247,7 @@ mod tests {
             fs::write(device.join("size"), size).unwrap();
         }
         let found = sizes(folder.path());
-        let number = rustix::fs::makedev(251, 3);
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), [(number, 4194304)]);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [((251, 3), 4194304)]);
         assert!(sizes(&folder.path().join("none")).is_empty());
     }
 
@@ -246,11 +255,8 @@ mod tests {
     fn another_device_is_no_window() {
         let [zero, null] = ["/dev/zero", "/dev/null"].map(|path| fs::File::open(path).unwrap());
         assert_eq!(Kind::of(&zero).unwrap(), Kind::Device);
-        // Files have number 0.
-        let sizes = BTreeMap::from([(rustix::fs::makedev(1, 5), 7), (0, 8)]);
-        let size = |file: &fs::File| listed(&sizes, &fstat(file).unwrap());
-        assert_eq!(size(&zero), Some(7));
-        assert_eq!(size(&null), None);
-        assert_eq!(size(&memory()), None);
+        assert_eq!(device_number(&zero).unwrap(), Some((1, 5)));
+        assert_eq!(device_number(&null).unwrap(), Some((1, 3)));
+        assert_eq!(device_number(&memory()).unwrap(), None);
     }
 }
