@@ -24,7 +24,7 @@ enum Executed {
 use Executed::{Developer, Not, Test};
 
 /// Places that execute the commands with these first words. The first row that fits counts.
-const COMMANDS: [(&str, Executed); 9] = [
+const COMMANDS: [(&str, Executed); 11] = [
     ("cargo xtask ", Developer),
     (
         "target/wormhole/bin/wormhole run --backend ",
@@ -39,6 +39,20 @@ const COMMANDS: [(&str, Executed); 9] = [
     ),
     (
         "target/wormhole/bin/wormhole backend ",
+        Test(
+            "documents.rs",
+            "a_backend_serves_by_the_commands_of_its_page",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole ps",
+        Test(
+            "documents.rs",
+            "a_backend_serves_by_the_commands_of_its_page",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole stats ",
         Test(
             "documents.rs",
             "a_backend_serves_by_the_commands_of_its_page",
