@@ -208,5 +208,13 @@ mod tests {
             &[&b"!<thin>\n"[..], &member("/etc/x/", &cubin())].concat()
         ));
         assert!(unreadable(b"!<thin>\n"));
+        // Of two indexes one reader follows the first and another the second, and where names lie in the bytes, readers
+        // differ in where the content begins.
+        let none = member("/", &[0; 4]);
+        let two = [&[none.clone()], &outer[..]].concat();
+        assert!(unreadable(&indexed(inside(&library), &two)));
+        assert!(unreadable(&archive(&[&outer[..], &[none]].concat())));
+        assert!(unreadable(&archive(&[member("#1/4", &cubin())])));
+        assert!(unreadable(b"<bigaf>\n"));
     }
 }

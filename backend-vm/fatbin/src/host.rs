@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use object::Endianness;
 use object::elf::{EM_CUDA, FileHeader64};
-use object::read::archive::ArchiveFile;
+use object::read::archive::{ArchiveFile, ArchiveKind};
 use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::{FatbinError, fatbins, is_fatbin};
@@ -95,11 +95,28 @@ pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, HostError> {
     if archive.is_thin() {
         return Err(HostError::Thin);
     }
+    // Other kinds have two indexes, or names at the beginning of the members' bytes: another reader would find other
+    // members.
+    let is_gnu = matches!(
+        archive.kind(),
+        ArchiveKind::Unknown | ArchiveKind::Gnu | ArchiveKind::Gnu64
+    );
+    if !is_gnu {
+        return Err(HostError::Index);
+    }
     let (mut members, mut ranges) = (Vec::new(), HashSet::new());
     for member in archive.members() {
         let member = member.map_err(bad)?;
         if members.len() == MAX_MEMBERS {
             return Err(HostError::Members(MAX_MEMBERS));
+        }
+        // Another index, or a name that is part of the bytes.
+        let is_special = member.header().is_some_and(|header| {
+            let [first, second, ..] = header.name;
+            header.name.starts_with(b"#1/") || first == b'/' && !second.is_ascii_digit()
+        });
+        if is_special {
+            return Err(HostError::Index);
         }
         ranges.insert(member.file_range());
         members.push(Member {
