@@ -727,7 +727,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     // Detects an unwritable file before the run, not after it.
     let json = options.json.as_deref().map(|path| {
-        let volumes = options.volume.iter().filter(|volume| volume.is_writable);
+        let volumes = options.volume.iter();
         let volumes: Vec<&Path> = volumes.map(|volume| volume.source.as_path()).collect();
         Place::find(path, &volumes).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),

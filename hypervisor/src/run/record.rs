@@ -4,20 +4,21 @@
 //! before, and receives the summary on standard input. Without a summary it writes nothing: a
 //! launcher that fails leaves no file.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use clap::Args;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, stat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use wormhole_link::tasks;
 
-use super::same_file;
 use super::summary::Summary;
 use crate::say;
 
@@ -78,7 +79,7 @@ impl Place {
     /// leaves neither an empty summary nor one of another run. A named pipe, a device or a link stays open: the reader of
     /// a pipe would otherwise see its end, and not open it a second time.
     ///
-    /// Follows no link in the guest's `volumes` that it may change: an earlier guest can have made it.
+    /// Follows no link in the guest's `volumes`: it or an earlier guest can have made it.
     ///
     /// # Errors
     /// No file can be written there.
@@ -109,31 +110,74 @@ impl Place {
     }
 }
 
-/// Opens a folder. Returns it, and whether it lies in one of the volumes.
+/// Most links on the way to a folder, as of the kernel.
+const MOST_LINKS: usize = 40;
+
+/// Opens a folder part by part. Returns it, and whether it lies in one of the volumes. Follows links outside of these.
 fn open_folder(folder: &Path, volumes: &[&Path]) -> Result<(OwnedFd, bool), Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = || openat(CWD, "/", flags, Mode::empty());
+    let identity = |data: &Stat| (data.st_dev, data.st_ino);
+    let volumes: Vec<_> = volumes
+        .iter()
+        .filter_map(|volume| stat(*volume).ok())
+        .map(|data| identity(&data))
+        .collect();
     let absolute = std::path::absolute(folder).map_err(|_| Errno::NOENT)?;
-    let is_volume = |above: &&Path| volumes.iter().any(|volume| same_file(above, volume));
-    if let Some(volume) = absolute.ancestors().find(is_volume) {
-        let volume_folder = openat(CWD, volume, flags, Mode::empty())?;
-        let below = absolute.strip_prefix(volume).unwrap_or(Path::new(""));
-        if below.as_os_str().is_empty() {
-            return Ok((volume_folder, true));
+    let mut parts: Vec<OsString> = parts_of(&absolute);
+    // The folders on the way, each with whether it lies in a volume.
+    let mut way = vec![(root()?, false)];
+    let mut links = 0;
+    while let Some(part) = parts.pop() {
+        if part == ".." {
+            if way.len() > 1 {
+                way.pop();
+            }
+            continue;
         }
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        return Ok((
-            openat2(volume_folder, below, flags, Mode::empty(), resolve)?,
-            true,
-        ));
+        let (above, is_in) = way.last().ok_or(Errno::NOENT)?;
+        let found = openat(above, &part, flags, Mode::empty())?;
+        let data = fstat(&found)?;
+        if FileType::from_raw_mode(data.st_mode) != FileType::Symlink {
+            let is_in = *is_in || volumes.contains(&identity(&data));
+            way.push((found, is_in));
+            continue;
+        }
+        links += 1;
+        if *is_in || links > MOST_LINKS {
+            return Err(Errno::LOOP);
+        }
+        let target = readlinkat(above, &part, Vec::new())?;
+        let target = Path::new(OsStr::from_bytes(target.to_bytes()));
+        if target.is_absolute() {
+            way = vec![(root()?, false)];
+        }
+        parts.extend(parts_of(target));
     }
-    Ok((openat(CWD, folder, flags, Mode::empty())?, false))
+    let (found, is_in) = way.pop().ok_or(Errno::NOENT)?;
+    match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+        FileType::Directory => Ok((found, is_in)),
+        _ => Err(Errno::NOTDIR),
+    }
+}
+
+/// Returns the parts of a path, the first one last.
+fn parts_of(path: &Path) -> Vec<OsString> {
+    let parts = path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    let mut parts: Vec<OsString> = parts.collect();
+    parts.reverse();
+    parts
 }
 
 /// Returns the error of an open that met a link which it does not follow.
 fn of_links(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => io::Error::other(
-            "a link in a volume that the guest may change is on the way; remove it or name another file",
+            "a link in a volume of the guest is on the way; remove it or name another file",
         ),
         error => error.into(),
     }
@@ -195,6 +239,8 @@ mod tests {
         symlink(other.join("file"), volume.join("summary.json")).expect("a link");
         symlink(&other, volume.join("out")).expect("a link");
         symlink(&volume, folder.path().join("to_volume")).expect("a link");
+        symlink("volume/in", folder.path().join("by_link")).expect("a link");
+        symlink(other.join("file"), volume.join("in/summary.json")).expect("a link");
         let find = |name: &str| Place::find(&folder.path().join(name), &[&volume]);
         for name in [
             "volume/summary.json",
@@ -202,6 +248,8 @@ mod tests {
             "to_volume/summary.json",
             "volume/out/file",
             "volume/out/new",
+            "by_link/summary.json",
+            "by_link/../out/file",
         ] {
             let refused = find(name).expect_err(name).to_string();
             assert!(refused.contains("a link in a volume"), "{name}: {refused}");
