@@ -168,10 +168,18 @@ impl VmOptions {
             tenant_memory: operator.tenant_memory.or(Some(each.max(LEAST_MEMORY))),
             // The slots bound its tenants. It counts those that have left until all of their memory is free.
             tenants_per_user: usize::try_from(4 * slots).ok(),
+            // All have one user there, and none takes the sessions of another.
+            sessions_per_user: operator.sessions_per_user.or_else(|| {
+                let each = operator.sessions.unwrap_or(SESSIONS);
+                usize::try_from(slots).ok()?.checked_mul(each)
+            }),
             ..operator.clone()
         }
     }
 }
+
+/// Sessions of a tenant for which the operator gives no number.
+const SESSIONS: usize = 128;
 
 /// Reason why a backend VM cannot be for a run.
 #[derive(Debug, thiserror::Error)]
@@ -425,6 +433,8 @@ fn pass_answers(
         // Its connection has arrived before the message.
         let stream = match message {
             Message::Stream(_) => control.try_recv().ok(),
+            // The relay may have connected before it failed.
+            Message::Refused { .. } => control.try_recv().ok().and(None),
             _ => None,
         };
         let descriptor = match message {
@@ -621,6 +631,7 @@ mod tests {
         let limits = vm.limits(&OperatorOptions::default());
         assert_eq!(limits.tenant_memory, Some(256 << 20));
         assert_eq!(limits.tenants_per_user, Some(12));
+        assert_eq!(limits.sessions_per_user, Some(3 * SESSIONS));
         let operator = OperatorOptions {
             tenant_memory: Some(1 << 31),
             sessions: Some(5),

@@ -71,6 +71,7 @@ fn in_quarantine(count: usize) -> String {
 
 /// Serves tenants that connect to the socket at `path` until the VM ends.
 pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
+    crate::relay::raise_descriptors();
     match wormhole_monitor::probe() {
         KvmCaps::Linux => {}
         KvmCaps::Denied { why } | KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
@@ -396,6 +397,8 @@ fn pass_answers(
         let stream = match message {
             Message::WindowUnmap(_) => return true,
             Message::Stream(_) => control(),
+            // The relay may have connected before it failed.
+            Message::Refused { .. } => control().and(None),
             _ => None,
         };
         let descriptor = stream.as_ref().map(AsRawFd::as_raw_fd);

@@ -19,11 +19,13 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wormhole_connect::connect_vsock;
 use wormhole_images::ports;
 use wormhole_link::arguments::USAGE;
 use wormhole_link::operator::OperatorOptions;
 use wormhole_link::tasks;
+use wormhole_monitor::devices::vsock::MAX_CONNECTIONS;
 use wormhole_ring::control::{Message, Refusal};
 
 use crate::backend::{BackendError, receive, send, start_supervisor};
@@ -36,6 +38,11 @@ const WINDOW: &str = "WORMHOLE_WINDOW";
 
 /// Identity of this boot of the kernel.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Most control streams of a guest at a time. Each of its processes has one for libcuda and one for NVML.
+const MOST_STREAMS: usize = 128;
+/// Connections of a VM that carry no control stream: its outputs, and one for each window.
+const OTHERS: usize = 8;
 
 /// vsock address of the host.
 const HOST: u32 = libc::VMADDR_CID_HOST;
@@ -114,7 +121,7 @@ pub fn run(options: &Options) -> Result<(), RelayError> {
     };
     tasks::spawn("orders", down).map_err(RelayError::Thread)?;
     let outside = || connect_vsock(HOST, ports::CONTROL);
-    let passed = pass_answers(&tenant, &launcher, &outside);
+    let passed = pass_answers(&tenant, &launcher, &outside, &Places::of_one_among(1));
     drop(tenant.shutdown(Shutdown::Both));
     drop(launcher.shutdown(Shutdown::Write));
     let status = supervisor.wait().map_err(RelayError::Wait)?;
@@ -155,13 +162,15 @@ fn pass_answers(
     tenant: &UnixStream,
     launcher: &UnixStream,
     outside: &impl Fn() -> io::Result<UnixStream>,
+    places: &Places,
 ) -> Result<(), BackendError> {
     let mut body = Vec::new();
     while let Some((message, file)) = receive(tenant, &mut body)? {
         let carried = match (&message, file) {
-            (Message::Stream(_), Some(file)) => {
-                outside().and_then(|outside| carry(OwnedFd::from(file).into(), outside))
-            }
+            (Message::Stream(_), Some(file)) => places.take().and_then(|place| {
+                let stream = OwnedFd::from(file).into();
+                carry(stream, outside()?, place)
+            }),
             _ => Ok(()),
         };
         match carried {
@@ -179,21 +188,67 @@ fn pass_answers(
     Ok(())
 }
 
-/// Carries a control stream to the launcher, until both directions have ended.
-fn carry(stream: UnixStream, outside: UnixStream) -> io::Result<()> {
-    let directions = [
-        (stream.try_clone()?, outside.try_clone()?),
-        (outside, stream),
-    ];
-    directions.into_iter().try_for_each(|(mut from, mut to)| {
-        let carrying = tasks::spawn("carry", move || {
-            // An error is an end as well.
-            drop(io::copy(&mut from, &mut to));
-            drop(to.shutdown(Shutdown::Write));
-            drop(from.shutdown(Shutdown::Read));
-        });
-        carrying.map(drop)
-    })
+/// Places for the control streams of one tenant, so that no tenant takes all connections and descriptors of the relay.
+#[derive(Debug)]
+struct Places {
+    /// Has one more owner for each stream.
+    taken: Arc<()>,
+    most: usize,
+}
+
+impl Places {
+    /// Returns the places of one among several tenants.
+    fn of_one_among(tenants: usize) -> Self {
+        let share = (MAX_CONNECTIONS - OTHERS) / tenants.max(1);
+        Self {
+            taken: Arc::default(),
+            most: share.saturating_sub(1).clamp(1, MOST_STREAMS),
+        }
+    }
+
+    fn take(&self) -> io::Result<Arc<()>> {
+        if Arc::strong_count(&self.taken) > self.most {
+            let most = self.most;
+            return Err(io::Error::other(format!("the guest has {most} already")));
+        }
+        Ok(Arc::clone(&self.taken))
+    }
+}
+
+/// Carries a control stream to the launcher until the supervisor ends it. The guest's end of its direction is passed on.
+fn carry(stream: UnixStream, outside: UnixStream, place: Arc<()>) -> io::Result<()> {
+    let ends = Arc::new((stream, outside, place));
+    let (inward, outward) = (Arc::clone(&ends), Arc::clone(&ends));
+    let carrying = tasks::spawn("carry", move || {
+        let (stream, outside, _) = &*inward;
+        // An error is an end as well.
+        drop(io::copy(&mut &*outside, &mut &*stream));
+        drop(stream.shutdown(Shutdown::Write));
+    });
+    let carrying = carrying.and_then(|_| {
+        tasks::spawn("carry", move || {
+            let (stream, outside, _) = &*outward;
+            drop(io::copy(&mut &*stream, &mut &*outside));
+            // A guest that stays would otherwise hold the other thread.
+            drop(outside.shutdown(Shutdown::Both));
+        })
+    });
+    if carrying.is_err() {
+        drop(ends.0.shutdown(Shutdown::Both));
+        drop(ends.1.shutdown(Shutdown::Both));
+    }
+    carrying.map(drop)
+}
+
+/// Raises the number of descriptors that this process may have to the hard limit: each control stream takes some.
+pub fn raise_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // With fewer, streams beyond them are refused.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 #[cfg(test)]
@@ -237,7 +292,7 @@ mod tests {
         send(&supervisor, &message, &[stream.as_raw_fd()]).unwrap();
         drop((supervisor, stream));
         let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
-        pass_answers(&tenant, &launcher, &unreachable).unwrap();
+        pass_answers(&tenant, &launcher, &unreachable, &Places::of_one_among(1)).unwrap();
         drop(launcher);
         let mut body = Vec::new();
         let (answer, _) = receive(&outside, &mut body).unwrap().expect("an answer");
@@ -245,5 +300,47 @@ mod tests {
         assert_eq!(outside.read(&mut [0]).unwrap(), 0);
         // Its end is closed.
         assert_eq!(guest.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_guest_has_a_share_of_the_streams_and_none_that_the_supervisor_has_ended() {
+        let places = Places::of_one_among(64);
+        let (tenant, supervisor) = UnixStream::pair().unwrap();
+        let (launcher, outside) = UnixStream::pair().unwrap();
+        let most = places.most;
+        assert!(64 * (most + 1) + OTHERS <= MAX_CONNECTIONS);
+        let left = Arc::downgrade(&places.taken);
+        let (keep, kept) = std::sync::mpsc::channel();
+        let passing = std::thread::spawn(move || {
+            let connect = || {
+                let (theirs, ours) = UnixStream::pair()?;
+                keep.send(theirs).map_err(io::Error::other)?;
+                Ok(ours)
+            };
+            pass_answers(&tenant, &launcher, &connect, &places).unwrap();
+        });
+        let mut body = Vec::new();
+        let mut open = |ends: &mut Vec<UnixStream>| {
+            let (ours, stream) = UnixStream::pair().unwrap();
+            let message = Message::Stream(Stream { local: 0 });
+            send(&supervisor, &message, &[stream.as_raw_fd()]).unwrap();
+            ends.push(ours);
+            let (answer, _) = receive(&outside, &mut body).unwrap().expect("an answer");
+            matches!(answer, Message::Stream(_))
+        };
+        let mut ends = Vec::new();
+        for _ in 0..most {
+            assert!(open(&mut ends));
+        }
+        assert!(!open(&mut ends), "one more than its share");
+        // The supervisor ends them. The guest keeps its ends.
+        drop(ends.drain(..));
+        while left.strong_count() > 1 {
+            std::thread::yield_now();
+        }
+        assert!(open(&mut ends));
+        drop((supervisor, ends));
+        passing.join().unwrap();
+        assert_eq!(kept.iter().count(), most + 1);
     }
 }

@@ -25,7 +25,7 @@ use wormhole_images::ports;
 use wormhole_link::{chain, tasks};
 use wormhole_ring::control::{Message, WindowRun};
 
-use super::{HOST, Options, RelayError, pass_answers};
+use super::{HOST, Options, Places, RelayError, pass_answers, raise_descriptors};
 use crate::backend::{BackendError, receive, send};
 use crate::installation::Installation;
 use crate::say;
@@ -46,6 +46,8 @@ pub fn run(options: &Options, windows: Vec<PathBuf>) -> Result<(), RelayError> {
     // If it is neither there nor can be made, the supervisor says so.
     let _ = fs::create_dir(FOLDER);
     let mut supervisor = start_supervisor(options)?;
+    raise_descriptors();
+    let count = windows.len();
     while UnixStream::connect(SUPERVISOR).is_err() {
         if let Some(status) = supervisor.try_wait().map_err(RelayError::Wait)? {
             return Err(RelayError::Failed(status));
@@ -54,7 +56,7 @@ pub fn run(options: &Options, windows: Vec<PathBuf>) -> Result<(), RelayError> {
     }
     for (slot, window) in (0..).zip(windows) {
         let serve = move || {
-            if let Err(error) = serve(slot, &window) {
+            if let Err(error) = serve(slot, &window, &Places::of_one_among(count)) {
                 // Without an acknowledgement the slot is in quarantine.
                 say::line(format_args!("slot {slot} is lost: {}", chain(&error)));
             }
@@ -81,15 +83,19 @@ fn start_supervisor(options: &Options) -> Result<Child, RelayError> {
 }
 
 /// Serves the tenants of a slot, one after the other.
-fn serve(slot: u32, window: &Path) -> Result<(), RelayError> {
+fn serve(slot: u32, window: &Path, places: &Places) -> Result<(), RelayError> {
+    let mut device = open(window)?;
     loop {
-        let device = open_locked(window)?;
+        lock(&device, window)?;
+        // The end of the tenant needs no new descriptor.
+        let next = open(window)?;
         let launcher = connect_vsock(HOST, ports::SLOT + slot).map_err(RelayError::Launcher)?;
         let supervisor = || UnixStream::connect(SUPERVISOR);
         let outside = || connect_vsock(HOST, ports::SLOT_CONTROL + slot);
-        serve_one(&launcher, supervisor, outside, device, || {
-            open_locked(window).map(drop)
+        serve_one(&launcher, supervisor, (outside, places), device, || {
+            lock(&next, window)
         })?;
+        device = next;
         // The other side ends the stream when it has removed the window.
         let mut body = Vec::new();
         while receive(&launcher, &mut body)?.is_some() {}
@@ -101,7 +107,7 @@ fn serve(slot: u32, window: &Path) -> Result<(), RelayError> {
 fn serve_one(
     launcher: &UnixStream,
     supervisor: impl FnOnce() -> io::Result<UnixStream>,
-    outside: impl Fn() -> io::Result<UnixStream>,
+    (outside, places): (impl Fn() -> io::Result<UnixStream>, &Places),
     device: File,
     unused: impl FnOnce() -> Result<(), RelayError>,
 ) -> Result<(), RelayError> {
@@ -122,7 +128,7 @@ fn serve_one(
         };
         let orders = std::thread::Builder::new().spawn_scoped(scope, orders);
         if orders.is_ok()
-            && let Err(error) = pass_answers(&supervisor, launcher, &outside)
+            && let Err(error) = pass_answers(&supervisor, launcher, &outside, places)
         {
             say::line(format_args!("a supervisor's answers end: {error}"));
         }
@@ -149,16 +155,20 @@ fn pass(launcher: &UnixStream, supervisor: &UnixStream) -> Result<(), BackendErr
     Ok(())
 }
 
-/// Opens a slot's device, once nothing refers to an earlier opening of it.
-fn open_locked(path: &Path) -> Result<File, RelayError> {
+/// Opens a slot's device.
+fn open(path: &Path) -> Result<File, RelayError> {
     let opened = File::options().read(true).write(true).open(path);
-    let locked = opened.and_then(|file| {
-        flock(&file, FlockOperation::LockExclusive)?;
-        Ok(file)
-    });
-    locked.map_err(|source| RelayError::Window {
+    opened.map_err(|source| RelayError::Window {
         path: path.to_owned(),
         source,
+    })
+}
+
+/// Locks a slot's device, once nothing refers to an earlier opening of it.
+fn lock(device: &File, path: &Path) -> Result<(), RelayError> {
+    flock(device, FlockOperation::LockExclusive).map_err(|error| RelayError::Window {
+        path: path.to_owned(),
+        source: error.into(),
     })
 }
 
@@ -174,13 +184,15 @@ mod tests {
     fn an_opening_is_locked_until_its_last_descriptor_is_closed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (here, there) = UnixStream::pair().unwrap();
-        let device = open_locked(file.path()).unwrap();
+        let device = open(file.path()).unwrap();
+        lock(&device, file.path()).unwrap();
         send(&here, &Message::Attached, &[device.as_raw_fd()]).unwrap();
         drop(device);
         let (tell, told) = channel();
         let path = file.path().to_owned();
         let waiting = std::thread::spawn(move || {
-            let locked = open_locked(&path).unwrap();
+            let locked = open(&path).unwrap();
+            lock(&locked, &path).unwrap();
             tell.send(()).unwrap();
             drop(locked);
         });
@@ -209,7 +221,7 @@ mod tests {
             serve_one(
                 &launcher,
                 || Ok(near),
-                unreachable,
+                (unreachable, &Places::of_one_among(1)),
                 device,
                 || freed.recv().map_err(|_| RelayError::NoTenant),
             )
@@ -254,7 +266,7 @@ mod tests {
         let served = serve_one(
             &launcher,
             || Ok(near),
-            unreachable,
+            (unreachable, &Places::of_one_among(1)),
             device,
             || Err(RelayError::NoTenant),
         );
