@@ -7,6 +7,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -18,18 +20,22 @@ use crate::harness::{PATIENCE, Underway, descendants, program, wormhole};
 /// Segment of a window's first session: the first one behind the bootstrap's.
 const SESSION_SEGMENT: u64 = 1;
 
+/// Attempts to see the error. The memory of an ended session is cleared, which a busy machine may do before the next look.
+const ATTEMPTS: usize = 5;
+
 /// Promised limit.
 const LIMIT: Duration = Duration::from_millis(100);
 
 /// Asserts that eight threads that wait for one fault all return soon after its detection.
 pub fn are_released_after_detection(device: &str) {
-    let after = released(device);
+    let after = (0..ATTEMPTS).find_map(|_| released(device));
+    let after = after.expect("a look at the error");
     assert_eq!(after.len(), 8, "{after:?}");
     assert!(after.iter().all(|after| *after <= LIMIT), "{after:?}");
 }
 
-/// Returns the time from the detection to each thread's return with the fault's error.
-fn released(device: &str) -> Vec<Duration> {
+/// Returns the time from the detection to each thread's return with the fault's error; none if no look saw the error.
+fn released(device: &str) -> Option<Vec<Duration>> {
     let mut run = Underway::start(
         wormhole(&["run", "--placement", "process", "--device", device, "--"])
             .arg(program("static", "eight_waiters"))
@@ -38,24 +44,27 @@ fn released(device: &str) -> Vec<Duration> {
     assert_eq!(run.working(), "waiting\n");
     let memory = session_file(run.id());
     let (looking, looks) = channel();
+    let ended = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&ended);
     let observer = std::thread::spawn(move || {
-        last_look_before_the_error(&memory, || {
+        last_look_before_the_error(&memory, &over, || {
             looking.send(()).expect("the test waits for it");
         })
     });
     looks.recv_timeout(PATIENCE).expect("the word is looked at");
     run.write_line("fault");
     let finished = run.finish();
-    let detected = observer.join().expect("the worker publishes an error");
+    ended.store(true, Ordering::Release);
+    let detected = observer.join().expect("the file can be read");
     assert!(
         finished.status.success(),
         "{}\n{}",
         finished.stdout,
         finished.stderr
     );
-    finished
-        .stdout
-        .lines()
+    let detected = detected?;
+    let lines = finished.stdout.lines();
+    let after = lines
         .filter_map(|line| {
             line.split_once(": cudaErrorIllegalAddress at ")?
                 .1
@@ -67,8 +76,8 @@ fn released(device: &str) -> Vec<Duration> {
             Duration::from_nanos(end)
                 .checked_sub(detected)
                 .expect("a thread returned before the error was published")
-        })
-        .collect()
+        });
+    Some(after.collect())
 }
 
 /// Opens the file of a run's only session, which its supervisor and its worker hold.
@@ -86,24 +95,30 @@ fn session_file(pid: u32) -> File {
         .expect("somebody has the session's file")
 }
 
-/// Polls the status word until it holds an error. Returns the time before the last poll that found none.
-fn last_look_before_the_error(memory: &File, looked: impl Fn()) -> Duration {
+/// Polls the status word until it holds an error, or the run has ended. Returns the time before the last poll that found no
+/// error.
+fn last_look_before_the_error(
+    memory: &File,
+    ended: &AtomicBool,
+    looked: impl Fn(),
+) -> Option<Duration> {
     let word = SESSION_SEGMENT * SEGMENT_BYTES as u64 + session::STATUS as u64;
-    let start = now();
     let mut last = None;
     loop {
-        let before = now();
+        let (before, is_over) = (now(), ended.load(Ordering::Acquire));
         let mut status = [0; 8];
         memory
             .read_exact_at(&mut status, word)
             .expect("the file can be read");
         if status != [0; 8] {
-            return last.expect("the error was there before the fault");
+            return Some(last.expect("the error was there before the fault"));
+        }
+        if is_over {
+            return None;
         }
         if last.replace(before).is_none() {
             looked();
         }
-        assert!(before - start < PATIENCE, "no error was published");
     }
 }
 
