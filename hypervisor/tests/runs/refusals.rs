@@ -389,7 +389,10 @@ fn commands_on_backends_are_refused_and_leave_nothing() {
     for (args, words) in [
         (&["start", "a/b"][..], "a name has 1 to 32 letters"),
         (&["start", "-x"], "unexpected argument '-x'"),
-        (&["start", "--placement", "vm"], "[possible values: host]"),
+        (
+            &["start", "--placement", "process"],
+            "[possible values: host, vm]",
+        ),
         (&["start", "--device", "tpu"], "cuda:N"),
         (
             &["start", "--worker-memory", "1M"],
