@@ -211,7 +211,7 @@ mod tests {
         // Of two indexes one reader follows the first and another the second, and where names lie in the bytes, readers
         // differ in where the content begins.
         let none = member("/", &[0; 4]);
-        let two = [&[none.clone()], &outer[..]].concat();
+        let two = [std::slice::from_ref(&none), &outer[..]].concat();
         assert!(unreadable(&indexed(inside(&library), &two)));
         assert!(unreadable(&archive(&[&outer[..], &[none]].concat())));
         assert!(unreadable(&archive(&[member("#1/4", &cubin())])));
