@@ -40,8 +40,10 @@ pub struct Usage {
     pub vm_exits: Option<u64>,
 }
 
+/// Number of a [`Usage`]'s fields that are numbers.
+const NUMBERS: usize = 13;
 /// Number of words of an encoded [`Usage`].
-pub const WORDS: usize = 15;
+pub const WORDS: usize = NUMBERS + 2;
 
 impl Usage {
     /// Adds the counts of a session's worker, and the calls that its guest has answered.
@@ -78,68 +80,55 @@ impl Usage {
         }
     }
 
+    /// Returns the fields that are numbers, in the order of the words.
+    fn numbers(&mut self) -> [&mut u64; NUMBERS] {
+        [
+            &mut self.sessions,
+            &mut self.ended_sessions,
+            &mut self.local_calls,
+            &mut self.records,
+            &mut self.requests,
+            &mut self.fences,
+            &mut self.launches,
+            &mut self.graph_launches,
+            &mut self.bytes_to_device,
+            &mut self.bytes_from_device,
+            &mut self.bytes_on_device,
+            &mut self.failures,
+            &mut self.device_memory,
+        ]
+    }
+
     /// Encodes it for [`Self::of_words`].
     #[must_use]
     pub fn words(&self) -> [u64; WORDS] {
-        [
-            self.sessions,
-            self.ended_sessions,
-            self.local_calls,
-            self.records,
-            self.requests,
-            self.fences,
-            self.launches,
-            self.graph_launches,
-            self.bytes_to_device,
-            self.bytes_from_device,
-            self.bytes_on_device,
-            self.failures,
-            self.device_memory,
-            self.vm_exits.is_some().into(),
-            self.vm_exits.unwrap_or_default(),
-        ]
+        let mut words = [0; WORDS];
+        let mut usage = *self;
+        for (word, number) in words.iter_mut().zip(usage.numbers()) {
+            *word = *number;
+        }
+        words[NUMBERS] = self.vm_exits.is_some().into();
+        words[NUMBERS + 1] = self.vm_exits.unwrap_or_default();
+        words
     }
 
     /// Returns none if the words are no output of [`Self::words`].
     #[must_use]
     pub fn of_words(words: &[u64]) -> Option<Self> {
-        let [
-            sessions,
-            ended_sessions,
-            local_calls,
-            records,
-            requests,
-            fences,
-            launches,
-            graph_launches,
-            bytes_to_device,
-            bytes_from_device,
-            bytes_on_device,
-            failures,
-            device_memory,
-            has_exits,
-            exits,
-        ] = *<&[u64; WORDS]>::try_from(words).ok()?;
-        Some(Self {
-            sessions,
-            ended_sessions,
-            local_calls,
-            records,
-            requests,
-            fences,
-            launches,
-            graph_launches,
-            bytes_to_device,
-            bytes_from_device,
-            bytes_on_device,
-            failures,
-            device_memory,
+        let words: &[u64; WORDS] = words.try_into().ok()?;
+        let (numbers, [has_exits, exits]) = words.split_last_chunk()?;
+        let mut usage = Self {
             vm_exits: match (has_exits, exits) {
                 (0, 0) => None,
-                (1, exits) => Some(exits),
+                (1, exits) => Some(*exits),
                 _ => return None,
             },
-        })
+            ..Self::default()
+        };
+        for (field, number) in usage.numbers().into_iter().zip(numbers) {
+            *field = *number;
+        }
+        Some(usage)
     }
 }
 
