@@ -98,8 +98,8 @@ pub fn prepare(wanted: Option<u64>) -> Result<PathBuf, WindowError> {
     prepare_device(DaxDevice::find()?, wanted)
 }
 
-/// Prepares all windows of a backend VM, each of which must have the size, and returns their device nodes in the order of
-/// their addresses.
+/// Prepares all windows of a backend VM. Each must have this size. Returns their device nodes in the order of their
+/// addresses.
 ///
 /// # Errors
 /// As for [`prepare`].
