@@ -23,7 +23,10 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
     capture_mode::check_context()?;
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let recorded = stream::existing(join).and_then(|join| {
-        stream::for_each_busy(scope, |target| {
+        stream::for_each(scope, |target| {
+            if target.is_idle() {
+                return Ok(());
+            }
             let mark = event::create(scope, EVENT_DISABLE_TIMING)?;
             let joined =
                 event::record(scope, mark, target).and_then(|()| event::wait(scope, join, mark));

@@ -85,7 +85,7 @@ pub struct Cover {
     launches: u64,
 }
 
-/// Operations of a stream that another thread may destroy before they are complete.
+/// Operations of a stream that are covered by another stream's fence.
 struct Covered {
     target: Target,
     work: u64,
@@ -187,7 +187,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             .device
             .store(scope.session.ordinal(), Ordering::Relaxed);
         stream.captured.store(0, Ordering::Relaxed);
-        // The lock is held until all counts are reset: see `Covered::complete`.
+        // The lock is held until all counts are reset: see `Target::completed`.
         let mut timeline = stream.timeline();
         stream.reset_counts();
         *timeline = Timeline::default();
@@ -281,15 +281,6 @@ fn end(scope: Scope, handle: Handle<StreamKind>) -> Result<(&'static Stream, Res
     }
     let sent = scope.session.record(&StreamDestroy { stream: handle });
     Ok((stream, sent))
-}
-
-/// Calls `visit` with each stream of a context, and the legacy stream, whose work is not known to be complete. No thread
-/// destroys a stream meanwhile.
-pub fn for_each_busy(scope: Scope, visit: impl FnMut(Target) -> Result) -> Result {
-    let _lives = LIVES.lock();
-    all_of(scope)
-        .filter(|target| !target.is_idle())
-        .try_for_each(visit)
 }
 
 /// Calls `visit` with each stream of a context, and the legacy stream. No thread destroys a stream meanwhile.
@@ -429,25 +420,6 @@ impl Stream {
     }
 }
 
-impl Cover {
-    fn wait(self, scope: Scope) -> Result {
-        let manner = context::manner();
-        scope.session.wait_fence(self.fence, self.value, manner)
-    }
-}
-
-impl Covered {
-    /// Marks the work as complete, unless the stream was destroyed. The lock prevents that the table entry is reused
-    /// for another stream meanwhile, for which the counts would be wrong.
-    fn complete(&self) {
-        let Target { handle, stream } = self.target;
-        let _timeline = stream.timeline();
-        if handle.is_legacy() || STREAMS.get(handle).is_some() {
-            stream.completed(self.work, self.launches);
-        }
-    }
-}
-
 impl Target {
     /// Returns the number of the stream's operations so far.
     pub fn work(self) -> u64 {
@@ -543,9 +515,19 @@ impl Target {
 
     /// Waits for a fence value, and records the work that it covers as complete.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
-        cover.wait(scope)?;
-        self.stream.completed(cover.work, cover.launches);
+        let manner = context::manner();
+        scope.session.wait_fence(cover.fence, cover.value, manner)?;
+        self.completed(cover.work, cover.launches);
         Ok(())
+    }
+
+    /// Records work as complete, unless another thread has destroyed the stream. The lock prevents that the table entry is
+    /// reused for another stream meanwhile, for which the counts would be wrong.
+    fn completed(self, work: u64, launches: u64) {
+        let _timeline = self.stream.timeline();
+        if self.handle.is_legacy() || STREAMS.get(self.handle).is_some() {
+            self.stream.completed(work, launches);
+        }
     }
 
     /// Waits for the stream (`cuStreamSynchronize`).
@@ -561,7 +543,9 @@ impl Target {
             if !others.is_empty() {
                 let cover = self.fence_now(scope)?;
                 self.wait(scope, cover)?;
-                others.iter().for_each(Covered::complete);
+                for covered in others {
+                    covered.target.completed(covered.work, covered.launches);
+                }
                 return Ok(());
             }
         }
@@ -589,7 +573,7 @@ impl Target {
         let work = self.stream.work.load(Ordering::Acquire);
         let launches = self.stream.launches.load(Ordering::Acquire);
         output::synchronize(scope, self.device(scope), Some(self.handle))?;
-        self.stream.completed(work, launches);
+        self.completed(work, launches);
         Ok(())
     }
 
@@ -607,7 +591,7 @@ impl Target {
         let covered = self.covered();
         match covered {
             Some(cover) if scope.session.fence_reached(cover.fence, cover.value)? => {
-                self.stream.completed(cover.work, cover.launches);
+                self.completed(cover.work, cover.launches);
                 Ok(())
             }
             Some(_) => Err(CuError::NOT_READY),
@@ -627,7 +611,7 @@ impl Target {
             stream: self.handle,
         };
         scope.session.request(&message, |()| ())?;
-        self.stream.completed(work, launches);
+        self.completed(work, launches);
         Ok(())
     }
 
@@ -714,17 +698,9 @@ pub fn wait_for_work(scope: Scope) -> Result {
         }
     }
     drop(lives);
-    for (target, cover) in covers {
-        cover.wait(scope)?;
-        let Cover { work, launches, .. } = cover;
-        let covered = Covered {
-            target,
-            work,
-            launches,
-        };
-        covered.complete();
-    }
-    Ok(())
+    covers
+        .into_iter()
+        .try_for_each(|(target, cover)| target.wait(scope, cover))
 }
 
 /// Returns the scope of a stream that a program created. Needs no current context.
