@@ -18,6 +18,10 @@ pub mod report;
 pub mod tasks;
 pub mod usage;
 
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Replaces control characters, which could move the cursor or change the terminal's state, by dots. Line ends and tabs
 /// stay.
 pub fn harmless(text: &str) -> String {
@@ -27,6 +31,20 @@ pub fn harmless(text: &str) -> String {
         c => c,
     };
     text.chars().map(shown).collect()
+}
+
+/// Raises the number of descriptors that this process may have to its hard limit, and returns that; none if there is none.
+///
+/// # Errors
+/// Same as `setrlimit`.
+pub fn raise_descriptor_limit() -> io::Result<Option<u64>> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    setrlimit(Resource::Nofile, raised)?;
+    Ok(maximum)
 }
 
 /// Formats an error and its causes in one line.

@@ -7,6 +7,9 @@ use clap::{Args, value_parser};
 /// Bytes of memory without which no worker starts.
 pub const LEAST_MEMORY: u64 = 64 << 20;
 
+/// Sessions of a tenant for which the operator gives no number.
+pub const SESSIONS: usize = 128;
+
 /// The operator's options. Each has a default in the supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct OperatorOptions {

@@ -8,8 +8,8 @@
 
 use std::io;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wormhole_link::channel::MAX_RECEIVED;
+use wormhole_link::raise_descriptor_limit;
 
 use super::datagram::DESCRIPTORS;
 use super::pair::GIVEN;
@@ -64,18 +64,12 @@ impl Descriptors {
     /// # Errors
     /// The limit cannot be read or raised, or is too low.
     pub fn claim() -> Result<Self, DescriptorsError> {
-        let maximum = getrlimit(Resource::Nofile).maximum;
+        let maximum = raise_descriptor_limit().map_err(DescriptorsError::Limit)?;
         // No limit is none here.
         let limit = maximum.unwrap_or(u64::MAX);
         if limit < LEAST {
             return Err(DescriptorsError::Few(limit));
         }
-        let raised = Rlimit {
-            current: maximum,
-            maximum,
-        };
-        setrlimit(Resource::Nofile, raised)
-            .map_err(|error| DescriptorsError::Limit(error.into()))?;
         Ok(Self::of(usize::try_from(limit).unwrap_or(usize::MAX)))
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use wormhole_link::operator::SESSIONS;
+
 use super::tenant_processes::{State, TenantProcess};
 use super::{Id, Supervisor};
 
@@ -25,7 +27,7 @@ impl Default for Quotas {
         Self {
             tenants_per_user: 64,
             tenant_memory: None,
-            sessions: 128,
+            sessions: SESSIONS,
             sessions_per_user: 1024,
             window: 1 << 40,
         }

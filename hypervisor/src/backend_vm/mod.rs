@@ -26,7 +26,7 @@ use wormhole_images::{
     BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
 };
 use wormhole_link::device::{DeviceChoice, DeviceKind};
-use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions};
+use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions, SESSIONS};
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
@@ -177,9 +177,6 @@ impl VmOptions {
         }
     }
 }
-
-/// Sessions of a tenant for which the operator gives no number.
-const SESSIONS: usize = 128;
 
 /// Reason why a backend VM cannot be for a run.
 #[derive(Debug, thiserror::Error)]
@@ -421,6 +418,19 @@ fn serve(
     )
 }
 
+/// Returns the connection that belongs to a message of a relay. It has arrived before the message.
+fn stream_of(
+    message: &Message<'_>,
+    arrived: impl FnOnce() -> Option<UnixStream>,
+) -> Option<UnixStream> {
+    match message {
+        Message::Stream(_) => arrived(),
+        // The relay may have connected before it failed.
+        Message::Refused { .. } => arrived().and(None),
+        _ => None,
+    }
+}
+
 /// Passes the relay's messages to the launcher, with the descriptors that belong to them.
 fn pass_answers(
     relay: &UnixStream,
@@ -430,13 +440,7 @@ fn pass_answers(
 ) -> Result<(), BackendVmError> {
     let mut body = Vec::new();
     while let Some((message, _)) = receive(relay, &mut body)? {
-        // Its connection has arrived before the message.
-        let stream = match message {
-            Message::Stream(_) => control.try_recv().ok(),
-            // The relay may have connected before it failed.
-            Message::Refused { .. } => control.try_recv().ok().and(None),
-            _ => None,
-        };
+        let stream = stream_of(&message, || control.try_recv().ok());
         let descriptor = match message {
             Message::Attached => figures.map(AsRawFd::as_raw_fd),
             _ => stream.as_ref().map(AsRawFd::as_raw_fd),

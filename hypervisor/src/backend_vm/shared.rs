@@ -24,14 +24,14 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use wormhole_images::ports;
-use wormhole_link::{chain, tasks};
+use wormhole_link::{chain, raise_descriptor_limit, tasks};
 use wormhole_lock::{Condvar, Mutex};
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::{Aperture, ConnectRequest, KvmCaps, MemoryError, Refused, WindowConfig};
 use wormhole_ring::control::{Attach, Message, Refusal, WindowRun};
 
 use super::slots::{SlotTable, Taken};
-use super::{BackendVmError, Machine, Options, Running, START_LIMIT, attend, make};
+use super::{BackendVmError, Machine, Options, Running, START_LIMIT, attend, make, stream_of};
 use crate::backend::{receive, send};
 use crate::run::confinement;
 use crate::say;
@@ -71,7 +71,8 @@ fn in_quarantine(count: usize) -> String {
 
 /// Serves tenants that connect to the socket at `path` until the VM ends.
 pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
-    crate::relay::raise_descriptors();
+    // Each control stream takes some. With fewer, streams beyond them are refused.
+    let _ = raise_descriptor_limit();
     match wormhole_monitor::probe() {
         KvmCaps::Linux => {}
         KvmCaps::Denied { why } | KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
@@ -393,14 +394,10 @@ fn pass_answers(
 ) -> bool {
     let mut body = Vec::new();
     while let Ok(Some((message, _))) = receive(relay, &mut body) {
-        // Its connection has arrived before the message.
-        let stream = match message {
-            Message::WindowUnmap(_) => return true,
-            Message::Stream(_) => control(),
-            // The relay may have connected before it failed.
-            Message::Refused { .. } => control().and(None),
-            _ => None,
-        };
+        if matches!(message, Message::WindowUnmap(_)) {
+            return true;
+        }
+        let stream = stream_of(&message, &control);
         let descriptor = stream.as_ref().map(AsRawFd::as_raw_fd);
         // A launcher that is gone needs no answers, but the relay's last one counts.
         let _ = send(tenant, &message, descriptor.as_slice());

@@ -19,7 +19,6 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use clap::Args;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wormhole_connect::connect_vsock;
 use wormhole_images::ports;
 use wormhole_link::arguments::USAGE;
@@ -238,17 +237,6 @@ fn carry(stream: UnixStream, outside: UnixStream, place: Arc<()>) -> io::Result<
         drop(ends.1.shutdown(Shutdown::Both));
     }
     carrying.map(drop)
-}
-
-/// Raises the number of descriptors that this process may have to the hard limit: each control stream takes some.
-pub fn raise_descriptors() {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    let raised = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    // With fewer, streams beyond them are refused.
-    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 #[cfg(test)]

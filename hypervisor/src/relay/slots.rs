@@ -22,10 +22,10 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{MountFlags, mount};
 use wormhole_connect::connect_vsock;
 use wormhole_images::ports;
-use wormhole_link::{chain, tasks};
+use wormhole_link::{chain, raise_descriptor_limit, tasks};
 use wormhole_ring::control::{Message, WindowRun};
 
-use super::{HOST, Options, Places, RelayError, pass_answers, raise_descriptors};
+use super::{HOST, Options, Places, RelayError, pass_answers};
 use crate::backend::{BackendError, receive, send};
 use crate::installation::Installation;
 use crate::say;
@@ -46,7 +46,8 @@ pub fn run(options: &Options, windows: Vec<PathBuf>) -> Result<(), RelayError> {
     // If it is neither there nor can be made, the supervisor says so.
     let _ = fs::create_dir(FOLDER);
     let mut supervisor = start_supervisor(options)?;
-    raise_descriptors();
+    // Each control stream takes some. With fewer, streams beyond them are refused.
+    let _ = raise_descriptor_limit();
     let count = windows.len();
     while UnixStream::connect(SUPERVISOR).is_err() {
         if let Some(status) = supervisor.try_wait().map_err(RelayError::Wait)? {
