@@ -13,15 +13,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
-use wormhole_monitor::{MemoryError, Refused, StopHandle, Window};
+use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -550,20 +549,11 @@ impl Port {
     }
 }
 
-/// Creates a sparse memfd, sealed against changes of its size.
+/// Creates a window.
 fn window(size: u64) -> Result<File, BackendError> {
-    let make = || {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let window = memfd_create("wormhole-window", flags)?;
-        ftruncate(&window, size)?;
-        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-        fcntl_add_seals(&window, seals)?;
-        Ok(window.into())
-    };
-    make().map_err(|error: Errno| BackendError::Window {
-        size,
-        source: error.into(),
-    })
+    let file = sealed_file("wormhole-window", size);
+    file.map(File::from)
+        .map_err(|source| BackendError::Window { size, source })
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstatfs, ftruncate, memfd_create};
+use rustix::fs::fstatfs;
 
-use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window};
+use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window, sealed_file};
 
 /// Largest number of slots. The E820 map of Linux's boot protocol has 128 entries.
 pub const MAX_SLOTS: u32 = 64;
@@ -125,21 +125,10 @@ impl Aperture {
     }
 }
 
-/// Makes a sparse file, sealed against changes of its size.
+/// Makes a sparse file whose pages are zero.
 fn zero_pages(bytes: u64) -> Result<OwnedFd, MemoryError> {
-    let make = || {
-        let file = memfd_create(
-            "wormhole-aperture",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )?;
-        ftruncate(&file, bytes)?;
-        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
-        Ok(file)
-    };
-    make().map_err(|source: rustix::io::Errno| MemoryError::WindowMap {
-        bytes,
-        source: source.into(),
-    })
+    sealed_file("wormhole-aperture", bytes)
+        .map_err(|source| MemoryError::WindowMap { bytes, source })
 }
 
 /// Memory of a VM that its guest sees as soft-reserved.
@@ -166,6 +155,8 @@ impl From<File> for WindowConfig {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use super::*;
 

@@ -47,7 +47,7 @@ pub use devices::serial::{ConsoleInput, ConsoleTail};
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
 pub use exit_reason::{ExitReason, Registers, Report};
 pub use kvm_caps::{KvmCaps, probe};
-pub use memory::{MemoryError, Window};
+pub use memory::{MemoryError, Window, sealed_file};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{
     DisabledExits, FsConfig, MAX_DEVICES, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm,

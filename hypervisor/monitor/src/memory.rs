@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::aperture::{MAX_SLOTS, Slots};
@@ -426,6 +427,17 @@ impl Part {
             }
         }
     }
+}
+
+/// Makes a sparse memfd, sealed against changes of its size.
+///
+/// # Errors
+/// The file cannot be made.
+pub fn sealed_file(name: &str, bytes: u64) -> std::io::Result<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes)?;
+    fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// Checks that a file is sealed against resizing: if it shrank, accesses through the monitor's mapping would raise
