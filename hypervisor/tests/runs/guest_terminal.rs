@@ -11,11 +11,13 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use crate::harness::{Ended, PATIENCE, beside_other_guests, eventually, wormhole};
 use crate::signals::{Terminal, shell_words};
 
+/// The trap for a new size is set before the test can change the size.
 const SCRIPT: &str = r#"
+trap 'signalled=yes' WINCH
 test -t 0 && test -t 1 && test -t 2 && echo "size $(stty size) $(tty) $TERM"
 read -r line
+signalled=
 echo "read $line"
-trap 'signalled=yes' WINCH
 until [ "$(stty size) $signalled" = "50 132 yes" ]; do sleep 0.1; done
 echo resized
 trap 'echo interrupted; exit 5' INT
