@@ -365,14 +365,16 @@ impl Tenant {
             ..limits
         };
         let theirs = file.try_clone().unwrap();
-        self.send(&Message::Attach(attach), vec![theirs.into()]);
+        self.try_send(&Message::Attach(attach), vec![theirs.into()])?;
         self.attached().map(|()| file)
     }
 
+    /// Waits for the answer to an attach. Returns the reason of a refusal, or how the stream ended: a user whose
+    /// connections were refused too often is refused without a sentence.
     pub fn attached(&mut self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         loop {
-            match self.incoming.take().expect("the tenant stream") {
+            match self.incoming.take().map_err(|error| error.to_string())? {
                 Some(Message::Attached) => return Ok(()),
                 Some(Message::Refused { reason, .. }) => return Err(reason.to_owned()),
                 Some(Message::SessionReport(text)) => {
@@ -381,20 +383,26 @@ impl Tenant {
                 Some(other) => panic!("unexpected {other:?}"),
                 None => {
                     wait_readable(&self.socket, end);
-                    self.incoming.fill(&self.socket).unwrap();
+                    let filled = self.incoming.fill(&self.socket);
+                    filled.map_err(|error| error.to_string())?;
                 }
             }
         }
     }
 
     pub fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
-        self.outgoing
-            .send(&self.socket, message, descriptors)
-            .unwrap();
+        self.try_send(message, descriptors).unwrap();
+    }
+
+    fn try_send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let sent = self.outgoing.send(&self.socket, message, descriptors);
+        sent.map_err(|error| error.to_string())?;
         while self.outgoing.is_waiting() {
             channel::wait_writable(&self.socket).unwrap();
-            self.outgoing.flush(&self.socket).unwrap();
+            let sent = self.outgoing.flush(&self.socket);
+            sent.map_err(|error| error.to_string())?;
         }
+        Ok(())
     }
 
     /// Requests a control stream. That of a refused guest has ended.

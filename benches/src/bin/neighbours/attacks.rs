@@ -46,6 +46,10 @@ const SHARES: u16 = 64;
 const OBSERVERS: usize = 16;
 /// Maximum number of connections at a time. Each new one replaces the oldest.
 const CONNECTIONS: usize = 256;
+/// Time between attempts of a hostile tenant to attach.
+const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(10);
+/// Time within which the supervisor admits a hostile tenant.
+const ADMISSION: Duration = Duration::from_secs(60);
 
 /// Kind of attack.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -140,6 +144,14 @@ impl Attack {
         }
     }
 
+    /// Returns the number of segments of the hostile tenant's window.
+    fn segments(self) -> u64 {
+        match self {
+            Self::Ungrantable => LARGE_SEGMENTS,
+            _ => SEGMENTS,
+        }
+    }
+
     /// Attacks until the process ends, as [`HOSTILE_USER`] if root runs it.
     pub fn play(self, socket: &Path) -> ! {
         if is_root() {
@@ -154,14 +166,7 @@ impl Attack {
             Self::Connections => connections(socket, &mut steps),
             _ => {}
         }
-        let mut tenant = Tenant::join(socket);
-        let segments = match self {
-            Self::Ungrantable => LARGE_SEGMENTS,
-            _ => SEGMENTS,
-        };
-        tenant
-            .attach(segments, Attach::default())
-            .expect("the hostile tenant attaches");
+        let mut tenant = admitted(socket, self.segments());
         match self {
             Self::Descriptors => descriptors(&mut tenant, &mut steps),
             Self::Doorbells => doorbells(&mut tenant, &mut steps),
@@ -174,6 +179,19 @@ impl Attack {
             Self::Log => log(&mut tenant, &mut steps),
             Self::Processors | Self::Connections => unreachable!("it has no tenant"),
         }
+    }
+}
+
+/// Attaches a hostile tenant. The supervisor may still count connections of the attack before.
+fn admitted(socket: &Path, segments: u64) -> Tenant {
+    let end = Instant::now() + ADMISSION;
+    loop {
+        let mut tenant = Tenant::join(socket);
+        match tenant.attach(segments, Attach::default()) {
+            Ok(()) => return tenant,
+            Err(reason) => assert!(Instant::now() < end, "no hostile tenant: {reason}"),
+        }
+        std::thread::sleep(BETWEEN_CONNECTIONS);
     }
 }
 
