@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::command::{Failure, Run, step};
-use crate::{programs, setup, stage, toolchain};
+use crate::{programs, setup, toolchain};
 
 /// Placement of the demo's backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,8 +74,7 @@ fn exits_per_call(accounts: &[u64], whose: &str) -> Result<f64, Failure> {
 /// Sets up, builds, boots a guest and runs the chosen programs in it, or the standard set. Returns whether all passed.
 pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let start = Instant::now();
-    setup::setup(root, false)?;
-    let stage = stage::stage(root)?;
+    let stage = setup::setup_and_stage(root, false)?;
     let programs: Vec<PathBuf> = if chosen.is_empty() {
         programs::build(&toolchain::ensure(root)?, root)?
             .into_iter()

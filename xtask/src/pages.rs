@@ -26,8 +26,8 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 const SMALL: &str = "xtask/tests/commands.rs";
 
 const COMMANDS: [(&str, Executed); 25] = [
-    ("setup", Gate("setup::setup(root, true)")),
-    ("stage", Gate("stage::stage(root)")),
+    ("setup", Gate("setup::setup_and_stage(root, true)")),
+    ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
     ("structure", Gate("structure::structure(root)")),
     ("history", Gate("checks::history(root)")),

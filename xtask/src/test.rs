@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::test_results::TestResults;
-use crate::{checks, older_cuda, setup, stage, structure};
+use crate::{checks, older_cuda, setup, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
@@ -23,8 +23,7 @@ const KERNEL_TESTS: [&str; 6] = [
 /// Runs all checks and tests, prints the closing line, and returns whether all passed.
 pub fn test(root: &Path) -> Result<bool, Failure> {
     let start = Instant::now();
-    setup::setup(root, true)?;
-    let stage = stage::stage(root)?;
+    let stage = setup::setup_and_stage(root, true)?;
     setup::build_disk_for_tests(root, &stage.prefix)?;
 
     // Tests of virtual machines leave processors idle. Computations fill these, at the lowest priority.

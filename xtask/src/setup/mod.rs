@@ -13,6 +13,7 @@ use wormhole_images::{
 };
 
 use crate::command::{Failure, Run, megabytes, step};
+use crate::stage::{self, Stage};
 use crate::{linker, older_cuda, programs, toolchain};
 use host::Facts;
 
@@ -37,10 +38,35 @@ type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
 /// only the tests need. Prints the duration and the disk space at the end.
 pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
     let start = Instant::now();
+    install_tools(root, tests)?;
+    build_parts(root, tests, start)
+}
+
+/// Sets up as [`setup`] does, and stages Wormhole meanwhile: set-up mostly waits for downloads and the disk.
+pub fn setup_and_stage(root: &Path, tests: bool) -> Result<Stage, Failure> {
+    let start = Instant::now();
+    install_tools(root, tests)?;
+    let (stage, parts) = std::thread::scope(|scope| {
+        let stage = scope.spawn(|| stage::stage(root));
+        let parts = build_parts(root, tests, start);
+        let stage = stage
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (stage, parts)
+    });
+    parts.and(stage)
+}
+
+/// Installs Debian packages and the linker.
+fn install_tools(root: &Path, tests: bool) -> Result<(), Failure> {
     // Fails before any change on a machine on which the rest cannot work.
     let plan = Facts::of_this_machine().plan(tests).map_err(Failure::new)?;
     apt::install(&plan, root)?;
-    linker::ensure(root)?;
+    linker::ensure(root).map(drop)
+}
+
+/// Installs and builds everything but the tools that staging needs. Prints the duration since `start`.
+fn build_parts(root: &Path, tests: bool, start: Instant) -> Result<(), Failure> {
     programs::build(&toolchain::ensure(root)?, root)?;
     build_images(
         root,
