@@ -6,7 +6,7 @@ pub struct TestResults {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// Failed tests, each with its output.
+    /// Failed tests, each with its output but backtraces.
     pub failures: Vec<String>,
 }
 
@@ -59,18 +59,24 @@ impl std::ops::AddAssign for TestResults {
 }
 
 /// Returns libtest's output of each failed test: a section that a line `---- NAME stdout ----` opens and the list of
-/// failed names, or the next section, ends.
+/// failed names, or the next section, ends. Backtraces are left out: the log has them.
 fn failures(output: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
-    let mut open = false;
+    let (mut open, mut in_backtrace) = (false, false);
     for line in output.lines() {
         if line.starts_with("---- ") && line.ends_with(" ----") {
             sections.push(String::new());
-            open = true;
+            (open, in_backtrace) = (true, false);
         } else if line == "failures:" {
             open = false;
+        } else if line == "stack backtrace:" {
+            in_backtrace = true;
+        } else if in_backtrace && !line.starts_with(' ') {
+            // The note behind the last frame.
+            in_backtrace = false;
+            continue;
         }
-        if let (true, Some(section)) = (open, sections.last_mut()) {
+        if let (true, false, Some(section)) = (open, in_backtrace, sections.last_mut()) {
             section.push_str(line);
             section.push('\n');
         }
@@ -121,9 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn each_failed_test_keeps_what_it_said() {
+    fn each_failed_test_keeps_its_output_without_backtraces() {
         let output = "test a ... ok\ntest b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n\
-            ---- b stdout ----\none\n\n---- c stdout ----\ntwo\n\n\nfailures:\n    b\n    c\n\n\
+            ---- b stdout ----\none\nstack backtrace:\n   0: a::b\n             at ./c.rs:1:2\nnote: Some\n\n\
+            ---- c stdout ----\ntwo\n\n\nfailures:\n    b\n    c\n\n\
             test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\n";
         assert_eq!(
             TestResults::of_libtest("tests", output, false).failures,
