@@ -136,8 +136,8 @@ pub fn finish_at(command: &mut Command, in_guest: bool) -> Finished {
             .spawn()
             .expect("the command starts");
         let finished = match wait(Ended(child), start, patience) {
-            Err(hung) if in_guest => return Err(hung),
-            finished => finished.unwrap_or_else(|hung| panic!("{hung}")),
+            Err(hung) if in_guest => return Err(format!("{command:?}: {hung}")),
+            finished => finished.unwrap_or_else(|hung| panic!("{command:?}: {hung}")),
         };
         if finished.status.code() == Some(i32::from(FAILED_EMULATION)) {
             return Err(format!("{}{}", finished.stdout, finished.stderr));
@@ -174,11 +174,13 @@ fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished
             break status;
         }
         if start.elapsed() > patience {
+            let processes: String = descendants(child.0.id()).into_iter().map(state).collect();
             // All processes of a run end with the launcher.
             drop(child);
             let text = stderr.join().expect("its output was read");
+            let output = stdout.join().expect("its output was read");
             return Err(format!(
-                "the run did not end within {patience:?}; it said: {text}"
+                "the run did not end within {patience:?}; it wrote {output:?}, and said: {text}\n{processes}"
             ));
         }
         std::thread::yield_now();
@@ -189,6 +191,26 @@ fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished
         stdout: stdout.join().expect("stdout was read"),
         stderr: stderr.join().expect("stderr was read"),
     })
+}
+
+/// Returns a line with the command, state and processor time of each thread of a process.
+fn state(process: u32) -> String {
+    let command = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    let mut text = format!("{process} {}\n", command.get(..200).unwrap_or(&command));
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    for thread in threads.into_iter().flatten().flatten() {
+        let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let (stat, place) = (read("stat"), read("wchan"));
+        // The name is in parentheses and may contain spaces.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        let fields: Vec<&str> = fields.split(' ').collect();
+        if let [state, .., user, system] = fields[..fields.len().min(13)] {
+            let name = read("comm");
+            text += &format!("  {} {state} {user}+{system} ticks {place}\n", name.trim());
+        }
+    }
+    text
 }
 
 fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
@@ -387,4 +409,22 @@ pub fn descendants(root: u32) -> Vec<u32> {
         }
     }
     found
+}
+
+#[test]
+fn a_run_that_does_not_end_is_reported_with_its_threads() {
+    let child = Command::new("sh")
+        .args(["-c", "echo begun; exec sleep 300"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("there is a shell");
+    let id = child.id();
+    eventually("a sleeping process", PATIENCE, || {
+        started_from(id).is_some_and(|command| command == OsStr::new("sleep"))
+    });
+    let text = wait(Ended(child), Instant::now(), Duration::ZERO).expect_err("it sleeps");
+    for part in ["begun", &format!("{id} sleep 300"), "  sleep "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
