@@ -174,9 +174,15 @@ fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished
             break status;
         }
         if start.elapsed() > patience {
-            let processes: String = descendants(child.0.id()).into_iter().map(state).collect();
-            // All processes of a run end with the launcher.
+            let family = descendants(child.0.id());
+            let processes: String = family.iter().copied().map(state).collect();
             drop(child);
+            // All processes of a run end with the launcher. Until then they hold the locks of its disks.
+            eventually("the end of the run's processes", PATIENCE, || {
+                family
+                    .iter()
+                    .all(|process| started_from(*process).is_none())
+            });
             let text = stderr.join().expect("its output was read");
             let output = stdout.join().expect("its output was read");
             return Err(format!(
