@@ -1,16 +1,17 @@
 //! Placement `process`: the program and the backend are processes of this system.
 
 use std::ffi::OsString;
-use std::fmt::Write;
+use std::fs::Permissions;
+use std::io;
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use rustix::rand::{GetRandomFlags, getrandom};
+use tempfile::TempDir;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_images::Ending;
 use wormhole_link::tasks;
@@ -39,7 +40,7 @@ pub fn run(
     let frontends = installation.frontends()?;
     let mut backend = options.open_backend(installation)?;
 
-    let (listener, address) = listener().map_err(|source| RunError::Io {
+    let (listener, place) = listener().map_err(|source| RunError::Io {
         what: "cannot listen for guest processes".to_owned(),
         source,
     })?;
@@ -69,6 +70,7 @@ pub fn run(
         source,
     })?;
 
+    let socket = place.path().join(SOCKET);
     let frontends = frontends.first().and_then(|library| library.parent());
     let (reaper, passing) = Reaper::start(
         installation.command(),
@@ -83,9 +85,13 @@ pub fn run(
                 .cloned()
                 .chain([
                     (LIBRARY_PATH.into(), library_path(frontends, &options.env)),
-                    ("WORMHOLE_CONTROL".into(), format!("unix:@{address}").into()),
+                    (
+                        "WORMHOLE_CONTROL".into(),
+                        format!("unix:{}", socket.display()).into(),
+                    ),
                 ])
                 .collect(),
+            socket: &socket,
             grace: Duration::from_secs(options.grace),
         },
         signals,
@@ -101,21 +107,24 @@ pub fn run(
     }
 }
 
-/// Listens at an abstract address, which leaves no file behind however this process ends. Its name
-/// is random, so that no other process can bind it first.
-fn listener() -> std::io::Result<(UnixListener, String)> {
-    let mut random = [0; 16];
-    let mut rest = &mut random[..];
-    while !rest.is_empty() {
-        let filled = getrandom(&mut *rest, GetRandomFlags::empty())?;
-        rest = &mut rest[filled..];
-    }
-    let mut name = "wormhole-".to_owned();
-    for byte in random {
-        let _ = write!(name, "{byte:02x}");
-    }
-    let address = SocketAddr::from_abstract_name(&name)?;
-    Ok((UnixListener::bind_addr(&address)?, name))
+/// Name of the socket in its folder.
+const SOCKET: &str = "control";
+
+/// Longest path of a temporary folder in which a socket's address fits.
+const LONGEST_FOLDER: usize = 64;
+
+/// Listens in a fresh folder that only this user can enter: a stranger who could connect could send descriptors whose
+/// close never ends. The reaper removes the folder if this process cannot.
+fn listener() -> io::Result<(UnixListener, TempDir)> {
+    let fits = |folder: &PathBuf| folder.to_str().is_some_and(|it| it.len() <= LONGEST_FOLDER);
+    let folder = Some(std::env::temp_dir()).filter(fits);
+    let place = tempfile::Builder::new()
+        .prefix("wormhole-")
+        .rand_bytes(32)
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(folder.unwrap_or_else(|| "/tmp".into()))?;
+    let listener = UnixListener::bind(place.path().join(SOCKET))?;
+    Ok((listener, place))
 }
 
 /// Returns the library path: the folder of the frontends before the user's folders.
@@ -131,7 +140,7 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
     }
 }
 
-/// Returns whether the peer runs as the same user. Abstract addresses have no permissions.
+/// Returns whether the peer runs as the same user: root can enter the folder as well.
 fn same_user(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
 }

@@ -78,6 +78,8 @@ pub struct Program<'a> {
     /// Name by which the program was called, and its arguments.
     pub command: &'a [OsString],
     pub variables: Vec<(OsString, OsString)>,
+    /// Socket in a folder of its own, both of which are removed with the program.
+    pub socket: &'a Path,
     /// Time between a signal that asks the program to end and its kill.
     pub grace: Duration,
 }
@@ -116,6 +118,8 @@ impl Reaper {
             .args(["reap", "--launcher", &getpid().to_string()])
             .args(["--report", &number.to_string()])
             .args(["--grace", &program.grace.as_secs().to_string()])
+            .arg("--socket")
+            .arg(program.socket)
             .arg("--program")
             .arg(program.path)
             .arg("--")
@@ -163,6 +167,9 @@ pub struct Options {
     report: RawFd,
     #[arg(long)]
     grace: u64,
+    /// The run's socket.
+    #[arg(long)]
+    socket: PathBuf,
     #[arg(long)]
     program: PathBuf,
     #[arg(last = true, required = true)]
@@ -179,6 +186,11 @@ pub fn reap(options: &Options) {
         status: error.status(),
         message: error.to_string(),
     });
+    // The launcher does the same, unless it was killed.
+    let _ = fs::remove_file(&options.socket);
+    if let Some(folder) = options.socket.parent() {
+        let _ = fs::remove_dir(folder);
+    }
     let report_of = Report {
         ending,
         files: Vec::new(),

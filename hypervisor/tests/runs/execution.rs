@@ -2,13 +2,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{Finished, PATIENCE, alone, eventually, finish, leftovers, program, wormhole};
+use rustix::process::Uid;
+
+use crate::harness::{PATIENCE, Underway, alone, eventually, finish, leftovers, program, wormhole};
 
 /// Asserts that a program is not executed at this placement: one sentence on standard error, and this status.
 fn is_not_executed(placement: &str, program: &OsStr, status: i32, words: &str) {
@@ -187,34 +190,48 @@ fn a_limit_on_the_size_of_files_is_named_and_does_not_change_the_status() {
     assert_eq!(run("echo >&2; exit 4"), Some(128 + libc::SIGXFSZ));
 }
 
-/// Another user could listen on a guessed address.
+/// A stranger who could connect could send descriptors whose close never ends.
 #[test]
-fn the_address_of_a_run_cannot_be_guessed() {
+fn no_other_user_reaches_the_socket_of_a_run() {
     let _alone = alone();
-    let address = || -> String {
-        let run: Finished = finish(&mut wormhole(&[
-            "run",
-            "--placement",
-            "process",
-            "--quiet",
-            "--",
-            "sh",
-            "-c",
-            "echo \"$WORMHOLE_CONTROL $PPID\"",
-        ]));
-        run.stdout
+    let run = || {
+        let mut command = wormhole(&["run", "--placement", "process", "--quiet", "--"]);
+        command.args(["sh", "-c", "echo \"$WORMHOLE_CONTROL\"; read -r line"]);
+        Underway::start(command.stdin(Stdio::piped()))
     };
-    let (first, second) = (address(), address());
-    for said in [&first, &second] {
-        let (address, _) = said.split_once(' ').expect("two words");
-        let random = address.strip_prefix("unix:@wormhole-").expect(said);
-        assert_eq!(random.len(), 32, "{said}");
-        assert!(
-            random.bytes().all(|digit| digit.is_ascii_hexdigit()),
-            "{said}"
-        );
+    let socket_of = |run: &Underway| -> PathBuf {
+        let said = run.working();
+        let path = said.trim_end().strip_prefix("unix:").expect("a path");
+        path.into()
+    };
+    let mut first = run();
+    let socket = socket_of(&first);
+    let folder = socket.parent().expect("a folder");
+    let mode = fs::metadata(folder).expect("it is there").permissions();
+    assert_eq!(mode.mode() & 0o7777, 0o700);
+    UnixStream::connect(&socket).expect("it is this user's");
+    if rustix::process::geteuid().is_root() {
+        let socket = socket.clone();
+        let refused = std::thread::spawn(move || {
+            // Changes this thread alone.
+            rustix::thread::set_thread_uid(Uid::from_raw(65534)).expect("another user");
+            UnixStream::connect(socket).expect_err("another user's")
+        });
+        let refused = refused.join().expect("a thread");
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    } else {
+        println!("skipped the stranger: only root can be another user");
     }
-    assert_ne!(first.split(' ').next(), second.split(' ').next());
+    first.write_line("end");
+    assert!(first.finish().status.success());
+    assert!(!folder.exists());
+    // The folder goes although the launcher cannot remove it.
+    let second = run();
+    let folder = socket_of(&second);
+    let folder = folder.parent().expect("a folder");
+    second.kill_9("wormhole");
+    second.finish();
+    eventually("the folder's removal", PATIENCE, || !folder.exists());
 }
 
 #[test]
