@@ -14,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 
 use clap::Args;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, stat, statat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, fstat, openat, readlinkat, statat, statx,
+    unlinkat,
 };
 use rustix::io::Errno;
 use wormhole_link::tasks;
@@ -113,16 +114,41 @@ impl Place {
 /// Most links on the way to a folder, as of the kernel.
 const MOST_LINKS: usize = 40;
 
-/// Opens a folder part by part. Returns it, and whether it lies in one of the volumes. Follows links outside of these.
+/// Identity of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: (u32, u32),
+    inode: u64,
+    /// Number of the mount by which it was reached, if the kernel tells it (Linux 5.8).
+    mount: Option<u64>,
+}
+
+impl Identity {
+    fn of(folder: impl AsFd, path: &Path) -> Result<Self, Errno> {
+        let flags = AtFlags::EMPTY_PATH;
+        let data = statx(folder, path, flags, StatxFlags::INO | StatxFlags::MNT_ID)?;
+        let tells_mount = data.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+        Ok(Self {
+            device: (data.stx_dev_major, data.stx_dev_minor),
+            inode: data.stx_ino,
+            mount: tells_mount.then_some(data.stx_mnt_id),
+        })
+    }
+
+    /// Returns whether the folder is a volume, or may be a part of it: its file system is the volume's by another mount,
+    /// which can begin anywhere below the volume.
+    fn may_be_of(&self, volume: &Self) -> bool {
+        let is_volume = self.inode == volume.inode;
+        self.device == volume.device && (is_volume || self.mount != volume.mount)
+    }
+}
+
+/// Opens a folder part by part. Returns it, and whether it may lie in one of the volumes. Follows links outside of these.
 fn open_folder(folder: &Path, volumes: &[&Path]) -> Result<(OwnedFd, bool), Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = || openat(CWD, "/", flags, Mode::empty());
-    let identity = |data: &Stat| (data.st_dev, data.st_ino);
-    let volumes: Vec<_> = volumes
-        .iter()
-        .filter_map(|volume| stat(*volume).ok())
-        .map(|data| identity(&data))
-        .collect();
+    let volumes = volumes.iter().map(|volume| Identity::of(CWD, volume));
+    let volumes: Vec<Identity> = volumes.flatten().collect();
     let absolute = std::path::absolute(folder).map_err(|_| Errno::NOENT)?;
     let mut parts: Vec<OsString> = parts_of(&absolute);
     // The folders on the way, each with whether it lies in a volume.
@@ -139,7 +165,8 @@ fn open_folder(folder: &Path, volumes: &[&Path]) -> Result<(OwnedFd, bool), Errn
         let found = openat(above, &part, flags, Mode::empty())?;
         let data = fstat(&found)?;
         if FileType::from_raw_mode(data.st_mode) != FileType::Symlink {
-            let is_in = *is_in || volumes.contains(&identity(&data));
+            let own = Identity::of(&found, Path::new(""))?;
+            let is_in = *is_in || volumes.iter().any(|volume| own.may_be_of(volume));
             way.push((found, is_in));
             continue;
         }

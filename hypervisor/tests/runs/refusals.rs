@@ -697,3 +697,41 @@ fn a_summary_goes_into_a_pipe_whose_reader_opened_it_once() {
     let summary: serde_json::Value = serde_json::from_str(&text).expect(&text);
     assert_eq!(summary["guest"], "none");
 }
+
+/// A guest can have made the link. No folder on the way is the volume, since another mount begins below it.
+#[test]
+fn a_link_below_another_mount_of_a_volume_is_not_followed() {
+    let apart = ["--user", "--map-root-user", "--mount", "--"];
+    let probe = Command::new("unshare").args(apart).arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("skipped: a user may not mount here");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir_all(at("volume/out")).expect("a volume");
+    fs::create_dir(at("bound")).expect("a folder");
+    fs::write(at("file"), "precious").expect("a file");
+    symlink(at("file"), at("volume/out/summary.json")).expect("a link");
+    let volume = format!("{}:/data", at("volume").display());
+    let json = at("bound/summary.json");
+    let run = wormhole(&["run", "--volume", &volume, "--json"]);
+    let mut command = Command::new("unshare");
+    command
+        .args(apart)
+        .args([
+            "sh",
+            "-c",
+            "mount --bind volume/out bound && exec \"$@\"",
+            "sh",
+        ])
+        .arg(run.get_program())
+        .args(run.get_args())
+        .arg(json)
+        .args(["--", "true"])
+        .current_dir(folder.path());
+    let run = finish(&mut command);
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("a link in a volume"), "{}", run.stderr);
+    assert_eq!(fs::read(at("file")).expect("the file"), b"precious");
+}
