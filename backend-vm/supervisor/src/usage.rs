@@ -5,10 +5,13 @@
 //! all tenants, other users their own. A process that has asked can have no window any more, and one that has a window
 //! cannot ask: a guest that has taken over its tenant's process learns of no other tenant.
 //!
+//! Each count takes time of the supervisor and of the tenants' processes. So the questions of a user that come within
+//! [`INTERVAL`] of its last count wait for the next one, and share it.
+//!
 //! Launchers know the number of exits of their guests' vCPUs. A tenant's process reports its counts at once, asks its
 //! launcher, and reports again. While the launcher owes an answer, the last known number stays.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
@@ -22,6 +25,8 @@ use super::{Id, Supervisor};
 
 /// Time in which tenants' processes count. The answer has the last known figures of one that takes longer.
 const LIMIT: Duration = Duration::from_millis(500);
+/// Least time between two counts for one user, whatever its clients ask.
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Largest number of bytes in a part of an answer.
 const PART: usize = 4096;
 
@@ -29,6 +34,13 @@ const PART: usize = 4096;
 #[derive(Debug)]
 struct Question {
     client: Id,
+    user: u32,
+    /// The count that answers it, once it has begun.
+    count: Option<Count>,
+}
+
+#[derive(Clone, Debug)]
+struct Count {
     /// Tenants that have not counted yet.
     waits: BTreeSet<Id>,
     end: Instant,
@@ -36,12 +48,79 @@ struct Question {
 
 /// The open questions.
 #[derive(Debug, Default)]
-pub(super) struct Questions(Vec<Question>);
+pub(super) struct Questions {
+    open: Vec<Question>,
+    /// Start of the last count of each user, for [`INTERVAL`].
+    begun: BTreeMap<u32, Instant>,
+}
 
 impl Questions {
-    /// Returns the time at which the next question is answered at the latest.
+    /// Returns the time at which the next question is answered at the latest, or the next count begins.
     pub fn deadline(&self) -> Option<Instant> {
-        self.0.iter().map(|question| question.end).min()
+        let times = self.open.iter().filter_map(|question| {
+            let begun = self.begun.get(&question.user);
+            match &question.count {
+                Some(count) => Some(count.end),
+                None => begun.map(|at| *at + INTERVAL),
+            }
+        });
+        times.min()
+    }
+
+    /// Adds a client's question. Returns false if the client has another one.
+    fn add(&mut self, client: Id, user: u32) -> bool {
+        let is_first = self.open.iter().all(|question| question.client != client);
+        if is_first {
+            self.open.push(Question {
+                client,
+                user,
+                count: None,
+            });
+        }
+        is_first
+    }
+
+    /// Returns the users whose questions wait for a count that may begin.
+    fn due(&mut self, now: Instant) -> BTreeSet<u32> {
+        self.begun.retain(|_, at| now < *at + INTERVAL);
+        let waiting = self.open.iter().filter(|one| one.count.is_none());
+        let users = waiting.map(|question| question.user);
+        users
+            .filter(|user| !self.begun.contains_key(user))
+            .collect()
+    }
+
+    /// Begins a count of these tenants for all questions of a user that wait for one.
+    fn begin(&mut self, user: u32, waits: &BTreeSet<Id>, now: Instant) {
+        self.begun.insert(user, now);
+        let count = Count {
+            waits: waits.clone(),
+            end: now + LIMIT,
+        };
+        for question in self.open.iter_mut().filter(|one| one.user == user) {
+            question.count.get_or_insert_with(|| count.clone());
+        }
+    }
+
+    /// Waits no longer for a tenant's usage.
+    fn await_no_more(&mut self, tenant: Id) {
+        for count in self.open.iter_mut().filter_map(|one| one.count.as_mut()) {
+            count.waits.remove(&tenant);
+        }
+    }
+
+    /// Removes the questions for which all tenants have counted, and those that have waited long. Returns their clients
+    /// by user.
+    fn take_over(&mut self, now: Instant) -> BTreeMap<u32, Vec<Id>> {
+        let is_over = |question: &mut Question| {
+            let count = question.count.as_ref();
+            count.is_some_and(|count| count.waits.is_empty() || count.end <= now)
+        };
+        let mut over = BTreeMap::<_, Vec<_>>::new();
+        for question in self.open.extract_if(.., is_over) {
+            over.entry(question.user).or_default().push(question.client);
+        }
+        over
     }
 }
 
@@ -95,11 +174,8 @@ fn parts(text: &str) -> Vec<Order> {
 }
 
 impl Supervisor {
-    /// Returns the tenants that a client may see.
-    fn seen_by(&self, client: Id) -> Vec<Id> {
-        let Some(user) = self.tenants.get(&client).map(|client| client.user) else {
-            return Vec::new();
-        };
+    /// Returns the tenants that a user may see.
+    fn seen_by(&self, user: u32) -> BTreeSet<Id> {
         let listener = self.acceptor.listener.as_ref();
         let own = listener.map_or(0, |listener| listener.own_user());
         let seen = self
@@ -114,16 +190,23 @@ impl Supervisor {
     /// # Errors
     /// The client's process has a window, or has not waited for the last answer.
     pub(super) fn ask_usage(&mut self, client: Id) -> Result<(), &'static str> {
-        if let Some(tenant) = self.tenants.get_mut(&client) {
-            if tenant.has_window {
-                return Err("it asks for the usage of others and has a window");
-            }
-            tenant.is_client = true;
+        let Some(tenant) = self.tenants.get_mut(&client) else {
+            return Ok(());
+        };
+        if tenant.has_window {
+            return Err("it asks for the usage of others and has a window");
         }
-        if self.questions.0.iter().any(|one| one.client == client) {
+        tenant.is_client = true;
+        if !self.questions.add(client, tenant.user) {
             return Err("it asks for usage twice");
         }
-        let seen = self.seen_by(client);
+        self.answer_questions(Instant::now());
+        Ok(())
+    }
+
+    /// Has the tenants counted for whom a user asks.
+    fn begin_count(&mut self, user: u32, now: Instant) {
+        let seen = self.seen_by(user);
         for id in &seen {
             if let Some(tenant) = self.tenants.get_mut(id)
                 && tenant.told.owed != Owed::All
@@ -132,13 +215,7 @@ impl Supervisor {
                 tenant.order(&Order::CountUsage);
             }
         }
-        self.questions.0.push(Question {
-            client,
-            waits: seen.into_iter().collect(),
-            end: Instant::now() + LIMIT,
-        });
-        self.answer_questions(Instant::now());
-        Ok(())
+        self.questions.begin(user, &seen, now);
     }
 
     /// Handles a tenant's usage.
@@ -157,42 +234,48 @@ impl Supervisor {
 
     /// Waits no longer for a tenant's usage.
     fn await_no_more(&mut self, id: Id) {
-        for question in &mut self.questions.0 {
-            question.waits.remove(&id);
-        }
+        self.questions.await_no_more(id);
         self.answer_questions(Instant::now());
     }
 
     /// Forgets a tenant or client whose process serves it no more.
     pub(super) fn forget_usage(&mut self, id: Id) {
-        self.questions.0.retain(|question| question.client != id);
+        self.questions.open.retain(|one| one.client != id);
         self.await_no_more(id);
     }
 
-    /// Answers the questions for which all tenants have counted, and those that have waited long.
+    /// Begins the counts that are due, and answers the questions whose counts are over.
     pub(super) fn answer_questions(&mut self, now: Instant) {
-        let is_over = |question: &mut Question| question.waits.is_empty() || question.end <= now;
-        let over: Vec<Question> = self.questions.0.extract_if(.., is_over).collect();
-        for Question { client, .. } in over {
-            let seen = self.seen_by(client);
-            let usages = seen.iter().filter_map(|id| {
-                let tenant = self.tenants.get(id)?;
-                let since = tenant.told.since?;
-                Some(TenantUsage {
-                    tenant: *id,
-                    user: tenant.user,
-                    process: tenant.launcher,
-                    seconds: now.saturating_duration_since(since).as_secs(),
-                    is_current: tenant.told.owed != Owed::All,
-                    usage: tenant.told.usage,
-                })
-            });
-            // Numbers by name: nothing that cannot be written.
-            let text = serde_json::to_string(&usages.collect::<Vec<_>>()).unwrap_or_default();
-            if let Some(client) = self.tenants.get_mut(&client) {
-                parts(&text).iter().for_each(|part| client.order(part));
+        for user in self.questions.due(now) {
+            self.begin_count(user, now);
+        }
+        for (user, clients) in self.questions.take_over(now) {
+            let answer = parts(&self.usages(user, now));
+            for client in clients {
+                if let Some(client) = self.tenants.get_mut(&client) {
+                    answer.iter().for_each(|part| client.order(part));
+                }
             }
         }
+    }
+
+    /// Returns the usage of the tenants that a user may see, as JSON.
+    fn usages(&self, user: u32, now: Instant) -> String {
+        let seen = self.seen_by(user);
+        let usages = seen.iter().filter_map(|id| {
+            let tenant = self.tenants.get(id)?;
+            let since = tenant.told.since?;
+            Some(TenantUsage {
+                tenant: *id,
+                user: tenant.user,
+                process: tenant.launcher,
+                seconds: now.saturating_duration_since(since).as_secs(),
+                is_current: tenant.told.owed != Owed::All,
+                usage: tenant.told.usage,
+            })
+        });
+        // Numbers by name: nothing that cannot be written.
+        serde_json::to_string(&usages.collect::<Vec<_>>()).unwrap_or_default()
     }
 }
 
@@ -295,6 +378,50 @@ mod tests {
         let may = |user, tenant| may_see(user, operator, tenant);
         assert!(may(user, user) && may(operator, user) && may(0, user));
         assert!(!may(user, other) && !may(user, operator) && !may(user, 0));
+    }
+
+    #[test]
+    fn a_user_that_asks_in_a_loop_has_one_count_an_interval() {
+        let (user, other, start) = (1, 2, Instant::now());
+        let (mut questions, mut counts, mut answers) = (Questions::default(), 0, 0);
+        let tenants = BTreeSet::from([7]);
+        for time in 0..1000 {
+            let now = start + INTERVAL * time / 100;
+            // Clients whose last question was answered. All others wait.
+            for client in 100..110 {
+                questions.add(client, user);
+            }
+            for user in questions.due(now) {
+                counts += 1;
+                questions.begin(user, &tenants, now);
+            }
+            questions.await_no_more(7);
+            let over = questions.take_over(now);
+            answers += over.values().map(Vec::len).sum::<usize>();
+            assert!(questions.deadline().is_none_or(|next| next > now));
+        }
+        assert_eq!((counts, answers), (10, 100));
+        let last = start + INTERVAL * 999 / 100;
+        assert!(questions.add(1, other) && !questions.add(1, other));
+        assert_eq!(questions.due(last), [other].into(), "others do not wait");
+        assert_eq!(questions.due(start + INTERVAL * 10), [user, other].into());
+    }
+
+    #[test]
+    fn a_count_that_takes_long_is_answered_in_time() {
+        let (user, start) = (1, Instant::now());
+        let mut questions = Questions::default();
+        questions.add(100, user);
+        assert_eq!(questions.due(start), [user].into());
+        questions.begin(user, &[7, 8].into(), start);
+        questions.await_no_more(7);
+        assert!(questions.take_over(start).is_empty());
+        assert_eq!(questions.deadline(), Some(start + LIMIT));
+        questions.add(101, user);
+        assert_eq!(questions.deadline(), Some(start + INTERVAL));
+        questions.begin(user, &[8].into(), start + INTERVAL);
+        let over = questions.take_over(start + LIMIT);
+        assert_eq!(over, [(user, vec![100])].into(), "the later one waits on");
     }
 
     #[test]
