@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::fstatfs;
 
-use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window, sealed_file};
+use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window, check_seals, sealed_file};
 
 /// Largest number of slots. The E820 map of Linux's boot protocol has 128 entries.
 pub const MAX_SLOTS: u32 = 64;
@@ -98,6 +98,9 @@ impl Aperture {
                 slot: self.slots.bytes,
             });
         }
+        // A file with seals is in memory, so that the kernel answers for it. One of a file system in user space could let
+        // the next call wait for ever.
+        check_seals(file)?;
         // A pool of huge pages can be empty when the guest reads one, which would end the whole VM.
         let system = fstatfs(file).map_err(|error| MemoryError::WindowStat(error.into()))?;
         if system.f_type == libc::HUGETLBFS_MAGIC {
@@ -237,6 +240,12 @@ mod tests {
                 MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB,
                 seals,
                 "huge",
+            ),
+            // The seals come first: no file system is asked about a file without them.
+            (
+                MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB,
+                SealFlags::GROW,
+                "sealed",
             ),
         ] {
             let Ok(file) = memfd_create("test", flags) else {

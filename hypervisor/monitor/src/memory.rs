@@ -8,7 +8,7 @@
 //! ```
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
@@ -442,7 +442,7 @@ pub fn sealed_file(name: &str, bytes: u64) -> std::io::Result<OwnedFd> {
 
 /// Checks that a file is sealed against resizing: if it shrank, accesses through the monitor's mapping would raise
 /// SIGBUS.
-fn check_seals(file: &File) -> Result<(), MemoryError> {
+pub(crate) fn check_seals(file: impl AsFd) -> Result<(), MemoryError> {
     let seals = rustix::fs::fcntl_get_seals(file).map_or(-1, |seals| seals.bits().cast_signed());
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals < 0 || seals & needed != needed {
