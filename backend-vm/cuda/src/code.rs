@@ -174,7 +174,7 @@ fn ranked(fatbin: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Entry<'_>>> {
     Ok(entries)
 }
 
-/// Counts the decompressed bytes of all attempts to load one image, one after the other.
+/// Counts the decompressed bytes of all attempts to load one image, or of all inputs of a link, one after the other.
 #[derive(Debug, Default)]
 pub struct Attempts(u64);
 
@@ -190,8 +190,15 @@ impl Attempts {
             Alternative::Entry(entry) => std::slice::from_ref(entry),
             Alternative::Linked(entries) => &entries[..],
         };
-        let bytes = entries.iter().map(Entry::unpacked_bytes);
-        self.0 = bytes.fold(self.0, u64::saturating_add);
+        entries.iter().try_for_each(|entry| self.add(entry))
+    }
+
+    /// Counts the bytes of an entry.
+    ///
+    /// # Errors
+    /// As of [`Self::begin`].
+    pub fn add(&mut self, entry: &Entry<'_>) -> Result<()> {
+        self.0 = self.0.saturating_add(entry.unpacked_bytes());
         if self.0 > MAX_HELD {
             return Err(CuError::OUT_OF_MEMORY);
         }
@@ -278,7 +285,7 @@ pub(crate) mod tests {
     pub const PTX: u16 = 1;
     pub const ELF: u16 = 2;
     const LZ4: u64 = 0x2000;
-    const ZSTD: u64 = 0x8000;
+    pub const ZSTD: u64 = 0x8000;
 
     pub fn part(kind: u16, arch: u32, flags: u64, payload: &[u8], decompressed: usize) -> Vec<u8> {
         let padded = payload.len().next_multiple_of(8);

@@ -152,6 +152,7 @@ impl CudaDevice {
         inputs: &[LinkInput<'_>],
         refusal: &mut String,
     ) -> Result<()> {
+        let mut attempts = Attempts::default();
         for input in inputs {
             // Text of the driver (measured on driver 580).
             let mut unreadable = |_: HostError| {
@@ -164,19 +165,22 @@ impl CudaDevice {
                 jit_input::CUBIN => self.add(state, &name, &Code::machine(data)?)?,
                 jit_input::PTX => self.add(state, &name, &Code::new(data)?)?,
                 jit_input::FATBINARY if is_fatbin(input.data) => {
-                    self.add_fatbin(state, &name, input.data)?;
+                    self.add_fatbin(state, &name, &mut attempts, input.data)?;
                 }
                 jit_input::FATBINARY => self.add(state, &name, &Code::machine(data)?)?,
                 jit_input::OBJECT => match host::of_object(input.data).map_err(&mut unreadable)? {
                     Content::Cubin(cubin) => {
                         self.add(state, &name, &Code::new(Cow::Borrowed(cubin))?)?;
                     }
-                    Content::Fatbins(fatbins) => fatbins
-                        .iter()
-                        .try_for_each(|fatbin| self.add_fatbin(state, &name, fatbin))?,
+                    Content::Fatbins(fatbins) => {
+                        for fatbin in fatbins {
+                            self.add_fatbin(state, &name, &mut attempts, fatbin)?;
+                        }
+                    }
                 },
                 jit_input::LIBRARY => {
-                    library::check(&self.budget, input.data).map_err(|error| match error {
+                    let checked = library::check(&self.budget, &mut attempts, input.data);
+                    checked.map_err(|error| match error {
                         LibraryError::Unreadable(error) => unreadable(error),
                         LibraryError::Code(error) => error,
                     })?;
@@ -190,12 +194,19 @@ impl CudaDevice {
     }
 
     /// Adds the best code of a fat binary.
-    fn add_fatbin(&self, state: CUlinkState, name: &CStr, fatbin: &[u8]) -> Result<()> {
+    fn add_fatbin(
+        &self,
+        state: CUlinkState,
+        name: &CStr,
+        attempts: &mut Attempts,
+        fatbin: &[u8],
+    ) -> Result<()> {
         let best = alternatives(fatbin, self.arch(), self.forces_ptx)?;
         // A fat binary without code for the device adds nothing (measured).
         let Some(best) = best.first() else {
             return Ok(());
         };
+        attempts.begin(best)?;
         match best {
             Alternative::Entry(entry) => self.add(state, name, &self.budget.unpack(entry)?),
             Alternative::Linked(entries) => entries

@@ -6,7 +6,7 @@
 use wormhole_device::CuError;
 use wormhole_fatbin::host::{self, Content, HostError};
 
-use crate::code::{Budget, Code};
+use crate::code::{Attempts, Budget, Code};
 use crate::elf;
 
 /// Reason why a library does not reach the driver.
@@ -18,11 +18,12 @@ pub enum LibraryError {
     Code(#[from] CuError),
 }
 
-/// Checks all members of a library.
+/// Checks all members of a library. Counts what it decompresses in `attempts`.
 ///
 /// # Errors
-/// The archive, an object file in it or a fat binary is damaged, or an entry of a fat binary is no code.
-pub fn check(budget: &Budget, library: &[u8]) -> Result<(), LibraryError> {
+/// The archive, an object file in it or a fat binary is damaged, or an entry of a fat binary is no code. All entries
+/// together decompress too much.
+pub fn check(budget: &Budget, attempts: &mut Attempts, library: &[u8]) -> Result<(), LibraryError> {
     for member in host::members(library)? {
         let fatbins = match host::of_object(member.data) {
             Ok(Content::Cubin(cubin)) => {
@@ -39,6 +40,7 @@ pub fn check(budget: &Budget, library: &[u8]) -> Result<(), LibraryError> {
         }
         for fatbin in fatbins {
             for entry in wormhole_fatbin::entries(fatbin).map_err(HostError::from)? {
+                attempts.add(&entry)?;
                 budget.check(&entry)?;
             }
         }
@@ -49,7 +51,8 @@ pub fn check(budget: &Budget, library: &[u8]) -> Result<(), LibraryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::tests::{ELF, PTX, fatbin, part};
+    use crate::code::alternatives;
+    use crate::code::tests::{ELF, PTX, ZSTD, fatbin, part};
     use crate::managed;
 
     const TEXT: &[u8] = b".version 8.0 // text\0";
@@ -120,7 +123,7 @@ mod tests {
     }
 
     fn refusal(library: &[u8]) -> Option<LibraryError> {
-        check(&Budget::default(), library).err()
+        check(&Budget::default(), &mut Attempts::default(), library).err()
     }
 
     #[test]
@@ -186,6 +189,38 @@ mod tests {
                     "{what}: {refused:?}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn the_members_of_a_library_unpack_only_so_much_together() {
+        let object = object(&fatbin(&[part(PTX, 90, 0, TEXT, 0)]));
+        let library = |count| archive(&vec![member("a/", &object); count]);
+        // Leaves room for this many entries.
+        let after_others = |room: usize| {
+            let rest = (1 << 30) - room * TEXT.len().next_multiple_of(8);
+            let sizes = [1 << 30, 1 << 30, 1 << 30, rest];
+            let image = fatbin(&sizes.map(|bytes| part(PTX, 90, ZSTD, TEXT, bytes)));
+            let mut attempts = Attempts::default();
+            for way in alternatives(&image, 90, false).expect("it is whole") {
+                attempts.begin(&way).expect("there is room");
+            }
+            attempts
+        };
+        let checked = |members, room| {
+            let budget = Budget::default();
+            check(&budget, &mut after_others(room), &library(members)).err()
+        };
+        for (members, room) in [(1, 1), (3, 3)] {
+            let refused = checked(members, room);
+            assert!(refused.is_none(), "{refused:?}");
+        }
+        for (members, room) in [(1, 0), (3, 2)] {
+            let refused = checked(members, room);
+            assert!(
+                matches!(refused, Some(LibraryError::Code(CuError::OUT_OF_MEMORY))),
+                "{refused:?}"
+            );
         }
     }
 
