@@ -8,8 +8,8 @@ mod base;
 mod packages;
 mod system;
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -77,14 +77,22 @@ pub fn build_disk(
     })
 }
 
-/// Works in an empty folder, which is gone afterwards, also if it stems from an attempt that was interrupted.
+/// Works in an empty folder below `fresh`, which is gone afterwards, also if it stems from an attempt that was interrupted.
+/// Other users cannot reach it: until the image is whole, its programs with set-user-ID bits are those of no system.
 fn in_fresh<T>(
     fresh: &Path,
     work: impl FnOnce(&Path) -> Result<T, ImageError>,
 ) -> Result<T, ImageError> {
     remove(fresh)?;
-    fs::create_dir(fresh).map_err(io("make", fresh))?;
-    let done = work(fresh);
+    let mut private = DirBuilder::new();
+    private
+        .mode(0o700)
+        .create(fresh)
+        .map_err(io("make", fresh))?;
+    // It is moved away, and then has the rights that its user gives to folders.
+    let inner = fresh.join("image");
+    fs::create_dir(&inner).map_err(io("make", &inner))?;
+    let done = work(&inner);
     remove(fresh)?;
     done
 }
@@ -206,6 +214,32 @@ mod tests {
             rebuild: false,
             progress: &|_| (),
         }
+    }
+
+    #[test]
+    fn an_image_that_is_not_whole_is_out_of_reach_of_other_users() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (fresh, place) = (folder.path().join("fresh"), folder.path().join("place"));
+        let mode = |path: &Path| {
+            fs::metadata(path)
+                .expect("it is there")
+                .permissions()
+                .mode()
+        };
+        let ordinary = folder.path().join("ordinary");
+        fs::create_dir(&ordinary).expect("a folder");
+        // An attempt that was interrupted has left this.
+        fs::create_dir(&fresh).expect("a folder");
+        fs::write(fresh.join("left"), "").expect("a file");
+        in_fresh(&fresh, |work| {
+            assert_eq!(mode(&fresh) & 0o777, 0o700);
+            assert_eq!(fs::read_dir(work).expect("a folder").count(), 0);
+            fs::rename(work, &place).map_err(io("place", &place))
+        })
+        .expect("it is placed");
+        assert!(!fresh.exists());
+        assert_eq!(mode(&place), mode(&ordinary));
     }
 
     #[test]
