@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 const DEVICES: &str = "/sys/bus/dax/devices";
 const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";
 
+/// Name of soft-reserved memory in `/proc/iomem`.
+const RESERVED: &str = "Soft Reserved";
+
 /// Alignment of the window's mappings.
 const ALIGNMENT: u64 = 2 << 20;
 
@@ -32,6 +35,25 @@ pub enum WindowError {
          the module kmem from being loaded"
     )]
     SystemRam { start: u64, end: u64, name: String },
+    #[error(
+        "{device} is at {start:#x}-{end:#x}, but soft-reserved memory (/proc/iomem) has the window of its place at \
+         {wanted_start:#x}-{wanted_end:#x}"
+    )]
+    Elsewhere {
+        device: String,
+        start: u64,
+        end: u64,
+        wanted_start: u64,
+        wanted_end: u64,
+    },
+    #[error("{device} is at {start:#x}-{end:#x}, which is no soft-reserved memory (/proc/iomem)")]
+    NotReserved {
+        device: String,
+        start: u64,
+        end: u64,
+    },
+    #[error("the window at {start:#x}-{end:#x} (/proc/iomem) has no device")]
+    NoDevice { start: u64, end: u64 },
     #[error("the driver device_dax does not take {device}: {source}")]
     Bind { device: String, source: io::Error },
     #[error("cannot read {path}: {source}")]
@@ -95,25 +117,65 @@ fn names(folder: &Path) -> Vec<String> {
 /// # Errors
 /// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it.
 pub fn prepare(wanted: Option<u64>) -> Result<PathBuf, WindowError> {
-    prepare_device(DaxDevice::find()?, wanted)
+    prepare_device(DaxDevice::find()?, wanted).map(|(node, _)| node)
 }
 
 /// Prepares all windows of a backend VM. Each must have this size. Returns their device nodes in the order of their
-/// addresses.
+/// addresses, which is that of the slots outside.
 ///
 /// # Errors
-/// As for [`prepare`].
+/// As for [`prepare`]. Soft-reserved memory has no device, or a device of another place: its tenant's processes would get
+/// the window of another tenant.
 pub fn prepare_all(wanted: u64) -> Result<Vec<PathBuf>, WindowError> {
     let names = names(Path::new(DEVICES));
     if names.is_empty() {
         return Err(WindowError::Missing);
     }
-    let devices = names.into_iter().map(DaxDevice::named);
-    let prepared = devices.map(|device| prepare_device(device?, Some(wanted)));
-    prepared.collect()
+    let (mut nodes, mut found) = (Vec::new(), Vec::new());
+    for name in names {
+        let (node, range) = prepare_device(DaxDevice::named(name.clone())?, Some(wanted))?;
+        nodes.push(node);
+        found.push((name, range));
+    }
+    check_places(&memory_map()?, &found)?;
+    Ok(nodes)
 }
 
-fn prepare_device(device: DaxDevice, wanted: Option<u64>) -> Result<PathBuf, WindowError> {
+/// Checks that devices cover the soft-reserved ranges of a map with the format of `/proc/iomem`, one each, in order.
+fn check_places(map: &str, found: &[(String, RangeInclusive<u64>)]) -> Result<(), WindowError> {
+    let mut reserved = ranges(map)
+        .filter(|(_, name)| *name == RESERVED)
+        .map(|(range, _)| range);
+    for (device, range) in found {
+        let (device, start, end) = (device.clone(), *range.start(), *range.end());
+        match reserved.next() {
+            Some(wanted) if wanted == *range => {}
+            Some(wanted) => {
+                return Err(WindowError::Elsewhere {
+                    device,
+                    start,
+                    end,
+                    wanted_start: *wanted.start(),
+                    wanted_end: *wanted.end(),
+                });
+            }
+            None => return Err(WindowError::NotReserved { device, start, end }),
+        }
+    }
+    match reserved.next() {
+        Some(range) => Err(WindowError::NoDevice {
+            start: *range.start(),
+            end: *range.end(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Prepares a device. Returns its node and its physical addresses.
+fn prepare_device(
+    device: DaxDevice,
+    wanted: Option<u64>,
+) -> Result<(PathBuf, RangeInclusive<u64>), WindowError> {
     let DaxDevice {
         name,
         bytes,
@@ -150,7 +212,7 @@ fn prepare_device(device: DaxDevice, wanted: Option<u64>) -> Result<PathBuf, Win
     refuse_ordinary_memory(&range)?;
     let node = Path::new("/dev").join(&name);
     if node.exists() {
-        Ok(node)
+        Ok((node, range))
     } else {
         Err(WindowError::Node(node))
     }
@@ -174,13 +236,17 @@ fn range(device: &Path) -> Result<RangeInclusive<u64>, WindowError> {
     Ok(start..=start.saturating_add(size.saturating_sub(1)))
 }
 
-fn refuse_ordinary_memory(range: &RangeInclusive<u64>) -> Result<(), WindowError> {
+/// Reads the kernel's map of memory.
+fn memory_map() -> Result<String, WindowError> {
     let path = Path::new("/proc/iomem");
-    let map = fs::read_to_string(path).map_err(|source| WindowError::Read {
+    fs::read_to_string(path).map_err(|source| WindowError::Read {
         path: path.to_owned(),
         source,
-    })?;
-    match ordinary_memory(&map, range) {
+    })
+}
+
+fn refuse_ordinary_memory(range: &RangeInclusive<u64>) -> Result<(), WindowError> {
+    match ordinary_memory(&memory_map()?, range) {
         Some(name) => Err(WindowError::SystemRam {
             start: *range.start(),
             end: *range.end(),
@@ -192,13 +258,21 @@ fn refuse_ordinary_memory(range: &RangeInclusive<u64>) -> Result<(), WindowError
 
 /// Returns the name of the first system RAM that overlaps the range in a map with the format of `/proc/iomem`.
 fn ordinary_memory(map: &str, range: &RangeInclusive<u64>) -> Option<String> {
-    map.lines().find_map(|line| {
+    let mut ranges = ranges(map);
+    ranges.find_map(|(other, name)| {
+        let meets = other.start() <= range.end() && range.start() <= other.end();
+        (meets && name.starts_with("System RAM")).then(|| name.to_owned())
+    })
+}
+
+/// Returns the ranges of a map with the format of `/proc/iomem`, with their names.
+fn ranges(map: &str) -> impl Iterator<Item = (RangeInclusive<u64>, &str)> {
+    map.lines().filter_map(|line| {
         let (addresses, name) = line.trim_start().split_once(" : ")?;
         let (start, end) = addresses.split_once('-')?;
         let start = u64::from_str_radix(start, 16).ok()?;
         let end = u64::from_str_radix(end, 16).ok()?;
-        let meets = start <= *range.end() && *range.start() <= end;
-        (meets && name.starts_with("System RAM")).then(|| name.to_owned())
+        Some((start..=end, name))
     })
 }
 
@@ -229,7 +303,7 @@ fn write(path: &Path, value: &str) -> Result<(), WindowError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{names, ordinary_memory};
+    use super::{check_places, names, ordinary_memory};
 
     const MAP: &str = "00001000-0009fbff : System RAM\n\
         00100000-1fffffff : System RAM\n  \
@@ -248,6 +322,55 @@ mod tests {
         let found = names(folder.path());
         assert_eq!(found, ["dax0.0", "dax2.0", "dax10.0", "dax63.0"]);
         assert!(names(&folder.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn a_window_whose_device_is_that_of_another_slot_is_refused_by_name() {
+        const MAP: &str = "00100000-1fffffff : System RAM\n\
+            100000000-10fffffff : Soft Reserved\n  \
+              100000000-10fffffff : dax0.0\n\
+            118000000-127ffffff : Soft Reserved\n\
+            130000000-13fffffff : Soft Reserved\n";
+        let check = |devices: &[(&str, u64)]| {
+            let range = |start: u64| start..=start + 0xfff_ffff;
+            let found = devices
+                .iter()
+                .map(|(name, start)| ((*name).to_owned(), range(*start)));
+            let checked = check_places(MAP, &found.collect::<Vec<_>>());
+            checked.err().map(|error| error.to_string())
+        };
+        let (first, second, third) = (
+            ("dax0.0", 0x1_0000_0000),
+            ("dax1.0", 0x1_1800_0000),
+            ("dax2.0", 0x1_3000_0000),
+        );
+        assert_eq!(check(&[first, second, third]), None);
+        for (devices, named) in [
+            // The kernel gave numbers in another order.
+            (
+                &[("dax0.0", second.1), ("dax1.0", first.1), third][..],
+                "dax0.0 is at 0x118000000-",
+            ),
+            (
+                &[first, ("dax1.0", third.1), ("dax2.0", second.1)],
+                "dax1.0 is at 0x130000000-",
+            ),
+            // It made no device of a range.
+            (&[first, third], "dax2.0 is at 0x130000000-"),
+            (&[first, second], "the window at 0x130000000-0x13fffffff"),
+            // A device is no window, or not all of one.
+            (
+                &[first, second, third, ("dax3.0", 0x2_0000_0000)],
+                "dax3.0 is at 0x200000000-",
+            ),
+            (
+                &[("dax0.0", 0x1_0000_1000), second, third],
+                "dax0.0 is at 0x100001000-",
+            ),
+        ] {
+            let error = check(devices).expect("refused");
+            assert!(error.starts_with(named), "{error}");
+        }
     }
 
     #[test]
