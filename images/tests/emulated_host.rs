@@ -66,7 +66,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
 #[test]
 fn output_status_and_files_come_back_apart_from_each_other() {
     let script = "echo \"$GREETING\"; echo trouble >&2; echo '{}' > /run/summary.json
-        cat /var/lib/wormhole/images/guest-6.1/release
+        cat /proc/sys/kernel/panic_on_rcu_stall /var/lib/wormhole/images/guest-6.1/release
         test -c /dev/kvm && exit 7";
     let finished = run(Kernel::V6_1, script, Duration::from_secs(120));
     let report = finished.outcome.expect("it reports");
@@ -75,7 +75,7 @@ fn output_status_and_files_come_back_apart_from_each_other() {
         report.files,
         [(PathBuf::from("/run/summary.json"), b"{}\n".to_vec())]
     );
-    let release = finished.stdout.strip_prefix("good\nmorning\n");
+    let release = finished.stdout.strip_prefix("good\nmorning\n1\n");
     assert!(
         release.is_some_and(|release| release.starts_with("6.1.")),
         "{}",
