@@ -192,6 +192,33 @@ mod tests {
         }
     }
 
+    /// A linker that goes by names, or looks for fat binaries, would find others than the check.
+    #[test]
+    fn a_section_that_two_readers_see_differently_is_refused() {
+        let fatbin = fatbin(&[part(PTX, 75, 0, TEXT, 0)]);
+        let padded = |zeros, more: &[u8]| [&fatbin, &vec![0; zeros][..], more].concat();
+        for content in [padded(0, &[]), padded(64, &[]), padded(8, &fatbin)] {
+            let refused = refusal(&archive(&[member("a/", &object(&content))]));
+            assert!(refused.is_none(), "{refused:?}");
+        }
+        let mut without_bytes = object(&fatbin);
+        // The kind of the last section becomes SHT_NOBITS.
+        let kind = without_bytes.len() - 64 + 4;
+        without_bytes[kind] = 8;
+        for (what, file) in [
+            ("no bytes", without_bytes),
+            ("far behind", object(&padded(64, &fatbin))),
+            ("other bytes", object(&padded(8, b"more"))),
+            ("no fat binary", object(b"none")),
+        ] {
+            let refused = refusal(&archive(&[member("a/", &file)]));
+            assert!(
+                matches!(refused, Some(LibraryError::Unreadable(_))),
+                "{what}: {refused:?}"
+            );
+        }
+    }
+
     #[test]
     fn the_members_of_a_library_unpack_only_so_much_together() {
         let object = object(&fatbin(&[part(PTX, 90, 0, TEXT, 0)]));
@@ -228,7 +255,8 @@ mod tests {
     fn an_archive_is_refused_whose_index_or_kind_leads_elsewhere() {
         // A member in another one, which the index alone names.
         let inner = member("inner.o/", &cubin());
-        let outer = [member("outer.o/", &object(&inner))];
+        let whole = object(&fatbin(&[part(PTX, 75, 0, TEXT, 0)]));
+        let outer = [member("outer.o/", &[whole, inner].concat())];
         let unreadable =
             |library: &[u8]| matches!(refusal(library), Some(LibraryError::Unreadable(_)));
         let inside = |library: &[u8]| {

@@ -4,11 +4,11 @@
 use std::collections::HashSet;
 
 use object::Endianness;
-use object::elf::{EM_CUDA, FileHeader64};
+use object::elf::{EM_CUDA, FileHeader64, SHT_PROGBITS};
 use object::read::archive::{ArchiveFile, ArchiveKind};
 use object::read::elf::{FileHeader, SectionHeader};
 
-use crate::{FatbinError, fatbins, is_fatbin};
+use crate::{FatbinError, fatbins, is_fatbin, whole};
 
 /// Names of the sections that hold fatbins: in plain compilations, and in relocatable ones.
 const SECTIONS: [&[u8]; 2] = [b".nv_fatbin", b"__nv_relfatbin"];
@@ -24,6 +24,8 @@ pub enum HostError {
         #[source]
         source: object::Error,
     },
+    #[error("the object file has a section for fatbins that has no bytes in the file")]
+    Kind,
     #[error("the object file has no section with a fatbin")]
     NoFatbin,
     #[error("the archive has more members than the limit of {0}")]
@@ -66,8 +68,12 @@ pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
     for section in sections.iter() {
         let name = sections.section_name(endian, section).map_err(bad)?;
         if SECTIONS.contains(&name) {
+            // A linker that goes by the name would read bytes that are not looked at here.
+            if section.sh_type(endian) != SHT_PROGBITS {
+                return Err(HostError::Kind);
+            }
             let content = section.data(endian, data).map_err(bad)?;
-            found.get_or_insert_with(Vec::new).extend(fatbins(content)?);
+            found.get_or_insert_with(Vec::new).extend(whole(content)?);
         }
     }
     found.map(Content::Fatbins).ok_or(HostError::NoFatbin)

@@ -76,6 +76,23 @@ pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
 /// # Errors
 /// Headers that do not fit the image, or too many fatbins.
 pub fn fatbins(image: &[u8]) -> Result<Vec<&[u8]>, FatbinError> {
+    split(image).map(|(list, _)| list)
+}
+
+/// Returns the fatbins of an image that holds nothing else.
+///
+/// # Errors
+/// As of [`fatbins`], or anything but zeros behind the last one: another reader could find a fatbin there.
+pub(crate) fn whole(image: &[u8]) -> Result<Vec<&[u8]>, FatbinError> {
+    let (list, rest) = split(image)?;
+    match rest.iter().all(|byte| *byte == 0) {
+        true => Ok(list),
+        false => Err(FatbinError::Headers),
+    }
+}
+
+/// Returns the fatbins of an image, and the bytes behind them.
+fn split(image: &[u8]) -> Result<(Vec<&[u8]>, &[u8]), FatbinError> {
     let mut list = Vec::new();
     let mut rest = image;
     while is_fatbin(rest) {
@@ -87,7 +104,7 @@ pub fn fatbins(image: &[u8]) -> Result<Vec<&[u8]>, FatbinError> {
         let padding = behind.iter().take(16).take_while(|&&byte| byte == 0);
         rest = behind.get(padding.count()..).unwrap_or(&[]);
     }
-    Ok(list)
+    Ok((list, rest))
 }
 
 /// Returns all entries of an image's fatbins.

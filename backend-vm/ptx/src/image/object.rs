@@ -18,7 +18,9 @@ impl From<HostError> for LoadError {
                 found: limit as u64 + 1,
                 limit: limit as u64,
             },
-            error @ (HostError::Thin | HostError::Index) => Self::InvalidObject(error.to_string()),
+            error @ (HostError::Kind | HostError::Thin | HostError::Index) => {
+                Self::InvalidObject(error.to_string())
+            }
             HostError::Damaged { what, source } => Self::InvalidObject(format!("{what}: {source}")),
         }
     }
