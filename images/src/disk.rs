@@ -9,7 +9,7 @@ mod packages;
 mod system;
 
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -127,7 +127,10 @@ fn build_in(
         fs::copy(&from, to).map_err(io("copy", &from))?;
     }
     let disk = &image.disk;
-    let file = File::create(disk).map_err(io("make", disk))?;
+    // Its users' own: whoever can read it sees the guest's files, and can lock it.
+    let mut private = File::options();
+    private.write(true).create_new(true).mode(0o600);
+    let file = private.open(disk).map_err(io("make", disk))?;
     file.set_len(DISK_BYTES).map_err(io("size", disk))?;
     drop(file);
     let mut mke2fs = Command::new("mke2fs");

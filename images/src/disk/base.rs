@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -45,7 +46,10 @@ impl DebianOptions<'_> {
     pub(super) fn lock(&self) -> Result<File, ImageError> {
         fs::create_dir_all(self.folder).map_err(io("make", self.folder))?;
         let path = self.folder.join("lock");
-        let lock = File::create(&path).map_err(io("make", &path))?;
+        // Whoever can open it can lock it.
+        let mut private = File::options();
+        private.write(true).create(true).truncate(false).mode(0o600);
+        let lock = private.open(&path).map_err(io("make", &path))?;
         lock.lock().map_err(io("lock", &path))?;
         Ok(lock)
     }
