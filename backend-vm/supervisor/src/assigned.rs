@@ -127,7 +127,8 @@ impl TenantLoop {
             return self.session_unserved(ops, session, Refusal::NoDevice, reason);
         };
         let (id, log) = (self.id(), Log::new(log));
-        let (peer, tokens) = match self.watch_worker(ops, id, socket, &log) {
+        let sources = (Source::WorkerStream(id), Source::WorkerLog(id));
+        let (peer, tokens) = match self.sources.watch_worker(ops, socket, &log, sources) {
             Ok(watched) => watched,
             Err(error) => {
                 process.kill();
@@ -149,29 +150,6 @@ impl TenantLoop {
         );
         self.bind_worker(session, id, pid);
         self.assign(ops, id, session);
-    }
-
-    /// Makes the event loop watch a worker's stream and log, or neither.
-    fn watch_worker(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        id: Id,
-        socket: OwnedFd,
-        log: &Log,
-    ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
-        let stream = self.sources.add(Source::WorkerStream(id));
-        let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
-            self.sources.remove(stream);
-            error
-        })?;
-        match self.sources.watch(ops, log.socket(), Source::WorkerLog(id)) {
-            Ok(log) => Ok((peer, [stream, log])),
-            Err(error) => {
-                peer.forget(ops);
-                self.sources.remove(stream);
-                Err(error)
-            }
-        }
     }
 
     pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {

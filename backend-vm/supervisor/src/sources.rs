@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use event_manager::{EventOps, EventSet, Events};
+
+use super::connection::Connection;
+use super::workers::Log;
 
 /// Descriptors in an event loop, by token.
 #[derive(Debug)]
@@ -50,6 +53,32 @@ impl<S: Copy> Sources<S> {
             return Err(error);
         }
         Ok(token)
+    }
+
+    /// Registers a worker's stream and its log with the event loop, or neither. Returns their tokens beside the stream.
+    ///
+    /// # Errors
+    /// The system has no room for two more descriptors in the loop.
+    pub fn watch_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        socket: OwnedFd,
+        log: &Log,
+        (of_stream, of_log): (S, S),
+    ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
+        let stream = self.add(of_stream);
+        let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
+            self.remove(stream);
+            error
+        })?;
+        match self.watch(ops, log.socket(), of_log) {
+            Ok(log) => Ok((peer, [stream, log])),
+            Err(error) => {
+                peer.forget(ops);
+                self.remove(stream);
+                Err(error)
+            }
+        }
     }
 
     pub fn get(&self, token: u32) -> Option<S> {

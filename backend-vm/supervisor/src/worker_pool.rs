@@ -360,7 +360,8 @@ impl Supervisor {
         log: Log,
     ) {
         let id = self.id();
-        let (peer, tokens) = match self.watch_worker(ops, id, socket, &log) {
+        let sources = (Source::WorkerStream(id), Source::WorkerLog(id));
+        let (peer, tokens) = match self.sources.watch_worker(ops, socket, &log, sources) {
             Ok(watched) => watched,
             Err(error) => {
                 process.kill();
@@ -404,29 +405,6 @@ impl Supervisor {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.session = Some(wanted);
             worker.process.assign(wanted.0);
-        }
-    }
-
-    /// Makes the event loop watch a worker's stream and log, or neither.
-    fn watch_worker(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        id: Id,
-        socket: OwnedFd,
-        log: &Log,
-    ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
-        let stream = self.sources.add(Source::WorkerStream(id));
-        let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
-            self.sources.remove(stream);
-            error
-        })?;
-        match self.sources.watch(ops, log.socket(), Source::WorkerLog(id)) {
-            Ok(log) => Ok((peer, [stream, log])),
-            Err(error) => {
-                peer.forget(ops);
-                self.sources.remove(stream);
-                Err(error)
-            }
         }
     }
 
