@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::command::{Failure, Run, step};
-use crate::pytest::{Outcomes, PLUGIN, install, package};
+use crate::pytest::{Outcomes, PLUGIN, compiling_into, install, package};
 use crate::stage;
 
 /// Part of the applicable tests that must pass, in percent.
@@ -44,8 +44,7 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
             step(&format!(
                 "running {module} of the bindings of CUDA {version}"
             ));
-            // pytest exits with an error if tests fail; the report holds their number.
-            let (_, _) = Run::new(stage.wormhole())
+            let run = Run::new(stage.wormhole())
                 .args(["run", "--placement", "process", "--device", "cpu"])
                 .args(["--quiet", "--"])
                 .args([folder.join("bin/python").as_path()])
@@ -58,10 +57,10 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
                 ])
                 .args(["--pyargs", &format!("cuda.tests.{module}")])
                 .env("PYTHONPATH", root.join(PLUGIN))
-                .env("PYTHONDONTWRITEBYTECODE", "1")
                 .env("LD_LIBRARY_PATH", &libraries)
-                .dir(&folder)
-                .tee()?;
+                .dir(&folder);
+            // pytest exits with an error if tests fail; the report holds their number.
+            let (_, _) = compiling_into(run, &folder).tee()?;
             text += &fs::read_to_string(&report).map_err(|error| {
                 Failure::new(format!("cannot read {}: {error}", report.display()))
             })?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::command::{Failure, Run, step};
-use crate::pytest::{Outcomes, PLUGIN, install};
+use crate::pytest::{Outcomes, PLUGIN, compiling_into, install, package};
 use crate::stage;
 
 /// Part of the applicable tests that must pass, in percent.
@@ -33,7 +33,13 @@ fn environment(root: &Path) -> Result<PathBuf, Failure> {
 /// Runs each program of `programs/python` in a guest on the CPU device, and returns whether all pass.
 pub fn guest(root: &Path) -> Result<bool, Failure> {
     let stage = stage::stage(root)?;
-    let python = environment(root)?.join("bin/python");
+    let environment = environment(root)?;
+    let python = environment.join("bin/python");
+    step("compiling the packages' modules, which an emulated processor would take long for");
+    Run::new(&python)
+        .args(["-m", "compileall", "-qq", "-j", "0"])
+        .args([package(&environment, "")?])
+        .check()?;
     let folder = root.join("programs/python");
     let failed = |error| Failure::new(format!("cannot list {}: {error}", folder.display()));
     let entries = fs::read_dir(&folder).map_err(failed)?;
@@ -88,8 +94,8 @@ pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
         ])
         .args(["--tb=no", "--no-summary", "-W", "ignore", "--pyargs", TESTS])
         .env("PYTHONPATH", plugins)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .dir(&folder);
+    run = compiling_into(run, &folder);
     if let Some(filter) = filter {
         run = run.args(["-k", filter]);
     }

@@ -61,7 +61,9 @@ impl<'a> Outcomes<'a> {
     }
 }
 
-/// Creates the virtual environment unless it exists with exactly these packages.
+/// Creates the virtual environment unless it exists with exactly these packages. Needs no pip in the environment, which
+/// Debian has in a package of its own. Compiles no module: tests import
+/// few of them, and [`compiling_into`] keeps what they compile.
 pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Failure> {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::new(format!("cannot use {}: {error}", path.display()))
@@ -73,14 +75,24 @@ pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Fai
     }
     step(&format!("installing {what} from PyPI"));
     Run::new("python3")
-        .args(["-m", "venv", "--clear"])
+        .args(["-m", "venv", "--clear", "--without-pip"])
         .args([folder])
         .check()?;
-    Run::new(folder.join("bin/pip"))
-        .args(["install", "--quiet", "--requirement"])
+    Run::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--no-compile"])
+        .args(["--root-user-action", "ignore"])
+        .args(["--disable-pip-version-check", "--requirement"])
         .args([requirements])
+        .args(["--target"])
+        .args([package(folder, "")?])
         .check()?;
     fs::write(&installed, wanted).map_err(|error| failed(&installed, error))
+}
+
+/// Lets Python keep the modules that it compiles in a folder of the environment, those of the sources too.
+pub fn compiling_into(run: Run, environment: &Path) -> Run {
+    run.env("PYTHONPYCACHEPREFIX", environment.join("compiled"))
+        .env("PYTHONDONTWRITEBYTECODE", "")
 }
 
 /// Returns the folder of a package in a virtual environment.
