@@ -6,6 +6,9 @@
 use std::fs;
 use std::path::Path;
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
 use crate::command::{Failure, Run, step};
 use crate::pytest::{Outcomes, PLUGIN, compiling_into, install, package};
 use crate::stage;
@@ -26,18 +29,33 @@ const MODULES: [&str; 6] = [
     "test_cython",
 ];
 
-/// Installs the bindings under `target/cuda-python`, runs their tests, and returns whether enough of them pass.
-pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
-    let stage = stage::stage(root)?;
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Run the tests of the bindings of this CUDA version alone.
+    #[arg(long, value_name = "VERSION", value_parser = PossibleValuesParser::new(VERSIONS))]
+    bindings: Option<String>,
+    /// Run this test module alone.
+    #[arg(long, value_parser = PossibleValuesParser::new(MODULES))]
+    module: Option<String>,
+}
+
+/// Installs the bindings under `target/cuda-python`, runs their tests, and returns whether enough of them pass. Uses the
+/// installation in `WORMHOLE_STAGE`, if it is set.
+pub fn cuda_python(root: &Path, options: &Options) -> Result<bool, Failure> {
+    let stage = stage::given_or_built(root)?;
+    let is_wanted =
+        |choice: &Option<String>, name: &str| choice.as_deref().is_none_or(|choice| choice == name);
+    let versions = VERSIONS.into_iter();
     let mut enough = true;
-    for version in VERSIONS {
+    for version in versions.filter(|version| is_wanted(&options.bindings, version)) {
         let folder = root.join("target/cuda-python").join(version);
         let requirements = root.join(format!("xtask/cuda_python/{version}.txt"));
         install("NVIDIA's Python bindings", &requirements, &folder)?;
         // The bindings open the runtime compiler by its name.
         let libraries = package(&folder, "nvidia/cuda_nvrtc")?.join("lib");
         let mut text = String::new();
-        for module in MODULES {
+        let modules = MODULES.into_iter();
+        for module in modules.filter(|module| is_wanted(&options.module, module)) {
             let report = folder.join("report.txt");
             // Removes the report of an earlier run.
             let _ = fs::remove_file(&report);

@@ -74,15 +74,9 @@ enum Action {
     /// Look for comments, pages and messages of errors that make their reader guess.
     Prose,
     /// Run Numba's own CUDA tests on the CPU device.
-    Numba {
-        /// Run only tests that match this expression, as pytest's `-k` does.
-        filter: Option<String>,
-        /// Run the programs of `programs/python` in a guest instead.
-        #[arg(long, conflicts_with = "filter")]
-        guest: bool,
-    },
+    Numba(numba::Options),
     /// Run the tests of NVIDIA's Python bindings on the CPU device.
-    CudaPython,
+    CudaPython(cuda_python::Options),
     /// Run NCCL between two processes on the CPU device.
     Nccl,
     /// Build and run the programs of a checkout of cuda-samples or HeCBench, natively and forwarded, and print where they
@@ -117,9 +111,8 @@ fn main() -> ExitCode {
         Action::Paths => checks::paths(&root).map(|found| checks::holds(&found)),
         Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
         Action::Prose => checks::prose(&root).map(|found| checks::holds(&found)),
-        Action::Numba { guest: true, .. } => numba::guest(&root),
-        Action::Numba { filter, .. } => numba::numba(&root, filter.as_deref()),
-        Action::CudaPython => cuda_python::cuda_python(&root),
+        Action::Numba(options) => numba::numba(&root, &options),
+        Action::CudaPython(options) => cuda_python::cuda_python(&root, &options),
         Action::Nccl => nccl::nccl(&root),
         Action::Foreign(options) => foreign::foreign(&root, &options),
         Action::Soak(options) => soak::soak(&root, &options),

@@ -4,9 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::Args;
+
 use crate::command::{Failure, Run, step};
 use crate::pytest::{Outcomes, PLUGIN, compiling_into, install, package};
-use crate::stage;
+use crate::stage::{self, Stage};
 
 /// Part of the applicable tests that must pass, in percent.
 const LEAST: usize = 80;
@@ -31,8 +33,7 @@ fn environment(root: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Runs each program of `programs/python` in a guest on the CPU device, and returns whether all pass.
-pub fn guest(root: &Path) -> Result<bool, Failure> {
-    let stage = stage::stage(root)?;
+fn guest(root: &Path, stage: &Stage) -> Result<bool, Failure> {
     let environment = environment(root)?;
     let python = environment.join("bin/python");
     step("compiling the packages' modules, which an emulated processor would take long for");
@@ -69,10 +70,32 @@ pub fn guest(root: &Path) -> Result<bool, Failure> {
     Ok(all_pass)
 }
 
-/// Installs Numba under `target/numba`, runs its tests or those whose names match `filter`, and returns whether enough
-/// of them pass. Writes the outcome of each test to `target/numba.txt`.
-pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
-    let stage = stage::stage(root)?;
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Run only tests that match this expression, as pytest's `-k` does.
+    filter: Option<String>,
+    /// Run the tests of this module alone, as in `cudapy.test_vectorize`.
+    #[arg(long)]
+    module: Option<String>,
+    /// Run the programs of `programs/python` in a guest instead.
+    #[arg(long, conflicts_with_all = ["filter", "module"])]
+    guest: bool,
+}
+
+/// Does what the options ask for, and returns whether it succeeds. Uses the installation in `WORMHOLE_STAGE`, if it is
+/// set.
+pub fn numba(root: &Path, options: &Options) -> Result<bool, Failure> {
+    let stage = stage::given_or_built(root)?;
+    if options.guest {
+        guest(root, &stage)
+    } else {
+        tests(root, &stage, options)
+    }
+}
+
+/// Installs Numba under `target/numba`, runs its tests or the chosen ones, and returns whether enough of them pass.
+/// Writes the outcome of each test to `target/numba.txt`.
+fn tests(root: &Path, stage: &Stage, options: &Options) -> Result<bool, Failure> {
     let source = root.join("xtask/numba");
     let folder = environment(root)?;
 
@@ -80,6 +103,10 @@ pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     // Removes the report of an earlier run.
     let _ = fs::remove_file(&report);
     let plugins = format!("{}:{}", source.display(), root.join(PLUGIN).display());
+    let module = options
+        .module
+        .iter()
+        .fold(TESTS.to_owned(), |all, module| format!("{all}.{module}"));
     step("running Numba's tests");
     let mut run = Run::new(stage.wormhole())
         .args(["run", "--placement", "process", "--device", "cpu"])
@@ -92,11 +119,18 @@ pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
             format!("--timeout={TIMEOUT}"),
             format!("--outcomes={}", report.display()),
         ])
-        .args(["--tb=no", "--no-summary", "-W", "ignore", "--pyargs", TESTS])
+        .args([
+            "--tb=no",
+            "--no-summary",
+            "-W",
+            "ignore",
+            "--pyargs",
+            &module,
+        ])
         .env("PYTHONPATH", plugins)
         .dir(&folder);
     run = compiling_into(run, &folder);
-    if let Some(filter) = filter {
+    if let Some(filter) = &options.filter {
         run = run.args(["-k", filter]);
     }
     // pytest exits with an error if tests fail; the report holds their number.

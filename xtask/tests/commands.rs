@@ -137,3 +137,47 @@ fn programs_of_a_checkout_are_built_and_those_that_fail_are_listed() {
         assert!(text.contains(line), "{text}");
     }
 }
+
+/// Runs a command that runs tests of Python packages from PyPI, and returns its last line.
+fn last_line(arguments: &[&str]) -> String {
+    let output = xtask().args(arguments).output().expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().last().expect("a line").to_owned()
+}
+
+/// Returns whether the packages exist for this machine's Python 3, by its minor version.
+fn fits(versions: std::ops::RangeInclusive<u32>) -> bool {
+    let command = "import sys; print(sys.version_info.minor)";
+    let output = Command::new("python3").args(["-c", command]).output();
+    let output = output.expect("it starts");
+    let version = String::from_utf8_lossy(&output.stdout);
+    let fits = versions.contains(&version.trim().parse().expect("a number"));
+    if !fits {
+        println!("skipped: there are no packages for Python 3.{version}");
+    }
+    fits
+}
+
+#[test]
+fn a_module_of_numbas_tests_passes_on_the_cpu_device() {
+    if !fits(11..=14) {
+        return;
+    }
+    assert_eq!(
+        last_line(&["numba", "--module", "cudapy.test_blackscholes"]),
+        "numba: 1 passed, 0 failed, 0 skipped (100 % of those applicable passed)"
+    );
+}
+
+#[test]
+fn a_module_of_the_bindings_tests_passes_on_the_cpu_device() {
+    if !fits(9..=12) {
+        return;
+    }
+    let small = ["--bindings", "12.6", "--module", "test_kernelParams"];
+    assert_eq!(
+        last_line(&[&["cuda-python"], &small[..]].concat()),
+        "cuda-python 12.6: 7 passed, 0 failed, 0 skipped (100 % of those applicable passed)"
+    );
+}
