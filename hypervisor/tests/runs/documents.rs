@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::harness::{
-    PATIENCE, alone, end_by, eventually, finish, finish_at, leftovers, program, stage,
+    PATIENCE, alone, end_by, eventually, finish, finish_at, images, leftovers, program, stage,
 };
 use rustix::process::Signal;
 
@@ -24,7 +24,7 @@ enum Executed {
 use Executed::{Developer, Not, Test};
 
 /// Places that execute the commands with these first words. The first row that fits counts.
-const COMMANDS: [(&str, Executed); 11] = [
+const COMMANDS: [(&str, Executed); 12] = [
     ("cargo xtask ", Developer),
     (
         "target/wormhole/bin/wormhole run --backend ",
@@ -71,8 +71,17 @@ const COMMANDS: [(&str, Executed); 11] = [
         ),
     ),
     (
+        DISK,
+        Not(
+            "downloads Debian anew, since the page adds packages to it; the gate builds its own disk by the same function",
+        ),
+    ),
+    (
         "target/wormhole/bin/wormhole image build ",
-        Not("fetches packages from Debian's archive; `cargo xtask setup` builds the same images"),
+        Test(
+            "documents.rs",
+            "images_of_the_set_up_are_found_by_the_commands_of_the_pages",
+        ),
     ),
     (
         "target/wormhole/lib/wormhole/wormhole-supervisor ",
@@ -82,6 +91,9 @@ const COMMANDS: [(&str, Executed); 11] = [
         ),
     ),
 ];
+
+/// Begin of the command that builds a disk with Debian.
+const DISK: &str = "target/wormhole/bin/wormhole image build guest --suite ";
 
 /// Test that follows docs/qemu.md with a daemon of its own.
 const LIBVIRT: (&str, &str) = (
@@ -236,6 +248,25 @@ fn a_backend_serves_by_the_commands_of_its_page() {
         assert_eq!(passes, line.contains(" run "), "{line}: {}", run.stdout);
     }
     eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+}
+
+/// Set-up has built the images by the functions that the commands call. A command builds no image that is there.
+#[test]
+fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
+    let folder = users_folder();
+    let mut found = BTreeSet::new();
+    for line in commands() {
+        if !line.contains(" image build ") || line.starts_with(DISK) {
+            continue;
+        }
+        let run = finish(parse(&line, folder.path()).env("WORMHOLE_IMAGES", images()));
+        assert!(run.status.success(), "{line}: {}", run.stderr);
+        assert_eq!(run.stderr, "", "{line} built an image");
+        let (kernel, release) = run.stdout.trim().split_once(": kernel ").expect("a kernel");
+        assert!(Path::new(kernel).starts_with(images()) && Path::new(kernel).is_file());
+        found.insert((kernel.to_owned(), release.to_owned()));
+    }
+    assert_eq!(found.len(), 3, "{found:?}");
 }
 
 #[test]
