@@ -122,8 +122,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the words behind each `cargo xtask` of the pages.
-fn named() -> Vec<Vec<String>> {
+/// Returns README, the other pages for developers, and those in `docs`.
+fn pages() -> impl Iterator<Item = PathBuf> {
     let docs = fs::read_dir(root().join("docs")).expect("the folder of pages");
     let docs = docs.flatten().map(|entry| entry.path());
     let docs = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
@@ -133,9 +133,13 @@ fn named() -> Vec<Vec<String>> {
         "ARCHITECTURE.md",
         "fuzz/README.md",
     ];
-    let pages = docs.chain(others.map(|name| root().join(name)));
+    docs.chain(others.map(|name| root().join(name)))
+}
+
+/// Returns the words behind each `cargo xtask` of the pages.
+fn named() -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    for page in pages {
+    for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         for line in text.split("cargo xtask ").skip(1) {
             let line = line.split(['`', '\n', '#']).next().unwrap_or(line);
@@ -178,6 +182,28 @@ fn each_command_of_the_pages_is_executed_or_has_a_reason() {
             Not(reason) => assert!(!reason.is_empty(), "{command}"),
         }
     }
+}
+
+#[test]
+fn each_file_of_the_sources_that_a_page_names_exists() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for span in text.split('`').skip(1).step_by(2) {
+            let folder = span.split('/').next().unwrap_or(span);
+            let is_path = span.contains('/') && !span.contains([' ', '\n', '{', '*', '…']);
+            if !is_path || ["", "target"].contains(&folder) || !root().join(folder).is_dir() {
+                continue;
+            }
+            assert!(
+                root().join(span).exists(),
+                "{} names {span}",
+                page.display()
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "only {checked} paths were found");
 }
 
 /// Returns whether one of these files has this test.
