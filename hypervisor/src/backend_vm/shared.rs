@@ -14,15 +14,16 @@ use std::fs;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
+use rustix::process::{geteuid, umask};
 use wormhole_images::ports;
 use wormhole_link::{chain, raise_descriptor_limit, tasks};
 use wormhole_lock::{Condvar, Mutex};
@@ -134,9 +135,11 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     if is_left {
         fs::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    // A stranger who could connect could send descriptors whose close never ends.
+    let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    umask(mask);
+    bound
 }
 
 fn accept_tenants(listener: &UnixListener, service: &Arc<Service>) {
@@ -146,7 +149,7 @@ fn accept_tenants(listener: &UnixListener, service: &Arc<Service>) {
             std::thread::sleep(RETRY);
             continue;
         };
-        // The mode of the socket was another one for a moment.
+        // Root can connect as well, and give the socket's file another mode.
         let user = socket_peercred(&stream).map(|peer| peer.uid);
         if !user.is_ok_and(|user| user.is_root() || user == geteuid()) {
             continue;
@@ -409,6 +412,7 @@ fn pass_answers(
 mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
+    use std::os::unix::fs::PermissionsExt;
     use std::thread::JoinHandle;
 
     use wormhole_ring::control::Stream;

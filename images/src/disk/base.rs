@@ -46,7 +46,7 @@ impl DebianOptions<'_> {
     pub(super) fn lock(&self) -> Result<File, ImageError> {
         fs::create_dir_all(self.folder).map_err(io("make", self.folder))?;
         let path = self.folder.join("lock");
-        // Whoever can open it can lock it.
+        // Another user who could open it could lock it.
         let mut private = File::options();
         private.write(true).create(true).truncate(false).mode(0o600);
         let lock = private.open(&path).map_err(io("make", &path))?;
