@@ -70,6 +70,8 @@ struct Statistic {
 /// Names of the statistics and offsets of their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schema {
+    /// Identity of the object, such as `kvm-77/vcpu-0`.
+    id: String,
     data_offset: u64,
     data_len: usize,
     statistics: Vec<Statistic>,
@@ -94,6 +96,8 @@ impl Schema {
                 name_size,
             });
         };
+        let mut id = vec![0; name_len];
+        read(u64::from(header.id_offset.get()), &mut id)?;
         let entry_len = size_of::<Descriptor>() + name_len;
         let mut entry = vec![0; entry_len];
         let mut at = u64::from(header.descriptor_offset.get());
@@ -107,10 +111,16 @@ impl Schema {
             statistics.push(statistic);
         }
         Ok(Self {
+            id: text(&id),
             data_offset: u64::from(header.data_offset.get()),
             data_len,
             statistics,
         })
+    }
+
+    /// Returns the identity of the object to which the statistics belong.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// Returns the file offset of the values.
@@ -146,11 +156,16 @@ impl Schema {
     }
 }
 
+/// Returns the text of a field that ends with a zero byte, or with the field.
+fn text(field: &[u8]) -> String {
+    let text = field.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    String::from_utf8_lossy(text).into_owned()
+}
+
 fn parse_descriptor(entry: &[u8]) -> Result<Statistic, FormatError> {
     let (descriptor, name) = Descriptor::ref_from_prefix(entry)
         .map_err(|_| FormatError::Read(std::io::Error::from(std::io::ErrorKind::UnexpectedEof)))?;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or(&[]);
-    let name = String::from_utf8_lossy(name).into_owned();
+    let name = text(name);
     let items = usize::from(descriptor.size.get());
     let offset = usize::try_from(descriptor.offset.get()).unwrap_or(usize::MAX);
     if items > MAX_ITEMS || offset > 1 << 20 {
@@ -172,15 +187,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Returns a file as KVM lays it out: header, descriptors with names of `name_size` bytes, values.
+    /// Returns a file as KVM lays it out: header, identity and names of `name_size` bytes, values.
     fn file(statistics: &[(&str, u16, u32)], name_size: u32, values: &[u64]) -> Vec<u8> {
         let descriptors = u32::try_from(statistics.len()).expect("few");
-        let descriptor_offset = 24u32;
+        let id_offset = 24u32;
+        let descriptor_offset = id_offset + name_size;
         let data_offset = descriptor_offset + descriptors * (16 + name_size);
         let mut bytes = Vec::new();
-        for word in [0, name_size, descriptors, 0, descriptor_offset, data_offset] {
+        for word in [
+            0,
+            name_size,
+            descriptors,
+            id_offset,
+            descriptor_offset,
+            data_offset,
+        ] {
             bytes.extend(word.to_ne_bytes());
         }
+        let mut id = b"kvm-77".to_vec();
+        id.resize(name_size as usize, 0);
+        bytes.extend(id);
         for (name, size, offset) in statistics {
             bytes.extend(0u32.to_ne_bytes());
             bytes.extend(0u16.to_ne_bytes());
@@ -213,6 +239,7 @@ mod tests {
     fn names_and_values_are_found() {
         let bytes = file(&[("exits", 1, 0), ("wait", 2, 8)], 48, &[7, 1, 2]);
         let schema = parse(&bytes).expect("schema");
+        assert_eq!(schema.id(), "kvm-77");
         let data = &bytes[usize::try_from(schema.data_offset()).expect("small")..];
         assert_eq!(schema.data_len(), 24);
         let values = schema.values(data);

@@ -79,6 +79,13 @@ impl Stats {
         &self.file
     }
 
+    /// Returns the name of the VM in KVM's statistics: `kvm-` and the number of the process that made it.
+    pub fn vm_name(&self) -> &str {
+        // A vCPU's identity is that of its VM, a slash, and its own.
+        let id = self.schema.id();
+        id.split_once('/').map_or(id, |(vm, _)| vm)
+    }
+
     /// Reads the number of exits of a vCPU; `None` if it cannot be read.
     pub fn exits(&self) -> Option<u64> {
         self.read().ok()?.get("exits").copied()
@@ -149,6 +156,11 @@ impl VmStats {
             vm: Arc::new(vm),
             vcpus: vcpus.into(),
         }
+    }
+
+    /// Returns the name of the VM, as [`Stats::vm_name`].
+    pub fn vm_name(&self) -> &str {
+        self.vm.vm_name()
     }
 
     /// Returns the statistics of each vCPU.
