@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::opening::Accepted;
+use super::opening::{Accepted, Hold};
 use super::packet::{Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
 /// Bytes that a guest may send before the host's socket accepts them.
@@ -51,6 +51,8 @@ pub struct Connection {
     stream: UnixStream,
     /// While the connection is being opened: what brings its stream. `stream` hangs up then.
     opening: Option<Receiver<UnixStream>>,
+    /// Dropped when the guest has closed the connection. The host's end alone does not close one that has it.
+    hold: Option<Hold>,
     response_due: bool,
     credit_update_due: bool,
     /// Whether a credit request was sent: the socket may have data, and the guest's credit is used up.
@@ -82,9 +84,9 @@ impl Connection {
     /// # Errors
     /// The socket cannot be made non-blocking.
     pub fn new(key: Key, accepted: Accepted, request: &Header) -> io::Result<Self> {
-        let (stream, opening) = match accepted {
-            Accepted::Open(stream) => (stream, None),
-            Accepted::Opening(opening) => (opening.bell, Some(opening.stream)),
+        let (stream, opening, hold) = match accepted {
+            Accepted::Open(stream) => (stream, None, None),
+            Accepted::Opening(opening) => (opening.bell, Some(opening.stream), opening.hold),
         };
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -92,6 +94,7 @@ impl Connection {
             stream,
             response_due: opening.is_none(),
             opening,
+            hold,
             credit_update_due: false,
             credit_asked: false,
             shutdown_due: 0,
@@ -119,9 +122,11 @@ impl Connection {
             fwd_cnt: self.peer_forwarded.0.into(),
             ..Header::default()
         };
-        Self::new(self.key, stream.into(), &request)
+        let mut opened = Self::new(self.key, stream.into(), &request)
             .inspect_err(|error| tracing::warn!(%error, "no socket for a guest's connection"))
-            .ok()
+            .ok()?;
+        opened.hold = self.hold.take();
+        Some(opened)
     }
 
     /// Returns the socket's descriptor, for the event loop.
@@ -197,7 +202,12 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // The host closed its end, so that the data cannot be delivered.
-                Err(_) => return Fate::Reset,
+                Err(_) if self.hold.is_none() => return Fate::Reset,
+                Err(_) => {
+                    self.forwarded += u32::try_from(self.outgoing.len()).unwrap_or(0);
+                    self.outgoing.clear();
+                    self.hung_up = true;
+                }
             }
         }
         if (self.forwarded - self.forwarded_told).0 >= BUFFER / 4 {
@@ -248,7 +258,15 @@ impl Connection {
             || self.shutdown_due & !self.shutdown_sent != 0
             || self.credit_update_due
             || self.readable && self.may_read() && (self.credit() > 0 || !self.credit_asked)
-            || self.hung_up && self.end_of_file && self.shutdown_sent != SHUTDOWN_BOTH
+            || self.end_of_file && self.ends() & !self.shutdown_sent != 0
+    }
+
+    /// Returns the directions that end with the host's data.
+    fn ends(&self) -> u32 {
+        match self.hung_up && self.hold.is_none() {
+            true => SHUTDOWN_BOTH,
+            false => SHUTDOWN_SEND,
+        }
     }
 
     /// Returns operation, flags and length of the next packet for the guest. Writes its payload to `payload`, which
@@ -288,11 +306,7 @@ impl Connection {
             }
         }
         if self.end_of_file {
-            self.shutdown_due = if self.hung_up {
-                SHUTDOWN_BOTH
-            } else {
-                SHUTDOWN_SEND
-            };
+            self.shutdown_due = self.ends();
         }
         if self.shutdown_due & !self.shutdown_sent != 0 {
             self.shutdown_sent |= self.shutdown_due;

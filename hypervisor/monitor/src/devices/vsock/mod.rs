@@ -18,7 +18,7 @@ pub use connection::BUFFER;
 pub use device::Vsock;
 pub use event_handler::VsockWorker;
 pub use mux::{MAX_CONNECTIONS, Mux};
-pub use opening::{Accepted, Opener, Opening};
+pub use opening::{Accepted, Hold, Holders, Opener, Opening};
 pub use packet::{HEADER_LEN, Header, Op};
 #[cfg(fuzzing)]
 pub use vhost_user::Attached;

@@ -274,7 +274,7 @@ mod tests {
     use super::*;
     use crate::devices::vsock::Refused;
     use crate::devices::vsock::connection::BUFFER;
-    use crate::devices::vsock::opening::{Opener, Opening};
+    use crate::devices::vsock::opening::{Holders, Opener, Opening};
     use crate::devices::vsock::packet::{SHUTDOWN_BOTH, SHUTDOWN_SEND};
     use proptest::prelude::*;
     use std::io::{Read, Write};
@@ -386,6 +386,38 @@ mod tests {
         theirs.write_all(b"x").expect("room");
         ready(&mut mux);
         assert_eq!(next(&mut mux), Some((Op::Data, 0, b"x".to_vec())));
+    }
+
+    #[test]
+    fn a_held_connection_is_the_guests_to_close() {
+        let (holders, (sender, openers)) = (Holders::default(), channel());
+        let held = holders.clone();
+        let accept = move |_: ConnectRequest| {
+            let (opening, opener) = Opening::new().map_err(|_| Refused)?;
+            sender.send(opener).map_err(|_| Refused)?;
+            Ok(opening.held(held.add()))
+        };
+        let mut mux = Mux::new(CID, Box::new(accept));
+        for last in [SHUTDOWN_BOTH, 0] {
+            mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+            let (ours, theirs) = UnixStream::pair().expect("sockets");
+            openers.recv().expect("an opener").open(ours);
+            mux.host_ready(KEY, true, true);
+            assert_eq!(next(&mut mux), Some((Op::Response, 0, vec![])));
+            drop(theirs);
+            mux.host_ready(KEY, true, true);
+            assert_eq!(next(&mut mux), Some((Op::Shutdown, SHUTDOWN_SEND, vec![])));
+            mux.receive(&packet(KEY, Op::Data, 0, 4096), b"lost");
+            assert_eq!(next(&mut mux), None);
+            drop(mux.watch_changes());
+            assert_eq!(holders.count(), 1);
+            let op = [Op::Reset, Op::Shutdown][usize::from(last != 0)];
+            mux.receive(&packet(KEY, op, last, 4096), &[]);
+            let answer = (last != 0).then_some((Op::Reset, 0, vec![]));
+            assert_eq!(next(&mut mux), answer);
+            drop(mux.watch_changes());
+            assert_eq!(holders.count(), 0);
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// The device's end of an accepted connection's stream.
@@ -18,6 +20,35 @@ pub struct Opening {
     /// Hangs up when the stream is there, or is refused.
     pub(super) bell: UnixStream,
     pub(super) stream: Receiver<UnixStream>,
+    pub(super) hold: Option<Hold>,
+}
+
+/// Counts connections that the guest's processes have not closed.
+#[derive(Clone, Debug, Default)]
+pub struct Holders(Arc<AtomicUsize>);
+
+/// A connection's part in [`Holders`]. When the host ends a connection that has one, the guest reads end of file, and the
+/// connection stays until its process closes it or ends.
+#[derive(Debug)]
+pub struct Hold(Arc<AtomicUsize>);
+
+impl Holders {
+    /// Adds a connection.
+    pub fn add(&self) -> Hold {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Hold(Arc::clone(&self.0))
+    }
+
+    /// Returns the number of connections.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// The part of the thread that opens the stream. Dropping it refuses the connection.
@@ -39,7 +70,20 @@ impl Opening {
             stream: sender,
             _bell: theirs,
         };
-        Ok((Self { bell, stream }, opener))
+        let opening = Self {
+            bell,
+            stream,
+            hold: None,
+        };
+        Ok((opening, opener))
+    }
+
+    /// Makes the connection one that is counted.
+    pub fn held(self, hold: Hold) -> Self {
+        Self {
+            hold: Some(hold),
+            ..self
+        }
     }
 }
 
