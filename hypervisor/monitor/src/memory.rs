@@ -298,6 +298,15 @@ impl Window {
         self.replace(&self.file, start, start, bytes).map(drop)
     }
 
+    /// Undoes each [`Window::show`], and frees the pages of the window's own file. All pages are zero afterwards.
+    ///
+    /// # Errors
+    /// The window's file cannot be mapped, or its pages cannot be freed.
+    pub fn clear(&self) -> Result<(), MemoryError> {
+        self.hide(0, self.len())?;
+        self.discard(0, self.len())
+    }
+
     /// Frees pages of the window's own file, which are zero afterwards.
     pub(crate) fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
         let offsets = libc::off_t::try_from(start).and_then(|start| {
@@ -524,6 +533,23 @@ mod tests {
             assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
             OwnedFd::from_raw_fd(fd)
         }
+    }
+
+    #[test]
+    fn a_cleared_window_is_its_own_file_with_zero_pages() {
+        const PART: u64 = 2 << 20;
+        let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+        let window = Window::new(memfd(4 << 20, seals)).expect("a window");
+        window.write_byte_at(0, 1);
+        let other = memfd(4 << 20, seals);
+        window.show(&other, PART, PART).expect("shown");
+        window.write_byte_at(PART, 2);
+        assert_eq!((window.byte_at(0), window.byte_at(PART)), (1, 2));
+        window.clear().expect("cleared");
+        assert_eq!((window.byte_at(0), window.byte_at(PART)), (0, 0));
+        window.write_byte_at(PART, 3);
+        let other = Window::new(other).expect("a window");
+        assert_eq!(other.byte_at(PART), 2, "it is mapped no longer");
     }
 
     #[test]
