@@ -2,6 +2,7 @@
 //! libraries, the CUDA driver library of guests, and the run file.
 
 mod backend;
+mod script;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -21,6 +22,7 @@ use crate::image::Image;
 use crate::libraries::{CACHE, Search, is_elf};
 
 pub use self::backend::{BackendRun, backend_overlay};
+pub use self::script::{HostScript, script_overlay};
 
 /// Ports of the host's vsock address to which a guest connects.
 pub mod ports {

@@ -5,25 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wormhole_images::{
-    DiskFile, EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, host_overlay,
+    DiskFile, EmulatedHost, Ending, HostScript, Image, ImageError, Kernel, script_overlay,
 };
 
 use crate::harness::{for_emulation, images, stage};
-
-/// Parts of the installation that guests and backends need.
-const PARTS: [&str; 6] = [
-    "wormhole-fs",
-    "wormhole-init",
-    "wormhole-supervisor",
-    "wormhole-worker",
-    "libcuda.so.1",
-    "libnvidia-ml.so.1",
-];
-
-/// Returns the staged command.
-pub fn command() -> PathBuf {
-    stage().join("bin/wormhole")
-}
 
 /// Runs a bash script, which must succeed, and returns its output. `$1` is the command, and
 /// `arguments` follow. The machine has these files under their own names, and these disks.
@@ -48,25 +33,12 @@ pub fn script_with(
     disks: &[DiskFile<'_>],
 ) -> String {
     let find = |image: &FindImage| image(&images(), Kernel::V6_1).expect("an image");
-    let part = |name: &str| stage().join("lib/wormhole").join(name);
-    let words = ["-c".into(), script.into(), "bash".into(), command().into()];
-    let overlay = host_overlay(&HostRun {
-        init: part("wormhole-init"),
-        // The shell is the machine's only program, in place of the command.
-        wormhole: Path::new("/bin/bash").into(),
-        parts: Vec::new(),
+    let overlay = script_overlay(&HostScript {
+        stage: &stage(),
         images: of_vms.iter().map(find).collect(),
-        arguments: words.into_iter().chain(arguments.to_vec()).collect(),
-        variables: Vec::new(),
-        stdin: false,
-        terminal: None,
-        programs: std::iter::once(command())
-            .chain(PARTS.map(part))
-            .chain(files.to_vec())
-            .collect(),
-        has_files: false,
-        volumes: Vec::new(),
-        taps: 0,
+        script,
+        arguments: arguments.to_vec(),
+        files: files.to_vec(),
         collect: Vec::new(),
     });
     let overlay = overlay.expect("the files are there");
