@@ -72,7 +72,7 @@ pub enum AttachError {
 pub fn run(options: &Options) -> Result<(), AttachError> {
     // A backend or a path may not answer: a signal ends this process at once, until only its own work is left. The next
     // attach replaces a name that is left.
-    let (stream, _) = options.backend.connect()?;
+    let stream = options.backend.connect()?.stream;
     let mut backend = Backend::attach_static(stream, options.size.0)?;
     let mut names = Names::default();
     let listener = names.bind(&options.vsock)?;

@@ -130,6 +130,8 @@ pub struct Backend {
     listens: Option<Receiver<()>>,
     /// Figures of the VM in which the backend runs, if it has one of its own.
     figures: Option<Arc<Stats>>,
+    /// Identity of the boot of a VM that was there before.
+    boot_id: Option<String>,
     /// Statistics of the guest's VM. The supervisor may ask for its exits.
     guest: Option<VmStats>,
 }
@@ -213,6 +215,7 @@ impl Backend {
             listener: None,
             listens: None,
             figures: None,
+            boot_id: None,
             guest: None,
         };
         let attach = Attach {
@@ -282,11 +285,20 @@ impl Backend {
         self.is_static
     }
 
-    /// Returns the figures of the VM in which the backend runs, if it has one of its own, and the identity of its boot.
+    /// Takes the identity of the boot of a VM that was there before.
+    pub fn of_boot(mut self, boot_id: Option<String>) -> Self {
+        self.boot_id = boot_id;
+        self
+    }
+
+    /// Returns the figures of the VM in which the backend runs, if it has one with one processor, and the identity of its boot.
     pub fn vm(&mut self) -> Option<(Arc<Stats>, String)> {
         let figures = self.figures.clone()?;
-        let output = self.supervisor.as_mut()?.stdout.take()?;
-        Some((figures, read_boot_id(output)))
+        let boot_id = match self.boot_id.take() {
+            Some(boot_id) => boot_id,
+            None => read_boot_id(self.supervisor.as_mut()?.stdout.take()?),
+        };
+        Some((figures, boot_id))
     }
 
     /// Returns the port that opens control streams of guest processes.

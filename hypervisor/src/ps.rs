@@ -147,6 +147,7 @@ mod tests {
                     pid: 4711,
                     device: "cuda:0".to_owned(),
                     placement: Default::default(),
+                    boot_id: None,
                     version: "0.1.0".to_owned(),
                     started: 1,
                     socket: "/run/wormhole/gpu/socket".into(),

@@ -13,7 +13,7 @@ mod slots;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -431,6 +431,19 @@ fn stream_of(
     }
 }
 
+/// Returns the descriptor that goes to the launcher with a message of a relay: with the answer to its window the figures
+/// of the VM's processor, with others the stream that belongs to them.
+fn descriptor_of(
+    message: &Message<'_>,
+    stream: Option<&UnixStream>,
+    figures: Option<&File>,
+) -> Option<RawFd> {
+    match message {
+        Message::Attached => figures.map(AsRawFd::as_raw_fd),
+        _ => stream.map(AsRawFd::as_raw_fd),
+    }
+}
+
 /// Passes the relay's messages to the launcher, with the descriptors that belong to them.
 fn pass_answers(
     relay: &UnixStream,
@@ -441,10 +454,7 @@ fn pass_answers(
     let mut body = Vec::new();
     while let Some((message, _)) = receive(relay, &mut body)? {
         let stream = stream_of(&message, || control.try_recv().ok());
-        let descriptor = match message {
-            Message::Attached => figures.map(AsRawFd::as_raw_fd),
-            _ => stream.as_ref().map(AsRawFd::as_raw_fd),
-        };
+        let descriptor = descriptor_of(&message, stream.as_ref(), figures);
         send(tenant, &message, descriptor.as_slice())?;
     }
     Ok(())

@@ -10,10 +10,10 @@
 //! Without that message in time the memory is removed as well, since the host's page tables decide what the VM reaches, and
 //! the slot has no tenant any more.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -28,11 +28,14 @@ use wormhole_images::ports;
 use wormhole_link::{chain, raise_descriptor_limit, tasks};
 use wormhole_lock::{Condvar, Mutex};
 use wormhole_monitor::devices::vsock::Accepted;
+use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{Aperture, ConnectRequest, KvmCaps, MemoryError, Refused, WindowConfig};
 use wormhole_ring::control::{Attach, Message, Refusal, WindowRun};
 
 use super::slots::{SlotTable, Taken};
-use super::{BackendVmError, Machine, Options, Running, START_LIMIT, attend, make, stream_of};
+use super::{
+    BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
+};
 use crate::backend::{receive, send};
 use crate::run::confinement;
 use crate::say;
@@ -106,7 +109,7 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
     let aperture = vm.aperture().ok_or(BackendVmError::NoWindow)?;
     // All files are open by now.
     confinement::enter_listening()?;
-    let stop = vm.stop_handle();
+    let (stop, stats) = (vm.stop_handle(), vm.stats());
     let attendant = tasks::spawn("output", move || attend(&outputs));
     let ended = tasks::spawn("vm", move || vm.run());
     let running = Running {
@@ -119,6 +122,7 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
     let service = Arc::new(Service {
         desk,
         memory: Box::new(aperture),
+        stats: Some(stats),
         detach_limit: DETACH_LIMIT,
         report_limit: REPORT_LIMIT,
     });
@@ -285,6 +289,8 @@ impl SlotMemory for Aperture {
 struct Service {
     desk: Arc<Desk>,
     memory: Box<dyn SlotMemory>,
+    /// Statistics of the VM.
+    stats: Option<VmStats>,
     detach_limit: Duration,
     report_limit: Duration,
 }
@@ -341,8 +347,10 @@ impl Service {
                 Arc::clone(&relay),
                 Arc::clone(&self.desk),
             );
+            let stats = self.stats.clone();
             move || {
-                let is_over = pass_answers(&relay, &tenant, || desk.control_of(slot));
+                let figures = stats.as_ref().and_then(figures);
+                let is_over = pass_answers(&relay, &tenant, || desk.control_of(slot), figures);
                 // Ends the other direction as well, if it has not ended.
                 let _ = tenant.shutdown(Shutdown::Read);
                 let _ = acknowledged.send(is_over);
@@ -388,12 +396,21 @@ impl Service {
     }
 }
 
+/// Returns the figures of a VM's processor. A VM with several has no single file of them.
+fn figures(stats: &VmStats) -> Option<&File> {
+    match stats.vcpus() {
+        [vcpu] => Some(vcpu.file()),
+        _ => None,
+    }
+}
+
 /// Passes the relay's messages to the launcher, with the descriptors that belong to them. Returns whether the relay has
 /// acknowledged the end of the tenant.
 fn pass_answers(
     relay: &UnixStream,
     tenant: &UnixStream,
     control: impl Fn() -> Option<UnixStream>,
+    figures: Option<&File>,
 ) -> bool {
     let mut body = Vec::new();
     while let Ok(Some((message, _))) = receive(relay, &mut body) {
@@ -401,7 +418,7 @@ fn pass_answers(
             return true;
         }
         let stream = stream_of(&message, &control);
-        let descriptor = stream.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptor = descriptor_of(&message, stream.as_ref(), figures);
         // A launcher that is gone needs no answers, but the relay's last one counts.
         let _ = send(tenant, &message, descriptor.as_slice());
     }
@@ -410,8 +427,8 @@ fn pass_answers(
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
     use std::thread::JoinHandle;
 
@@ -446,6 +463,7 @@ mod tests {
         let service = Service {
             desk: Arc::new(Desk::new(count)),
             memory: Box::new(Arc::clone(&noted)),
+            stats: None,
             detach_limit: limit,
             report_limit: limit,
         };

@@ -50,6 +50,9 @@ pub struct Facts {
     pub device: String,
     #[serde(default)]
     pub placement: Placement,
+    /// Identity of the boot of a backend's own VM.
+    #[serde(default)]
+    pub boot_id: Option<String>,
     /// Hash of the message table that its workers speak.
     pub protocol: u64,
 }
@@ -196,6 +199,16 @@ fn stop(name: Name) -> Result<(), BackendsError> {
     Ok(())
 }
 
+/// A connection to a backend that is there.
+#[derive(Debug)]
+pub struct Connected {
+    pub stream: UnixStream,
+    /// Placement of the backend. A socket does not tell it: a backend VM refuses windows that it cannot serve.
+    pub placement: Placement,
+    /// Identity of the boot of the backend's own VM.
+    pub boot_id: Option<String>,
+}
+
 /// A backend in the list.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
@@ -203,6 +216,7 @@ pub struct Entry {
     pub pid: u32,
     pub device: String,
     pub placement: Placement,
+    pub boot_id: Option<String>,
     pub version: String,
     /// Seconds since 1970.
     pub started: u64,
@@ -222,6 +236,7 @@ pub fn entries() -> Result<Vec<Entry>, BackendsError> {
             up: record.up(),
             device: record.facts.device,
             placement: record.facts.placement,
+            boot_id: record.facts.boot_id,
             version: record.version,
             started: record.started,
             socket,
@@ -302,14 +317,19 @@ impl Chosen {
         }
     }
 
-    /// Connects to the backend. Returns its placement as well. A socket does not tell it: a backend VM refuses windows that
-    /// it cannot serve.
+    /// Connects to the backend.
     ///
     /// # Errors
     /// The backend does not run, has another version, or refuses the connection.
-    pub fn connect(&self) -> Result<(UnixStream, Placement), BackendsError> {
+    pub fn connect(&self) -> Result<Connected, BackendsError> {
         let name = match self {
-            Self::Socket(path) => return Ok((connect_to(path)?, Placement::Host)),
+            Self::Socket(path) => {
+                return Ok(Connected {
+                    stream: connect_to(path)?,
+                    placement: Placement::Host,
+                    boot_id: None,
+                });
+            }
             Self::Name(name) => name,
         };
         let place = Place::find(name)?;
@@ -323,7 +343,11 @@ impl Chosen {
                     theirs: version,
                 })
             }
-            Some(record) => Ok((connect_to(&place.socket())?, record.facts.placement)),
+            Some(record) => Ok(Connected {
+                stream: connect_to(&place.socket())?,
+                placement: record.facts.placement,
+                boot_id: record.facts.boot_id,
+            }),
         }
     }
 }

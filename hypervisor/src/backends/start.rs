@@ -11,7 +11,7 @@ use wormhole_link::operator::OperatorOptions;
 
 use super::{BackendsError, DEFAULT, END_LIMIT, Facts, Held, Place, Placement, connect_to};
 use crate::backend::{Backend, BackendError};
-use crate::backend_vm::{self, Unserved, VmOptions};
+use crate::backend_vm::{self, Unserved, VmOptions, read_boot_id};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
@@ -166,7 +166,11 @@ impl Supervisor {
         command
             .current_dir("/")
             .stdin(Stdio::null())
-            .stdout(Stdio::null());
+            // A backend VM says which boot it is. Nothing else is written there.
+            .stdout(match options.placement {
+                Placement::Host => Stdio::null(),
+                Placement::Vm => Stdio::piped(),
+            });
         if !options.foreground {
             command.stderr(held.open_log()?);
         }
@@ -190,9 +194,11 @@ impl Supervisor {
         let facts = Facts {
             device: options.device.device.clone(),
             placement: options.placement,
+            boot_id: None,
             protocol: wormhole_api::PROTOCOL_HASH,
         };
-        held.write(&Record::new(process, facts))?;
+        let mut record = Record::new(process, facts);
+        held.write(&record)?;
         let stream = loop {
             match connect_to(&place.socket()) {
                 Ok(stream) => break stream,
@@ -210,10 +216,14 @@ impl Supervisor {
         };
         let mut probe = probe.map_err(unfit)?;
         probe.listen(None).map_err(unfit)?;
-        probe
-            .finish()
-            .failure
-            .map_or(Ok(()), |error| Err(unfit(error)))
+        if let Some(error) = probe.finish().failure {
+            return Err(unfit(error));
+        }
+        if let Some(output) = self.0.stdout.take() {
+            record.facts.boot_id = Some(read_boot_id(output));
+            held.write(&record)?;
+        }
+        Ok(())
     }
 
     /// Ends the supervisor, and returns the reason why it does not serve: its own, if it gave one.

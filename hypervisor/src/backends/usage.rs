@@ -30,9 +30,10 @@ impl Client {
             Chosen::Socket(path) => path.clone(),
             Chosen::Name(name) => Place::find(name)?.socket(),
         };
-        match chosen.connect()? {
-            (_, Placement::Vm) => Err(BackendsError::UsageInVm(chosen.to_string())),
-            (stream, Placement::Host) => Self::of(path, stream),
+        let backend = chosen.connect()?;
+        match backend.placement {
+            Placement::Vm => Err(BackendsError::UsageInVm(chosen.to_string())),
+            Placement::Host => Self::of(path, backend.stream),
         }
     }
 

@@ -168,6 +168,7 @@ pub fn run(
     let opened = backend.port().streams()?;
     control.get_or_init(|| opened);
     let stats = vm.stats();
+    let vm_name = stats.vm_name().to_owned();
     let killed = Arc::new(AtomicBool::new(false));
     let pass = {
         let (signals, killed, stop) = (signals.clone(), Arc::clone(&killed), vm.stop_handle());
@@ -215,8 +216,10 @@ pub fn run(
     let [exit_accounts, backend_accounts] = report.exit_accounts;
     let (vm_exits, backend_exits) = seen.exits.unzip();
     summary.vm_exits = vm_exits;
+    summary.vm = Some(vm_name);
     summary.exit_accounts = Some(exit_accounts);
-    summary.backend_vm = backend_vm.map(|(_, boot_id)| BackendVmSummary {
+    summary.backend_vm = backend_vm.map(|(figures, boot_id)| BackendVmSummary {
+        vm: figures.vm_name().to_owned(),
         boot_id,
         vm_exits: backend_exits,
         exit_accounts: backend_accounts,

@@ -45,7 +45,7 @@ use self::terminal::{Handle, Keeper};
 use self::volumes::{Volume, VolumeError};
 use crate::backend::{Backend, BackendError};
 use crate::backend_vm::{self, Unserved};
-use crate::backends::{BackendsError, Chosen, Placement as Placed};
+use crate::backends::{BackendsError, Chosen, Connected, Placement as Placed};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::{Installation, InstallationError};
@@ -475,10 +475,19 @@ pub fn open_backend(
 ) -> Result<Backend, RunError> {
     let opened = match chosen {
         None => Backend::start(installation, device, window.0),
-        Some(chosen) => match chosen.connect()? {
-            (stream, Placed::Host) => Backend::attach_to(stream, window.0),
-            (stream, Placed::Vm) => Backend::attach_static(stream, window.0),
-        },
+        Some(chosen) => {
+            let Connected {
+                stream,
+                placement,
+                boot_id,
+            } = chosen.connect()?;
+            match placement {
+                Placed::Host => Backend::attach_to(stream, window.0),
+                Placed::Vm => {
+                    Backend::attach_static(stream, window.0).map(|backend| backend.of_boot(boot_id))
+                }
+            }
+        }
     };
     Ok(opened?)
 }

@@ -28,6 +28,8 @@ pub struct Summary {
     /// Number of VM exits of all vCPUs while the program ran, from KVM's statistics; none without a
     /// VM.
     pub vm_exits: Option<u64>,
+    /// Name of the VM in KVM's statistics; none without a VM.
+    pub vm: Option<String>,
     /// VM exits by the activity that the program reported; none without a VM.
     pub exit_accounts: Option<Accounts>,
     /// The backend's own VM; none if the backend is a process of this system.
@@ -46,6 +48,8 @@ pub struct Summary {
 /// Figures of a run's backend VM.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BackendVmSummary {
+    /// Name in KVM's statistics.
+    pub vm: String,
     /// Identity of its kernel's boot (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
     /// Number of exits of its vCPU while the program ran.
@@ -71,6 +75,7 @@ impl Summary {
             bytes_to_device: sum(|session| session.bytes_in),
             bytes_from_device: sum(|session| session.bytes_out),
             vm_exits: None,
+            vm: None,
             exit_accounts: None,
             backend_vm: None,
             reclaimed_bytes: None,
