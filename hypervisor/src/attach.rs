@@ -84,7 +84,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     confinement::enter()?;
     backend.listen(None)?;
 
-    let (cid, control) = (u64::from(options.cid), Arc::new(backend.port().streams()?));
+    let (cid, control) = (u64::from(options.cid), Arc::new(backend.streams()?));
     let server = tasks::spawn("attach", move || {
         // One guest alone: the window contains what it wrote. Others may look whether the socket has a listener.
         loop {

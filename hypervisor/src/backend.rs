@@ -1,8 +1,10 @@
 //! Starts a backend, or attaches to one that is there, and communicates with it on a tenant stream.
 
+pub mod again;
 mod frames;
 
 use std::fs::File;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -18,15 +20,18 @@ use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
-use wormhole_monitor::devices::vsock::{Accepted, MAX_CONNECTIONS, Opener, Opening};
+use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
+use self::again::{AGAIN, Again};
 pub use self::frames::{receive, send};
 use crate::backend_vm::{START_LIMIT, read_boot_id};
+use crate::backends::Chosen;
 use crate::installation::{Installation, InstallationError};
+use crate::say;
 use crate::signals::{PASSED, Set};
 
 /// Reason why there is no backend, or none any more.
@@ -118,13 +123,14 @@ const REPORT_LIMIT: Duration = Duration::from_secs(20);
 pub struct Backend {
     /// None for a supervisor that was there before.
     supervisor: Option<Child>,
-    stream: UnixStream,
+    tenancy: Arc<Mutex<Tenancy>>,
+    attach: Attach,
     port: Port,
+    /// Attaches the guest to the next backend of this name.
+    again: Option<Again>,
     /// Passes new control streams from the listener to the port. None once the listener has it.
     opened: Option<Sender<Opened>>,
     window: File,
-    /// Whether the window is one file for all of the guest's time, without runs that are shown and hidden.
-    is_static: bool,
     listener: Option<JoinHandle<Served>>,
     /// Closed by the end of the listener.
     listens: Option<Receiver<()>>,
@@ -134,6 +140,32 @@ pub struct Backend {
     boot_id: Option<String>,
     /// Statistics of the guest's VM. The supervisor may ask for its exits.
     guest: Option<VmStats>,
+}
+
+/// The stream of the tenant, which changes when it is attached to another backend.
+#[derive(Debug)]
+struct Tenancy {
+    stream: UnixStream,
+    /// Whether the guest ends, so that its tenant is not attached again.
+    is_ending: bool,
+    /// Stream of the process that connects again.
+    helper: Option<UnixStream>,
+}
+
+impl Tenancy {
+    /// Ends the tenant, in one direction or in both.
+    fn end(&mut self, direction: Shutdown) {
+        self.is_ending = true;
+        if let Some(helper) = self.helper.take() {
+            drop(helper.shutdown(Shutdown::Both));
+        }
+        self.shut_down(direction);
+    }
+
+    fn shut_down(&self, direction: Shutdown) {
+        // Fails only if the supervisor is gone.
+        drop(self.stream.shutdown(direction));
+    }
 }
 
 /// The guest's end of a new control stream, or the supervisor's reason for a refusal.
@@ -198,12 +230,22 @@ impl Backend {
         stream: UnixStream,
         attach: Attach,
     ) -> Result<Self, BackendError> {
+        let attach = Attach {
+            session_limit: SESSION_LIMIT,
+            ..attach
+        };
         let window = window(attach.window_size)?;
         let sending = stream.try_clone().map_err(BackendError::Stream)?;
         let (opened, streams) = channel();
         let mut backend = Self {
             supervisor,
-            stream,
+            tenancy: Arc::new(Mutex::new(Tenancy {
+                stream,
+                is_ending: false,
+                helper: None,
+            })),
+            attach,
+            again: None,
             port: Port {
                 sending: Arc::new(Mutex::new(sending)),
                 streams: Arc::new(Mutex::new(streams)),
@@ -211,50 +253,20 @@ impl Backend {
             },
             opened: Some(opened),
             window,
-            is_static: attach.static_window != 0,
             listener: None,
             listens: None,
             figures: None,
             boot_id: None,
             guest: None,
         };
-        let attach = Attach {
-            session_limit: SESSION_LIMIT,
-            ..attach
-        };
-        match backend.attach(attach) {
-            Ok(()) => Ok(backend),
+        let attached = handshake(&backend.tenancy.lock().stream, attach, &backend.window);
+        let figures = attached.and_then(|file| Ok(file.map(Stats::of_file).transpose()?));
+        match figures {
+            Ok(figures) => {
+                backend.figures = figures.map(Arc::new);
+                Ok(backend)
+            }
             Err(error) => Err(backend.why(error)),
-        }
-    }
-
-    fn attach(&mut self, attach: Attach) -> Result<(), BackendError> {
-        let limit = |time| {
-            let set = self.stream.set_read_timeout(time);
-            set.map_err(BackendError::Stream)
-        };
-        limit(Some(ANSWER_LIMIT))?;
-        let window = self.window.as_raw_fd();
-        let sent = self.port.send(&Message::Attach(attach), &[window]);
-        let mut body = Vec::new();
-        // A supervisor that serves no further tenant may have answered and closed the connection.
-        match (receive(&self.stream, &mut body), sent) {
-            (Ok(Some((Message::Attached, figures))), Ok(())) => {
-                let figures = figures.map(Stats::of_file).transpose()?;
-                self.figures = figures.map(Arc::new);
-                limit(None)
-            }
-            (Ok(Some((Message::Refused { reason, .. }, _))), _) => {
-                Err(BackendError::Refused(reason.to_owned()))
-            }
-            (Ok(Some((other, _))), _) => Err(BackendError::Unexpected(other.name())),
-            (Err(BackendError::Stream(error)), _)
-                if error.kind() == std::io::ErrorKind::WouldBlock =>
-            {
-                Err(BackendError::Silent)
-            }
-            (_, Err(error)) | (Err(error), _) => Err(error),
-            (Ok(None), Ok(())) => Err(BackendError::Ended),
         }
     }
 
@@ -267,7 +279,7 @@ impl Backend {
         let Some(supervisor) = &mut self.supervisor else {
             return BackendError::Closed;
         };
-        drop(self.stream.shutdown(std::net::Shutdown::Both));
+        self.tenancy.lock().shut_down(Shutdown::Both);
         match supervisor.wait() {
             Ok(status) if status.code() == Some(USAGE.into()) => BackendError::Said,
             Ok(status) if !status.success() => BackendError::Failed(status),
@@ -282,7 +294,7 @@ impl Backend {
 
     /// Returns whether the guest has the window mapped as it is, from its start to its end.
     pub fn is_static(&self) -> bool {
-        self.is_static
+        self.attach.static_window != 0
     }
 
     /// Takes the identity of the boot of a VM that was there before.
@@ -306,9 +318,34 @@ impl Backend {
         self.port.clone()
     }
 
+    /// Starts the thread that opens control streams for the processes of a VM's guest.
+    ///
+    /// # Errors
+    /// No thread can be made.
+    pub fn streams(&self) -> Result<Streams, BackendError> {
+        let holders = self.again.as_ref().map(|again| again.holders.clone());
+        self.port().streams(holders)
+    }
+
     /// Makes [`listen`](Self::listen) tell the supervisor how many exits the guest's vCPUs had, whenever it asks.
     pub fn tell_exits(&mut self, guest: VmStats) {
         self.guest = Some(guest);
+    }
+
+    /// Makes [`listen`](Self::listen) attach the tenant again, to the next backend of this name, when its backend has ended.
+    ///
+    /// # Errors
+    /// The process that connects cannot be started.
+    pub fn stay(
+        &mut self,
+        installation: &Installation,
+        backend: &Chosen,
+    ) -> Result<(), BackendError> {
+        let mut tenancy = self.tenancy.lock();
+        let again = Again::start(installation, backend, self.attach, &tenancy.stream)?;
+        tenancy.helper = Some(again.helper().map_err(BackendError::Start)?);
+        self.again = Some(again);
+        Ok(())
     }
 
     /// Starts the thread that reads the supervisor's messages and maps granted runs into the
@@ -316,32 +353,24 @@ impl Backend {
     /// cannot be mapped or unmapped, the guest is stopped at once, because its window's contents
     /// are uncertain.
     pub fn listen(&mut self, guest: Option<(Window, StopHandle)>) -> Result<(), BackendError> {
-        let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
-        let port = self.port.clone();
-        let opened = self.opened.take();
-        let stats = self.guest.take();
+        let stream = self.tenancy.lock().stream.try_clone();
+        let stream = stream.map_err(BackendError::Stream)?;
+        let file = self.window.try_clone().map_err(BackendError::Stream)?;
+        let tenant = Tenant {
+            tenancy: Arc::clone(&self.tenancy),
+            port: self.port.clone(),
+            opened: self.opened.take(),
+            window: guest,
+            is_static: self.is_static(),
+            file,
+            stats: self.guest.take(),
+            again: self.again.take(),
+        };
         let (listening, listens) = channel();
         self.listens = Some(listens);
         let listener = tasks::spawn("listener", move || {
             let _listening: Sender<()> = listening;
-            let mut served = Served::default();
-            served.failure = listen(
-                &stream,
-                &port,
-                opened,
-                (guest.as_ref().map(|(window, _)| window), stats.as_ref()),
-                &mut served.sessions,
-            )
-            .err();
-            if let (Some(BackendError::Show(_)), Some((_, stop))) = (&served.failure, guest) {
-                stop.stop();
-            }
-            if served.failure.is_some() {
-                // Without the launcher no run can be granted, so the supervisor must end the
-                // sessions.
-                drop(stream.shutdown(std::net::Shutdown::Both));
-            }
-            served
+            tenant.listen(stream)
         });
         self.listener = Some(listener.map_err(BackendError::Thread)?);
         Ok(())
@@ -357,8 +386,8 @@ impl Backend {
     pub fn finish(mut self) -> Served {
         // The supervisor closes its direction after this side has closed its own.
         let early = self.is_over();
-        // Fails only if the supervisor is gone, and its exit status shows that.
-        drop(self.stream.shutdown(std::net::Shutdown::Write));
+        // If the supervisor is gone, its exit status shows that.
+        self.tenancy.lock().end(Shutdown::Write);
         // A supervisor of this run alone is its own concern. Another one may be held up by its other
         // tenants, which must not hold up this run.
         let waited = match (&self.supervisor, &self.listens) {
@@ -367,7 +396,7 @@ impl Backend {
         };
         let is_silent = waited == Err(RecvTimeoutError::Timeout);
         if is_silent {
-            drop(self.stream.shutdown(std::net::Shutdown::Both));
+            self.tenancy.lock().shut_down(Shutdown::Both);
         }
         let mut served = match self.listener.take().map(JoinHandle::join) {
             Some(Ok(served)) => served,
@@ -416,57 +445,183 @@ fn spawn(mut command: Command) -> Result<Child, BackendError> {
     process.map_err(|error| BackendError::Start(tasks::named(error)))
 }
 
-/// Handles messages until the supervisor has sent all reports and closed its direction.
-fn listen(
-    stream: &UnixStream,
-    port: &Port,
+/// The listener's part of a tenant.
+struct Tenant {
+    tenancy: Arc<Mutex<Tenancy>>,
+    port: Port,
     opened: Option<Sender<Opened>>,
-    (window, stats): (Option<&Window>, Option<&VmStats>),
-    sessions: &mut SessionReports,
-) -> Result<(), BackendError> {
-    let mut body = Vec::new();
-    let answer = |what: &'static str, stream: Opened| {
-        if !port.is_awaited.swap(false, Ordering::AcqRel) {
-            return Err(BackendError::Unexpected(what));
-        }
-        // Without a receiver no request waits any more.
-        let _ = opened.as_ref().map(|opened| opened.send(stream));
-        Ok(())
-    };
-    while let Some((message, file)) = receive(stream, &mut body)? {
-        match (message, window) {
-            (Message::Stream(_), _) => {
-                let no_file = || "this process has no free descriptor".to_owned();
-                let stream = file.map(|file| OwnedFd::from(file).into());
-                answer(message.name(), stream.ok_or_else(no_file))?;
+    /// Window of a guest VM.
+    window: Option<(Window, StopHandle)>,
+    is_static: bool,
+    file: File,
+    stats: Option<VmStats>,
+    again: Option<Again>,
+}
+
+impl Tenant {
+    /// Handles messages until the tenant has ended. Attaches it to the next backend if it stays.
+    fn listen(self, mut stream: UnixStream) -> Served {
+        let mut served = Served::default();
+        loop {
+            let ended = self.handle(&stream, &mut served.sessions);
+            if let (Err(BackendError::Show(_)), Some((_, stop))) = (&ended, &self.window) {
+                stop.stop();
             }
-            (Message::Refused { reason, .. }, _) => {
-                answer(message.name(), Err(reason.to_owned()))?;
+            let is_over = self.again.is_none() || matches!(ended, Err(BackendError::Show(_)));
+            if ended.is_err() || !is_over {
+                // Without the launcher no run can be granted, so the supervisor must end the
+                // sessions. A request that is underway finds its stream closed.
+                drop(stream.shutdown(Shutdown::Both));
             }
-            (Message::SessionReport(json), _) => {
-                sessions.push(serde_json::from_str::<SessionReport>(json)?);
+            served.failure = ended.err();
+            if is_over {
+                return served;
             }
-            (Message::WindowMap(run), Some(window)) => {
-                let file = file.ok_or(BackendError::NoFile)?;
-                let (start, bytes) = range(run);
-                window.show(&file.into(), start, bytes)?;
-                port.answer(&Message::WindowMapped(run))?;
+            self.refuse("the backend has ended");
+            match self.next() {
+                Some(next) => {
+                    served.failure = None;
+                    stream = next;
+                }
+                None => return served,
             }
-            (Message::AskExits, _) => {
-                let exits = stats.and_then(exits_of);
-                port.answer(&Message::Exits(Exits {
-                    is_known: exits.is_some().into(),
-                    count: exits.unwrap_or_default(),
-                }))?;
-            }
-            (Message::WindowUnmap(run), Some(window)) => {
-                let (start, bytes) = range(run);
-                window.hide(start, bytes)?;
-            }
-            (other, _) => return Err(BackendError::Unexpected(other.name())),
         }
     }
-    Ok(())
+
+    /// Waits for the next backend. Returns the new stream of the tenant; none if the guest ends.
+    fn next(&self) -> Option<UnixStream> {
+        let (again, (window, _)) = (self.again.as_ref()?, self.window.as_ref()?);
+        let is_ending = || self.tenancy.lock().is_ending;
+        if is_ending() {
+            return None;
+        }
+        say::line(format_args!(
+            "the guest's backend has ended: its programs get errors until one of this name is there"
+        ));
+        loop {
+            std::thread::sleep(AGAIN);
+            if is_ending() {
+                return None;
+            }
+            if !again.is_due() {
+                continue;
+            }
+            let Ok(next) = again.attach(window, &self.file) else {
+                continue;
+            };
+            let ours = || Ok::<_, std::io::Error>((next.try_clone()?, next.try_clone()?));
+            // Without a descriptor the next attempt follows.
+            let Ok((stream, sending)) = ours() else {
+                drop(next.shutdown(Shutdown::Both));
+                continue;
+            };
+            let mut tenancy = self.tenancy.lock();
+            if tenancy.is_ending {
+                return None;
+            }
+            tenancy.stream = stream;
+            *self.port.sending.lock() = sending;
+            say::line(format_args!("the guest has a backend again"));
+            return Some(next);
+        }
+    }
+
+    /// Answers a request for a control stream, if there is one.
+    fn refuse(&self, reason: &str) {
+        if self.port.is_awaited.swap(false, Ordering::AcqRel) {
+            let opened = self.opened.as_ref();
+            // Without a receiver no request waits any more.
+            let _ = opened.map(|opened| opened.send(Err(reason.to_owned())));
+        }
+    }
+
+    /// Handles messages until the supervisor has sent all reports and closed its direction.
+    fn handle(
+        &self,
+        stream: &UnixStream,
+        sessions: &mut SessionReports,
+    ) -> Result<(), BackendError> {
+        let window = self.window.as_ref().map(|(window, _)| window);
+        let window = window.filter(|_| !self.is_static);
+        let stats = self.stats.as_ref();
+        let mut body = Vec::new();
+        let answer = |what: &'static str, stream: Opened| {
+            if !self.port.is_awaited.swap(false, Ordering::AcqRel) {
+                return Err(BackendError::Unexpected(what));
+            }
+            // Without a receiver no request waits any more.
+            let _ = self.opened.as_ref().map(|opened| opened.send(stream));
+            Ok(())
+        };
+        while let Some((message, file)) = receive(stream, &mut body)? {
+            match (message, window) {
+                (Message::Stream(_), _) => {
+                    let no_file = || "this process has no free descriptor".to_owned();
+                    let stream = file.map(|file| OwnedFd::from(file).into());
+                    answer(message.name(), stream.ok_or_else(no_file))?;
+                }
+                (Message::Refused { reason, .. }, _) => {
+                    answer(message.name(), Err(reason.to_owned()))?;
+                }
+                (Message::SessionReport(json), _) => {
+                    sessions.push(serde_json::from_str::<SessionReport>(json)?);
+                }
+                (Message::WindowMap(run), Some(window)) => {
+                    let file = file.ok_or(BackendError::NoFile)?;
+                    let (start, bytes) = range(run);
+                    window.show(&file.into(), start, bytes)?;
+                    self.port.answer(&Message::WindowMapped(run))?;
+                }
+                (Message::AskExits, _) => {
+                    let exits = stats.and_then(exits_of);
+                    self.port.answer(&Message::Exits(Exits {
+                        is_known: exits.is_some().into(),
+                        count: exits.unwrap_or_default(),
+                    }))?;
+                }
+                (Message::WindowUnmap(run), Some(window)) => {
+                    let (start, bytes) = range(run);
+                    window.hide(start, bytes)?;
+                }
+                (other, _) => return Err(BackendError::Unexpected(other.name())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Attaches a window on a connection to a supervisor. Returns the figures of its VM, if it has one.
+///
+/// # Errors
+/// The supervisor refuses the window, or does not answer.
+fn handshake(
+    stream: &UnixStream,
+    attach: Attach,
+    window: &File,
+) -> Result<Option<File>, BackendError> {
+    let limit = |time| {
+        let set = stream.set_read_timeout(time);
+        set.map_err(BackendError::Stream)
+    };
+    limit(Some(ANSWER_LIMIT))?;
+    let sent = send(stream, &Message::Attach(attach), &[window.as_raw_fd()]);
+    let mut body = Vec::new();
+    // A supervisor that serves no further tenant may have answered and closed the connection.
+    match (receive(stream, &mut body), sent) {
+        (Ok(Some((Message::Attached, figures))), Ok(())) => {
+            limit(None)?;
+            Ok(figures)
+        }
+        (Ok(Some((Message::Refused { reason, .. }, _))), _) => {
+            Err(BackendError::Refused(reason.to_owned()))
+        }
+        (Ok(Some((other, _))), _) => Err(BackendError::Unexpected(other.name())),
+        (Err(BackendError::Stream(error)), _) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(BackendError::Silent)
+        }
+        (_, Err(error)) | (Err(error), _) => Err(error),
+        (Ok(None), Ok(())) => Err(BackendError::Ended),
+    }
 }
 
 /// Returns the number of exits of a VM's vCPUs; none if it cannot be read.
@@ -485,7 +640,7 @@ fn range(run: WindowRun) -> (u64, u64) {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        drop(self.stream.shutdown(std::net::Shutdown::Both));
+        self.tenancy.lock().end(Shutdown::Both);
         // The end of its only tenant's stream ends a supervisor that was started for it.
         drop(self.supervisor.as_mut().map(Child::wait));
     }
@@ -503,7 +658,10 @@ pub struct Port {
 
 /// Opens control streams for the processes of a VM's guest. The guest's device does not wait for the supervisor's answers.
 #[derive(Debug)]
-pub struct Streams(SyncSender<Opener>);
+pub struct Streams {
+    openers: SyncSender<Opener>,
+    holders: Option<Holders>,
+}
 
 impl Streams {
     /// Returns the guest's end of a control stream, once the supervisor has answered.
@@ -512,14 +670,17 @@ impl Streams {
     /// Too many streams wait for an answer, or no descriptor is left.
     pub fn open(&self) -> Result<Accepted, Refused> {
         let (opening, opener) = Opening::new().map_err(|_| Refused)?;
-        self.0.try_send(opener).map_err(|_| Refused)?;
-        Ok(opening.into())
+        self.openers.try_send(opener).map_err(|_| Refused)?;
+        Ok(match &self.holders {
+            Some(holders) => opening.held(holders.add()).into(),
+            None => opening.into(),
+        })
     }
 }
 
 impl Port {
     /// Starts the thread that waits for the supervisor's answers.
-    pub fn streams(self) -> Result<Streams, BackendError> {
+    fn streams(self, holders: Option<Holders>) -> Result<Streams, BackendError> {
         let (sender, openers) = sync_channel::<Opener>(MAX_CONNECTIONS);
         let open = move || {
             for opener in openers {
@@ -529,7 +690,10 @@ impl Port {
             }
         };
         tasks::spawn("streams", open).map_err(BackendError::Thread)?;
-        Ok(Streams(sender))
+        Ok(Streams {
+            openers: sender,
+            holders,
+        })
     }
 
     /// Opens a control stream for a guest process, and returns the guest's end. Waits for the
@@ -540,8 +704,13 @@ impl Port {
             local: local.into(),
         };
         let streams = self.streams.lock();
+        // An earlier request that could not be sent may have been refused as well.
+        while streams.try_recv().is_ok() {}
         self.is_awaited.store(true, Ordering::Release);
-        self.send(&Message::Stream(stream), &[])?;
+        if let Err(error) = self.send(&Message::Stream(stream), &[]) {
+            self.is_awaited.store(false, Ordering::Release);
+            return Err(error);
+        }
         let opened = streams.recv().map_err(|_| BackendError::Ended)?;
         opened.map_err(BackendError::NoStream)
     }
@@ -586,16 +755,22 @@ mod tests {
             code: 0,
             reason: "no",
         };
-        let backend = port.clone();
-        let listener = std::thread::spawn(move || {
-            listen(
-                &ours,
-                &backend,
-                Some(opened),
-                (None, None),
-                &mut SessionReports::default(),
-            )
-        });
+        let tenant = Tenant {
+            tenancy: Arc::new(Mutex::new(Tenancy {
+                stream: ours.try_clone().expect("a stream"),
+                is_ending: false,
+                helper: None,
+            })),
+            port: port.clone(),
+            opened: Some(opened),
+            window: None,
+            is_static: false,
+            file: tempfile::tempfile().expect("a file"),
+            stats: None,
+            again: None,
+        };
+        let listener =
+            std::thread::spawn(move || tenant.handle(&ours, &mut SessionReports::default()));
         let asking = std::thread::spawn(move || port.open(false));
         let mut body = Vec::new();
         let request = receive(&theirs, &mut body).expect("a request");

@@ -73,6 +73,9 @@ enum Action {
     /// Start a program and collect what it leaves; `run` starts this.
     #[command(hide = true)]
     Reap(run::reaper::Options),
+    /// Connect to a backend again for the guest whose stream is standard input; `guest start` starts this.
+    #[command(hide = true)]
+    ConnectAgain(backend::again::Options),
     /// Remove files when standard input ends; `attach` starts this.
     #[command(hide = true)]
     Remove(attach::names::Options),
@@ -131,6 +134,9 @@ fn main() -> ExitCode {
             run::reaper::reap(&options);
             Ok(0)
         }
+        Action::ConnectAgain(options) => backend::again::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Remove(options) => {
             attach::names::remove(&options);
             Ok(0)

@@ -1,7 +1,8 @@
 //! `wormhole backend start`: starts a supervisor, or a VM with one, and leaves it, or stays with it.
 
 use std::io;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use clap::Args;
@@ -92,10 +93,15 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
         held.remove();
     }
     match ended {
-        Ok(status) if status.success() => Ok(()),
+        Ok(status) if is_right(options.placement, status) => Ok(()),
         Ok(status) => Err(BackendsError::Failed(place.name, status)),
         Err(error) => Err(BackendsError::Start(error)),
     }
+}
+
+/// Returns whether a backend ended as it should. The process of a VM ends by the signal that asks for its end.
+fn is_right(placement: Placement, status: ExitStatus) -> bool {
+    status.success() || placement == Placement::Vm && status.signal() == Some(libc::SIGTERM)
 }
 
 impl Options {
@@ -263,7 +269,7 @@ impl Supervisor {
     }
 
     /// Waits for the end of the supervisor, and passes on signals that ask for it.
-    fn attend(&mut self, watched: &Set) -> io::Result<std::process::ExitStatus> {
+    fn attend(&mut self, watched: &Set) -> io::Result<ExitStatus> {
         let pid = Pid::from_child(&self.0);
         loop {
             if let Some(status) = self.0.try_wait()? {

@@ -110,12 +110,17 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
     let disks = Disk::open(&options.disk).map_err(RunError::from)?;
     let networks = network::open_ends(&options.network).map_err(RunError::from)?;
     let installation = Installation::locate()?;
-    let backend = open_backend(
+    let mut backend = open_backend(
         &installation,
         options.backend.as_ref(),
         &options.device.device,
         options.window,
     )?;
+    if let Some(chosen) = &options.backend {
+        backend
+            .stay(&installation, chosen)
+            .map_err(RunError::from)?;
+    }
     let window = backend.window().try_clone();
     let window = window.map_err(|source| RunError::Io {
         what: "cannot share the window with the guest".to_owned(),
@@ -141,7 +146,7 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
             Some(file.map_err(|source| GuestsError::Write { path, source })?)
         }
     };
-    let control = backend.port().streams().map_err(RunError::from)?;
+    let control = backend.streams().map_err(RunError::from)?;
     let vm = Vm::new(VmConfig {
         boot: options.boot(),
         memory_mib: options.memory.0 >> 20,
@@ -203,8 +208,7 @@ fn until_its_end(
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
     backend.tell_exits(vm.stats());
-    let shown = vm.window().filter(|_| !backend.is_static());
-    backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
+    backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let passing = signals.to(presser(vm.power_button(), vm.stop_handle()));
     let connected = |source| RunError::Io {
         what: "a thread of the guest's console cannot be made".to_owned(),

@@ -161,11 +161,9 @@ pub fn run(
 
     // All files are open by now, and all processes are started.
     confinement::enter().map_err(GuestError::from)?;
-    // A static window, which the backend's VM has as well, stays as it is.
-    let shown = vm.window().filter(|_| !backend.is_static());
     backend.tell_exits(vm.stats());
-    backend.listen(shown.map(|window| (window, vm.stop_handle())))?;
-    let opened = backend.port().streams()?;
+    backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
+    let opened = backend.streams()?;
     control.get_or_init(|| opened);
     let stats = vm.stats();
     let vm_name = stats.vm_name().to_owned();

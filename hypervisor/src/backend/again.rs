@@ -1,0 +1,208 @@
+//! Attaches the window of a guest again after its backend has ended and another one has taken its place.
+//!
+//! The guest's process may not connect once the guest runs, so a process beside it does, when asked. It reads no byte of a
+//! guest, and connects only to the backend that the guest was started with, one connection at a time: the one before must
+//! have ended. It waits for the backend's answer as well, and passes the stream of a tenant that is attached.
+//!
+//! A process of the guest that outlives its session can still write to the session's memory. So the window is attached
+//! again when all of the guest's control streams of the earlier backend are closed by their processes, and its memory is
+//! cleared before.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wormhole_link::{chain, tasks};
+use wormhole_monitor::Window;
+use wormhole_monitor::devices::vsock::Holders;
+use wormhole_ring::control::{Attach, Message, Refusal};
+
+use super::{BackendError, handshake, receive, send};
+use crate::backends::{Chosen, Placement};
+use crate::installation::Installation;
+
+/// Time between two attempts to attach.
+pub const AGAIN: Duration = Duration::from_millis(500);
+
+/// Arguments of the process that connects.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The backend.
+    backend: Chosen,
+}
+
+/// A guest's way to its next backend.
+#[derive(Debug)]
+pub struct Again {
+    /// The process that connects, which ends with this stream.
+    helper: UnixStream,
+    process: Child,
+    attach: Attach,
+    /// Streams of the guest's processes.
+    pub holders: Holders,
+}
+
+impl Again {
+    /// Starts the process that connects. `now` is the stream of the tenant.
+    ///
+    /// # Errors
+    /// No process can be started.
+    pub fn start(
+        installation: &Installation,
+        backend: &Chosen,
+        attach: Attach,
+        now: &UnixStream,
+    ) -> Result<Self, BackendError> {
+        let started = || {
+            let (helper, theirs) = UnixStream::pair()?;
+            let process = Command::new(installation.command())
+                .args(["connect-again", &backend.to_string()])
+                .stdin(OwnedFd::from(theirs))
+                .stdout(OwnedFd::from(now.try_clone()?))
+                // No signal of a terminal reaches it.
+                .process_group(0)
+                .spawn()
+                .map_err(tasks::named)?;
+            Ok((helper, process))
+        };
+        let (helper, process) = started().map_err(BackendError::Start)?;
+        Ok(Self {
+            helper,
+            process,
+            attach,
+            holders: Holders::default(),
+        })
+    }
+
+    /// Returns the stream of the process that connects. Shutting it down ends the process.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn helper(&self) -> io::Result<UnixStream> {
+        self.helper.try_clone()
+    }
+
+    /// Returns whether the guest's processes have closed all streams.
+    pub fn is_due(&self) -> bool {
+        self.holders.count() == 0
+    }
+
+    /// Clears the guest's window and attaches it to the backend. Returns the tenant's stream.
+    ///
+    /// # Errors
+    /// No backend is there, or it refuses, or the window cannot be cleared.
+    pub fn attach(&self, window: &Window, file: &File) -> Result<UnixStream, BackendError> {
+        window.clear()?;
+        let attach = Message::Attach(self.attach);
+        send(&self.helper, &attach, &[file.as_raw_fd()])?;
+        let mut body = Vec::new();
+        match receive(&self.helper, &mut body)? {
+            Some((Message::Attached, Some(stream))) => Ok(OwnedFd::from(stream).into()),
+            Some((Message::Refused { reason, .. }, _)) => {
+                Err(BackendError::Refused(reason.to_owned()))
+            }
+            Some((other, _)) => Err(BackendError::Unexpected(other.name())),
+            None => Err(BackendError::Ended),
+        }
+    }
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        drop(self.helper.shutdown(std::net::Shutdown::Both));
+        drop(self.process.wait());
+    }
+}
+
+/// Runs as the process that connects, until the guest's process has ended.
+///
+/// # Errors
+/// Standard input or output is no stream, or the guest's process sends another message.
+pub fn run(options: &Options) -> Result<(), BackendError> {
+    let stream = |stream: io::Result<OwnedFd>| stream.map(UnixStream::from);
+    let guest = stream(io::stdin().as_fd().try_clone_to_owned()).map_err(BackendError::Stream)?;
+    let now = stream(io::stdout().as_fd().try_clone_to_owned());
+    let mut now = now.map_err(BackendError::Stream)?;
+    // Only `now` refers to the stream.
+    let null = File::options().write(true).open("/dev/null");
+    null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?))
+        .map_err(BackendError::Stream)?;
+    let mut body = Vec::new();
+    while let Some((message, window)) = receive(&guest, &mut body)? {
+        let (Message::Attach(attach), Some(window)) = (&message, window) else {
+            return Err(BackendError::Unexpected(message.name()));
+        };
+        match connect(&options.backend, *attach, &window, &now) {
+            Ok(stream) => {
+                send(&guest, &Message::Attached, &[stream.as_raw_fd()])?;
+                now = stream;
+            }
+            Err(reason) => {
+                let refused = Message::Refused {
+                    code: Refusal::Protocol as u32,
+                    reason: &reason,
+                };
+                send(&guest, &refused, &[])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Attaches a window, if the stream before has ended.
+fn connect(
+    backend: &Chosen,
+    attach: Attach,
+    window: &File,
+    before: &UnixStream,
+) -> Result<UnixStream, String> {
+    if !has_ended(before) {
+        return Err("the backend serves the guest already".to_owned());
+    }
+    let connected = backend.connect().map_err(|error| chain(&error))?;
+    let is_static = connected.placement == Placement::Vm;
+    if is_static != (attach.static_window != 0) {
+        return Err("the backend has another placement than the one before".to_owned());
+    }
+    handshake(&connected.stream, attach, window).map_err(|error| chain(&error))?;
+    Ok(connected.stream)
+}
+
+/// Returns whether both directions of a stream are closed.
+fn has_ended(stream: &UnixStream) -> bool {
+    let mut events = [PollFd::new(stream, PollFlags::empty())];
+    let polled = poll(&mut events, Some(&Timespec::default()));
+    polled.is_ok() && events[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_has_ended_when_both_directions_are_closed() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert!(!has_ended(&ours));
+        theirs.shutdown(Shutdown::Write).unwrap();
+        assert!(!has_ended(&ours));
+        drop(theirs);
+        assert!(has_ended(&ours));
+    }
+
+    #[test]
+    fn a_backend_that_serves_the_guest_gets_no_second_window_of_it() {
+        let (now, _backend) = UnixStream::pair().unwrap();
+        let window = tempfile::tempfile().unwrap();
+        let backend = "none".parse().unwrap();
+        let refused = connect(&backend, Attach::default(), &window, &now).unwrap_err();
+        assert!(refused.contains("already"), "{refused}");
+    }
+}
