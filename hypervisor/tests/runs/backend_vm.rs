@@ -6,8 +6,10 @@ use std::process::Command;
 
 use wormhole_images::Image;
 
+use crate::backends::{VM_UNIT, unit_command};
 use crate::emulated::script_with;
 use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
+use crate::qemu;
 
 /// Launches of the program `steady`.
 const LAUNCHES: u64 = 10_240;
@@ -69,10 +71,12 @@ fn programs_of_a_guest_are_served_by_another_vm_without_exits() {
     assert!(run.stderr.contains(&said), "{said}\n{}", run.stderr);
 }
 
-/// Commands of a person with a backend VM in the emulated host. `$1` is the command, `$2` the folder of programs.
+/// Commands of a person with a backend VM in the emulated host. `$1` is the command, `$2` the folder of programs, `$3` an
+/// initrd whose guest does what its console says, `$4` the commands of [`ZEROS`], `$5` the command of the unit of backend
+/// VMs, which starts the second one.
 const SHARED: &str = r#"
 set -e
-command=$1 programs=$2
+command=$1 programs=$2 initrd=$3 zeros=$4 unit=$5
 "$command" backend start many --placement vm --slots 3 --slot-size 258M
 log=/run/wormhole/many/log
 "$command" backend list --json
@@ -94,21 +98,30 @@ tenant() {
     attach $1 >/run/$1 2>&1 &
     says /run/$1 "attached: *"
 }
+show() { while read -r line; do echo "log: $line"; done <"$1"; }
 
-"$command" run --host kvm --backend many --memory 256M --quiet "$programs/spin" >/run/spin 2>&1 &
+"$command" run --host kvm --backend many --memory 256M --quiet "$programs/copying" >/run/copying 2>&1 &
 victim=$!
-says /run/spin spinning
+says /run/copying copying
 guest printf >/run/printf 2>&1 &
 survivor=$!
-for cycle in 1 2 3 4 5 6 7 8 9 10 11 12; do
+before=$SECONDS
+for ((cycle = 1; cycle <= 50; cycle++)); do
     tenant cycle$cycle
     kill -TERM $!
     wait $!
 done
-echo "windows came and went $cycle times"
+echo "windows came and went $((cycle - 1)) times"
+echo "that took $((SECONDS - before)) s"
 until read -r line </run/printf; do kill -0 $survivor; sleep 0.1; done 2>/dev/null
 kill -9 $victim
 wait $survivor && [[ $(cat /run/printf) == *"PASS printf" ]] && echo "the survivor passes"
+
+# The victim was copying. Nothing of that is left where the next windows will be.
+vm=$(</run/wormhole/many/record.json)
+vm=${vm#*\"pid\":} vm=${vm%%,*}
+while [[ $(</proc/$((vm))/maps) == *memfd:wormhole-window* ]]; do sleep 0.1; done
+perl -e "$zeros" $((vm))
 
 # The slot of the killed guest is free again as well.
 tenants=
@@ -118,34 +131,152 @@ for one in a b c; do
 done
 (attach d 2>&1) || echo "status $?"
 kill -9 $tenants
-guest vector_add 2>&1
-while read -r line; do echo "log: $line"; done <$log
-"$command" backend stop many
+
+# A guest that outlives its backend.
+stays=/run/wormhole/.guests/stays
+said() {
+    until [[ $(<$stays/console) == *"$1"* ]] 2>/dev/null; do
+        if ((looks++ > 1500)); then
+            echo "the guest does not say $1:"
+            cat $stays/console $stays/log $log
+            exit 1
+        fi
+        sleep 0.2
+    done
+}
+tell() {
+    { echo "$1"; said "$2"; } | "$command" guest console stays >/dev/null 2>&1
+    said "$2"
+}
+"$command" guest start stays --backend many --memory 256M --append quiet \
+    --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$initrd"
+said "ready for words"
+tell vector_add "turn 1: 0"
+tell spin spinning
+tell hold "one is held"
+show $log
+kill -9 $((vm))
+said "FAIL spin"
+tell vector_add "turn 2: 1"
+exec 3< <(exec perl -e '$| = 1; socket(S, 1, 2, 0) and bind(S, pack("SZ*", 1, "/run/notify")) or die;
+    print "listens\n"; recv(S, $said, 64, 0); print "the unit is $said\n"')
+read -r line <&3
+NOTIFY_SOCKET=/run/notify $unit 2>/run/unit &
+unit=$!
+read -r line <&3 && echo "$line"
+"$command" backend list --json
+tell vector_add "turn 3: 1"
+tell free "none is held"
+tell again "works again"
+while read -r line; do echo "console: $line"; done <$stays/console
+show $stays/log
+"$command" guest stop stays --timeout 1
+show /run/unit
+kill -TERM $unit
+wait $unit && echo "the unit ends with 0"
+"$command" backend stop many 2>&1 || echo "status $?"
+"#;
+
+/// Commands of the guest that outlives its backend. One of its processes holds memory of the window and cannot notice the
+/// backend's end.
+const WORDS: &str = r#"
+echo ready for words
+turn=0
+while read -r word; do
+    case $word in
+    vector_add)
+        "$folder/vector_add" 2>&1
+        status=$?
+        turn=$((turn + 1))
+        echo "turn $turn: $status"
+        ;;
+    spin) "$folder/spin" 2>&1 & ;;
+    hold)
+        "$folder/spin" >/held 2>&1 &
+        held=$!
+        until [ -s /held ]; do :; done
+        kill -STOP $held
+        echo one is held
+        ;;
+    free)
+        kill -KILL $held
+        echo none is held
+        ;;
+    again)
+        until "$folder/vector_add" >/dev/null 2>&1; do :; done
+        echo works again
+        ;;
+    esac
+done </dev/console
+"#;
+
+/// Commands of Perl that read all bytes of the aperture of the process `$ARGV[0]`. Holes are zero.
+const ZEROS: &str = r#"
+my $folder = "/proc/$ARGV[0]/fd";
+opendir(my $open, $folder) or die "no process: $!";
+my ($path) = grep { (readlink($_) // "") =~ /wormhole-aperture/ } map { "$folder/$_" } readdir($open);
+open(my $file, "<", $path) or die "no aperture: $!";
+my ($data, $hole) = (0, 0);
+while (defined($data = sysseek($file, $hole, 3))) {
+    $hole = sysseek($file, $data, 4);
+    sysseek($file, $data, 0);
+    while ($data < $hole) {
+        my $count = sysread($file, my $bytes, $hole - $data < 1 << 20 ? $hole - $data : 1 << 20);
+        die "cannot read: $!" unless $count;
+        die "a byte at $data or behind it is not zero" if $bytes =~ /[^\0]/;
+        $data += $count;
+    }
+}
+print "all bytes of the aperture are zero, ", -s $file, " of them\n";
 "#;
 
 #[test]
 fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
     let _beside = beside_other_guests();
-    let programs = ["spin", "printf", "vector_add"].map(|name| program("static", name));
+    let programs = ["spin", "printf", "vector_add", "copying"].map(|name| program("static", name));
     let folder = programs[0].parent().expect("the folder of programs");
-    let tools = ["/usr/bin/cat", "/usr/bin/sleep"].map(PathBuf::from);
+    let home = tempfile::tempdir().expect("a folder");
+    let initrd = home.path().join(qemu::initrd(
+        home.path(),
+        "words.img",
+        &format!("folder={}{WORDS}", folder.display()),
+        &["vector_add", "spin"],
+    ));
+    let options = home.path().join("many.toml");
+    fs::write(&options, "slots = 3\nslot-size = \"258M\"\n").expect("a file");
+    let unit = unit_command(VM_UNIT, home.path(), "many").join(" ");
+    let tools = ["/usr/bin/cat", "/usr/bin/perl", "/usr/bin/sleep"].map(PathBuf::from);
     let said = script_with(
         &[Image::guest, Image::backend],
         SHARED,
-        &[folder.into()],
-        &[&programs[..], &tools].concat(),
+        &[
+            folder.into(),
+            initrd.clone().into(),
+            ZEROS.into(),
+            unit.into(),
+        ],
+        &[&programs[..], &tools, &[initrd, options]].concat(),
         &[],
     );
+    let took = said.lines().find(|line| line.starts_with("that took "));
+    println!("50 windows: {}", took.unwrap_or_default());
     for words in [
         "backend many serves: ",
         "\"placement\": \"vm\"",
         "backend many runs in a VM and serves guests alone: choose --placement host",
         "backend many is running already, as process",
-        "windows came and went 12 times\n",
+        "windows came and went 50 times\n",
         "the survivor passes\n",
+        // 3 slots of 258 MiB, each at a multiple of 128 MiB.
+        "all bytes of the aperture are zero, 1207959552 of them\n",
         "all 3 slots of the backend VM have a window\nstatus 2",
-        "PASS vector_add",
-        "backend many is stopped\n",
+        "guest stays runs: ",
+        "console: cudaDeviceSynchronize(): cudaErrorSystemNotReady",
+        "log: wormhole: the guest's backend has ended: ",
+        "log: wormhole: the guest has a backend again",
+        "the unit is READY=1\n",
+        "the unit ends with 0\n",
+        "no backend many is running: `wormhole backend start many` starts one\nstatus 2",
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }

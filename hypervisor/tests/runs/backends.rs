@@ -667,6 +667,9 @@ fn a_run_ends_although_its_backend_stands() {
 
 const UNITS: [&str; 2] = ["wormhole-backend.service", "wormhole-backend@.service"];
 
+/// The unit of backend VMs.
+pub const VM_UNIT: &str = "wormhole-backend-vm@.service";
+
 /// The unit of guests.
 const GUEST_UNIT: &str = "wormhole-guest@.service";
 
@@ -689,7 +692,7 @@ fn the_units_of_backends_and_guests_are_valid() {
         let mut command = Command::new("systemd-analyze");
         command.arg("verify").arg(path).output()
     };
-    for name in UNITS.into_iter().chain([GUEST_UNIT]) {
+    for name in UNITS.into_iter().chain([VM_UNIT, GUEST_UNIT]) {
         let verified = match verify(name, &unit(name)) {
             Err(error) => {
                 println!("skipped: systemd-analyze cannot be started: {error}");
@@ -707,15 +710,22 @@ fn the_units_of_backends_and_guests_are_valid() {
     }
 }
 
-/// Runs the command of a unit of the backend or guest `two`, whose file is in this folder.
-fn start_unit(name: &str, folder: &Path) -> Finished {
+/// Returns the command of a unit of the backend or guest `name`, whose file is in this folder.
+pub fn unit_command(unit_name: &str, folder: &Path, name: &str) -> Vec<String> {
     let folder = folder.to_str().expect("a path in UTF-8");
-    let unit = unit(name).replace("/etc/wormhole", folder);
-    let unit = unit.replace("%i", "two");
+    let unit = unit(unit_name).replace("/etc/wormhole", folder);
+    let unit = unit.replace("%i", name);
     let line = unit
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
-    let words: Vec<&str> = line.expect("a command").split(' ').skip(1).collect();
+    let words = line.expect("a command").split(' ');
+    words.map(str::to_owned).collect()
+}
+
+/// Runs the command of a unit of the backend or guest `two`, whose file is in this folder.
+fn start_unit(name: &str, folder: &Path) -> Finished {
+    let words = unit_command(name, folder, "two");
+    let words: Vec<&str> = words.iter().skip(1).map(String::as_str).collect();
     Runtime::new().finish(&words)
 }
 
