@@ -9,6 +9,7 @@ mod demo;
 mod fixtures;
 mod foreign;
 mod linker;
+mod machine;
 mod mutants;
 mod nccl;
 mod numba;

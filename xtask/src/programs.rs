@@ -131,6 +131,11 @@ pub fn steady(root: &Path) -> PathBuf {
     root.join("target/programs/static/steady")
 }
 
+/// Returns the path of a short program that verifies its results.
+pub fn verified(root: &Path) -> PathBuf {
+    root.join("target/programs/static/vector_add")
+}
+
 /// Describes the programs with wrong kernels, which their own verification must detect.
 fn broken(root: &Path) -> impl Iterator<Item = Build> {
     BROKEN

@@ -12,6 +12,7 @@ mod memory;
 mod shared;
 mod stop;
 mod watch;
+mod windows;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ use self::shared::SharedBackend;
 use self::stop::Stop;
 use self::watch::Watch;
 use crate::command::{Failure, step};
-use crate::{nvcc, stage};
+use crate::nvcc;
+use crate::stage::{self, Stage};
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -46,6 +48,9 @@ pub struct Options {
     /// belongs to the shared backend, the supervisor to a lane.
     #[arg(long)]
     stop: Option<stop::Kind>,
+    /// Attach as many windows to a backend VM and detach them, beside a guest that works, instead of running lanes.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["minutes", "lanes", "stop"])]
+    windows: Option<u32>,
 }
 
 /// Time above which a standing lane counts as stalled, without the time in which the machine stood.
@@ -128,12 +133,17 @@ impl Load {
 
 /// Runs the lanes, prints the closing line, and returns whether the soak passed.
 pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
-    let prefix = match &options.stage {
-        Some(prefix) => prefix.clone(),
-        None => stage::stage(root)?.prefix,
+    let stage = match &options.stage {
+        Some(prefix) => Stage {
+            prefix: prefix.clone(),
+        },
+        None => stage::stage(root)?,
     };
+    if let Some(count) = options.windows {
+        return windows::run(root, &stage, count);
+    }
     let start = Instant::now();
-    let soak = Arc::new(prepare(root, &prefix, start, options)?);
+    let soak = Arc::new(prepare(root, &stage.prefix, start, options)?);
     // Orphans become children of this process, so that all processes of the runs are its descendants.
     set_child_subreaper(rustix::process::Pid::from_raw(family::own_number()))
         .map_err(|error| Failure::new(format!("orphans would be lost: {error}")))?;

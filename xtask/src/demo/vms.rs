@@ -1,0 +1,165 @@
+//! The demo against a backend VM: two guests at once, and one backend VM that serves both.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{LAUNCHES, MOST_EXITS, PATIENCE, Summary, commands, exits_per_call};
+use crate::command::Failure;
+use crate::machine::{Ran, Script};
+use crate::stage::Stage;
+
+/// Commands of the demo. `$4` and `$5` are the shell commands of the guests. A guest writes `ready` when its programs have
+/// ended. Only the first one works on then, so that all processors of a small machine serve its launches.
+const SCRIPT: &str = r#"
+set -eo pipefail
+command=$1 folder=$2 patience=$3
+export WORMHOLE_RUNTIME=$folder/backends
+
+guest() {
+    "$command" run --host kvm --backend demo --memory 256M --interactive --timeout "$patience" \
+        --json "$folder/$1.json" -- /bin/sh -c "$2" <"$folder/$1.in" | while read -r line; do
+        case $line in
+        ready) : >"$folder/$1.ready" ;;
+        *) echo "$1: $line" ;;
+        esac
+    done
+}
+
+"$command" backend start demo --placement vm --slots 2 --slot-size 258M
+trap '"$command" backend stop demo' EXIT
+mkfifo "$folder/first.in" "$folder/second.in"
+guest first "$4" &
+first=$!
+guest second "$5" &
+second=$!
+exec 3>"$folder/first.in" 4>"$folder/second.in"
+for one in first second; do
+    until [ -e "$folder/$one.ready" ]; do
+        kill -0 ${!one}
+        sleep 0.1
+    done
+done
+echo >&3
+wait $first
+echo >&4
+wait $second
+"#;
+
+/// Programs that the script and the guests' shells use.
+const TOOLS: [&str; 3] = ["/bin/sh", "/usr/bin/mkfifo", "/usr/bin/sleep"];
+
+/// Names of the guests in the script.
+const GUESTS: [&str; 2] = ["first", "second"];
+
+/// Time after which the emulated host counts as hung.
+const HOST_PATIENCE: Duration = Duration::from_secs(900);
+
+/// Runs the programs, half of them in each guest. Returns whether all passed.
+pub fn run(
+    root: &Path,
+    stage: &Stage,
+    programs: &[PathBuf],
+    steady: &Path,
+) -> Result<bool, Failure> {
+    let (first, second) = programs.split_at(programs.len().div_ceil(2));
+    let steady_command = format!("'{}' {LAUNCHES} || failed=1\n", steady.display());
+    let guests = [(first, steady_command.as_str()), (second, "")]
+        .map(|(part, last)| commands(part, &format!("echo ready\nread -r _\n{last}")));
+    let tools = TOOLS.map(PathBuf::from).into_iter();
+    let script = Script {
+        text: SCRIPT,
+        arguments: guests.map(Into::into).to_vec(),
+        programs: tools
+            .chain(programs.to_vec())
+            .chain([steady.to_owned()])
+            .collect(),
+        results: GUESTS.map(|guest| format!("{guest}.json")).to_vec(),
+        patience: PATIENCE,
+        host_patience: HOST_PATIENCE,
+    };
+    judge(&script.run(root, stage, "demo")?, programs.len())
+}
+
+/// Prints the demo's line. Returns whether the programs passed in three VMs that differ.
+fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
+    let of = |guest: &str, beginning: &str| {
+        let beginning = format!("{guest}: {beginning}");
+        let lines = ran.output.lines();
+        lines
+            .filter_map(move |line| Some(line.strip_prefix(&beginning)?.to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let passed = GUESTS
+        .iter()
+        .flat_map(|guest| of(guest, "PASS "))
+        .filter(|name| name != "steady")
+        .count();
+    if !ran.is_success || passed != count || ran.results.len() != GUESTS.len() {
+        println!(
+            "demo: FAIL {passed} of {count} programs passed; {}",
+            match ran.is_success {
+                true => "the runs themselves ended well",
+                false => "a run ended with an error",
+            }
+        );
+        return Ok(false);
+    }
+    let summaries = ran.results.iter().map(|text| {
+        serde_json::from_slice(text)
+            .map_err(|error| Failure::new(format!("a guest's summary is none: {error}")))
+    });
+    let summaries: Vec<Summary> = summaries.collect::<Result<_, _>>()?;
+    let [Some(backend), Some(same)] = [&summaries[0].backend_vm, &summaries[1].backend_vm] else {
+        println!("demo: FAIL a guest had no backend VM");
+        return Ok(false);
+    };
+    let mut vms = vec![(backend.boot_id.clone(), backend.vm.clone())];
+    for (guest, summary) in GUESTS.iter().zip(&summaries) {
+        let boot = of(guest, "boot ").pop();
+        vms.push((
+            boot.unwrap_or_default(),
+            summary.vm.clone().unwrap_or_default(),
+        ));
+    }
+    for (name, (boot, vm)) in ["backend VM", "first guest", "second guest"]
+        .iter()
+        .zip(&vms)
+    {
+        println!("{name}: {vm}, boot {boot}");
+    }
+    let differ = |of: fn(&(String, String)) -> &String| {
+        let mut values: Vec<&String> = vms.iter().map(of).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.len() == vms.len() && values.iter().all(|value| !value.is_empty())
+    };
+    if !differ(|(boot, _)| boot) || !differ(|(_, vm)| vm) || backend.boot_id != same.boot_id {
+        println!("demo: FAIL the guests and their backend VM are not known to be three VMs");
+        return Ok(false);
+    }
+    if summaries
+        .iter()
+        .any(|summary| summary.requests == 0 || summary.records == 0)
+    {
+        println!("demo: FAIL the programs passed, but no worker executed anything for a guest");
+        return Ok(false);
+    }
+    let accounts = summaries[0].exit_accounts.as_deref().unwrap_or_default();
+    let exits = exits_per_call(accounts, "the first guest")?;
+    let backend_exits = exits_per_call(&backend.exit_accounts, "the backend VM")?;
+    let most = exits.max(backend_exits);
+    if most > MOST_EXITS {
+        println!("demo: FAIL launching adds {most:.5} VM exits to each launch");
+        return Ok(false);
+    }
+    let sum = |of: fn(&Summary) -> u64| summaries.iter().map(of).sum::<u64>();
+    println!(
+        "demo: PASS programs={passed} guest={} backend=vm vms={} requests={} records={} \
+         exits_per_call={exits:.5} backend_exits_per_call={backend_exits:.5}",
+        ran.guest,
+        vms.len(),
+        sum(|summary| summary.requests),
+        sum(|summary| summary.records),
+    );
+    Ok(true)
+}
