@@ -30,9 +30,10 @@ const SUITES: [&str; 3] = ["api", "memory", "nvml"];
 /// Other folders of programs.
 const OTHERS: [&str; 6] = ["devices", "exits", "faults", "input", "lives", "order"];
 
-/// Programs of [`OTHERS`] that tests here and in `guest_kill` start by name, beside [`FAULTS`].
-const BY_NAME: [&str; 10] = [
+/// Programs of [`OTHERS`] that tests here, in `guest_kill` and in `backend_vm` start by name, beside [`FAULTS`].
+const BY_NAME: [&str; 11] = [
     "bad_input",
+    "copying",
     "eight_waiters",
     "handoff",
     "hostile",
