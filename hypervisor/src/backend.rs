@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
-use wormhole_link::tasks;
+use wormhole_link::{chain, tasks};
 use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
@@ -26,7 +26,7 @@ use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
-use self::again::{AGAIN, Again};
+use self::again::{AGAIN, Again, Pause};
 pub use self::frames::{receive, send};
 use crate::backend_vm::{START_LIMIT, read_boot_id};
 use crate::backends::Chosen;
@@ -344,6 +344,8 @@ impl Backend {
         let mut tenancy = self.tenancy.lock();
         let again = Again::start(installation, backend, self.attach, &tenancy.stream)?;
         tenancy.helper = Some(again.helper().map_err(BackendError::Start)?);
+        // They would keep what the kernel has of the first backend's VM.
+        self.figures = None;
         self.again = Some(again);
         Ok(())
     }
@@ -462,12 +464,17 @@ impl Tenant {
     /// Handles messages until the tenant has ended. Attaches it to the next backend if it stays.
     fn listen(self, mut stream: UnixStream) -> Served {
         let mut served = Served::default();
+        let mut pause = Pause::FIRST;
         loop {
+            let start = Instant::now();
             let ended = self.handle(&stream, &mut served.sessions);
             if let (Err(BackendError::Show(_)), Some((_, stop))) = (&ended, &self.window) {
                 stop.stop();
             }
             let is_over = self.again.is_none() || matches!(ended, Err(BackendError::Show(_)));
+            if ended.is_err() && !is_over {
+                Self::discard(&stream);
+            }
             if ended.is_err() || !is_over {
                 // Without the launcher no run can be granted, so the supervisor must end the
                 // sessions. A request that is underway finds its stream closed.
@@ -478,7 +485,8 @@ impl Tenant {
                 return served;
             }
             self.refuse("the backend has ended");
-            match self.next() {
+            pause = pause.after(start.elapsed());
+            match self.next(pause) {
                 Some(next) => {
                     served.failure = None;
                     stream = next;
@@ -488,26 +496,69 @@ impl Tenant {
         }
     }
 
+    /// Ends this direction and reads until the backend has ended its own: until then workers may use the window. The end of
+    /// the guest ends it as well.
+    fn discard(mut stream: &UnixStream) {
+        drop(stream.shutdown(Shutdown::Write));
+        // An error is an end.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    }
+
+    fn is_ending(&self) -> bool {
+        self.tenancy.lock().is_ending
+    }
+
     /// Waits for the next backend. Returns the new stream of the tenant; none if the guest ends.
-    fn next(&self) -> Option<UnixStream> {
-        let (again, (window, _)) = (self.again.as_ref()?, self.window.as_ref()?);
-        let is_ending = || self.tenancy.lock().is_ending;
-        if is_ending() {
+    fn next(&self, pause: Pause) -> Option<UnixStream> {
+        let (again, (window, stop)) = (self.again.as_ref()?, self.window.as_ref()?);
+        if self.is_ending() {
             return None;
         }
         say::line(format_args!(
             "the guest's backend has ended: its programs get errors until one of this name is there"
         ));
+        let first = Instant::now() + pause.time();
+        let (mut is_cleared, mut said) = (false, String::new());
+        let mut say_once = |reason: String| {
+            if reason != said {
+                say::line(format_args!("the guest has no backend yet: {reason}"));
+                said = reason;
+            }
+        };
         loop {
             std::thread::sleep(AGAIN);
-            if is_ending() {
+            if self.is_ending() {
                 return None;
             }
-            if !again.is_due() {
+            if Instant::now() < first {
                 continue;
             }
-            let Ok(next) = again.attach(window, &self.file) else {
+            if !again.is_due() {
+                say_once("programs of the guest still have connections to the last one".to_owned());
                 continue;
+            }
+            // No session begins before the window is attached.
+            if !is_cleared {
+                if let Err(error) = window.clear() {
+                    say_once(chain(&error));
+                    stop.stop();
+                    return None;
+                }
+                is_cleared = true;
+            }
+            let next = match again.attach(&self.file) {
+                Ok(next) => next,
+                Err(error @ (BackendError::Ended | BackendError::Stream(_))) => {
+                    say_once(format!(
+                        "the process that connects has ended: {}",
+                        chain(&error)
+                    ));
+                    return None;
+                }
+                Err(error) => {
+                    say_once(chain(&error));
+                    continue;
+                }
             };
             let ours = || Ok::<_, std::io::Error>((next.try_clone()?, next.try_clone()?));
             // Without a descriptor the next attempt follows.

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use wormhole_link::{chain, tasks};
-use wormhole_monitor::Window;
 use wormhole_monitor::devices::vsock::Holders;
 use wormhole_ring::control::{Attach, Message, Refusal};
 
@@ -29,6 +29,30 @@ use crate::installation::Installation;
 
 /// Time between two attempts to attach.
 pub const AGAIN: Duration = Duration::from_millis(500);
+
+/// Longest time from the end of a tenant to the first attempt to attach it again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Time from the end of a tenant to the first attempt to attach it again. It doubles with each tenant that a backend has
+/// ended soon: a hostile guest may cause that, to try something again.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause(Duration);
+
+impl Pause {
+    pub const FIRST: Self = Self(AGAIN);
+
+    /// Returns the pause after a tenant that has lived so long.
+    pub fn after(self, life: Duration) -> Self {
+        if life >= LONGEST_PAUSE {
+            return Self::FIRST;
+        }
+        Self((self.0 * 2).min(LONGEST_PAUSE))
+    }
+
+    pub fn time(self) -> Duration {
+        self.0
+    }
+}
 
 /// Arguments of the process that connects.
 #[derive(Debug, Args)]
@@ -93,12 +117,11 @@ impl Again {
         self.holders.count() == 0
     }
 
-    /// Clears the guest's window and attaches it to the backend. Returns the tenant's stream.
+    /// Attaches the guest's cleared window to the backend. Returns the tenant's stream.
     ///
     /// # Errors
-    /// No backend is there, or it refuses, or the window cannot be cleared.
-    pub fn attach(&self, window: &Window, file: &File) -> Result<UnixStream, BackendError> {
-        window.clear()?;
+    /// No backend is there, or it refuses. [`BackendError::Ended`] if the process that connects has ended.
+    pub fn attach(&self, file: &File) -> Result<UnixStream, BackendError> {
         let attach = Message::Attach(self.attach);
         send(&self.helper, &attach, &[file.as_raw_fd()])?;
         let mut body = Vec::new();
@@ -133,6 +156,13 @@ pub fn run(options: &Options) -> Result<(), BackendError> {
     let null = File::options().write(true).open("/dev/null");
     null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?))
         .map_err(BackendError::Stream)?;
+    // A backend may take minutes to answer, and the guest's process waits for this one's end.
+    let watched = guest.try_clone().map_err(BackendError::Stream)?;
+    tasks::spawn("watch", move || {
+        wait_for_end(&watched);
+        std::process::exit(0);
+    })
+    .map_err(BackendError::Thread)?;
     let mut body = Vec::new();
     while let Some((message, window)) = receive(&guest, &mut body)? {
         let (Message::Attach(attach), Some(window)) = (&message, window) else {
@@ -167,6 +197,10 @@ fn connect(
     }
     let connected = backend.connect().map_err(|error| chain(&error))?;
     let is_static = connected.placement == Placement::Vm;
+    // Its starter has not attached yet, for which it needs a slot.
+    if is_static && connected.boot_id.is_none() {
+        return Err("the backend VM has not started yet".to_owned());
+    }
     if is_static != (attach.static_window != 0) {
         return Err("the backend has another placement than the one before".to_owned());
     }
@@ -179,6 +213,18 @@ fn has_ended(stream: &UnixStream) -> bool {
     let mut events = [PollFd::new(stream, PollFlags::empty())];
     let polled = poll(&mut events, Some(&Timespec::default()));
     polled.is_ok() && events[0].revents().contains(PollFlags::HUP)
+}
+
+/// Waits until both directions of a stream are closed.
+fn wait_for_end(stream: &UnixStream) {
+    let mut events = [PollFd::new(stream, PollFlags::empty())];
+    while !events[0].revents().contains(PollFlags::HUP) {
+        if let Err(error) = poll(&mut events, None)
+            && error != Errno::INTR
+        {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -195,6 +241,27 @@ mod tests {
         assert!(!has_ended(&ours));
         drop(theirs);
         assert!(has_ended(&ours));
+    }
+
+    #[test]
+    fn the_end_of_a_stream_is_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let waiting = std::thread::spawn(move || wait_for_end(&ours));
+        drop(theirs);
+        waiting.join().unwrap();
+    }
+
+    #[test]
+    fn a_pause_doubles_with_each_tenant_that_ends_soon_up_to_a_minute() {
+        let soon = Duration::from_secs(1);
+        let pauses = std::iter::successors(Some(Pause::FIRST), |pause| Some(pause.after(soon)));
+        let seconds: Vec<f32> = pauses
+            .take(9)
+            .map(|pause| pause.time().as_secs_f32())
+            .collect();
+        assert_eq!(seconds, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]);
+        let long = Pause(LONGEST_PAUSE).after(LONGEST_PAUSE);
+        assert_eq!(long.time(), AGAIN);
     }
 
     #[test]
