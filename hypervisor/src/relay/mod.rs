@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use clap::Args;
 use wormhole_connect::connect_vsock;
@@ -24,6 +25,7 @@ use wormhole_images::ports;
 use wormhole_link::arguments::USAGE;
 use wormhole_link::operator::OperatorOptions;
 use wormhole_link::tasks;
+use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::MAX_CONNECTIONS;
 use wormhole_ring::control::{Message, Refusal};
 
@@ -166,10 +168,7 @@ fn pass_answers(
     let mut body = Vec::new();
     while let Some((message, file)) = receive(tenant, &mut body)? {
         let carried = match (&message, file) {
-            (Message::Stream(_), Some(file)) => places.take().and_then(|place| {
-                let stream = OwnedFd::from(file).into();
-                carry(stream, outside()?, place)
-            }),
+            (Message::Stream(_), Some(file)) => places.carry(OwnedFd::from(file).into(), outside),
             _ => Ok(()),
         };
         match carried {
@@ -187,11 +186,14 @@ fn pass_answers(
     Ok(())
 }
 
+/// Both ends of a control stream: the supervisor's and the launcher's.
+type Carried = (UnixStream, UnixStream);
+
 /// Places for the control streams of one tenant, so that no tenant takes all connections and descriptors of the relay.
 #[derive(Debug)]
 struct Places {
-    /// Has one more owner for each stream.
-    taken: Arc<()>,
+    /// Streams that are carried, and some that have ended.
+    taken: Mutex<Vec<Weak<Carried>>>,
     most: usize,
 }
 
@@ -200,41 +202,70 @@ impl Places {
     fn of_one_among(tenants: usize) -> Self {
         let share = (MAX_CONNECTIONS - OTHERS) / tenants.max(1);
         Self {
-            taken: Arc::default(),
+            taken: Mutex::default(),
             most: share.saturating_sub(1).clamp(1, MOST_STREAMS),
         }
     }
 
-    fn take(&self) -> io::Result<Arc<()>> {
-        if Arc::strong_count(&self.taken) > self.most {
+    /// Carries a stream, if there is a place for it.
+    fn carry(
+        &self,
+        stream: UnixStream,
+        outside: impl FnOnce() -> io::Result<UnixStream>,
+    ) -> io::Result<()> {
+        let mut taken = self.taken.lock();
+        taken.retain(|carried| carried.strong_count() > 0);
+        if taken.len() >= self.most {
             let most = self.most;
             return Err(io::Error::other(format!("the guest has {most} already")));
         }
-        Ok(Arc::clone(&self.taken))
+        let carried = Arc::new((stream, outside()?));
+        taken.push(Arc::downgrade(&carried));
+        drop(taken);
+        carry(carried)
+    }
+
+    /// Ends all streams, and waits until each place is free: the next tenant has them.
+    fn clear(&self) {
+        let taken = std::mem::take(&mut *self.taken.lock());
+        for carried in &taken {
+            if let Some(ends) = carried.upgrade() {
+                shut_down(&ends);
+            }
+        }
+        while taken.iter().any(|carried| carried.strong_count() > 0) {
+            std::thread::sleep(AGAIN);
+        }
     }
 }
 
+/// Time between two looks at streams that end.
+const AGAIN: Duration = Duration::from_millis(1);
+
+fn shut_down(ends: &Carried) {
+    drop(ends.0.shutdown(Shutdown::Both));
+    drop(ends.1.shutdown(Shutdown::Both));
+}
+
 /// Carries a control stream to the launcher until the supervisor ends it. The guest's end of its direction is passed on.
-fn carry(stream: UnixStream, outside: UnixStream, place: Arc<()>) -> io::Result<()> {
-    let ends = Arc::new((stream, outside, place));
+fn carry(ends: Arc<Carried>) -> io::Result<()> {
     let (inward, outward) = (Arc::clone(&ends), Arc::clone(&ends));
     let carrying = tasks::spawn("carry", move || {
-        let (stream, outside, _) = &*inward;
+        let (stream, outside) = &*inward;
         // An error is an end as well.
         drop(io::copy(&mut &*outside, &mut &*stream));
         drop(stream.shutdown(Shutdown::Write));
     });
     let carrying = carrying.and_then(|_| {
         tasks::spawn("carry", move || {
-            let (stream, outside, _) = &*outward;
+            let (stream, outside) = &*outward;
             drop(io::copy(&mut &*stream, &mut &*outside));
             // A guest that stays would otherwise hold the other thread.
             drop(outside.shutdown(Shutdown::Both));
         })
     });
     if carrying.is_err() {
-        drop(ends.0.shutdown(Shutdown::Both));
-        drop(ends.1.shutdown(Shutdown::Both));
+        shut_down(&ends);
     }
     carrying.map(drop)
 }
@@ -292,12 +323,12 @@ mod tests {
 
     #[test]
     fn a_guest_has_a_share_of_the_streams_and_none_that_the_supervisor_has_ended() {
-        let places = Places::of_one_among(64);
+        let places = Arc::new(Places::of_one_among(64));
         let (tenant, supervisor) = UnixStream::pair().unwrap();
         let (launcher, outside) = UnixStream::pair().unwrap();
         let most = places.most;
         assert!(64 * (most + 1) + OTHERS <= MAX_CONNECTIONS);
-        let left = Arc::downgrade(&places.taken);
+        let left = Arc::clone(&places);
         let (keep, kept) = std::sync::mpsc::channel();
         let passing = std::thread::spawn(move || {
             let connect = || {
@@ -323,7 +354,8 @@ mod tests {
         assert!(!open(&mut ends), "one more than its share");
         // The supervisor ends them. The guest keeps its ends.
         drop(ends.drain(..));
-        while left.strong_count() > 1 {
+        let is_carried = |carried: &Weak<Carried>| carried.strong_count() > 0;
+        while left.taken.lock().iter().any(is_carried) {
             std::thread::yield_now();
         }
         assert!(open(&mut ends));

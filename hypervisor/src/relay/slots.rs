@@ -134,6 +134,8 @@ fn serve_one(
             say::line(format_args!("a supervisor's answers end: {error}"));
         }
         drop(supervisor.shutdown(Shutdown::Both));
+        // A guest that reads nothing holds a stream beyond its end.
+        places.clear();
         let over = Message::WindowUnmap(WindowRun::default());
         let acknowledged = unused().and_then(|()| Ok(send(launcher, &over, &[])?));
         if acknowledged.is_err() {
@@ -175,6 +177,7 @@ fn lock(device: &File, path: &Path) -> Result<(), RelayError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::sync::mpsc::channel;
 
     use wormhole_ring::control::{Attach, Stream};
@@ -250,6 +253,49 @@ mod tests {
         let (message, _) = receive(&outside, &mut answer).unwrap().unwrap();
         assert!(matches!(message, Message::WindowUnmap(_)));
         serving.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_guest_that_reads_nothing_holds_no_place_of_the_next_tenant() {
+        let (outside, launcher) = UnixStream::pair().unwrap();
+        let (near, supervisor) = UnixStream::pair().unwrap();
+        let device = tempfile::tempfile().unwrap();
+        let (carried, guest) = UnixStream::pair().unwrap();
+        let (stream, control) = UnixStream::pair().unwrap();
+        let places = Places::of_one_among(1);
+        send(&outside, &Message::Attach(Attach::default()), &[]).unwrap();
+        let over = Message::WindowUnmap(WindowRun::default());
+        send(&outside, &over, &[]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut body = Vec::new();
+                receive(&supervisor, &mut body).unwrap().unwrap();
+                let opened = Message::Stream(Stream { local: 0 });
+                send(&supervisor, &opened, &[stream.as_raw_fd()]).unwrap();
+                // More than the guest's socket takes.
+                control.set_nonblocking(true).unwrap();
+                let mut full = 0;
+                while full < 100 {
+                    match (&control).write(&[0; 4096]) {
+                        Ok(_) => full = 0,
+                        Err(_) => full += 1,
+                    }
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                drop(supervisor);
+            });
+            let outside = || carried.try_clone();
+            serve_one(
+                &launcher,
+                || Ok(near),
+                (outside, &places),
+                device,
+                || Ok(()),
+            )
+            .unwrap();
+        });
+        assert!(places.taken.lock().is_empty());
+        drop(guest);
     }
 
     #[test]
