@@ -76,6 +76,11 @@ pub enum MemoryError {
         /// Seals of the file; -1 if it is not a memfd.
         seals: i32,
     },
+    /// A memfd is sealed against writing.
+    #[error(
+        "the window's memfd can no longer be written: it is sealed with F_SEAL_WRITE or F_SEAL_FUTURE_WRITE"
+    )]
+    ReadOnly,
     /// An aperture cannot have these slots.
     #[error("a VM cannot have {} slots of {} bytes for windows: at most {MAX_SLOTS} of a multiple of 2 MiB", .0.count, .0.bytes)]
     Slots(Slots),
@@ -456,6 +461,10 @@ pub(crate) fn check_seals(file: impl AsFd) -> Result<(), MemoryError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals < 0 || seals & needed != needed {
         return Err(MemoryError::WindowSeals { seals });
+    }
+    // A kernel before 6.14 unmaps a part of the window before it refuses such a file for it.
+    if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
+        return Err(MemoryError::ReadOnly);
     }
     Ok(())
 }
