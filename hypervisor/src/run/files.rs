@@ -15,6 +15,7 @@ use wormhole_images::{SocketServer, User};
 use wormhole_link::tasks;
 
 use super::Options;
+use super::private_folder;
 use super::volumes::Volume;
 use crate::signals::{PASSED, Set};
 
@@ -102,7 +103,7 @@ impl HostFiles {
 impl SocketServer for HostFiles {
     fn start(&self) -> io::Result<OwnedFd> {
         // No one else can connect: the name lies in a folder of this user's, and not for long.
-        let place = tempfile::tempdir()?;
+        let place = private_folder("wormhole-files-")?;
         let name = place.path().join("files");
         let listener = UnixListener::bind(&name)?;
         let socket = UnixStream::connect(&name)?;

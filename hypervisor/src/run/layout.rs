@@ -14,7 +14,7 @@ use wormhole_images::{ImageProgram, User, is_layout};
 use wormhole_link::{chain, tasks};
 
 use super::environment::{Variable, variable};
-use super::{Options, RunError};
+use super::{Options, RunError, private_folder};
 use crate::installation::Installation;
 
 /// Arguments of the process.
@@ -36,7 +36,7 @@ enum Said {
 
 /// Runs as the process.
 pub fn hold(layout: Layout) {
-    let place = tempfile::Builder::new().prefix("wormhole-image-").tempdir();
+    let place = private_folder("wormhole-image-");
     let place = match place {
         Ok(place) => place,
         Err(error) => return say(&Said::Failed(format!("cannot make a folder: {error}"))),

@@ -1,10 +1,8 @@
 //! Placement `process`: the program and the backend are processes of this system.
 
 use std::ffi::OsString;
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,7 +21,7 @@ use crate::signals::Signals;
 use super::environment::{LIBRARY_PATH, Variable};
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Options, RunError};
+use super::{Options, RunError, private};
 
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -110,19 +108,30 @@ pub fn run(
 /// Name of the socket in its folder.
 const SOCKET: &str = "control";
 
-/// Longest path of a temporary folder in which a socket's address fits.
-const LONGEST_FOLDER: usize = 64;
+/// Number of random characters in the folder's name.
+const RANDOM: usize = 16;
+
+/// Longest path of a temporary folder in which a socket's address fits: 107 bytes (unix(7)).
+const LONGEST_FOLDER: usize = 107 - "/wormhole-".len() - RANDOM - "/".len() - SOCKET.len();
 
 /// Listens in a fresh folder that only this user can enter: a stranger who could connect could send descriptors whose
 /// close never ends. The reaper removes the folder if this process cannot.
 fn listener() -> io::Result<(UnixListener, TempDir)> {
-    let fits = |folder: &PathBuf| folder.to_str().is_some_and(|it| it.len() <= LONGEST_FOLDER);
+    let fits = |folder: &PathBuf| {
+        let is_short = folder.to_str().is_some_and(|it| it.len() <= LONGEST_FOLDER);
+        is_short && folder.is_absolute()
+    };
     let folder = Some(std::env::temp_dir()).filter(fits);
-    let place = tempfile::Builder::new()
-        .prefix("wormhole-")
-        .rand_bytes(32)
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir_in(folder.unwrap_or_else(|| "/tmp".into()))?;
+    listener_below(&folder.unwrap_or_else(|| "/tmp".into()))
+}
+
+fn listener_below(folder: &Path) -> io::Result<(UnixListener, TempDir)> {
+    let place = private(
+        tempfile::Builder::new()
+            .prefix("wormhole-")
+            .rand_bytes(RANDOM),
+    )
+    .tempdir_in(folder)?;
     let listener = UnixListener::bind(place.path().join(SOCKET))?;
     Ok((listener, place))
 }
@@ -143,4 +152,19 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
 /// Returns whether the peer runs as the same user: root can enter the folder as well.
 fn same_user(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_fits_below_the_longest_temporary_folder() {
+        let place = tempfile::tempdir().expect("a folder");
+        let own = place.path().to_str().expect("plain text").len();
+        let folder = place.path().join("f".repeat(LONGEST_FOLDER - own - 1));
+        std::fs::create_dir(&folder).expect("a folder");
+        let (_listener, place) = listener_below(&folder).expect("it fits");
+        assert_eq!(place.path().join(SOCKET).as_os_str().len(), 107);
+    }
 }
