@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use wormhole_init::MODULE_LIST;
@@ -262,10 +263,7 @@ pub(crate) fn build(
     if !rebuild && let Some(image) = current(progress) {
         return Ok(image);
     }
-    fs::create_dir_all(folder).map_err(io("make", folder))?;
-    let path = folder.join("lock");
-    let lock = File::create(&path).map_err(io("make", &path))?;
-    lock.lock().map_err(io("lock", &path))?;
+    let _lock = lock(folder)?;
     // The previous holder of the lock may have built the image.
     if !rebuild && let Some(image) = current(&|_| ()) {
         return Ok(image);
@@ -354,6 +352,18 @@ fn copy(from: &Path, to: &Path) -> Result<(), ImageError> {
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     fs::write(path, bytes).map_err(io("write", path))
+}
+
+/// Locks a folder of images until the file is dropped. Makes the folder if it is missing.
+pub(crate) fn lock(folder: &Path) -> Result<File, ImageError> {
+    fs::create_dir_all(folder).map_err(io("make", folder))?;
+    let path = folder.join("lock");
+    // Another user who could open it could lock it.
+    let mut private = File::options();
+    private.write(true).create(true).truncate(false).mode(0o600);
+    let lock = private.open(&path).map_err(io("make", &path))?;
+    lock.lock().map_err(io("lock", &path))?;
+    Ok(lock)
 }
 
 #[cfg(test)]

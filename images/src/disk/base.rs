@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,7 +9,7 @@ use super::packages::{self, PackageName, Suite};
 use super::{RECIPE, in_fresh, remove, system};
 use crate::debian::KEYRING;
 use crate::error::{ImageError, io};
-use crate::{guest_package, sums};
+use crate::{guest_package, image, sums};
 
 const PROGRAM: &str = "/usr/bin/mmdebstrap";
 const UNSHARE: &str = "unshare";
@@ -44,14 +43,7 @@ impl std::fmt::Debug for DebianOptions<'_> {
 impl DebianOptions<'_> {
     /// Locks the folder of images until the file is dropped.
     pub(super) fn lock(&self) -> Result<File, ImageError> {
-        fs::create_dir_all(self.folder).map_err(io("make", self.folder))?;
-        let path = self.folder.join("lock");
-        // Another user who could open it could lock it.
-        let mut private = File::options();
-        private.write(true).create(true).truncate(false).mode(0o600);
-        let lock = private.open(&path).map_err(io("make", &path))?;
-        lock.lock().map_err(io("lock", &path))?;
-        Ok(lock)
+        image::lock(self.folder)
     }
 }
 
