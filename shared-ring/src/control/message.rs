@@ -241,6 +241,8 @@ impl Message<'_> {
         let mut frame = vec![0; super::MAX_FRAME];
         let length = self.encode(&mut frame)?;
         frame.truncate(length);
+        // Frames wait in queues until their readers take them.
+        frame.shrink_to_fit();
         Ok(frame)
     }
 }
