@@ -18,19 +18,21 @@ pub fn script(
     files: &[PathBuf],
     disks: &[DiskFile<'_>],
 ) -> String {
-    script_with(&[Image::guest], script, arguments, files, disks)
+    let limit = Duration::from_secs(900);
+    script_with(&[Image::guest], script, arguments, files, disks, limit)
 }
 
 /// Finds an image for a kernel in a folder.
 type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
 
-/// Runs a bash script as [`script`] does, in a machine that has these images.
+/// Runs a bash script as [`script`] does, in a machine that has these images and counts as hung after `limit`.
 pub fn script_with(
     of_vms: &[FindImage],
     script: &str,
     arguments: &[OsString],
     files: &[PathBuf],
     disks: &[DiskFile<'_>],
+    limit: Duration,
 ) -> String {
     let find = |image: &FindImage| image(&images(), Kernel::V6_1).expect("an image");
     let overlay = script_overlay(&HostScript {
@@ -52,7 +54,7 @@ pub fn script_with(
             processors: 2,
             disks,
             networks: &[],
-            timeout: Duration::from_secs(900),
+            timeout: limit,
             stdin: None,
             signals: None,
             files: &[],
