@@ -192,6 +192,10 @@ show /run/unit
 kill -TERM $unit
 wait $unit && echo "the unit ends with 0"
 "$command" backend stop many 2>&1 || echo "status $?"
+
+# One more, as a person ends it.
+"$command" backend start many --placement vm --slots 1 --slot-size 258M
+"$command" backend stop many
 "#;
 
 /// Commands of the guest that outlives its backend. One of its processes holds memory of the window and cannot notice the
@@ -300,6 +304,7 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
         "the unit is READY=1\n",
         "the unit ends with 0\n",
         "no backend many is running: `wormhole backend start many` starts one\nstatus 2",
+        "\nbackend many is stopped\n",
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }
