@@ -49,7 +49,8 @@ pub struct Options {
     #[arg(long)]
     stop: Option<stop::Kind>,
     /// Attach as many windows to a backend VM and detach them, beside a guest that works, instead of running lanes.
-    #[arg(long, value_name = "COUNT", conflicts_with_all = ["minutes", "lanes", "stop"])]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(conflicts_with_all = ["minutes", "lanes", "stop"])]
     windows: Option<u32>,
 }
 

@@ -9,7 +9,8 @@ use crate::programs;
 use crate::stage::Stage;
 
 /// Commands of the soak. `$4` is the number of windows, `$5` a program that verifies its results. Each line `window` has the
-/// microseconds of attaching and of detaching. Every eighth window's process is killed.
+/// microseconds of attaching, and of detaching or the word `killed`: every eighth window's process is killed. The line
+/// `lines` has the number of lines that the guest had written when the last window was gone.
 const SCRIPT: &str = r#"
 set -eo pipefail
 command=$1 folder=$2 patience=$3 count=$4 program=$5
@@ -25,17 +26,29 @@ until read -r line <"$folder/guest"; do
     sleep 0.1
 done 2>/dev/null
 for ((window = 1; window <= count; window++)); do
-    start=${EPOCHREALTIME/./}
+    start=${EPOCHREALTIME/[.,]/}
     exec 3< <(exec "$command" attach --backend soak --size 64M --window "$folder/window" --vsock "$folder/vsock" 2>&1)
     process=$!
     read -r line <&3
     [[ $line == "attached: "* ]] || { echo "window $window: $line"; exit 1; }
-    attached=${EPOCHREALTIME/./}
-    signal=TERM
-    ((window % 8)) || signal=KILL
-    kill -$signal $process
-    wait $process || [ $signal = KILL ]
-    echo "window $((attached - start)) $((${EPOCHREALTIME/./} - attached))"
+    attached=${EPOCHREALTIME/[.,]/}
+    if ((window % 8)); then
+        kill -TERM $process
+        wait $process
+        detached=$((${EPOCHREALTIME/[.,]/} - attached))
+    else
+        kill -KILL $process
+        wait $process || :
+        detached=killed
+    fi
+    echo "window $((attached - start)) $detached"
+done
+mapfile -t before <"$folder/guest"
+echo "lines ${#before[@]}"
+limit=$((SECONDS + 600))
+until mapfile -t -s ${#before[@]} after <"$folder/guest"; [[ ${after[*]} == *"PASS "* ]] || ((SECONDS > limit)); do
+    kill -0 $guest
+    sleep 0.1
 done
 kill -0 $guest
 kill $guest
@@ -63,48 +76,83 @@ pub fn run(root: &Path, stage: &Stage, count: u32) -> Result<bool, Failure> {
     Ok(judge(&script.run(root, stage, "soak-windows")?, count))
 }
 
+/// Times of the windows in microseconds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Times {
+    attach: Vec<u64>,
+    detach: Vec<u64>,
+    /// Times of attaching after a window's process was killed, which include waiting for its slot.
+    killed: Vec<u64>,
+    /// Number of windows.
+    count: u32,
+}
+
+impl Times {
+    /// Reads the lines `window`.
+    fn of(output: &str) -> Self {
+        let mut times = Self::default();
+        let mut follows_kill = false;
+        let windows = output
+            .lines()
+            .filter_map(|line| line.strip_prefix("window ")?.split_once(' '));
+        for (attach, detach) in windows {
+            let Ok(attach) = attach.parse() else { continue };
+            match follows_kill {
+                true => times.killed.push(attach),
+                false => times.attach.push(attach),
+            }
+            let detach: Option<u64> = detach.parse().ok();
+            follows_kill = detach.is_none();
+            times.detach.extend(detach);
+            times.count += 1;
+        }
+        times
+    }
+}
+
 /// Prints the closing line.
 fn judge(ran: &Ran, count: u32) -> bool {
-    let mut attach = Vec::new();
-    let mut detach = Vec::new();
-    for line in ran.output.lines() {
-        let mut words = line.strip_prefix("window ").unwrap_or("").split(' ');
-        let mut next = || words.next()?.parse::<u64>().ok();
-        if let (Some(one), Some(other)) = (next(), next()) {
-            attach.push(one);
-            detach.push(other);
-        }
-    }
+    let times = Times::of(&ran.output);
     let said = ran
         .results
         .first()
         .map(|said| String::from_utf8_lossy(said));
     let said = said.unwrap_or_default();
-    let passes = said
+    let lines_before = ran
+        .output
         .lines()
-        .filter(|line| line.starts_with("PASS "))
-        .count();
+        .find_map(|line| line.strip_prefix("lines ")?.parse().ok());
+    let passes_after = |start: usize| {
+        let lines = said.lines().skip(start);
+        lines.filter(|line| line.starts_with("PASS ")).count()
+    };
+    let passes = passes_after(0);
+    let late_passes = lines_before.map_or(0, passes_after);
     // The last program is ended with the guest.
     let has_failed = said.lines().any(|line| line.starts_with("FAIL "));
-    if !ran.is_success || attach.len() as u64 != u64::from(count) || passes == 0 || has_failed {
+    if !ran.is_success || times.count != count || late_passes == 0 || has_failed {
         println!(
-            "soak: FAIL {} of {count} windows, {passes} passes of the guest's program",
-            attach.len()
+            "soak: FAIL {} of {count} windows, {passes} passes of the guest's program, {late_passes} of them after the last window",
+            times.count
         );
         print!("{said}");
         return false;
     }
     println!(
-        "soak: PASS windows={count} guest={} passes={passes} attach_ms={} detach_ms={} (p50/p99/most)",
+        "soak: PASS windows={count} guest={} passes={passes} attach_ms={} detach_ms={} killed_ms={} (p50/p99/most)",
         ran.guest,
-        distribution(attach),
-        distribution(detach),
+        distribution(times.attach),
+        distribution(times.detach),
+        distribution(times.killed),
     );
     true
 }
 
-/// Formats the median, the 99th percentile and the largest of microseconds, as milliseconds.
+/// Formats the median, the 99th percentile and the largest of microseconds, as milliseconds; `none` if there are no times.
 fn distribution(mut times: Vec<u64>) -> String {
+    if times.is_empty() {
+        return "none".to_owned();
+    }
     times.sort_unstable();
     let at = |percent: usize| {
         let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
@@ -129,19 +177,39 @@ mod tests {
 
     #[test]
     fn a_soak_passes_with_all_windows_and_right_results_alone() {
-        let windows = "backend soak serves\nwindow 20 30\nwindow 10 40\n";
-        assert!(judge(&ran(windows, "PASS vector_add\n"), 2));
-        assert!(!judge(&ran(windows, "PASS vector_add\n"), 3));
+        let windows = "backend soak serves\nwindow 20 30\nwindow 10 40\nlines 2\n";
+        let right = "PASS vector_add\nPASS vector_add\nPASS vector_add\n";
+        assert!(judge(&ran(windows, right), 2));
+        assert!(!judge(&ran(windows, right), 3));
         assert!(!judge(&ran(windows, ""), 2));
-        assert!(!judge(
-            &ran(windows, "PASS vector_add\nFAIL vector_add\n"),
-            2
-        ));
+        let wrong = format!("{right}FAIL vector_add\n");
+        assert!(!judge(&ran(windows, &wrong), 2));
         let ended = Ran {
             is_success: false,
-            ..ran(windows, "PASS vector_add\n")
+            ..ran(windows, right)
         };
         assert!(!judge(&ended, 2));
+    }
+
+    #[test]
+    fn a_soak_fails_where_the_guest_works_no_more_after_the_last_window() {
+        let windows = "window 20 30\nlines 1\n";
+        let (once, twice) = ("PASS vector_add\n", "PASS vector_add\nPASS vector_add\n");
+        assert!(!judge(&ran(windows, once), 1));
+        assert!(judge(&ran(windows, twice), 1));
+        assert!(!judge(&ran("window 20 30\n", twice), 1));
+    }
+
+    #[test]
+    fn a_killed_window_and_the_next_one_are_counted_apart() {
+        let times = Times::of("window 1 2\nwindow 3 killed\nwindow 400 5\nwindow 6 7\nlines 0\n");
+        let expected = Times {
+            attach: vec![1, 3, 6],
+            detach: vec![2, 5, 7],
+            killed: vec![400],
+            count: 4,
+        };
+        assert_eq!(times, expected);
     }
 
     #[test]
@@ -149,5 +217,6 @@ mod tests {
         let times = (1..=200).rev().map(|time| time * 1000).collect();
         assert_eq!(distribution(times), "100.0/198.0/200.0");
         assert_eq!(distribution(vec![1550]), "1.5/1.5/1.5");
+        assert_eq!(distribution(Vec::new()), "none");
     }
 }
