@@ -54,6 +54,12 @@ const GUESTS: [&str; 2] = ["first", "second"];
 /// Time after which the emulated host counts as hung.
 const HOST_PATIENCE: Duration = Duration::from_secs(900);
 
+/// Returns the programs of each guest: half of them, or the only one in both, since both guests must work.
+fn parts(programs: &[PathBuf]) -> [&[PathBuf]; 2] {
+    let (first, second) = programs.split_at(programs.len().div_ceil(2));
+    [first, if second.is_empty() { first } else { second }]
+}
+
 /// Runs the programs, half of them in each guest. Returns whether all passed.
 pub fn run(
     root: &Path,
@@ -61,7 +67,8 @@ pub fn run(
     programs: &[PathBuf],
     steady: &Path,
 ) -> Result<bool, Failure> {
-    let (first, second) = programs.split_at(programs.len().div_ceil(2));
+    let [first, second] = parts(programs);
+    let count = first.len() + second.len();
     let steady_command = format!("'{}' {LAUNCHES} || failed=1\n", steady.display());
     let guests = [(first, steady_command.as_str()), (second, "")]
         .map(|(part, last)| commands(part, &format!("echo ready\nread -r _\n{last}")));
@@ -77,7 +84,7 @@ pub fn run(
         patience: PATIENCE,
         host_patience: HOST_PATIENCE,
     };
-    judge(&script.run(root, stage, "demo")?, programs.len())
+    judge(&script.run(root, stage, "demo")?, count)
 }
 
 /// Prints the demo's line. Returns whether the programs passed in three VMs that differ.
@@ -96,7 +103,7 @@ fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
         .count();
     if !ran.is_success || passed != count || ran.results.len() != GUESTS.len() {
         println!(
-            "demo: FAIL {passed} of {count} programs passed; {}",
+            "demo: FAIL {passed} of {count} runs of programs passed; {}",
             match ran.is_success {
                 true => "the runs themselves ended well",
                 false => "a run ended with an error",
@@ -162,4 +169,83 @@ fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
         sum(|summary| summary.records),
     );
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn summary(vm: &str, backend: &str, exits: u64) -> Value {
+        json!({
+            "guest": "kvm", "vm": vm, "records": 1, "requests": 1, "exit_accounts": [0, exits, 9, 0],
+            "backend_vm": { "vm": "kvm-1", "boot_id": backend, "exit_accounts": [0, 9, 9, 0] },
+        })
+    }
+
+    /// Returns the outcome of two guests with these summaries, in each of which a program passes.
+    fn ran(summaries: [Value; 2]) -> Ran {
+        Ran {
+            is_success: true,
+            output: "first: boot a\nsecond: boot b\nfirst: PASS one\nsecond: PASS other\nfirst: PASS steady\n"
+                .to_owned(),
+            results: summaries.map(|summary| summary.to_string().into_bytes()).to_vec(),
+            guest: "kvm",
+        }
+    }
+
+    fn passes(ran: &Ran) -> bool {
+        judge(ran, 2).expect("summaries")
+    }
+
+    #[test]
+    fn the_demo_passes_with_three_vms_that_differ_alone() {
+        let second = || summary("kvm-3", "c", 9);
+        let of = |first| ran([first, second()]);
+        assert!(passes(&of(summary("kvm-2", "c", 9))));
+        assert!(!passes(&of(summary("kvm-1", "c", 9))), "one VM");
+        assert!(!passes(&of(summary("kvm-3", "c", 9))), "one guest");
+        assert!(!passes(&of(summary("kvm-2", "d", 9))), "two backend VMs");
+        let same_boot = |boot| ran([summary("kvm-2", boot, 9), summary("kvm-3", boot, 9)]);
+        assert!(!passes(&same_boot("a")), "one boot");
+        assert!(!passes(&same_boot("")), "no boot");
+        let mut alone = summary("kvm-2", "c", 9);
+        alone["backend_vm"] = Value::Null;
+        assert!(!passes(&of(alone)), "no backend VM");
+    }
+
+    #[test]
+    fn the_demo_fails_where_a_run_a_program_or_a_worker_does() {
+        let right = || ran([summary("kvm-2", "c", 9), summary("kvm-3", "c", 9)]);
+        let mut ended = right();
+        ended.is_success = false;
+        assert!(!passes(&ended));
+        let mut lost = right();
+        lost.results.truncate(1);
+        assert!(!passes(&lost));
+        let mut wrong = right();
+        wrong.output = wrong.output.replace("PASS other", "FAIL other");
+        assert!(!passes(&wrong));
+        let mut idle = summary("kvm-3", "c", 9);
+        idle["requests"] = json!(0);
+        assert!(!passes(&ran([summary("kvm-2", "c", 9), idle])));
+    }
+
+    #[test]
+    fn the_demo_fails_where_launches_make_exits() {
+        let with = |exits| ran([summary("kvm-2", "c", exits), summary("kvm-3", "c", 9)]);
+        assert!(passes(&with(u64::from(LAUNCHES) / 100)));
+        assert!(!passes(&with(u64::from(LAUNCHES))));
+        let mut none = summary("kvm-2", "c", 9);
+        none["exit_accounts"] = Value::Null;
+        assert!(judge(&ran([none, summary("kvm-3", "c", 9)]), 2).is_err());
+    }
+
+    #[test]
+    fn each_guest_has_a_program() {
+        let programs = ["one", "two", "three"].map(PathBuf::from);
+        assert_eq!(parts(&programs), [&programs[..2], &programs[2..]]);
+        assert_eq!(parts(&programs[..1]), [&programs[..1]; 2]);
+    }
 }
