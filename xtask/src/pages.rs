@@ -25,7 +25,7 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 /// Tests of commands in a small form.
 const SMALL: &str = "xtask/tests/commands.rs";
 
-const COMMANDS: [(&str, Executed); 25] = [
+const COMMANDS: [(&str, Executed); 27] = [
     ("setup", Gate("setup::setup_and_stage(root, true)")),
     ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
@@ -34,6 +34,12 @@ const COMMANDS: [(&str, Executed); 25] = [
     ("paths", Gate("checks::paths(root)")),
     ("glibc", Gate("checks::glibc(root)")),
     ("prose", Gate("checks::prose(root)")),
+    (
+        "demo --backend vm",
+        Not(
+            "boots two guests and a backend VM for several minutes; hypervisor/tests/runs/backend_vm.rs has such VMs, and xtask/src/demo/vms.rs tests the verdict",
+        ),
+    ),
     (
         "demo",
         Test(
@@ -104,6 +110,12 @@ const COMMANDS: [(&str, Executed); 25] = [
     (
         "nccl",
         Not("downloads 190 MB, and one way alone takes a processor for 35 s"),
+    ),
+    (
+        "soak --windows",
+        Not(
+            "boots a guest and a backend VM for several minutes; hypervisor/tests/runs/backend_vm.rs attaches and detaches windows, and xtask/src/soak/windows.rs tests the verdict",
+        ),
     ),
     (
         "soak",
