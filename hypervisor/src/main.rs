@@ -15,6 +15,7 @@ mod guests;
 mod image;
 mod installation;
 mod places;
+mod private;
 mod ps;
 mod relay;
 mod run;

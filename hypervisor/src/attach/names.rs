@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use clap::Args;
-use rustix::fs::Mode;
-use rustix::process::umask;
 use wormhole_link::tasks;
+
+use crate::private;
 
 /// Reason why a name cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -86,10 +86,7 @@ impl Names {
             made(path, remove_file(path))?;
         }
         // The socket is the user's alone: its first peer is taken for the guest's monitor.
-        let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-        let bound = UnixListener::bind(path);
-        umask(mask);
-        let listener = made(path, bound)?;
+        let listener = made(path, private::listener(path))?;
         self.made.push(path.to_owned());
         Ok(listener)
     }

@@ -21,9 +21,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{geteuid, umask};
+use rustix::process::geteuid;
 use wormhole_images::ports;
 use wormhole_link::{chain, raise_descriptor_limit, tasks};
 use wormhole_lock::{Condvar, Mutex};
@@ -37,6 +36,7 @@ use super::{
     BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
 };
 use crate::backend::{receive, send};
+use crate::private;
 use crate::run::confinement;
 use crate::say;
 
@@ -139,11 +139,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     if is_left {
         fs::remove_file(path)?;
     }
-    // A stranger who could connect could send descriptors whose close never ends.
-    let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let bound = UnixListener::bind(path);
-    umask(mask);
-    bound
+    private::listener(path)
 }
 
 fn accept_tenants(listener: &UnixListener, service: &Arc<Service>) {

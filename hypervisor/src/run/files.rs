@@ -15,8 +15,8 @@ use wormhole_images::{SocketServer, User};
 use wormhole_link::tasks;
 
 use super::Options;
-use super::private_folder;
 use super::volumes::Volume;
+use crate::private;
 use crate::signals::{PASSED, Set};
 
 /// A folder of this machine that a guest sees.
@@ -103,7 +103,7 @@ impl HostFiles {
 impl SocketServer for HostFiles {
     fn start(&self) -> io::Result<OwnedFd> {
         // No one else can connect: the name lies in a folder of this user's, and not for long.
-        let place = private_folder("wormhole-files-")?;
+        let place = private::folder("wormhole-files-")?;
         let name = place.path().join("files");
         let listener = UnixListener::bind(&name)?;
         let socket = UnixStream::connect(&name)?;

@@ -14,8 +14,9 @@ use wormhole_images::{ImageProgram, User, is_layout};
 use wormhole_link::{chain, tasks};
 
 use super::environment::{Variable, variable};
-use super::{Options, RunError, private_folder};
+use super::{Options, RunError};
 use crate::installation::Installation;
+use crate::private;
 
 /// Arguments of the process.
 #[derive(Debug, Args)]
@@ -36,7 +37,7 @@ enum Said {
 
 /// Runs as the process.
 pub fn hold(layout: Layout) {
-    let place = private_folder("wormhole-image-");
+    let place = private::folder("wormhole-image-");
     let place = match place {
         Ok(place) => place,
         Err(error) => return say(&Said::Failed(format!("cannot make a folder: {error}"))),

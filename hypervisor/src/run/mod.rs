@@ -20,7 +20,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -795,18 +795,6 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     Ok(status)
 }
 
-/// Makes the folder of a builder one that no other user can enter, whatever this process's umask.
-fn private<'a, 'b, 'c>(
-    folder: &'c mut tempfile::Builder<'a, 'b>,
-) -> &'c mut tempfile::Builder<'a, 'b> {
-    folder.permissions(std::fs::Permissions::from_mode(0o700))
-}
-
-/// Makes a temporary folder that no other user can enter.
-fn private_folder(prefix: &str) -> io::Result<tempfile::TempDir> {
-    private(tempfile::Builder::new().prefix(prefix)).tempdir()
-}
-
 /// Returns whether both paths name the same file.
 fn same_file(one: &Path, other: &Path) -> bool {
     let identity = |path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));
@@ -923,15 +911,3 @@ impl Input {
 
 /// Folders of programs in a guest with other files.
 const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn other_users_cannot_enter_a_private_folder() {
-        let folder = private_folder("wormhole-test-").expect("a folder");
-        let mode = folder.path().metadata().expect("it is there").mode();
-        assert_eq!(mode & 0o7777, 0o700);
-    }
-}

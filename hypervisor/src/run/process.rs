@@ -16,12 +16,13 @@ use wormhole_link::tasks;
 
 use crate::backend::BackendError;
 use crate::installation::Installation;
+use crate::private;
 use crate::signals::Signals;
 
 use super::environment::{LIBRARY_PATH, Variable};
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Options, RunError, private};
+use super::{Options, RunError};
 
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -108,14 +109,14 @@ pub fn run(
 /// Name of the socket in its folder.
 const SOCKET: &str = "control";
 
-/// Number of random characters in the folder's name.
-const RANDOM: usize = 16;
+/// Beginning of the name of the socket's folder.
+const PREFIX: &str = "wormhole-";
 
 /// Longest path of a temporary folder in which a socket's address fits: 107 bytes (unix(7)).
-const LONGEST_FOLDER: usize = 107 - "/wormhole-".len() - RANDOM - "/".len() - SOCKET.len();
+const LONGEST_FOLDER: usize =
+    107 - "/".len() - PREFIX.len() - private::RANDOM - "/".len() - SOCKET.len();
 
-/// Listens in a fresh folder that only this user can enter: a stranger who could connect could send descriptors whose
-/// close never ends. The reaper removes the folder if this process cannot.
+/// Listens in a fresh private folder. The reaper removes the folder if this process cannot.
 fn listener() -> io::Result<(UnixListener, TempDir)> {
     let fits = |folder: &PathBuf| {
         let is_short = folder.to_str().is_some_and(|it| it.len() <= LONGEST_FOLDER);
@@ -126,12 +127,7 @@ fn listener() -> io::Result<(UnixListener, TempDir)> {
 }
 
 fn listener_below(folder: &Path) -> io::Result<(UnixListener, TempDir)> {
-    let place = private(
-        tempfile::Builder::new()
-            .prefix("wormhole-")
-            .rand_bytes(RANDOM),
-    )
-    .tempdir_in(folder)?;
+    let place = private::folder_in(folder, PREFIX)?;
     let listener = UnixListener::bind(place.path().join(SOCKET))?;
     Ok((listener, place))
 }
