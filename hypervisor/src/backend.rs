@@ -484,7 +484,7 @@ impl Tenant {
             if is_over {
                 return served;
             }
-            self.refuse("the backend has ended");
+            self.answer(Err("the backend has ended".to_owned()));
             pause = pause.after(start.elapsed());
             match self.next(pause) {
                 Some(next) => {
@@ -577,13 +577,14 @@ impl Tenant {
         }
     }
 
-    /// Answers a request for a control stream, if there is one.
-    fn refuse(&self, reason: &str) {
-        if self.port.is_awaited.swap(false, Ordering::AcqRel) {
-            let opened = self.opened.as_ref();
+    /// Answers the request for a control stream. Returns whether there is one.
+    fn answer(&self, stream: Opened) -> bool {
+        let is_awaited = self.port.is_awaited.swap(false, Ordering::AcqRel);
+        if let (true, Some(opened)) = (is_awaited, &self.opened) {
             // Without a receiver no request waits any more.
-            let _ = opened.map(|opened| opened.send(Err(reason.to_owned())));
+            let _ = opened.send(stream);
         }
+        is_awaited
     }
 
     /// Handles messages until the supervisor has sent all reports and closed its direction.
@@ -596,13 +597,9 @@ impl Tenant {
         let window = window.filter(|_| !self.is_static);
         let stats = self.stats.as_ref();
         let mut body = Vec::new();
-        let answer = |what: &'static str, stream: Opened| {
-            if !self.port.is_awaited.swap(false, Ordering::AcqRel) {
-                return Err(BackendError::Unexpected(what));
-            }
-            // Without a receiver no request waits any more.
-            let _ = self.opened.as_ref().map(|opened| opened.send(stream));
-            Ok(())
+        let answer = |what: &'static str, stream: Opened| match self.answer(stream) {
+            true => Ok(()),
+            false => Err(BackendError::Unexpected(what)),
         };
         while let Some((message, file)) = receive(stream, &mut body)? {
             match (message, window) {

@@ -210,20 +210,21 @@ fn connect(
 
 /// Returns whether both directions of a stream are closed.
 fn has_ended(stream: &UnixStream) -> bool {
-    let mut events = [PollFd::new(stream, PollFlags::empty())];
-    let polled = poll(&mut events, Some(&Timespec::default()));
-    polled.is_ok() && events[0].revents().contains(PollFlags::HUP)
+    ends_within(stream, Some(&Timespec::default())).unwrap_or(false)
 }
 
-/// Waits until both directions of a stream are closed.
+/// Waits until both directions of a stream are closed. An error of the kernel is an end as well.
 fn wait_for_end(stream: &UnixStream) {
+    while !ends_within(stream, None).unwrap_or(true) {}
+}
+
+/// Returns whether both directions of a stream are closed within a time, or without a limit. A signal ends the waiting.
+fn ends_within(stream: &UnixStream, limit: Option<&Timespec>) -> Result<bool, Errno> {
     let mut events = [PollFd::new(stream, PollFlags::empty())];
-    while !events[0].revents().contains(PollFlags::HUP) {
-        if let Err(error) = poll(&mut events, None)
-            && error != Errno::INTR
-        {
-            return;
-        }
+    match poll(&mut events, limit) {
+        Ok(_) => Ok(events[0].revents().contains(PollFlags::HUP)),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

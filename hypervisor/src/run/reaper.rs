@@ -78,7 +78,7 @@ pub struct Program<'a> {
     /// Name by which the program was called, and its arguments.
     pub command: &'a [OsString],
     pub variables: Vec<(OsString, OsString)>,
-    /// Socket in a folder of its own, both of which are removed with the program.
+    /// The run's socket, alone in its folder. The reaper removes both when the program has ended.
     pub socket: &'a Path,
     /// Time between a signal that asks the program to end and its kill.
     pub grace: Duration,
