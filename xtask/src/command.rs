@@ -136,6 +136,19 @@ impl Run {
     }
 }
 
+/// Does both kinds of work at a time, and returns both results.
+pub fn at_once<A: Send, B>(behind: impl FnOnce() -> A + Send, here: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| {
+        let behind = scope.spawn(behind);
+        let here = here();
+        let behind = behind.join();
+        (
+            behind.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            here,
+        )
+    })
+}
+
 /// Installs Python packages, without their dependencies, into a folder.
 pub fn pip(folder: &Path, packages: &[&str]) -> Result<(), Failure> {
     Run::new("python3")

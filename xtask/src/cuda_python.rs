@@ -39,8 +39,8 @@ pub struct Options {
     module: Option<String>,
 }
 
-/// Installs the bindings under `target/cuda-python`, runs their tests, and returns whether enough of them pass. Uses the
-/// installation in `WORMHOLE_STAGE`, if it is set.
+/// Installs the bindings under `target/cuda-python`, runs their tests, and returns whether enough of them pass.
+/// `WORMHOLE_STAGE` names the installation; without it the sources are staged first.
 pub fn cuda_python(root: &Path, options: &Options) -> Result<bool, Failure> {
     let stage = stage::given_or_built(root)?;
     let is_wanted =

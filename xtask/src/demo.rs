@@ -100,7 +100,7 @@ pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, F
         .args(["--device", "cpu", "--json"])
         .args([&json])
         .args(["--timeout", &PATIENCE.to_string()]);
-    let last = format!("'{}' {LAUNCHES} || failed=1\n", steady.display());
+    let last = launching(&steady);
     let mut run = run.args(["--", "/bin/sh", "-c", &commands(&programs, &last)]);
     let (mut status, mut output) = run.tee_once()?;
     // Runs the guest again if it ended early or hung and no program failed: an emulated host causes that now and then.
@@ -169,6 +169,11 @@ fn commands(programs: &[PathBuf], last: &str) -> String {
     text.push_str(last);
     text.push_str("exit $failed\n");
     text
+}
+
+/// Returns the shell command of the program whose exits are counted.
+fn launching(steady: &Path) -> String {
+    format!("'{}' {LAUNCHES} || failed=1\n", steady.display())
 }
 
 /// Counts the programs that printed PASS, without the one whose exits are counted.

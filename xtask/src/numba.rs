@@ -82,8 +82,8 @@ pub struct Options {
     guest: bool,
 }
 
-/// Does what the options ask for, and returns whether it succeeds. Uses the installation in `WORMHOLE_STAGE`, if it is
-/// set.
+/// Runs Numba's tests, or with `--guest` the programs in a guest, and returns whether enough of them pass.
+/// `WORMHOLE_STAGE` names the installation; without it the sources are staged first.
 pub fn numba(root: &Path, options: &Options) -> Result<bool, Failure> {
     let stage = stage::given_or_built(root)?;
     if options.guest {

@@ -61,9 +61,8 @@ impl<'a> Outcomes<'a> {
     }
 }
 
-/// Creates the virtual environment unless it exists with exactly these packages. Needs no pip in the environment, which
-/// Debian has in a package of its own. Compiles no module: tests import
-/// few of them, and [`compiling_into`] keeps what they compile.
+/// Creates the virtual environment unless it exists with exactly these packages. The environment has no pip, for which
+/// Debian has a package of its own. No module is compiled: tests import few of them, and [`compiling_into`] keeps those.
 pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Failure> {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::new(format!("cannot use {}: {error}", path.display()))

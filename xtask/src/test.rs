@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::command::{Failure, Run, cargo, step};
+use crate::command::{Failure, Run, at_once, cargo, step};
 use crate::test_results::TestResults;
 use crate::{checks, older_cuda, setup, structure};
 
@@ -27,14 +27,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     setup::build_disk_for_tests(root, &stage.prefix)?;
 
     // Tests of virtual machines leave processors idle. Computations fill these, at the lowest priority.
-    let (tests, computations) = std::thread::scope(|scope| {
-        let computations = scope.spawn(|| computations(root));
-        let tests = tests(root, &stage.prefix);
-        let computations = computations
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (tests, computations)
-    });
+    let (computations, tests) = at_once(|| computations(root), || tests(root, &stage.prefix));
     let mut total = tests?;
     total += computations?;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{LAUNCHES, MOST_EXITS, PATIENCE, Summary, commands, exits_per_call};
+use super::{MOST_EXITS, PATIENCE, Summary, commands, exits_per_call, launching};
 use crate::command::Failure;
 use crate::machine::{Ran, Script};
 use crate::stage::Stage;
@@ -69,8 +69,8 @@ pub fn run(
 ) -> Result<bool, Failure> {
     let [first, second] = parts(programs);
     let count = first.len() + second.len();
-    let steady_command = format!("'{}' {LAUNCHES} || failed=1\n", steady.display());
-    let guests = [(first, steady_command.as_str()), (second, "")]
+    let launching = launching(steady);
+    let guests = [(first, launching.as_str()), (second, "")]
         .map(|(part, last)| commands(part, &format!("echo ready\nread -r _\n{last}")));
     let tools = TOOLS.map(PathBuf::from).into_iter();
     let script = Script {
@@ -175,6 +175,7 @@ fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::LAUNCHES;
     use super::*;
 
     fn summary(vm: &str, backend: &str, exits: u64) -> Value {
@@ -184,7 +185,7 @@ mod tests {
         })
     }
 
-    /// Returns the outcome of two guests with these summaries, in each of which a program passes.
+    /// Returns the outcome of a script whose two guests have these summaries. One program passes in each guest.
     fn ran(summaries: [Value; 2]) -> Ran {
         Ran {
             is_success: true,

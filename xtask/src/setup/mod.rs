@@ -12,7 +12,7 @@ use wormhole_images::{
     build_base, build_disk, build_emulated_host, build_guest, build_guest_that_takes_its_window,
 };
 
-use crate::command::{Failure, Run, megabytes, step};
+use crate::command::{Failure, Run, at_once, megabytes, step};
 use crate::stage::{self, Stage};
 use crate::{linker, older_cuda, programs, toolchain};
 use host::Facts;
@@ -46,14 +46,7 @@ pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
 pub fn setup_and_stage(root: &Path, tests: bool) -> Result<Stage, Failure> {
     let start = Instant::now();
     install_tools(root, tests)?;
-    let (stage, parts) = std::thread::scope(|scope| {
-        let stage = scope.spawn(|| stage::stage(root));
-        let parts = build_parts(root, tests, start);
-        let stage = stage
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (stage, parts)
-    });
+    let (stage, parts) = at_once(|| stage::stage(root), || build_parts(root, tests, start));
     parts.and(stage)
 }
 
