@@ -41,7 +41,8 @@ pub use kernel::{Kernel, UnknownKernel};
 pub use oci::{ImageProgram, OciError, is_layout, remove_unpacked, unpack};
 pub use overlay::{
     BackendRun, ConsoleRun, EXIT_PORT, GuestRun, HOST_FILES, HostRun, HostScript, backend_overlay,
-    console_overlay, guest_overlay, host_overlay, ports, script_overlay, volume_place,
+    console_overlay, guest_overlay, host_overlay, is_emulation_failure, ports, script_host,
+    script_overlay, volume_place,
 };
 pub use sums::Damage;
 pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};

@@ -22,7 +22,7 @@ use crate::image::Image;
 use crate::libraries::{CACHE, Search, is_elf};
 
 pub use self::backend::{BackendRun, backend_overlay};
-pub use self::script::{HostScript, script_overlay};
+pub use self::script::{HostScript, is_emulation_failure, script_host, script_overlay};
 
 /// Ports of the host's vsock address to which a guest connects.
 pub mod ports {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wormhole_images::{
-    EmulatedHost, Ending, HostScript, Image, ImageError, Kernel, Report, script_overlay,
+    Ending, HostScript, Image, ImageError, Kernel, Report, is_emulation_failure, script_host,
+    script_overlay,
 };
 use wormhole_monitor::{KvmCaps, probe};
 
@@ -110,27 +111,9 @@ impl Script<'_> {
         let mut attempt = 1;
         loop {
             let (mut output, mut errors) = (Tee::of(io::stdout()), Tee::of(io::stderr()));
-            let report = EmulatedHost {
-                image: &image,
-                overlay: &overlay,
-                memory: 3 << 30,
-                processors: 2,
-                disks: &[],
-                networks: &[],
-                files: &[],
-                timeout: self.host_patience,
-                stdin: None,
-                signals: None,
-            }
-            .run(&mut output, &mut errors);
-            let is_defect = match &report {
-                Err(error) => matches!(
-                    error,
-                    ImageError::HostDied { .. } | ImageError::HostTimeout { .. }
-                ),
-                Ok(_) => errors.text().contains("(triple fault)"),
-            };
-            if is_defect && attempt < ATTEMPTS {
+            let host = script_host(&image, &overlay, &[], self.host_patience);
+            let report = host.run(&mut output, &mut errors);
+            if is_emulation_failure(&report, &errors.text()) && attempt < ATTEMPTS {
                 attempt += 1;
                 step("the emulated host failed: once more");
                 continue;

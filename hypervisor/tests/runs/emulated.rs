@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wormhole_images::{
-    DiskFile, EmulatedHost, Ending, HostScript, Image, ImageError, Kernel, script_overlay,
+    DiskFile, Ending, HostScript, Image, ImageError, Kernel, is_emulation_failure, script_host,
+    script_overlay,
 };
 
 use crate::harness::{for_emulation, images, stage};
@@ -47,31 +48,18 @@ pub fn script_with(
     let image = Image::emulated_host(&images(), Kernel::V6_1).expect("an image");
     for_emulation(|| {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let report = EmulatedHost {
-            image: &image,
-            overlay: &overlay,
-            memory: 3 << 30,
-            processors: 2,
-            disks,
-            networks: &[],
-            timeout: limit,
-            stdin: None,
-            signals: None,
-            files: &[],
-        }
-        .run(&mut stdout, &mut stderr);
+        let host = script_host(&image, &overlay, disks, limit);
+        let report = host.run(&mut stdout, &mut stderr);
         let said =
             String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
-        match report {
-            Err(error @ (ImageError::HostDied { .. } | ImageError::HostTimeout { .. })) => {
-                Err(format!("{error}: {said}"))
-            }
-            Ok(_) if said.contains("(triple fault)") => Err(said),
-            report => {
-                let report = report.expect("the machine runs");
-                assert_eq!(report.ending, Ending::Exited(0), "{said}");
-                Ok(said)
-            }
+        if is_emulation_failure(&report, &said) {
+            return Err(match report {
+                Ok(_) => said,
+                Err(error) => format!("{error}: {said}"),
+            });
         }
+        let report = report.expect("the machine runs");
+        assert_eq!(report.ending, Ending::Exited(0), "{said}");
+        Ok(said)
     })
 }

@@ -1,9 +1,13 @@
-//! The overlay of an emulated host that runs a person's shell script.
+//! The overlay and the machine of an emulated host that runs a person's shell script.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use wormhole_init::Report;
 
 use super::{HostRun, host_overlay};
+use crate::emulated_host::{DiskFile, EmulatedHost};
 use crate::error::ImageError;
 use crate::image::Image;
 
@@ -64,4 +68,37 @@ pub fn script_overlay(run: &HostScript<'_>) -> Result<Vec<u8>, ImageError> {
         taps: 0,
         collect: run.collect.clone(),
     })
+}
+
+/// Returns the machine that runs a script, with memory for a few VMs.
+pub fn script_host<'a>(
+    image: &'a Image,
+    overlay: &'a [u8],
+    disks: &'a [DiskFile<'a>],
+    timeout: Duration,
+) -> EmulatedHost<'a> {
+    EmulatedHost {
+        image,
+        overlay,
+        memory: 3 << 30,
+        processors: 2,
+        disks,
+        networks: &[],
+        files: &[],
+        timeout,
+        stdin: None,
+        signals: None,
+    }
+}
+
+/// Returns whether QEMU's emulation failed in a script, by its outcome and by its errors, so that another attempt may
+/// succeed: on a real processor Linux never causes a triple fault.
+pub fn is_emulation_failure(outcome: &Result<Report, ImageError>, errors: &str) -> bool {
+    match outcome {
+        Ok(_) => errors.contains("(triple fault)"),
+        Err(error) => matches!(
+            error,
+            ImageError::HostDied { .. } | ImageError::HostTimeout { .. }
+        ),
+    }
 }
