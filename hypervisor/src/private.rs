@@ -15,7 +15,7 @@ use rustix::process::umask;
 use tempfile::{Builder, TempDir};
 
 /// Number of random characters in a folder's name.
-pub const RANDOM: usize = 16;
+const RANDOM: usize = 16;
 
 /// Makes a temporary folder.
 ///

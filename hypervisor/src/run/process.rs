@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
@@ -112,22 +112,13 @@ const SOCKET: &str = "control";
 /// Beginning of the name of the socket's folder.
 const PREFIX: &str = "wormhole-";
 
-/// Longest path of a temporary folder in which a socket's address fits: 107 bytes (unix(7)).
-const LONGEST_FOLDER: usize =
-    107 - "/".len() - PREFIX.len() - private::RANDOM - "/".len() - SOCKET.len();
+/// Parent of the socket's folder. `TMPDIR` can name a file system that never answers, or a path that is too long for an
+/// address (unix(7)).
+const PARENT: &str = "/tmp";
 
 /// Listens in a fresh private folder. The reaper removes the folder if this process cannot.
 fn listener() -> io::Result<(UnixListener, TempDir)> {
-    let fits = |folder: &PathBuf| {
-        let is_short = folder.to_str().is_some_and(|it| it.len() <= LONGEST_FOLDER);
-        is_short && folder.is_absolute()
-    };
-    let folder = Some(std::env::temp_dir()).filter(fits);
-    listener_below(&folder.unwrap_or_else(|| "/tmp".into()))
-}
-
-fn listener_below(folder: &Path) -> io::Result<(UnixListener, TempDir)> {
-    let place = private::folder_in(folder, PREFIX)?;
+    let place = private::folder_in(Path::new(PARENT), PREFIX)?;
     let listener = UnixListener::bind(place.path().join(SOCKET))?;
     Ok((listener, place))
 }
@@ -148,19 +139,4 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
 /// Returns whether the peer runs as the same user: root can enter the folder as well.
 fn same_user(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_fits_below_the_longest_temporary_folder() {
-        let place = tempfile::tempdir().expect("a folder");
-        let own = place.path().to_str().expect("plain text").len();
-        let folder = place.path().join("f".repeat(LONGEST_FOLDER - own - 1));
-        std::fs::create_dir(&folder).expect("a folder");
-        let (_listener, place) = listener_below(&folder).expect("it fits");
-        assert_eq!(place.path().join(SOCKET).as_os_str().len(), 107);
-    }
 }
