@@ -126,10 +126,17 @@ impl NetWorker {
                 }
             }
             let frame = &mut self.received[..self.waiting];
-            if deliver(&self.memory, queue, merges, frame, &mut used) == Delivery::Waits {
+            let mut delivered = deliver(&self.memory, queue, merges, frame, &mut used);
+            if delivered == Delivery::Waits {
+                // The driver may have added buffers before it saw this.
+                queue.await_notifications(&self.memory);
+                delivered = deliver(&self.memory, queue, merges, frame, &mut used);
+            }
+            if delivered == Delivery::Waits {
                 break;
             }
             self.waiting = 0;
+            queue.suppress_notifications(&self.memory);
         }
         if used {
             queue.interrupt(&self.memory);

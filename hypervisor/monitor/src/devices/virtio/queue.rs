@@ -112,7 +112,7 @@ impl ActiveQueue {
     }
 
     /// Serves the available buffers as [`Self::serve`] does, until `serve` returns `None`: then that buffer stays
-    /// available.
+    /// available. Meanwhile the driver need not notify the device of further buffers, which would cost a VM exit each.
     pub fn serve_while(
         &mut self,
         memory: &GuestRam,
@@ -120,21 +120,51 @@ impl ActiveQueue {
     ) {
         let mut used = false;
         let mut left = self.size();
-        while let Some(chain) = self.pop(memory) {
+        let mut awaits = true;
+        loop {
+            let Some(chain) = self.pop(memory) else {
+                if awaits {
+                    break;
+                }
+                // The driver may have added a buffer before it saw this.
+                self.await_notifications(memory);
+                awaits = true;
+                continue;
+            };
+            if awaits {
+                self.suppress_notifications(memory);
+                awaits = false;
+            }
             let head = chain.head_index();
             let Some(written) = serve(chain) else {
                 self.undo_pop();
+                self.await_notifications(memory);
                 break;
             };
             used |= self.add_used(memory, head, written);
             left -= 1;
             if left == 0 {
+                self.await_notifications(memory);
                 self.again();
                 break;
             }
         }
         if used {
             self.interrupt(memory);
+        }
+    }
+
+    /// Tells the driver that it need not notify the device of further buffers.
+    pub fn suppress_notifications(&mut self, memory: &GuestRam) {
+        // A driver that does not read this notifies the device needlessly.
+        let _ = self.queue.disable_notification(memory);
+    }
+
+    /// Asks the driver for a notification of each further buffer. It may not have notified the device of those that it
+    /// added before, which the next [`Self::pop`] finds.
+    pub fn await_notifications(&mut self, memory: &GuestRam) {
+        if let Err(error) = self.queue.enable_notification(memory) {
+            tracing::debug!(%error, "the guest's rings are not usable");
         }
     }
 
@@ -216,6 +246,8 @@ impl QueueSetup {
 
 #[cfg(test)]
 mod tests {
+    use virtio_bindings::virtio_ring::VRING_USED_F_NO_NOTIFY;
+
     use crate::devices::virtio::test_queue::{BUFFERS, TestQueue, WRITE};
 
     /// Serves one more buffer.
@@ -235,6 +267,28 @@ mod tests {
         guest.suppress(0);
         serve(&guest, &mut queue, 2);
         assert_eq!(guest.interrupts(), 1);
+    }
+
+    #[test]
+    fn a_driver_notifies_only_while_the_device_does_not_serve() {
+        let guest = TestQueue::new(16);
+        let mut queue = guest.active();
+        let table = [(BUFFERS, 64, WRITE, 0)];
+        guest.offer(&table, &[0; 16], 1);
+        let mut served = 0;
+        queue.serve_while(&guest.memory, |_| {
+            assert_eq!(u32::from(guest.used_flags()), VRING_USED_F_NO_NOTIFY);
+            served += 1;
+            // Buffers that come meanwhile are served without a notification, until one has to wait.
+            guest.offer(&table, &[0; 16], served + 1);
+            (served < 4).then_some(0)
+        });
+        assert_eq!((guest.used(), guest.used_flags()), (3, 0));
+        guest.offer(&table, &[0; 16], u16::MAX);
+        queue.serve(&guest.memory, |_| {
+            panic!("the driver offers more buffers than there are")
+        });
+        assert_eq!((guest.used(), guest.used_flags()), (3, 0));
     }
 
     #[test]
