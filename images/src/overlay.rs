@@ -202,7 +202,7 @@ pub struct ConsoleRun {
     pub arguments: Vec<OsString>,
     /// Further files and folders to copy to the same paths in the guest, programs with their libraries.
     pub take: Vec<PathBuf>,
-    /// Size of the window in bytes.
+    /// Size of the window in bytes; 0 for a guest without a window.
     pub window: u64,
 }
 
@@ -225,7 +225,7 @@ pub fn console_overlay(run: &ConsoleRun) -> Result<Vec<u8>, ImageError> {
     run_file.arguments.extend(run.arguments.iter().cloned());
     overlay.finish(&RunFile {
         variables,
-        window: Some(run.window),
+        window: Some(run.window).filter(|&size| size > 0),
         exit_port: Some(EXIT_PORT),
         ..run_file
     })
