@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::command::{Failure, Run, cargo};
-use crate::{bench_programs, stage};
+use crate::{bench_monitors, bench_programs, stage};
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
@@ -20,6 +20,8 @@ pub enum Bench {
     },
     /// The demo's programs on the CPU device, on one processor and on all.
     Programs(bench_programs::Options),
+    /// Wormhole's monitor beside QEMU's: boots, memory, disk and network.
+    Monitors(bench_monitors::Options),
     /// Kernel launches by a VM through the window.
     Launch {
         /// The device: `cpu` or `cuda:N`.
@@ -112,6 +114,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
         Bench::Copies(options) => calls(root, "copies", options),
         Bench::Memory(options) => calls(root, "memory", options),
         Bench::Threads(options) => calls(root, "threads", options),
+        Bench::Monitors(options) => bench_monitors::measure(root, options),
         Bench::Programs(options) => bench_programs::measure(root, options),
     }
 }

@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask …`. CI runs the same commands.
 
 mod bench;
+mod bench_monitors;
 mod bench_programs;
 mod checks;
 mod command;

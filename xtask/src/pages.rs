@@ -25,7 +25,7 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 /// Tests of commands in a small form.
 const SMALL: &str = "xtask/tests/commands.rs";
 
-const COMMANDS: [(&str, Executed); 27] = [
+const COMMANDS: [(&str, Executed); 28] = [
     ("setup", Gate("setup::setup_and_stage(root, true)")),
     ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
@@ -65,6 +65,12 @@ const COMMANDS: [(&str, Executed); 27] = [
     ("bench copies", Test("benches/tests/commands.rs", CALLS)),
     ("bench memory", Test("benches/tests/commands.rs", CALLS)),
     ("bench threads", Test("benches/tests/commands.rs", CALLS)),
+    (
+        "bench monitors",
+        Not(
+            "boots five guests one after another for more than a minute; xtask/src/bench_monitors.rs tests the table",
+        ),
+    ),
     (
         "bench programs",
         Test(SMALL, "the_benchmark_of_programs_times_a_program"),

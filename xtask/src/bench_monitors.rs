@@ -1,0 +1,303 @@
+//! `cargo xtask bench monitors`: Wormhole's monitor beside QEMU's machines `microvm` and `q35`, on the same machine, with
+//! the same kernel and initial RAM disk.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
+
+use crate::command::{Failure, step};
+use crate::machine::Script;
+use crate::{setup, stage};
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Number of boots of each monitor, by turns. Only the default measures.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Commands of the benchmark. `$4` is an initial RAM disk, `$5` the number of rounds, `$6` the folder of images of a machine
+/// that does not name its own. Each line `figure` has a monitor, a quantity and a number.
+const SCRIPT: &str = r#"
+set -eo pipefail
+command=$1 folder=$2 initrd=$4 rounds=$5 kernel=${WORMHOLE_IMAGES:-$6}/guest-6.1/vmlinuz
+export WORMHOLE_RUNTIME=$folder/guests
+ip tuntap add dev wh-bench mode tap
+trap 'ip link delete wh-bench' EXIT
+ip address add 10.77.0.1/24 dev wh-bench
+ip link set wh-bench up
+# A server on port 7001 that takes what a client sends, or gives 32 MiB.
+perl -e '
+    socket(S, 2, 1, 0) and bind(S, pack("SnC4x8", 2, 7001, 10, 77, 0, 1)) and listen(S, 8) or die $!;
+    $| = 1; print "listens\n";
+    while (accept(my $client, S)) {
+        sysread $client, my $word, 5;
+        my $left = 32 << 20;
+        if ($word eq "take\n") { while ($left > 0) { $left -= sysread $client, my $bytes, 1 << 16 or last } syswrite $client, "taken\n" }
+        else { my $bytes = "x" x (1 << 16); for (1 .. 512) { syswrite $client, $bytes or last } }
+    }' >"$folder/listens" &
+server=$!
+trap 'kill $server; ip link delete wh-bench' EXIT
+until [ -s "$folder/listens" ]; do kill -0 $server; sleep 0.1; done
+head -c 64M /dev/zero >"$folder/disk"
+
+qemu() {
+    local machine=$1
+    shift
+    exec qemu-system-x86_64 -M "$machine,accel=kvm" -cpu host -m 256M -smp 1 -nodefaults -no-user-config \
+        -display none -no-reboot -serial stdio -device isa-debug-exit,iobase=0xf4,iosize=1 \
+        -kernel "$kernel" -initrd "$initrd" -append "console=ttyS0 panic=-1 reboot=k tsc=reliable quiet" "$@"
+}
+disk="-drive file=$folder/disk,format=raw,if=none,id=disk -device virtio-blk-pci,drive=disk"
+network="-netdev tap,ifname=wh-bench,script=no,downscript=no,id=network -device virtio-net-pci,netdev=network,romfile="
+monitor() {
+    case $1 in
+    wormhole) exec "$command" guest start bench --foreground --memory 256M \
+        --kernel "$kernel" --initrd "$initrd" --append quiet ;;
+    wormhole-devices) exec "$command" guest start bench --foreground --memory 256M --disk "$folder/disk" \
+        --network tap=wh-bench --kernel "$kernel" --initrd "$initrd" --append quiet ;;
+    microvm) qemu microvm ;;
+    q35) qemu q35 ;;
+    q35-devices) qemu q35 $disk $network ;;
+    esac
+}
+# Memory of a process beside its mappings as large as the guest's memory, in KiB.
+beside_guest() {
+    perl -ne '/^Size: +(\d+)/ and $size = $1; /^Pss: +(\d+)/ and $size < 250 << 10 and $sum += $1;
+        END { print $sum }' "/proc/$1/smaps"
+}
+measure() {
+    local name=${1%-devices} line start=${EPOCHREALTIME/[.,]/}
+    exec 3< <(monitor "$1" </dev/null 2>&1)
+    local process=$! said=
+    while read -r line <&3; do
+        line=${line%$'\r'}
+        said+=$line$'\n'
+        case $line in
+        "first line")
+            [[ $1 == *-devices ]] || echo "figure $name boot $((${EPOCHREALTIME/[.,]/} - start))" ;;
+        "last line") [[ $1 == *-devices ]] || echo "figure $name memory $(beside_guest $process)" ;;
+        "took "*) set -- "$1" $line; echo "figure $name $3 $4" ;;
+        esac
+    done
+    wait $process || :
+    [[ $said == *"last line"* ]] || { echo "the guest of $1 said: $said"; exit 1; }
+}
+for ((round = 0; round < rounds; round++)); do
+    for name in wormhole microvm q35 wormhole-devices q35-devices; do measure $name; done
+done
+"#;
+
+/// Commands of the guest. Each line `took` has a quantity and the microseconds that it took.
+const GUEST: &str = r#"
+echo "first line"
+timed() {
+    local name=$1 start=${EPOCHREALTIME/[.,]/}
+    shift
+    "$@" || exit 1
+    echo "took $name $((${EPOCHREALTIME/[.,]/} - start))"
+}
+dd() { command dd "$@" status=none; }
+to_host() { exec 5<>/dev/tcp/10.77.0.1/7001; echo take >&5; dd if=/dev/zero bs=64k count=512 >&5; read -r taken <&5; }
+to_guest() { exec 5<>/dev/tcp/10.77.0.1/7001; echo give >&5; dd of=/dev/null bs=64k count=512 iflag=fullblock <&5; }
+if [ -b /dev/vda ]; then
+    timed write dd if=/dev/zero of=/dev/vda bs=1M count=64 oflag=direct conv=fsync
+    timed read dd if=/dev/vda of=/dev/null bs=1M iflag=direct
+    timed small-reads dd if=/dev/vda of=/dev/null bs=4k count=2000 iflag=direct
+    ip address add 10.77.0.2/24 dev eth0
+    ip link set eth0 up
+    timed to-host to_host
+    timed to-guest to_guest
+fi
+echo "last line"
+sleep 2
+"#;
+
+/// Programs of the guest beside its shell.
+const TOOLS: [&str; 3] = ["/bin/dd", "/sbin/ip", "/bin/sleep"];
+
+/// Files that the script uses: the other monitor with its firmware, and the tools.
+const FILES: [&str; 11] = [
+    "/usr/bin/qemu-system-x86_64",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/share/qemu/qboot.rom",
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/seabios/bios-microvm.bin",
+    "/sbin/ip",
+    "/usr/bin/head",
+    "/usr/bin/perl",
+    "/usr/bin/sleep",
+];
+
+/// Quantities, with their units and the divisors of the script's numbers. Those of throughput are times for the same work.
+const QUANTITIES: [(&str, &str, f64); 7] = [
+    ("boot", "ms until the first program's first line", 1000.0),
+    ("memory", "MiB beside the guest's memory", 1024.0),
+    ("write", "s for 64 MiB written to the disk", 1e6),
+    ("read", "s for 64 MiB read from the disk", 1e6),
+    ("small-reads", "s for 2,000 reads of 4 KiB", 1e6),
+    ("to-host", "s for 32 MiB of TCP to the host", 1e6),
+    ("to-guest", "s for 32 MiB of TCP to the guest", 1e6),
+];
+
+/// Name of Wormhole's monitor in the figures, and those of QEMU's machines.
+const OWN: &str = "wormhole";
+const OTHERS: [&str; 2] = ["microvm", "q35"];
+
+/// Median of one quantity for each monitor that has it.
+#[derive(Debug, Serialize, PartialEq)]
+struct Row {
+    quantity: &'static str,
+    unit: &'static str,
+    medians: BTreeMap<&'static str, f64>,
+    /// Wormhole's median over the best of the others.
+    ratio: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Table {
+    /// `kvm` or `emulated`.
+    guest: &'static str,
+    rounds: u32,
+    rows: Vec<Row>,
+}
+
+/// Boots guests by turns, prints the medians, and writes them to a file if one is given. Uses the installation in
+/// `WORMHOLE_STAGE`, if it is set.
+pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
+    let stage = stage::given_or_built(root)?;
+    let folder = root.join("target/bench-monitors");
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", folder.display()));
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let initrd = folder.join("initrd");
+    fs::write(&initrd, initial_disk(root, &stage.prefix)?).map_err(failed)?;
+    let script = Script {
+        text: SCRIPT,
+        arguments: vec![
+            initrd.clone().into(),
+            options.rounds.to_string().into(),
+            setup::images(root).into(),
+        ],
+        programs: FILES
+            .map(PathBuf::from)
+            .into_iter()
+            .chain([initrd])
+            .collect(),
+        results: Vec::new(),
+        patience: 60,
+        host_patience: Duration::from_secs(60 * 60),
+    };
+    step("boots of guests by turns");
+    let ran = script.run(root, &stage, "bench-monitors-run")?;
+    let rows = rows(&ran.output);
+    if !ran.is_success || rows.len() != QUANTITIES.len() {
+        return Err(Failure::new("not every monitor ended every round"));
+    }
+    println!(
+        "{:<42}{OWN:>10}{:>10}{:>10}  ratio to the best",
+        "", OTHERS[0], OTHERS[1]
+    );
+    for row in &rows {
+        let median = |name| row.medians.get(name).map(|it| format!("{it:.2}"));
+        let [own, microvm, q35] =
+            [OWN, OTHERS[0], OTHERS[1]].map(|it| median(it).unwrap_or_default());
+        println!(
+            "{:<42}{own:>10}{microvm:>10}{q35:>10}  {:.2}",
+            row.unit, row.ratio
+        );
+    }
+    let table = Table {
+        guest: ran.guest,
+        rounds: options.rounds,
+        rows,
+    };
+    match &options.json {
+        None => Ok(()),
+        Some(path) => {
+            let text = serde_json::to_vec_pretty(&table)
+                .map_err(|error| Failure::new(error.to_string()))?;
+            fs::write(path, text)
+                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
+        }
+    }
+}
+
+/// Builds the initial RAM disk of the guests.
+fn initial_disk(root: &Path, prefix: &Path) -> Result<Vec<u8>, Failure> {
+    let failed = |error: wormhole_images::ImageError| Failure::new(error.to_string());
+    let image = Image::guest(&setup::images(root), Kernel::V6_1).map_err(failed)?;
+    let overlay = console_overlay(&ConsoleRun {
+        init: prefix.join("lib/wormhole/wormhole-init"),
+        frontends: Vec::new(),
+        program: "/bin/bash".into(),
+        arguments: ["-c", GUEST].map(Into::into).to_vec(),
+        take: TOOLS.map(PathBuf::from).to_vec(),
+        window: 0,
+    });
+    let mut bytes = fs::read(&image.modules)
+        .map_err(|error| Failure::new(format!("{}: {error}", image.modules.display())))?;
+    bytes.extend(overlay.map_err(failed)?);
+    Ok(bytes)
+}
+
+/// Returns the quantities for which the output has figures of Wormhole and of another monitor.
+fn rows(output: &str) -> Vec<Row> {
+    let mut figures: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for line in output.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some("figure"), Some(monitor), Some(quantity), Some(Ok(number))) = (
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next().map(str::parse),
+        ) {
+            figures.entry((monitor, quantity)).or_default().push(number);
+        }
+    }
+    let row = |(quantity, unit, divisor): (&'static str, &'static str, f64)| {
+        let median = |monitor: &'static str| {
+            let mut numbers = figures.get(&(monitor, quantity))?.clone();
+            numbers.sort_by(f64::total_cmp);
+            Some((monitor, numbers[numbers.len() / 2] / divisor))
+        };
+        let (_, own) = median(OWN)?;
+        let others: BTreeMap<_, _> = OTHERS.into_iter().filter_map(median).collect();
+        let best = others.values().copied().reduce(f64::min)?;
+        let mut medians = others;
+        medians.insert(OWN, own);
+        Some(Row {
+            quantity,
+            unit,
+            medians,
+            ratio: own / best,
+        })
+    };
+    QUANTITIES.into_iter().filter_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_compares_with_the_best_of_the_others() {
+        let output = "figure wormhole boot 30000\nfigure microvm boot 40000\nfigure q35 boot 90000\n\
+            figure wormhole boot 10000\nfigure wormhole boot 20000\nfigure q35 read 1500\nfigure wormhole read 3000\n\
+            figure wormhole write 3\nfigure microvm boot slow\n";
+        let rows = rows(output);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0].medians[OWN], 20.0);
+        assert_eq!(rows[0].ratio, 0.5);
+        assert_eq!((rows[1].quantity, rows[1].ratio), ("read", 2.0));
+    }
+}
