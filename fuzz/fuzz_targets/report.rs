@@ -3,16 +3,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wormhole_init::{MAX_FILES, Report, RunFile};
+use wormhole_init::{COLLECT_BYTES, MAX_FILES, Report, RunFile};
 
 fuzz_target!(|input: &[u8]| {
-    match Report::read(input, MAX_FILES) {
+    match Report::read(input, MAX_FILES, COLLECT_BYTES) {
         Err(error) => _ = error.to_string(),
         Ok(report) => {
             let mut again = Vec::new();
             report.write(&mut again).expect("memory");
             assert_eq!(
-                Report::read(&again[..], MAX_FILES).expect("our own bytes"),
+                Report::read(&again[..], MAX_FILES, COLLECT_BYTES).expect("our own bytes"),
                 report
             );
         }

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use wormhole_init::{MAX_FILES, Report};
+use wormhole_init::{COLLECT_BYTES, MAX_FILES, Report};
 
 use crate::error::{ImageError, io};
 use crate::image::{COMMAND_LINE, Image};
@@ -60,8 +60,11 @@ const SILENT: &str = "ipv6.disable=1";
 /// Maximum bytes of the console's end in an error.
 const CONSOLE_TAIL: usize = 4096;
 
+/// Maximum bytes of files that a report returns: those of a guest, and those of the machine's own command.
+pub const HOST_COLLECT_BYTES: u64 = COLLECT_BYTES + (32 << 20);
+
 /// Maximum bytes read of a report.
-const MAX_REPORT: u64 = 128 << 20;
+const MAX_REPORT: u64 = HOST_COLLECT_BYTES + (2 << 20);
 
 /// Names of the virtio ports out of the machine, in the order of their numbers.
 const PORTS: [&str; 3] = ["stdout", "stderr", "report"];
@@ -278,10 +281,12 @@ impl EmulatedHost<'_> {
                 console,
             });
         }
-        Report::read(&report[..], MAX_FILES).map_err(|source| ImageError::HostDied {
-            status,
-            console,
-            source,
+        Report::read(&report[..], MAX_FILES, HOST_COLLECT_BYTES).map_err(|source| {
+            ImageError::HostDied {
+                status,
+                console,
+                source,
+            }
         })
     }
 

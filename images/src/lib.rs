@@ -47,6 +47,7 @@ pub use overlay::{
 pub use sums::Damage;
 pub use window_as_ram::{TAKEN, build_guest_that_takes_its_window};
 pub use wormhole_init::{
-    Ending, Execution, FILES_TAG, InterpreterFault, Network, NotExecuted, RESIZE, Report,
-    TerminalSize, User, Volume, status, volume_tag,
+    Absence, COLLECT_BYTES, COLLECT_DEPTH, COLLECT_FILES, Collected, Ending, Execution, FILES_TAG,
+    InterpreterFault, Network, NotExecuted, RESIZE, Report, TerminalSize, User, Volume, status,
+    volume_tag,
 };

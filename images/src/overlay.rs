@@ -12,11 +12,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use wormhole_init::{
-    InterpreterFault, Network, PARTS, PARTS_BESIDE_FILES, RUN_FILE, RunFile, Sink, TerminalSize,
-    User, Volume,
+    COLLECT_BYTES, InterpreterFault, Network, PARTS, PARTS_BESIDE_FILES, RUN_FILE, RunFile, Sink,
+    TerminalSize, User, Volume,
 };
 
 use crate::cpio::Archive;
+use crate::emulated_host::HOST_COLLECT_BYTES;
 use crate::error::{ImageError, io};
 use crate::image::Image;
 use crate::libraries::{CACHE, Search, is_elf};
@@ -104,6 +105,8 @@ pub struct GuestRun {
     pub window: u64,
     /// Networks of the guest's interfaces.
     pub networks: Vec<Network>,
+    /// Files and folders to return with the report.
+    pub collect: Vec<PathBuf>,
 }
 
 /// A run of `wormhole` in the emulated host.
@@ -133,7 +136,7 @@ pub struct HostRun {
     pub volumes: Vec<bool>,
     /// Number of tap interfaces for guests, each bridged with the machine's interface of its number.
     pub taps: usize,
-    /// Files to return with the report.
+    /// Files and folders to return with the report.
     pub collect: Vec<PathBuf>,
 }
 
@@ -186,7 +189,8 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
         networks: run.networks.clone(),
         taps: 0,
         exit_port: Some(EXIT_PORT),
-        collect: Vec::new(),
+        collect: run.collect.clone(),
+        collect_bytes: COLLECT_BYTES,
     })
 }
 
@@ -274,6 +278,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
         signals: Some(Sink::Device("/dev/vport0p4".into())),
         taps: run.taps,
         collect: run.collect.clone(),
+        collect_bytes: HOST_COLLECT_BYTES,
         ..RunFile::new(command)
     })
 }
@@ -520,6 +525,7 @@ mod tests {
             directory: "/work".into(),
             window: 0,
             networks: Vec::new(),
+            collect: vec!["/tmp/results".into()],
         }
     }
 

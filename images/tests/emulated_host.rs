@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{
-    EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, Report, host_overlay,
+    Absence, Collected, EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, Report,
+    host_overlay,
 };
 
 fn from_environment(key: &str) -> PathBuf {
@@ -72,8 +73,11 @@ fn output_status_and_files_come_back_apart_from_each_other() {
     let report = finished.outcome.expect("it reports");
     assert_eq!(report.ending, Ending::Exited(7));
     assert_eq!(
-        report.files,
-        [(PathBuf::from("/run/summary.json"), b"{}\n".to_vec())]
+        report.collected,
+        [
+            Collected::File(b"{}\n".to_vec()),
+            Collected::Absent(Absence::Missing)
+        ]
     );
     let release = finished.stdout.strip_prefix("good\nmorning\n1\n");
     assert!(

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wormhole_images::{
-    Ending, HostScript, Image, ImageError, Kernel, Report, is_emulation_failure, script_host,
-    script_overlay,
+    Collected, Ending, HostScript, Image, ImageError, Kernel, Report, is_emulation_failure,
+    script_host, script_overlay,
 };
 use wormhole_monitor::{KvmCaps, probe};
 
@@ -118,11 +118,15 @@ impl Script<'_> {
                 step("the emulated host failed: once more");
                 continue;
             }
-            let Report { ending, files } = report.map_err(failed)?;
+            let Report { ending, collected } = report.map_err(failed)?;
+            let files = collected.into_iter().filter_map(|result| match result {
+                Collected::File(bytes) => Some(bytes),
+                Collected::Folder(_) | Collected::Absent(_) => None,
+            });
             return Ok(Ran {
                 is_success: ending == Ending::Exited(0),
                 output: output.text(),
-                results: files.into_iter().map(|(_, bytes)| bytes).collect(),
+                results: files.collect(),
                 guest: "emulated",
             });
         }

@@ -562,7 +562,7 @@ fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
                 ports::STDOUT => say::result(format_args!("{}", read_boot_id(stream))),
                 ports::STDERR => drop(scope.spawn(move || copy(stream, say::Foreign))),
                 // The last one. The request named no files.
-                _ => report = Report::read(stream, 0).ok(),
+                _ => report = Report::read(stream, 0, 0).ok(),
             }
         }
     });

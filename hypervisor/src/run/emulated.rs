@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{
-    DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image, SocketServer,
+    Collected, DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image, SocketServer,
     host_overlay, volume_place, volume_tag,
 };
 use wormhole_link::tasks;
@@ -254,11 +254,10 @@ pub fn run(
     if let Ending::Failed { message, .. } = report.ending {
         return Err(GuestError::Failed(message).into());
     }
-    let summary = report
-        .files
-        .iter()
-        .find(|(path, _)| path == Path::new(SUMMARY))
-        .and_then(|(_, text)| serde_json::from_slice::<Summary>(text).ok());
+    let summary = match report.collected.first() {
+        Some(Collected::File(text)) => serde_json::from_slice::<Summary>(text).ok(),
+        _ => None,
+    };
     match summary {
         Some(mut summary) => {
             summary.guest = "emulated".to_owned();

@@ -101,6 +101,7 @@ pub fn run(
         directory: options.directory()?,
         window: options.window(),
         networks: options.network.iter().map(|one| one.guest).collect(),
+        collect: Vec::new(),
     })?;
     let mut backend = options.open_backend(installation)?;
     let backend_vm = backend.vm();
@@ -289,7 +290,7 @@ fn attend(
                     // program has ended.
                     let before = exits();
                     // The request named no files.
-                    seen.report = Report::read(stream, 0).ok();
+                    seen.report = Report::read(stream, 0, 0).ok();
                     let both = before.zip(exits());
                     seen.exits = both.map(|((own, server), now)| {
                         (now.0.saturating_sub(own), now.1.saturating_sub(server))

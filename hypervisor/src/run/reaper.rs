@@ -146,7 +146,7 @@ impl Reaper {
 
     /// Waits for the program's end.
     pub fn wait(mut self, passing: Passing) -> Result<Ending, ReaperError> {
-        let report = Report::read(&self.report, 0);
+        let report = Report::read(&self.report, 0, 0);
         // Dropped before another process can have the reaper's number.
         drop(passing);
         let status = self.process.wait().map_err(ReaperError::Start)?;
@@ -193,7 +193,7 @@ pub fn reap(options: &Options) {
     }
     let report_of = Report {
         ending,
-        files: Vec::new(),
+        collected: Vec::new(),
     };
     // Fails only if the launcher is gone.
     let _ = report_of.write(File::from(report));

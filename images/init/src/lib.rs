@@ -6,6 +6,7 @@
 //! [`RunFile`] into it; the process runs the program in it and ends with a [`Report`]. Both formats
 //! cross a machine's boundary, so both parsers accept any bytes and never panic.
 
+pub mod collect;
 pub mod exec;
 pub mod network;
 pub mod report;
@@ -13,6 +14,7 @@ pub mod run_file;
 pub mod user;
 pub mod window;
 
+pub use collect::{Absence, COLLECT_BYTES, COLLECT_DEPTH, COLLECT_FILES, Collected};
 pub use exec::{Execution, InterpreterFault, NotExecuted};
 pub use network::Network;
 pub use report::{Ending, MAX_FILES, Report};

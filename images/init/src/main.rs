@@ -17,7 +17,8 @@ use std::ffi::OsStr;
 use std::fs;
 
 use wormhole_init::{
-    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError, status, window,
+    Collected, Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError,
+    status, window,
 };
 
 use output::Stream;
@@ -148,12 +149,10 @@ fn signals(source: &Sink) -> Option<fs::File> {
 }
 
 fn send(run: &RunFile, ending: Ending, mut stream: Stream) {
-    let files = run
-        .collect
-        .iter()
-        .filter_map(|path| Some((path.clone(), fs::read(path).ok()?)))
-        .collect();
-    match (Report { ending, files }).write(&mut stream) {
+    let mut left = run.collect_bytes;
+    let paths = run.collect.iter();
+    let collected = paths.map(|path| Collected::of(path, &mut left)).collect();
+    match (Report { ending, collected }).write(&mut stream) {
         Ok(()) => stream.finish(),
         Err(error) => output::console(&format!("the report was lost: {error}")),
     }

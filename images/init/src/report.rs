@@ -1,19 +1,17 @@
 //! Reads and writes the report: how the program ended, and the requested files.
 //!
-//! A first line with the version, a line with the ending, files with their lengths, and the line `end`,
+//! A first line with the version, a line with the ending, the outcome for each requested path, and the line `end`,
 //! without which the report is incomplete. The content comes from the guest; its size is bounded on reading.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+
+use crate::collect::Collected;
 
 const VERSION: &str = "wormhole-report 1";
 const MAX_LINE: u64 = 256;
 const MAX_MESSAGE: u64 = 64 << 10;
-const MAX_PATH: u64 = 4096;
-const MAX_FILE: u64 = 64 << 20;
-/// Maximum number of files that can be requested.
+/// Maximum number of paths that can be requested.
 pub const MAX_FILES: usize = 64;
 
 /// End of a run.
@@ -41,7 +39,8 @@ impl Ending {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub ending: Ending,
-    pub files: Vec<(PathBuf, Vec<u8>)>,
+    /// Outcomes for the requested paths, in their order. A report of a failure can have fewer.
+    pub collected: Vec<Collected>,
 }
 
 /// Error from reading a report.
@@ -57,6 +56,8 @@ pub enum ReportError {
         length: u64,
         most: u64,
     },
+    #[error("the report has a file with the name {0:?}, which can leave its folder")]
+    Name(OsString),
 }
 
 impl Report {
@@ -70,22 +71,18 @@ impl Report {
                 writeln!(out, "{message}")?;
             }
         }
-        for (path, data) in &self.files {
-            let path = path.as_os_str().as_bytes();
-            writeln!(out, "file {} {}", path.len(), data.len())?;
-            out.write_all(path)?;
-            out.write_all(data)?;
-            writeln!(out)?;
+        for collected in &self.collected {
+            collected.write(&mut out)?;
         }
         writeln!(out, "end")?;
         out.flush()
     }
 
-    /// Reads a report with at most `most_files` files, each of at most 64 MiB.
+    /// Reads a report with outcomes for at most `most_paths` paths, with at most `most_bytes` of files and names.
     ///
     /// # Errors
     /// The report is incomplete, exceeds a limit, or has an invalid line.
-    pub fn read(input: impl Read, most_files: usize) -> Result<Self, ReportError> {
+    pub fn read(input: impl Read, most_paths: usize, most_bytes: u64) -> Result<Self, ReportError> {
         let mut input = BufReader::new(input);
         expect(&mut input, VERSION)?;
         let text = line(&mut input)?;
@@ -106,26 +103,22 @@ impl Report {
             }
             _ => return Err(ReportError::Line(text)),
         };
-        let mut files = Vec::new();
+        let mut left = most_bytes;
+        let mut collected = Vec::new();
         loop {
             let text = line(&mut input)?;
-            let words: Vec<&str> = text.split(' ').collect();
-            match words[..] {
-                ["end"] => return Ok(Self { ending, files }),
-                ["file", path, data] if files.len() < most_files => {
-                    let path = bounded(path, "a path", MAX_PATH, &text)?;
-                    let data = bounded(data, "a file", MAX_FILE, &text)?;
-                    let path = OsString::from_vec(bytes(&mut input, path)?);
-                    files.push((path.into(), bytes(&mut input, data)?));
-                    expect(&mut input, "")?;
-                }
-                _ => return Err(ReportError::Line(text)),
+            if text == "end" {
+                return Ok(Self { ending, collected });
             }
+            if collected.len() == most_paths {
+                return Err(ReportError::Line(text));
+            }
+            collected.push(Collected::read_rest(&text, &mut input, &mut left)?);
         }
     }
 }
 
-fn line(input: &mut impl BufRead) -> Result<String, ReportError> {
+pub(crate) fn line(input: &mut impl BufRead) -> Result<String, ReportError> {
     let mut text = Vec::new();
     input
         .take(MAX_LINE)
@@ -143,7 +136,7 @@ fn line(input: &mut impl BufRead) -> Result<String, ReportError> {
     }
 }
 
-fn expect(input: &mut impl BufRead, wanted: &str) -> Result<(), ReportError> {
+pub(crate) fn expect(input: &mut impl BufRead, wanted: &str) -> Result<(), ReportError> {
     let text = line(input)?;
     if text == wanted {
         Ok(())
@@ -152,7 +145,12 @@ fn expect(input: &mut impl BufRead, wanted: &str) -> Result<(), ReportError> {
     }
 }
 
-fn bounded(word: &str, what: &'static str, most: u64, text: &str) -> Result<u64, ReportError> {
+pub(crate) fn bounded(
+    word: &str,
+    what: &'static str,
+    most: u64,
+    text: &str,
+) -> Result<u64, ReportError> {
     match word.parse::<u64>() {
         Ok(length) if length <= most => Ok(length),
         Ok(length) => Err(ReportError::TooLong { what, length, most }),
@@ -161,7 +159,7 @@ fn bounded(word: &str, what: &'static str, most: u64, text: &str) -> Result<u64,
 }
 
 /// Reads exactly `length` bytes. Allocates memory as data arrives, not by the announced length.
-fn bytes(input: &mut impl Read, length: u64) -> Result<Vec<u8>, ReportError> {
+pub(crate) fn bytes(input: &mut impl Read, length: u64) -> Result<Vec<u8>, ReportError> {
     let mut data = Vec::new();
     input
         .take(length)
@@ -177,6 +175,11 @@ fn bytes(input: &mut impl Read, length: u64) -> Result<Vec<u8>, ReportError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collect::{Absence, COLLECT_BYTES};
+
+    fn read(bytes: &[u8]) -> Result<Report, ReportError> {
+        Report::read(bytes, MAX_FILES, COLLECT_BYTES)
+    }
 
     fn written(report: &Report) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -196,15 +199,13 @@ mod tests {
         ] {
             let report = Report {
                 ending,
-                files: vec![
-                    ("/run/a b".into(), b"\nend\n\0".to_vec()),
-                    ("/empty".into(), Vec::new()),
+                collected: vec![
+                    Collected::File(b"\nend\n\0".to_vec()),
+                    Collected::Absent(Absence::Missing),
+                    Collected::Folder(vec![("a b".into(), Vec::new())]),
                 ],
             };
-            assert_eq!(
-                Report::read(&written(&report)[..], MAX_FILES).expect("it is whole"),
-                report
-            );
+            assert_eq!(read(&written(&report)).expect("it is whole"), report);
         }
     }
 
@@ -215,15 +216,12 @@ mod tests {
                 status: 125,
                 message: "why".into(),
             },
-            files: vec![("/a".into(), b"text".to_vec())],
+            collected: vec![Collected::Folder(vec![("a".into(), b"text".to_vec())])],
         };
         let bytes = written(&report);
         for length in 0..bytes.len() {
             assert!(
-                matches!(
-                    Report::read(&bytes[..length], MAX_FILES),
-                    Err(ReportError::Incomplete(_))
-                ),
+                matches!(read(&bytes[..length]), Err(ReportError::Incomplete(_))),
                 "{length}"
             );
         }
@@ -231,19 +229,18 @@ mod tests {
 
     #[test]
     fn hostile_reports_are_refused() {
-        let read =
-            |rest: &str| Report::read(format!("wormhole-report 1\n{rest}").as_bytes(), MAX_FILES);
+        let read = |rest: &str| read(format!("wormhole-report 1\n{rest}").as_bytes());
         assert!(matches!(
             read("exited 256\nend\n"),
             Err(ReportError::Line(_))
         ));
         assert!(matches!(read("exited\nend\n"), Err(ReportError::Line(_))));
         assert!(matches!(
-            read("exited 0\nfile 1 99999999999\n"),
+            read("exited 0\nfile 99999999999\n"),
             Err(ReportError::TooLong { .. })
         ));
         assert!(matches!(
-            read("exited 0\nfile 1 -1\n"),
+            read("exited 0\nfile -1\n"),
             Err(ReportError::Line(_))
         ));
         assert!(matches!(
@@ -254,19 +251,19 @@ mod tests {
             read(&"x".repeat(10_000)),
             Err(ReportError::Line(_))
         ));
-        let many = format!("exited 0\n{}end\n", "file 0 0\n\n".repeat(65));
+        let many = format!("exited 0\n{}end\n", "file 0\n\n".repeat(65));
         assert!(matches!(read(&many), Err(ReportError::Line(_))));
     }
 
     #[test]
     fn files_that_were_not_asked_for_are_refused_before_they_are_read() {
-        let announced = b"wormhole-report 1\nexited 0\nfile 1 67108864\n";
+        let announced = b"wormhole-report 1\nexited 0\nfile 67108864\n";
         assert!(matches!(
-            Report::read(&announced[..], 0),
+            Report::read(&announced[..], 0, COLLECT_BYTES),
             Err(ReportError::Line(_))
         ));
         let none = b"wormhole-report 1\nexited 0\nend\n";
-        assert!(Report::read(&none[..], 0).is_ok());
+        assert!(Report::read(&none[..], 0, 0).is_ok());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::{Network, User};
+use crate::{COLLECT_BYTES, Network, User};
 
 const VERSION: &[u8] = b"wormhole-run 1";
 
@@ -104,8 +104,10 @@ pub struct RunFile {
     pub taps: usize,
     /// I/O port to which the exit status is written as one byte.
     pub exit_port: Option<u16>,
-    /// Files to include in the report if they exist when the program has ended.
+    /// Files and folders to include in the report when the program has ended.
     pub collect: Vec<PathBuf>,
+    /// Maximum bytes of them all.
+    pub collect_bytes: u64,
 }
 
 /// Error from parsing a run file.
@@ -149,6 +151,7 @@ impl RunFile {
             taps: 0,
             exit_port: None,
             collect: Vec::new(),
+            collect_bytes: COLLECT_BYTES,
         }
     }
 
@@ -210,6 +213,8 @@ impl RunFile {
         for path in &self.collect {
             line(&mut text, "collect", path.as_os_str());
         }
+        let bytes = self.collect_bytes.to_string();
+        line(&mut text, "collect-bytes", OsStr::new(&bytes));
         text
     }
 
@@ -268,6 +273,9 @@ impl RunFile {
                 b"taps" => run.taps = parsed(&value).ok_or_else(|| bad("number"))?,
                 b"exit-port" => run.exit_port = Some(parsed(&value).ok_or_else(|| bad("port"))?),
                 b"collect" => run.collect.push(value.into()),
+                b"collect-bytes" => {
+                    run.collect_bytes = parsed(&value).ok_or_else(|| bad("size"))?;
+                }
                 _ => {
                     return Err(RunFileError::Key {
                         line,
@@ -402,6 +410,7 @@ mod tests {
             taps: 2,
             exit_port: Some(0x501),
             collect: vec!["/run/summary.json".into()],
+            collect_bytes: 3 << 20,
         }
     }
 
@@ -430,6 +439,7 @@ mod tests {
             ("variable =x", "variable"),
             ("window -1", "size"),
             ("window 18446744073709551616", "size"),
+            ("collect-bytes many", "size"),
             ("exit-port 65536", "port"),
             ("network address=10.0.0.2", "network"),
             ("taps -1", "number"),
