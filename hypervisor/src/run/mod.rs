@@ -7,6 +7,7 @@ mod files;
 pub mod guest;
 pub mod layout;
 pub mod network;
+mod parent;
 pub mod passt;
 mod process;
 pub mod reaper;
