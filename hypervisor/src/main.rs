@@ -83,6 +83,9 @@ enum Action {
     /// Write standard input to a file, unless there is none; `run` starts this.
     #[command(hide = true)]
     Record(run::record::Options),
+    /// Write files of a guest, which standard input has, to a new place; `run` starts this.
+    #[command(hide = true)]
+    Collect(run::collect::Options),
     /// Unpack an image in the OCI's layout, and remove it when standard input ends; `run` starts this.
     #[command(hide = true)]
     Unpack(run::layout::Layout),
@@ -146,6 +149,9 @@ fn main() -> ExitCode {
             run::record::write(&options);
             Ok(0)
         }
+        Action::Collect(options) => run::collect::copy(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Unpack(layout) => {
             run::layout::hold(layout);
             Ok(0)

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,16 +21,22 @@ use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Signals, to_machine};
 
+use super::collect::Collect;
 use super::environment::{LIBRARY_PATH, forwarded_variables};
 use super::files::{Export, HostFiles};
 use super::guest::GuestError;
 use super::network::{self, Bridged};
 use super::summary::Summary;
 use super::volumes::Volume;
-use super::{Input, Options, Placement, RunError, Size, images};
+use super::{Ended, Input, Options, Placement, RunError, Size, images};
 
 /// File to which the inner command writes its summary.
 const SUMMARY: &str = "/run/summary.json";
+/// Returns the path to which the inner command copies what an option `--collect` names.
+fn collected(number: usize) -> PathBuf {
+    Path::new("/run").join(format!("collected-{number}"))
+}
+
 /// Number of processors of the emulated host: the guest's, and one for the backend that polls.
 const PROCESSORS: u32 = 2;
 /// Memory of the emulated host beside the guest's RAM and window, in bytes.
@@ -88,7 +94,7 @@ pub fn run(
     signals: &Signals,
     input: Option<Input>,
     why: Option<&str>,
-) -> Result<(u8, Summary), RunError> {
+) -> Result<Ended, RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
     let networks = network::bridged(&options.network)?;
@@ -122,6 +128,13 @@ pub fn run(
             ..volume.clone()
         };
         arguments.extend(["--volume".into(), inner.text()]);
+    }
+    for (number, collect) in options.collect.iter().enumerate() {
+        let inner = Collect {
+            host: collected(number),
+            ..collect.clone()
+        };
+        arguments.extend(["--collect".into(), inner.text()]);
     }
     arguments.extend(["--workdir".into(), options.directory()?.into()]);
     let user = options.user().map_err(|source| RunError::Io {
@@ -208,7 +221,9 @@ pub fn run(
             .map(|volume| volume.is_writable)
             .collect(),
         taps: networks.len(),
-        collect: vec![SUMMARY.into()],
+        collect: std::iter::once(SUMMARY.into())
+            .chain((0..options.collect.len()).map(collected))
+            .collect(),
     })?;
     EmulatedHost::available()?;
     if let Some(why) = why {
@@ -254,15 +269,21 @@ pub fn run(
     if let Ending::Failed { message, .. } = report.ending {
         return Err(GuestError::Failed(message).into());
     }
-    let summary = match report.collected.first() {
-        Some(Collected::File(text)) => serde_json::from_slice::<Summary>(text).ok(),
+    let mut collected = report.collected.into_iter();
+    let summary = match collected.next() {
+        Some(Collected::File(text)) => serde_json::from_slice::<Summary>(&text).ok(),
         _ => None,
     };
     match summary {
         Some(mut summary) => {
             summary.guest = "emulated".to_owned();
             summary.seconds = start.elapsed().as_secs_f64();
-            Ok((report.ending.status(), summary))
+            Ok(Ended {
+                status: report.ending.status(),
+                summary,
+                collected: collected.collect(),
+                is_absence_said: true,
+            })
         }
         None if errors.report_a_triple_fault() => Err(RunError::EmulatedProcessor),
         None if errors.report_the_reason() => Err(RunError::Said(report.ending.status())),

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
 use wormhole_images::{
-    COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports, volume_tag,
+    COLLECT_BYTES, COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports,
+    volume_tag,
 };
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::Accepted;
@@ -30,7 +31,7 @@ use super::confinement;
 use super::files::{self, Export};
 use super::summary::{BackendVmSummary, Summary};
 use super::volumes::Volume;
-use super::{Input, Options, RunError, images, network, resources};
+use super::{Ended, Input, Options, RunError, images, network, resources};
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 pub const GUEST_CID: u32 = 3;
@@ -72,7 +73,7 @@ pub fn run(
     installation: &Installation,
     signals: &Signals,
     input: Option<Input>,
-) -> Result<(u8, Summary), RunError> {
+) -> Result<Ended, RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
     let networks = network::open(&options.network)?;
@@ -101,7 +102,11 @@ pub fn run(
         directory: options.directory()?,
         window: options.window(),
         networks: options.network.iter().map(|one| one.guest).collect(),
-        collect: Vec::new(),
+        collect: options
+            .collect
+            .iter()
+            .map(|one| one.guest.clone())
+            .collect(),
     })?;
     let mut backend = options.open_backend(installation)?;
     let backend_vm = backend.vm();
@@ -186,14 +191,17 @@ pub fn run(
         let of_server = server.as_ref().map(|vcpu| vcpu.exits());
         Some((own, of_server.unwrap_or(Some(0))?))
     };
-    let attendant = tasks::spawn("attendant", move || attend(&streams, exits, input, pass));
+    let paths = options.collect.len();
+    let attendant = tasks::spawn("attendant", move || {
+        attend(&streams, exits, input, pass, paths)
+    });
     let attendant = attendant.map_err(|source| RunError::Io {
         what: "the thread that attends the guest cannot be made".to_owned(),
         source,
     })?;
     let report = vm.run().map_err(GuestError::from)?;
     // The VM is gone, and with it the other ends of all streams, so the attendant ends.
-    let seen = attendant.join().unwrap_or_default();
+    let mut seen = attendant.join().unwrap_or_default();
     let served = backend.finish();
 
     if let Some(line) = &report.out_of_memory {
@@ -202,6 +210,8 @@ pub fn run(
         ));
     }
     let reclaimed = report.reclaimed_bytes;
+    let collected = seen.report.as_mut();
+    let collected = collected.map(|report| std::mem::take(&mut report.collected));
     let status = if killed.load(Ordering::Acquire) {
         KILLED
     } else {
@@ -224,7 +234,12 @@ pub fn run(
         exit_accounts: backend_accounts,
     });
     summary.reclaimed_bytes = Some(reclaimed);
-    Ok((status, summary))
+    Ok(Ended {
+        status,
+        summary,
+        collected: collected.unwrap_or_default(),
+        is_absence_said: false,
+    })
 }
 
 /// Returns the acceptor of the guest's connections. Control streams lead to the supervisor by `control`, which is
@@ -260,13 +275,14 @@ struct Seen {
     exits: Option<(u64, u64)>,
 }
 
-/// Copies the program's output, passes signals on, reads the report, and counts each VM's exits from start
+/// Copies the program's output, passes signals on, reads the report with the files of `paths` paths, and counts each VM's exits from start
 /// to report.
 fn attend(
     streams: &Receiver<(u32, UnixStream)>,
     exits: impl Fn() -> Option<(u64, u64)>,
     mut input: Option<Input>,
     pass: impl Fn(UnixStream) -> Passing,
+    paths: usize,
 ) -> Seen {
     let mut seen = Seen::default();
     let mut passing = None;
@@ -289,8 +305,7 @@ fn attend(
                     // The last connection before the program starts; the report arrives when the
                     // program has ended.
                     let before = exits();
-                    // The request named no files.
-                    seen.report = Report::read(stream, 0, 0).ok();
+                    seen.report = Report::read(stream, paths, COLLECT_BYTES).ok();
                     let both = before.zip(exits());
                     seen.exits = both.map(|((own, server), now)| {
                         (now.0.saturating_sub(own), now.1.saturating_sub(server))

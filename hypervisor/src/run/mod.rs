@@ -1,5 +1,6 @@
 //! `wormhole run`: runs one program with a tenant of its own.
 
+pub mod collect;
 pub mod confinement;
 mod emulated;
 pub mod environment;
@@ -30,18 +31,20 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 use rustix::process::{Gid, Resource, getegid, geteuid, getgroups, getrlimit};
-use wormhole_images::{ImageError, NotExecuted, TerminalSize, User};
+use wormhole_images::{Collected, ImageError, NotExecuted, TerminalSize, User};
 use wormhole_link::tasks;
 use wormhole_monitor::{
     DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DEVICES, MAX_DISKS, MAX_VCPUS,
 };
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 
+use self::collect::{Collect, CollectError, Collectors};
 use self::environment::{Variable, variable};
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
 use self::record::{Place, Record};
 use self::resources::{Processors, ResourcesError};
+use self::summary::Summary;
 use self::terminal::{Handle, Keeper};
 use self::volumes::{Volume, VolumeError};
 use crate::backend::{Backend, BackendError};
@@ -224,6 +227,10 @@ pub struct Options {
     /// behind it the guest can only read it.
     #[arg(long, value_name = "SOURCE:DESTINATION[:ro]", value_parser = OsStringValueParser::new().try_map(Volume::parse))]
     volume: Vec<Volume>,
+    /// A file or folder of the guest, copied to this machine when the program has ended: to HOST, which must be new, or to
+    /// its own name in the working directory.
+    #[arg(long, value_name = "GUEST[:HOST]", value_parser = OsStringValueParser::new().try_map(Collect::parse))]
+    collect: Vec<Collect>,
     /// Working directory of the program in a guest; this one if the guest has this machine's files, else `/`.
     #[arg(short, long, value_name = "FOLDER")]
     workdir: Option<PathBuf>,
@@ -404,6 +411,7 @@ impl Options {
                 ("prefault", self.prefault),
                 ("rootfs", self.rootfs.is_some()),
                 ("volume", !self.volume.is_empty()),
+                ("collect", !self.collect.is_empty()),
                 ("workdir", self.workdir.is_some()),
                 ("hostname", self.hostname.is_some()),
                 ("disk", !self.disk.is_empty()),
@@ -450,6 +458,8 @@ impl Options {
         Disk::check(&self.disk)?;
         network::check(&self.network)?;
         volumes::check(&self.volume)?;
+        let json = self.json.as_deref();
+        collect::check(&self.collect, json.as_slice())?;
         // The root is a file system as well.
         let devices = self.disk.len() + self.network.len() + self.volume.len() + 1;
         if devices > MAX_DEVICES {
@@ -603,6 +613,8 @@ pub enum RunError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
     #[error(transparent)]
+    Collect(#[from] CollectError),
+    #[error(transparent)]
     Disk(#[from] DiskError),
     #[error(transparent)]
     Network(#[from] NetworkError),
@@ -624,12 +636,15 @@ pub enum RunError {
 pub const USAGE: u8 = 2;
 /// `EX_UNAVAILABLE` of `sysexits.h`: the backend ended before the program, which itself succeeded.
 const BACKEND_FAILED: u8 = 69;
+/// `EX_CANTCREAT` of `sysexits.h`: a path of `--collect` is not copied, and the program itself succeeded.
+const NOT_COLLECTED: u8 = 73;
 /// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may succeed.
 const AGAIN: u8 = 75;
 
 /// Exit statuses of `wormhole run`, for its help.
 pub const STATUSES: &str = "Exit status: the program's own, 128 + N if signal N ended it. Otherwise 2: wormhole itself \
-    refused or failed; 69: the backend ended before the program, which returned 0; 75: QEMU's emulation failed, and \
+    refused or failed; 69: the backend ended before the program, which returned 0; \
+    73: what --collect names could not be copied, and the program returned 0; 75: QEMU's emulation failed, and \
     the run may be repeated; 126: the program cannot be executed; 127: the program or its interpreter is missing.";
 
 impl RunError {
@@ -651,6 +666,7 @@ impl RunError {
             Self::Disks(_) | Self::Disk(_) => vec!["disk"],
             Self::Network(_) => vec!["network"],
             Self::Volume(_) => vec!["volume"],
+            Self::Collect(_) => vec!["collect"],
             Self::Devices => vec!["disk", "network", "volume"],
             Self::Overwritten(_) => vec!["json"],
             Self::Backends(_) | Self::Apart(_) => vec!["backend"],
@@ -736,9 +752,9 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         }
     }
     // Detects an unwritable file before the run, not after it.
+    let volumes = options.volume.iter();
+    let volumes: Vec<&Path> = volumes.map(|volume| volume.source.as_path()).collect();
     let json = options.json.as_deref().map(|path| {
-        let volumes = options.volume.iter();
-        let volumes: Vec<&Path> = volumes.map(|volume| volume.source.as_path()).collect();
         Place::find(path, &volumes).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
             source,
@@ -753,6 +769,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         })
     });
     let record = record.transpose()?;
+    let collectors = Collectors::start(installation.command(), &options.collect, &volumes)?;
     let terminal = options.tty.then(|| {
         Keeper::start(installation.command()).map_err(|source| RunError::Io {
             what: "cannot start the process that restores the terminal".to_owned(),
@@ -763,7 +780,12 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     let input = options.reads_input().then(|| Input {
         terminal: terminal.as_ref().map(Keeper::handle),
     });
-    let (status, summary) = match options.placement {
+    let Ended {
+        status,
+        summary,
+        collected,
+        is_absence_said,
+    } = match options.placement {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
         Placement::Host | Placement::Vm => match choose_host(options.host.unwrap_or(Host::Auto))? {
             Kvm::Usable => guest::run(&options, &program, &installation, &signals, input)?,
@@ -790,10 +812,23 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     if let Some(record) = record {
         record.write(&summary);
     }
-    if status == 0 && summary.backend_failure.is_some() {
-        return Ok(BACKEND_FAILED);
-    }
-    Ok(status)
+    let is_collected = collectors.copy(collected, is_absence_said);
+    Ok(match status {
+        0 if summary.backend_failure.is_some() => BACKEND_FAILED,
+        0 if !is_collected => NOT_COLLECTED,
+        status => status,
+    })
+}
+
+/// Outcome of a run whose program has ended.
+#[derive(Debug)]
+pub struct Ended {
+    status: u8,
+    summary: Summary,
+    /// Outcomes for the paths of `--collect`, in their order.
+    collected: Vec<Collected>,
+    /// Whether a command on the emulated host has printed why paths are missing.
+    is_absence_said: bool,
 }
 
 /// Returns whether both paths name the same file.

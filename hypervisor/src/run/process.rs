@@ -22,7 +22,7 @@ use crate::signals::Signals;
 use super::environment::{LIBRARY_PATH, Variable};
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Options, RunError};
+use super::{Ended, Options, RunError};
 
 /// Pause after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -34,7 +34,7 @@ pub fn run(
     program: &Path,
     installation: &Installation,
     signals: &Signals,
-) -> Result<(u8, Summary), RunError> {
+) -> Result<Ended, RunError> {
     let start = Instant::now();
     let frontends = installation.frontends()?;
     let mut backend = options.open_backend(installation)?;
@@ -99,10 +99,12 @@ pub fn run(
     let served = backend.finish();
     match ending {
         Ending::Failed { status, message } => Err(RunError::NotRun { status, message }),
-        ending => Ok((
-            ending.status(),
-            Summary::of(served, "none", start.elapsed()),
-        )),
+        ending => Ok(Ended {
+            status: ending.status(),
+            summary: Summary::of(served, "none", start.elapsed()),
+            collected: Vec::new(),
+            is_absence_said: false,
+        }),
     }
 }
 

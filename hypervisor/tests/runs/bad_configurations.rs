@@ -100,6 +100,39 @@ const FLAGS: &[(&str, &str)] = &[
         "run --volume /etc:/d:ro --volume /usr:/d/:ro true",
         "two volumes have the place /d",
     ),
+    ("run --collect '' true", "write GUEST or GUEST:HOST"),
+    ("run --collect tmp/out true", "is a path below /"),
+    ("run --collect / true", "is a path below /"),
+    ("run --collect /tmp/../out true", "without . and .."),
+    ("run --collect :out true", "write GUEST or GUEST:HOST"),
+    ("run --collect /out: true", "needs a name of its own"),
+    ("run --collect /out:in/.. true", "needs a name of its own"),
+    (
+        "run --collect /out:no/folder/out true",
+        "cannot collect files in no/folder/out: No such file",
+    ),
+    (
+        "run --collect /a/out --collect /b/out true",
+        "--collect and another option write out",
+    ),
+    (
+        "run --collect /out:./a --json a true",
+        "--collect and another option write a",
+    ),
+    ("run --collect /out:. true", "needs a name of its own"),
+    (
+        "run --collect /out:/etc true",
+        "--collect would overwrite /etc",
+    ),
+    (
+        "run --collect /0 --collect /1 --collect /2 --collect /3 --collect /4 --collect /5 --collect /6 --collect /7 \
+         --collect /8 true",
+        "at most 8 are possible",
+    ),
+    (
+        "run --placement process --collect /out true",
+        "--collect applies to guests",
+    ),
     ("run --disk '' true", "a disk needs a file"),
     ("run --disk :ro true", "a disk needs a file"),
     ("run --disk /no/disk:ro true", "/no/disk cannot be opened"),
@@ -416,6 +449,15 @@ const RUN_FILES: &[(&str, &str)] = &[
         "line 1: invalid value 'tap=tap0' for '--network",
     ),
     ("take = [\"/no/file\"]", "unknown key"),
+    (
+        "collect = \"/out\"",
+        "`collect` must be an array, since it may repeat",
+    ),
+    ("collect = [\"out\"]", "line 1: invalid value 'out'"),
+    (
+        "quiet = true\ncollect = [\"/out:c.toml\"]",
+        "--collect would overwrite c.toml: remove it, or name another place (c.toml has `collect` in line 2)",
+    ),
     (
         "rootfs = \"/no\\nfolder\"",
         "cannot show /no folder to a guest",

@@ -158,8 +158,9 @@ fn users_folder() -> tempfile::TempDir {
     fs::write(at("settings.toml"), "").expect("a file");
     fs::write(at("input.txt"), "a line\n").expect("a file");
     fs::create_dir(at("results")).expect("a folder");
-    let train = root().join("programs/python/driver.py");
-    fs::copy(train, at("train.py")).expect("a copy");
+    let train = fs::read_to_string(root().join("programs/python/driver.py")).expect("a program");
+    let train = train + "\nopen('/tmp/loss.csv', 'w').write('1,0.5\\n')\n";
+    fs::write(at("train.py"), train).expect("a file");
     let mut configurations = 0;
     for text in pages().iter().flat_map(|page| blocks_of(page, "toml")) {
         // The first line names the file.
@@ -206,6 +207,11 @@ fn programs_run_by_the_commands_of_the_pages() {
     let summary = fs::read_to_string(folder.path().join("summary.json"));
     let summary = summary.expect("a page has a command with --json");
     assert!(summary.contains("\"requests\""), "{summary}");
+    let loss = fs::read_to_string(folder.path().join("loss.csv"));
+    assert_eq!(
+        loss.expect("a page has a command with --collect"),
+        "1,0.5\n"
+    );
 }
 
 #[test]

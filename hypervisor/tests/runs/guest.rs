@@ -430,6 +430,47 @@ fn a_guest_has_the_hosts_files_and_keeps_its_changes_to_itself() {
     assert_eq!(left, ["mine.py", "program.py", "venv"]);
 }
 
+/// Leaves a folder, a file in the working directory, and a link.
+const LEAVES_FILES: &str = "
+mkdir -p /tmp/out/below && echo deep > /tmp/out/below/deep && echo flat > /tmp/out/flat
+ln -s /etc/passwd /tmp/out/link && ln -s /etc/passwd /tmp/link
+echo mine > made.txt
+";
+
+#[test]
+fn files_that_a_program_leaves_are_collected_and_what_is_missing_is_named() {
+    let _beside = beside_other_guests();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().canonicalize().expect("a path");
+    let made = path.join("made.txt");
+    let mut command = wormhole(&["run", "--placement", "host", "--collect", "/tmp/out:copy"]);
+    command.arg("--collect").arg(&made);
+    command.args(["--collect", "/tmp/none", "--collect", "/tmp/link"]);
+    command.args(["--", "/bin/sh", "-c", LEAVES_FILES]);
+    let run = finish(command.current_dir(&path));
+    // The program returns 0.
+    assert_eq!(run.status.code(), Some(73), "{}", run.stderr);
+    for (name, why) in [
+        ("/tmp/none", "the program has left no such file or folder"),
+        ("/tmp/link", "it is neither a regular file nor a folder"),
+    ] {
+        let line = format!("wormhole: cannot collect {name}: {why}\n");
+        assert_eq!(run.stderr.matches(&line).count(), 1, "{}", run.stderr);
+    }
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).expect(name);
+    let files = ["made.txt", "copy/flat", "copy/below/deep"];
+    assert_eq!(files.map(read), ["mine\n", "flat\n", "deep\n"]);
+    let names = |name: &str| {
+        let entries = std::fs::read_dir(path.join(name)).expect("a folder");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(""), ["copy", "made.txt"]);
+    assert_eq!(names("copy"), ["below", "flat"]);
+}
+
 #[test]
 fn a_program_that_another_root_lacks_is_named() {
     let _beside = beside_other_guests();
