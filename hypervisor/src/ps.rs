@@ -93,21 +93,6 @@ impl Running {
                 ]
             })
             .collect();
-        let guests: Vec<_> = self
-            .guests
-            .iter()
-            .map(|guest| {
-                [
-                    guest.name.clone(),
-                    guest.pid.to_string(),
-                    guest.up.clone(),
-                    guest.cpus.to_string(),
-                    table::bytes(guest.memory),
-                    guest.place_of_work(),
-                    guest.state().to_owned(),
-                ]
-            })
-            .collect();
         let backends = table::format(
             [
                 Column::Text("BACKEND"),
@@ -119,18 +104,7 @@ impl Running {
             ],
             &backends,
         );
-        let guests = table::format(
-            [
-                Column::Text("GUEST"),
-                Column::Number("PID"),
-                Column::Number("UP"),
-                Column::Number("CPUS"),
-                Column::Number("MEMORY"),
-                Column::Text("BACKEND"),
-                Column::Text("STATE"),
-            ],
-            &guests,
-        );
+        let guests = guests::text("GUEST", &self.guests);
         format!("{backends}\n{guests}")
     }
 }

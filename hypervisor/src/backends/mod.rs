@@ -24,6 +24,7 @@ use crate::backend_vm::Unserved;
 use crate::installation::InstallationError;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::say;
+use crate::table::{self, Column};
 
 /// Name of a backend without one.
 pub const DEFAULT: &str = "default";
@@ -252,22 +253,34 @@ fn list(json: bool) -> Result<(), BackendsError> {
         say::result(format_args!("{text}"));
         return Ok(());
     }
-    let line = |name: &str, pid: &str, time: &str, device: &str, socket: &str| {
-        say::result(format_args!(
-            "{name:<16} {pid:>8} {time:>9}  {device:<12} {socket}"
-        ));
-    };
-    line("NAME", "PID", "UP", "DEVICE", "SOCKET");
-    for entry in entries {
-        line(
-            &entry.name,
-            &entry.pid.to_string(),
-            &entry.up,
-            &entry.device,
-            &entry.socket.display().to_string(),
-        );
-    }
+    say::result(format_args!("{}", text(&entries).trim_end()));
     Ok(())
+}
+
+/// Returns the list for people.
+fn text(entries: &[Entry]) -> String {
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            [
+                entry.name.clone(),
+                entry.pid.to_string(),
+                entry.up.clone(),
+                entry.device.clone(),
+                entry.socket.display().to_string(),
+            ]
+        })
+        .collect();
+    table::format(
+        [
+            Column::Text("NAME"),
+            Column::Number("PID"),
+            Column::Number("UP"),
+            Column::Text("DEVICE"),
+            Column::Text("SOCKET"),
+        ],
+        &rows,
+    )
 }
 
 /// A backend that is there already, as given by `--backend`.
@@ -384,6 +397,29 @@ fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_longest_word() {
+        let entry = |name: &str, device: &str| Entry {
+            name: name.to_owned(),
+            pid: 4711,
+            device: device.to_owned(),
+            placement: Placement::Host,
+            boot_id: None,
+            version: "0.1.0".to_owned(),
+            started: 1,
+            socket: format!("/run/wormhole/{name}/socket").into(),
+            up: "59s".to_owned(),
+        };
+        let entries = [entry("a", "cpu"), entry("gpu", "cuda:0,cuda:1,cuda:2")];
+        let lines = "\
+NAME   PID   UP  DEVICE                SOCKET
+a     4711  59s  cpu                   /run/wormhole/a/socket
+gpu   4711  59s  cuda:0,cuda:1,cuda:2  /run/wormhole/gpu/socket
+";
+        assert_eq!(text(&entries), lines);
+        assert_eq!(text(&[]), "NAME  PID  UP  DEVICE  SOCKET\n");
+    }
 
     #[test]
     fn a_backend_is_chosen_by_name_or_by_socket() {

@@ -23,6 +23,7 @@ use crate::installation::InstallationError;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::run::{RunError, USAGE};
 use crate::say;
+use crate::table::{self, Column};
 
 /// Facts of a guest that its starter writes down. The record's process is the guest's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -296,24 +297,38 @@ fn list(json: bool) -> Result<(), GuestsError> {
         say::result(format_args!("{text}"));
         return Ok(());
     }
-    let line = |[name, pid, up, cpus, memory, backend, state]: [&str; 7]| {
-        say::result(format_args!(
-            "{name:<16} {pid:>8} {up:>9} {cpus:>4} {memory:>7}  {backend:<16} {state}"
-        ));
-    };
-    line(["NAME", "PID", "UP", "CPUS", "MEMORY", "BACKEND", "STATE"]);
-    for entry in entries {
-        line([
-            &entry.name,
-            &entry.pid.to_string(),
-            &entry.up,
-            &entry.cpus.to_string(),
-            &format!("{}M", entry.memory >> 20),
-            &entry.place_of_work(),
-            entry.state(),
-        ]);
-    }
+    say::result(format_args!("{}", text("NAME", &entries).trim_end()));
     Ok(())
+}
+
+/// Returns a list for people. `name` is the title of the column of names.
+pub fn text(name: &'static str, entries: &[Entry]) -> String {
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|guest| {
+            [
+                guest.name.clone(),
+                guest.pid.to_string(),
+                guest.up.clone(),
+                guest.cpus.to_string(),
+                table::bytes(guest.memory),
+                guest.place_of_work(),
+                guest.state().to_owned(),
+            ]
+        })
+        .collect();
+    table::format(
+        [
+            Column::Text(name),
+            Column::Number("PID"),
+            Column::Number("UP"),
+            Column::Number("CPUS"),
+            Column::Number("MEMORY"),
+            Column::Text("BACKEND"),
+            Column::Text("STATE"),
+        ],
+        &rows,
+    )
 }
 
 fn logs(name: Name) -> Result<(), GuestsError> {
