@@ -22,15 +22,49 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Replaces control characters, which could move the cursor or change the terminal's state, by dots. Line ends and tabs
-/// stay.
+/// Replaces characters that could change a terminal or what its reader sees by dots: control characters, which move the
+/// cursor or change the terminal's state, and characters of formatting, which are invisible or change the order of the
+/// text around them. Line ends and tabs stay.
 pub fn harmless(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c,
-        c if c.is_control() => '.',
+        c if c.is_control() || is_formatting(c) => '.',
         c => c,
     };
     text.chars().map(shown).collect()
+}
+
+/// Returns whether a character is of the general categories Cf, Zl or Zp, or is one of the other characters that Unicode
+/// lets be shown as nothing (`Default_Ignorable_Code_Point`, Unicode 16, DerivedCoreProperties.txt). They include the
+/// bidirectional controls (UTR 36, section 2.5).
+fn is_formatting(c: char) -> bool {
+    matches!(c,
+        '\u{AD}'
+        | '\u{34F}'
+        | '\u{600}'..='\u{605}'
+        | '\u{61C}'
+        | '\u{6DD}'
+        | '\u{70F}'
+        | '\u{890}'..='\u{891}'
+        | '\u{8E2}'
+        | '\u{115F}'..='\u{1160}'
+        | '\u{17B4}'..='\u{17B5}'
+        | '\u{180B}'..='\u{180F}'
+        | '\u{200B}'..='\u{200F}'
+        | '\u{2028}'..='\u{202E}'
+        | '\u{2060}'..='\u{206F}'
+        | '\u{3164}'
+        | '\u{FE00}'..='\u{FE0F}'
+        | '\u{FEFF}'
+        | '\u{FFA0}'
+        | '\u{FFF0}'..='\u{FFFB}'
+        | '\u{110BD}'
+        | '\u{110CD}'
+        | '\u{13430}'..='\u{1343F}'
+        | '\u{1BCA0}'..='\u{1BCA3}'
+        | '\u{1D173}'..='\u{1D17A}'
+        | '\u{E0000}'..='\u{E0FFF}'
+    )
 }
 
 /// Raises the number of descriptors that this process may have to its hard limit, and returns that; none if there is none.
@@ -73,5 +107,16 @@ mod tests {
             harmless("its last lines:\n\x1b[2J\x1b]0;title\x07\r\u{9b}31m\tend"),
             "its last lines:\n.[2J.]0;title...31m\tend"
         );
+    }
+
+    #[test]
+    fn what_a_guest_says_is_shown_in_its_own_order_with_nothing_hidden() {
+        // The bidirectional controls, and each other kind of invisible character.
+        let hidden = "\u{61c}\u{200e}\u{200f}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\
+                      \u{ad}\u{200b}\u{200c}\u{200d}\u{2028}\u{2029}\u{2060}\u{feff}\u{fff9}\u{fe0f}\u{e0041}\u{3164}";
+        assert_eq!(harmless(hidden), ".".repeat(hidden.chars().count()));
+        for shown in ["größer als 3 µs", "שלום", "中文 한국어", "e\u{301}", "→ ✓"] {
+            assert_eq!(harmless(shown), shown);
+        }
     }
 }
