@@ -9,6 +9,7 @@ pub mod arguments;
 pub mod channel;
 pub mod counters;
 pub mod device;
+pub mod log_budget;
 pub mod memory;
 pub mod neighbours;
 pub mod operator;

@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events};
+use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_ring::control::Refusal;
 
 use super::Supervisor;
 use super::descriptors::REFUSED;
 use super::listener::{Accepted, Listener};
-use super::log_budget::{LogBudget, Verdict};
 use super::tenant_processes::LINES;
 
 /// Number of connections accepted in a turn.

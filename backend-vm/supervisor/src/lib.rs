@@ -34,7 +34,6 @@ mod guests;
 mod host_nvml;
 mod listener;
 mod log;
-mod log_budget;
 mod observers;
 mod pair;
 mod privileges;

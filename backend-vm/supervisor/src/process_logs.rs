@@ -11,9 +11,9 @@ use std::time::Instant;
 use event_manager::EventOps;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use wormhole_link::log_budget::{LogBudget, Verdict};
 
 use super::datagram::{self, Plain};
-use super::log_budget::{LogBudget, Verdict};
 use super::user_budget::{TenantBudget, UserBudget};
 use super::{Id, Source, Supervisor, connection};
 

@@ -15,10 +15,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_ring::control::Refusal;
 
 use super::datagram::{self, DESCRIPTORS};
-use super::log_budget::{LogBudget, Verdict};
 use super::scrubber::{self, Done, IN_FLIGHT, KEPT, WINDOW, Work};
 
 /// Time until a failed operation is tried again.

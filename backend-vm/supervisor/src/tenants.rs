@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
+use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_link::report::SessionReport;
 use wormhole_link::usage::Usage;
 use wormhole_ring::control::{
@@ -18,7 +19,6 @@ use super::Id;
 use super::connection::Connection;
 use super::descriptors::{SESSION, STREAM, TENANT};
 use super::guests::Guest;
-use super::log_budget::{LogBudget, Verdict};
 use super::pair::Report;
 use super::tenant_loop::{Source, TenantLoop};
 use super::window::Window;

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::time::Instant;
+use wormhole_link::log_budget::{LogBudget, Verdict};
 
 use super::Id;
-use super::log_budget::{LogBudget, Verdict};
 
 /// Budget of one user.
 #[derive(Debug)]

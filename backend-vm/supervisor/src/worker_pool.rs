@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
+use wormhole_link::log_budget::LogBudget;
 use wormhole_ring::control::{Message, Refusal, facts};
 use wormhole_sandbox::Ending;
 
 use super::connection::{self, Connection};
-use super::log_budget::LogBudget;
 use super::pair::Order;
 use super::spawn_queue::{SpawnQueue, Start, Wanted};
 use super::spawner::{Abilities, Heard, Process, Report as Spawned, Spawner};

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 
 use super::datagram::{self, Plain};
-use super::log_budget::{LogBudget, Verdict};
 
 /// Prefix of the names of worker executables.
 const NAME: &str = "wormhole-worker";

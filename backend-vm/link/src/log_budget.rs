@@ -1,6 +1,7 @@
 //! Limits on the log lines that a tenant causes, so that a guest that fails in a loop, or starts
 //! one process after another, does not fill the disk, and on the refusals that a user is sent. A tenant has one budget of lines of the
-//! supervisor, and one of bytes for the logs of its workers. Lines that are left out are counted.
+//! supervisor, and one of bytes for the logs of its workers. A backend VM has one of bytes for its whole log. Lines that are
+//! left out are counted.
 
 use std::time::Instant;
 
@@ -26,6 +27,12 @@ const PROCESSES: Rate = Rate {
 const PROCESS: Rate = Rate {
     burst: 6 << 10,
     refill: 64,
+    seconds: 1,
+};
+/// Rate of bytes of the log of a backend VM: what its supervisor and the tenants of all slots may cause in it.
+const MACHINE: Rate = Rate {
+    burst: 2 << 20,
+    refill: 4 << 10,
     seconds: 1,
 };
 /// Rate of refusals with a sentence. A launcher may leave each of them unread for good.
@@ -86,6 +93,11 @@ impl LogBudget {
     /// Creates a budget of bytes of the log of one of these processes.
     pub fn of_process(now: Instant) -> Self {
         Self::new(PROCESS, now)
+    }
+
+    /// Creates a budget of bytes of the log of a backend VM.
+    pub fn of_machine(now: Instant) -> Self {
+        Self::new(MACHINE, now)
     }
 
     /// Creates a budget of refusals.
