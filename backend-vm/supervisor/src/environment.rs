@@ -54,11 +54,10 @@ pub fn beside_neighbours(text: &str) -> Vec<(OsString, OsString)> {
 
 /// Returns the variables of the supervisor that workers need.
 pub fn inherited() -> Vec<(OsString, OsString)> {
-    let mut variables: Vec<(OsString, OsString)> =
-        ["LD_LIBRARY_PATH", "WORMHOLE_LOG", "RUST_BACKTRACE"]
-            .iter()
-            .filter_map(|name| std::env::var_os(name).map(|value| ((*name).into(), value)))
-            .collect();
+    let mut variables: Vec<(OsString, OsString)> = ["WORMHOLE_LOG", "RUST_BACKTRACE"]
+        .iter()
+        .filter_map(|name| std::env::var_os(name).map(|value| ((*name).into(), value)))
+        .collect();
     variables.push(("PATH".into(), "/usr/bin:/bin".into()));
     variables.push(("HOME".into(), "/tmp".into()));
     variables

@@ -13,6 +13,7 @@
 //! The kernel kills the spawner when the supervisor dies, and all that it started when it dies.
 
 mod leaving;
+mod libraries;
 pub(crate) mod message;
 mod process;
 mod setup;

@@ -9,8 +9,12 @@ use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::device::{Needs, needs};
 use wormhole_sandbox::{Cgroups, Confinement, Isolation, Limits, Processes};
 
+use super::libraries;
 use crate::environment;
 use crate::workers::{Executables, ExecutablesError};
+
+/// Variable of the loader: folders of libraries beside the system's.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
 /// Trust between the tenants of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +89,12 @@ impl Setup {
             Err(reason) => return Err(SetupError::Sandbox(reason)),
         };
         let mut environment = environment::inherited();
-        let library_directories = environment
-            .iter()
-            .filter(|(name, _)| name == "LD_LIBRARY_PATH")
-            .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
-            .collect();
+        let library_directories = std::env::var_os(LIBRARY_PATH)
+            .map(|path| libraries::folders(&path))
+            .unwrap_or_default();
+        if let Some(path) = libraries::search_path(&library_directories) {
+            environment.push((LIBRARY_PATH.into(), path));
+        }
         let (device, device_files) = match (needs.find)(&self.device) {
             Ok(found) => {
                 environment.extend(found.environment);
