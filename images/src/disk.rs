@@ -16,6 +16,7 @@ use std::process::Command;
 use crate::debian::run;
 use crate::error::{ImageError, io};
 use crate::guest_package::{GuestParts, PACKAGE};
+use crate::image::make_private;
 use crate::sums;
 
 pub use base::{DebianOptions, build_base};
@@ -164,8 +165,18 @@ fn recipe(options: &DebianOptions<'_>, package: &Path) -> Result<String, ImageEr
 fn existing(place: &Path, recipe: &str) -> Result<Option<DebianDisk>, ImageError> {
     let image = DebianDisk::at(place);
     let is_same = fs::read_to_string(place.join(RECIPE)).is_ok_and(|found| found == recipe);
-    let is_whole = image.disk.is_file() && sums::compare(place, &CONSTANT)?.is_none();
+    if !image.disk.is_file() {
+        return Ok(None);
+    }
+    restrict(&image.disk)?;
+    let is_whole = sums::compare(place, &CONSTANT)?.is_none();
     Ok((is_same && is_whole).then_some(image))
+}
+
+/// Takes a disk or a base from other users: earlier versions let them read it.
+fn restrict(path: &Path) -> Result<(), ImageError> {
+    let restricted = File::open(path).and_then(|file| make_private(&file));
+    restricted.map_err(io("restrict", path))
 }
 
 /// Installs the package in a system below a folder, and configures the system.
@@ -243,6 +254,43 @@ mod tests {
         .expect("it is placed");
         assert!(!fresh.exists());
         assert_eq!(mode(&place), mode(&ordinary));
+    }
+
+    #[test]
+    fn what_earlier_versions_left_to_be_read_by_others_is_taken_from_them() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("guest-bookworm");
+        fs::create_dir(&place).expect("a folder");
+        let options = options(folder.path(), &[]);
+        let base = folder.path().join("debian-bookworm");
+        fs::create_dir(&base).expect("a folder");
+        fs::write(base.join(RECIPE), base::recipe(&options)).expect("a file");
+        let image = DebianDisk::at(&place);
+        let files = [
+            image.disk.clone(),
+            folder.path().join("lock"),
+            base.join("base.tar"),
+        ];
+        for file in &files {
+            fs::write(file, "").expect("a file");
+            fs::set_permissions(file, fs::Permissions::from_mode(0o644)).expect("its mode");
+        }
+        for name in CONSTANT {
+            fs::write(place.join(name), name).expect("a file");
+        }
+        fs::write(place.join(RECIPE), "a recipe").expect("a file");
+        sums::write(&place, &CONSTANT).expect("sums");
+        let found = existing(&place, "a recipe").expect("it is read");
+        assert_eq!(found, Some(image));
+        build_base(&options).expect("it is there");
+        for file in &files {
+            let mode = fs::metadata(file)
+                .expect("it is there")
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o7777, 0o600, "{}", file.display());
+        }
     }
 
     #[test]

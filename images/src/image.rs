@@ -5,8 +5,8 @@
 //! sha256sum(1). They are verified each time before the image is used.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use wormhole_init::MODULE_LIST;
@@ -362,8 +362,22 @@ pub(crate) fn lock(folder: &Path) -> Result<File, ImageError> {
     let mut private = File::options();
     private.write(true).create(true).truncate(false).mode(0o600);
     let lock = private.open(&path).map_err(io("make", &path))?;
+    make_private(&lock).map_err(io("restrict", &path))?;
     lock.lock().map_err(io("lock", &path))?;
     Ok(lock)
+}
+
+/// Takes a file that earlier versions made from other users. A file of another user stays as it is.
+///
+/// # Errors
+/// Its mode cannot be changed.
+pub(crate) fn make_private(file: &File) -> std::io::Result<()> {
+    let data = file.metadata()?;
+    let is_own = data.uid() == rustix::process::geteuid().as_raw();
+    if !is_own || !data.is_file() || data.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    file.set_permissions(Permissions::from_mode(0o600))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::packages::{self, PackageName, Suite};
-use super::{RECIPE, in_fresh, remove, system};
+use super::{RECIPE, in_fresh, remove, restrict, system};
 use crate::debian::KEYRING;
 use crate::error::{ImageError, io};
 use crate::{guest_package, image, sums};
@@ -71,7 +71,9 @@ pub(super) fn ensure(options: &DebianOptions<'_>) -> Result<PathBuf, ImageError>
             fs::rename(fresh, &place).map_err(io("place", &place))
         })?;
     }
-    Ok(place.join(BASE))
+    let base = place.join(BASE);
+    restrict(&base)?;
+    Ok(base)
 }
 
 /// Returns a text that differs from those of other bases: the suite, the packages, and the sum of other options.
