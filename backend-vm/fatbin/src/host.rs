@@ -8,7 +8,7 @@ use object::elf::{EM_CUDA, FileHeader64, SHT_PROGBITS};
 use object::read::archive::{ArchiveFile, ArchiveKind};
 use object::read::elf::{FileHeader, SectionHeader};
 
-use crate::{FatbinError, fatbins, is_fatbin, whole};
+use crate::{FatbinError, is_fatbin, whole};
 
 /// Names of the sections that hold fatbins: in plain compilations, and in relocatable ones.
 const SECTIONS: [&[u8]; 2] = [b".nv_fatbin", b"__nv_relfatbin"];
@@ -49,10 +49,11 @@ pub enum Content<'a> {
 /// Finds the device code in an object file.
 ///
 /// # Errors
-/// The file is damaged, or has no device code.
+/// The file is damaged, or has no device code. Fatbins, in a section or as the file itself, are followed by something else
+/// than zeros, or by another fatbin behind more zeros than align it.
 pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
     if is_fatbin(data) {
-        return Ok(Content::Fatbins(fatbins(data)?));
+        return Ok(Content::Fatbins(whole(data)?));
     }
     let bad = |source| HostError::Damaged {
         what: "the object file is damaged",
@@ -138,4 +139,36 @@ pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, HostError> {
         }
     }
     Ok(members)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fatbin without entries.
+    fn empty() -> Vec<u8> {
+        let mut fatbin = crate::MAGIC.to_vec();
+        fatbin.extend([1, 0, 16, 0]);
+        fatbin.extend([0; 8]);
+        fatbin
+    }
+
+    #[test]
+    fn fatbins_that_another_reader_would_find_are_refused() {
+        let after = |zeros: usize, more: &[u8]| [&empty(), &vec![0; zeros][..], more].concat();
+        let count = |file: &[u8]| match of_object(file) {
+            Ok(Content::Fatbins(fatbins)) => Some(fatbins.len()),
+            _ => None,
+        };
+        for zeros in [0, 1, 16] {
+            assert_eq!(count(&after(zeros, &empty())), Some(2), "{zeros}");
+        }
+        for zeros in [0, 17, 1000] {
+            assert_eq!(count(&after(zeros, &[])), Some(1), "{zeros}");
+        }
+        for zeros in [17, 32, 1000] {
+            assert_eq!(count(&after(zeros, &empty())), None, "{zeros}");
+        }
+        assert_eq!(count(&after(4, b"more")), None);
+    }
 }
