@@ -51,7 +51,22 @@ pub unsafe fn map(address: u64, bytes: u64, file: &impl AsFd, offset: u64) -> io
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     let file = file.as_fd().as_raw_fd();
     // SAFETY: the caller promises that the mapping replaces a part of the reservation.
-    unsafe { map_at(address, bytes, protection, flags, file, offset) }
+    let mapped = unsafe { map_at(address, bytes, protection, flags, file, offset) };
+    mapped.inspect_err(|_| keep(address, bytes))
+}
+
+/// Reserves a range again over which a mapping with MAP_FIXED has failed. Before Linux 6.14 the call may have removed what
+/// was there, and another mapping of this process would be placed in the range, where the other party of the band reaches
+/// it. Ends the process if the range cannot be reserved.
+pub fn keep(address: u64, bytes: u64) {
+    let is_kept = match reserve(address, bytes) {
+        Ok(()) => true,
+        // The call has failed before it removed anything.
+        Err(error) => error.raw_os_error() == Some(libc::EEXIST),
+    };
+    if !is_kept {
+        std::process::abort();
+    }
 }
 
 /// Undoes [`map`]: the range is reserved again.
@@ -64,7 +79,8 @@ pub unsafe fn map(address: u64, bytes: u64, file: &impl AsFd, offset: u64) -> io
 pub unsafe fn unmap(address: u64, bytes: u64) -> io::Result<()> {
     let flags = NOTHING | libc::MAP_FIXED;
     // SAFETY: the caller promises that the replaced mapping is no longer in use.
-    unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) }.map(drop)
+    let unmapped = unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) };
+    unmapped.map(drop).inspect_err(|_| keep(address, bytes))
 }
 
 /// # Safety
@@ -109,8 +125,23 @@ mod tests {
         // SAFETY: nothing uses the band.
         unsafe { release(band, bytes) };
         reserve(band, bytes).unwrap();
-        // SAFETY: as above.
-        unsafe { release(band, bytes) };
+    }
+
+    #[test]
+    fn what_a_failed_mapping_has_removed_is_reserved_again() {
+        let (band, bytes) = (0x4c00_0000_0000, 1 << 20);
+        reserve(band, bytes).unwrap();
+        let file = File::open("/dev/null").unwrap();
+        // SAFETY: nothing uses the band, and the device cannot be mapped.
+        unsafe {
+            // As the kernel before 6.14 does in a mapping that fails.
+            release(band, bytes);
+            keep(band, bytes);
+            assert!(reserve(band, bytes).is_err(), "reserved");
+            keep(band, bytes);
+            map(band, bytes, &file, 0).unwrap_err();
+            assert!(reserve(band, bytes).is_err(), "reserved still");
+        }
     }
 
     #[test]

@@ -147,7 +147,9 @@ impl Aperture {
             )
         };
         if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            band::keep(address, bytes);
+            return Err(error);
         }
         Ok(())
     }
