@@ -3,15 +3,17 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::net::sockopt::socket_peercred;
 use wormhole_link::tasks;
 
 use super::attendant::ATTACHED;
 use super::{GuestsError, Place};
 use crate::installation::Installation;
-use crate::places::Name;
+use crate::places::{Name, is_believed_user};
 use crate::run::terminal::Keeper;
 use crate::say;
 
@@ -29,7 +31,7 @@ pub fn attach(name: &Name) -> Result<(), GuestsError> {
         source,
     };
     let installation = Installation::locate()?;
-    let mut stream = UnixStream::connect(place.socket()).map_err(failed)?;
+    let mut stream = connect(&place.socket(), name)?;
     let mut first = [0];
     stream.read_exact(&mut first).map_err(failed)?;
     if first != [ATTACHED] {
@@ -65,6 +67,28 @@ pub fn attach(name: &Name) -> Result<(), GuestsError> {
     Ok(())
 }
 
+/// Connects to a guest's attendant.
+///
+/// # Errors
+/// There is none, or the process that listens is another user's: it would read what the person types, and its bytes would
+/// reach the person's terminal.
+fn connect(socket: &Path, name: &Name) -> Result<UnixStream, GuestsError> {
+    let failed = |source| GuestsError::Console {
+        name: name.clone(),
+        source,
+    };
+    let stream = UnixStream::connect(socket).map_err(failed)?;
+    let user = socket_peercred(&stream);
+    let user = user.map_err(|error| failed(error.into()))?.uid;
+    match is_believed_user(user) {
+        true => Ok(stream),
+        false => Err(GuestsError::Foreign {
+            name: name.clone(),
+            user: user.as_raw(),
+        }),
+    }
+}
+
 /// Copies standard input to the console, up to the key that detaches a terminal.
 fn type_in(mut stream: &UnixStream, is_terminal: bool) {
     let mut bytes = [0; 4096];
@@ -90,6 +114,43 @@ fn show(stream: &mut UnixStream) {
         let shown = stdout.write_all(&bytes[..count]);
         if shown.and_then(|()| stdout.flush()).is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    use rustix::process::{Uid, geteuid};
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    #[test]
+    fn a_console_of_another_user_is_not_attached_to() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root has processes of another user");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let name: Name = "one".parse().expect("a name");
+        for (user, is_foreign) in [(0, false), (65534, true)] {
+            let path = folder.path().join(user.to_string());
+            let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+            let address = SocketAddrUnix::new(&path).expect("an address");
+            bind(&listener, &address).expect("it is bound");
+            // The kernel notes the user of the thread that listens.
+            let listening = std::thread::spawn(move || {
+                let user = Uid::from_raw(user);
+                set_thread_res_uid(user, user, user).expect("root may");
+                listen(&listener, 1).expect("it listens");
+                listener
+            });
+            let _listener = listening.join().expect("no panic");
+            let connected = connect(&path, &name);
+            let refused = matches!(connected, Err(GuestsError::Foreign { user: 65534, .. }));
+            assert_eq!(refused, is_foreign);
+            assert_eq!(connected.is_ok(), !is_foreign);
         }
     }
 }

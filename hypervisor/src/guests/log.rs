@@ -1,13 +1,14 @@
 //! The end of what a guest has written to its console, in two files of bounded size.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use wormhole_link::harmless;
 
 use super::Place;
+use crate::places::PlaceError;
 
 /// File of the console's last bytes.
 pub const NAME: &str = "console";
@@ -62,10 +63,16 @@ fn create(path: &PathBuf) -> io::Result<File> {
 }
 
 /// Prints what the files have. A guest does not change the state of a terminal by that.
-pub fn print(place: &Place) {
+///
+/// # Errors
+/// A file may be another user's.
+pub fn print(place: &Place) -> Result<(), PlaceError> {
     let mut stdout = io::stdout();
-    for path in [place.file(EARLIER), place.file(NAME)] {
-        let bytes = fs::read(path).unwrap_or_default();
+    for name in [EARLIER, NAME] {
+        let mut bytes = Vec::new();
+        if let Some(file) = place.open(name)? {
+            let _ = file.take(2 * LIMIT).read_to_end(&mut bytes);
+        }
         let _ = match stdout.is_terminal() {
             true => {
                 let text = String::from_utf8_lossy(&bytes).replace("\r\n", "\n");
@@ -74,4 +81,5 @@ pub fn print(place: &Place) {
             false => stdout.write_all(&bytes),
         };
     }
+    Ok(())
 }

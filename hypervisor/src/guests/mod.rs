@@ -9,8 +9,7 @@ mod log;
 mod serve;
 mod start;
 
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -123,6 +122,10 @@ pub enum GuestsError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "the console of guest {name} is that of user {user}, who would read all input: attach to a guest of this user"
+    )]
+    Foreign { name: Name, user: u32 },
     /// The text is the attendant's.
     #[error("{0}")]
     Attached(String),
@@ -212,7 +215,10 @@ fn stop(name: &Name, timeout: u64) -> Result<(), GuestsError> {
 
 /// Returns the sentence with which a guest has ended by a failure.
 fn sentence_of(place: &Place) -> Option<String> {
-    let text = fs::read_to_string(place.file(END)).ok()?;
+    /// Longer than a sentence.
+    const LONGEST: u64 = 64 << 10;
+    let file = place.open(END).ok().flatten()?;
+    let text = io::read_to_string(file.take(LONGEST)).ok()?;
     (!text.is_empty()).then(|| harmless(&text).replace('\n', " "))
 }
 
@@ -336,6 +342,5 @@ fn logs(name: Name) -> Result<(), GuestsError> {
     if place.record()?.is_none() {
         return Err(GuestsError::NotRunning(place.name));
     }
-    log::print(&place);
-    Ok(())
+    Ok(log::print(&place)?)
 }

@@ -2,6 +2,9 @@
 //! the record of its process, and its logs.
 //!
 //! The folder is a lock as well (flock(2)), held while a command starts or stops the process.
+//!
+//! Files are read in folders of this user or of root alone, which no other user can write ([`Place::open`]): the facts in
+//! them are processes to signal, sockets to connect to, and text for a terminal.
 
 mod detached;
 mod name;
@@ -11,13 +14,14 @@ use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
-use rustix::process::geteuid;
+use rustix::process::{Uid, geteuid};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +59,11 @@ pub enum PlaceError {
     NoFolder,
     #[error("{0} is not a folder that only its owner, this user, can write: remove it")]
     Unsafe(PathBuf),
+    #[error(
+        "{0} belongs to another user, or others can write it, so that its facts are not believed: remove it, or set {FOLDER_VARIABLE} \
+         to a folder of this user"
+    )]
+    Foreign(PathBuf),
     #[error("{path} cannot be used")]
     Io {
         path: PathBuf,
@@ -155,24 +164,28 @@ impl<K: Kind> Place<K> {
     /// Returns all places that this user can reach.
     ///
     /// # Errors
-    /// A folder cannot be read.
+    /// A folder cannot be read, or may be written by another user.
     pub fn all() -> Result<Vec<Self>, PlaceError> {
         let mut places = Vec::new();
         for root in folders()? {
-            let folder = root.join(K::FOLDER);
-            let entries = match fs::read_dir(&folder) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(failed(&folder, source)),
-            };
-            let names = entries.flatten().filter_map(|entry| {
-                let name = entry.file_name().to_str()?.parse().ok()?;
-                Some(Self::below(&root, name))
-            });
-            places.extend(names);
+            places.extend(Self::all_below(&root)?);
         }
         places.sort_by_key(Self::folder);
         Ok(places)
+    }
+
+    fn all_below(root: &Path) -> Result<Vec<Self>, PlaceError> {
+        let path = root.join(K::FOLDER);
+        let Some(folder) = open_folders([root, Path::new(K::FOLDER)], OFlags::RDONLY)? else {
+            return Ok(Vec::new());
+        };
+        let entries = rustix::fs::Dir::new(folder);
+        let entries = entries.map_err(|error| failed(&path, error.into()))?;
+        let names = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().to_str().ok()?.parse().ok()?;
+            Some(Self::below(root, name))
+        });
+        Ok(names.collect())
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -191,9 +204,47 @@ impl<K: Kind> Place<K> {
     /// Returns the record of the process, if there is one. The process may have ended.
     ///
     /// # Errors
-    /// The record cannot be read, or is none.
+    /// The record cannot be read, is none, or may be another user's.
     pub fn record(&self) -> Result<Option<Record<K>>, PlaceError> {
-        record_in(&self.folder())
+        /// Longer than any record.
+        const LONGEST: u64 = 64 << 10;
+        let Some(file) = self.open(RECORD)? else {
+            return Ok(None);
+        };
+        let path = self.file(RECORD);
+        let text = io::read_to_string(io::Read::take(file, LONGEST));
+        let text = text.map_err(|source| failed(&path, source))?;
+        let record = serde_json::from_str(&text);
+        record.map(Some).map_err(|source| PlaceError::Record {
+            path,
+            kind: K::NOUN,
+            source,
+        })
+    }
+
+    /// Opens a file of the place for reading, if it is there. Follows no link, and does not wait for the writer of a pipe.
+    ///
+    /// # Errors
+    /// The file cannot be opened. It, or a folder on the way from that of the user's processes, is of a user other than
+    /// this one and root, or others can write it.
+    pub fn open(&self, name: &str) -> Result<Option<File>, PlaceError> {
+        let path = self.file(name);
+        let parts = [
+            self.root.as_path(),
+            Path::new(K::FOLDER),
+            Path::new(self.name.as_str()),
+        ];
+        // Other users may search root's folders, and may not list them.
+        let Some(folder) = open_folders(parts, OFlags::PATH)? else {
+            return Ok(None);
+        };
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&folder, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(failed(&path, error.into())),
+            Ok(file) if is_believed(&file, FileType::RegularFile) => Ok(Some(file.into())),
+            Ok(_) => Err(PlaceError::Foreign(path)),
+        }
     }
 
     /// Returns the record of the process, if it lives.
@@ -300,27 +351,63 @@ impl<K: Kind> Held<K> {
     }
 }
 
-/// Returns the record that lies in a folder, if there is one. Does not wait for the writer of a pipe.
+/// Opens the last of several folders, each of which lies in the one before, with these flags. Returns `None` if one of them
+/// is not there. An empty name is the folder before it.
 ///
 /// # Errors
-/// The record cannot be read or parsed.
-fn record_in<K: Kind>(folder: &Path) -> Result<Option<Record<K>>, PlaceError> {
-    /// Longer than any record.
-    const LONGEST: u64 = 64 << 10;
-    let path = folder.join(RECORD);
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let text = match rustix::fs::open(&path, flags, Mode::empty()) {
-        Ok(file) => io::read_to_string(io::Read::take(File::from(file), LONGEST)),
-        Err(Errno::NOENT) => return Ok(None),
-        Err(error) => Err(error.into()),
+/// A folder cannot be opened, or is not believed.
+fn open_folders<'a>(
+    parts: impl IntoIterator<Item = &'a Path>,
+    last: OFlags,
+) -> Result<Option<OwnedFd>, PlaceError> {
+    let (mut path, mut above) = (PathBuf::new(), None::<OwnedFd>);
+    let parts = parts
+        .into_iter()
+        .filter(|part| !part.as_os_str().is_empty());
+    for part in parts {
+        path.push(part);
+        // The user may have made the first one a link.
+        let links = above.as_ref().map_or(OFlags::empty(), |_| OFlags::NOFOLLOW);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | links;
+        let opened = match &above {
+            Some(above) => openat(above, part, flags, Mode::empty()),
+            None => openat(CWD, part, flags, Mode::empty()),
+        };
+        match opened {
+            Ok(folder) if is_believed(&folder, FileType::Directory) => above = Some(folder),
+            Ok(_) | Err(Errno::LOOP | Errno::NOTDIR) => return Err(PlaceError::Foreign(path)),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(failed(&path, error.into())),
+        }
+    }
+    let Some(folder) = above else {
+        return Ok(None);
     };
-    let text = text.map_err(|source| failed(&path, source))?;
-    let record = serde_json::from_str(&text);
-    record.map(Some).map_err(|source| PlaceError::Record {
-        path,
-        kind: K::NOUN,
-        source,
+    if last.contains(OFlags::PATH) {
+        return Ok(Some(folder));
+    }
+    let opened = openat(
+        &folder,
+        ".",
+        last | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    opened
+        .map(Some)
+        .map_err(|error| failed(&path, error.into()))
+}
+
+/// Returns whether an open file is of this kind, and neither its content nor its owner is another user's.
+fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
+    fstat(file).is_ok_and(|data| {
+        let is_kind = FileType::from_raw_mode(data.st_mode) == kind;
+        is_kind && is_believed_user(Uid::from_raw(data.st_uid)) && data.st_mode & 0o022 == 0
     })
+}
+
+/// Returns whether this user believes another one: root, and itself.
+pub fn is_believed_user(user: Uid) -> bool {
+    user.is_root() || user == geteuid()
 }
 
 /// Returns the folder of this user's processes: [`FOLDER_VARIABLE`], otherwise `/run/wormhole` for
@@ -454,6 +541,68 @@ mod tests {
         fs::remove_dir(place.folder()).unwrap();
         symlink("/tmp", place.folder()).unwrap();
         assert!(matches!(place.hold(), Err(PlaceError::Unsafe(_))));
+    }
+
+    /// A place with a record and a socket's file.
+    fn recorded(folder: &Path) -> Place<Facts> {
+        let place = place(folder);
+        let process = Process::of(std::process::id()).unwrap();
+        let held = place.hold().unwrap();
+        held.write(&Record::new(process, Facts { protocol: 1 }))
+            .unwrap();
+        place
+    }
+
+    fn is_foreign<T>(read: Result<T, PlaceError>) -> bool {
+        matches!(read, Err(PlaceError::Foreign(_)))
+    }
+
+    #[test]
+    fn facts_that_another_user_can_write_are_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = recorded(folder.path());
+        let kind = place.root.join(Facts::FOLDER);
+        assert!(place.running().unwrap().is_some());
+        for path in [&place.root, &kind, &place.folder(), &place.file(RECORD)] {
+            let mode = fs::metadata(path).unwrap().permissions();
+            for bit in [0o020, 0o002] {
+                let wider = Permissions::from_mode(mode.mode() | bit);
+                fs::set_permissions(path, wider).unwrap();
+                assert!(is_foreign(place.running()), "{path:?}");
+            }
+            fs::set_permissions(path, mode).unwrap();
+        }
+        for path in [&place.root, &kind] {
+            fs::set_permissions(path, Permissions::from_mode(0o757)).unwrap();
+            assert!(is_foreign(Place::<Facts>::all_below(&place.root)));
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        let all = Place::<Facts>::all_below(&place.root).unwrap();
+        assert_eq!(all.len(), 1);
+        // A link leads to files that are another's.
+        let moved = place.root.join("moved");
+        fs::rename(place.folder(), &moved).unwrap();
+        symlink(&moved, place.folder()).unwrap();
+        assert!(is_foreign(place.running()));
+    }
+
+    #[test]
+    fn facts_of_another_user_are_not_believed() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root gives files to another user");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let place = recorded(folder.path());
+        let kind = place.root.join(Facts::FOLDER);
+        for path in [&place.root, &kind, &place.folder(), &place.file(RECORD)] {
+            std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+            assert!(is_foreign(place.running()), "{path:?}");
+            std::os::unix::fs::chown(path, Some(0), None).unwrap();
+        }
+        assert!(place.running().unwrap().is_some());
+        std::os::unix::fs::chown(&kind, Some(65534), None).unwrap();
+        assert!(is_foreign(Place::<Facts>::all_below(&place.root)));
     }
 
     #[test]
