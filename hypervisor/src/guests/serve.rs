@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::ChildStdout;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -142,7 +144,7 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
     let end = match options.foreground {
         true => None,
         false => {
-            let file = File::create(&path);
+            let file = create_end(&path);
             Some(file.map_err(|source| GuestsError::Write { path, source })?)
         }
     };
@@ -181,6 +183,13 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
         output,
         end,
     })
+}
+
+/// Makes the file for the sentence with which the guest ends: for its user alone, since it may quote the guest.
+fn create_end(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
 }
 
 /// Lets the starter go: the guest runs.
@@ -360,6 +369,15 @@ mod tests {
             error: String::new(),
         };
         assert_eq!(told(failed), None);
+    }
+
+    #[test]
+    fn other_users_do_not_read_how_a_guest_ended() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = create_end(&folder.path().join(END)).expect("a file");
+        let mode = file.metadata().expect("it is open").permissions().mode();
+        assert_eq!(mode & 0o7777 & !0o600, 0);
     }
 
     #[test]
