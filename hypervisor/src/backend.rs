@@ -308,7 +308,7 @@ impl Backend {
         let figures = self.figures.clone()?;
         let boot_id = match self.boot_id.take() {
             Some(boot_id) => boot_id,
-            None => read_boot_id(self.supervisor.as_mut()?.stdout.take()?),
+            None => read_boot_id(self.supervisor.as_mut()?.stdout.take()?, START_LIMIT),
         };
         Some((figures, boot_id))
     }

@@ -7,11 +7,12 @@
 //!
 //! With `--listen` it serves [several tenants](shared), which connect to a socket.
 
+mod log;
 mod shared;
 mod slots;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -19,9 +20,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use wormhole_images::{
     BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
 };
@@ -37,6 +40,7 @@ use wormhole_monitor::{
 use wormhole_ring::control::Message;
 use wormhole_ring::layout::WINDOW_MAX_BYTES;
 
+use self::log::Log;
 use crate::backend::{BackendError, receive, send};
 use crate::confinement::ConfinementError;
 use crate::device::DeviceOption;
@@ -54,7 +58,7 @@ pub const MEMORY: u64 = 512 << 20;
 /// Time for a backend VM to boot and to start its supervisor, on an emulated processor too.
 pub const START_LIMIT: Duration = Duration::from_secs(120);
 /// Length of a boot's identity, with the end of its line.
-pub const BOOT_ID: u64 = 64;
+pub const BOOT_ID: usize = 64;
 
 /// Memory of a backend VM for each window that it can have, beside [`MEMORY`].
 const MEMORY_OF_A_SLOT: u64 = 256 << 20;
@@ -559,8 +563,10 @@ fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
     std::thread::scope(|scope| {
         for (port, stream) in outputs {
             match port {
-                ports::STDOUT => say::result(format_args!("{}", read_boot_id(stream))),
-                ports::STDERR => drop(scope.spawn(move || copy(stream, say::Foreign))),
+                ports::STDOUT => drop(scope.spawn(move || {
+                    say::result(format_args!("{}", read_boot_id(stream, START_LIMIT)));
+                })),
+                ports::STDERR => drop(scope.spawn(move || copy(stream, Log::new(say::Foreign)))),
                 // The last one. The request named no files.
                 _ => report = Report::read(stream, 0, 0).ok(),
             }
@@ -569,12 +575,34 @@ fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
     report
 }
 
-/// Reads the first line of a relay's output, or of a backend VM's.
-pub fn read_boot_id(output: impl Read) -> String {
-    let mut line = String::new();
-    // Without one the VM has no identity.
-    drop(BufReader::new(output.take(BOOT_ID)).read_line(&mut line));
-    line.trim().to_owned()
+/// Reads the first line of a relay's output, or of a backend VM's. Returns an empty text if the line does not come within
+/// `limit`, or is not the identity of a boot: the VM then has none.
+pub fn read_boot_id(mut output: impl Read + AsFd, limit: Duration) -> String {
+    let end = Instant::now() + limit;
+    let mut line = Vec::new();
+    while line.len() < BOOT_ID && !line.ends_with(b"\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => continue,
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return String::new(),
+        }
+        let mut bytes = [0; BOOT_ID];
+        let room = BOOT_ID - line.len();
+        match output.read(&mut bytes[..room]) {
+            Ok(0) => break,
+            Ok(count) => line.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    let line = String::from_utf8_lossy(&line);
+    let line = line.lines().next().unwrap_or_default().trim();
+    let is_identity = line
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    is_identity.then(|| line.to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -679,12 +707,28 @@ mod tests {
     #[test]
     fn what_a_backend_vm_calls_its_boot_is_bounded() {
         let (mut relay, stream) = UnixStream::pair().unwrap();
-        relay.write_all(&[b'x'; 1000]).unwrap();
-        assert_eq!(read_boot_id(stream).len() as u64, BOOT_ID);
-        let (mut relay, stream) = UnixStream::pair().unwrap();
-        relay.write_all(b"0-1\nmore").unwrap();
-        drop(relay);
-        assert_eq!(read_boot_id(stream), "0-1");
+        relay.write_all(&[b'a'; 1000]).unwrap();
+        assert_eq!(read_boot_id(stream, START_LIMIT).len(), BOOT_ID);
+        for (said, identity) in [
+            ("0-1\nmore", "0-1"),
+            ("\x1b[2J\n", ""),
+            ("0 1\n", ""),
+            ("", ""),
+        ] {
+            let (mut relay, stream) = UnixStream::pair().unwrap();
+            relay.write_all(said.as_bytes()).unwrap();
+            drop(relay);
+            assert_eq!(read_boot_id(stream, START_LIMIT), identity);
+        }
+    }
+
+    #[test]
+    fn a_backend_vm_that_does_not_say_its_boot_has_none() {
+        for said in ["", "0-"] {
+            let (mut relay, stream) = UnixStream::pair().unwrap();
+            relay.write_all(said.as_bytes()).unwrap();
+            assert_eq!(read_boot_id(stream, Duration::from_millis(10)), "");
+        }
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Options {
 const PROBE: u64 = 8 << 20;
 /// Time in which a supervisor that has closed its socket gives its reason.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+/// Time within which a backend VM that serves says which boot it is.
+const BOOT_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between looks for the supervisor's socket.
 const AGAIN: Duration = Duration::from_millis(5);
 /// Signals that end a backend in the foreground.
@@ -226,7 +228,7 @@ impl Supervisor {
             return Err(unfit(error));
         }
         if let Some(output) = self.0.stdout.take() {
-            record.facts.boot_id = Some(read_boot_id(output));
+            record.facts.boot_id = Some(read_boot_id(output, BOOT_LIMIT));
             held.write(&record)?;
         }
         Ok(())
