@@ -4,6 +4,7 @@
 //! is only as strong as that of the others. Therefore one system call filter applies to all
 //! threads. No call on its list opens a file, connects, or starts or signals another process.
 
+use wormhole_link::raise_descriptor_limit;
 use wormhole_monitor::confinement as monitor;
 use wormhole_privileges::{Denial, Filter, FilterError, equals};
 
@@ -62,10 +63,13 @@ fn filter(more: &[i64]) -> Result<Filter, FilterError> {
 
 /// Confines the process. Call it before any thread reads bytes that the guest writes.
 ///
+/// From here on the process may have as many descriptors as its hard limit allows: each control stream of a guest takes
+/// some. Programs that it has started have the limit of its starter, and it starts no others.
+///
 /// # Errors
 /// The kernel does not support filters.
 pub fn enter() -> Result<(), ConfinementError> {
-    confinement::enter(&filter(&[])?)
+    confine(&[])
 }
 
 /// Confines a process that serves tenants on a socket, as [`enter`] does.
@@ -73,7 +77,13 @@ pub fn enter() -> Result<(), ConfinementError> {
 /// # Errors
 /// The kernel does not support filters.
 pub fn enter_listening() -> Result<(), ConfinementError> {
-    confinement::enter(&filter(LISTENING)?)
+    confine(LISTENING)
+}
+
+fn confine(more: &[i64]) -> Result<(), ConfinementError> {
+    // With fewer descriptors, streams beyond them are refused.
+    let _ = raise_descriptor_limit();
+    confinement::enter(&filter(more)?)
 }
 
 #[cfg(test)]
@@ -103,6 +113,30 @@ mod tests {
             "run::confinement::tests::no_thread_of_the_launcher_has_other_calls",
             "before",
         );
+    }
+
+    #[test]
+    fn a_confined_launcher_has_more_descriptors_than_its_starter() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        const ASKED: &str = "WORMHOLE_TEST_OF_DESCRIPTORS";
+        if std::env::var_os(ASKED).is_some() {
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            let current = Some(32);
+            setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("it is lower");
+            enter().expect("confined");
+            let pairs = (0..64).map(|_| std::os::unix::net::UnixStream::pair());
+            let streams: Vec<_> = pairs.map(|pair| pair.expect("two descriptors")).collect();
+            std::process::exit(if streams.len() == 64 { 0 } else { 1 });
+        }
+        let test =
+            "run::confinement::tests::a_confined_launcher_has_more_descriptors_than_its_starter";
+        let ended = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", test, "--nocapture"])
+            .env(ASKED, "1")
+            .output()
+            .expect("this program runs");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{said}");
     }
 
     #[test]
