@@ -104,11 +104,29 @@ impl Incoming {
         Ok(())
     }
 
+    /// Returns whether [`take`](Self::take) has a message.
+    ///
+    /// # Errors
+    /// As of [`take`](Self::take).
+    pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
+        self.peek().map(|length| length.is_some())
+    }
+
     /// Takes the next complete message, if there is one.
     ///
     /// # Errors
     /// The bytes are no message, or the stream has ended.
     pub fn take(&mut self) -> Result<Option<Message<'_>>, ChannelError> {
+        let Some((kind, length)) = self.peek()? else {
+            return Ok(None);
+        };
+        self.consumed = length;
+        let body = self.bytes.get(HEADER_BYTES..length).unwrap_or(&[]);
+        Ok(Some(Message::decode(kind, body)?))
+    }
+
+    /// Returns the kind and the length of the next complete message, if there is one.
+    fn peek(&mut self) -> Result<Option<(u16, usize)>, ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
         let header = match self.bytes.first_chunk::<HEADER_BYTES>() {
@@ -118,15 +136,12 @@ impl Incoming {
             None => return Ok(None),
         };
         debug_assert!(header.body_len <= MAX_CONTROL_BODY);
-        let end = HEADER_BYTES + header.body_len;
-        let Some(body) = self.bytes.get(HEADER_BYTES..end) else {
-            if self.ended {
-                return Err(ChannelError::Cut);
-            }
-            return Ok(None);
-        };
-        self.consumed = end;
-        Ok(Some(Message::decode(header.kind, body)?))
+        let length = HEADER_BYTES + header.body_len;
+        match self.bytes.len() >= length {
+            true => Ok(Some((header.kind, length))),
+            false if self.ended => Err(ChannelError::Cut),
+            false => Ok(None),
+        }
     }
 
     /// Skips the following messages that equal the message taken last, byte for byte.

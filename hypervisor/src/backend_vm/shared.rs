@@ -21,10 +21,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
 use wormhole_images::ports;
-use wormhole_link::{chain, raise_descriptor_limit, tasks};
+use wormhole_link::channel::Incoming;
+use wormhole_link::{chain, tasks};
 use wormhole_lock::{Condvar, Mutex};
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
@@ -36,12 +38,15 @@ use super::{
     BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
 };
 use crate::backend::{receive, send};
+use crate::places::is_believed_user;
 use crate::private;
 use crate::run::confinement;
 use crate::say;
 
-/// Time within which a launcher that connects sends its window.
+/// Time within which a launcher that connects sends its window, all of its message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
+/// Most connections at a time, beside those that have a slot. Further ones wait in the kernel.
+const WAITING: usize = 64;
 /// Time within which a launcher that leaves reads the reports of its sessions.
 const REPORT_LIMIT: Duration = Duration::from_secs(20);
 /// Time within which the VM acknowledges the end of a tenant: longer than its supervisor waits for workers.
@@ -75,8 +80,6 @@ fn in_quarantine(count: usize) -> String {
 
 /// Serves tenants that connect to the socket at `path` until the VM ends.
 pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
-    // Each control stream takes some. With fewer, streams beyond them are refused.
-    let _ = raise_descriptor_limit();
     match wormhole_monitor::probe() {
         KvmCaps::Linux => {}
         KvmCaps::Denied { why } | KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
@@ -123,11 +126,17 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
         desk,
         memory: Box::new(aperture),
         stats: Some(stats),
+        hello_limit: HELLO_LIMIT,
         detach_limit: DETACH_LIMIT,
         report_limit: REPORT_LIMIT,
     });
-    tasks::spawn("accept", move || accept_tenants(&listener, &service))
-        .map_err(BackendVmError::Thread)?;
+    let places = Arc::new(Places::new(
+        usize::try_from(slots.count).map_or(WAITING, |slots| slots + WAITING),
+    ));
+    tasks::spawn("accept", move || {
+        accept_tenants(&listener, &service, &places);
+    })
+    .map_err(BackendVmError::Thread)?;
     // The VM ends by itself, or with this process.
     Err(running.wait().unwrap_or(BackendVmError::Gone))
 }
@@ -142,20 +151,63 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     private::listener(path)
 }
 
-fn accept_tenants(listener: &UnixListener, service: &Arc<Service>) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
+/// Places of connections. A connection has one until all of its descriptors are closed.
+#[derive(Debug)]
+struct Places {
+    free: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Places {
+    fn new(count: usize) -> Self {
+        Self {
+            free: Mutex::new(count),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits for a free place, and takes it.
+    fn take(self: &Arc<Self>) -> Taking {
+        let mut free = self.free.lock();
+        while *free == 0 {
+            free = self.changed.wait(free);
+        }
+        *free -= 1;
+        Taking(Arc::clone(self))
+    }
+}
+
+/// A place that is taken.
+#[derive(Debug)]
+struct Taking(Arc<Places>);
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        *self.0.free.lock() += 1;
+        self.0.changed.notify_one();
+    }
+}
+
+/// Gives each connection a thread, which closes what the connection brings: a close that never ends keeps a thread and a
+/// place, and delays nothing else.
+fn accept_tenants(listener: &UnixListener, service: &Arc<Service>, places: &Arc<Places>) {
+    loop {
+        let place = places.take();
+        let Ok((stream, _)) = listener.accept() else {
             // No descriptor is free, or the launcher has closed the connection.
             std::thread::sleep(RETRY);
             continue;
         };
-        // Root can connect as well, and give the socket's file another mode.
-        let user = socket_peercred(&stream).map(|peer| peer.uid);
-        if !user.is_ok_and(|user| user.is_root() || user == geteuid()) {
-            continue;
-        }
         let service = Arc::clone(service);
-        let served = tasks::spawn("tenant", move || service.serve(stream));
+        let served = tasks::spawn("tenant", move || {
+            // Root can connect as well, and give the socket's file another mode.
+            if socket_peercred(&stream).is_ok_and(|peer| is_believed_user(peer.uid)) {
+                service.serve(stream);
+            } else {
+                drop(stream);
+            }
+            drop(place);
+        });
         if let Err(error) = served {
             say::line(format_args!("backend VM: a tenant is not served: {error}"));
         }
@@ -281,37 +333,104 @@ impl SlotMemory for Aperture {
     }
 }
 
+/// Messages of a launcher. All descriptors that come with them are received: the kernel would close others while it reads,
+/// and wait for that. They stay here until the owner drops this.
+struct Orders {
+    stream: Arc<UnixStream>,
+    incoming: Incoming,
+    /// A descriptor that no message takes.
+    foreign: Option<OwnedFd>,
+}
+
+impl Orders {
+    fn new(stream: Arc<UnixStream>) -> Self {
+        Self {
+            stream,
+            incoming: Incoming::new(true),
+            foreign: None,
+        }
+    }
+
+    /// Receives the first message, and the window that belongs to it.
+    fn attach(&mut self, window: &mut Option<OwnedFd>, limit: Duration) -> Option<Attach> {
+        self.wait(Some(Instant::now() + limit))?;
+        let message = self.incoming.take().ok()??;
+        let Message::Attach(attach) = message else {
+            return None;
+        };
+        *window = self.incoming.descriptor();
+        self.foreign = self.incoming.descriptor();
+        self.foreign.is_none().then_some(attach)
+    }
+
+    /// Receives a message that takes no descriptor. Without one, the launcher has ended or broken the protocol.
+    fn next(&mut self, end: Option<Instant>) -> Option<Message<'_>> {
+        self.wait(end)?;
+        self.foreign = self.incoming.descriptor();
+        if self.foreign.is_some() {
+            return None;
+        }
+        self.incoming.take().ok()?
+    }
+
+    /// Waits until a message is there, as a whole.
+    fn wait(&mut self, end: Option<Instant>) -> Option<()> {
+        while !self.incoming.is_ready().ok()? {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let left = left.map(|left| Timespec::try_from(left).unwrap_or_default());
+            match poll(
+                &mut [PollFd::new(&*self.stream, PollFlags::IN)],
+                left.as_ref(),
+            ) {
+                Err(Errno::INTR) => continue,
+                Ok(1..) => self.incoming.fill(&*self.stream).ok()?,
+                Ok(0) | Err(_) => return None,
+            }
+        }
+        Some(())
+    }
+
+    /// Ends the connection, for the launcher to see, before anything is closed.
+    fn end(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
 /// Serves tenants.
 struct Service {
     desk: Arc<Desk>,
     memory: Box<dyn SlotMemory>,
     /// Statistics of the VM.
     stats: Option<VmStats>,
+    hello_limit: Duration,
     detach_limit: Duration,
     report_limit: Duration,
 }
 
 impl Service {
-    /// Serves a tenant until it leaves.
+    /// Serves a tenant until it leaves. Descriptors that it brought are closed at the end, when its slot is free: the close
+    /// of one may never end.
     fn serve(&self, tenant: UnixStream) {
-        let mut body = Vec::new();
-        // A socket of this system takes any time.
-        let _ = tenant.set_read_timeout(Some(HELLO_LIMIT));
-        let Ok(Some((Message::Attach(attach), Some(window)))) = receive(&tenant, &mut body) else {
-            return;
-        };
-        let _ = tenant.set_read_timeout(None);
-        match self.attach(&attach, &window.into()) {
-            Ok((slot, relay)) => self.pass(slot, &attach, relay, tenant),
-            Err(error) => {
-                let refused = Message::Refused {
-                    code: Refusal::Protocol as u32,
-                    reason: &chain(&error),
-                };
-                // Its launcher may be gone.
-                let _ = send(&tenant, &refused, &[]);
+        let tenant = Arc::new(tenant);
+        let mut orders = Orders::new(Arc::clone(&tenant));
+        let mut window = None;
+        if let Some(attach) = orders.attach(&mut window, self.hello_limit)
+            && let Some(window) = &window
+        {
+            match self.attach(&attach, window) {
+                Ok((slot, relay)) => self.pass(slot, &attach, relay, tenant, &mut orders),
+                Err(error) => {
+                    let refused = Message::Refused {
+                        code: Refusal::Protocol as u32,
+                        reason: &chain(&error),
+                    };
+                    // Its launcher may be gone.
+                    let _ = send(&tenant, &refused, &[]);
+                }
             }
         }
+        orders.end();
+        drop(window);
     }
 
     /// Maps a tenant's window in a slot.
@@ -334,8 +453,15 @@ impl Service {
     }
 
     /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot.
-    fn pass(&self, slot: u32, attach: &Attach, relay: UnixStream, tenant: UnixStream) {
-        let (tenant, relay) = (Arc::new(tenant), Arc::new(relay));
+    fn pass(
+        &self,
+        slot: u32,
+        attach: &Attach,
+        relay: UnixStream,
+        tenant: Arc<UnixStream>,
+        orders: &mut Orders,
+    ) {
+        let relay = Arc::new(relay);
         let (acknowledged, acknowledgement) = sync_channel(1);
         let answers = {
             let (tenant, relay, desk) = (
@@ -359,10 +485,9 @@ impl Service {
         if let Err(error) = &passing {
             say::line(format_args!("backend VM: a tenant is not served: {error}"));
         }
-        let mut body = Vec::new();
         // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does.
         while passing.is_ok()
-            && let Ok(Some((message, _))) = receive(&tenant, &mut body)
+            && let Some(message) = orders.next(None)
             && !matches!(message, Message::WindowUnmap(_))
             && send(&relay, &message, &[]).is_ok()
         {}
@@ -424,10 +549,12 @@ fn pass_answers(
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
     use std::thread::JoinHandle;
 
+    use rustix::net::sockopt::set_socket_linger;
     use wormhole_ring::control::Stream;
 
     use super::*;
@@ -460,6 +587,7 @@ mod tests {
             desk: Arc::new(Desk::new(count)),
             memory: Box::new(Arc::clone(&noted)),
             stats: None,
+            hello_limit: LONG,
             detach_limit: limit,
             report_limit: limit,
         };
@@ -581,7 +709,10 @@ mod tests {
 
     #[test]
     fn a_launcher_that_reads_nothing_does_not_keep_its_slot() {
-        let (service, _) = service(1, Duration::from_millis(20));
+        let (service, _) = service(1, LONG);
+        let mut service = Arc::into_inner(service).unwrap();
+        service.report_limit = Duration::from_millis(20);
+        let service = Arc::new(service);
         let relay = offer(&service, 0);
         let (launcher, served) = launch(&service, 4096);
         assert_eq!(name(&relay), Some("Attach"));
@@ -640,6 +771,90 @@ mod tests {
         assert_eq!(name(&relay), Some("WindowUnmap"));
         send(&relay, &OVER, &[]).unwrap();
         served.join().unwrap();
+    }
+
+    /// A socket whose close takes longer than any test: its data is never acknowledged.
+    fn lingering() -> (TcpStream, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while (&stream).write(&[0; 1 << 16]).is_ok() {}
+        set_socket_linger(&stream, Some(Duration::from_secs(1 << 12))).unwrap();
+        stream.set_nonblocking(false).unwrap();
+        (stream, listener)
+    }
+
+    #[test]
+    fn a_descriptor_that_is_never_closed_keeps_no_slot_of_a_backend_vm() {
+        let (service, _) = service(1, LONG);
+        let relay = offer(&service, 0);
+        let (launcher, served) = launch(&service, 4096);
+        assert_eq!(name(&relay), Some("Attach"));
+        let (foreign, listener) = lingering();
+        let asked = Message::Stream(Stream { local: 0 });
+        send(&launcher, &asked, &[foreign.as_raw_fd()]).unwrap();
+        // This process's own copy closes as slowly.
+        let closing = std::thread::spawn(move || drop(foreign));
+        assert_eq!(name(&relay), Some("WindowUnmap"), "the tenant is ended");
+        send(&relay, &OVER, &[]).unwrap();
+        assert_eq!(name(&launcher), None, "it sees its end");
+        let again = offer(&service, 0);
+        let (_other, _) = launch(&service, 4096);
+        assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+        // Resets the connection, and so ends the closes.
+        drop(listener);
+        served.join().unwrap();
+        closing.join().unwrap();
+    }
+
+    #[test]
+    fn a_launcher_brings_one_descriptor() {
+        let (service, noted) = service(1, LONG);
+        let relay = offer(&service, 0);
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let window = tempfile::tempfile().unwrap();
+        let attach = Message::Attach(Attach {
+            window_size: 4096,
+            static_window: 1,
+            ..Attach::default()
+        });
+        send(&launcher, &attach, &[window.as_raw_fd(); 2]).unwrap();
+        service.serve(tenant);
+        assert!(noted.0.lock().is_empty());
+        assert_eq!(name(&launcher), None);
+        drop(relay);
+    }
+
+    #[test]
+    fn a_launcher_that_sends_its_window_byte_by_byte_has_no_more_time() {
+        let (service, _) = service(1, LONG);
+        let mut service = Arc::into_inner(service).unwrap();
+        service.hello_limit = Duration::from_millis(50);
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let served = std::thread::spawn(move || service.serve(tenant));
+        let text = "x".repeat(1000);
+        let message = Message::SessionReport(&text).to_vec().unwrap();
+        let is_cut_off = message.iter().any(|byte| {
+            std::thread::sleep(Duration::from_millis(1));
+            (&launcher).write_all(&[*byte]).is_err()
+        });
+        assert!(is_cut_off, "each byte has had the whole limit");
+        served.join().unwrap();
+    }
+
+    #[test]
+    fn connections_beyond_the_places_wait() {
+        let places = Arc::new(Places::new(2));
+        let (first, _second) = (places.take(), places.take());
+        let waiting = std::thread::spawn({
+            let places = Arc::clone(&places);
+            move || drop(places.take())
+        });
+        assert_eq!(*places.free.lock(), 0);
+        assert!(!waiting.is_finished());
+        drop(first);
+        waiting.join().unwrap();
+        assert_eq!(*places.free.lock(), 1);
     }
 
     #[test]
