@@ -602,7 +602,10 @@ pub fn read_boot_id(mut output: impl Read + AsFd, limit: Duration) -> String {
     let is_identity = line
         .bytes()
         .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-    is_identity.then(|| line.to_owned()).unwrap_or_default()
+    match is_identity {
+        true => line.to_owned(),
+        false => String::new(),
+    }
 }
 
 #[cfg(test)]
