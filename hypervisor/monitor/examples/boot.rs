@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, MacAddress, NetConfig, Refused, Tap,
-    Vm, VmConfig, VsockConfig, probe,
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, MacAddress, NetConfig, Refused,
+    Start, Tap, Vm, VmConfig, VsockConfig, probe,
 };
 
 fn main() -> ExitCode {
@@ -67,11 +67,11 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
     }
     let start = Instant::now();
     let vm = Vm::new(VmConfig {
-        boot: BootSource {
+        start: Start::Boot(BootSource {
             kernel,
             initramfs: vec![InitramfsPart::Path(initramfs)],
             command_line,
-        },
+        }),
         memory_mib: memory,
         vcpus,
         window: (window > 0)

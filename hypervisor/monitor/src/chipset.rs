@@ -99,11 +99,11 @@ impl Chipset {
         Ok(())
     }
 
-    /// Returns the buses with all devices, for the vCPUs.
-    pub fn into_buses(self) -> Result<Buses, BusError> {
+    /// Returns the buses with all devices, for the vCPUs, and the PCI bus.
+    pub fn into_buses(self) -> Result<(Buses, Arc<Mutex<PciBus>>), BusError> {
         let pci = Arc::new(Mutex::new(self.pci));
         let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());
-        self.buses.ports.insert(start, len, pci)?;
-        Ok(self.buses)
+        self.buses.ports.insert(start, len, pci.clone())?;
+        Ok((self.buses, pci))
     }
 }

@@ -7,7 +7,11 @@
 
 use std::io;
 
-use kvm_bindings::{KVMIO, kvm_irq_routing, kvm_regs, kvm_sregs};
+use kvm_bindings::{
+    KVMIO, kvm_clock_data, kvm_debugregs, kvm_irq_routing, kvm_irqchip, kvm_lapic_state,
+    kvm_mp_state, kvm_msrs, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
 use wormhole_privileges::{
     Calls, Denial, FilesError, Filter, FilterError, drop_capabilities, equals, leave_file_system,
     masked, report_denied_calls,
@@ -16,6 +20,17 @@ use wormhole_privileges::{
 vmm_sys_util::ioctl_io_nr!(KVM_RUN, KVMIO, 0x80);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_REGS, KVMIO, 0x81, kvm_regs);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
+vmm_sys_util::ioctl_iowr_nr!(KVM_GET_MSRS, KVMIO, 0x88, kvm_msrs);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_LAPIC, KVMIO, 0x8e, kvm_lapic_state);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_MP_STATE, KVMIO, 0x98, kvm_mp_state);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_VCPU_EVENTS, KVMIO, 0x9f, kvm_vcpu_events);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_DEBUGREGS, KVMIO, 0xa1, kvm_debugregs);
+vmm_sys_util::ioctl_io_nr!(KVM_GET_TSC_KHZ, KVMIO, 0xa3);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_XSAVE, KVMIO, 0xa4, kvm_xsave);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_XCRS, KVMIO, 0xa6, kvm_xcrs);
+vmm_sys_util::ioctl_iowr_nr!(KVM_GET_IRQCHIP, KVMIO, 0x62, kvm_irqchip);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_CLOCK, KVMIO, 0x7c, kvm_clock_data);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_PIT2, KVMIO, 0x9f, kvm_pit_state2);
 vmm_sys_util::ioctl_iow_nr!(KVM_SET_GSI_ROUTING, KVMIO, 0x6a, kvm_irq_routing);
 
 /// Error from confining a thread.
@@ -145,6 +160,15 @@ fn of_vcpus() -> Result<Calls, FilterError> {
         KVM_GET_REGS(),
         KVM_GET_SREGS(),
         KVM_SET_GSI_ROUTING(),
+        // For snapshots.
+        KVM_GET_MSRS(),
+        KVM_GET_LAPIC(),
+        KVM_GET_MP_STATE(),
+        KVM_GET_VCPU_EVENTS(),
+        KVM_GET_DEBUGREGS(),
+        KVM_GET_TSC_KHZ(),
+        KVM_GET_XSAVE(),
+        KVM_GET_XCRS(),
     ];
     let requests = requests.map(|request| equals(1, request));
     let requests = requests.into_iter().collect::<Result<_, _>>()?;
@@ -201,6 +225,9 @@ pub fn calls() -> Result<Calls, FilterError> {
     ];
     let giving_up = giving_up.map(|operation| equals(0, operation.unsigned_abs().into()));
     let giving_up = giving_up.into_iter().collect::<Result<_, _>>()?;
+    let chips = [KVM_GET_IRQCHIP(), KVM_GET_CLOCK(), KVM_GET_PIT2()];
+    let chips = chips.map(|request| equals(1, request));
+    let chips = chips.into_iter().collect::<Result<_, _>>()?;
     // A vCPU's thread binds itself to a processor before it confines itself.
     let itself = vec![equals(0, 0)?];
     Ok(of_vcpus()?
@@ -209,6 +236,9 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_all(of_networks()?)
         .and_all(of_file_systems()?)
         .and_all(of_balloons()?)
+        // The thread of `run` takes snapshots: reads the chips of KVM, and examines the disks.
+        .and(&[libc::SYS_fstat])
+        .and_where(libc::SYS_ioctl, chips)
         .and(GIVING_UP)
         .and_where(libc::SYS_sched_setaffinity, itself)
         .and_where(libc::SYS_prctl, giving_up))
@@ -277,9 +307,9 @@ mod tests {
     use crate::device_thread::DeviceThread;
     use crate::devices::power;
     use crate::devices::virtio::{ActiveQueue, ServerHandle, VirtioWorker};
+    use crate::disabled_exits::DisabledExits;
     use crate::payload::elf::tests::program;
     use crate::payload::{PayloadConfig, PayloadVm};
-    use crate::vm::DisabledExits;
     use crate::{ExitReason, KvmCaps};
 
     /// Returns CapPrm, CapBnd, NoNewPrivs and Seccomp of a thread of this process.

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use event_manager::{EventManager, RemoteEndpoint, SubscriberId, SubscriberOps};
@@ -14,6 +15,7 @@ use wormhole_lock::Mutex;
 
 use crate::confinement::Confinement;
 use crate::devices::virtio::QueueServer;
+use crate::snapshot::OpenConnection;
 use crate::vcpu::ThreadError;
 use crate::vm::VmError;
 
@@ -28,6 +30,14 @@ pub(crate) struct DeviceThread {
     stop: Arc<AtomicBool>,
     handle: DeviceThreadHandle,
     thread: Option<JoinHandle<()>>,
+}
+
+/// A thread that stands.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    /// Connections of the guest that its devices have open.
+    pub connections: Vec<OpenConnection>,
+    _resume: Sender<()>,
 }
 
 /// Handle with which a device adds its server to a thread and removes it.
@@ -81,6 +91,30 @@ impl DeviceThread {
             .call_blocking::<_, _, event_manager::Error>(move |_| Ok(confinement.enter()))
             .map_err(VmError::EventLoop)?
             .map_err(VmError::Confinement)
+    }
+
+    /// Lets the thread stand once it has returned the buffers that it has taken. It takes none until the value is dropped.
+    pub fn park(&self) -> Result<Parked, ThreadGone> {
+        let (tell, told) = channel();
+        let (resume, resumed) = channel::<()>();
+        let serving = Arc::clone(&self.handle.serving);
+        let parking = self.handle.endpoint.fire(move |ops| {
+            let ids: Vec<_> = serving.lock().iter().copied().collect();
+            let connections = ids.into_iter().filter_map(|id| {
+                let server = ops.subscriber_mut(id).ok()?;
+                Some(server.connections())
+            });
+            if tell.send(connections.flatten().collect()).is_ok() {
+                // An error is the end of the other side: nothing is sent.
+                let _ = resumed.recv();
+            }
+        });
+        parking.map_err(|_| ThreadGone)?;
+        let connections = told.recv().map_err(|_| ThreadGone)?;
+        Ok(Parked {
+            connections,
+            _resume: resume,
+        })
     }
 
     /// Returns a handle for a device of this thread.

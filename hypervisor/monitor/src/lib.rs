@@ -6,6 +6,7 @@
 //!   pvpanic, ports for the exit status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs,
 //!   virtio-vsock, virtio-rng and virtio-balloon. The window is soft-reserved memory, which Linux's `dax_hmem` and
 //!   `device_dax` expose as a `/dev/dax` device; an [`Aperture`] has several, whose memory comes and goes.
+//! - A [`SnapshotHandle`] saves a running VM; a VM that starts with the [`Snapshot`] goes on from it.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] probes the capabilities of the machine's KVM, [`stats`] reads its statistics.
 //!
@@ -22,6 +23,7 @@ pub mod confinement;
 mod cpu;
 mod device_thread;
 pub mod devices;
+mod disabled_exits;
 pub mod exit_accounting;
 mod exit_reason;
 #[cfg(fuzzing)]
@@ -31,6 +33,7 @@ pub mod kvm_caps;
 pub mod memory;
 pub mod payload;
 pub mod ram;
+pub mod snapshot;
 pub mod stats;
 mod sync;
 mod vcpu;
@@ -45,11 +48,15 @@ pub use devices::net::{FrameStream, HostEnd, MacAddress, StreamEnd, Tap, TapErro
 pub use devices::power::{EXIT_STATUS as EXIT_STATUS_PORT, PowerButton};
 pub use devices::serial::{ConsoleInput, ConsoleTail};
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
+pub use disabled_exits::DisabledExits;
 pub use exit_reason::{ExitReason, Registers, Report};
 pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window, sealed_file};
+pub use snapshot::{
+    AfterSnapshot, OpenConnection, Snapshot, SnapshotError, SnapshotHandle, VmState,
+};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{
-    DisabledExits, FsConfig, MAX_DEVICES, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Vm,
-    VmConfig, VmError, VsockConfig,
+    FsConfig, MAX_DEVICES, MAX_DISKS, MAX_NETWORKS, MAX_VCPUS, NetConfig, Start, Vm, VmConfig,
+    VmError, VsockConfig,
 };

@@ -531,17 +531,13 @@ fn set_memslot(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
 
-    fn memfd(bytes: i64, seals: i32) -> OwnedFd {
-        // SAFETY: plain system calls on a descriptor made here; its ownership moves to OwnedFd.
-        unsafe {
-            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING);
-            assert!(fd >= 0);
-            assert_eq!(libc::ftruncate(fd, bytes), 0);
-            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
-            OwnedFd::from_raw_fd(fd)
-        }
+    fn memfd(bytes: u64, seals: i32) -> OwnedFd {
+        let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("a memfd");
+        ftruncate(&file, bytes).expect("room");
+        let seals = SealFlags::from_bits_retain(seals.cast_unsigned());
+        fcntl_add_seals(&file, seals).expect("it has no seals");
+        file
     }
 
     #[test]

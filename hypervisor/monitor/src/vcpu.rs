@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::bus::{Buses, Effect};
 use crate::confinement::Confinement;
 use crate::exit_reason::{ExitReason, Registers};
+use crate::snapshot::{AfterSnapshot, Request, SnapshotError, VcpuState};
 use crate::vm::VmError;
 
 /// Error from starting a VM's threads.
@@ -96,6 +97,7 @@ impl VcpuEnd {
 #[derive(Debug)]
 pub(crate) enum Event {
     Ended(VcpuEnd),
+    Save(Request),
     Stop,
 }
 
@@ -198,8 +200,39 @@ fn register_kick() -> Result<(), ThreadError> {
 /// The vCPU threads of a VM.
 #[derive(Debug)]
 pub(crate) struct VcpuThreads {
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<(JoinHandle<()>, Sender<Pausing>)>,
     stop: Arc<AtomicBool>,
+}
+
+/// Request of a vCPU's state: the MSRs to save, and the sink of the state.
+type SaveVcpu = (Arc<[u32]>, Sender<Result<VcpuState, SnapshotError>>);
+
+/// Work of a vCPU thread while its vCPU does not run. The thread looks for it when it is kicked.
+#[derive(Debug)]
+struct Pausing {
+    /// The thread sends once its vCPU stands.
+    stands: Sender<()>,
+    /// The vCPU runs again when the other end is dropped.
+    save: Receiver<SaveVcpu>,
+}
+
+/// vCPUs that stand. They run again when the value is dropped.
+#[derive(Debug)]
+pub(crate) struct PausedVcpus(Vec<Sender<SaveVcpu>>);
+
+impl PausedVcpus {
+    /// Returns the state of each vCPU. `msrs` are those that KVM saves.
+    pub fn save(&self, msrs: &[u32]) -> Result<Vec<VcpuState>, SnapshotError> {
+        let msrs: Arc<[u32]> = msrs.into();
+        let states = self.0.iter().map(|vcpu| {
+            let (sender, state) = channel();
+            let ended = |_| SnapshotError::Ended;
+            vcpu.send((Arc::clone(&msrs), sender))
+                .map_err(|_| SnapshotError::Ended)?;
+            state.recv().map_err(ended)?
+        });
+        states.collect()
+    }
 }
 
 impl VcpuThreads {
@@ -229,10 +262,11 @@ impl VcpuThreads {
                 confinement: confinement.clone(),
             };
             let events = events.clone();
+            let (pause, pausing) = channel();
             let handle = std::thread::Builder::new()
                 .name(name.clone())
                 .spawn(move || {
-                    if let Some(end) = thread.run() {
+                    if let Some(end) = thread.run(&pausing) {
                         // The receiver is gone if the VM is being stopped.
                         if events.send(Event::Ended(end)).is_err() {
                             tracing::trace!("a vCPU ended after its VM");
@@ -240,16 +274,38 @@ impl VcpuThreads {
                     }
                 })
                 .map_err(|source| ThreadError::Spawn { name, source })?;
-            started.threads.push(handle);
+            started.threads.push((handle, pause));
         }
         Ok(started)
     }
 
-    /// Waits until `judge` returns an exit reason for a vCPU's end, the VM is stopped, or the timeout expires.
+    /// Lets all vCPUs stand, between two instructions.
+    pub fn pause(&self) -> Result<PausedVcpus, SnapshotError> {
+        let mut paused = Vec::new();
+        let mut standing = Vec::new();
+        for (thread, pausing) in &self.threads {
+            let (stands, stood) = channel();
+            let (saving, save) = channel();
+            pausing
+                .send(Pausing { stands, save })
+                .map_err(|_| SnapshotError::Ended)?;
+            kick(thread);
+            paused.push(saving);
+            standing.push(stood);
+        }
+        for stood in standing {
+            stood.recv().map_err(|_| SnapshotError::Ended)?;
+        }
+        Ok(PausedVcpus(paused))
+    }
+
+    /// Waits until `judge` returns an exit reason for a vCPU's end, the VM is stopped, or the timeout expires. `save` serves
+    /// requests for snapshots meanwhile.
     pub fn wait(
         &self,
         events: &Receiver<Event>,
         timeout: Option<Duration>,
+        mut save: impl FnMut(Request) -> AfterSnapshot,
         mut judge: impl FnMut(VcpuEnd) -> Option<ExitReason>,
     ) -> ExitReason {
         let deadline = timeout.map(|after| (after, Instant::now() + after));
@@ -264,6 +320,10 @@ impl VcpuThreads {
                 Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     return ExitReason::Stopped;
                 }
+                Ok(Event::Save(request)) => match save(request) {
+                    AfterSnapshot::Continue => {}
+                    AfterSnapshot::Stop => return ExitReason::Stopped,
+                },
                 Ok(Event::Ended(end)) => {
                     if let Some(outcome) = judge(end) {
                         return outcome;
@@ -283,15 +343,19 @@ impl Drop for VcpuThreads {
     /// Interrupts every vCPU and joins its thread.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        for thread in self.threads.drain(..) {
-            // SAFETY: the thread is not joined yet, so its pthread_t is valid; the signal has a
-            // handler.
-            unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
+        for (thread, _) in self.threads.drain(..) {
+            kick(&thread);
             if thread.join().is_err() {
                 tracing::error!("a vCPU thread panicked");
             }
         }
     }
+}
+
+/// Interrupts the vCPU of a thread.
+fn kick(thread: &JoinHandle<()>) {
+    // SAFETY: a handle that is there is not joined yet, so its pthread_t is valid; the signal has a handler.
+    unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
 }
 
 struct VcpuThread {
@@ -307,14 +371,14 @@ struct VcpuThread {
 
 impl VcpuThread {
     /// Runs the vCPU until the guest ends; `None` if the VM was stopped.
-    fn run(mut self) -> Option<VcpuEnd> {
+    fn run(mut self, pausing: &Receiver<Pausing>) -> Option<VcpuEnd> {
         if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
             tracing::debug!(?error, "cannot unblock the signal that stops a vCPU");
         }
         let end = match self.prepare() {
             Ok(()) => {
                 IMMEDIATE_EXIT.set(&raw mut self.fd.get_kvm_run().immediate_exit);
-                let end = self.run_until_end();
+                let end = self.run_until_end(pausing);
                 IMMEDIATE_EXIT.set(ptr::null_mut());
                 end?
             }
@@ -339,32 +403,57 @@ impl VcpuThread {
             .map_err(|error| format!("its thread cannot be confined: {error}"))
     }
 
-    fn run_until_end(&mut self) -> Option<End> {
+    fn run_until_end(&mut self, pausing: &Receiver<Pausing>) -> Option<End> {
+        // A request comes with an interruption, which KVM reports when it has finished the access before. One that came before
+        // the first run found nothing to interrupt.
+        let mut interrupted = true;
         while !self.stop.load(Ordering::SeqCst) {
-            let end = match self.fd.run() {
-                Ok(exit) => handle(exit, &self.buses, &self.counters),
-                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                    count(&self.counters.interrupted);
-                    self.fd.set_kvm_immediate_exit(0);
-                    None
-                }
-                Err(error) => Some(End::RunFailed {
-                    error: error.to_string(),
-                }),
-            };
-            match end {
-                Some(End::Internal { .. }) => {
-                    // SAFETY: the exit reason says that this member of the union is the valid one.
-                    let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
-                    return Some(End::Internal {
-                        suberror: internal.suberror,
-                    });
-                }
-                Some(end) => return Some(end),
-                None => {}
+            if interrupted && let Ok(pausing) = pausing.try_recv() {
+                self.pause(&pausing);
             }
+            interrupted = match self.step() {
+                Ok(interrupted) => interrupted,
+                Err(end) => return Some(end),
+            };
         }
         None
+    }
+
+    /// Runs the vCPU up to its next exit, and handles that. Returns whether the vCPU was interrupted instead.
+    fn step(&mut self) -> Result<bool, End> {
+        let end = match self.fd.run() {
+            Ok(exit) => handle(exit, &self.buses, &self.counters),
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                count(&self.counters.interrupted);
+                self.fd.set_kvm_immediate_exit(0);
+                return Ok(true);
+            }
+            Err(error) => Some(End::RunFailed {
+                error: error.to_string(),
+            }),
+        };
+        match end {
+            Some(End::Internal { .. }) => {
+                // SAFETY: the exit reason says that this member of the union is the valid one.
+                let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
+                Err(End::Internal {
+                    suberror: internal.suberror,
+                })
+            }
+            Some(end) => Err(end),
+            None => Ok(false),
+        }
+    }
+
+    /// Stands until the other end is dropped, and returns the vCPU's state when asked.
+    fn pause(&self, pausing: &Pausing) {
+        // The other end is gone if another vCPU has ended meanwhile.
+        if pausing.stands.send(()).is_err() {
+            return;
+        }
+        while let Ok((msrs, sink)) = pausing.save.recv() {
+            let _ = sink.send(VcpuState::save(&self.fd, &msrs));
+        }
     }
 
     fn registers(&self) -> Registers {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use kvm_bindings::kvm_enable_cap;
+use kvm_bindings::CpuId;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use wormhole_lock::Mutex;
 
@@ -28,11 +28,12 @@ use crate::devices::power::{self, ExitStatusPort, I8042Ports, PanicPort, Pm1Port
 use crate::devices::rng::{Rng, RngWorker};
 use crate::devices::serial::{self, ConsoleInput, ConsoleTail, IrqTrigger, SerialPort, Tee};
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockWorker};
+use crate::disabled_exits::DisabledExits;
 use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
 use crate::irq::IrqError;
 use crate::memory::{self, Layout, MemoryError, Range, Window};
-use crate::ram::GuestRam;
+use crate::snapshot::{self, Machine, Snapshot, SnapshotError, SnapshotHandle};
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::sync::Ending;
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
@@ -117,64 +118,15 @@ pub enum VmError {
     /// A payload cannot be loaded.
     #[error(transparent)]
     Payload(#[from] crate::payload::PayloadError),
+    /// The VM cannot go on from a snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// An eventfd of a device's queue cannot be created.
     #[error("cannot make an eventfd for a queue")]
     EventFd(#[source] std::io::Error),
     /// A device thread's event loop cannot be created or used.
     #[error("cannot make the devices' event loop")]
     EventLoop(#[source] event_manager::Error),
-}
-
-/// VM exits to disable (KVM_CAP_X86_DISABLE_EXITS).
-///
-/// With PAUSE exits enabled, a vCPU that spins on a word in shared memory exits every few thousand
-/// iterations; with HLT exits enabled, an idle vCPU exits. Disable PAUSE exits for a VM that polls
-/// while another processor works for it. Disable HLT exits only if every vCPU has a processor of its
-/// own: such a vCPU occupies its processor while it is idle, KVM cannot detect that, and the thread
-/// that the vCPU waits for may never be scheduled. On hosts with few processors leave both enabled
-/// (the default).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DisabledExits {
-    /// Disables exits on PAUSE.
-    pub pause: bool,
-    /// Disables exits on HLT.
-    pub halt: bool,
-}
-
-impl DisabledExits {
-    /// Returns the exits that this machine's KVM can disable.
-    pub fn offered() -> Result<Self, VmError> {
-        let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
-        let offered = kvm.check_extension_raw(kvm_bindings::KVM_CAP_X86_DISABLE_EXITS.into());
-        let offers = |bit: u32| offered.cast_unsigned() & bit != 0;
-        Ok(Self {
-            pause: offers(kvm_bindings::KVM_X86_DISABLE_EXITS_PAUSE),
-            halt: offers(kvm_bindings::KVM_X86_DISABLE_EXITS_HLT),
-        })
-    }
-
-    pub(crate) fn apply(self, vm: &VmFd) -> Result<(), VmError> {
-        use kvm_bindings::{
-            KVM_CAP_X86_DISABLE_EXITS, KVM_X86_DISABLE_EXITS_HLT, KVM_X86_DISABLE_EXITS_PAUSE,
-        };
-        let bit = |on: bool, bit: u32| if on { u64::from(bit) } else { 0 };
-        let wanted = bit(self.pause, KVM_X86_DISABLE_EXITS_PAUSE)
-            | bit(self.halt, KVM_X86_DISABLE_EXITS_HLT);
-        if wanted == 0 {
-            return Ok(());
-        }
-        let offered = vm.check_extension_raw(u64::from(KVM_CAP_X86_DISABLE_EXITS));
-        let offered = u64::try_from(offered).unwrap_or(0);
-        if wanted & !offered != 0 {
-            return Err(VmError::DisableExits { wanted, offered });
-        }
-        vm.enable_cap(&kvm_enable_cap {
-            cap: KVM_CAP_X86_DISABLE_EXITS,
-            args: [wanted, 0, 0, 0],
-            ..Default::default()
-        })
-        .map_err(kvm_error("to disable exits"))
-    }
 }
 
 /// Configuration of a guest's vsock device.
@@ -211,10 +163,19 @@ pub struct FsConfig {
     pub server: OwnedFd,
 }
 
+/// Start of a guest.
+#[derive(Debug)]
+pub enum Start {
+    /// At the entry point of a kernel.
+    Boot(BootSource),
+    /// At the instruction at which it was saved. The rest of the configuration must be that of the VM that was saved.
+    Restore(Box<Snapshot>),
+}
+
 /// Configuration of a VM.
 pub struct VmConfig {
-    /// Kernel, initramfs, command line.
-    pub boot: BootSource,
+    /// Kernel, initramfs and command line, or a snapshot.
+    pub start: Start,
     /// RAM in MiB, without the window.
     pub memory_mib: u64,
     /// Number of vCPUs.
@@ -247,7 +208,7 @@ pub struct VmConfig {
 impl fmt::Debug for VmConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VmConfig")
-            .field("boot", &self.boot)
+            .field("start", &self.start)
             .field("memory_mib", &self.memory_mib)
             .field("vcpus", &self.vcpus)
             .field("window", &self.window)
@@ -288,13 +249,7 @@ pub struct Vm {
     // Everything below is dropped after the vCPUs, which use it.
     device_threads: Vec<(DeviceThread, ConfinementOf)>,
     machine: Machine,
-}
-
-/// VM descriptor, RAM and window. They must outlive the vCPUs.
-#[derive(Debug)]
-struct Machine {
-    _vm: Arc<VmFd>,
-    _ram: GuestRam,
+    is_restored: bool,
     window: Option<Window>,
     aperture: Option<Aperture>,
 }
@@ -360,16 +315,20 @@ impl Vm {
         };
         chipset.add_virtio(&thread, Box::new(balloon), worker)?;
         device_threads.push((thread, Confinement::of_balloon));
+        let mut file_systems = Vec::new();
         for (number, FsConfig { tag, server }) in config.file_systems.into_iter().enumerate() {
             let thread = DeviceThread::start(&format!("fs-{number}"))?;
             let worker = Box::new(FsWorker::new(ram.clone(), server));
+            file_systems.push(tag.to_string());
             chipset.add_virtio(&thread, Box::new(Fs::new(tag)), worker)?;
             device_threads.push((thread, Confinement::of_file_system));
         }
+        let mut disks = Vec::new();
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
             let device = Box::new(Block::new(&image));
+            disks.push(image.handle().map_err(SnapshotError::DiskState)?);
             let worker = BlockWorker::new(ram.clone(), image, name, ending.clone());
             let worker = Box::new(worker);
             chipset.add_virtio(&thread, device, worker)?;
@@ -382,10 +341,19 @@ impl Vm {
             chipset.add_virtio(&thread, device, worker)?;
             device_threads.push((thread, Confinement::of_network));
         }
-        let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
-        let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
-        if let Some(first) = vcpus.first() {
-            cpu::enter_linux(first, &ram, entry)?;
+        let supported = cpu::supported_cpuid(&kvm)?;
+        let vcpus = create_vcpus(&kvm, &vm, &supported, config.vcpus)?;
+        let processor = cpu::cpuid_of(&kvm, &supported, 0);
+        match &config.start {
+            Start::Restore(snapshot) => {
+                snapshot.restore_processors(&vm, &ram, &vcpus, &processor)?;
+            }
+            Start::Boot(source) => {
+                let entry = boot::load(&ram, &layout, config.vcpus, source)?;
+                if let Some(first) = vcpus.first() {
+                    cpu::enter_linux(first, &ram, entry)?;
+                }
+            }
         }
         let stats = VmStats::new(
             Stats::of_vm(&vm)?,
@@ -400,8 +368,11 @@ impl Vm {
         let tail = ConsoleTail::default();
         let console = Tee::new(config.console, tail.clone());
         let interrupt = IrqTrigger(chipset.legacy_line(serial::IRQ)?);
-        let (serial, input) = SerialPort::new(interrupt, console);
-        chipset.add_ports(serial::COM1, serial::PORTS, serial)?;
+        let (serial, input) = match &config.start {
+            Start::Restore(snapshot) => snapshot.serial_port(interrupt, console)?,
+            Start::Boot(_) => SerialPort::new(interrupt, console),
+        };
+        chipset.add_ports(serial::COM1, serial::PORTS, serial.clone())?;
         chipset.add_ports(power::EXIT_STATUS, 1, exit_status.clone())?;
         chipset.add_ports(exit_accounting::PORT, 1, accounting.clone())?;
         let i8042 = Arc::new(Mutex::new(I8042Ports));
@@ -411,10 +382,27 @@ impl Vm {
         let interrupt = chipset.legacy_line(power::SCI.into())?;
         let pm1 = Arc::new(Mutex::new(Pm1Ports::new(interrupt)));
         chipset.add_ports(power::PM1_EVENT, power::PM1_PORTS, pm1.clone())?;
+        let (buses, pci) = chipset.into_buses()?;
+        let machine = Machine {
+            vm,
+            ram,
+            pci,
+            serial,
+            power: Arc::clone(&pm1),
+            exit_status: Arc::clone(&exit_status),
+            disks,
+            file_systems,
+            has_aperture: aperture.is_some(),
+            processor,
+            msrs: snapshot::msrs(&kvm)?,
+        };
+        if let Start::Restore(snapshot) = &config.start {
+            machine.restore(&snapshot.state)?;
+        }
         Ok(Self {
             vcpus,
             pins: config.pins,
-            buses: Arc::new(chipset.into_buses()?),
+            buses: Arc::new(buses),
             exit_status,
             button: PowerButton::new(pm1),
             accounting,
@@ -428,18 +416,21 @@ impl Vm {
             ending,
             reclaimed,
             device_threads,
-            machine: Machine {
-                _vm: vm,
-                _ram: ram,
-                window,
-                aperture,
-            },
+            machine,
+            is_restored: matches!(config.start, Start::Restore(_)),
+            window,
+            aperture,
         })
     }
 
     /// Returns a handle that stops the VM from another thread.
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle::new(self.events.0.clone())
+    }
+
+    /// Returns a handle that takes snapshots from another thread.
+    pub fn snapshot_handle(&self) -> SnapshotHandle {
+        SnapshotHandle::new(self.events.0.clone())
     }
 
     /// Returns the guest's power button.
@@ -474,12 +465,12 @@ impl Vm {
 
     /// Returns the aperture, if the VM has one instead of a window.
     pub fn aperture(&self) -> Option<Aperture> {
-        self.machine.aperture.clone()
+        self.aperture.clone()
     }
 
     /// Returns the window. Parts of it can be replaced while the guest runs.
     pub fn window(&self) -> Option<Window> {
-        self.machine.window.clone()
+        self.window.clone()
     }
 
     /// Runs the guest until it ends. From now on the threads that serve it are confined: the vsock acceptor and the
@@ -490,9 +481,18 @@ impl Vm {
         for (thread, confinement) in &self.device_threads {
             thread.confine(confinement()?)?;
         }
+        if self.is_restored {
+            self.machine.resume()?;
+        }
         let threads =
             VcpuThreads::start(self.vcpus, &self.pins, &self.buses, &self.counters, sender)?;
-        let outcome = threads.wait(receiver, self.timeout, |end| {
+        let device_threads: Vec<_> = self
+            .device_threads
+            .iter()
+            .map(|(thread, _)| thread)
+            .collect();
+        let save = |request| self.machine.serve(request, &threads, &device_threads);
+        let outcome = threads.wait(receiver, self.timeout, save, |end| {
             Some(judge(&end, self.exit_status.lock().status, &self.tail))
         });
         // A vCPU that resets a disk waits until the disk's current request is done.
@@ -565,12 +565,16 @@ pub(crate) fn check_pins(pins: &[usize], vcpus: usize) -> Result<(), VmError> {
     })
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError> {
-    let supported = cpu::supported_cpuid(kvm)?;
+fn create_vcpus(
+    kvm: &Kvm,
+    vm: &VmFd,
+    supported: &CpuId,
+    count: u8,
+) -> Result<Vec<VcpuFd>, VmError> {
     (0..count)
         .map(|id| {
             let vcpu = vm.create_vcpu(u64::from(id)).map_err(kvm_error("a vCPU"))?;
-            vcpu.set_cpuid2(&cpu::cpuid_of(kvm, &supported, id))
+            vcpu.set_cpuid2(&cpu::cpuid_of(kvm, supported, id))
                 .map_err(kvm_error("the vCPU's CPUID"))?;
             cpu::set_msrs(&vcpu, id)?;
             cpu::set_lapic_pins(&vcpu, id)?;
@@ -642,11 +646,11 @@ mod tests {
     #[test]
     fn a_vm_without_vcpus_is_refused() {
         let config = VmConfig {
-            boot: BootSource {
+            start: Start::Boot(BootSource {
                 kernel: "/nonexistent".into(),
                 initramfs: Vec::new(),
                 command_line: String::new(),
-            },
+            }),
             memory_mib: 64,
             vcpus: 0,
             window: None,

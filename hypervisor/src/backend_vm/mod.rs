@@ -35,7 +35,7 @@ use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{
     BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, MAX_SLOTS, MAX_VCPUS,
-    Refused, Slots, StopHandle, Vm, VmConfig, VmError, VsockConfig, WindowConfig,
+    Refused, Slots, Start, StopHandle, Vm, VmConfig, VmError, VsockConfig, WindowConfig,
 };
 use wormhole_ring::control::Message;
 use wormhole_ring::layout::WINDOW_MAX_BYTES;
@@ -360,14 +360,14 @@ fn make(
         window: machine.window_bytes,
     })?;
     let vm = Vm::new(VmConfig {
-        boot: BootSource {
+        start: Start::Boot(BootSource {
             kernel: image.kernel,
             initramfs: vec![
                 InitramfsPart::Path(image.modules),
                 InitramfsPart::Bytes(overlay),
             ],
             command_line: COMMAND_LINE.to_owned(),
-        },
+        }),
         memory_mib: machine.memory >> 20,
         vcpus: machine.vcpus,
         window: Some(machine.window),

@@ -14,8 +14,8 @@ use wormhole_images::ports;
 use wormhole_link::{chain, tasks};
 use wormhole_lock::Mutex;
 use wormhole_monitor::{
-    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, StopHandle, Vm, VmConfig,
-    VsockConfig,
+    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, Start, StopHandle, Vm,
+    VmConfig, VsockConfig,
 };
 
 use super::attendant::Attendant;
@@ -150,7 +150,7 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
     };
     let control = backend.streams().map_err(RunError::from)?;
     let vm = Vm::new(VmConfig {
-        boot: options.boot(),
+        start: Start::Boot(options.boot()),
         memory_mib: options.memory.0 >> 20,
         vcpus: options.cpus,
         window: Some(window.into()),

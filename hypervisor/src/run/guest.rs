@@ -17,8 +17,8 @@ use wormhole_images::{
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::{
-    BootSource, ConnectRequest, ExitReason, FsConfig, InitramfsPart, Refused, Tag, Vm, VmConfig,
-    VmError, VsockConfig, exit_accounting,
+    BootSource, ConnectRequest, ExitReason, FsConfig, InitramfsPart, Refused, Start, Tag, Vm,
+    VmConfig, VmError, VsockConfig, exit_accounting,
 };
 
 use crate::backend::Streams;
@@ -138,14 +138,14 @@ pub fn run(
     let (sender, streams) = channel();
     let control = Arc::new(OnceLock::new());
     let vm = Vm::new(VmConfig {
-        boot: BootSource {
+        start: Start::Boot(BootSource {
             kernel: image.kernel,
             initramfs: vec![
                 InitramfsPart::Path(image.modules),
                 InitramfsPart::Bytes(overlay),
             ],
             command_line: COMMAND_LINE.to_owned(),
-        },
+        }),
         memory_mib: options.memory().0 >> 20,
         vcpus: options.cpus(),
         window: Some(window.into()),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_lock::Mutex;
 
@@ -120,6 +121,13 @@ impl BusDevice for PanicPort {
     }
 }
 
+/// State of the ports [`Pm1Ports`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Pm1State {
+    status: u16,
+    enabled_events: u16,
+}
+
 /// ACPI's PM1a event and control blocks, whose only event is the power button (ACPI 6.5, 4.8.3).
 #[derive(Debug)]
 pub struct Pm1Ports {
@@ -136,6 +144,21 @@ impl Pm1Ports {
             enabled_events: 0,
             interrupt,
         }
+    }
+
+    /// Returns the state.
+    pub fn save(&self) -> Pm1State {
+        Pm1State {
+            status: self.status,
+            enabled_events: self.enabled_events,
+        }
+    }
+
+    /// Takes a state, and raises the interrupt that it has.
+    pub fn restore(&mut self, state: &Pm1State) {
+        self.status = state.status;
+        self.enabled_events = state.enabled_events;
+        self.raise_if_pending();
     }
 
     fn raise_if_pending(&self) {
@@ -253,6 +276,20 @@ mod tests {
         assert_eq!(interrupts(), 0);
         button.press();
         assert_eq!(interrupts(), 1);
+    }
+
+    #[test]
+    fn a_restored_button_interrupts_if_it_was_pressed() {
+        let mut saved = pm1();
+        saved.write(ENABLE, &POWER_BUTTON.to_le_bytes());
+        let mut restored = pm1();
+        restored.restore(&saved.save());
+        assert!(restored.interrupt.read().is_err());
+        saved.status = POWER_BUTTON;
+        restored.restore(&saved.save());
+        assert_eq!(restored.interrupt.read().ok(), Some(1));
+        let words = [STATUS, ENABLE].map(|register| word(&mut restored, register));
+        assert_eq!(words, [POWER_BUTTON; 2]);
     }
 
     #[test]

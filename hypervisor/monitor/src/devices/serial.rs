@@ -7,7 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use vm_superio::serial::SerialEvents;
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{SerialEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_lock::Mutex;
@@ -160,6 +161,16 @@ impl SerialEvents for Emptied {
     }
 }
 
+/// State of the port.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SerialPortState {
+    /// Divisor (low, high), interrupt enable and identification, line control and status, modem control and status,
+    /// scratch.
+    registers: [u8; 9],
+    /// Input that the guest has not read yet.
+    input: Vec<u8>,
+}
+
 /// The 8250 at [`COM1`].
 #[derive(Debug)]
 pub struct SerialPort(Serial<IrqTrigger, Emptied, Tee>);
@@ -168,13 +179,76 @@ impl SerialPort {
     /// Creates a port that raises `interrupt` and writes the guest's output to `output`, and its input.
     pub fn new(interrupt: IrqTrigger, output: Tee) -> (Arc<Mutex<Self>>, ConsoleInput) {
         let (sender, emptied) = sync_channel(1);
-        let serial = Serial::with_events(interrupt, Emptied(sender), output);
+        Self::of(
+            Serial::with_events(interrupt, Emptied(sender), output),
+            emptied,
+        )
+    }
+
+    /// Creates a port as [`Self::new`] does, with a state. Raises the interrupt that it has. `None` if the state has more
+    /// input than a port.
+    pub fn restored(
+        interrupt: IrqTrigger,
+        output: Tee,
+        saved: &SerialPortState,
+    ) -> Option<(Arc<Mutex<Self>>, ConsoleInput)> {
+        let [
+            low,
+            high,
+            enable,
+            identification,
+            line,
+            line_status,
+            modem,
+            modem_status,
+            scratch,
+        ] = saved.registers;
+        let state = SerialState {
+            baud_divisor_low: low,
+            baud_divisor_high: high,
+            interrupt_enable: enable,
+            interrupt_identification: identification,
+            line_control: line,
+            line_status,
+            modem_control: modem,
+            modem_status,
+            scratch,
+            in_buffer: saved.input.clone(),
+        };
+        let (sender, emptied) = sync_channel(1);
+        let serial = Serial::from_state(&state, interrupt, Emptied(sender), output);
+        Some(Self::of(serial.ok()?, emptied))
+    }
+
+    fn of(
+        serial: Serial<IrqTrigger, Emptied, Tee>,
+        emptied: Receiver<()>,
+    ) -> (Arc<Mutex<Self>>, ConsoleInput) {
         let port = Arc::new(Mutex::new(Self(serial)));
         let input = ConsoleInput {
             port: Arc::downgrade(&port),
             emptied,
         };
         (port, input)
+    }
+
+    /// Returns the state.
+    pub fn save(&self) -> SerialPortState {
+        let state = self.0.state();
+        SerialPortState {
+            registers: [
+                state.baud_divisor_low,
+                state.baud_divisor_high,
+                state.interrupt_enable,
+                state.interrupt_identification,
+                state.line_control,
+                state.line_status,
+                state.modem_control,
+                state.modem_status,
+                state.scratch,
+            ],
+            input: state.in_buffer,
+        }
     }
 
     /// Gives the guest some first bytes of `bytes`, and returns their number.
@@ -268,6 +342,37 @@ mod tests {
         drop(port);
         let error = typing.join().expect("no panic").expect_err("it is gone");
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    /// Returns a trigger, and the eventfd that it signals.
+    fn trigger() -> (IrqTrigger, EventFd) {
+        let event = EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd");
+        (IrqTrigger(event.try_clone().expect("a descriptor")), event)
+    }
+
+    #[test]
+    fn a_restored_port_has_its_registers_and_its_input_and_interrupts_for_it() {
+        let output = || Tee::new(Box::new(io::sink()), ConsoleTail::default());
+        let (saved, mut typed) = SerialPort::new(trigger().0, output());
+        // Received data interrupts, and the scratch register has a byte.
+        saved.lock().write(1, &[1]);
+        saved.lock().write(7, &[0x5a]);
+        typed.write_all(b"typed").expect("room");
+        let mut state = saved.lock().save();
+        let (interrupt, event) = trigger();
+        let restored = SerialPort::restored(interrupt, output(), &state);
+        let (port, mut input) = restored.expect("it fits");
+        assert_eq!(event.read().ok(), Some(1));
+        input.write_all(b" more").expect("room");
+        let read = |register, len| {
+            let mut bytes = vec![0; len];
+            port.lock().read(register, &mut bytes);
+            bytes
+        };
+        assert_eq!((read(7, 1), read(1, 1)), (vec![0x5a], vec![1]));
+        assert_eq!(read(0, 10), b"typed more");
+        state.input = vec![0; 65];
+        assert!(SerialPort::restored(trigger().0, output(), &state).is_none());
     }
 
     #[test]

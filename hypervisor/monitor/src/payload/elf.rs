@@ -152,7 +152,11 @@ pub(crate) mod tests {
     }
 
     /// Returns an executable with one segment of code.
-    pub(crate) fn program(code: [u8; 8], address: u64, memory_size: u64) -> Vec<u8> {
+    pub(crate) fn program<const N: usize>(
+        code: [u8; N],
+        address: u64,
+        memory_size: u64,
+    ) -> Vec<u8> {
         let mut file = Vec::new();
         file.extend(MAGIC);
         file.extend([1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -168,7 +172,7 @@ pub(crate) mod tests {
         }
         file.extend(SEGMENT_LOAD.to_le_bytes());
         file.extend((FLAG_EXECUTE | 4).to_le_bytes());
-        for word in [120, address, address, 8, memory_size, 0x1000] {
+        for word in [120, address, address, N as u64, memory_size, 0x1000] {
             file.extend(u64::to_le_bytes(word));
         }
         file.extend(code);

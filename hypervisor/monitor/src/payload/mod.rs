@@ -35,12 +35,14 @@ use wormhole_lock::Mutex;
 use crate::bus::{BusDevice, BusError, Buses, Effect};
 use crate::cpu::{self, CpuError};
 use crate::devices::power;
+use crate::disabled_exits::DisabledExits;
 use crate::exit_reason::ExitReason;
 use crate::memory::{self, Range, WINDOW_ALIGN, WINDOW_UNIT, Window};
 use crate::ram::GuestRam;
+use crate::snapshot::AfterSnapshot;
 use crate::stats::{Stats, VmStats};
 use crate::vcpu::{End, Event, ExitCounters, ExitCounts, StopHandle, VcpuThreads};
-use crate::vm::{DisabledExits, VmError, check_pins, kvm_error};
+use crate::vm::{VmError, check_pins, kvm_error};
 
 /// Words in a parameter block.
 pub const PARAMETERS: usize = 512;
@@ -325,7 +327,9 @@ impl PayloadVm {
         let mut statuses = BTreeMap::new();
         let start = Instant::now();
         let threads = VcpuThreads::start(self.vcpus, &self.pins, &buses, &self.counters, sender)?;
-        let outcome = threads.wait(receiver, self.timeout, |end| match end.end {
+        // No handle requests snapshots of a payload.
+        let save = |_| AfterSnapshot::Continue;
+        let outcome = threads.wait(receiver, self.timeout, save, |end| match end.end {
             End::Write(Effect::Exited(status)) => {
                 statuses.insert(end.vcpu, status);
                 (statuses.len() == count).then(|| ExitReason::Exited {

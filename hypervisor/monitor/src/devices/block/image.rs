@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use vm_memory::VolatileSlice;
 
+use super::identity::DiskFile;
+
 /// Bytes of a sector, the unit of all addresses (virtio 1.2, 5.2.2).
 pub const SECTOR: u64 = 512;
 
@@ -126,6 +128,17 @@ impl DiskImage {
     /// Returns the access of the guest.
     pub fn access(&self) -> DiskAccess {
         self.access
+    }
+
+    /// Returns a handle on the file, for a snapshot.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub(crate) fn handle(&self) -> io::Result<DiskFile> {
+        Ok(DiskFile {
+            file: self.file.try_clone()?,
+            sectors: self.sectors,
+        })
     }
 
     /// Reads the bytes from `offset` on into `memory`.

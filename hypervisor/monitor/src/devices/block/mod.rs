@@ -8,10 +8,13 @@
 //! File operations block on the host's storage, so each disk has its own device thread.
 
 mod device;
+mod identity;
 mod image;
 mod request;
 mod worker;
 
 pub use device::Block;
+pub(crate) use identity::DiskFile;
+pub use identity::{Difference, DiskIdentity};
 pub use image::{DiskAccess, DiskError, DiskImage};
 pub use worker::BlockWorker;

@@ -1,5 +1,7 @@
 //! Implements the file system device's registers: its tag, and the number of its queues.
 
+use std::fmt;
+
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use crate::devices::virtio::VirtioDevice;
@@ -32,6 +34,13 @@ impl Tag {
             true => Err(BadTag),
             false => Ok(Self(tag)),
         }
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = String::from_utf8_lossy(&self.0);
+        f.write_str(name.trim_end_matches('\0'))
     }
 }
 

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use wormhole_lock::Mutex;
 
 use super::config_space::{Bar, ConfigSpace, Identity};
 use crate::bus::{Bus, BusDevice, Effect};
+use crate::devices::virtio::VirtioPciState;
 
 /// First port of configuration mechanism 1.
 pub const CONFIG_PORTS: u16 = 0xcf8;
@@ -31,6 +33,36 @@ pub trait PciFunction: BusDevice {
     fn write_config(&mut self, offset: usize, data: &[u8]);
     /// Returns the BAR at its current address, if memory decoding is enabled.
     fn bar(&self) -> Option<Bar>;
+    /// Returns the state. Nothing changes it meanwhile.
+    fn save(&self) -> VirtioPciState;
+    /// Takes a state, after a reset.
+    ///
+    /// # Errors
+    /// The reason for which the state does not fit.
+    fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str>;
+    /// Serves the driver that the restored state has, if it has one.
+    ///
+    /// # Errors
+    /// The reason for which it cannot.
+    fn resume(&mut self) -> Result<(), &'static str>;
+}
+
+/// State of the bus and its functions.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PciBusState {
+    address: u32,
+    bridge: Vec<u8>,
+    functions: Vec<VirtioPciState>,
+}
+
+/// A state does not fit the device that it is for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the snapshot does not fit the guest's {device}: {why}")]
+pub struct Misfit {
+    /// The device.
+    pub device: String,
+    /// The reason.
+    pub why: &'static str,
 }
 
 #[derive(Debug)]
@@ -115,6 +147,48 @@ impl PciBus {
         }
     }
 
+    /// Returns the state of the bus and its functions.
+    pub fn save(&self) -> PciBusState {
+        let functions = self.slots.iter();
+        PciBusState {
+            address: self.address,
+            bridge: self.bridge.bytes().to_vec(),
+            functions: functions.map(|slot| slot.function.lock().save()).collect(),
+        }
+    }
+
+    /// Takes a state. The functions must be those that it was saved of.
+    ///
+    /// # Errors
+    /// A state does not fit. Others may have been taken by then.
+    pub fn restore(&mut self, state: &PciBusState) -> Result<(), Misfit> {
+        if state.functions.len() != self.slots.len() {
+            return Err(misfit("PCI bus", "it has another number of devices"));
+        }
+        if !self.bridge.restore(&state.bridge) {
+            return Err(misfit("PCI bridge", "it is another one"));
+        }
+        self.address = state.address;
+        for (number, (slot, saved)) in (1..).zip(self.slots.iter().zip(&state.functions)) {
+            let restored = slot.function.lock().restore(saved);
+            restored.map_err(|why| misfit(&format!("PCI device {number}"), why))?;
+        }
+        self.place_bars();
+        Ok(())
+    }
+
+    /// Lets the restored functions serve their drivers.
+    ///
+    /// # Errors
+    /// One of them cannot.
+    pub fn resume(&mut self) -> Result<(), Misfit> {
+        for (number, slot) in (1..).zip(&self.slots) {
+            let resumed = slot.function.lock().resume();
+            resumed.map_err(|why| misfit(&format!("PCI device {number}"), why))?;
+        }
+        Ok(())
+    }
+
     /// Returns the device and offset that the address register selects for an access to `offset` of the
     /// ports.
     fn selected(&self, offset: u64, len: usize) -> Option<(usize, usize)> {
@@ -128,6 +202,13 @@ impl PciBus {
                 usize::from(register & 0xfc) + low,
             )
         })
+    }
+}
+
+fn misfit(device: &str, why: &'static str) -> Misfit {
+    Misfit {
+        device: device.to_owned(),
+        why,
     }
 }
 
@@ -202,6 +283,15 @@ mod tests {
         }
         fn bar(&self) -> Option<Bar> {
             self.0.bar()
+        }
+        fn save(&self) -> VirtioPciState {
+            VirtioPciState::of_config(self.0.bytes())
+        }
+        fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str> {
+            self.0.restore(&state.config).then_some(()).ok_or("another")
+        }
+        fn resume(&mut self) -> Result<(), &'static str> {
+            Ok(())
         }
     }
 
@@ -304,6 +394,40 @@ mod tests {
         buses.ports.insert(start, len, pci).expect("free");
         drop(buses);
         assert!(alive.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_restored_bus_has_its_bars_where_the_guest_moved_them() {
+        let (_, mut saved) = bus(2);
+        set_config(&mut saved, 1, BAR_REGISTER, 0xd000_0000);
+        select(&mut saved, 2, 0);
+        let state = saved.save();
+        let (memory, mut restored) = bus(2);
+        restored.restore(&state).expect("it fits");
+        assert_eq!(
+            (read(&memory, BAR + 0x10), read(&memory, 0xd000_0010)),
+            (0xff, 0x10)
+        );
+        // The selected register is the one that the guest selected.
+        let mut data = [0; 4];
+        restored.read(DATA, &mut data);
+        assert_eq!(u32::from_le_bytes(data), 0x1053_1af4);
+    }
+
+    #[test]
+    fn a_state_of_other_functions_is_refused_by_name() {
+        let refusal = |functions, change: fn(&mut PciBusState)| {
+            let (_, saved) = bus(2);
+            let mut state = saved.save();
+            change(&mut state);
+            let (_, mut restored) = bus(functions);
+            let misfit = restored.restore(&state).expect_err("another");
+            misfit.to_string()
+        };
+        assert!(refusal(1, |_| {}).contains("number of devices"));
+        assert!(refusal(2, |state| state.bridge[0] ^= 1).contains("PCI bridge"));
+        let other = |state: &mut PciBusState| state.functions[1].config[2] ^= 1;
+        assert!(refusal(2, other).contains("PCI device 2"));
     }
 
     #[test]

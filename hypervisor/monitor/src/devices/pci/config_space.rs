@@ -137,6 +137,22 @@ impl ConfigSpace {
         self.bytes.get(offset).copied().unwrap_or(0xff)
     }
 
+    /// Returns all bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Writes the writable bits of `bytes`. Returns false, and changes nothing, if the others are not those of this space.
+    pub fn restore(&mut self, bytes: &[u8]) -> bool {
+        let mut pairs = self.bytes.iter().zip(&self.writable).zip(bytes);
+        let fits = bytes.len() == self.bytes.len()
+            && pairs.all(|((own, writable), byte)| own & !writable == byte & !writable);
+        if fits {
+            self.write(0, bytes);
+        }
+        fits
+    }
+
     fn put(&mut self, offset: usize, bytes: &[u8]) {
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
@@ -205,6 +221,22 @@ mod tests {
         assert_eq!(space.byte(first), 0x11);
         let second = usize::from(space.byte(first + 1));
         assert_eq!((space.byte(second), space.byte(second + 1)), (0x09, 0));
+    }
+
+    #[test]
+    fn a_space_takes_the_writable_bits_of_its_own_kind_alone() {
+        let mut saved = space();
+        saved.write(0x10, &0xd000_0000u32.to_le_bytes());
+        saved.write(INTERRUPT_LINE, &[11]);
+        let mut restored = space();
+        assert!(restored.restore(saved.bytes()));
+        assert_eq!(restored.bytes(), saved.bytes());
+        let mut other = saved.bytes().to_vec();
+        other[2] ^= 1;
+        other[0x13] = 0xe0;
+        assert!(!restored.restore(&other));
+        assert!(!restored.restore(&saved.bytes()[1..]));
+        assert_eq!(restored.bytes(), saved.bytes());
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_lock::Mutex;
 
@@ -26,6 +27,15 @@ struct Vector {
     pending: bool,
     /// Message that is currently routed.
     routed: Option<MsiMessage>,
+}
+
+/// State of the interrupts of one function.
+#[derive(Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
+pub struct MsixState {
+    control: u8,
+    /// Table entry of each vector, and whether it is pending.
+    vectors: Vec<([u8; ENTRY], bool)>,
 }
 
 #[derive(Debug)]
@@ -153,6 +163,34 @@ impl Msix {
                 })
                 .fold(0, |bits, bit| bits | 1 << bit);
         }
+    }
+
+    /// Returns the state.
+    pub fn save(&self) -> MsixState {
+        let state = self.state.lock();
+        let vectors = state.vectors.iter();
+        MsixState {
+            control: state.control,
+            vectors: vectors
+                .map(|vector| (vector.entry, vector.pending))
+                .collect(),
+        }
+    }
+
+    /// Takes a state, and routes the vectors that it has unmasked. Returns false, and changes nothing, if it has another
+    /// number of vectors.
+    pub fn restore(&self, saved: &MsixState) -> bool {
+        let mut state = self.state.lock();
+        if saved.vectors.len() != state.vectors.len() {
+            return false;
+        }
+        state.control = saved.control;
+        for (vector, (entry, pending)) in state.vectors.iter_mut().zip(&saved.vectors) {
+            vector.entry = *entry;
+            vector.pending = *pending;
+        }
+        self.apply(&mut state);
+        true
     }
 
     /// Routes unmasked vectors and raises those that are pending.
@@ -291,6 +329,31 @@ pub(crate) mod tests {
         assert_eq!(routes(), [1, 1]);
         msix.write_table(8, &7u32.to_le_bytes());
         assert_eq!(routes(), [2, 1]);
+    }
+
+    #[test]
+    fn a_restored_vector_is_routed_and_raised_if_it_was_pending() {
+        let (_, saved) = msix();
+        saved.write_table(0, &0xfee0_0000u64.to_le_bytes());
+        saved.write_table(12, &0u32.to_le_bytes());
+        saved.set_control(ENABLED | ALL_MASKED);
+        saved.trigger(0);
+        saved.trigger(1);
+        let (controller, restored) = msix();
+        assert!(restored.restore(&saved.save()));
+        assert_eq!(controller.raised(0), 0);
+        restored.set_control(ENABLED);
+        let address = controller.route(0).map(|message| message.address);
+        assert_eq!((controller.raised(0), address), (1, Some(0xfee0_0000)));
+        // The second one is still masked.
+        let mut pending = [0];
+        restored.read_pending(0, &mut pending);
+        assert_eq!((controller.raised(1), pending), (0, [0b10]));
+        let fewer = MsixState {
+            control: ENABLED,
+            vectors: Vec::new(),
+        };
+        assert!(!restored.restore(&fewer));
     }
 
     #[test]

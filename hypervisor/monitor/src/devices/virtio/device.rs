@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use event_manager::{EventOps, Events};
 
 use super::queue::ActiveQueue;
+use crate::snapshot::OpenConnection;
 
 /// Properties of a virtio device that its transport exposes in registers.
 pub trait VirtioDevice: Debug + Send {
@@ -40,6 +41,13 @@ pub trait VirtioDevice: Debug + Send {
 pub trait VirtioWorker: Debug + Send {
     /// Starts serving after DRIVER_OK: receives the queues that the driver set up and the negotiated feature bits.
     fn start(&mut self, queues: Vec<ActiveQueue>, features: u64);
+    /// Follows [`Self::start`] where the driver did not start the device now, but before a snapshot. The host's end of
+    /// the device is another one than the driver knows.
+    fn restored(&mut self) {}
+    /// Returns the connections of the guest that a snapshot would break.
+    fn connections(&self) -> Vec<OpenConnection> {
+        Vec::new()
+    }
     /// Processes a bounded number of buffers after the driver notified `queue`, or the worker requested
     /// another turn ([`ActiveQueue::again`]).
     fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>);

@@ -8,6 +8,6 @@ mod server;
 pub mod test_queue;
 
 pub use device::{VirtioDevice, VirtioWorker};
-pub use pci_transport::{BAR_SIZE, VirtioPci};
+pub use pci_transport::{BAR_SIZE, VirtioPci, VirtioPciState};
 pub use queue::{ActiveQueue, Interrupt};
 pub use server::{QueueServer, ServerHandle};

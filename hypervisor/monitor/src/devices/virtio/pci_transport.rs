@@ -4,6 +4,8 @@
 //! ioeventfds at the BAR's initial address. After a guest moves the BAR, its notifications exit to the
 //! monitor.
 
+mod saved;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -12,6 +14,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_F_VERSION_1,
 };
 
+pub use self::saved::VirtioPciState;
 use super::device::VirtioDevice;
 use super::queue::{ActiveQueue, Interrupt, QueueSetup};
 use super::server::ServerHandle;
@@ -325,21 +328,7 @@ impl VirtioPci {
 
     /// Passes the queues to the worker; `false` if a queue is invalid or the worker's thread has ended.
     fn activate(&mut self) -> bool {
-        let interrupt = Arc::new(self.interrupt());
-        let queues = self
-            .queues
-            .iter()
-            .zip(self.server.kicks())
-            .enumerate()
-            .take_while(|(at, (setup, _))| setup.enabled || *at < self.device.required_queues())
-            .map(|(_, (setup, kick))| {
-                let interrupt = Arc::clone(&interrupt) as Arc<dyn Interrupt>;
-                let queue = setup.build(&self.memory)?;
-                let kick = Arc::clone(kick);
-                Some(ActiveQueue::new(queue, setup.vector, interrupt, kick))
-            })
-            .collect::<Option<Vec<_>>>();
-        let Some(queues) = queues else {
+        let Some(queues) = self.active_queues() else {
             tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
             return false;
         };
@@ -350,6 +339,23 @@ impl VirtioPci {
                 false
             }
         }
+    }
+
+    /// Returns the queues that the driver set up; `None` if one of them is invalid.
+    fn active_queues(&self) -> Option<Vec<ActiveQueue>> {
+        let interrupt = Arc::new(self.interrupt());
+        self.queues
+            .iter()
+            .zip(self.server.kicks())
+            .enumerate()
+            .take_while(|(at, (setup, _))| setup.enabled || *at < self.device.required_queues())
+            .map(|(_, (setup, kick))| {
+                let interrupt = Arc::clone(&interrupt) as Arc<dyn Interrupt>;
+                let queue = setup.build(&self.memory)?;
+                let kick = Arc::clone(kick);
+                Some(ActiveQueue::new(queue, setup.vector, interrupt, kick))
+            })
+            .collect()
     }
 }
 
@@ -397,6 +403,18 @@ impl PciFunction for VirtioPci {
 
     fn bar(&self) -> Option<Bar> {
         self.config.bar()
+    }
+
+    fn save(&self) -> VirtioPciState {
+        VirtioPciState::of(self)
+    }
+
+    fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str> {
+        state.apply(self)
+    }
+
+    fn resume(&mut self) -> Result<(), &'static str> {
+        saved::resume(self)
     }
 }
 

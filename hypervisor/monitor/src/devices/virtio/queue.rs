@@ -182,6 +182,20 @@ impl ActiveQueue {
         }
     }
 
+    /// Goes on where another device stopped, which had returned all buffers that it took: at the index of the used ring.
+    /// Interrupts the driver for those whose interrupt may be lost. `false` if the ring is not usable.
+    pub(super) fn go_on(&mut self, memory: &GuestRam) -> bool {
+        let index = GuestAddress(self.queue.used_ring() + USED_INDEX);
+        let Ok(index) = memory.load::<u16>(index, Ordering::Acquire) else {
+            return false;
+        };
+        let index = u16::from_le(index);
+        self.queue.set_next_avail(index);
+        self.queue.set_next_used(index);
+        self.interrupt(memory);
+        true
+    }
+
     /// Requests another turn at this queue, after those of the thread's other devices.
     pub fn again(&self) {
         ring(&self.kick);

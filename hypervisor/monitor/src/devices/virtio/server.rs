@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::VirtioWorker;
 use super::queue::{ActiveQueue, ring};
 use crate::device_thread::{DeviceThreadHandle, ThreadGone};
+use crate::snapshot::OpenConnection;
 
 /// A device's worker and its queues' eventfds, as a subscriber of the event loop.
 #[derive(Debug)]
@@ -29,6 +30,16 @@ impl QueueServer {
         for kick in &self.kicks {
             ring(kick);
         }
+    }
+
+    /// Tells the worker that its driver started before a snapshot.
+    fn restored(&mut self) {
+        self.worker.restored();
+    }
+
+    /// Returns the connections of the guest that a snapshot would break.
+    pub(crate) fn connections(&self) -> Vec<OpenConnection> {
+        self.worker.connections()
     }
 
     /// Stops the worker after the driver reset the device.
@@ -117,12 +128,27 @@ impl ServerHandle {
 
     /// Passes `queues` and the negotiated feature bits to the worker and adds it to its thread.
     pub fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) -> Result<(), ThreadGone> {
+        self.start_by(queues, features, |_| {})
+    }
+
+    /// Starts as [`Self::start`] does, with queues that the driver set up before a snapshot.
+    pub fn restart(&mut self, queues: Vec<ActiveQueue>, features: u64) -> Result<(), ThreadGone> {
+        self.start_by(queues, features, QueueServer::restored)
+    }
+
+    fn start_by(
+        &mut self,
+        queues: Vec<ActiveQueue>,
+        features: u64,
+        prepare: fn(&mut QueueServer),
+    ) -> Result<(), ThreadGone> {
         self.stop();
         let State::Idle(mut server) = std::mem::replace(&mut self.state, State::Gone) else {
             return Err(ThreadGone);
         };
         // Each queue is notified, so that the thread processes earlier buffers once it has the server.
         server.start(queues, features);
+        prepare(&mut server);
         self.state = State::Serving(self.thread.add(server)?);
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! Moves packets between the virtqueues and the connections, on the device thread.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events};
-use virtio_queue::DescriptorChain;
+use virtio_queue::{DescriptorChain, Writer};
 
 use super::connection::{Interest, Key};
 use super::device::QUEUES;
@@ -13,6 +14,11 @@ use super::mux::{Mux, WatchChange};
 use super::turn::{self, MAX_PAYLOAD, Ring, Turn};
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
+use crate::snapshot::OpenConnection;
+
+/// Event that ends all connections of the guest (virtio 1.2, 5.10.6.7), and its size.
+const VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: u32 = 0;
+const EVENT_LEN: u32 = 4;
 
 /// Time limit for the host to read the data that a guest sent before it ended.
 const LAST_BYTES: Duration = Duration::from_secs(10);
@@ -43,8 +49,7 @@ impl Ring<GuestRam> for ActiveQueue {
 struct Active {
     receive: ActiveQueue,
     transmit: ActiveQueue,
-    /// The event queue, which stays empty: VMs are neither migrated nor restored.
-    _events: ActiveQueue,
+    events: ActiveQueue,
 }
 
 /// Serves the vsock queues on the device thread.
@@ -57,6 +62,8 @@ pub struct VsockWorker {
     payload: Vec<u8>,
     /// Whether packets wait in the transmit queue because the guest provides no buffers for resets.
     transmit_waits: bool,
+    /// Whether the driver still has to learn that its connections are gone.
+    reset_due: bool,
 }
 
 impl VsockWorker {
@@ -69,6 +76,29 @@ impl VsockWorker {
             keys: HashMap::new(),
             payload: vec![0; MAX_PAYLOAD],
             transmit_waits: false,
+            reset_due: false,
+        }
+    }
+
+    /// Tells the driver that its connections are gone, once it has a buffer for that: its event queue has some always.
+    fn tell_reset(&mut self) {
+        let Some(active) = self.active.as_mut().filter(|_| self.reset_due) else {
+            return;
+        };
+        let (queue, memory) = (&mut active.events, &self.memory);
+        let Some(chain) = queue.pop(memory) else {
+            return;
+        };
+        self.reset_due = false;
+        let head = chain.head_index();
+        let event = VIRTIO_VSOCK_EVENT_TRANSPORT_RESET.to_le_bytes();
+        let mut buffer = Writer::new(memory, chain).ok();
+        let written = buffer
+            .as_mut()
+            .and_then(|buffer| buffer.write_all(&event).ok());
+        let bytes = written.map_or(0, |()| EVENT_LEN);
+        if queue.add_used(memory, head, bytes) {
+            queue.interrupt(memory);
         }
     }
 
@@ -148,11 +178,20 @@ impl VirtioWorker for VsockWorker {
         self.active = queues.ok().map(|[receive, transmit, events]| Active {
             receive,
             transmit,
-            _events: events,
+            events,
         });
     }
 
+    fn restored(&mut self) {
+        self.reset_due = true;
+    }
+
+    fn connections(&self) -> Vec<OpenConnection> {
+        self.mux.open_connections()
+    }
+
     fn queue_ready(&mut self, _: usize, ops: &mut EventOps<'_>) {
+        self.tell_reset();
         self.transmit();
         self.receive();
         self.sync_watches(ops);
@@ -172,6 +211,7 @@ impl VirtioWorker for VsockWorker {
     fn stop(&mut self) {
         self.active = None;
         self.transmit_waits = false;
+        self.reset_due = false;
         self.keys.clear();
         self.mux.clear();
     }
@@ -318,6 +358,44 @@ mod tests {
         let answer: Header = zerocopy::transmute!(bytes);
         assert_eq!(answer.op(), Op::Response);
         assert_eq!(answer.dst_port.get(), 1000);
+    }
+
+    #[test]
+    fn a_restored_driver_learns_once_that_its_connections_are_gone() {
+        let memory = memory();
+        let [_, _, events] = mocks(&memory);
+        let (mut worker, log, _) = worker(&memory);
+        worker.restored();
+        worker.tell_reset();
+        assert!(log.0.lock().is_empty());
+        write(&memory, 0, &[0xff; 8]);
+        events
+            .add_desc_chains(&[descriptor(BUFFERS, 8, WRITE, 0)], 0)
+            .expect("ram");
+        worker.tell_reset();
+        worker.tell_reset();
+        assert_eq!(log.0.lock()[..], [12]);
+        assert_eq!(events.used().idx().load(), 1);
+        let mut bytes = [0; 8];
+        memory
+            .read_slice(&mut bytes, GuestAddress(BUFFERS))
+            .expect("ram");
+        assert_eq!(bytes, [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    }
+
+    #[test]
+    fn open_connections_are_told_by_their_ports() {
+        let memory = memory();
+        let [_, transmit, _] = mocks(&memory);
+        let (mut worker, _, _accepted) = worker(&memory);
+        assert_eq!(worker.connections(), []);
+        request(&memory, &transmit);
+        worker.transmit();
+        let open = OpenConnection {
+            guest_port: 1000,
+            host_port: 9000,
+        };
+        assert_eq!(worker.connections(), [open]);
     }
 
     #[test]

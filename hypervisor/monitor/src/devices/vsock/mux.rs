@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::connection::{Connection, Fate, Interest, Key};
 use super::packet::{Header, Op, TYPE_STREAM};
 use super::{ConnectRequest, HOST_CID, VsockAcceptor};
+use crate::snapshot::OpenConnection;
 
 /// Maximum number of connections of a guest at a time.
 pub const MAX_CONNECTIONS: usize = 1024;
@@ -84,6 +85,20 @@ impl Mux {
     /// Returns the guest's context id.
     pub fn guest_cid(&self) -> u64 {
         self.guest_cid
+    }
+
+    /// Returns the open connections, by the guest's port.
+    pub fn open_connections(&self) -> Vec<OpenConnection> {
+        let mut open: Vec<_> = self
+            .connections
+            .keys()
+            .map(|key| OpenConnection {
+                guest_port: key.guest_port,
+                host_port: key.host_port,
+            })
+            .collect();
+        open.sort_unstable_by_key(|connection| (connection.guest_port, connection.host_port));
+        open
     }
 
     /// Returns the number of open connections.

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddress};
 use wormhole_lock::Mutex;
 
 #[derive(Debug, Default)]
@@ -184,6 +185,97 @@ fn a_driver_brings_the_device_up_and_resets_it() {
     // A second driver finds the device in its initial state.
     initialise(transport, 0x1_0000);
     assert_eq!(fixture.record.lock().active.len(), 2);
+}
+
+/// Returns the state of a device that has used three buffers of its second queue, in `memory`.
+fn saved_in(memory: &GuestRam) -> VirtioPciState {
+    let mut saved = fixture();
+    unmask(&mut saved.transport, &[2]);
+    initialise(&mut saved.transport, 0x1_0000);
+    memory
+        .write_obj(3u16.to_le(), GuestAddress(0x1_1802))
+        .expect("in RAM");
+    saved.transport.save()
+}
+
+#[test]
+fn a_restored_device_serves_its_queues_from_where_they_were() {
+    let mut restored = fixture();
+    let state = saved_in(&restored.memory);
+    restored.transport.restore(&state).expect("it fits");
+    assert!(restored.record.lock().active.is_empty());
+    restored.transport.resume().expect("it goes on");
+    {
+        let active = &restored.record.lock().active;
+        let places = active.iter().map(|active| {
+            let queue = &active.queue;
+            (queue.used_ring(), queue.next_avail(), queue.next_used())
+        });
+        assert_eq!(
+            places.collect::<Vec<_>>(),
+            [(0x1_0800, 0, 0), (0x1_1800, 3, 3)]
+        );
+    }
+    // Buffers that the driver has offered before are found without a notification, and an interrupt that was on its way is
+    // raised again.
+    let mut notified = [next(&restored.notified), next(&restored.notified)];
+    notified.sort_unstable();
+    assert_eq!(notified, [0, 1]);
+    assert_eq!(restored.interrupts.raised(2), 1);
+    assert_eq!(read(&mut restored.transport, 0x14), [15]);
+    restored.transport.write(0x14, &[0]);
+    assert_eq!(restored.record.lock().stops, 1);
+}
+
+#[test]
+fn a_device_that_no_driver_has_started_stays_so() {
+    let mut saved = fixture();
+    set_up(&mut saved.transport, 0x1_0000);
+    let mut restored = fixture();
+    restored
+        .transport
+        .restore(&saved.transport.save())
+        .expect("it fits");
+    restored.transport.resume().expect("there is nothing to do");
+    assert!(restored.record.lock().active.is_empty());
+    restored
+        .transport
+        .write(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
+    assert_eq!(restored.record.lock().active.len(), 2);
+}
+
+#[test]
+fn a_state_that_no_driver_can_have_caused_is_refused() {
+    let refusal = |change: fn(&mut VirtioPci)| {
+        let mut saved = fixture();
+        initialise(&mut saved.transport, 0x1_0000);
+        change(&mut saved.transport);
+        let mut restored = fixture();
+        let refused = restored.transport.restore(&saved.transport.save());
+        assert!(restored.record.lock().active.is_empty());
+        refused.expect_err("impossible")
+    };
+    type Change = fn(&mut VirtioPci);
+    let changes: [(Change, &str); 8] = [
+        (|saved| saved.driver_features |= 1 << 40, "features"),
+        (|saved| saved.queues.truncate(1), "number of queues"),
+        (|saved| saved.queues[0].size = 65, "impossible"),
+        (|saved| saved.queues[0].size = 128, "impossible"),
+        (|saved| saved.queues[1].vector = 3, "impossible"),
+        (|saved| saved.config_vector = 3, "impossible"),
+        (
+            |saved| saved.queues[0].available = 0x7000_0000,
+            "cannot have started",
+        ),
+        (
+            |saved| saved.status &= !STATUS_FEATURES_OK,
+            "cannot have started",
+        ),
+    ];
+    for (change, why) in changes {
+        let refused = refusal(change);
+        assert!(refused.contains(why), "{refused}, not {why}");
+    }
 }
 
 #[test]

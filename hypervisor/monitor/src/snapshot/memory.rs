@@ -1,0 +1,184 @@
+//! Guest memory in a file: the ranges of RAM one after the other. Pages of zeros are holes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+
+use super::SnapshotError;
+use crate::ram::GuestRam;
+
+const PAGE: usize = 4096;
+/// Bytes that are copied at a time.
+const CHUNK: usize = 1 << 20;
+
+/// A page of zeros.
+static ZEROS: [u8; PAGE] = [0; PAGE];
+
+fn size(ram: &GuestRam) -> u64 {
+    ram.iter().map(GuestMemoryRegion::len).sum()
+}
+
+/// Calls `copy` for each part of RAM, with the part's offset in the file.
+fn for_each_chunk(
+    ram: &GuestRam,
+    mut copy: impl FnMut(&crate::ram::RamRegion, u64, u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    let mut before = 0;
+    for region in ram.iter() {
+        for start in (0..region.len()).step_by(CHUNK) {
+            let left = region.len() - start;
+            let len = usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK));
+            copy(region, start, before + start, &mut buffer[..len])?;
+        }
+        before += region.len();
+    }
+    Ok(())
+}
+
+/// Writes RAM to an empty file. No vCPU and no device may run.
+pub(super) fn save(ram: &GuestRam, file: &File) -> Result<(), SnapshotError> {
+    let end = size(ram);
+    let saved = for_each_chunk(ram, |region, start, offset, bytes| {
+        region
+            .read_slice(bytes, MemoryRegionAddress(start))
+            .map_err(io::Error::other)?;
+        let mut at = offset;
+        for run in runs(bytes) {
+            let after = at + run.len() as u64;
+            // The last page gives the file its length.
+            if run.iter().any(|byte| *byte != 0) || after == end {
+                file.write_all_at(run, at)?;
+            }
+            at = after;
+        }
+        Ok(())
+    });
+    saved.map_err(SnapshotError::Write)
+}
+
+/// Divides bytes into runs of pages that are all zero, or all not.
+fn runs(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let first = is_zero(rest.chunks(PAGE).next()?);
+        let count = rest
+            .chunks(PAGE)
+            .take_while(|page| is_zero(page) == first)
+            .count();
+        let (run, others) = rest.split_at((count * PAGE).min(rest.len()));
+        rest = others;
+        Some(run)
+    })
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    ZEROS.get(..page.len()) == Some(page)
+}
+
+/// Reads RAM, whose pages are all zero, from a file.
+pub(super) fn restore(ram: &GuestRam, file: &File) -> Result<(), SnapshotError> {
+    let (expected, length) = (
+        size(ram),
+        file.metadata().map_err(SnapshotError::Read)?.len(),
+    );
+    if length != expected {
+        return Err(SnapshotError::MemoryLength { length, expected });
+    }
+    let mut data = 0..0;
+    let restored = for_each_chunk(ram, |region, start, offset, bytes| {
+        let end = offset + bytes.len() as u64;
+        if data.end <= offset {
+            data = next_data(file, offset, expected)?;
+        }
+        if data.start >= end {
+            return Ok(());
+        }
+        file.read_exact_at(bytes, offset)?;
+        for (page, at) in bytes.chunks(PAGE).zip((start..).step_by(PAGE)) {
+            if !is_zero(page) {
+                region
+                    .write_slice(page, MemoryRegionAddress(at))
+                    .map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
+    });
+    restored.map_err(SnapshotError::Read)
+}
+
+/// Returns the next range of a file from `offset` on that is no hole.
+fn next_data(file: &File, offset: u64, end: u64) -> io::Result<std::ops::Range<u64>> {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => Ok(start..seek(file, SeekFrom::Hole(start))?),
+        Err(Errno::NXIO) => Ok(end..end),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use proptest::prelude::*;
+    use vm_memory::GuestAddress;
+
+    use super::*;
+    use crate::memory::{Range, map_ram};
+    use crate::ram::is_resident;
+
+    /// Two ranges, neither of them whole chunks.
+    fn ram() -> GuestRam {
+        let range = |start, len| Range { start, len };
+        map_ram(&[range(0, 3 << 20 | 0x5000), range(1 << 32, 0x3000)]).expect("memory")
+    }
+
+    #[test]
+    fn memory_comes_back_and_zeros_take_no_room() {
+        let saved = ram();
+        let written = [0, 0x1fff, (1 << 20) - 1, (3 << 20) + 1, (1 << 32) + 0x1000];
+        for (value, at) in (1u8..).zip(written) {
+            saved.write_obj(value, GuestAddress(at)).expect("in RAM");
+        }
+        let file = tempfile::tempfile().expect("a file");
+        save(&saved, &file).expect("room");
+        let data = file.metadata().expect("a file");
+        assert_eq!(data.len(), (3 << 20) + 0x8000);
+        assert!(data.blocks() * 512 <= 7 * 4096, "{}", data.blocks());
+        let restored = ram();
+        restore(&restored, &file).expect("it is there");
+        for (value, at) in (1u8..).zip(written) {
+            let byte: u8 = restored.read_obj(GuestAddress(at)).expect("in RAM");
+            assert_eq!(byte, value);
+        }
+        assert!(!is_resident(&restored, GuestAddress(2 << 20)));
+    }
+
+    #[test]
+    fn a_file_of_another_size_is_refused() {
+        let file = tempfile::tempfile().expect("a file");
+        save(&ram(), &file).expect("room");
+        for length in [0, (3 << 20) + 0x7000, (3 << 20) + 0x9000] {
+            file.set_len(length).expect("room");
+            let refused = restore(&ram(), &file).expect_err("another size");
+            assert!(
+                refused.to_string().contains(&length.to_string()),
+                "{refused}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_all_of_the_bytes_in_their_order(pages in proptest::collection::vec(any::<bool>(), 0..20)) {
+            let bytes: Vec<u8> = pages.iter().flat_map(|page| [u8::from(*page); PAGE]).collect();
+            let found: Vec<&[u8]> = runs(&bytes).collect();
+            prop_assert_eq!(found.concat(), &bytes[..]);
+            prop_assert!(found.iter().all(|run| !run.is_empty()));
+        }
+    }
+}
