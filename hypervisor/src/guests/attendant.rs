@@ -1,25 +1,28 @@
 //! A guest's attendant: a process beside the guest's own, which may open no file and accept no connection.
 //!
-//! Standard input carries the console's output, and standard output the console's input.
+//! Standard input carries the console's output, and standard output, a socket, the console's input. By the socket comes
+//! first the end of another one, which carries the connections of commands that save the guest.
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendFlags, send};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 
 use super::log::Log;
-use super::{END, GuestsError, Place};
+use super::{END, GuestsError, Place, snapshot};
 use crate::attach::names::Names;
 use crate::installation::Installation;
 use crate::places::{Name, Process};
@@ -42,26 +45,42 @@ pub struct Attendant {
     output: Option<ChildStdin>,
 }
 
+/// An attendant that has started.
+#[derive(Debug)]
+pub struct Attended {
+    pub attendant: Attendant,
+    /// The console's input.
+    pub input: UnixStream,
+    /// Connections of commands that save the guest, each beside one byte.
+    pub connections: UnixStream,
+}
+
 impl Attendant {
-    /// Starts the attendant, and waits until people can attach. Returns the console's input as well.
+    /// Starts the attendant, and waits until people can attach.
     ///
     /// # Errors
     /// The attendant cannot be started, or has reported a failure.
-    pub fn start(installation: &Installation, name: &Name) -> io::Result<(Self, ChildStdout)> {
+    pub fn start(installation: &Installation, name: &Name) -> io::Result<Attended> {
+        let (mut input, theirs) = UnixStream::pair()?;
+        let (connections, forwarded) = UnixStream::pair()?;
         let mut process = Command::new(installation.command())
             .args(["attend-guest", &name.to_string()])
             .arg(std::process::id().to_string())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(OwnedFd::from(theirs))
             // No signal of a terminal reaches it.
             .process_group(0)
             .spawn()
             .map_err(tasks::named)?;
-        let (output, input) = (process.stdin.take(), process.stdout.take());
+        let output = process.stdin.take();
         let attendant = Self { process, output };
-        let mut input = input.ok_or(io::ErrorKind::BrokenPipe)?;
+        input.send_with_fd(&[0u8][..], forwarded.as_raw_fd())?;
         input.read_exact(&mut [0])?;
-        Ok((attendant, input))
+        Ok(Attended {
+            attendant,
+            input,
+            connections,
+        })
     }
 
     /// Returns a sink for the console's output. While the sink is full, the guest does not wait, and its output is lost.
@@ -104,6 +123,9 @@ pub fn run(options: &Options) -> Result<(), GuestsError> {
         accept(&listener, &accepting.0, &accepting.1)
     })
     .map_err(failed)?;
+    let snapshots = names.bind(&place.file(snapshot::SOCKET))?;
+    let guests = guests_end().map_err(failed)?;
+    tasks::spawn("snapshots", move || forward(&snapshots, &guests)).map_err(failed)?;
     let mut stdout = io::stdout();
     stdout
         .write_all(b"!")
@@ -131,6 +153,32 @@ pub fn run(options: &Options) -> Result<(), GuestsError> {
         held.remove();
     }
     Ok(())
+}
+
+/// Time within which a command that connects must send its files.
+const SENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Receives the socket to the guest's process that carries connections.
+fn guests_end() -> io::Result<UnixStream> {
+    let stdout = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    match stdout.recv_with_fd(&mut [0])? {
+        (_, Some(socket)) => Ok(OwnedFd::from(socket).into()),
+        (_, None) => Err(io::ErrorKind::BrokenPipe.into()),
+    }
+}
+
+/// Passes the connections of commands to the guest's process, until that has ended.
+fn forward(listener: &UnixListener, guest: &UnixStream) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        // The guest's process may not set it.
+        if stream.set_read_timeout(Some(SENDS_WITHIN)).is_err() {
+            continue;
+        }
+        if guest.send_with_fd(&[0u8][..], stream.as_raw_fd()).is_err() {
+            return;
+        }
+    }
 }
 
 /// Lets one person after the other attach.

@@ -6,7 +6,9 @@
 mod attendant;
 mod console;
 mod log;
+mod machine;
 mod serve;
+mod snapshot;
 mod start;
 
 use std::io::{self, Read};
@@ -43,7 +45,7 @@ impl Kind for Facts {
     const NOUN: &'static str = "guest";
     // No backend has this name.
     const FOLDER: &'static str = ".guests";
-    const FILES: &'static [&'static str] = &[log::NAME, log::EARLIER, END];
+    const FILES: &'static [&'static str] = &[log::NAME, log::EARLIER, END, snapshot::SOCKET];
 }
 
 type Place = places::Place<Facts>;
@@ -70,6 +72,15 @@ pub enum Action {
     },
     /// Attach to a guest's serial console. Ctrl-] detaches a terminal.
     Console { name: Name },
+    /// Save a guest without CUDA sessions to a folder, from which `guest start NAME --restore FOLDER` goes on.
+    Snapshot {
+        name: Name,
+        /// The folder, which is made.
+        folder: PathBuf,
+        /// End the guest afterwards, so that its disks stay as they are.
+        #[arg(long)]
+        stop: bool,
+    },
     /// Print the end of what a guest has written to its serial console.
     Logs { name: Name },
 }
@@ -85,6 +96,17 @@ pub enum GuestsError {
     Installation(#[from] InstallationError),
     #[error(transparent)]
     Names(#[from] NamesError),
+    #[error(transparent)]
+    Folder(#[from] snapshot::FolderError),
+    #[error("guest {name} cannot be saved")]
+    Save {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    /// The text is the guest's process's.
+    #[error("guest {name} is not saved: {reason}")]
+    Unsaved { name: Name, reason: String },
     #[error("no guest {0} is running: `wormhole guest start {0}` starts one")]
     NotRunning(Name),
     #[error("guest {name} is running already, as process {pid}")]
@@ -180,6 +202,7 @@ pub fn run(action: Action) -> Result<u8, GuestsError> {
         Action::Stop { name, timeout } => stop(&name, timeout),
         Action::List { json } => list(json),
         Action::Console { name } => console::attach(&name),
+        Action::Snapshot { name, folder, stop } => snapshot::save(&name, &folder, stop),
         Action::Logs { name } => logs(name),
     }
     .map(|()| 0)

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::ChildStdout;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionbio;
@@ -14,19 +15,20 @@ use wormhole_images::ports;
 use wormhole_link::{chain, tasks};
 use wormhole_lock::Mutex;
 use wormhole_monitor::{
-    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, Start, StopHandle, Vm,
-    VmConfig, VsockConfig,
+    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, StopHandle, Vm, VmConfig,
+    VsockConfig,
 };
 
-use super::attendant::Attendant;
-use super::start::{Options, hold};
-use super::{END, GuestsError, Held, Place};
+use super::attendant::{Attendant, Attended};
+use super::machine::Machine;
+use super::start::{Options, Planned, hold};
+use super::{END, GuestsError, Held, Place, snapshot};
 use crate::backend::Backend;
 use crate::installation::Installation;
 use crate::places::{Process, Record, notify};
 use crate::run::confinement;
 use crate::run::guest::{GUEST_CID, GuestError};
-use crate::run::{Disk, RunError, network, open_backend, resources};
+use crate::run::{Disk, RunError, Size, open_backend, resources};
 use crate::say;
 use crate::signals::{Grace, KILLED, Receiver, Signal, Signals};
 
@@ -60,8 +62,12 @@ impl Drop for Home {
 /// A guest that is ready to run.
 struct Guest {
     vm: Vm,
+    machine: Machine,
     backend: Backend,
-    input: ChildStdout,
+    /// Keys of a person who is attached to the console.
+    input: UnixStream,
+    /// Connections of commands that save the guest.
+    connections: UnixStream,
     /// The console's output for standard output, in the foreground.
     output: Option<io::PipeReader>,
     /// The file for the sentence with which the guest ends, in the background.
@@ -74,7 +80,7 @@ pub fn run(options: &Options) -> Result<u8, GuestsError> {
         what: "the thread that takes signals cannot be made".to_owned(),
         source,
     })?;
-    options.check()?;
+    let planned = options.plan()?;
     let place = Place::own(options.name.clone())?;
     // In the background the starter holds the folder.
     let held = options.foreground.then(|| hold(&place)).transpose()?;
@@ -83,9 +89,9 @@ pub fn run(options: &Options) -> Result<u8, GuestsError> {
         attendant: None,
     };
     if let (Some(held), Some(process)) = (&home.held, Process::of(std::process::id())) {
-        held.write(&Record::new(process, options.facts()))?;
+        held.write(&Record::new(process, options.facts(&planned.machine)))?;
     }
-    let guest = make(options, &place, &mut home)?;
+    let guest = make(options, planned, &place, &mut home)?;
     home.held = None;
     match options.foreground {
         true => notify(),
@@ -108,15 +114,21 @@ pub fn run(options: &Options) -> Result<u8, GuestsError> {
 }
 
 /// Makes the guest's machine.
-fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, GuestsError> {
-    let disks = Disk::open(&options.disk).map_err(RunError::from)?;
-    let networks = network::open_ends(&options.network).map_err(RunError::from)?;
+fn make(
+    options: &Options,
+    planned: Planned,
+    place: &Place,
+    home: &mut Home,
+) -> Result<Guest, GuestsError> {
+    let Planned { mut machine, start } = planned;
+    let disks = Disk::open(&machine.disks()).map_err(RunError::from)?;
+    let networks = machine.open_networks()?;
     let installation = Installation::locate()?;
     let mut backend = open_backend(
         &installation,
         options.backend.as_ref(),
         &options.device.device,
-        options.window,
+        Size(machine.window),
     )?;
     if let Some(chosen) = &options.backend {
         backend
@@ -132,7 +144,12 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
         name: place.name.clone(),
         source,
     };
-    let (attendant, input) = Attendant::start(&installation, &place.name).map_err(attended)?;
+    let started = Attendant::start(&installation, &place.name).map_err(attended)?;
+    let Attended {
+        attendant,
+        input,
+        connections,
+    } = started;
     let sink = attendant.sink().map_err(attended)?;
     home.attendant = Some(attendant);
     let (output, own) = match options.foreground {
@@ -150,9 +167,9 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
     };
     let control = backend.streams().map_err(RunError::from)?;
     let vm = Vm::new(VmConfig {
-        start: Start::Boot(options.boot()),
-        memory_mib: options.memory.0 >> 20,
-        vcpus: options.cpus,
+        start,
+        memory_mib: machine.memory >> 20,
+        vcpus: machine.cpus,
         window: Some(window.into()),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
@@ -164,7 +181,7 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
         file_systems: Vec::new(),
         disks,
         networks,
-        prefault: options.prefault,
+        prefault: machine.prefault,
         console: Box::new(Sinks {
             attendant: sink,
             own,
@@ -178,8 +195,10 @@ fn make(options: &Options, place: &Place, home: &mut Home) -> Result<Guest, Gues
     .map_err(|error| RunError::from(GuestError::from(error)))?;
     Ok(Guest {
         vm,
+        machine,
         backend,
         input,
+        connections,
         output,
         end,
     })
@@ -209,8 +228,10 @@ fn until_its_end(
 ) -> Result<(u8, Option<String>), RunError> {
     let Guest {
         mut vm,
+        machine,
         mut backend,
         input,
+        connections,
         output,
         ..
     } = guest;
@@ -220,7 +241,7 @@ fn until_its_end(
     backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let passing = signals.to(presser(vm.power_button(), vm.stop_handle()));
     let connected = |source| RunError::Io {
-        what: "a thread of the guest's console cannot be made".to_owned(),
+        what: "a thread of the guest's console or snapshots cannot be made".to_owned(),
         source,
     };
     let shown = output.map(|output| tasks::spawn("console-output", move || show(output)));
@@ -237,12 +258,23 @@ fn until_its_end(
         }
         tasks::spawn("attached-input", move || type_in(input, console)).map_err(connected)?;
     }
+    let is_saved = Arc::new(AtomicBool::new(false));
+    let server = snapshot::Server {
+        attendant: connections,
+        snapshots: vm.snapshot_handle(),
+        machine,
+        is_saved: Arc::clone(&is_saved),
+    };
+    tasks::spawn("snapshots", move || server.run()).map_err(connected)?;
     let report = vm.run().map_err(GuestError::from)?;
     // A blocked reader of the output does not keep this process from a signal.
     drop(passing);
     drop(shown.map(std::thread::JoinHandle::join));
     let served = backend.finish();
-    let status = status(&report.outcome)?;
+    let status = match is_saved.load(Ordering::SeqCst) {
+        true => 0,
+        false => status(&report.outcome)?,
+    };
     if status != 0 {
         say::line(format_args!("guest {}: {}", options.name, report.outcome));
     }

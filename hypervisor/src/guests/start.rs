@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use wormhole_monitor::{BootSource, InitramfsPart, KvmCaps, MAX_VCPUS};
+use wormhole_monitor::{BootSource, InitramfsPart, KvmCaps, MAX_VCPUS, Start};
 
-use super::{Facts, GuestsError, Held, Place, serve};
+use super::machine::Machine;
+use super::{Facts, GuestsError, Held, Place, serve, snapshot};
 use crate::backends::Chosen;
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::places::{Detached, Name, Process, Record, last_line};
-use crate::run::network::{self, EndOption};
+use crate::run::network::EndOption;
 use crate::run::resources::{self, Processors};
-use crate::run::{Disk, RunError, Size, check_memory, check_window};
+use crate::run::{Disk, RunError, Size};
 use crate::say;
 use crate::signals::Set;
 
@@ -32,8 +33,8 @@ pub struct Options {
     #[arg(long)]
     pub foreground: bool,
     /// The guest's kernel: a bzImage or an uncompressed `vmlinux`.
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
+    kernel: Option<PathBuf>,
     /// The initial RAM disk: a cpio archive, compressed or not.
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
@@ -69,35 +70,61 @@ pub struct Options {
     /// by passt with DHCP.
     #[arg(long, value_name = "passt[,mac=MAC]|tap=NAME[,mac=MAC]")]
     pub network: Vec<EndOption>,
+    /// Go on from the snapshot that `guest snapshot` has made in this folder, instead of booting. It has the options of the
+    /// machine, and its disks must be as they were.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = MACHINE)]
+    restore: Option<PathBuf>,
     #[command(flatten)]
     config: ConfigOption,
+}
+
+/// Options that a snapshot has.
+const MACHINE: [&str; 9] = [
+    "kernel", "initrd", "append", "window", "memory", "cpus", "prefault", "disk", "network",
+];
+
+/// A guest to be started.
+#[derive(Debug)]
+pub struct Planned {
+    pub machine: Machine,
+    pub start: Start,
 }
 
 /// The kernel's command line before `--append`: a serial console, and a reset at once after a panic.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 reboot=k tsc=reliable";
 
 /// Time limit for the end of a guest's process that is being stopped.
-const END_LIMIT: Duration = Duration::from_secs(30);
+pub const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Exit statuses of `wormhole guest start`, for its help.
-pub const STATUSES: &str = "Exit status: 0: the guest runs in the background, or with --foreground switched itself off; \
-    2: wormhole refused or failed. With --foreground also 3: the guest reset itself; 4: its kernel panicked; 137: a \
+pub const STATUSES: &str = "Exit status: 0: the guest runs in the background, or with --foreground switched itself off or ended after \
+    `guest snapshot --stop`; 2: wormhole refused or failed. With --foreground also 3: the guest reset itself; 4: its kernel panicked; 137: a \
     second signal ended it.";
 
 impl Options {
-    /// Refuses options that are impossible, and machines that run no guests.
-    pub fn check(&self) -> Result<(), RunError> {
-        check_window(self.window)?;
-        check_memory(self.memory)?;
-        Disk::check(&self.disk)?;
-        network::check_ends(&self.network)?;
+    /// Returns the guest to start. Refuses options and snapshots that are impossible, and machines that run no guests.
+    pub fn plan(&self) -> Result<Planned, GuestsError> {
+        let planned = match &self.restore {
+            Some(folder) => {
+                let (machine, snapshot) = snapshot::load(folder)?;
+                let start = Start::Restore(Box::new(snapshot));
+                Planned { machine, start }
+            }
+            None => Planned {
+                machine: Machine::of(self),
+                start: Start::Boot(self.boot()),
+            },
+        };
+        self.check(&planned.machine)?;
+        Ok(planned)
+    }
+
+    fn check(&self, machine: &Machine) -> Result<(), RunError> {
+        machine.check()?;
         if let Some(pins) = &self.pin {
-            resources::check_processors(pins, self.cpus.into(), false)?;
+            resources::check_processors(pins, machine.cpus.into(), false)?;
         }
-        if self.prefault {
-            resources::check_memory(self.memory.0)?;
-        }
-        for file in [Some(&self.kernel), self.initrd.as_ref()]
+        for file in [self.kernel.as_ref(), self.initrd.as_ref()]
             .into_iter()
             .flatten()
         {
@@ -110,21 +137,22 @@ impl Options {
         }
     }
 
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self, machine: &Machine) -> Facts {
         let device = || self.device.device.clone();
         Facts {
             backend: self.backend.as_ref().map(ToString::to_string),
             device: self.backend.is_none().then(device),
-            memory: self.memory.0,
-            cpus: self.cpus,
+            memory: machine.memory,
+            cpus: machine.cpus,
         }
     }
 
-    pub fn boot(&self) -> BootSource {
+    fn boot(&self) -> BootSource {
         let appended = self.append.iter().map(String::as_str);
         let words: Vec<&str> = std::iter::once(COMMAND_LINE).chain(appended).collect();
         BootSource {
-            kernel: self.kernel.clone(),
+            // There is one where there is no snapshot.
+            kernel: self.kernel.clone().unwrap_or_default(),
             initramfs: self
                 .initrd
                 .iter()
@@ -153,10 +181,10 @@ pub fn run(options: &Options) -> Result<u8, GuestsError> {
     if options.foreground {
         return serve::run(options);
     }
-    options.check()?;
+    let Planned { machine, .. } = options.plan()?;
     let place = Place::own(options.name.clone())?;
     let held = hold(&place)?;
-    if let Err(error) = in_background(options, &place, &held) {
+    if let Err(error) = in_background(options, &machine, &place, &held) {
         held.remove();
         return Err(error);
     }
@@ -181,7 +209,12 @@ pub fn hold(place: &Place) -> Result<Held, GuestsError> {
 }
 
 /// Starts the guest's process, and waits until the guest runs.
-fn in_background(options: &Options, place: &Place, held: &Held) -> Result<(), GuestsError> {
+fn in_background(
+    options: &Options,
+    machine: &Machine,
+    place: &Place,
+    held: &Held,
+) -> Result<(), GuestsError> {
     let failed = |source| GuestsError::Start {
         name: place.name.clone(),
         source,
@@ -201,7 +234,7 @@ fn in_background(options: &Options, place: &Place, held: &Held) -> Result<(), Gu
     let mut process = spawned.map_err(failed)?;
     let recorded = match Process::of(process.id()) {
         Some(process) => held
-            .write(&Record::new(process, options.facts()))
+            .write(&Record::new(process, options.facts(machine)))
             .map_err(GuestsError::from),
         None => Ok(()),
     };

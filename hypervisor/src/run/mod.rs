@@ -159,6 +159,21 @@ impl Disk {
         }
     }
 
+    /// Returns a disk by its path, and whether the guest can only read it.
+    pub fn new(path: PathBuf, is_read_only: bool) -> Self {
+        let access = match is_read_only {
+            true => DiskAccess::ReadOnly,
+            false => DiskAccess::ReadWrite,
+        };
+        Self { path, access }
+    }
+
+    /// Returns the disk's absolute path, and whether the guest can only read it.
+    pub fn parts(&self) -> (PathBuf, bool) {
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        (path, self.access == DiskAccess::ReadOnly)
+    }
+
     /// Refuses more disks than a guest can have.
     pub fn check(disks: &[Self]) -> Result<(), RunError> {
         match disks.len() > MAX_DISKS {
@@ -603,6 +618,8 @@ pub enum RunError {
         "the guest's processor failed, as QEMU's emulation of virtualization may: run it again"
     )]
     EmulatedProcessor,
+    #[error("the machine of the snapshot is none: {0}")]
+    Machine(String),
     #[error("a guest cannot have {0} disks: at most {MAX_DISKS} are possible")]
     Disks(usize),
     #[error(

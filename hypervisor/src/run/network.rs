@@ -1,5 +1,6 @@
 //! `--network`: a tap interface of this machine and the guest's address on it, or passt.
 
+use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::str::FromStr;
@@ -98,6 +99,14 @@ impl EndOption {
         self.mac.map_or_else(random, Ok)
     }
 
+    /// Returns the end with the hardware address of the guest's.
+    pub fn with_mac(&self, mac: MacAddress) -> Self {
+        Self {
+            end: self.end.clone(),
+            mac: Some(mac),
+        }
+    }
+
     /// Attaches to the tap interface, or prepares passt.
     fn bridged(&self) -> Result<Bridged, NetworkError> {
         let mac = self.mac()?;
@@ -130,6 +139,16 @@ impl Bridged {
             },
             mac: mac.to_string(),
         })
+    }
+}
+
+impl fmt::Display for EndOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.end {
+            End::Tap(name) => write!(f, "tap={name}")?,
+            End::Passt => f.write_str("passt")?,
+        }
+        self.mac.map_or(Ok(()), |mac| write!(f, ",mac={mac}"))
     }
 }
 
@@ -248,6 +267,17 @@ mod tests {
         assert_eq!(network.host.end, End::Passt);
         assert!(network.host.mac.is_some());
         assert_eq!(network.guest.to_string(), passt::NETWORK);
+    }
+
+    #[test]
+    fn an_end_is_written_as_it_is_read() {
+        for text in ["passt", "tap=tap0", "tap=tap0,mac=02:00:00:00:00:07"] {
+            let end: EndOption = text.parse().expect(text);
+            assert_eq!(end.to_string(), text);
+        }
+        let mac = "02:00:00:00:00:07".parse().expect("a hardware address");
+        let end: EndOption = "passt".parse().expect("passt");
+        assert_eq!(end.with_mac(mac).to_string(), "passt,mac=02:00:00:00:00:07");
     }
 
     #[test]

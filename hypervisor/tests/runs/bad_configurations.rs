@@ -234,7 +234,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("backend list --json=1", "'1'"),
     (
         "guest",
-        "[subcommands: start, stop, list, console, logs, help]",
+        "[subcommands: start, stop, list, console, snapshot, logs, help]",
     ),
     ("guest start", "<NAME>"),
     ("guest start a", "--kernel <FILE>"),
@@ -273,6 +273,19 @@ const FLAGS: &[(&str, &str)] = &[
     ("guest console", "<NAME>"),
     ("guest console a", "no guest a is running"),
     ("guest console /a", "has 1 to 32 letters"),
+    ("guest snapshot", "<NAME>"),
+    ("guest snapshot a", "<FOLDER>"),
+    ("guest snapshot a f", "no guest a is running"),
+    ("guest snapshot ../a f", "has 1 to 32 letters"),
+    ("guest snapshot a f --stop=1", "'1'"),
+    (
+        "guest start a --foreground --restore /no/folder",
+        "cannot read /no/folder/state.json",
+    ),
+    (
+        "guest start a --foreground --restore /etc --append quiet",
+        "cannot be used with",
+    ),
     ("guest logs", "<NAME>"),
     ("guest logs a", "no guest a is running"),
     ("guest logs a --follow", "'--follow'"),

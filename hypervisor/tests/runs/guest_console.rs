@@ -1,11 +1,15 @@
 //! The attendant of a guest's console, without a guest: a process whose output is the console's input.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::harness::{Ended, Finished, PATIENCE, eventually, finish, wormhole};
 use crate::signals::{Terminal, shell_words};
@@ -16,7 +20,9 @@ struct Attended {
     guest: Ended,
     attendant: Child,
     output: Option<ChildStdin>,
-    input: ChildStdout,
+    input: UnixStream,
+    /// Brings the connections of commands that save the guest.
+    connections: UnixStream,
 }
 
 impl Attended {
@@ -34,14 +40,18 @@ impl Attended {
             guest.0.id()
         );
         fs::write(place.join("record.json"), record).expect("a record");
+        let (mut input, theirs) = UnixStream::pair().expect("a pair");
+        let (connections, forwarded) = UnixStream::pair().expect("a pair");
         let mut attendant = wormhole(&["attend-guest", "one"])
             .arg(guest.0.id().to_string())
             .env("WORMHOLE_RUNTIME", folder.path())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(OwnedFd::from(theirs))
             .spawn()
             .expect("it starts");
-        let mut input = attendant.stdout.take().expect("it is piped");
+        input
+            .send_with_fd(&[0u8][..], forwarded.as_raw_fd())
+            .expect("sent");
         input.read_exact(&mut [0]).expect("it attends");
         Self {
             output: attendant.stdin.take(),
@@ -49,6 +59,7 @@ impl Attended {
             guest,
             attendant,
             input,
+            connections,
         }
     }
 
@@ -75,6 +86,24 @@ impl Attended {
         let mut bytes = vec![0; typed.len()];
         self.input.read_exact(&mut bytes).expect("input");
         assert_eq!(bytes, typed);
+    }
+
+    /// Answers a command that saves the guest, and returns whether it stops the guest. Writes to both of its files.
+    fn answers(&self, answer: &[u8]) -> bool {
+        let connection = self.connections.recv_with_fd(&mut [0]).expect("a message");
+        let connection = OwnedFd::from(connection.1.expect("a connection"));
+        let mut connection = UnixStream::from(connection);
+        let receive = |words: &str| {
+            let mut byte = [0];
+            let (_, file) = connection.recv_with_fd(&mut byte).expect("a message");
+            let mut file: File = file.expect("a file");
+            file.write_all(words.as_bytes()).expect("room");
+            byte[0]
+        };
+        let stop = receive("state");
+        receive("memory");
+        connection.write_all(answer).expect("it is there");
+        stop == 1
     }
 
     /// Ends the guest, and waits for the attendant's end, which may be a success.
@@ -237,4 +266,86 @@ fn a_folder_whose_processes_were_killed_is_no_guest() {
         stopped.stderr
     );
     assert!(!attended.place().exists());
+}
+
+/// Returns the names and the contents of a folder's files.
+fn contents(folder: &Path) -> Vec<(String, String)> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let files = entries.flatten().map(|entry| {
+        let text = fs::read_to_string(entry.path()).expect("a text");
+        (entry.file_name().to_string_lossy().into_owned(), text)
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_snapshot_is_what_the_guest_writes_and_nothing_stays_of_one_that_it_refuses() {
+    let mut attended = Attended::new();
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = home.path().join("saved");
+    let path = folder.display().to_string();
+    let asked = |more: &[&str], answer: &[u8]| {
+        let mut command = attended.command(&[&["snapshot", "one", &path], more].concat());
+        let asking = std::thread::spawn(move || finish(&mut command));
+        let stops = attended.answers(answer);
+        (asking.join().expect("no panic"), stops)
+    };
+    let (refused, stops) = asked(&[], b"it has a session");
+    assert_eq!((refused.status.code(), stops), (Some(2), false));
+    let words = "guest one is not saved: it has a session";
+    assert!(refused.stderr.contains(words), "{}", refused.stderr);
+    assert!(!folder.exists());
+    // A guest that ends gives no answer.
+    let (ended, _) = asked(&[], b"");
+    assert!(
+        ended.stderr.contains("no guest one is running"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!folder.exists());
+
+    let (saved, stops) = asked(&[], &[0]);
+    assert!(saved.status.success() && !stops, "{}", saved.stderr);
+    let line = format!("guest one is saved in {path}, and runs on");
+    assert!(saved.stdout.contains(&line), "{}", saved.stdout);
+    let files = [("memory", "memory"), ("state.json", "state")];
+    let files = files.map(|(name, text)| (name.to_owned(), text.to_owned()));
+    assert_eq!(contents(&folder), files);
+    let again = attended.finish(&["snapshot", "one", &path]);
+    assert!(again.stderr.contains("saved"), "{}", again.stderr);
+    assert_eq!(contents(&folder), files);
+
+    attended.ends();
+    let gone = attended.finish(&["snapshot", "one", &path]);
+    assert!(
+        gone.stderr.contains("no guest one is running"),
+        "{}",
+        gone.stderr
+    );
+}
+
+#[test]
+fn a_guest_is_not_started_from_a_folder_that_is_no_snapshot() {
+    let home = tempfile::tempdir().expect("a folder");
+    let start = |more: &[&str]| {
+        let folder = home.path().display().to_string();
+        let args = [&["guest", "start", "one", "--restore", &folder], more].concat();
+        let mut command = wormhole(&args);
+        command.env("WORMHOLE_RUNTIME", home.path().join("runtime"));
+        let finished = finish(&mut command);
+        assert_eq!(finished.status.code(), Some(2));
+        finished.stderr
+    };
+    assert!(start(&[]).contains("state.json"));
+    fs::write(home.path().join("state.json"), "{\"format\": 0}").expect("room");
+    assert!(start(&[]).contains("it has format 0, and this version reads 1"));
+    // A snapshot has the options of the machine.
+    for option in [["--memory", "1G"], ["--kernel", "/k"], ["--disk", "/d"]] {
+        let refused = start(&option);
+        assert!(refused.contains("cannot be used with"), "{refused}");
+    }
 }

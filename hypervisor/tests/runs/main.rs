@@ -18,6 +18,7 @@ mod guest_identity;
 mod guest_image;
 mod guest_kill;
 mod guest_network;
+mod guest_snapshot;
 mod guest_terminal;
 mod harness;
 mod hung_mounts;

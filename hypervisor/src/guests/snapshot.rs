@@ -1,0 +1,354 @@
+//! `wormhole guest snapshot`: saves a guest to a folder, from which `guest start --restore` goes on.
+//!
+//! The guest's process may open no file and accept no connection. The command opens the files of the snapshot and connects
+//! to the guest's attendant, which passes the connection on. The command sends both files by it, and gets the answer.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_link::chain;
+use wormhole_monitor::{AfterSnapshot, Snapshot, SnapshotError, SnapshotHandle, VmState};
+
+use super::machine::Machine;
+use super::start::END_LIMIT;
+use super::{GuestsError, Place};
+use crate::places::Name;
+use crate::say;
+
+/// Socket of a guest's folder that takes snapshots.
+pub const SOCKET: &str = "snapshots";
+
+/// File of a snapshot with all but the guest's memory.
+const STATE: &str = "state.json";
+/// File of a snapshot with the guest's memory.
+const MEMORY: &str = "memory";
+
+/// Version of [`STATE`]'s contents and of the devices that it describes.
+const FORMAT: u32 = 1;
+/// Longer than any state: each of 64 vCPUs has 40 KiB of text.
+const LARGEST_STATE: u64 = 64 << 20;
+
+/// The first byte of an answer. Anything else is the reason for a refusal.
+const SAVED: u8 = 0;
+
+/// Contents of [`STATE`].
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved<M> {
+    format: u32,
+    machine: M,
+    vm: VmState,
+}
+
+/// The part of [`STATE`] that is the same in every format.
+#[derive(Debug, Deserialize)]
+struct Format {
+    format: u32,
+}
+
+/// Reason why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is no regular file of at most {} MiB", .0.display(), LARGEST_STATE >> 20)]
+    NoState(PathBuf),
+    #[error("{} is not the state of a guest", path.display())]
+    State {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error(
+        "{} is of another version of Wormhole: it has format {format}, and this version reads {FORMAT}",
+        path.display()
+    )]
+    Format { path: PathBuf, format: u32 },
+}
+
+/// Reads a snapshot: the machine, and its state.
+///
+/// # Errors
+/// The folder has no snapshot, or one of another version.
+pub fn load(folder: &Path) -> Result<(Machine, Snapshot), FolderError> {
+    let (path, text) = read_state(folder)?;
+    let failed = |source| FolderError::State {
+        path: path.clone(),
+        source,
+    };
+    let Format { format } = serde_json::from_slice(&text).map_err(failed)?;
+    if format != FORMAT {
+        return Err(FolderError::Format { path, format });
+    }
+    let Saved { machine, vm, .. } = serde_json::from_slice(&text).map_err(failed)?;
+    let path = folder.join(MEMORY);
+    let memory = open(&path).map_err(|source| FolderError::Read { path, source })?;
+    let snapshot = Snapshot { state: vm, memory };
+    Ok((machine, snapshot))
+}
+
+fn read_state(folder: &Path) -> Result<(PathBuf, Vec<u8>), FolderError> {
+    let path = folder.join(STATE);
+    let read = || {
+        let file = open(&path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(None);
+        }
+        let mut text = Vec::new();
+        file.take(LARGEST_STATE + 1).read_to_end(&mut text)?;
+        Ok((text.len() as u64 <= LARGEST_STATE).then_some(text))
+    };
+    match read() {
+        Ok(Some(text)) => Ok((path, text)),
+        Ok(None) => Err(FolderError::NoState(path)),
+        Err(source) => Err(FolderError::Read { path, source }),
+    }
+}
+
+/// Opens a file without waiting for the writer of a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Saves a guest.
+///
+/// # Errors
+/// The guest does not run, cannot be saved now, or the folder cannot be made.
+pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
+    let place = Place::own(name.clone())?;
+    let Some(record) = place.running()? else {
+        return Err(GuestsError::NotRunning(name.clone()));
+    };
+    let made = DirBuilder::new().mode(0o700).create(folder);
+    made.map_err(|source| GuestsError::Write {
+        path: folder.to_owned(),
+        source,
+    })?;
+    if let Err(error) = save_in(&place, folder, stop) {
+        for file in [STATE, MEMORY] {
+            let _ = fs::remove_file(folder.join(file));
+        }
+        let _ = fs::remove_dir(folder);
+        return Err(error);
+    }
+    let end = match stop {
+        true => {
+            // Fails only for a process of another user.
+            let _ = record.process.end_after(END_LIMIT, END_LIMIT);
+            ", and has ended"
+        }
+        false => ", and runs on",
+    };
+    say::result(format_args!(
+        "guest {name} is saved in {}{end}",
+        folder.display()
+    ));
+    Ok(())
+}
+
+fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<(), GuestsError> {
+    let create = |name: &str| {
+        let path = folder.join(name);
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        options
+            .open(&path)
+            .map_err(|source| GuestsError::Write { path, source })
+    };
+    let (state, memory) = (create(STATE)?, create(MEMORY)?);
+    let failed = |source| GuestsError::Save {
+        name: place.name.clone(),
+        source,
+    };
+    let ask = || {
+        let mut stream = UnixStream::connect(place.file(SOCKET))?;
+        for (byte, file) in [(u8::from(stop), &state), (0, &memory)] {
+            stream.send_with_fd(&[byte][..], file.as_raw_fd())?;
+        }
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = ask().map_err(failed)?;
+    match &answer[..] {
+        [SAVED] => {}
+        [] => return Err(GuestsError::NotRunning(place.name.clone())),
+        reason => {
+            return Err(GuestsError::Unsaved {
+                name: place.name.clone(),
+                reason: String::from_utf8_lossy(reason).into_owned(),
+            });
+        }
+    }
+    let kept = state.sync_all().and_then(|()| memory.sync_all());
+    kept.map_err(failed)
+}
+
+/// Serves the requests of snapshots in the guest's process, until the attendant has ended.
+#[derive(Debug)]
+pub struct Server {
+    /// Brings the connections of commands.
+    pub attendant: UnixStream,
+    pub snapshots: SnapshotHandle,
+    pub machine: Machine,
+    /// Set when the guest ends after a snapshot.
+    pub is_saved: Arc<AtomicBool>,
+}
+
+impl Server {
+    pub fn run(self) {
+        while let Some((_, Some(connection))) = receive(&self.attendant) {
+            self.serve(OwnedFd::from(connection).into());
+        }
+    }
+
+    fn serve(&self, mut stream: UnixStream) {
+        let (Some((stop, Some(state))), Some((_, Some(memory)))) =
+            (receive(&stream), receive(&stream))
+        else {
+            return;
+        };
+        let (machine, is_saved) = (self.machine.clone(), Arc::clone(&self.is_saved));
+        let conclude = move |vm: Result<VmState, SnapshotError>| {
+            let written = vm.map_err(|error| refusal(&error)).and_then(|vm| {
+                let saved = Saved {
+                    format: FORMAT,
+                    machine,
+                    vm,
+                };
+                write(&state, &saved).map_err(|error| format!("cannot write {STATE}: {error}"))
+            });
+            let (answer, after) = match written {
+                Ok(()) if stop != 0 => {
+                    is_saved.store(true, Ordering::SeqCst);
+                    (vec![SAVED], AfterSnapshot::Stop)
+                }
+                Ok(()) => (vec![SAVED], AfterSnapshot::Continue),
+                Err(reason) => (reason.into_bytes(), AfterSnapshot::Continue),
+            };
+            // A command that was killed has no use for the answer.
+            let _ = stream.write_all(&answer);
+            after
+        };
+        self.snapshots.request(memory, Box::new(conclude));
+    }
+}
+
+/// Receives one byte and the file beside it. Returns none at the end of the stream.
+fn receive(stream: &UnixStream) -> Option<(u8, Option<File>)> {
+    let mut byte = [0];
+    loop {
+        match stream.recv_with_fd(&mut byte) {
+            Ok((1, file)) => return Some((byte[0], file)),
+            Err(error) if error.errno() == libc::EINTR => {}
+            _ => return None,
+        }
+    }
+}
+
+fn write(mut file: &File, saved: &Saved<Machine>) -> io::Result<()> {
+    let mut writer = BufWriter::new(&mut file);
+    serde_json::to_writer(&mut writer, saved)?;
+    writer.flush()
+}
+
+/// Returns the reason for which a guest is not saved, by the words of its user: the guest's connections are of sessions.
+fn refusal(error: &SnapshotError) -> String {
+    let SnapshotError::Connections(open) = error else {
+        return chain(error);
+    };
+    let ports: Vec<_> = open
+        .iter()
+        .map(|connection| connection.guest_port.to_string())
+        .collect();
+    let (sessions, port) = match ports.len() {
+        1 => ("a program of it has a CUDA session", "port"),
+        _ => ("programs of it have CUDA sessions", "ports"),
+    };
+    format!(
+        "{sessions} open, which cannot be saved: end it first. `ss --vsock --processes` in the guest shows the processes \
+         by their {port}: {}",
+        ports.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wormhole_monitor::OpenConnection;
+
+    fn refused(folder: &Path) -> String {
+        chain(&load(folder).expect_err("no snapshot"))
+    }
+
+    #[test]
+    fn a_folder_without_a_snapshot_is_refused_by_its_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join(STATE);
+        assert!(refused(folder.path()).contains("state.json"));
+        for (text, words) in [
+            ("", "is not the state of a guest"),
+            ("[]", "is not the state of a guest"),
+            (r#"{"format": -1}"#, "is not the state of a guest"),
+            (
+                r#"{"format": 2, "vm": 7}"#,
+                "it has format 2, and this version reads 1",
+            ),
+            (r#"{"format": 1}"#, "is not the state of a guest"),
+        ] {
+            fs::write(&state, text).expect("room");
+            let refused = refused(folder.path());
+            assert!(refused.contains(words), "{text}: {refused}");
+        }
+        let large = File::options().write(true).open(&state).expect("a file");
+        large.set_len(LARGEST_STATE + 1).expect("room");
+        assert!(refused(folder.path()).contains("at most 64 MiB"));
+        fs::remove_file(&state).expect("it is there");
+        fs::create_dir(&state).expect("a folder");
+        assert!(refused(folder.path()).contains("no regular file"));
+    }
+
+    #[test]
+    fn open_sessions_are_told_by_their_ports() {
+        let open = |ports: &[u32]| {
+            let open = ports.iter().map(|&guest_port| OpenConnection {
+                guest_port,
+                host_port: 1,
+            });
+            refusal(&SnapshotError::Connections(open.collect()))
+        };
+        let one = open(&[1034]);
+        assert!(
+            one.contains("a program of it has a CUDA session open"),
+            "{one}"
+        );
+        assert!(one.contains("port: 1034"), "{one}");
+        let two = open(&[1034, 1035]);
+        assert!(two.contains("ports: 1034, 1035"), "{two}");
+        assert_eq!(refusal(&SnapshotError::Ended), "the guest has ended");
+    }
+
+    #[test]
+    fn a_byte_comes_with_its_file() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let file = tempfile::tempfile().expect("a file");
+        ours.send_with_fd(&[7u8][..], file.as_raw_fd())
+            .expect("sent");
+        assert!(matches!(receive(&theirs), Some((7, Some(_)))));
+        drop(ours);
+        assert!(receive(&theirs).is_none());
+    }
+}
