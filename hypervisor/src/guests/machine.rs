@@ -9,7 +9,7 @@ use super::start::Options;
 use crate::run::network::{self, EndOption};
 use crate::run::{Disk, RunError, Size, check_memory, check_window, resources};
 
-/// What a restored guest has in common with the one that was saved.
+/// Properties that a restored guest has in common with the one that was saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Memory in bytes.

@@ -33,7 +33,7 @@ const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
 
 /// Version of [`STATE`]'s contents and of the devices that it describes.
-const FORMAT: u32 = 1;
+const LAYOUT: u32 = 1;
 /// Longer than any state: each of 64 vCPUs has 40 KiB of text.
 const LARGEST_STATE: u64 = 64 << 20;
 
@@ -72,7 +72,7 @@ pub enum FolderError {
         source: serde_json::Error,
     },
     #[error(
-        "{} is of another version of Wormhole: it has format {format}, and this version reads {FORMAT}",
+        "{} is of another version of Wormhole: it has format {format}, and this version reads {LAYOUT}",
         path.display()
     )]
     Format { path: PathBuf, format: u32 },
@@ -89,7 +89,7 @@ pub fn load(folder: &Path) -> Result<(Machine, Snapshot), FolderError> {
         source,
     };
     let Format { format } = serde_json::from_slice(&text).map_err(failed)?;
-    if format != FORMAT {
+    if format != LAYOUT {
         return Err(FolderError::Format { path, format });
     }
     let Saved { machine, vm, .. } = serde_json::from_slice(&text).map_err(failed)?;
@@ -225,7 +225,7 @@ impl Server {
         let conclude = move |vm: Result<VmState, SnapshotError>| {
             let written = vm.map_err(|error| refusal(&error)).and_then(|vm| {
                 let saved = Saved {
-                    format: FORMAT,
+                    format: LAYOUT,
                     machine,
                     vm,
                 };
