@@ -336,7 +336,7 @@ impl TenantLoop {
             }
         }
         let log = self.take_log(ops, id);
-        let Some(worker) = self.workers.remove(&id) else {
+        let Some(mut worker) = self.workers.remove(&id) else {
             return;
         };
         if worker.tokens[0] != 0 {

@@ -14,8 +14,8 @@ pub struct Connection {
     pub incoming: Incoming,
     outgoing: Outgoing,
     token: u32,
-    /// Events for which the loop watches it.
-    watched: EventSet,
+    /// Events for which the loop watches it, until [`forget`](Self::forget).
+    watched: Option<EventSet>,
     /// Whether the loop watches it for input.
     reads: bool,
     /// Whether a queued message was refused, since the user has too many descriptors in flight.
@@ -46,7 +46,7 @@ impl Connection {
             incoming: Incoming::new(takes_descriptors),
             outgoing: Outgoing::default(),
             token,
-            watched: EventSet::IN,
+            watched: Some(EventSet::IN),
             reads: true,
             is_delayed: false,
         })
@@ -132,9 +132,11 @@ impl Connection {
         self.outgoing.is_waiting()
     }
 
-    /// Removes the stream from the event loop. Call it before dropping the stream.
-    pub fn forget(&self, ops: &mut EventOps<'_>) {
-        forget(ops, &self.socket);
+    /// Removes the stream from the event loop, once. Call it before dropping the stream.
+    pub fn forget(&mut self, ops: &mut EventOps<'_>) {
+        if self.watched.take().is_some() {
+            forget(ops, &self.socket);
+        }
     }
 
     pub fn token(&self) -> u32 {
@@ -169,15 +171,18 @@ impl Connection {
     }
 
     fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let Some(watched) = self.watched else {
+            return;
+        };
         let mut set = EventSet::empty();
         set.set(EventSet::IN, self.reads);
         set.set(
             EventSet::OUT,
             self.outgoing.is_waiting() && !self.is_delayed,
         );
-        if set != self.watched {
+        if set != watched {
             match ops.modify(Events::with_data(&self.socket, self.token, set)) {
-                Ok(()) => self.watched = set,
+                Ok(()) => self.watched = Some(set),
                 Err(error) => tracing::error!("the event loop: {error}"),
             }
         }

@@ -429,7 +429,7 @@ impl TenantLoop {
         why: &str,
         status: Option<(u32, EndCause)>,
     ) {
-        let Some(guest) = self.guests.remove(&id) else {
+        let Some(mut guest) = self.guests.remove(&id) else {
             return;
         };
         if let Some(tenant) = self.tenants.get_mut(&guest.tenant) {

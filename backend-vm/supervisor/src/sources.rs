@@ -67,7 +67,7 @@ impl<S: Copy> Sources<S> {
         (of_stream, of_log): (S, S),
     ) -> Result<(Connection, [u32; 2]), event_manager::Error> {
         let stream = self.add(of_stream);
-        let peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
+        let mut peer = Connection::register(ops, socket, stream, true).map_err(|(error, _)| {
             self.remove(stream);
             error
         })?;

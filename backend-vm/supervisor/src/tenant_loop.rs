@@ -452,7 +452,7 @@ impl TenantLoop {
         &mut self,
         ops: &mut EventOps<'_>,
         tenant: Id,
-        peer: Connection,
+        mut peer: Connection,
     ) {
         peer.forget(ops);
         peer.shut_down();

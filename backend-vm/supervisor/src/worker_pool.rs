@@ -472,7 +472,7 @@ impl Supervisor {
         let Some((tenant, session)) = worker.session else {
             return;
         };
-        let Some((peer, log)) = worker.ends.take() else {
+        let Some((mut peer, log)) = worker.ends.take() else {
             return;
         };
         worker.enter(WorkerState::Given);
@@ -539,7 +539,7 @@ impl Supervisor {
         }
         // The spawner reports its end; the stream would only report the same event again.
         worker.process.kill();
-        if let Some((peer, _)) = &worker.ends {
+        if let Some((peer, _)) = &mut worker.ends {
             peer.forget(ops);
         }
         let token = std::mem::take(&mut worker.tokens[0]);
@@ -624,10 +624,10 @@ impl Supervisor {
                 break;
             }
         }
-        let Some(worker) = self.workers.remove(&id) else {
+        let Some(mut worker) = self.workers.remove(&id) else {
             return;
         };
-        if let Some((peer, log)) = &worker.ends {
+        if let Some((peer, log)) = &mut worker.ends {
             if worker.tokens[0] != 0 {
                 peer.forget(ops);
             }
