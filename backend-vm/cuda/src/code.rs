@@ -108,12 +108,16 @@ impl<'a> Code<'a> {
     }
 }
 
+/// First bytes of an archive (ar(5)), which has lengths in it although it can be text.
+const ARCHIVE: &str = "!<";
+
 /// Terminates PTX by a zero byte. `None` if a control character precedes the end: such bytes are not text.
 fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, [u8]>> {
     let end = memchr::memchr(0, &bytes).unwrap_or(bytes.len());
     let written = std::str::from_utf8(&bytes[..end]).ok()?;
     let is_text = |letter: char| !letter.is_control() || letter.is_ascii_whitespace();
-    if written.is_empty() || !written.chars().all(is_text) {
+    let is_other = written.is_empty() || written.starts_with(ARCHIVE);
+    if is_other || !written.chars().all(is_text) {
         return None;
     }
     Some(match bytes {
@@ -467,6 +471,7 @@ pub(crate) mod tests {
             b"\x7fELF",
             b"",
             b"\0",
+            b"!<arch>\nmember.o/       0           0     0     644     99999999  `\n",
         ] {
             assert_eq!(code(wrong), Err(CuError::INVALID_IMAGE), "{wrong:?}");
         }
