@@ -60,8 +60,8 @@ pub enum PlaceError {
     #[error("{0} is not a folder that only its owner, this user, can write: remove it")]
     Unsafe(PathBuf),
     #[error(
-        "{0} belongs to another user, or others can write it, so that its facts are not believed: remove it, or set {FOLDER_VARIABLE} \
-         to a folder of this user"
+        "{0} is of another kind or another user, or others can write it, so that its facts are not believed: remove it, or \
+         set {FOLDER_VARIABLE} to a folder of this user"
     )]
     Foreign(PathBuf),
     #[error("{path} cannot be used")]

@@ -585,7 +585,7 @@ fn a_pipe_beside_a_socket_is_not_opened() {
     );
     refused(
         &runtime.finish(&["backend", "list"]),
-        "is not the record of a backend",
+        "record.json is of another kind",
     );
     fs::remove_file(folder.join("record.json")).expect("it is ours");
     fs::write(folder.join("record.json"), record).expect("it is ours");
