@@ -14,11 +14,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::ioctl_fionread;
 use wormhole_init::{COLLECT_BYTES, MAX_FILES, Report};
 
 use crate::error::{ImageError, io};
@@ -53,6 +55,10 @@ const NO_SPECULATION: &str = "mitigations=off";
 /// Kernel parameters that end a machine which has lost a processor's timer interrupt, as QEMU's emulation does now and
 /// then when a guest of the machine runs. Otherwise it would wait for ever.
 const WATCHED: &str = "rcupdate.rcu_cpu_stall_timeout=60 sysctl.kernel.panic_on_rcu_stall=1";
+
+/// Time within which the machine is ready. A boot takes seconds, and on a busy processor less than a minute. QEMU's emulation
+/// sometimes loses a timer interrupt while all processors of the machine wait for it; then nothing in the machine can end it.
+const READY_LIMIT: Duration = Duration::from_secs(150);
 
 /// Kernel parameter that keeps the machine itself from sending frames to the networks of its guests.
 const SILENT: &str = "ipv6.disable=1";
@@ -135,10 +141,17 @@ pub struct EmulatedHost<'a> {
     /// Socket of the program's standard input. Its peer receives `!` when the program is about to start, and then sends
     /// the input.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// Socket of signals for the program. Its peer receives `!` when the machine is ready, and then sends signal
-    /// numbers
-    /// of one byte each.
-    pub signals: Option<BorrowedFd<'a>>,
+    /// Signals for the program, if any are sent.
+    pub signals: Option<MachineSignals<'a>>,
+}
+
+/// Signals for the program of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineSignals<'a> {
+    /// The machine's end. The peer receives `!` when the machine is ready, and then sends signal numbers of one byte each.
+    pub socket: BorrowedFd<'a>,
+    /// Set by the owner of the peer when it has received `!`.
+    pub is_ready: &'a AtomicBool,
 }
 
 /// Writer that forwards to another one and records whether it has written anything.
@@ -182,37 +195,35 @@ impl EmulatedHost<'_> {
 
     /// Boots the machine, forwards the program's output as it arrives, and returns the report.
     ///
-    /// QEMU's emulation of virtualization has defects: a machine may hang, may end with a fault that real processors do
-    /// not raise, after which QEMU exits with status 0, or may abort by an assertion of QEMU. A machine that ends so
-    /// before its program has written anything is started once more, with a message on `stderr`.
+    /// QEMU's emulation of virtualization has defects: a machine may hang in its boot or later, may end with a fault that real processors do
+    /// not raise, after which QEMU exits with status 0, or may abort by an assertion of QEMU. A machine that is not ready in
+    /// time, or ends so before its program has written anything is started once more, with a message on `stderr`.
     pub fn run(
         &self,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
         let initrd = self.initrd()?;
-        // The machine's first process blocks until the signals port is open on this side, even if no signals are sent.
-        let (_silent, unused) = UnixStream::pair().map_err(|source| ImageError::Start {
-            program: QEMU,
-            source,
-        })?;
-        let signals = self.signals.unwrap_or(unused.as_fd());
-
         let (mut out, mut err) = (TrackedWriter::new(stdout), TrackedWriter::new(stderr));
-        match self.attempt(&initrd, signals, &mut out, &mut err) {
-            Err(ImageError::HostDied { status, .. })
-                if is_defect(status) && !out.has_written && !err.has_written =>
-            {
-                // If stderr is closed, the message is lost too.
-                let _ = writeln!(
-                    err,
-                    "wormhole: the emulated host died ({status}) before its program wrote anything: it is started \
-                     once more"
-                );
-                self.attempt(&initrd, signals, &mut out, &mut err)
-            }
-            ended => ended,
+        let ended = self.attempt(&initrd, &mut out, &mut err);
+        if out.has_written || err.has_written {
+            return ended;
         }
+        let why = match &ended {
+            Err(ImageError::HostDied { status, .. }) if is_defect(*status) => {
+                format!("died ({status}) before its program wrote anything")
+            }
+            Err(ImageError::HostNotReady { after, .. }) => {
+                format!("was not ready within {} s", after.as_secs())
+            }
+            _ => return ended,
+        };
+        // If stderr is closed, the message is lost too.
+        let _ = writeln!(
+            err,
+            "wormhole: the emulated host {why}: it is started once more"
+        );
+        self.attempt(&initrd, &mut out, &mut err)
     }
 
     /// Writes the machine's initrd to a memfd.
@@ -230,10 +241,25 @@ impl EmulatedHost<'_> {
     fn attempt(
         &self,
         initrd: &File,
-        signals: BorrowedFd<'_>,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
+        // The machine's first process blocks until the signals port is open on this side, even if no signals are sent.
+        let silent = UnixStream::pair().map_err(|source| ImageError::Start {
+            program: QEMU,
+            source,
+        })?;
+        let (peer, unused) = &silent;
+        let signals = self
+            .signals
+            .map_or(unused.as_fd(), |signals| signals.socket);
+        if let Some(signals) = self.signals {
+            signals.is_ready.store(false, Ordering::Relaxed);
+        }
+        let is_ready = || match self.signals {
+            Some(signals) => signals.is_ready.load(Ordering::Relaxed),
+            None => ioctl_fionread(peer).is_ok_and(|bytes| bytes > 0),
+        };
         let pipe = || {
             io::pipe().map_err(|source| ImageError::Start {
                 program: QEMU,
@@ -264,7 +290,10 @@ impl EmulatedHost<'_> {
                 bytes
             });
             // QEMU holds the report's pipe open while it runs.
-            let outcome = end.recv_timeout(self.timeout);
+            let mut outcome = end.recv_timeout(self.timeout.min(READY_LIMIT));
+            if outcome == Err(RecvTimeoutError::Timeout) && is_ready() {
+                outcome = end.recv_timeout(self.timeout.saturating_sub(READY_LIMIT));
+            }
             if outcome.is_err() {
                 // An error means that QEMU has already exited.
                 let _ = child.kill();
@@ -275,11 +304,18 @@ impl EmulatedHost<'_> {
             program: QEMU,
             source,
         })?;
-        if matches!(outcome, Err(RecvTimeoutError::Timeout)) {
-            return Err(ImageError::HostTimeout {
-                after: self.timeout,
-                console,
-            });
+        if outcome == Err(RecvTimeoutError::Timeout) {
+            let error = match is_ready() || self.timeout <= READY_LIMIT {
+                true => ImageError::HostTimeout {
+                    after: self.timeout,
+                    console,
+                },
+                false => ImageError::HostNotReady {
+                    after: READY_LIMIT,
+                    console,
+                },
+            };
+            return Err(error);
         }
         Report::read(&report[..], MAX_FILES, HOST_COLLECT_BYTES).map_err(|source| {
             ImageError::HostDied {

@@ -103,6 +103,8 @@ pub enum ImageError {
     },
     #[error("the emulated host did not end within {} s; its console says: {console}", .after.as_secs())]
     HostTimeout { after: Duration, console: String },
+    #[error("the emulated host was not ready within {} s; its console says: {console}", .after.as_secs())]
+    HostNotReady { after: Duration, console: String },
     #[error("the emulated host ended without a report ({status}); its console says: {console}")]
     HostDied {
         status: ExitStatus,

@@ -30,7 +30,9 @@ pub use disk::{
     DISK_COMMAND_LINE, DebianDisk, DebianOptions, NotAPackage, PackageName, Suite, build_base,
     build_disk,
 };
-pub use emulated_host::{DiskFile, EmulatedHost, MachineNetwork, NetworkEnd, SocketServer};
+pub use emulated_host::{
+    DiskFile, EmulatedHost, MachineNetwork, MachineSignals, NetworkEnd, SocketServer,
+};
 pub use error::ImageError;
 pub use guest_package::{GuestParts, PACKAGE};
 pub use image::{

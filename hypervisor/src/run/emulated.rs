@@ -6,12 +6,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{
-    Collected, DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image, SocketServer,
-    host_overlay, volume_place, volume_tag,
+    Collected, DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image,
+    MachineSignals, SocketServer, host_overlay, volume_place, volume_tag,
 };
 use wormhole_link::tasks;
 use wormhole_monitor::DiskAccess;
@@ -235,7 +237,8 @@ pub fn run(
     };
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
     let ready = ours.try_clone().map_err(failed)?;
-    let signals = pass(signals.clone(), ours, options).map_err(failed)?;
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let signals = pass(signals.clone(), ours, options, Arc::clone(&is_ready)).map_err(failed)?;
     let stdin = input.map(Input::socket).transpose()?;
     let of_machine = networks.iter().map(Bridged::of_machine);
     let of_machine = of_machine.collect::<Result<Vec<_>, _>>()?;
@@ -259,7 +262,10 @@ pub fn run(
         files: &files,
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
-        signals: Some(theirs.as_fd()),
+        signals: Some(MachineSignals {
+            socket: theirs.as_fd(),
+            is_ready: &is_ready,
+        }),
     }
     .run(&mut io::stdout(), &mut errors);
     drop(ready.shutdown(std::net::Shutdown::Both));
@@ -295,15 +301,21 @@ pub fn run(
     }
 }
 
-/// Passes signals on once the machine listens, until the socket is shut down. Before that there is
+/// Passes signals on once the machine listens, which `is_ready` tells, until the socket is shut down. Before that there is
 /// no program, and signals end this process, and QEMU with it.
-fn pass(signals: Signals, mut stream: UnixStream, options: &Options) -> io::Result<JoinHandle<()>> {
+fn pass(
+    signals: Signals,
+    mut stream: UnixStream,
+    options: &Options,
+    is_ready: Arc<AtomicBool>,
+) -> io::Result<JoinHandle<()>> {
     let (grace, has_terminal) = (Duration::from_secs(options.grace), options.tty);
     tasks::spawn("pass", move || {
         let mut word = [0];
         let mut passing = None;
         // A restarted machine sends the byte again.
         while matches!(stream.read(&mut word), Ok(1)) {
+            is_ready.store(true, Ordering::Relaxed);
             let Ok(to) = stream.try_clone() else { break };
             drop(passing.take());
             passing = Some(signals.to(to_machine(to, has_terminal, grace, || {

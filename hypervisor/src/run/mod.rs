@@ -699,7 +699,10 @@ impl RunError {
             Self::NotExecuted(error) => error.status(),
             Self::NotRun { status, .. } | Self::Said(status) => *status,
             // The emulated host failed, so the program's status is unknown.
-            Self::EmulatedProcessor | Self::Image(ImageError::HostTimeout { .. }) => AGAIN,
+            Self::EmulatedProcessor
+            | Self::Image(ImageError::HostTimeout { .. } | ImageError::HostNotReady { .. }) => {
+                AGAIN
+            }
             // QEMU itself exits with success when its machine fails.
             Self::Image(ImageError::HostDied { status, .. }) if status.success() => AGAIN,
             _ => USAGE,

@@ -98,7 +98,9 @@ pub fn is_emulation_failure(outcome: &Result<Report, ImageError>, errors: &str) 
         Ok(_) => errors.contains("(triple fault)"),
         Err(error) => matches!(
             error,
-            ImageError::HostDied { .. } | ImageError::HostTimeout { .. }
+            ImageError::HostDied { .. }
+                | ImageError::HostTimeout { .. }
+                | ImageError::HostNotReady { .. }
         ),
     }
 }
