@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
 
-/// Bits of a mode that let users beside the owner write.
-const WRITABLE: u32 = 0o022;
+/// Bits of a mode that let the group, and all others, write.
+const GROUP: u32 = 0o020;
+const OTHERS: u32 = 0o002;
 /// Bit of a folder in which users cannot rename or remove each other's entries.
 const STICKY: u32 = 0o1000;
 
@@ -23,7 +24,7 @@ pub enum LeftOut {
     NoFolder,
     #[error("{0} belongs to user {1}, who is neither root nor this user")]
     Foreign(PathBuf, u32),
-    #[error("other users can write {0}")]
+    #[error("other users can write {0}: take that right from its group and from others")]
     Writable(PathBuf),
 }
 
@@ -68,7 +69,13 @@ fn checked(folder: &Path) -> Result<PathBuf, LeftOut> {
         }
         // In a sticky folder above, the next one on the way stays where it is.
         let is_kept = depth > 0 && data.mode() & STICKY != 0;
-        if data.mode() & WRITABLE != 0 && !is_kept {
+        // A group of the owner's number is the owner's alone, as useradd(8) makes it.
+        let of_others = if data.gid() == data.uid() {
+            OTHERS
+        } else {
+            GROUP | OTHERS
+        };
+        if data.mode() & of_others != 0 && !is_kept {
             return Err(LeftOut::Writable(above.to_owned()));
         }
     }
@@ -78,7 +85,7 @@ fn checked(folder: &Path) -> Result<PathBuf, LeftOut> {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
 
@@ -87,11 +94,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let at = |name: &str| folder.join(name);
-        for name in ["good", "above", "above/below", "shared", "group"] {
+        for name in ["good", "above", "above/below", "shared"] {
             fs::create_dir(at(name)).unwrap();
             fs::set_permissions(at(name), Permissions::from_mode(0o755)).unwrap();
         }
-        for (name, mode) in [("above", 0o757), ("shared", 0o1777), ("group", 0o775)] {
+        for (name, mode) in [("above", 0o757), ("shared", 0o1777)] {
             fs::set_permissions(at(name), Permissions::from_mode(mode)).unwrap();
         }
         fs::create_dir(at("shared/own")).unwrap();
@@ -107,7 +114,6 @@ mod tests {
             "above/below",
             "bad_link",
             "shared",
-            "group",
             "file",
             "missing",
         ];
@@ -128,8 +134,13 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o775)).unwrap();
+        assert!(checked(&path).is_ok(), "the group is root's");
+        chown(&path, None, Some(65534)).unwrap();
+        assert!(matches!(checked(&path), Err(LeftOut::Writable(_))));
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         assert!(checked(&path).is_ok());
-        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        chown(&path, Some(65534), None).unwrap();
         assert!(matches!(checked(&path), Err(LeftOut::Foreign(_, 65534))));
     }
 }
