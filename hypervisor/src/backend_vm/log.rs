@@ -11,7 +11,7 @@ const LONGEST: usize = 4096;
 
 /// Writes whole lines, and leaves out those beyond the budget. The number of these precedes the next line.
 #[derive(Debug)]
-pub struct Log<W> {
+pub struct Log<W: Write> {
     to: W,
     budget: LogBudget,
     /// Begin of a line whose end has not come.
@@ -41,9 +41,24 @@ impl<W: Write> Log<W> {
             Verdict::After(count) => {
                 writeln!(self.to, "backend VM: {count} lines of its log are left out")?;
             }
-            Verdict::Log | Verdict::Last => {}
+            Verdict::Log => {}
+            Verdict::Last => {
+                self.to.write_all(&line)?;
+                return writeln!(self.to, "backend VM: further lines of its log are left out");
+            }
         }
         self.to.write_all(&line)
+    }
+}
+
+impl<W: Write> Drop for Log<W> {
+    /// Writes the last line, which has no end if the VM was ended within it.
+    fn drop(&mut self) {
+        if !self.line.is_empty() {
+            self.line.push(b'\n');
+            // Nobody is left to hear of an error.
+            let _ = self.end_line();
+        }
     }
 }
 
@@ -84,7 +99,7 @@ mod tests {
                 log.write_all(line).unwrap();
             }
             let size = log.to.len();
-            assert!((BUDGET..=BUDGET + LONGEST).contains(&size), "{size}");
+            assert!((BUDGET..=BUDGET + 2 * LONGEST).contains(&size), "{size}");
         }
     }
 
@@ -95,5 +110,14 @@ mod tests {
             log.write_all(part.as_bytes()).unwrap();
         }
         assert_eq!(log.to, b"one\ntwo\n\n");
+    }
+
+    #[test]
+    fn the_last_line_of_a_vm_that_ends_within_it_is_logged() {
+        let mut kept = Vec::new();
+        let mut log = Log::at(&mut kept, always);
+        log.write_all(b"one\ntw").unwrap();
+        drop(log);
+        assert_eq!(kept, b"one\ntw\n");
     }
 }
