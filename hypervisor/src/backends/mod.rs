@@ -230,7 +230,8 @@ pub fn entries() -> Result<Vec<Entry>, BackendsError> {
     let mut entries = Vec::new();
     for place in Place::all()? {
         let socket = place.socket();
-        entries.extend(place.running()?.map(|record| Entry {
+        let record = place.listed()?.filter(|record| record.process.lives());
+        entries.extend(record.map(|record| Entry {
             name: place.name.to_string(),
             pid: record.process.pid,
             up: record.up(),

@@ -284,7 +284,7 @@ impl Entry {
 pub fn entries() -> Result<Vec<Entry>, GuestsError> {
     let mut entries = Vec::new();
     for place in Place::all()? {
-        let Some(record) = place.record()? else {
+        let Some(record) = place.listed()? else {
             continue;
         };
         let lives = record.process.lives();

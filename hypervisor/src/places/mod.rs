@@ -25,6 +25,8 @@ use rustix::process::{Uid, geteuid};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::say;
+
 pub use self::detached::{Detached, last_line, notify};
 pub use self::name::Name;
 pub use self::process::{End, Process};
@@ -168,7 +170,7 @@ impl<K: Kind> Place<K> {
     pub fn all() -> Result<Vec<Self>, PlaceError> {
         let mut places = Vec::new();
         for root in folders()? {
-            places.extend(Self::all_below(&root)?);
+            places.extend(believed(Self::all_below(&root))?);
         }
         places.sort_by_key(Self::folder);
         Ok(places)
@@ -253,6 +255,14 @@ impl<K: Kind> Place<K> {
     /// The record cannot be read, or is none.
     pub fn running(&self) -> Result<Option<Record<K>>, PlaceError> {
         Ok(self.record()?.filter(|record| record.process.lives()))
+    }
+
+    /// Returns the record for a list. A process whose facts are not believed is left out with a line that says so.
+    ///
+    /// # Errors
+    /// As of [`Self::record`], but for such facts.
+    pub fn listed(&self) -> Result<Option<Record<K>>, PlaceError> {
+        believed(self.record())
     }
 
     /// Makes the folder, and holds it against other commands.
@@ -408,6 +418,17 @@ fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
 /// Returns whether this user believes another one: root, and itself.
 pub fn is_believed_user(user: Uid) -> bool {
     user.is_root() || user == geteuid()
+}
+
+/// Says that facts are not believed, and returns none. A list has those of the other processes.
+fn believed<T: Default>(found: Result<T, PlaceError>) -> Result<T, PlaceError> {
+    match found {
+        Err(error @ PlaceError::Foreign(_)) => {
+            say::line(format_args!("{error}"));
+            Ok(T::default())
+        }
+        found => found,
+    }
 }
 
 /// Returns the folder of this user's processes: [`FOLDER_VARIABLE`], otherwise `/run/wormhole` for
