@@ -117,6 +117,11 @@ impl DeviceThread {
         })
     }
 
+    /// Ends the thread's event loop after the events that it has already.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
     /// Returns a handle for a device of this thread.
     pub fn handle(&self) -> DeviceThreadHandle {
         self.handle.clone()
@@ -125,7 +130,7 @@ impl DeviceThread {
 
 impl Drop for DeviceThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.stop();
         if let Err(error) = self.handle.endpoint.kick() {
             tracing::debug!(%error, "the devices' event loop has ended already");
         }

@@ -299,6 +299,11 @@ impl VcpuThreads {
         Ok(PausedVcpus(paused))
     }
 
+    /// Lets no vCPU run again once it is interrupted or stands.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
     /// Waits until `judge` returns an exit reason for a vCPU's end, the VM is stopped, or the timeout expires. `save` serves
     /// requests for snapshots meanwhile.
     pub fn wait(
@@ -342,7 +347,7 @@ impl VcpuThreads {
 impl Drop for VcpuThreads {
     /// Interrupts every vCPU and joins its thread.
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.stop();
         for (thread, _) in self.threads.drain(..) {
             kick(&thread);
             if thread.join().is_err() {
@@ -410,6 +415,8 @@ impl VcpuThread {
         while !self.stop.load(Ordering::SeqCst) {
             if interrupted && let Ok(pausing) = pausing.try_recv() {
                 self.pause(&pausing);
+                // The VM may have been stopped meanwhile.
+                continue;
             }
             interrupted = match self.step() {
                 Ok(interrupted) => interrupted,

@@ -491,7 +491,10 @@ impl Vm {
             .iter()
             .map(|(thread, _)| thread)
             .collect();
-        let save = |request| self.machine.serve(request, &threads, &device_threads);
+        let save = |request| {
+            let machine = &self.machine;
+            machine.serve(request, &threads, &device_threads, &self.ending)
+        };
         let outcome = threads.wait(receiver, self.timeout, save, |end| {
             Some(judge(&end, self.exit_status.lock().status, &self.tail))
         });

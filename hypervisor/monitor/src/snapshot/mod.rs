@@ -31,6 +31,7 @@ use crate::devices::pci::{Misfit, PciBus, PciBusState};
 use crate::devices::power::{ExitStatusPort, Pm1Ports, Pm1State};
 use crate::devices::serial::{ConsoleInput, IrqTrigger, SerialPort, SerialPortState, Tee};
 use crate::ram::GuestRam;
+use crate::sync::Ending;
 use crate::vcpu::{Event, VcpuThreads};
 
 /// Error from saving or restoring a VM.
@@ -307,26 +308,36 @@ pub(crate) fn msrs(kvm: &Kvm) -> Result<Vec<u32>, SnapshotError> {
 }
 
 impl Machine {
-    /// Stops the VM, saves it, and lets it go on unless the request says otherwise.
+    /// Stops the VM, saves it, and lets it go on. If the request says otherwise, begins `ending` instead, and no vCPU runs
+    /// again.
     pub fn serve(
         &self,
         request: Request,
         vcpus: &VcpuThreads,
         threads: &[&DeviceThread],
+        ending: &Ending,
     ) -> AfterSnapshot {
         let Request { memory, conclude } = request;
         let paused = match vcpus.pause() {
             Ok(paused) => paused,
             Err(error) => return conclude(Err(error)),
         };
-        // Dropped after the conclusion: the threads go on then.
+        // Dropped at the end: the threads go on then.
         let mut parked = Vec::new();
         let state = self.parked(threads, &mut parked).and_then(|()| {
             let state = self.state(|| paused.save(&self.msrs))?;
             memory::save(&self.ram, &memory)?;
             Ok(state)
         });
-        conclude(state)
+        let after = conclude(state);
+        if after == AfterSnapshot::Stop {
+            ending.begin();
+            vcpus.stop();
+            for thread in threads {
+                thread.stop();
+            }
+        }
+        after
     }
 
     /// Lets the devices' threads stand.

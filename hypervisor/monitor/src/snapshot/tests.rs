@@ -225,6 +225,27 @@ fn a_guest_goes_on_where_it_was_as_often_as_it_is_restored() {
 }
 
 #[test]
+fn a_guest_that_is_stopped_by_its_snapshot_runs_no_further() {
+    if !kvm() {
+        return;
+    }
+    // A guest that is let go has time for some steps, and not always for one.
+    for _ in 0..8 {
+        let console = Console::default();
+        let running = Running::start(guest(&console, None, Vec::new()).expect("a guest"));
+        console.until(300);
+        let snapshot = running.save(AfterSnapshot::Stop);
+        running.thread.join().expect("no panic").expect("it ran");
+        let (saved, written) = (word(&snapshot, COUNTER), console.len() as u64);
+        // The snapshot may lie between the count in memory and its byte on the console.
+        assert!(
+            [saved, saved - 1].contains(&written),
+            "{written} bytes, and the count of the snapshot is {saved}"
+        );
+    }
+}
+
+#[test]
 fn a_snapshot_is_refused_by_a_machine_that_is_another_one() {
     if !kvm() {
         return;
