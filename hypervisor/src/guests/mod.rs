@@ -107,6 +107,16 @@ pub enum GuestsError {
     /// The text is the guest's process's.
     #[error("guest {name} is not saved: {reason}")]
     Unsaved { name: Name, reason: String },
+    #[error(
+        "guest {name} is saved in {}, but may be lost if this machine loses power now",
+        folder.display()
+    )]
+    Unsynced {
+        name: Name,
+        folder: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("no guest {0} is running: `wormhole guest start {0}` starts one")]
     NotRunning(Name),
     #[error("guest {name} is running already, as process {pid}")]

@@ -137,12 +137,23 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
         path: folder.to_owned(),
         source,
     })?;
-    if let Err(error) = save_in(&place, folder, stop) {
-        for file in [STATE, MEMORY] {
-            let _ = fs::remove_file(folder.join(file));
+    let files = match save_in(&place, folder, stop) {
+        Ok(files) => files,
+        Err(error) => {
+            for file in [STATE, MEMORY] {
+                let _ = fs::remove_file(folder.join(file));
+            }
+            let _ = fs::remove_dir(folder);
+            return Err(error);
         }
-        let _ = fs::remove_dir(folder);
-        return Err(error);
+    };
+    // The files stay, whatever happens from here on: a guest that has ended has no other copy.
+    for file in files {
+        file.sync_data().map_err(|source| GuestsError::Unsynced {
+            name: name.clone(),
+            folder: folder.to_owned(),
+            source,
+        })?;
     }
     let end = match stop {
         true => {
@@ -159,7 +170,8 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
     Ok(())
 }
 
-fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<(), GuestsError> {
+/// Asks the guest's process for the snapshot, and returns its files. Nothing is saved if it fails.
+fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], GuestsError> {
     let create = |name: &str| {
         let path = folder.join(name);
         let mut options = OpenOptions::new();
@@ -169,6 +181,11 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<(), GuestsError> 
             .map_err(|source| GuestsError::Write { path, source })
     };
     let (state, memory) = (create(STATE)?, create(MEMORY)?);
+    // The guest may end with the snapshot: the names of the files are on stable storage before.
+    sync_names(folder).map_err(|source| GuestsError::Write {
+        path: folder.to_owned(),
+        source,
+    })?;
     let failed = |source| GuestsError::Save {
         name: place.name.clone(),
         source,
@@ -184,17 +201,19 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<(), GuestsError> 
     };
     let answer = ask().map_err(failed)?;
     match &answer[..] {
-        [SAVED] => {}
-        [] => return Err(GuestsError::NotRunning(place.name.clone())),
-        reason => {
-            return Err(GuestsError::Unsaved {
-                name: place.name.clone(),
-                reason: String::from_utf8_lossy(reason).into_owned(),
-            });
-        }
+        [SAVED] => Ok([state, memory]),
+        [] => Err(GuestsError::NotRunning(place.name.clone())),
+        reason => Err(GuestsError::Unsaved {
+            name: place.name.clone(),
+            reason: String::from_utf8_lossy(reason).into_owned(),
+        }),
     }
-    let kept = state.sync_all().and_then(|()| memory.sync_all());
-    kept.map_err(failed)
+}
+
+/// Brings the names of a folder's files, and its own, to stable storage.
+fn sync_names(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()?;
+    File::open(folder.join(".."))?.sync_all()
 }
 
 /// Serves the requests of snapshots in the guest's process, until the attendant has ended.
@@ -221,6 +240,9 @@ impl Server {
         else {
             return;
         };
+        let Ok(copied) = memory.try_clone() else {
+            return;
+        };
         let (machine, is_saved) = (self.machine.clone(), Arc::clone(&self.is_saved));
         let conclude = move |vm: Result<VmState, SnapshotError>| {
             let written = vm.map_err(|error| refusal(&error)).and_then(|vm| {
@@ -229,7 +251,12 @@ impl Server {
                     machine,
                     vm,
                 };
-                write(&state, &saved).map_err(|error| format!("cannot write {STATE}: {error}"))
+                let written = write(&state, &saved).and_then(|()| match stop {
+                    0 => Ok(()),
+                    // The guest ends: the files must last.
+                    _ => state.sync_data().and_then(|()| copied.sync_data()),
+                });
+                written.map_err(|error| format!("the host cannot store it: {error}"))
             });
             let (answer, after) = match written {
                 Ok(()) if stop != 0 => {
