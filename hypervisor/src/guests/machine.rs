@@ -1,6 +1,9 @@
 //! The machine of a guest, by its options or by a snapshot.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use wormhole_monitor::{MAX_VCPUS, NetConfig};
@@ -8,6 +11,11 @@ use wormhole_monitor::{MAX_VCPUS, NetConfig};
 use super::start::Options;
 use crate::run::network::{self, EndOption};
 use crate::run::{Disk, RunError, Size, check_memory, check_window, resources};
+
+/// File with the machine of a guest, in the guest's folder and in its snapshots.
+pub const FILE: &str = "machine.json";
+/// Larger than any machine: each of its paths has at most 4 KiB.
+pub const LARGEST: u64 = 1 << 20;
 
 /// Properties that a restored guest has in common with the one that was saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +44,17 @@ impl Machine {
             disks: disks.collect(),
             networks: options.network.iter().map(ToString::to_string).collect(),
         }
+    }
+
+    /// Writes the machine to a file, which snapshots copy. Call it after [`Self::open_networks`].
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(self)?;
+        let mut options = File::options();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(path)?.write_all(&text)
     }
 
     pub fn disks(&self) -> Vec<Disk> {
@@ -93,6 +112,16 @@ mod tests {
             disks: vec![("/disk".into(), true)],
             networks: vec!["passt,mac=02:00:00:00:00:07".to_owned()],
         }
+    }
+
+    #[test]
+    fn a_machine_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(FILE);
+        machine().write(&path).expect("room");
+        let text = std::fs::read(&path).expect("it is there");
+        let read: Machine = serde_json::from_slice(&text).expect("a machine");
+        assert_eq!(read, machine());
     }
 
     #[test]

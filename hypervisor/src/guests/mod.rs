@@ -45,7 +45,13 @@ impl Kind for Facts {
     const NOUN: &'static str = "guest";
     // No backend has this name.
     const FOLDER: &'static str = ".guests";
-    const FILES: &'static [&'static str] = &[log::NAME, log::EARLIER, END, snapshot::SOCKET];
+    const FILES: &'static [&'static str] = &[
+        log::NAME,
+        log::EARLIER,
+        END,
+        snapshot::SOCKET,
+        machine::FILE,
+    ];
 }
 
 type Place = places::Place<Facts>;
@@ -100,6 +106,14 @@ pub enum GuestsError {
     Folder(#[from] snapshot::FolderError),
     #[error("guest {name} cannot be saved")]
     Save {
+        name: Name,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "cannot copy the description of the machine of guest {name}, which `guest start` wrote"
+    )]
+    Machine {
         name: Name,
         #[source]
         source: io::Error,

@@ -20,7 +20,7 @@ use wormhole_monitor::{
 };
 
 use super::attendant::{Attendant, Attended};
-use super::machine::Machine;
+use super::machine;
 use super::start::{Options, Planned, hold};
 use super::{END, GuestsError, Held, Place, snapshot};
 use crate::backend::Backend;
@@ -62,7 +62,6 @@ impl Drop for Home {
 /// A guest that is ready to run.
 struct Guest {
     vm: Vm,
-    machine: Machine,
     backend: Backend,
     /// Keys of a person who is attached to the console.
     input: UnixStream,
@@ -123,6 +122,10 @@ fn make(
     let Planned { mut machine, start } = planned;
     let disks = Disk::open(&machine.disks()).map_err(RunError::from)?;
     let networks = machine.open_networks()?;
+    // A guest that takes this process over later cannot change it.
+    let path = place.file(machine::FILE);
+    let written = machine.write(&path);
+    written.map_err(|source| GuestsError::Write { path, source })?;
     let installation = Installation::locate()?;
     let mut backend = open_backend(
         &installation,
@@ -195,7 +198,6 @@ fn make(
     .map_err(|error| RunError::from(GuestError::from(error)))?;
     Ok(Guest {
         vm,
-        machine,
         backend,
         input,
         connections,
@@ -228,7 +230,6 @@ fn until_its_end(
 ) -> Result<(u8, Option<String>), RunError> {
     let Guest {
         mut vm,
-        machine,
         mut backend,
         input,
         connections,
@@ -262,7 +263,6 @@ fn until_its_end(
     let server = snapshot::Server {
         attendant: connections,
         snapshots: vm.snapshot_handle(),
-        machine,
         is_saved: Arc::clone(&is_saved),
     };
     tasks::spawn("snapshots", move || server.run()).map_err(connected)?;

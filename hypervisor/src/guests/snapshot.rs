@@ -1,7 +1,10 @@
 //! `wormhole guest snapshot`: saves a guest to a folder, from which `guest start --restore` goes on.
 //!
 //! The guest's process may open no file and accept no connection. The command opens the files of the snapshot and connects
-//! to the guest's attendant, which passes the connection on. The command sends both files by it, and gets the answer.
+//! to the guest's attendant, which passes the connection on. The command sends two files by it, and gets the answer.
+//!
+//! The guest's process, which a guest may have taken over, writes the state of the VM alone. The machine, whose paths
+//! `guest start --restore` opens, is from [`machine::FILE`], which the process wrote before it was confined.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
@@ -18,7 +21,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::chain;
 use wormhole_monitor::{AfterSnapshot, Snapshot, SnapshotError, SnapshotHandle, VmState};
 
-use super::machine::Machine;
+use super::machine::{self, Machine};
 use super::start::END_LIMIT;
 use super::{GuestsError, Place};
 use crate::places::Name;
@@ -27,14 +30,14 @@ use crate::say;
 /// Socket of a guest's folder that takes snapshots.
 pub const SOCKET: &str = "snapshots";
 
-/// File of a snapshot with all but the guest's memory.
+/// File of a snapshot with the state of the VM.
 const STATE: &str = "state.json";
 /// File of a snapshot with the guest's memory.
 const MEMORY: &str = "memory";
 
 /// Version of [`STATE`]'s contents and of the devices that it describes.
 const LAYOUT: u32 = 1;
-/// Longer than any state: each of 64 vCPUs has 40 KiB of text.
+/// Larger than any state: each of 64 vCPUs has 40 KiB of text.
 const LARGEST_STATE: u64 = 64 << 20;
 
 /// The first byte of an answer. Anything else is the reason for a refusal.
@@ -42,9 +45,8 @@ const SAVED: u8 = 0;
 
 /// Contents of [`STATE`].
 #[derive(Debug, Serialize, Deserialize)]
-struct Saved<M> {
+struct Saved {
     format: u32,
-    machine: M,
     vm: VmState,
 }
 
@@ -63,11 +65,12 @@ pub enum FolderError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is no regular file of at most {} MiB", .0.display(), LARGEST_STATE >> 20)]
-    NoState(PathBuf),
-    #[error("{} is not the state of a guest", path.display())]
-    State {
+    #[error("{} is no regular file of at most {} MiB", path.display(), most >> 20)]
+    NoFile { path: PathBuf, most: u64 },
+    #[error("{} is not the {what} of a guest", path.display())]
+    Contents {
         path: PathBuf,
+        what: &'static str,
         #[source]
         source: serde_json::Error,
     },
@@ -83,36 +86,43 @@ pub enum FolderError {
 /// # Errors
 /// The folder has no snapshot, or one of another version.
 pub fn load(folder: &Path) -> Result<(Machine, Snapshot), FolderError> {
-    let (path, text) = read_state(folder)?;
-    let failed = |source| FolderError::State {
+    let (path, text) = read(folder, STATE, LARGEST_STATE)?;
+    let failed = |source| FolderError::Contents {
         path: path.clone(),
+        what: "state",
         source,
     };
     let Format { format } = serde_json::from_slice(&text).map_err(failed)?;
     if format != LAYOUT {
         return Err(FolderError::Format { path, format });
     }
-    let Saved { machine, vm, .. } = serde_json::from_slice(&text).map_err(failed)?;
+    let Saved { vm, .. } = serde_json::from_slice(&text).map_err(failed)?;
+    let (path, text) = read(folder, machine::FILE, machine::LARGEST)?;
+    let machine = serde_json::from_slice(&text).map_err(|source| FolderError::Contents {
+        path,
+        what: "machine",
+        source,
+    })?;
     let path = folder.join(MEMORY);
     let memory = open(&path).map_err(|source| FolderError::Read { path, source })?;
     let snapshot = Snapshot { state: vm, memory };
     Ok((machine, snapshot))
 }
 
-fn read_state(folder: &Path) -> Result<(PathBuf, Vec<u8>), FolderError> {
-    let path = folder.join(STATE);
+fn read(folder: &Path, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), FolderError> {
+    let path = folder.join(name);
     let read = || {
         let file = open(&path)?;
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
         let mut text = Vec::new();
-        file.take(LARGEST_STATE + 1).read_to_end(&mut text)?;
-        Ok((text.len() as u64 <= LARGEST_STATE).then_some(text))
+        file.take(most + 1).read_to_end(&mut text)?;
+        Ok((text.len() as u64 <= most).then_some(text))
     };
     match read() {
         Ok(Some(text)) => Ok((path, text)),
-        Ok(None) => Err(FolderError::NoState(path)),
+        Ok(None) => Err(FolderError::NoFile { path, most }),
         Err(source) => Err(FolderError::Read { path, source }),
     }
 }
@@ -140,7 +150,7 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
     let files = match save_in(&place, folder, stop) {
         Ok(files) => files,
         Err(error) => {
-            for file in [STATE, MEMORY] {
+            for file in [STATE, MEMORY, machine::FILE] {
                 let _ = fs::remove_file(folder.join(file));
             }
             let _ = fs::remove_dir(folder);
@@ -181,6 +191,11 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], Guests
             .map_err(|source| GuestsError::Write { path, source })
     };
     let (state, memory) = (create(STATE)?, create(MEMORY)?);
+    let machine = create(machine::FILE)?;
+    copy_machine(place, &machine).map_err(|source| GuestsError::Machine {
+        name: place.name.clone(),
+        source,
+    })?;
     // The guest may end with the snapshot: the names of the files are on stable storage before.
     sync_names(folder).map_err(|source| GuestsError::Write {
         path: folder.to_owned(),
@@ -210,6 +225,14 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], Guests
     }
 }
 
+/// Copies the description of a guest's machine.
+fn copy_machine(place: &Place, mut to: &File) -> io::Result<()> {
+    let file = place.open(machine::FILE).map_err(io::Error::other)?;
+    let mut file = file.ok_or(io::ErrorKind::NotFound)?.take(machine::LARGEST);
+    io::copy(&mut file, &mut to)?;
+    to.sync_data()
+}
+
 /// Brings the names of a folder's files, and its own, to stable storage.
 fn sync_names(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()?;
@@ -222,7 +245,6 @@ pub struct Server {
     /// Brings the connections of commands.
     pub attendant: UnixStream,
     pub snapshots: SnapshotHandle,
-    pub machine: Machine,
     /// Set when the guest ends after a snapshot.
     pub is_saved: Arc<AtomicBool>,
 }
@@ -243,14 +265,10 @@ impl Server {
         let Ok(copied) = memory.try_clone() else {
             return;
         };
-        let (machine, is_saved) = (self.machine.clone(), Arc::clone(&self.is_saved));
+        let is_saved = Arc::clone(&self.is_saved);
         let conclude = move |vm: Result<VmState, SnapshotError>| {
             let written = vm.map_err(|error| refusal(&error)).and_then(|vm| {
-                let saved = Saved {
-                    format: LAYOUT,
-                    machine,
-                    vm,
-                };
+                let saved = Saved { format: LAYOUT, vm };
                 let written = write(&state, &saved).and_then(|()| match stop {
                     0 => Ok(()),
                     // The guest ends: the files must last.
@@ -286,7 +304,7 @@ fn receive(stream: &UnixStream) -> Option<(u8, Option<File>)> {
     }
 }
 
-fn write(mut file: &File, saved: &Saved<Machine>) -> io::Result<()> {
+fn write(mut file: &File, saved: &Saved) -> io::Result<()> {
     let mut writer = BufWriter::new(&mut file);
     serde_json::to_writer(&mut writer, saved)?;
     writer.flush()

@@ -40,6 +40,7 @@ impl Attended {
             guest.0.id()
         );
         fs::write(place.join("record.json"), record).expect("a record");
+        fs::write(place.join("machine.json"), "machine").expect("room");
         let (mut input, theirs) = UnixStream::pair().expect("a pair");
         let (connections, forwarded) = UnixStream::pair().expect("a pair");
         let mut attendant = wormhole(&["attend-guest", "one"])
@@ -312,7 +313,11 @@ fn a_snapshot_is_what_the_guest_writes_and_nothing_stays_of_one_that_it_refuses(
     assert!(saved.status.success() && !stops, "{}", saved.stderr);
     let line = format!("guest one is saved in {path}, and runs on");
     assert!(saved.stdout.contains(&line), "{}", saved.stdout);
-    let files = [("memory", "memory"), ("state.json", "state")];
+    let files = [
+        ("machine.json", "machine"),
+        ("memory", "memory"),
+        ("state.json", "state"),
+    ];
     let files = files.map(|(name, text)| (name.to_owned(), text.to_owned()));
     assert_eq!(contents(&folder), files);
     let again = attended.finish(&["snapshot", "one", &path]);
