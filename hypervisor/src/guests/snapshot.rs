@@ -8,14 +8,15 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::chain;
@@ -24,7 +25,7 @@ use wormhole_monitor::{AfterSnapshot, Snapshot, SnapshotError, SnapshotHandle, V
 use super::machine::{self, Machine};
 use super::start::END_LIMIT;
 use super::{GuestsError, Place};
-use crate::places::Name;
+use crate::places::{Name, is_believed};
 use crate::say;
 
 /// Socket of a guest's folder that takes snapshots.
@@ -65,8 +66,13 @@ pub enum FolderError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is no regular file of at most {} MiB", path.display(), most >> 20)]
-    NoFile { path: PathBuf, most: u64 },
+    #[error(
+        "{} is of another kind or another user, or others can write it, so that it is not believed",
+        .0.display()
+    )]
+    Foreign(PathBuf),
+    #[error("{} is larger than {} MiB", path.display(), most >> 20)]
+    Large { path: PathBuf, most: u64 },
     #[error("{} is not the {what} of a guest", path.display())]
     Contents {
         path: PathBuf,
@@ -84,9 +90,11 @@ pub enum FolderError {
 /// Reads a snapshot: the machine, and its state.
 ///
 /// # Errors
-/// The folder has no snapshot, or one of another version.
+/// The folder has no snapshot, or one of another version. It, or a file of it, is of a user other than this one and root, or
+/// others can write it.
 pub fn load(folder: &Path) -> Result<(Machine, Snapshot), FolderError> {
-    let (path, text) = read(folder, STATE, LARGEST_STATE)?;
+    let folder = Folder::open(folder)?;
+    let (path, text) = folder.read(STATE, LARGEST_STATE)?;
     let failed = |source| FolderError::Contents {
         path: path.clone(),
         what: "state",
@@ -97,40 +105,69 @@ pub fn load(folder: &Path) -> Result<(Machine, Snapshot), FolderError> {
         return Err(FolderError::Format { path, format });
     }
     let Saved { vm, .. } = serde_json::from_slice(&text).map_err(failed)?;
-    let (path, text) = read(folder, machine::FILE, machine::LARGEST)?;
+    let (path, text) = folder.read(machine::FILE, machine::LARGEST)?;
     let machine = serde_json::from_slice(&text).map_err(|source| FolderError::Contents {
         path,
         what: "machine",
         source,
     })?;
-    let path = folder.join(MEMORY);
-    let memory = open(&path).map_err(|source| FolderError::Read { path, source })?;
+    let memory = folder.open_file(MEMORY)?;
     let snapshot = Snapshot { state: vm, memory };
     Ok((machine, snapshot))
 }
 
-fn read(folder: &Path, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), FolderError> {
-    let path = folder.join(name);
-    let read = || {
-        let file = open(&path)?;
-        if !file.metadata()?.is_file() {
-            return Ok(None);
-        }
+/// Folder of a snapshot, whose files are all opened in the same one.
+struct Folder {
+    path: PathBuf,
+    folder: OwnedFd,
+}
+
+impl Folder {
+    fn open(path: &Path) -> Result<Self, FolderError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let folder = open_in(CWD, path, flags, path, FileType::Directory)?;
+        let path = path.to_owned();
+        Ok(Self { path, folder })
+    }
+
+    /// Opens a file without waiting for the writer of a pipe.
+    fn open_file(&self, name: &str) -> Result<File, FolderError> {
+        let (name, path) = (Path::new(name), self.path.join(name));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let file = open_in(&self.folder, name, flags, &path, FileType::RegularFile)?;
+        Ok(file.into())
+    }
+
+    /// Reads a file of at most `most` bytes, and returns its path as well.
+    fn read(&self, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), FolderError> {
+        let file = self.open_file(name)?;
+        let path = self.path.join(name);
         let mut text = Vec::new();
-        file.take(most + 1).read_to_end(&mut text)?;
-        Ok((text.len() as u64 <= most).then_some(text))
-    };
-    match read() {
-        Ok(Some(text)) => Ok((path, text)),
-        Ok(None) => Err(FolderError::NoFile { path, most }),
-        Err(source) => Err(FolderError::Read { path, source }),
+        match file.take(most + 1).read_to_end(&mut text) {
+            Ok(length) if length as u64 > most => Err(FolderError::Large { path, most }),
+            Ok(_) => Ok((path, text)),
+            Err(source) => Err(FolderError::Read { path, source }),
+        }
     }
 }
 
-/// Opens a file without waiting for the writer of a pipe.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+/// Opens what this user believes and is of this kind, and follows no link to it.
+fn open_in(
+    folder: impl AsFd,
+    name: &Path,
+    flags: OFlags,
+    path: &Path,
+    kind: FileType,
+) -> Result<OwnedFd, FolderError> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(folder, name, flags, Mode::empty()) {
+        Ok(file) if is_believed(&file, kind) => Ok(file),
+        Ok(_) | Err(Errno::LOOP | Errno::NOTDIR) => Err(FolderError::Foreign(path.to_owned())),
+        Err(error) => Err(FolderError::Read {
+            path: path.to_owned(),
+            source: error.into(),
+        }),
+    }
 }
 
 /// Saves a guest.
@@ -332,6 +369,9 @@ fn refusal(error: &SnapshotError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
     use wormhole_monitor::OpenConnection;
 
@@ -360,10 +400,35 @@ mod tests {
         }
         let large = File::options().write(true).open(&state).expect("a file");
         large.set_len(LARGEST_STATE + 1).expect("room");
-        assert!(refused(folder.path()).contains("at most 64 MiB"));
+        assert!(refused(folder.path()).contains("larger than 64 MiB"));
         fs::remove_file(&state).expect("it is there");
         fs::create_dir(&state).expect("a folder");
-        assert!(refused(folder.path()).contains("no regular file"));
+        assert!(refused(folder.path()).contains("is not believed"));
+    }
+
+    #[test]
+    fn a_snapshot_that_others_can_write_is_not_believed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join(STATE);
+        fs::write(&state, r#"{"format": 2}"#).expect("room");
+        for (path, mode) in [(state.as_path(), 0o600), (folder.path(), 0o700)] {
+            let set = |mode| fs::set_permissions(path, Permissions::from_mode(mode));
+            for bit in [0o020, 0o002] {
+                set(mode | bit).expect("it is ours");
+                let refused = refused(folder.path());
+                let words = format!("{} is of another kind", path.display());
+                assert!(refused.starts_with(&words), "{refused}");
+            }
+            set(mode).expect("it is ours");
+            assert!(refused(folder.path()).contains("it has format 2"));
+        }
+        let link = folder.path().join("link");
+        symlink(folder.path(), &link).expect("room");
+        assert!(refused(&link).contains("is not believed"));
+        let moved = folder.path().join("moved");
+        fs::rename(&state, &moved).expect("it is ours");
+        symlink(&moved, &state).expect("room");
+        assert!(refused(folder.path()).contains("is not believed"));
     }
 
     #[test]

@@ -408,7 +408,7 @@ fn open_folders<'a>(
 }
 
 /// Returns whether an open file is of this kind, and neither its content nor its owner is another user's.
-fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
+pub fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
     fstat(file).is_ok_and(|data| {
         let is_kind = FileType::from_raw_mode(data.st_mode) == kind;
         is_kind && is_believed_user(Uid::from_raw(data.st_uid)) && data.st_mode & 0o022 == 0
