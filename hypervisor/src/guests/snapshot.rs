@@ -43,6 +43,8 @@ const LARGEST_STATE: u64 = 64 << 20;
 
 /// The first byte of an answer. Anything else is the reason for a refusal.
 const SAVED: u8 = 0;
+/// Longer than any answer.
+const LONGEST_ANSWER: u64 = 64 << 10;
 
 /// Contents of [`STATE`].
 #[derive(Debug, Serialize, Deserialize)]
@@ -243,12 +245,12 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], Guests
         source,
     };
     let ask = || {
-        let mut stream = UnixStream::connect(place.file(SOCKET))?;
+        let stream = UnixStream::connect(place.file(SOCKET))?;
         for (byte, file) in [(u8::from(stop), &state), (0, &memory)] {
             stream.send_with_fd(&[byte][..], file.as_raw_fd())?;
         }
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
+        stream.take(LONGEST_ANSWER).read_to_end(&mut answer)?;
         Ok(answer)
     };
     let answer = ask().map_err(failed)?;
