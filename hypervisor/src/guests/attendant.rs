@@ -175,7 +175,9 @@ fn forward(listener: &UnixListener, guest: &UnixStream) {
         if stream.set_read_timeout(Some(SENDS_WITHIN)).is_err() {
             continue;
         }
-        if guest.send_with_fd(&[0u8][..], stream.as_raw_fd()).is_err() {
+        let sent = guest.send_with_fd(&[0u8][..], stream.as_raw_fd());
+        // After any other error the command gets no answer, and the next one can.
+        if sent.is_err_and(|error| error.errno() == libc::EPIPE) {
             return;
         }
     }

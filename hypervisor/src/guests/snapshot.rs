@@ -290,8 +290,8 @@ pub struct Server {
 
 impl Server {
     pub fn run(self) {
-        while let Some((_, Some(connection))) = receive(&self.attendant) {
-            self.serve(OwnedFd::from(connection).into());
+        for connection in connections(&self.attendant) {
+            self.serve(connection);
         }
     }
 
@@ -329,6 +329,13 @@ impl Server {
         };
         self.snapshots.request(memory, Box::new(conclude));
     }
+}
+
+/// Returns the connections of commands, until the attendant has ended.
+fn connections(attendant: &UnixStream) -> impl Iterator<Item = UnixStream> {
+    let messages = std::iter::from_fn(|| receive(attendant));
+    // A message comes without its connection where this process has no descriptor free.
+    messages.filter_map(|(_, connection)| Some(OwnedFd::from(connection?).into()))
 }
 
 /// Receives one byte and the file beside it. Returns none at the end of the stream.
@@ -451,6 +458,17 @@ mod tests {
         let two = open(&[1034, 1035]);
         assert!(two.contains("ports: 1034, 1035"), "{two}");
         assert_eq!(refusal(&SnapshotError::Ended), "the guest has ended");
+    }
+
+    #[test]
+    fn a_message_without_a_connection_is_not_the_last_one() {
+        let (mut ours, theirs) = UnixStream::pair().expect("a pair");
+        let (command, _) = UnixStream::pair().expect("a pair");
+        ours.write_all(&[0]).expect("room");
+        ours.send_with_fd(&[0u8][..], command.as_raw_fd())
+            .expect("sent");
+        drop(ours);
+        assert_eq!(connections(&theirs).count(), 1);
     }
 
     #[test]
