@@ -28,6 +28,7 @@ vmm_sys_util::ioctl_ior_nr!(KVM_GET_DEBUGREGS, KVMIO, 0xa1, kvm_debugregs);
 vmm_sys_util::ioctl_io_nr!(KVM_GET_TSC_KHZ, KVMIO, 0xa3);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_XSAVE, KVMIO, 0xa4, kvm_xsave);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_XCRS, KVMIO, 0xa6, kvm_xcrs);
+vmm_sys_util::ioctl_io_nr!(KVM_KVMCLOCK_CTRL, KVMIO, 0xad);
 vmm_sys_util::ioctl_iowr_nr!(KVM_GET_IRQCHIP, KVMIO, 0x62, kvm_irqchip);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_CLOCK, KVMIO, 0x7c, kvm_clock_data);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_PIT2, KVMIO, 0x9f, kvm_pit_state2);
@@ -169,6 +170,7 @@ fn of_vcpus() -> Result<Calls, FilterError> {
         KVM_GET_TSC_KHZ(),
         KVM_GET_XSAVE(),
         KVM_GET_XCRS(),
+        KVM_KVMCLOCK_CTRL(),
     ];
     let requests = requests.map(|request| equals(1, request));
     let requests = requests.into_iter().collect::<Result<_, _>>()?;

@@ -461,6 +461,18 @@ impl VcpuThread {
         while let Ok((msrs, sink)) = pausing.save.recv() {
             let _ = sink.send(VcpuState::save(&self.fd, &msrs));
         }
+        if self.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // Otherwise the guest's watchdogs take the time for a lockup.
+        match self.fd.kvmclock_ctrl() {
+            // The guest does not use kvmclock.
+            Err(error) if error.errno() == libc::EINVAL => {}
+            Err(error) => {
+                tracing::debug!(%error, "a guest does not learn that its processor stood");
+            }
+            Ok(()) => {}
+        }
     }
 
     fn registers(&self) -> Registers {
