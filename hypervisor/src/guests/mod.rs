@@ -121,6 +121,8 @@ pub enum GuestsError {
     /// The text is the guest's process's.
     #[error("guest {name} is not saved: {reason}")]
     Unsaved { name: Name, reason: String },
+    #[error("guest {0} has ended, or took no request: nothing is saved")]
+    Unanswered(Name),
     #[error(
         "guest {name} is saved in {}, but may be lost if this machine loses power now",
         folder.display()

@@ -256,7 +256,7 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], Guests
     let answer = ask().map_err(failed)?;
     match &answer[..] {
         [SAVED] => Ok([state, memory]),
-        [] => Err(GuestsError::NotRunning(place.name.clone())),
+        [] => Err(GuestsError::Unanswered(place.name.clone())),
         reason => Err(GuestsError::Unsaved {
             name: place.name.clone(),
             reason: String::from_utf8_lossy(reason).into_owned(),
