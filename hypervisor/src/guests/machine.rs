@@ -75,7 +75,7 @@ impl Machine {
         check_memory(Size(self.memory))?;
         if !(1..=MAX_VCPUS).contains(&self.cpus) {
             return Err(RunError::Machine(format!(
-                "{} processors, between 1 and {MAX_VCPUS} are possible",
+                "it has {} processors, and 1 to {MAX_VCPUS} are possible",
                 self.cpus
             )));
         }
@@ -141,5 +141,12 @@ mod tests {
             change(&mut other);
             other.check().expect_err("impossible");
         }
+        let mut other = machine();
+        other.cpus = 65;
+        let refused = other.check().expect_err("impossible").to_string();
+        assert_eq!(
+            refused,
+            "no guest can have the machine of the snapshot: it has 65 processors, and 1 to 64 are possible"
+        );
     }
 }

@@ -618,7 +618,7 @@ pub enum RunError {
         "the guest's processor failed, as QEMU's emulation of virtualization may: run it again"
     )]
     EmulatedProcessor,
-    #[error("the machine of the snapshot is none: {0}")]
+    #[error("no guest can have the machine of the snapshot: {0}")]
     Machine(String),
     #[error("a guest cannot have {0} disks: at most {MAX_DISKS} are possible")]
     Disks(usize),
