@@ -56,7 +56,7 @@ impl<W: Write> Drop for Log<W> {
     fn drop(&mut self) {
         if !self.line.is_empty() {
             self.line.push(b'\n');
-            // Nobody is left to hear of an error.
+            // The log ends here, so that no later line can name an error.
             let _ = self.end_line();
         }
     }
