@@ -280,7 +280,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("guest snapshot a f --stop=1", "'1'"),
     (
         "guest start a --foreground --restore /no/folder",
-        "cannot read /no/folder/state.json",
+        "cannot read /no/folder",
     ),
     (
         "guest start a --foreground --restore /etc --append quiet",
