@@ -23,6 +23,7 @@ mod say;
 mod signals;
 mod stats;
 mod table;
+mod wait;
 
 use std::process::ExitCode;
 

@@ -23,8 +23,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use wormhole_images::{
     BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
 };
@@ -50,6 +48,7 @@ use crate::run::confinement;
 use crate::run::environment::forwarded_variables;
 use crate::run::guest::{GUEST_CID, console, copy};
 use crate::say;
+use crate::wait::until_readable;
 
 /// Kernel of a backend VM.
 pub const KERNEL: Kernel = Kernel::V6_1;
@@ -581,12 +580,8 @@ pub fn read_boot_id(mut output: impl Read + AsFd, limit: Duration) -> String {
     let end = Instant::now() + limit;
     let mut line = Vec::new();
     while line.len() < BOOT_ID && !line.ends_with(b"\n") {
-        let left = end.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).unwrap_or_default();
-        match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&left)) {
-            Err(Errno::INTR) => continue,
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return String::new(),
+        if !until_readable(&output, Some(end)).is_ok_and(|is_there| is_there) {
+            return String::new();
         }
         let mut bytes = [0; BOOT_ID];
         let room = BOOT_ID - line.len();

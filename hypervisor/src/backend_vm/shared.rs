@@ -21,8 +21,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use wormhole_images::ports;
 use wormhole_link::channel::Incoming;
@@ -42,6 +40,7 @@ use crate::places::is_believed_user;
 use crate::private;
 use crate::run::confinement;
 use crate::say;
+use crate::wait::until_readable;
 
 /// Time within which a launcher that connects sends its window, all of its message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -376,16 +375,10 @@ impl Orders {
     /// Waits until a message is there, as a whole.
     fn wait(&mut self, end: Option<Instant>) -> Option<()> {
         while !self.incoming.is_ready().ok()? {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let left = left.map(|left| Timespec::try_from(left).unwrap_or_default());
-            match poll(
-                &mut [PollFd::new(&*self.stream, PollFlags::IN)],
-                left.as_ref(),
-            ) {
-                Err(Errno::INTR) => continue,
-                Ok(1..) => self.incoming.fill(&*self.stream).ok()?,
-                Ok(0) | Err(_) => return None,
+            if !until_readable(&*self.stream, end).ok()? {
+                return None;
             }
+            self.incoming.fill(&*self.stream).ok()?;
         }
         Some(())
     }

@@ -3,12 +3,13 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+
+use crate::wait::until_readable;
 
 /// Identity of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,14 +93,8 @@ impl Process {
 
 /// Waits for the end of a process.
 fn ends_within(process: &OwnedFd, limit: Option<Duration>) -> io::Result<bool> {
-    let limit = limit.map(Timespec::try_from).transpose();
-    let limit = limit.map_err(io::Error::other)?;
-    loop {
-        match poll(&mut [PollFd::new(process, PollFlags::IN)], limit.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return Ok(ready? > 0),
-        }
-    }
+    let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+    until_readable(process, end)
 }
 
 #[cfg(test)]
