@@ -361,8 +361,8 @@ impl<K: Kind> Held<K> {
     }
 }
 
-/// Opens the last of several folders, each of which lies in the one before, with these flags. Returns `None` if one of them
-/// is not there. An empty name is the folder before it.
+/// Opens a path of folders, one after the other, and the last one with the flags `last`. Returns `None` if a folder is
+/// missing. Skips empty names.
 ///
 /// # Errors
 /// A folder cannot be opened, or is not believed.

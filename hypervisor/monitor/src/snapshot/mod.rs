@@ -1,8 +1,8 @@
 //! Snapshots: the state of a VM between two instructions, and a VM that goes on from there.
 //!
-//! A snapshot is taken while no vCPU runs and no device's thread moves a buffer. Devices hold no request then: a thread
-//! finishes what it has taken from a queue before it stands. State is read from KVM and the devices, and guest memory goes
-//! to a file. The window is not part of it: without sessions it has no contents.
+//! A snapshot is taken while no vCPU runs and no device's thread moves a buffer. Devices hold no request then: before a
+//! thread stops, it completes the requests that it has taken from its queues. State is read from KVM and the devices, and
+//! guest memory is copied to a file. The window is not part of a snapshot: without sessions it has no contents.
 //!
 //! A snapshot is input like a configuration, from a file that may be damaged: restoring refuses what does not fit to the
 //! machine that the configuration describes, and checks each value that the monitor itself uses. KVM checks those that only
