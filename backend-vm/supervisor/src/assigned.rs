@@ -339,9 +339,7 @@ impl TenantLoop {
         let Some(mut worker) = self.workers.remove(&id) else {
             return;
         };
-        if worker.tokens[0] != 0 {
-            worker.peer.forget(ops);
-        }
+        worker.peer.forget(ops);
         for token in worker.tokens {
             self.sources.remove(token);
         }

@@ -628,9 +628,7 @@ impl Supervisor {
             return;
         };
         if let Some((peer, log)) = &mut worker.ends {
-            if worker.tokens[0] != 0 {
-                peer.forget(ops);
-            }
+            peer.forget(ops);
             if worker.tokens[1] != 0 {
                 connection::forget(ops, log.socket());
             }
