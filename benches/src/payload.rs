@@ -68,7 +68,7 @@ impl Window {
         )?
         .into();
         ftruncate(&file, (segments * SEGMENT_BYTES) as u64)?;
-        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
         Self::of(file)
     }
 

@@ -94,6 +94,10 @@ fn the_benchmarks_of_calls_measure_every_group() {
             "threads",
             "cuLaunchKernel (8 threads, on one stream, until done)",
         ),
+        (
+            "waits",
+            "cuLaunchKernel, cuStreamSynchronize (BLOCKING_SYNC, beyond a kernel of 2000 µs)",
+        ),
     ] {
         let table = printed(
             Command::new(env!("CARGO_BIN_EXE_calls"))

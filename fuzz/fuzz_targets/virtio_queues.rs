@@ -20,12 +20,14 @@ const STREAMS: usize = 8;
 fuzz_target!(|input: &[u8]| {
     let mut steps = Steps(input);
     let Some([device]) = steps.next() else { return };
-    let mut served = match device % 8 {
+    let mut served = match device % 10 {
         0 => Served::rng(),
         4 => Served::balloon(),
         1 | 5 => Served::block(),
         6 => Served::net(),
         7 => Served::fs(),
+        8 => Served::console(),
+        9 => Served::net_stream(),
         2 => Served::attached_vsock(),
         _ => Served::vsock(),
     };
@@ -100,7 +102,7 @@ fn step(
             served.notify(queue_of(queue, served));
         }
         5 => served.turn(),
-        // A host writes, reads, or closes.
+        // A host writes, reads, closes, or sends a frame behind its length, as passt does.
         6 | 7 | 8 | 9 => {
             let [stream, count] = steps.next()?;
             let index = usize::from(stream);
@@ -108,6 +110,11 @@ fn step(
                 match step % 12 {
                     6 => _ = streams[index].write(&vec![count; usize::from(count) << 4]),
                     7 => _ = streams[index].read(&mut vec![0; usize::from(count) << 4]),
+                    9 => {
+                        let mut frame = u32::from(count).to_be_bytes().to_vec();
+                        frame.resize(4 + usize::from(count), count);
+                        _ = streams[index].write(&frame);
+                    }
                     _ => drop(streams.swap_remove(index)),
                 }
             }

@@ -49,12 +49,14 @@ mod session;
 
 mod counts;
 mod error;
+mod faults;
 mod handle;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod pages;
 mod parameter;
 mod readable;
+mod signals;
 mod types;
 
 use wormhole_connect::log;

@@ -10,17 +10,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 
+use crate::signals::BlockedSignals;
+
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
 const API: u64 = 0xAA;
 /// `UFFD_FEATURE_PAGEFAULT_FLAG_WP` and `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`.
-const FEATURES: u64 = 1 | 1 << 12;
+const HOLD_FEATURES: u64 = 1 | 1 << 12;
+const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 const UFFDIO_API: libc::c_ulong = request(3, 0x3F, size_of::<ApiArgument>());
 const UFFDIO_REGISTER: libc::c_ulong = request(3, 0x00, size_of::<RegisterArgument>());
 const UFFDIO_UNREGISTER: libc::c_ulong = request(2, 0x01, size_of::<RangeArgument>());
+const UFFDIO_WAKE: libc::c_ulong = request(2, 0x02, size_of::<RangeArgument>());
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(3, 0x06, size_of::<ProtectArgument>());
 const USERFAULTFD_IOC_NEW: libc::c_ulong = request(0, 0x00, 0);
 
@@ -56,8 +60,8 @@ struct ProtectArgument {
     mode: u64,
 }
 
-/// Opens a userfaultfd that also blocks writes by system calls, which needs a privilege.
-fn descriptor() -> io::Result<OwnedFd> {
+/// Opens a userfaultfd with these features that also blocks accesses by system calls, which needs a privilege.
+pub fn descriptor(features: u64) -> io::Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: plain system call.
     let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -80,7 +84,7 @@ fn descriptor() -> io::Result<OwnedFd> {
     let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
     let mut argument = ApiArgument {
         api: API,
-        features: FEATURES,
+        features,
         ioctls: 0,
     };
     control(&descriptor, UFFDIO_API, &mut argument)?;
@@ -97,9 +101,27 @@ fn control<T>(descriptor: &OwnedFd, request: libc::c_ulong, argument: &mut T) ->
     }
 }
 
+fn register(descriptor: &OwnedFd, range: RangeArgument, mode: u64) -> io::Result<()> {
+    let mut argument = RegisterArgument {
+        range,
+        mode,
+        ioctls: 0,
+    };
+    control(descriptor, UFFDIO_REGISTER, &mut argument)
+}
+
+/// Wakes the threads that a descriptor blocks at accesses to the pages, which they then try again.
+pub fn wake(descriptor: &OwnedFd, pages: Pages) -> io::Result<()> {
+    let mut range = RangeArgument {
+        start: pages.start,
+        bytes: pages.bytes(),
+    };
+    control(descriptor, UFFDIO_WAKE, &mut range)
+}
+
 /// Returns true if this process may open such a userfaultfd.
 pub fn can_hold_writers() -> bool {
-    descriptor().is_ok()
+    descriptor(HOLD_FEATURES).is_ok()
 }
 
 /// A range of whole pages.
@@ -129,7 +151,7 @@ impl Pages {
 
     /// Faults all pages in (`MADV_POPULATE_WRITE`), if the kernel supports that.
     pub fn populate(self) {
-        let _ = populate(self.pointer(), self.length());
+        let _ = advise(self.pointer(), self.length(), libc::MADV_POPULATE_WRITE);
     }
 
     fn length(self) -> usize {
@@ -145,33 +167,22 @@ impl Pages {
 struct Hold {
     descriptor: OwnedFd,
     range: RangeArgument,
-    signals: libc::sigset_t,
+    /// Dropped last: a handler may only run once the writers may go on.
+    _signals: BlockedSignals,
 }
 
 impl Hold {
     fn new(pages: Pages) -> io::Result<Self> {
-        let descriptor = descriptor()?;
+        let descriptor = descriptor(HOLD_FEATURES)?;
         let range = RangeArgument {
             start: pages.start,
             bytes: pages.bytes(),
         };
-        let mut argument = RegisterArgument {
-            range,
-            mode: REGISTER_MODE_WP,
-            ioctls: 0,
-        };
-        control(&descriptor, UFFDIO_REGISTER, &mut argument)?;
-        // SAFETY: both sets outlive the calls.
-        let signals = unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-            before
-        };
+        register(&descriptor, range, REGISTER_MODE_WP)?;
         let hold = Self {
             descriptor,
             range,
-            signals,
+            _signals: BlockedSignals::new(),
         };
         let mut argument = ProtectArgument {
             range,
@@ -187,10 +198,6 @@ impl Drop for Hold {
         // Lifts the protection where the pages are still the old ones. This and closing the descriptor wake the blocked
         // writers, which continue with the pages mapped then.
         let _ = control(&self.descriptor, UFFDIO_UNREGISTER, &mut { self.range });
-        // SAFETY: the set is the one that was in force.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.signals, ptr::null_mut());
-        }
     }
 }
 
@@ -209,10 +216,20 @@ impl Spare {
     pub fn shared(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let spare = Self::map(bytes, libc::MAP_SHARED, file.as_raw_fd(), offset)?;
-        // SAFETY: the range was mapped above.
-        if unsafe { libc::madvise(spare.address.cast(), spare.length, libc::MADV_DONTFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        spare.advise(libc::MADV_DONTFORK)?;
+        Ok(spare)
+    }
+
+    /// Maps memory without pages, at whose accesses a descriptor blocks. Forked children do not inherit it.
+    pub fn missing(descriptor: &OwnedFd, bytes: u64) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let spare = Self::map(bytes, flags, -1, 0)?;
+        spare.advise(libc::MADV_DONTFORK)?;
+        // Fails for locked memory (mlockall(2)), whose pages are there from the start.
+        spare.advise(libc::MADV_DONTNEED)?;
+        let start = spare.address.addr() as u64;
+        let range = RangeArgument { start, bytes };
+        register(descriptor, range, REGISTER_MODE_MISSING)?;
         Ok(spare)
     }
 
@@ -237,7 +254,12 @@ impl Spare {
 
     /// Faults all of it in, so that copying does not have to.
     fn populate(&self) -> io::Result<()> {
-        populate(self.address, self.length)
+        self.advise(libc::MADV_POPULATE_WRITE)
+    }
+
+    /// Gives advice that changes no contents. Of new memory, `MADV_DONTNEED` is such: it reads as zeros before and after.
+    fn advise(&self, advice: i32) -> io::Result<()> {
+        advise(self.address, self.length, advice)
     }
 
     /// Copies the pages into the spare memory.
@@ -335,9 +357,9 @@ fn stack() -> io::Result<Pages> {
     Pages::around(address.addr() as u64, bytes as u64).ok_or_else(|| io::Error::other("no stack"))
 }
 
-fn populate(address: *mut u8, length: usize) -> io::Result<()> {
-    // SAFETY: makes pages present and changes no contents.
-    if unsafe { libc::madvise(address.cast(), length, libc::MADV_POPULATE_WRITE) } == 0 {
+fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: the callers of this module give advice that changes no contents.
+    if unsafe { libc::madvise(address.cast(), length, advice) } == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
@@ -355,7 +377,7 @@ fn populate(address: *mut u8, length: usize) -> io::Result<()> {
 pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
     spare.populate()?;
     // Only present pages can be write-protected.
-    populate(pages.pointer(), pages.length())?;
+    advise(pages.pointer(), pages.length(), libc::MADV_POPULATE_WRITE)?;
     let hold = Hold::new(pages)?;
     // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
     let result = unsafe {

@@ -1,12 +1,12 @@
 //! `wormhole image`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use wormhole_images::{
-    BuildOptions, DebianOptions, GuestParts, ImageError, PackageName, build_backend, build_disk,
-    build_emulated_host, build_guest,
+    BuildOptions, DebianOptions, GuestParts, Image, ImageError, PackageName, build_backend,
+    build_disk, build_emulated_host, build_guest,
 };
 
 use crate::installation::{Installation, InstallationError};
@@ -88,26 +88,58 @@ pub enum Error {
 
 pub fn run(action: &Action) -> Result<(), Error> {
     let Action::Build(build) = action;
-    let (build, options): (fn(&BuildOptions<'_>) -> _, _) = match build {
+    let (wanted, options) = match build {
         Build::Guest(guest) => match guest.suite {
             Some(suite) => return disk(suite, guest),
-            None => (build_guest, &guest.options),
+            None => (GUEST, &guest.options),
         },
-        Build::Backend(options) => (build_backend, options),
-        Build::EmulatedHost(options) => (build_emulated_host, options),
+        Build::Backend(options) => (BACKEND, options),
+        Build::EmulatedHost(options) => (EMULATED_HOST, options),
     };
-    let image = build(&BuildOptions {
-        folder: &options.folder()?,
-        kernel: options.kernel.into(),
-        rebuild: options.rebuild,
-        progress: &|line| say::line(format_args!("{line}")),
-    })?;
+    let (folder, kernel) = (options.folder()?, options.kernel.into());
+    let image = make(wanted, &folder, kernel, options.rebuild)?;
     say::result(format_args!(
         "{}: kernel {}",
         image.kernel.display(),
         image.release
     ));
     Ok(())
+}
+
+/// A kind of image: how it is opened, and how it is built.
+pub type Wanted = (
+    fn(&Path, wormhole_images::Kernel) -> Result<Image, ImageError>,
+    fn(&BuildOptions<'_>) -> Result<Image, ImageError>,
+);
+
+pub const GUEST: Wanted = (Image::guest, build_guest);
+pub const BACKEND: Wanted = (Image::backend, build_backend);
+pub const EMULATED_HOST: Wanted = (Image::emulated_host, build_emulated_host);
+
+/// Opens an image. If it is not there, builds it first, and says so.
+pub fn ensure(
+    wanted: Wanted,
+    folder: &Path,
+    kernel: wormhole_images::Kernel,
+) -> Result<Image, ImageError> {
+    match wanted.0(folder, kernel) {
+        Err(ImageError::NotBuilt { .. }) => make(wanted, folder, kernel, false),
+        found => found,
+    }
+}
+
+fn make(
+    (_, build): Wanted,
+    folder: &Path,
+    kernel: wormhole_images::Kernel,
+    rebuild: bool,
+) -> Result<Image, ImageError> {
+    build(&BuildOptions {
+        folder,
+        kernel,
+        rebuild,
+        progress: &|line| say::line(format_args!("{line}")),
+    })
 }
 
 /// Builds a disk with Debian.

@@ -7,7 +7,7 @@ use std::fmt::Arguments;
 use std::io::{self, Write};
 
 use vmm_sys_util::signal::register_signal_handler;
-use wormhole_link::harmless;
+use wormhole_link::{harmless, harmless_bytes};
 
 /// Writes a line to standard error in one piece, after the command's name. Parts of it come from
 /// guests, workers and file names, so characters that would move a terminal's cursor or change its
@@ -22,13 +22,13 @@ pub fn to_stderr(text: &str) {
     let _ = io::stderr().write_all(harmless(text).as_bytes());
 }
 
-/// Writes what a machine says to standard error, as [`to_stderr`] does.
+/// Writes what a machine says to standard error, as [`to_stderr`] does, and no more bytes than it says.
 #[derive(Debug)]
 pub struct Foreign;
 
 impl Write for Foreign {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        to_stderr(&String::from_utf8_lossy(bytes));
+        let _ = io::stderr().write_all(harmless_bytes(bytes).as_bytes());
         Ok(bytes.len())
     }
 

@@ -35,8 +35,22 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Debug, Serialize)]
 struct Tenant {
     guest: Option<String>,
+    /// Nanoseconds within which half of the requests were answered, and 99 of 100.
+    request_p50_ns: Option<u64>,
+    request_p99_ns: Option<u64>,
     #[serde(flatten)]
     usage: TenantUsage,
+}
+
+impl Tenant {
+    fn of(guest: Option<String>, usage: TenantUsage) -> Self {
+        Self {
+            guest,
+            request_p50_ns: usage.usage.times.quantile(50),
+            request_p99_ns: usage.usage.times.quantile(99),
+            usage,
+        }
+    }
 }
 
 /// The answer of a backend.
@@ -86,10 +100,9 @@ impl Stats {
             };
             guests.iter().find(is_it).map(|guest| guest.name.clone())
         };
-        let tenants = usages.into_iter().map(|usage| Tenant {
-            guest: name_of(usage.process),
-            usage,
-        });
+        let tenants = usages
+            .into_iter()
+            .map(|usage| Tenant::of(name_of(usage.process), usage));
         Ok(Self {
             backend: chosen.to_string(),
             device,
@@ -102,7 +115,10 @@ impl Stats {
         let rows: Vec<_> = self
             .tenants
             .iter()
-            .map(|Tenant { guest, usage: of }| {
+            .map(|tenant| {
+                let Tenant {
+                    guest, usage: of, ..
+                } = tenant;
                 let late = if of.is_current { "" } else { "*" };
                 let usage = &of.usage;
                 [
@@ -114,6 +130,8 @@ impl Stats {
                     usage.local_calls.to_string(),
                     usage.records.to_string(),
                     usage.requests.to_string(),
+                    table::time(tenant.request_p50_ns),
+                    table::time(tenant.request_p99_ns),
                     usage.launches.to_string(),
                     usage.graph_launches.to_string(),
                     table::bytes(usage.bytes_to_device),
@@ -138,6 +156,8 @@ impl Stats {
                 Column::Number("LOCAL"),
                 Column::Number("RECORDS"),
                 Column::Number("REQUESTS"),
+                Column::Number("P50"),
+                Column::Number("P99"),
                 Column::Number("LAUNCHES"),
                 Column::Number("GRAPHS"),
                 Column::Number("TO-DEV"),
@@ -156,11 +176,14 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
+    use wormhole_link::counters::TIMES;
     use wormhole_link::usage::Usage;
 
     use super::*;
 
     fn stats() -> Stats {
+        let mut times = [0; TIMES];
+        (times[3], times[13]) = (60, 7);
         let busy = TenantUsage {
             tenant: 3,
             user: 1000,
@@ -177,6 +200,7 @@ mod tests {
                 bytes_to_device: 3 << 19,
                 bytes_from_device: 100,
                 device_memory: 1 << 30,
+                times: serde_json::from_value(times.into()).expect("numbers"),
                 vm_exits: Some(5),
                 ..Usage::default()
             },
@@ -185,10 +209,7 @@ mod tests {
             tenant: 14,
             ..TenantUsage::default()
         };
-        let tenant = |guest: Option<&str>, usage| Tenant {
-            guest: guest.map(str::to_owned),
-            usage,
-        };
+        let tenant = |guest: Option<&str>, usage| Tenant::of(guest.map(str::to_owned), usage);
         Stats {
             backend: "gpu".to_owned(),
             device: Some("cuda:0".to_owned()),
@@ -201,9 +222,9 @@ mod tests {
     fn each_tenant_has_a_line() {
         let text = "\
 backend gpu on cuda:0, up 59s
-TENANT  USER   PID  GUEST   SESSIONS  LOCAL  RECORDS  REQUESTS  LAUNCHES  GRAPHS  TO-DEV  FROM-DEV  DEV-MEM  EXITS
-     3  1000  4711  debian         1     20    12345        67       890       4    1.5M       100       1G      5
-   *14     0     0  -              0      0        0         0         0       0       0         0        0      -
+TENANT  USER   PID  GUEST   SESSIONS  LOCAL  RECORDS  REQUESTS  P50  P99  LAUNCHES  GRAPHS  TO-DEV  FROM-DEV  DEV-MEM  EXITS
+     3  1000  4711  debian         1     20    12345        67  3us  3ms       890       4    1.5M       100       1G      5
+   *14     0     0  -              0      0        0         0    -    -         0       0       0         0        0      -
 * has not answered in time: these are its last figures
 ";
         assert_eq!(stats().text(), text);
@@ -219,8 +240,11 @@ TENANT  USER   PID  GUEST   SESSIONS  LOCAL  RECORDS  REQUESTS  LAUNCHES  GRAPHS
         assert_eq!(busy["tenant"], 3);
         assert_eq!(busy["bytes_to_device"], 3 << 19);
         assert_eq!(busy["vm_exits"], 5);
+        assert_eq!(busy["request_p50_ns"], 2048);
+        assert_eq!(busy["request_p99_ns"], 1 << 21);
         assert_eq!(busy["is_current"], true);
         assert!(late["vm_exits"].is_null() && late["guest"].is_null());
+        assert!(late["request_p99_ns"].is_null());
         let read: TenantUsage = serde_json::from_value(busy.clone()).unwrap();
         assert_eq!(read, stats().tenants[0].usage);
     }

@@ -58,6 +58,17 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Formats nanoseconds that may be unknown, rounded up to a whole number of the largest unit below them.
+pub fn time(nanoseconds: Option<u64>) -> String {
+    let Some(nanoseconds) = nanoseconds else {
+        return "-".to_owned();
+    };
+    let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    let unit = units.into_iter().find(|(unit, _)| nanoseconds >= *unit);
+    let (unit, name) = unit.unwrap_or((1, "ns"));
+    format!("{}{name}", nanoseconds.div_ceil(unit))
+}
+
 /// Formats a number that may be unknown.
 pub fn number(count: Option<u64>) -> String {
     count.map_or_else(|| "-".to_owned(), |count| count.to_string())

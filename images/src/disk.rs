@@ -9,14 +9,17 @@ mod packages;
 mod system;
 
 use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
 use crate::debian::run;
 use crate::error::{ImageError, io};
 use crate::guest_package::{GuestParts, PACKAGE};
-use crate::image::make_private;
 use crate::sums;
 
 pub use base::{DebianOptions, build_base};
@@ -32,6 +35,9 @@ const CONSTANT: [&str; 3] = [KERNEL, INITRD, PACKAGE];
 
 /// Size of the file system. The file is sparse: it occupies what is written to it.
 const DISK_BYTES: u64 = 8 << 30;
+
+/// Bit of a mode that lets all users read.
+const OTHERS_READ: u32 = 0o004;
 
 /// Kernel command line of a guest whose first disk is the image.
 pub const DISK_COMMAND_LINE: &str =
@@ -108,8 +114,9 @@ fn build_in(
     let package = parts.package(fresh)?;
     let recipe = recipe(options, &package)?;
     if place.exists() && !options.rebuild {
-        return existing(&place, &recipe)?.ok_or(ImageError::OtherDisk { place });
+        return existing(&place, &recipe, options.progress)?.ok_or(ImageError::OtherDisk { place });
     }
+    let _held = hold(&DebianDisk::at(&place).disk)?;
     let base = base::ensure(options)?;
     (options.progress)("writing the disk");
     let image = DebianDisk::at(fresh);
@@ -149,6 +156,25 @@ fn build_in(
     Ok(DebianDisk::at(&place))
 }
 
+/// Locks a disk that is going to be replaced, as a guest does that has it, if it is there.
+///
+/// # Errors
+/// A guest has it. It would lose what it writes from then on.
+fn hold(disk: &Path) -> Result<Option<File>, ImageError> {
+    let held = match File::open(disk) {
+        Ok(held) => held,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io("open", disk)(error)),
+    };
+    match flock(&held, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(held)),
+        Err(Errno::WOULDBLOCK) => Err(ImageError::DiskInUse {
+            disk: disk.to_owned(),
+        }),
+        Err(error) => Err(io("lock", disk)(error.into())),
+    }
+}
+
 /// Returns a text that differs from those of other disks: that of the base, and the sums of the package and of the
 /// configuration.
 fn recipe(options: &DebianOptions<'_>, package: &Path) -> Result<String, ImageError> {
@@ -162,21 +188,30 @@ fn recipe(options: &DebianOptions<'_>, package: &Path) -> Result<String, ImageEr
 }
 
 /// Returns the image that is there; `None` if it has another recipe or is damaged.
-fn existing(place: &Path, recipe: &str) -> Result<Option<DebianDisk>, ImageError> {
+fn existing(
+    place: &Path,
+    recipe: &str,
+    progress: &dyn Fn(&str),
+) -> Result<Option<DebianDisk>, ImageError> {
     let image = DebianDisk::at(place);
     let is_same = fs::read_to_string(place.join(RECIPE)).is_ok_and(|found| found == recipe);
     if !image.disk.is_file() {
         return Ok(None);
     }
-    restrict(&image.disk)?;
+    name_readers(&image.disk, progress);
     let is_whole = sums::compare(place, &CONSTANT)?.is_none();
     Ok((is_same && is_whole).then_some(image))
 }
 
-/// Takes a disk or a base from other users: earlier versions let them read it.
-fn restrict(path: &Path) -> Result<(), ImageError> {
-    let restricted = File::open(path).and_then(|file| make_private(&file));
-    restricted.map_err(io("restrict", path))
+/// Says that other users can read a disk or a base, as earlier versions let them. Its mode stays, since its owner may have
+/// chosen it.
+fn name_readers(path: &Path, progress: &dyn Fn(&str)) {
+    if fs::metadata(path).is_ok_and(|data| data.mode() & OTHERS_READ != 0) {
+        progress(&format!(
+            "all users can read {}: `chmod 600` takes it from them",
+            path.display()
+        ));
+    }
 }
 
 /// Installs the package in a system below a folder, and configures the system.
@@ -197,9 +232,7 @@ fn configure(root: &Path, package: &Path) -> Result<(), ImageError> {
 /// Removes a folder and all below it, if it is there.
 fn remove(folder: &Path) -> Result<(), ImageError> {
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(io("remove", folder)(error))
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", folder)(error)),
         _ => Ok(()),
     }
 }
@@ -257,12 +290,44 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_versions_left_to_be_read_by_others_is_taken_from_them() {
+    fn a_disk_that_a_guest_has_is_not_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = DebianDisk::at(&folder.path().join("guest-bookworm"));
+        fs::create_dir(image.disk.parent().expect("a folder")).expect("a folder");
+        fs::write(&image.disk, "written by the guest").expect("a file");
+        let guest = File::open(&image.disk).expect("a file");
+        flock(&guest, FlockOperation::LockShared).expect("it is free");
+        let parts = parts(folder.path());
+        let options = DebianOptions {
+            rebuild: true,
+            ..options(folder.path(), &[])
+        };
+        let work = folder.path().join("work");
+        fs::create_dir(&work).expect("a folder");
+        let refused = build_in(&work, &options, &parts);
+        let refused = refused.expect_err("a guest has it").to_string();
+        assert!(
+            refused.contains("is in use: stop the guest that has it"),
+            "{refused}"
+        );
+        let kept = fs::read_to_string(&image.disk).expect("it is there");
+        assert_eq!(kept, "written by the guest");
+        drop(guest);
+        assert!(hold(&image.disk).expect("it is free").is_some());
+    }
+
+    #[test]
+    fn a_file_keeps_the_mode_that_its_owner_gave_it_and_readers_are_named() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let place = folder.path().join("guest-bookworm");
         fs::create_dir(&place).expect("a folder");
-        let options = options(folder.path(), &[]);
+        let said = std::cell::RefCell::new(Vec::new());
+        let progress = |line: &str| said.borrow_mut().push(line.to_owned());
+        let options = DebianOptions {
+            progress: &progress,
+            ..options(folder.path(), &[])
+        };
         let base = folder.path().join("debian-bookworm");
         fs::create_dir(&base).expect("a folder");
         fs::write(base.join(RECIPE), base::recipe(&options)).expect("a file");
@@ -274,22 +339,24 @@ mod tests {
         ];
         for file in &files {
             fs::write(file, "").expect("a file");
-            fs::set_permissions(file, fs::Permissions::from_mode(0o644)).expect("its mode");
         }
         for name in CONSTANT {
             fs::write(place.join(name), name).expect("a file");
         }
         fs::write(place.join(RECIPE), "a recipe").expect("a file");
         sums::write(&place, &CONSTANT).expect("sums");
-        let found = existing(&place, "a recipe").expect("it is read");
-        assert_eq!(found, Some(image));
-        build_base(&options).expect("it is there");
-        for file in &files {
-            let mode = fs::metadata(file)
-                .expect("it is there")
-                .permissions()
-                .mode();
-            assert_eq!(mode & 0o7777, 0o600, "{}", file.display());
+        for (mode, named) in [(0o640, 0), (0o660, 0), (0o644, 2)] {
+            for file in &files {
+                fs::set_permissions(file, fs::Permissions::from_mode(mode)).expect("its mode");
+            }
+            let found = existing(&place, "a recipe", options.progress).expect("it is read");
+            assert_eq!(found.as_ref(), Some(&image));
+            build_base(&options).expect("it is there");
+            for file in &files {
+                let kept = fs::metadata(file).expect("it is there").permissions();
+                assert_eq!(kept.mode() & 0o7777, mode, "{}", file.display());
+            }
+            assert_eq!(said.take().len(), named, "{mode:o}");
         }
     }
 

@@ -52,6 +52,10 @@ const FIRST_PROCESSOR: &str = "isolcpus=0";
 /// Kernel parameter that disables speculation mitigations, which an emulated processor does not need. It makes a boot about 5 % shorter.
 const NO_SPECULATION: &str = "mitigations=off";
 
+/// Kernel parameter by which Linux uses the machine's IOMMU, which is one of Intel's beside a processor of AMD: Debian's cloud
+/// kernel has no driver of AMD's.
+const IOMMU: &str = "intel_iommu=on";
+
 /// Kernel parameters that end a machine which has lost a processor's timer interrupt, as QEMU's emulation does now and
 /// then when a guest of the machine runs. Otherwise it would wait for ever.
 const WATCHED: &str = "rcupdate.rcu_cpu_stall_timeout=60 sysctl.kernel.panic_on_rcu_stall=1";
@@ -97,6 +101,14 @@ pub struct DiskFile<'a> {
     pub writable: bool,
 }
 
+/// An NVMe disk of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct NvmeDisk<'a> {
+    pub disk: DiskFile<'a>,
+    /// Device number on PCI bus 0, from 16 on, and function. The functions of one device share an IOMMU group.
+    pub address: (u8, u8),
+}
+
 /// The end behind a network interface of the machine.
 #[derive(Clone, Copy, Debug)]
 pub enum NetworkEnd<'a> {
@@ -132,12 +144,14 @@ pub struct EmulatedHost<'a> {
     pub processors: u32,
     /// Disks: `/dev/vda`, `/dev/vdb` and so on in the machine.
     pub disks: &'a [DiskFile<'a>],
+    /// NVMe disks. With some the machine has an IOMMU, so that they can be passed through to guests.
+    pub nvme_disks: &'a [NvmeDisk<'a>],
     /// Network interfaces: `eth0`, `eth1` and so on in the machine.
     pub networks: &'a [MachineNetwork<'a>],
     /// Tags and servers of the machine's virtio file systems, which speak vhost-user.
     pub files: &'a [(String, &'a dyn SocketServer)],
-    /// Time after which the machine is considered hung.
-    pub timeout: Duration,
+    /// Time after which the machine is considered hung, if it may not run for as long as it likes.
+    pub timeout: Option<Duration>,
     /// Socket of the program's standard input. Its peer receives `!` when the program is about to start, and then sends
     /// the input.
     pub stdin: Option<BorrowedFd<'a>>,
@@ -276,6 +290,8 @@ impl EmulatedHost<'_> {
             [console_writer, stdout_writer, stderr_writer, report_writer],
         )?;
 
+        // The channel waits for ever in the place of the longest time.
+        let limit = self.timeout.unwrap_or(Duration::MAX);
         let (ended, end) = mpsc::channel();
         let (console, report, outcome) = thread::scope(|scope| {
             let console = scope.spawn(|| tail(console_reader));
@@ -290,9 +306,9 @@ impl EmulatedHost<'_> {
                 bytes
             });
             // QEMU holds the report's pipe open while it runs.
-            let mut outcome = end.recv_timeout(self.timeout.min(READY_LIMIT));
+            let mut outcome = end.recv_timeout(limit.min(READY_LIMIT));
             if outcome == Err(RecvTimeoutError::Timeout) && is_ready() {
-                outcome = end.recv_timeout(self.timeout.saturating_sub(READY_LIMIT));
+                outcome = end.recv_timeout(limit.saturating_sub(READY_LIMIT));
             }
             if outcome.is_err() {
                 // An error means that QEMU has already exited.
@@ -305,9 +321,9 @@ impl EmulatedHost<'_> {
             source,
         })?;
         if outcome == Err(RecvTimeoutError::Timeout) {
-            let error = match is_ready() || self.timeout <= READY_LIMIT {
+            let error = match is_ready() || limit <= READY_LIMIT {
                 true => ImageError::HostTimeout {
-                    after: self.timeout,
+                    after: limit,
                     console,
                 },
                 false => ImageError::HostNotReady {
@@ -365,6 +381,11 @@ impl EmulatedHost<'_> {
             .chain([signals.as_raw_fd()])
             .chain(self.stdin.map(|stdin| stdin.as_raw_fd()))
             .chain(self.disks.iter().map(|disk| disk.file.as_raw_fd()))
+            .chain(
+                self.nvme_disks
+                    .iter()
+                    .map(|nvme| nvme.disk.file.as_raw_fd()),
+            )
             .chain(networks)
             .chain(files.iter().map(AsRawFd::as_raw_fd))
             .collect();
@@ -373,6 +394,7 @@ impl EmulatedHost<'_> {
         let (numbers_but_files, files_numbers) = numbers.split_at(numbers.len() - files.len());
         let (others, networks) =
             numbers_but_files.split_at(numbers_but_files.len() - self.networks.len());
+        let (others, nvme_disks) = others.split_at(others.len() - self.nvme_disks.len());
         let (others, disks) = others.split_at(others.len() - self.disks.len());
         let (others, stdin) = others.split_at(others.len() - usize::from(self.stdin.is_some()));
         let [console, outputs @ .., initrd_number, signals_number] = others else {
@@ -401,10 +423,14 @@ impl EmulatedHost<'_> {
             .arg(&self.image.kernel)
             .arg("-initrd")
             .arg(format!("/dev/fd/{initrd_number}"));
-        command.args([
-            "-append",
-            &format!("{COMMAND_LINE} {FIRST_PROCESSOR} {SILENT} {NO_SPECULATION} {WATCHED}"),
-        ]);
+        let mut parameters =
+            format!("{COMMAND_LINE} {FIRST_PROCESSOR} {SILENT} {NO_SPECULATION} {WATCHED}");
+        if !self.nvme_disks.is_empty() {
+            parameters = format!("{parameters} {IOMMU}");
+            // Before the devices that it serves.
+            command.args(["-device", "intel-iommu,intremap=on"]);
+        }
+        command.args(["-append", &parameters]);
         command.args([
             "-chardev",
             &format!("file,id=console,path=/dev/fd/{console}"),
@@ -447,15 +473,23 @@ impl EmulatedHost<'_> {
                 .arg(format!("vhost-user-fs-pci,chardev=files{index},tag={tag}"));
         }
         for (index, (disk, number)) in self.disks.iter().zip(disks).enumerate() {
-            let read_only = if disk.writable { "off" } else { "on" };
-            // The process that opened the file holds a lock on it already.
-            command.arg("-blockdev").arg(format!(
-                "raw,node-name=disk{index},read-only={read_only},discard=unmap,file.driver=file,\
-                 file.filename=/dev/fd/{number},file.locking=off"
-            ));
+            command
+                .arg("-blockdev")
+                .arg(block_device(&format!("disk{index}"), disk, *number));
             command
                 .arg("-device")
                 .arg(format!("virtio-blk-pci,drive=disk{index}"));
+        }
+        for (index, (nvme, number)) in self.nvme_disks.iter().zip(nvme_disks).enumerate() {
+            let (device, function) = nvme.address;
+            command.arg("-blockdev").arg(block_device(
+                &format!("nvme{index}"),
+                &nvme.disk,
+                *number,
+            ));
+            command.arg("-device").arg(format!(
+                "nvme,drive=nvme{index},serial=nvme{index},addr={device:x}.{function},multifunction=on"
+            ));
         }
         for (index, (network, number)) in self.networks.iter().zip(networks).enumerate() {
             let end = match network.end {
@@ -511,6 +545,16 @@ impl EmulatedHost<'_> {
             },
         })
     }
+}
+
+/// Returns QEMU's description of a file as a block device.
+fn block_device(name: &str, disk: &DiskFile<'_>, number: RawFd) -> String {
+    let read_only = if disk.writable { "off" } else { "on" };
+    // The process that opened the file holds a lock on it already.
+    format!(
+        "raw,node-name={name},read-only={read_only},discard=unmap,file.driver=file,\
+         file.filename=/dev/fd/{number},file.locking=off"
+    )
 }
 
 /// Copies bytes as they arrive. Continues to read after the writer has failed.

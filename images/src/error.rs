@@ -72,6 +72,10 @@ pub enum ImageError {
     )]
     OtherDisk { place: PathBuf },
     #[error(
+        "{disk} is in use: stop the guest that has it, or build another disk beside it with --folder"
+    )]
+    DiskInUse { disk: PathBuf },
+    #[error(
         "only root can build a disk image, since its files belong to several users: run the command as root"
     )]
     NotRoot,

@@ -5,8 +5,9 @@
 //! sha256sum(1). They are verified each time before the image is used.
 
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use wormhole_init::MODULE_LIST;
@@ -65,8 +66,8 @@ const BACKEND_VIRTIO: [Wanted; 4] = [
 ];
 
 /// Drivers of the emulated host: disks, networks and the taps that it bridges with them, files of the real host, virtio
-/// ports, then KVM.
-const HOST_MODULES: [Wanted; 9] = [
+/// ports, KVM, then VFIO.
+const HOST_MODULES: [Wanted; 11] = [
     ("virtio_pci", ""),
     ("virtio_blk", ""),
     ("virtio_net", ""),
@@ -76,6 +77,8 @@ const HOST_MODULES: [Wanted; 9] = [
     ("virtio_console", ""),
     ("irqbypass", ""),
     ("kvm_amd", ""),
+    ("vfio_iommu_type1", ""),
+    ("vfio_pci", ""),
 ];
 
 /// Content of an image beside its kernel.
@@ -207,7 +210,7 @@ impl Image {
         let place = place(what, folder, kernel);
         let path = place.join(RELEASE);
         let release = fs::read_to_string(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => ImageError::NotBuilt {
+            ErrorKind::NotFound => ImageError::NotBuilt {
                 what,
                 kernel,
                 folder: folder.to_owned(),
@@ -358,26 +361,18 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
 pub(crate) fn lock(folder: &Path) -> Result<File, ImageError> {
     fs::create_dir_all(folder).map_err(io("make", folder))?;
     let path = folder.join("lock");
-    // Another user who could open it could lock it.
+    // A new lock is this user's alone, since each user who can open it can hold it. One that is there has the mode that
+    // its owner gave it.
     let mut private = File::options();
     private.write(true).create(true).truncate(false).mode(0o600);
-    let lock = private.open(&path).map_err(io("make", &path))?;
-    make_private(&lock).map_err(io("restrict", &path))?;
+    let lock = match private.open(&path) {
+        // No image is built there, but the folder may be written elsewhere.
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => File::open(&path),
+        opened => opened,
+    };
+    let lock = lock.map_err(io("open", &path))?;
     lock.lock().map_err(io("lock", &path))?;
     Ok(lock)
-}
-
-/// Takes a file that earlier versions made from other users. A file of another user stays as it is.
-///
-/// # Errors
-/// Its mode cannot be changed.
-pub(crate) fn make_private(file: &File) -> std::io::Result<()> {
-    let data = file.metadata()?;
-    let is_own = data.uid() == rustix::process::geteuid().as_raw();
-    if !is_own || !data.is_file() || data.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    file.set_permissions(Permissions::from_mode(0o600))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub use disk::{
     build_disk,
 };
 pub use emulated_host::{
-    DiskFile, EmulatedHost, MachineNetwork, MachineSignals, NetworkEnd, SocketServer,
+    DiskFile, EmulatedHost, MachineNetwork, MachineSignals, NetworkEnd, NvmeDisk, SocketServer,
 };
 pub use error::ImageError;
 pub use guest_package::{GuestParts, PACKAGE};

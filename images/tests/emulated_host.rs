@@ -2,6 +2,9 @@
 //!
 //! `cargo xtask test` builds the images, stages an installation, and sets WORMHOLE_IMAGES and WORMHOLE_STAGE.
 
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -25,6 +28,23 @@ struct Finished {
 
 /// Runs a shell script instead of `wormhole`.
 fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
+    let mut stdout = Vec::new();
+    let (stderr, outcome) = run_with(kernel, script, timeout, None, &mut stdout);
+    Finished {
+        stdout: String::from_utf8(stdout).expect("text"),
+        stderr,
+        outcome,
+    }
+}
+
+/// Runs a shell script with standard input and output. Returns its standard error and the outcome.
+fn run_with(
+    kernel: Kernel,
+    script: &str,
+    timeout: Duration,
+    stdin: Option<BorrowedFd<'_>>,
+    stdout: &mut (dyn Write + Send),
+) -> (String, Result<Report, ImageError>) {
     let images = from_environment("WORMHOLE_IMAGES");
     let overlay = host_overlay(&HostRun {
         init: from_environment("WORMHOLE_STAGE").join("lib/wormhole/wormhole-init"),
@@ -32,7 +52,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         parts: Vec::new(),
         images: vec![Image::guest(&images, Kernel::V6_1).expect("it was built")],
         arguments: vec!["-c".into(), script.into()],
-        stdin: false,
+        stdin: stdin.is_some(),
         terminal: None,
         variables: vec![("GREETING".into(), "good\nmorning".into())],
         programs: vec!["/bin/cat".into()],
@@ -49,18 +69,33 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         memory: 768 << 20,
         processors: 2,
         disks: &[],
+        nvme_disks: &[],
         networks: &[],
         files: &[],
-        timeout,
-        stdin: None,
+        timeout: Some(timeout),
+        stdin,
         signals: None,
     };
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let outcome = host.run(&mut stdout, &mut stderr);
-    Finished {
-        stdout: String::from_utf8(stdout).expect("text"),
-        stderr: String::from_utf8(stderr).expect("text"),
-        outcome,
+    let mut stderr = Vec::new();
+    let outcome = host.run(stdout, &mut stderr);
+    (String::from_utf8(stderr).expect("text"), outcome)
+}
+
+/// Output of a program that waits for a line of input. The line is written when the output has arrived here.
+struct Answering {
+    output: Vec<u8>,
+    input: UnixStream,
+}
+
+impl Write for Answering {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.output.extend(bytes);
+        self.input.write_all(b"\n")?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -147,12 +182,17 @@ fn a_machine_that_dies_is_started_once_more_unless_its_program_has_said_somethin
     let told = finished.stderr.matches("it is started once more").count();
     assert_eq!(told, 1, "{}", finished.stderr);
 
-    let script = format!("echo begun; {dies}");
-    let finished = run(Kernel::V6_1, &script, Duration::from_secs(120));
-    let error = finished.outcome.expect_err("it dies");
+    // A machine that dies loses the output that is underway, so that this one waits until it has arrived.
+    let script = format!("echo begun; read line; {dies}");
+    let (program, input) = UnixStream::pair().expect("a pair");
+    let mut stdout = Answering {
+        output: Vec::new(),
+        input,
+    };
+    let limit = Duration::from_secs(120);
+    let stdin = Some(program.as_fd());
+    let (stderr, outcome) = run_with(Kernel::V6_1, &script, limit, stdin, &mut stdout);
+    let error = outcome.expect_err("it dies");
     assert!(matches!(error, ImageError::HostDied { .. }), "{error}");
-    assert_eq!(
-        (finished.stdout.as_str(), finished.stderr.as_str()),
-        ("begun\n", "")
-    );
+    assert_eq!((&stdout.output[..], stderr.as_str()), (&b"begun\n"[..], ""));
 }

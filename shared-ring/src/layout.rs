@@ -13,6 +13,12 @@ pub const HANDLE_BASE: u64 = 0x4000_0000_0000;
 pub const HANDLE_BYTES: u64 = 1 << 42;
 /// Band in which a worker maps the files that its guest shares with other processes: address and bytes.
 pub const FILES: (u64, u64) = (0x5800_0000_0000, 1 << 40);
+/// Band of managed memory that changes sides: address and bytes. The driver gets the addresses at which it places memory
+/// there only as long as nothing is mapped, so no process reserves the band.
+pub const MANAGED: (u64, u64) = (0x5A00_0000_0000, 5 << 40);
+/// Alignment of allocations in [`MANAGED`], and room behind each: driver 580 takes a hint at multiples of 32 MiB, and not
+/// in a gap between two mappings that it fills (measured).
+pub const MANAGED_ALIGN: u64 = 32 << 20;
 /// Band above the window in which the driver places device memory: address and bytes.
 pub const APERTURE_HIGH: (u64, u64) = (0x6000_0000_0000, 0x400_0000_0000);
 /// Low band in which the driver places pools and reserved virtual memory: address and bytes.
@@ -49,7 +55,8 @@ pub mod session {
     pub const TAIL: usize = 128;
     /// Cursor that the consumer publishes.
     pub const HEAD: usize = 256;
-    /// Parked flag: 1 while the consumer sleeps or is about to.
+    /// Not 0 while the consumer sleeps or is about to: 2 if a futex wake of this word ends the sleep as well as the
+    /// doorbell does.
     pub const PARKED: usize = 384;
     /// Generation of the session, in the low 32 bits.
     pub const GENERATION: usize = 512;

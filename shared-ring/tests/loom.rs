@@ -8,7 +8,7 @@
 #![cfg(loom)]
 
 use loom::{
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Condvar, Mutex, atomic::AtomicBool},
     thread,
 };
 use wormhole_ring::{
@@ -251,7 +251,7 @@ fn one_of_two_producers_rings() {
             let (producer, bell) = (Arc::clone(&producer), Arc::clone(&bell));
             thread::spawn(move || {
                 push(&producer, message, &[]);
-                if producer.must_ring() {
+                if producer.must_ring().is_some() {
                     *bell.0.lock().unwrap() = true;
                     bell.1.notify_one();
                 }
@@ -291,6 +291,38 @@ fn a_consumer_is_woken_by_the_producer_that_is_told_to_ring() {
 #[should_panic(expected = "deadlock")]
 fn a_doorbell_without_fences_is_noticed() {
     without(SyncPoint::Park, one_of_two_producers_rings);
+}
+
+/// Models another thread of the consumer's process that stores an event and rings, while the consumer goes to sleep on the
+/// word of the ring.
+fn an_event_beside_the_ring() {
+    explore(2, || {
+        let (producer, consumer) = sides();
+        let event = Arc::new(AtomicBool::new(false));
+        let (doorbell, sent) = (consumer.doorbell(), Arc::clone(&event));
+        let other = thread::spawn(move || {
+            sent.store(true, Ordering::Relaxed);
+            doorbell.clear();
+        });
+        let parked = consumer.park().expect("the tail is possible");
+        let sleeps = parked && !event.load(Ordering::Relaxed);
+        other.join().unwrap();
+        assert!(
+            !sleeps || !producer.is_consumer_parked(),
+            "nobody ends the sleep"
+        );
+    });
+}
+
+#[test]
+fn a_consumer_that_sleeps_on_the_ring_is_woken_by_an_event_beside_it() {
+    an_event_beside_the_ring();
+}
+
+#[test]
+#[should_panic(expected = "nobody ends the sleep")]
+fn an_event_without_fences_is_noticed() {
+    without(SyncPoint::Park, an_event_beside_the_ring);
 }
 
 #[test]

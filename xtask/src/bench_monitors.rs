@@ -25,7 +25,9 @@ pub struct Options {
 }
 
 /// Commands of the benchmark. `$4` is an initial RAM disk, `$5` the number of rounds, `$6` the folder of images of a machine
-/// that does not name its own. Each line `figure` has a monitor, a quantity and a number.
+/// that does not name its own. Each line `figure` has a monitor, a quantity and a number. The quantity
+/// `run` is the time until Python's first line: for Wormhole by `wormhole run`, whose guest has the host's files by virtiofs,
+/// and for the other monitors from the initial RAM disk.
 const SCRIPT: &str = r#"
 set -eo pipefail
 command=$1 folder=$2 initrd=$4 rounds=$5 kernel=${WORMHOLE_IMAGES:-$6}/guest-6.1/vmlinuz
@@ -64,6 +66,8 @@ monitor() {
         --kernel "$kernel" --initrd "$initrd" --append quiet ;;
     wormhole-devices) exec "$command" guest start bench --foreground --memory 256M --disk "$folder/disk" \
         --network tap=wh-bench --kernel "$kernel" --initrd "$initrd" --append quiet ;;
+    wormhole-run) exec "$command" run --host kvm --quiet --memory 256M -- /usr/bin/python3 -I -S -c \
+        'print("line of Python", flush=True); print("last line")' ;;
     microvm) qemu microvm ;;
     q35) qemu q35 ;;
     q35-devices) qemu q35 $disk $network ;;
@@ -75,7 +79,7 @@ beside_guest() {
         END { print $sum }' "/proc/$1/smaps"
 }
 measure() {
-    local name=${1%-devices} line start=${EPOCHREALTIME/[.,]/}
+    local name=${1%-*} line start=${EPOCHREALTIME/[.,]/}
     exec 3< <(monitor "$1" </dev/null 2>&1)
     local process=$! said=
     while read -r line <&3; do
@@ -83,8 +87,12 @@ measure() {
         said+=$line$'\n'
         case $line in
         "first line")
-            [[ $1 == *-devices ]] || echo "figure $name boot $((${EPOCHREALTIME/[.,]/} - start))" ;;
-        "last line") [[ $1 == *-devices ]] || echo "figure $name memory $(beside_guest $process)" ;;
+            [[ $1 == *-* ]] || echo "figure $name boot $((${EPOCHREALTIME/[.,]/} - start))" ;;
+        "line of Python")
+            local python=$((${EPOCHREALTIME/[.,]/} - start))
+            [[ $1 == *-* ]] || echo "figure $name python $python"
+            [[ $1 == wormhole ]] || echo "figure $name run $python" ;;
+        "last line") [[ $1 == *-* ]] || echo "figure $name memory $(beside_guest $process)" ;;
         "took "*) set -- "$1" $line; echo "figure $name $3 $4" ;;
         esac
     done
@@ -92,7 +100,7 @@ measure() {
     [[ $said == *"last line"* ]] || { echo "the guest of $1 said: $said"; exit 1; }
 }
 for ((round = 0; round < rounds; round++)); do
-    for name in wormhole microvm q35 wormhole-devices q35-devices; do measure $name; done
+    for name in wormhole wormhole-run microvm q35 wormhole-devices q35-devices; do measure $name; done
 done
 "#;
 
@@ -116,6 +124,8 @@ if [ -b /dev/vda ]; then
     ip link set eth0 up
     timed to-host to_host
     timed to-guest to_guest
+else
+    python3 -I -S -c 'print("line of Python")'
 fi
 echo "last line"
 sleep 2
@@ -123,6 +133,12 @@ sleep 2
 
 /// Programs of the guest beside its shell.
 const TOOLS: [&str; 3] = ["/bin/dd", "/sbin/ip", "/bin/sleep"];
+
+/// Python, and the folder of its versions' libraries.
+const PYTHON: &str = "/usr/bin/python3";
+const LIBRARIES: &str = "/usr/lib";
+/// Package of the library that Python loads before any program, beside modules that are part of itself.
+const ENCODINGS: &str = "encodings";
 
 /// Files that the script uses: the other monitor with its firmware, and the tools.
 const FILES: [&str; 11] = [
@@ -140,8 +156,10 @@ const FILES: [&str; 11] = [
 ];
 
 /// Quantities, with their units and the divisors of the script's numbers. Those of throughput are times for the same work.
-const QUANTITIES: [(&str, &str, f64); 7] = [
+const QUANTITIES: [(&str, &str, f64); 9] = [
     ("boot", "ms until the first program's first line", 1000.0),
+    ("python", "ms until a Python program's first line", 1000.0),
+    ("run", "ms until that line, by `wormhole run`", 1000.0),
     ("memory", "MiB beside the guest's memory", 1024.0),
     ("write", "s for 64 MiB written to the disk", 1e6),
     ("read", "s for 64 MiB read from the disk", 1e6),
@@ -191,6 +209,7 @@ pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
         programs: FILES
             .map(PathBuf::from)
             .into_iter()
+            .chain(python()?)
             .chain([initrd])
             .collect(),
         results: Vec::new(),
@@ -232,6 +251,15 @@ pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
     }
 }
 
+/// Returns the files of Python, with the modules that it loads before a program.
+fn python() -> Result<[PathBuf; 3], Failure> {
+    let program = fs::canonicalize(PYTHON)
+        .map_err(|error| Failure::new(format!("cannot find {PYTHON}: {error}")))?;
+    let version = program.file_name().unwrap_or_default();
+    let library = Path::new(LIBRARIES).join(version).join(ENCODINGS);
+    Ok([PYTHON.into(), program, library])
+}
+
 /// Builds the initial RAM disk of the guests.
 fn initial_disk(root: &Path, prefix: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: wormhole_images::ImageError| Failure::new(error.to_string());
@@ -241,7 +269,11 @@ fn initial_disk(root: &Path, prefix: &Path) -> Result<Vec<u8>, Failure> {
         frontends: Vec::new(),
         program: "/bin/bash".into(),
         arguments: ["-c", GUEST].map(Into::into).to_vec(),
-        take: TOOLS.map(PathBuf::from).to_vec(),
+        take: TOOLS
+            .into_iter()
+            .map(PathBuf::from)
+            .chain(python()?)
+            .collect(),
         window: 0,
     });
     let mut bytes = fs::read(&image.modules)

@@ -20,6 +20,7 @@ mod older_cuda;
 mod pages;
 mod programs;
 mod pytest;
+mod python;
 mod setup;
 mod soak;
 mod stage;
@@ -77,6 +78,8 @@ enum Action {
     Prose,
     /// Run Numba's own CUDA tests on the CPU device.
     Numba(numba::Options),
+    /// Run the Python programs that use NumPy, Numba and CuPy, at `process` placement or also in a guest.
+    Python(python::Options),
     /// Run the tests of NVIDIA's Python bindings on the CPU device.
     CudaPython(cuda_python::Options),
     /// Run NCCL between two processes on the CPU device.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
         Action::Prose => checks::prose(&root).map(|found| checks::holds(&found)),
         Action::Numba(options) => numba::numba(&root, &options),
+        Action::Python(options) => python::python(&root, &options),
         Action::CudaPython(options) => cuda_python::cuda_python(&root, &options),
         Action::Nccl => nccl::nccl(&root),
         Action::Foreign(options) => foreign::foreign(&root, &options),

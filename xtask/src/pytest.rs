@@ -1,7 +1,7 @@
 //! Python test suites of other projects: virtual environments and outcomes.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, Run, step};
@@ -63,11 +63,15 @@ impl<'a> Outcomes<'a> {
 
 /// Creates the virtual environment unless it exists with exactly these packages. The environment has no pip, for which
 /// Debian has a package of its own. No module is compiled: tests import few of them, and [`compiling_into`] keeps those.
+/// Commands that need the environment at the same time wait for the first one.
 pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Failure> {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::new(format!("cannot use {}: {error}", path.display()))
     };
     let wanted = fs::read_to_string(requirements).map_err(|error| failed(requirements, error))?;
+    let lock = folder.with_extension("lock");
+    let locked = File::create(&lock).and_then(|file| file.lock().map(|()| file));
+    let _locked = locked.map_err(|error| failed(&lock, error))?;
     let installed = folder.join("installed");
     if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
         return Ok(());

@@ -159,10 +159,35 @@ fn fits(versions: std::ops::RangeInclusive<u32>) -> bool {
     fits
 }
 
+/// Runs a program of `programs/python`, which must pass at a place that its options name.
+fn passes(program: &str, options: &[&str], place: &str) {
+    let line = last_line(&[&["python", "--program", program], options].concat());
+    for words in [place, &format!(": PASS {program} ")] {
+        assert!(line.contains(words), "{words}: {line}");
+    }
+}
+
 #[test]
-fn a_module_of_numbas_tests_passes_on_the_cpu_device() {
+fn numba_passes_in_a_guest() {
+    if fits(11..=14) {
+        passes("vector_add", &["--guest"], "--memory");
+    }
+}
+
+#[test]
+fn cupy_passes_in_a_guest() {
+    if fits(11..=14) {
+        passes("cupy_arrays", &["--guest"], "--memory");
+    }
+}
+
+#[test]
+fn programs_with_numpy_and_numba_and_a_module_of_its_tests_pass_on_the_cpu_device() {
     if !fits(11..=14) {
         return;
+    }
+    for program in ["arrays", "numpy_arrays"] {
+        passes(program, &[], "--placement process");
     }
     assert_eq!(
         last_line(&["numba", "--module", "cudapy.test_blackscholes"]),

@@ -3,6 +3,7 @@
 //! A device address is an address of this process. All accesses use addresses that were looked up here. Freed memory is
 //! zeroed and stays mapped, so a kernel that races with its own program's `cuMemFree` reads zeros at worst.
 
+mod placed;
 mod slabs;
 
 use std::collections::BTreeMap;
@@ -94,6 +95,8 @@ pub(crate) struct AddressMap {
     pub used: u64,
     /// Registered host ranges, address to size.
     registered: BTreeMap<u64, u64>,
+    /// Ranges at addresses of the caller's choice, address to size.
+    placed: BTreeMap<u64, u64>,
     pub virtual_memory: VirtualRanges,
 }
 
@@ -115,10 +118,12 @@ impl AddressMap {
     fn shared(&self, address: u64, bytes: u64, device: usize) -> Option<Range> {
         let end = address.checked_add(bytes)?;
         let registered = self.registered.range(..=address).next_back();
+        let placed = self.placed.range(..=address).next_back();
         let viewed = self.views.range(..=address).next_back();
         registered
-            .map(|(start, bytes)| (*start, *bytes))
             .into_iter()
+            .chain(placed)
+            .map(|(start, bytes)| (*start, *bytes))
             .chain(viewed.map(|(start, view)| (*start, view.bytes)))
             .map(|(start, bytes)| Range {
                 start,
@@ -164,6 +169,7 @@ impl Memory {
             holes,
             used: 0,
             registered: BTreeMap::new(),
+            placed: BTreeMap::new(),
             virtual_memory: VirtualRanges::default(),
         });
         Ok(Self {

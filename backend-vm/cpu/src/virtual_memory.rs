@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared, file};
+use wormhole_ring::band;
 
 use crate::aperture::Aperture;
 use crate::memory::{AddressMap, Memory, Range, Use};
@@ -387,6 +388,20 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
         self.memory
             .shared()
             .set_access(address, bytes, device, access)
+    }
+
+    fn place(&self, address: u64, bytes: u64) -> Result<()> {
+        self.context()?;
+        self.memory.place(address, bytes)
+    }
+
+    fn displace(&self, address: u64, bytes: u64) -> Result<()> {
+        self.memory.withdraw(address, bytes)?;
+        // Work that began before may have looked the range up.
+        self.idle()?;
+        // SAFETY: the range was placed, and neither the device's work nor the caller accesses it.
+        unsafe { band::release(address, bytes) };
+        Ok(())
     }
 }
 

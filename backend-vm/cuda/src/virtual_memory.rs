@@ -3,10 +3,15 @@
 use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
 use wormhole_api::constants::{memory_allocation_type, memory_location};
 use wormhole_api::ctypes::{CUmemAllocationProp, CUmemLocation};
-use wormhole_device::{Access, Granularity, RawMemory, Result, VirtualMemory};
+use wormhole_device::{
+    Access, CuError, Device, DriverCalls, Granularity, RawMemory, Result, VirtualMemory,
+};
 
 use crate::device::{CudaDevice, size};
 use crate::peers::access_of;
+
+/// Unit in which driver 580 takes hints for reservations: multiples of it, in address and in size (measured).
+const HINTED: u64 = 32 << 20;
 
 impl CudaDevice {
     fn location(&self) -> CUmemLocation {
@@ -74,5 +79,42 @@ impl VirtualMemory for CudaDevice {
             self.driver()
                 .cuMemSetAccess(address, size(bytes), &raw const description, 1)
         }
+    }
+
+    fn place(&self, address: u64, bytes: u64) -> Result<()> {
+        let memory = self.create_memory(bytes, 0)?;
+        let placed = self.reserve_exactly(address, bytes).and_then(|()| {
+            let mapped = self.map(address, bytes, memory).and_then(|()| {
+                self.set_access(address, bytes, Access::ReadWrite)
+                    .inspect_err(|_| _ = self.mem_unmap(address, bytes))
+            });
+            mapped.inspect_err(|_| _ = self.free_exactly(address, bytes))
+        });
+        // The mapping holds the memory from now on.
+        let released = self.mem_release(memory);
+        placed.and(released)
+    }
+
+    fn displace(&self, address: u64, bytes: u64) -> Result<()> {
+        self.synchronize()?;
+        self.mem_unmap(address, bytes)?;
+        self.free_exactly(address, bytes)
+    }
+}
+
+impl CudaDevice {
+    /// Reserves a range at this address, and the rest of its last unit. The driver treats the address as a hint.
+    fn reserve_exactly(&self, address: u64, bytes: u64) -> Result<()> {
+        match self.address_reserve(bytes.next_multiple_of(HINTED), 0, address)? {
+            found if found == address => Ok(()),
+            elsewhere => {
+                self.free_exactly(elsewhere, bytes)?;
+                Err(CuError::NOT_SUPPORTED)
+            }
+        }
+    }
+
+    fn free_exactly(&self, address: u64, bytes: u64) -> Result<()> {
+        self.address_free(address, bytes.next_multiple_of(HINTED))
     }
 }

@@ -1,6 +1,6 @@
 //! Address reservations, and physical memory that is mapped there.
 
-use crate::{Access, Result};
+use crate::{Access, CuError, Result};
 
 /// Handle of device memory that can be mapped (`CUmemGenericAllocationHandle`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,4 +22,15 @@ pub trait VirtualMemory {
     fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()>;
     /// Sets the access rights of a range that mappings fill without a gap.
     fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()>;
+    /// Puts memory of the device at addresses of the caller's choice, whole units of its granularity. Fails if this
+    /// process maps something there, or behind it up to a multiple of 32 MiB. A device that cannot do so answers
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    fn place(&self, _address: u64, _bytes: u64) -> Result<()> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    /// Ends [`VirtualMemory::place`]: frees the memory, and maps nothing at the addresses. Waits until the device no longer
+    /// accesses them. Nothing else may access them any more.
+    fn displace(&self, _address: u64, _bytes: u64) -> Result<()> {
+        Err(CuError::NOT_SUPPORTED)
+    }
 }

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::neighbours::Neighbours;
 use crate::progress::{self, Progress, Snapshot};
@@ -22,12 +23,23 @@ pub const PAGE_BYTES: usize = 4096;
 /// Bytes of the file: the page of counts, and behind it the page of progress.
 const FILE_BYTES: usize = 2 * PAGE_BYTES;
 const _: () = assert!(progress::WORDS * 8 == PAGE_BYTES);
+/// First word of the counts of measured requests, by their time.
+const FIRST_TIME: usize = 32;
 /// First word of the counts by message.
 const FIRST_MESSAGE: usize = 64;
 /// First of the words with the bytes of each device's memory that the process has allocated.
 const DEVICE_MEMORY: usize = PAGE_BYTES / 8 - device::MOST;
 /// Number of message ids that are counted individually.
 pub const MESSAGES: usize = DEVICE_MEMORY - FIRST_MESSAGE;
+
+/// Number of classes of times. The first one is below 256 ns, and each of the others twice as long as the one before.
+pub const TIMES: usize = FIRST_MESSAGE - FIRST_TIME;
+
+/// Returns the time in nanoseconds below which all times of a class are. The last class has longer ones as well.
+#[must_use]
+pub const fn time_of(class: usize) -> u64 {
+    256 << class
+}
 
 /// Counters of a worker. The discriminant is the word in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +118,11 @@ pub struct Counts {
 impl Counts {
     pub fn get(&self, counter: Counter) -> u64 {
         self.words.get(counter as usize).copied().unwrap_or(0)
+    }
+
+    /// Returns the numbers of measured requests, by class of their time.
+    pub fn times(&self) -> [u64; TIMES] {
+        std::array::from_fn(|class| self.words.get(FIRST_TIME + class).copied().unwrap_or(0))
     }
 
     /// Returns id and count of each message that was executed.
@@ -226,6 +243,14 @@ impl Counters {
         }
     }
 
+    /// Counts a measured request by its time.
+    pub fn time(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let class = (nanoseconds / time_of(0)).checked_ilog2();
+        let class = class.map_or(0, |log| log as usize + 1).min(TIMES - 1);
+        self.add_word(FIRST_TIME + class, 1);
+    }
+
     /// Sets the bytes of a device's memory that the process has allocated.
     pub fn set_device_memory(&self, device: usize, bytes: u64) {
         if device < device::MOST {
@@ -293,6 +318,19 @@ pub(crate) mod tests {
         );
     }
 
+    #[test]
+    fn times_are_counted_by_class() {
+        let (file, counters) = page();
+        for nanoseconds in [0, 255, 256, 511, 512, 1_000_000, u64::MAX] {
+            counters.time(Duration::from_nanos(nanoseconds));
+        }
+        let times = file.read().times();
+        assert_eq!(times[..4], [2, 2, 1, 0]);
+        assert_eq!((times[12], times[TIMES - 1]), (1, 1));
+        assert!(time_of(11) <= 1_000_000 && 1_000_000 < time_of(12));
+        assert_eq!(times.iter().sum::<u64>(), 7);
+    }
+
     /// Maps a page whose first access blocks until the returned descriptor is closed (userfaultfd(2)). Returns `None`
     /// if the kernel refuses a userfaultfd.
     fn page_that_waits() -> Option<(NonNull<u8>, OwnedFd)> {
@@ -344,7 +382,7 @@ pub(crate) mod tests {
             scope.spawn(move || {
                 done.send(file.device_memory(0) + file.read().get(Counter::Records))
             });
-            let said = is_done.recv_timeout(std::time::Duration::from_secs(20));
+            let said = is_done.recv_timeout(Duration::from_secs(20));
             drop(waits);
             assert_eq!(said, Ok(0));
             assert_eq!(usize::try_from(writer.join().unwrap()), Ok(PAGE_BYTES));

@@ -18,6 +18,7 @@ pub mod progress;
 pub mod report;
 pub mod tasks;
 pub mod usage;
+pub mod users;
 
 use std::io;
 
@@ -26,6 +27,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Replaces characters that could change a terminal or what its reader sees by dots: control characters, which move the
 /// cursor or change the terminal's state, and characters of formatting, which are invisible or change the order of the
 /// text around them. Line ends and tabs stay.
+///
+/// The joiners of scripts and of emoji (U+200C, U+200D) are such characters too: two names that differ in one look the same
+/// in most scripts.
 pub fn harmless(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c,
@@ -33,6 +37,19 @@ pub fn harmless(text: &str) -> String {
         c => c,
     };
     text.chars().map(shown).collect()
+}
+
+/// Returns bytes as [`harmless`] text. Bytes that are not UTF-8 become dots. The text is never longer than the bytes, so that
+/// the budget of a log can count the bytes.
+pub fn harmless_bytes(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(&harmless(chunk.valid()));
+        if !chunk.invalid().is_empty() {
+            text.push('.');
+        }
+    }
+    text
 }
 
 /// Returns whether a character is of the general categories Cf, Zl or Zp, or is one of the other characters that Unicode
@@ -100,7 +117,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::harmless;
+    use super::{harmless, harmless_bytes};
 
     #[test]
     fn what_a_guest_says_does_not_reach_the_terminal_as_commands() {
@@ -116,8 +133,27 @@ mod tests {
         let hidden = "\u{61c}\u{200e}\u{200f}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\
                       \u{ad}\u{200b}\u{200c}\u{200d}\u{2028}\u{2029}\u{2060}\u{feff}\u{fff9}\u{fe0f}\u{e0041}\u{3164}";
         assert_eq!(harmless(hidden), ".".repeat(hidden.chars().count()));
+        // A joiner of Persian letters, and one of emoji.
+        assert_eq!(harmless("می\u{200c}خواهم"), "می.خواهم");
+        assert_eq!(harmless("👩\u{200d}🚀"), "👩.🚀");
         for shown in ["größer als 3 µs", "שלום", "中文 한국어", "e\u{301}", "→ ✓"] {
             assert_eq!(harmless(shown), shown);
+        }
+    }
+    #[test]
+    fn what_is_written_is_never_longer_than_what_a_guest_has_said() {
+        for (said, written) in [
+            (&b"one\x1b\n"[..], "one.\n"),
+            (b"\xff\xfe", ".."),
+            (b"\xe2\x82", "."),
+            ("\u{9b}\u{202e}µ".as_bytes(), "..µ"),
+        ] {
+            assert_eq!(harmless_bytes(said), written);
+        }
+        let all: Vec<u8> = (0..=u8::MAX).collect();
+        for first in 0..=u8::MAX {
+            let said = [&[first], &all[..]].concat();
+            assert!(harmless_bytes(&said).len() <= said.len());
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use wormhole_api::{GraphLaunch, LaunchKernel, Message as _};
 
-use crate::counters::{Counter, Counts};
+use crate::counters::{Counter, Counts, TIMES, time_of};
 
 /// Usage of a backend by one tenant, over all of its sessions unless a field says otherwise.
 ///
@@ -36,12 +36,33 @@ pub struct Usage {
     pub failures: u64,
     /// Bytes of device memory that open sessions have allocated.
     pub device_memory: u64,
+    /// Times of requests in their workers.
+    #[serde(default)]
+    pub times: Times,
     /// Exits of the guest's vCPUs since it booted; none without a guest, or where its monitor does not tell.
     pub vm_exits: Option<u64>,
 }
 
+/// Numbers of requests by class of their time, from the moment in which a worker takes one out of the ring to its answer.
+/// One request in 16 is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times([u64; TIMES]);
+
+impl Times {
+    /// Returns the nanoseconds below which this share of the measured requests were answered, a power of two; none if no
+    /// request was measured.
+    #[must_use]
+    pub fn quantile(&self, percent: u64) -> Option<u64> {
+        let sum = |counts: &[u64]| counts.iter().fold(0, |sum, &count| sum + u128::from(count));
+        let all = sum(&self.0);
+        let wanted = (all * u128::from(percent)).div_ceil(100).max(1);
+        let class = (0..TIMES).find(|&class| sum(&self.0[..=class]) >= wanted)?;
+        Some(time_of(class))
+    }
+}
+
 /// Number of a [`Usage`]'s fields that are numbers.
-const NUMBERS: usize = 13;
+const NUMBERS: usize = 13 + TIMES;
 /// Number of words of an encoded [`Usage`].
 pub const WORDS: usize = NUMBERS + 2;
 
@@ -78,11 +99,14 @@ impl Usage {
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);
         }
+        for (sum, more) in self.times.0.iter_mut().zip(counts.times()) {
+            *sum = sum.saturating_add(more);
+        }
     }
 
     /// Returns the fields that are numbers, in the order of the words.
-    fn numbers(&mut self) -> [&mut u64; NUMBERS] {
-        [
+    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
+        let sums = [
             &mut self.sessions,
             &mut self.ended_sessions,
             &mut self.local_calls,
@@ -96,7 +120,8 @@ impl Usage {
             &mut self.bytes_on_device,
             &mut self.failures,
             &mut self.device_memory,
-        ]
+        ];
+        sums.into_iter().chain(&mut self.times.0)
     }
 
     /// Encodes it for [`Self::of_words`].
@@ -125,11 +150,26 @@ impl Usage {
             },
             ..Self::default()
         };
-        for (field, number) in usage.numbers().into_iter().zip(numbers) {
+        for (field, number) in usage.numbers().zip(numbers) {
             *field = *number;
         }
         Some(usage)
     }
+}
+
+/// Largest number of bytes in a part of an answer.
+const PART: usize = 4096;
+
+/// Splits the text of an answer into the parts of its messages, at least one. The number beside a part is that of the
+/// message's `more`: 1 if another part follows.
+pub fn parts(text: &str) -> impl Iterator<Item = (u32, &str)> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest.take()?;
+        let (part, after) = text.split_at(text.floor_char_boundary(PART));
+        rest = (!after.is_empty()).then_some(after);
+        Some((rest.is_some().into(), part))
+    })
 }
 
 /// A tenant and its usage.
@@ -152,6 +192,8 @@ pub struct TenantUsage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::counters::tests::page;
 
@@ -178,14 +220,45 @@ mod tests {
     }
 
     #[test]
+    fn a_quantile_is_the_time_that_so_many_requests_took() {
+        let (file, counters) = page();
+        assert_eq!(Times::default().quantile(50), None);
+        for _ in 0..98 {
+            counters.time(Duration::from_nanos(1_000));
+        }
+        for _ in 0..2 {
+            counters.time(Duration::from_millis(1));
+        }
+        let mut usage = Usage::default();
+        usage.add(&file.read(), 0);
+        let times = [1, 50, 98, 99, 100].map(|percent| usage.times.quantile(percent).unwrap());
+        assert_eq!(times, [1 << 10, 1 << 10, 1 << 10, 1 << 20, 1 << 20]);
+        let hostile = Times([u64::MAX; TIMES]);
+        assert_eq!(hostile.quantile(100), Some(time_of(TIMES - 1)));
+    }
+
+    #[test]
+    fn a_long_answer_is_sent_in_parts() {
+        let text = format!("x{}", "ä".repeat(PART));
+        let parts_of: Vec<_> = parts(&text).collect();
+        assert!(parts_of.len() > 2);
+        assert!(parts_of.iter().all(|(_, part)| part.len() <= PART));
+        let (last, before) = parts_of.split_last().unwrap();
+        assert!(last.0 == 0 && before.iter().all(|(more, _)| *more == 1));
+        let whole: String = parts_of.iter().map(|(_, part)| *part).collect();
+        assert_eq!(whole, text);
+        assert_eq!(parts("").collect::<Vec<_>>(), [(0, "")]);
+    }
+
+    #[test]
     fn usage_is_read_as_it_was_written() {
         let words: [u64; WORDS] = std::array::from_fn(|at| match at {
-            13 => 1,
+            NUMBERS => 1,
             at => at as u64 + 100,
         });
         let usage = Usage::of_words(&words).unwrap();
         assert_eq!(usage.words(), words);
-        assert_eq!(usage.vm_exits, Some(114));
+        assert_eq!(usage.vm_exits, Some(101 + NUMBERS as u64));
         let none = Usage::default();
         assert_eq!(Usage::of_words(&none.words()), Some(none));
         for bad in [&words[1..], &[2; WORDS], &[words[0]; WORDS + 1]] {

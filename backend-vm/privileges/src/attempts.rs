@@ -77,7 +77,7 @@ pub const BEYOND_CHANGES: [Attempt; 12] = [
 ];
 
 /// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
-fn attempts() -> [Attempt; 18] {
+fn attempts() -> [Attempt; 19] {
     const KVM_CREATE_VM: i64 = 0xae01;
     let fork = i64::from(libc::SIGCHLD);
     let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
@@ -123,6 +123,10 @@ fn attempts() -> [Attempt; 18] {
         (
             "io_uring_setup",
             [libc::SYS_io_uring_setup, 1, NOWHERE, 0, 0, 0],
+        ),
+        (
+            "io_uring_register",
+            [libc::SYS_io_uring_register, -1, 0, NOWHERE, 0, 0],
         ),
     ]
 }

@@ -208,6 +208,18 @@ pub fn equals(argument: u8, value: u64) -> Result<SeccompRule, FilterError> {
     all_equal(&[(argument, value)])
 }
 
+/// Creates rules of which one holds if the lower half of an argument equals one of these values.
+///
+/// # Errors
+/// The argument's number is too large.
+pub fn equals_one_of(
+    argument: u8,
+    values: impl IntoIterator<Item = u64>,
+) -> Result<Vec<SeccompRule>, FilterError> {
+    let rules = values.into_iter().map(|value| equals(argument, value));
+    rules.collect()
+}
+
 /// Creates a rule that the lower half of each of these arguments equals the value beside it.
 ///
 /// # Errors

@@ -809,6 +809,7 @@ fn check(supervisor: &TenantLoop) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -1340,6 +1341,171 @@ mod tests {
         let inputs = [&scrub[..], &third_leaves, &start];
         assert_eq!(play(&inputs.concat()), [0, 1]);
         assert_eq!(play(&[&ready(1)[..], &start].concat()), [0, 1, 2]);
+    }
+
+    /// Attached tenants whose processes and workers the test plays.
+    struct Played {
+        scene: Scene,
+        tenants: Vec<pair::SupervisorLink>,
+        /// Tickets of the workers that have been ready.
+        ready: BTreeSet<u64>,
+    }
+
+    impl Played {
+        /// Attaches a tenant of each user, and waits for the spares.
+        fn new(users: &[u8]) -> Self {
+            let mut scene = Scene::new();
+            scene.supervisor.borrow_mut().quotas.sessions_per_user = 100;
+            let (start, scrub) = ([12, 0], [9]);
+            for (tenant, user) in (0..).zip(users) {
+                let (launcher, attach) = ([0, *user], [1, tenant, 31, 31, 0]);
+                scene.play(&[&launcher[..], &attach, &start, &scrub].concat());
+            }
+            let tenants = (0..users.len()).map(|tenant| stop(&mut scene, tenant));
+            let tenants = tenants.collect();
+            let ready = BTreeSet::new();
+            let mut played = Self {
+                scene,
+                tenants,
+                ready,
+            };
+            // The second spare starts after the first.
+            played.start();
+            played.start();
+            played
+        }
+
+        /// Has a tenant begin sessions. Returns those of its sessions that have got a worker since the last call.
+        fn begin(&mut self, tenant: usize, sessions: std::ops::Range<u32>) -> Vec<u32> {
+            for session in sessions {
+                self.tenants[tenant].report(&Report::Want {
+                    session,
+                    hash: HASH,
+                    environment: String::new(),
+                });
+            }
+            self.scene.settle();
+            let spares = self.spares();
+            assert!(spares <= 2, "{spares} spares");
+            let mut served = Vec::new();
+            while let Some((order, _)) = self.tenants[tenant].next().unwrap() {
+                if let pair::Order::Worker { session, .. } = order {
+                    served.push(session);
+                }
+            }
+            served
+        }
+
+        /// Has a tenant report sessions as taken by their guests, and then as over.
+        fn end(&mut self, tenant: usize, sessions: &[u32]) {
+            for session in sessions.iter().copied() {
+                self.tenants[tenant].report(&Report::Taken { session });
+                self.scene.settle();
+                self.tenants[tenant].report(&Report::Over { session });
+            }
+            self.scene.settle();
+        }
+
+        /// Reaps the workers that were killed, and starts those whose turn it is, each with its device.
+        fn start(&mut self) {
+            self.scene.play_spawner(0);
+            self.scene.settle();
+            let killed = |worker: &super::Worker| worker.was_killed;
+            while let Some(killed) = self.scene.workers.iter().position(killed) {
+                self.scene.reap(killed);
+                self.scene.settle();
+            }
+            self.scene.play_spawner(0);
+            self.scene.settle();
+            for worker in &mut self.scene.workers {
+                if self.ready.insert(worker.ticket) {
+                    let ready = Message::Ready {
+                        protocol_hash: HASH,
+                        device: "name=stub\n",
+                    };
+                    worker.end.send(&ready, Vec::new());
+                }
+            }
+            self.scene.settle();
+        }
+
+        /// Returns the number of workers that run or start without a session.
+        fn spares(&self) -> usize {
+            let supervisor = self.scene.supervisor.borrow();
+            let workers = supervisor.workers.values();
+            let running = workers.filter(|worker| worker.session.is_none()).count();
+            running + supervisor.pool.starts.spares(HASH).count()
+        }
+    }
+
+    /// Has hostile tenants of another user begin more and more sessions. Tenant 0 must have a worker for each of its own
+    /// at once.
+    fn hold_against(hostile: usize) {
+        const ROUNDS: u32 = 8;
+        let _alone = alone();
+        let users = [&[0][..], &vec![1; hostile]].concat();
+        let mut played = Played::new(&users);
+        let mut running = vec![Vec::new(); users.len()];
+        let mut count = 0;
+        for round in 0..ROUNDS {
+            for (tenant, running) in running.iter_mut().enumerate().skip(1) {
+                // The sessions of the round before end.
+                played.end(tenant, running);
+                let next = 2 * round;
+                *running = played.begin(tenant, next..next + 2);
+                count += running.len();
+            }
+            // It begins its first session amid the attack.
+            if round >= ROUNDS / 2 {
+                assert_eq!(played.begin(0, round..round + 1), [round]);
+                played.end(0, &[round]);
+            }
+            played.start();
+        }
+        assert!(count > 4, "there was no attack");
+    }
+
+    #[test]
+    fn a_tenant_that_begins_sessions_without_pause_leaves_another_its_spare() {
+        hold_against(1);
+    }
+
+    #[test]
+    fn a_user_whose_tenants_all_begin_sessions_leaves_another_its_spare() {
+        hold_against(3);
+    }
+
+    #[test]
+    fn a_user_that_has_taken_a_spare_takes_no_other_before_it_is_replaced() {
+        let _alone = alone();
+        let mut played = Played::new(&[0, 1, 1]);
+        assert_eq!(played.begin(1, 0..1), [0]);
+        assert!(played.begin(1, 1..2).is_empty());
+        assert!(played.begin(2, 0..1).is_empty());
+        assert_eq!(played.begin(0, 0..1), [0]);
+    }
+
+    #[test]
+    fn the_spare_of_an_idle_tenant_serves_others() {
+        let _alone = alone();
+        let mut played = Played::new(&[0, 1, 0]);
+        for tenant in [0, 1] {
+            assert_eq!(played.begin(tenant, 0..1), [0]);
+            played.end(tenant, &[0]);
+            played.start();
+        }
+        // Both spares are those of tenants 0 and 1 now.
+        assert_eq!(played.begin(2, 0..1), [0]);
+        played.end(2, &[0]);
+        played.start();
+        assert_eq!(played.begin(2, 1..2), [1]);
+    }
+
+    #[test]
+    fn a_backend_with_one_tenant_has_one_spare() {
+        let _alone = alone();
+        let counts = [&[0][..], &[0, 1], &[0, 1, 0]].map(|users| Played::new(users).spares());
+        assert_eq!(counts, [1, 2, 2]);
     }
 
     #[test]

@@ -72,6 +72,7 @@ use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, Subscrib
 use wormhole_api::CuResult;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::neighbours::NeighboursFile;
+use wormhole_link::users::peer_of;
 pub use wormhole_sandbox::Limits;
 use wormhole_sandbox::device::needs;
 
@@ -496,7 +497,7 @@ impl MutEventSubscriber for Supervisor {
         }
         if let Some(stream) = self.stream.take() {
             // For a socket of another kind, the tenant is attributed to root.
-            let user = listener::user_of(&stream);
+            let user = peer_of(&stream).map(|peer| peer.user);
             self.add_tenant(ops, stream, user.unwrap_or(0), false);
         }
         self.serve_waiting(ops);

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use wormhole_link::users::peer_of;
 
 use super::datagram::{self, Plain};
 
@@ -113,7 +114,7 @@ impl Listener {
     /// Same as `accept`; `WouldBlock` if no connection is waiting.
     pub fn accept(&self) -> io::Result<Accepted> {
         let stream = OwnedFd::from(self.socket.accept()?.0);
-        let user = user_of(&stream)?;
+        let user = peer_of(&stream)?.user;
         Ok(if self.users.contains(&user) {
             Accepted::Tenant(stream, user)
         } else {
@@ -217,43 +218,6 @@ fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
-}
-
-/// Returns the user of the process that connected a stream, at the time of its `connect`.
-///
-/// # Errors
-/// Same as `getsockopt`.
-pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
-    peer_of(stream).map(|peer| peer.uid)
-}
-
-/// Returns the number of the process that connected a stream, 0 if it is unknown here.
-pub fn process_of(stream: &OwnedFd) -> i32 {
-    peer_of(stream).map_or(0, |peer| peer.pid)
-}
-
-fn peer_of(stream: &OwnedFd) -> io::Result<libc::ucred> {
-    // By no function of rustix, whose structure has no value for the number 0 of a process outside this PID namespace.
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: u32::MAX,
-        gid: u32::MAX,
-    };
-    let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
-    // SAFETY: an open descriptor, and a local structure of the length given.
-    let known = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut length,
-        )
-    };
-    if known != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(peer)
 }
 
 /// Returns whether the event loop itself can close a connection that was accepted and then shut

@@ -236,7 +236,7 @@ fn pass_on(tenant: Id, line: &[u8], budget: &mut TenantBudget<'_>, now: Instant)
         log_left_out(tenant, count);
     }
     if verdict != Verdict::Drop {
-        let text = wormhole_link::harmless(&String::from_utf8_lossy(line));
+        let text = wormhole_link::harmless_bytes(line);
         log_line(tenant, text.trim());
     }
     if verdict == Verdict::Last {

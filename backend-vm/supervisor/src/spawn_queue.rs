@@ -1,7 +1,8 @@
 //! Queue of workers to start: their order, and how many start at once.
 //!
 //! A tenant that opens many sessions has one worker starting at a time. Users take turns, and each
-//! user's tenants: a user with many tenants has no more turns than one with a single tenant.
+//! user's tenants: a user with many tenants has no more turns than one with a single tenant. A user
+//! without a worker that is starting does not wait for those of one other user, whatever their number.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -11,8 +12,11 @@ use std::time::Instant;
 use super::Id;
 use super::spawner::Spawner;
 
-/// Largest number of workers starting at once, from the clone to the ready device.
+/// Largest number of workers of one user that start at once, from the clone to the ready device.
 const AT_ONCE: usize = 4;
+/// Largest number of workers of all users that start at once. Beyond [`AT_ONCE`] each is its user's
+/// only one.
+const ALL_AT_ONCE: usize = 2 * AT_ONCE;
 
 /// A session that wants a worker: its tenant, and its number there.
 pub type Wanted = (Id, Id);
@@ -31,9 +35,16 @@ pub struct Start {
     pub user: Option<u32>,
 }
 
+/// User and tenant that caused a start.
+pub type Cause = (Option<u32>, Option<Id>);
+
 impl Start {
     fn is_spare(&self) -> bool {
         self.session.is_none() && self.environment.is_empty()
+    }
+
+    fn cause(&self) -> Cause {
+        (self.user, self.account)
     }
 }
 
@@ -57,17 +68,19 @@ impl Queue {
         self.waiting.push_back(start);
     }
 
-    /// Takes the next worker to start, while workers of the accounts `starting` are starting: of
-    /// the user whose last turn is the longest ago, the account whose last turn is.
-    fn next(&mut self, starting: &[Option<Id>]) -> Option<Start> {
-        if starting.len() >= AT_ONCE {
-            return None;
-        }
+    /// Takes the next worker to start, while those that `starting` has caused are starting: of the user
+    /// whose last turn is the longest ago, the account whose last turn is.
+    fn next(&mut self, starting: &[Cause]) -> Option<Start> {
+        let limit = |user| match starting.iter().any(|(of, _)| *of == user) {
+            true => AT_ONCE,
+            false => ALL_AT_ONCE,
+        };
+        let has_none = |account| starting.iter().all(|(_, of)| *of != account);
         let index = self
             .waiting
             .iter()
             .enumerate()
-            .filter(|(_, start)| !starting.contains(&start.account))
+            .filter(|(_, start)| has_none(start.account) && starting.len() < limit(start.user))
             .min_by_key(|(index, start)| {
                 let user = self.users.get(&start.user).copied();
                 (user, self.turns.get(&start.account).copied(), *index)
@@ -131,11 +144,11 @@ impl SpawnQueue {
         dropped.into()
     }
 
-    /// Takes the next worker to [`order`](Self::order). `starting` are the accounts of the workers
-    /// that have a process and no device yet.
-    pub fn next(&mut self, starting: impl Iterator<Item = Option<Id>>) -> Option<Start> {
-        let underway = self.underway.values().map(|start| start.account);
-        let starting: Vec<Option<Id>> = starting.chain(underway).collect();
+    /// Takes the next worker to [`order`](Self::order). `starting` has caused the workers that have a
+    /// process and no device yet.
+    pub fn next(&mut self, starting: impl Iterator<Item = Cause>) -> Option<Start> {
+        let underway = self.underway.values().map(Start::cause);
+        let starting: Vec<Cause> = starting.chain(underway).collect();
         self.queue.next(&starting)
     }
 
@@ -172,32 +185,44 @@ impl SpawnQueue {
         std::mem::take(&mut self.underway).into_values().collect()
     }
 
-    /// Assigns a session a requested spare of its own tenant or of the supervisor. Returns whether
-    /// there was one.
-    pub fn claim(&mut self, wanted: &Start) -> bool {
-        let spare = self
-            .underway
-            .values_mut()
-            .chain(&mut self.queue.waiting)
-            .find(|start| {
-                start.session.is_none()
-                    && start.hash == wanted.hash
-                    && start.environment == wanted.environment
-                    && (start.account.is_none() || start.account == wanted.account)
-            });
-        let Some(spare) = spare else {
-            return false;
+    /// Assigns a session a requested spare of one of the `accounts`. It is the session's tenant's from
+    /// then on. Returns whether there was one.
+    pub fn claim(&mut self, wanted: &Start, accounts: impl Fn(Option<Id>) -> bool) -> bool {
+        let matches = |start: &Start| {
+            start.session.is_none()
+                && start.hash == wanted.hash
+                && start.environment == wanted.environment
+                && accounts(start.account)
         };
-        spare.session = wanted.session;
-        true
+        if let Some(spare) = self.underway.values_mut().find(|start| matches(start)) {
+            spare.clone_from(wanted);
+            return true;
+        }
+        let spare = self.queue.waiting.iter().position(matches);
+        if let Some(index) = spare {
+            self.queue.waiting.remove(index);
+            self.queue.add(wanted.clone());
+        }
+        spare.is_some()
     }
 
-    /// Returns whether a spare worker for this protocol is requested.
-    pub fn has_spare(&self, hash: u64) -> bool {
-        self.underway
-            .values()
-            .chain(&self.queue.waiting)
-            .any(|start| start.is_spare() && start.hash == hash)
+    /// Returns the accounts of the requested spare workers for this protocol.
+    pub fn spares(&self, hash: u64) -> impl Iterator<Item = Option<Id>> {
+        let spares = self.underway.values().chain(&self.queue.waiting);
+        let spares = spares.filter(move |start| start.is_spare() && start.hash == hash);
+        spares.map(|start| start.account)
+    }
+
+    /// Returns whether a worker is requested on behalf of a user.
+    pub fn has_any_of(&self, user: u32) -> bool {
+        let mut requested = self.underway.values().chain(&self.queue.waiting);
+        requested.any(|start| start.user == Some(user))
+    }
+
+    /// Returns whether a session of the account waits for the turn of its worker's start.
+    pub fn has_waiting_session(&self, account: Option<Id>) -> bool {
+        let mut waiting = self.queue.waiting.iter();
+        waiting.any(|start| start.account == account && start.session.is_some())
     }
 
     /// Returns whether no worker is requested.
@@ -248,6 +273,10 @@ mod tests {
         }
     }
 
+    fn cause(account: Id) -> Cause {
+        start(account, 0).cause()
+    }
+
     /// Returns the accounts served when each start is over before the next.
     fn one_by_one(queue: &mut Queue, count: usize) -> Vec<Id> {
         (0..count)
@@ -260,16 +289,41 @@ mod tests {
         let mut queue = queue(&[1, 1, 1]);
         let first = queue.next(&[]).unwrap();
         assert_eq!(first.session, Some((1, 0)));
-        assert_eq!(queue.next(&[Some(1)]), None);
+        assert_eq!(queue.next(&[cause(1)]), None);
         assert_eq!(queue.next(&[]).unwrap().session, Some((1, 1)));
     }
 
     #[test]
     fn so_many_start_at_once_and_no_more() {
         let mut queue = queue(&[9]);
-        let others = [Some(1), Some(2), Some(3), Some(4)];
+        let others = [1, 2, 3, 4].map(cause);
         assert_eq!(queue.next(&others[..AT_ONCE]), None);
         assert!(queue.next(&others[..AT_ONCE - 1]).is_some());
+    }
+
+    #[test]
+    fn a_user_who_starts_many_keeps_no_other_from_starting_one() {
+        let mut queue = queue(&[9]);
+        let mut starting = [1, 2, 3, 4].map(cause).to_vec();
+        let other = |user: u32| {
+            let start = start(user, 0);
+            Start {
+                user: Some(user),
+                ..start
+            }
+        };
+        for user in 2000.. {
+            queue.add(other(user));
+            match queue.next(&starting) {
+                Some(start) => starting.push(start.cause()),
+                None => break,
+            }
+            queue.add(start(user, 1));
+            queue.waiting.back_mut().unwrap().user = Some(user);
+            assert_eq!(queue.next(&starting), None, "a second one");
+            queue.waiting.pop_back();
+        }
+        assert_eq!(starting.len(), ALL_AT_ONCE);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use event_manager::EventOps;
+use wormhole_link::users::peer_of;
 use wormhole_ring::control::Refusal;
 
 use super::environment;
@@ -20,7 +21,7 @@ use super::sampler::{Sample, Sampler};
 use super::spawn_queue::Start;
 use super::spawner::Process;
 use super::usage::Told;
-use super::{Id, Source, Supervisor, listener};
+use super::{Id, Source, Supervisor};
 
 /// Number of reports read from a process in a turn.
 const TURN: usize = 16;
@@ -197,7 +198,7 @@ impl Supervisor {
             has_driver: self.sampler.is_some(),
             hashes: self.pool.hashes.clone(),
         };
-        let launcher = listener::process_of(&stream);
+        let launcher = peer_of(&stream).map_or(0, |peer| peer.process);
         end.give(&Order::Serve(service), vec![stream, neighbours]);
         if self.pool.device_works {
             end.order(&self.devices());
@@ -325,7 +326,7 @@ impl Supervisor {
             }
             Report::Taken { session } => {
                 if tenant.sessions.contains(&session) {
-                    self.replace_spares(Some(id));
+                    self.spare_taken((id, session));
                 }
             }
             Report::Over { session } => {
@@ -356,7 +357,7 @@ impl Supervisor {
                 self.send_figures();
             }
             Report::AskUsage => self.ask_usage(id)?,
-            Report::Usage { usage, is_last } => self.usage_told(id, usage, is_last),
+            Report::Usage { usage, is_last } => self.usage_told(id, *usage, is_last),
         }
         Ok(())
     }

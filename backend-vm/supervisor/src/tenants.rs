@@ -60,6 +60,12 @@ pub(super) struct Tenant {
     pub exits: Option<u64>,
     /// Whether the launcher was asked for them and has not answered.
     pub owes_exits: bool,
+    /// Whether the supervisor waits for the usage.
+    pub owes_usage: bool,
+    /// Whether the launcher waits for it.
+    pub asks_usage: bool,
+    /// Time of the launcher's last question that was answered.
+    pub asked_usage: Option<Instant>,
     question: Question,
 }
 
@@ -85,9 +91,9 @@ impl Tenant {
         self.attach_end.filter(|_| waits)
     }
 
-    /// Begins a question for the usage of tenants, unless it has a window or another question.
+    /// Begins a question for the usage of tenants, unless it has another one.
     pub fn begin_question(&mut self) -> bool {
-        let may = self.window.is_none() && self.question != Question::Asked;
+        let may = self.question != Question::Asked;
         if may {
             self.question = Question::Asked;
         }
@@ -100,6 +106,11 @@ impl Tenant {
 
     pub fn end_question(&mut self) {
         self.question = Question::Answered;
+    }
+
+    /// Returns whether its launcher answers questions: from the end of its attachment on, as long as it is connected.
+    pub fn takes_questions(&self) -> bool {
+        self.is_attached() && self.window.is_some() && !self.awaits_device
     }
 
     /// Returns whether its launcher is still connected.
@@ -176,6 +187,9 @@ impl TenantLoop {
                         ended: Usage::default(),
                         exits: None,
                         owes_exits: false,
+                        owes_usage: false,
+                        asks_usage: false,
+                        asked_usage: None,
                         question: Question::Never,
                     },
                 );
@@ -261,8 +275,8 @@ impl TenantLoop {
                         return Err(ChannelError::Cut);
                     }
                 }
-                Request::AskUsage => self.usage_asked(id)?,
-                Request::Exits(exits) => self.exits_told(id, exits)?,
+                Request::AskUsage => self.usage_asked(ops, id)?,
+                Request::Exits(exits) => self.exits_told(ops, id, exits)?,
                 Request::Wrong(name) => {
                     if self.may_log(id) {
                         tracing::warn!("tenant {id} sent {name}, which launchers do not send");

@@ -3,7 +3,10 @@
 //! A client of `wormhole stats` connects as a launcher does, and sends `AskUsage` instead of a window. Its process asks the
 //! supervisor, which has the tenants' processes count and collects their answers. Root and the supervisor's own user see
 //! all tenants, other users their own. A process that has asked can have no window any more, and one that has a window
-//! cannot ask: a guest that has taken over its tenant's process learns of no other tenant.
+//! cannot ask that: a guest that has taken over its tenant's process learns of no other tenant.
+//!
+//! A launcher with a window can send `AskUsage` as well. Its tenant's process then sends it the usage of that tenant alone. In
+//! a backend VM all launchers are one process, so the monitor outside asks each tenant in this way for its own clients.
 //!
 //! Each count takes time of the supervisor and of the tenants' processes. So the questions of a user that come within
 //! [`INTERVAL`] of its last count wait for the next one, and share it.
@@ -16,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
 use wormhole_link::channel::ChannelError;
-use wormhole_link::usage::{TenantUsage, Usage};
+use wormhole_link::usage::{self, TenantUsage, Usage};
 use wormhole_ring::control::{Exits, Message};
 
 use super::pair::{Order, Report};
@@ -25,10 +28,9 @@ use super::{Id, Supervisor};
 
 /// Time in which tenants' processes count. The answer has the last known figures of one that takes longer.
 const LIMIT: Duration = Duration::from_millis(500);
-/// Least time between two counts for one user, whatever its clients ask.
+/// Least time between two counts for one user, whatever its clients ask, and between two questions of a launcher for its
+/// own tenant that are answered.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Largest number of bytes in a part of an answer.
-const PART: usize = 4096;
 
 /// A client's question that is not answered yet.
 #[derive(Debug)]
@@ -158,21 +160,6 @@ fn may_see(user: u32, own: u32, tenant: u32) -> bool {
     user == 0 || user == own || user == tenant
 }
 
-/// Splits the text of an answer into parts.
-fn parts(text: &str) -> Vec<Order> {
-    let (mut rest, mut orders) = (text, Vec::new());
-    loop {
-        let (part, after) = rest.split_at(rest.floor_char_boundary(PART));
-        let is_last = after.is_empty();
-        let part = part.to_owned();
-        orders.push(Order::Usage { is_last, part });
-        if is_last {
-            return orders;
-        }
-        rest = after;
-    }
-}
-
 impl Supervisor {
     /// Returns the tenants that a user may see.
     fn seen_by(&self, user: u32) -> BTreeSet<Id> {
@@ -250,10 +237,13 @@ impl Supervisor {
             self.begin_count(user, now);
         }
         for (user, clients) in self.questions.take_over(now) {
-            let answer = parts(&self.usages(user, now));
+            let answer = self.usages(user, now);
             for client in clients {
                 if let Some(client) = self.tenants.get_mut(&client) {
-                    answer.iter().for_each(|part| client.order(part));
+                    for (more, part) in usage::parts(&answer) {
+                        let (is_last, part) = (more == 0, part.to_owned());
+                        client.order(&Order::Usage { is_last, part });
+                    }
                 }
             }
         }
@@ -280,17 +270,31 @@ impl Supervisor {
 }
 
 impl TenantLoop {
-    /// Handles a client's question.
+    /// Handles the question of a client, or of a launcher for its own tenant.
     ///
     /// # Errors
-    /// The client has a window, or has not waited for the last answer.
-    pub(super) fn usage_asked(&mut self, id: Id) -> Result<(), ChannelError> {
+    /// The client has not waited for the last answer, or a launcher does not read its answers.
+    pub(super) fn usage_asked(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+    ) -> Result<(), ChannelError> {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return Ok(());
         };
+        if tenant.window.is_some() {
+            let now = Instant::now();
+            // It has been told a moment ago.
+            if tenant.asked_usage.is_none_or(|at| at + INTERVAL <= now) {
+                tenant.asked_usage = Some(now);
+                tenant.asks_usage = true;
+                self.tell_usage(ops, id);
+            }
+            return Ok(());
+        }
         if !tenant.begin_question() {
             if self.may_log(id) {
-                tracing::warn!("tenant {id} asks for usage beside a window or another question");
+                tracing::warn!("tenant {id} asks for usage beside another question");
             }
             return Err(ChannelError::Cut);
         }
@@ -317,14 +321,23 @@ impl TenantLoop {
         }
     }
 
-    /// Reports the usage, and asks the launcher for its guest's exits unless it cannot answer.
+    /// Handles the supervisor's order to count.
     pub(super) fn count_usage(&mut self, ops: &mut EventOps<'_>) {
         let Some((id, tenant)) = self.tenants.iter_mut().next() else {
             return;
         };
+        tenant.owes_usage = true;
         let id = *id;
-        let asks = tenant.is_attached() && !std::mem::replace(&mut tenant.owes_exits, true);
-        self.report_usage(id, !asks);
+        self.tell_usage(ops, id);
+    }
+
+    /// Tells the usage, and asks the launcher for its guest's exits unless it cannot answer.
+    fn tell_usage(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        let asks = tenant.takes_questions() && !std::mem::replace(&mut tenant.owes_exits, true);
+        self.report_usage(ops, id, !asks);
         if asks
             && self
                 .tell_tenant(ops, id, &Message::AskExits, Vec::new())
@@ -338,7 +351,12 @@ impl TenantLoop {
     ///
     /// # Errors
     /// The launcher was not asked.
-    pub(super) fn exits_told(&mut self, id: Id, exits: Exits) -> Result<(), ChannelError> {
+    pub(super) fn exits_told(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        exits: Exits,
+    ) -> Result<(), ChannelError> {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return Ok(());
         };
@@ -349,14 +367,18 @@ impl TenantLoop {
             return Err(ChannelError::Cut);
         }
         tenant.exits = (exits.is_known == 1).then_some(exits.count);
-        self.report_usage(id, true);
+        self.report_usage(ops, id, true);
         Ok(())
     }
 
-    fn report_usage(&self, id: Id, is_last: bool) {
-        let Some(tenant) = self.tenants.get(&id) else {
+    /// Tells the usage to those that wait for it: the supervisor, and the launcher.
+    fn report_usage(&mut self, ops: &mut EventOps<'_>, id: Id, is_last: bool) {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
             return;
         };
+        let (owes, asks) = (tenant.owes_usage, tenant.asks_usage);
+        tenant.owes_usage &= !is_last;
+        tenant.asks_usage &= !is_last;
         let mut usage = Usage {
             vm_exits: tenant.exits,
             ..tenant.ended
@@ -364,7 +386,18 @@ impl TenantLoop {
         for session in self.sessions.values().filter(|one| one.tenant == id) {
             session.add_usage(&mut usage);
         }
-        self.supervisor.report(&Report::Usage { usage, is_last });
+        if owes {
+            let usage = Box::new(usage);
+            self.supervisor.report(&Report::Usage { usage, is_last });
+        }
+        let message = Message::Usage {
+            more: u32::from(!is_last),
+            // Numbers by name: nothing that cannot be written.
+            tenants: &serde_json::to_string(&usage).unwrap_or_default(),
+        };
+        if asks && self.tell_tenant(ops, id, &message, Vec::new()).is_err() {
+            self.cut_off(id);
+        }
     }
 }
 
@@ -422,27 +455,5 @@ mod tests {
         questions.begin(user, &[8].into(), start + INTERVAL);
         let over = questions.take_over(start + LIMIT);
         assert_eq!(over, [(user, vec![100])].into(), "the later one waits on");
-    }
-
-    #[test]
-    fn a_long_answer_is_sent_in_parts() {
-        let text = format!("x{}", "ä".repeat(PART));
-        let orders = parts(&text);
-        assert!(orders.len() > 2);
-        let mut whole = String::new();
-        for order in &orders {
-            let Order::Usage { is_last, part } = order else {
-                panic!("{order:?}");
-            };
-            assert!(part.len() <= PART);
-            assert_eq!(*is_last, Some(order) == orders.last());
-            whole.push_str(part);
-        }
-        assert_eq!(whole, text);
-        let empty = Order::Usage {
-            is_last: true,
-            part: String::new(),
-        };
-        assert_eq!(parts(""), [empty]);
     }
 }

@@ -1,4 +1,8 @@
 //! Workers, from the start until a tenant's process has them, and spare ones with a ready device.
+//!
+//! A spare belongs to the tenant that caused its start, by taking the one before, or to none. While several tenants have
+//! windows, a spare is given to its tenant first. Any other tenant gets it only if its user has no worker in preparation,
+//! so that a user who begins sessions without pause waits for its own starts, and leaves a spare to each other user.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,11 +18,15 @@ use wormhole_sandbox::Ending;
 
 use super::connection::{self, Connection};
 use super::pair::Order;
-use super::spawn_queue::{SpawnQueue, Start, Wanted};
+use super::spawn_queue::{Cause, SpawnQueue, Start, Wanted};
 use super::spawner::{Abilities, Heard, Process, Report as Spawned, Spawner};
 use super::tenant_processes::TenantProcess;
 use super::workers::{LAST_PORTIONS, Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
+
+/// Number of spare workers of a protocol while several tenants have windows; otherwise there is one. Each takes a part of
+/// the device's memory.
+const SPARES: usize = 2;
 
 /// State of workers' starts, which all tenants share.
 #[derive(Debug)]
@@ -84,8 +92,11 @@ pub(super) struct Worker {
     hash: u64,
     /// Environment beyond that of every worker.
     environment: Vec<(OsString, OsString)>,
-    /// Tenant whose demand started it.
-    account: Option<Id>,
+    /// User and tenant whose demand started it, or who took it as a spare.
+    cause: Cause,
+    /// Whether a session was given this spare, and the tenant's process has not reported the session as `Taken`. The
+    /// supervisor starts the next spare after that report.
+    is_owed: bool,
     state: WorkerState,
     /// Time at which it entered that state.
     since: Instant,
@@ -181,24 +192,58 @@ impl Supervisor {
         self.start_next();
     }
 
+    /// Requests the missing spares, the first of each protocol for the tenant `account`. A tenant that has one, or
+    /// whose sessions wait for their start, gets none for itself: its next session would claim it.
     fn request_spares(&mut self, account: Option<Id>) {
-        let tenant = account.and_then(|account| self.tenants.get(&account));
-        let user = tenant.map(|tenant| tenant.user);
         for hash in self.pool.hashes.clone() {
-            let is_spare = |worker: &Worker| {
-                worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
-            };
-            if !self.pool.starts.has_spare(hash) && !self.workers.values().any(is_spare) {
+            let spares = self.workers.values().filter(|worker| {
+                worker.hash == hash
+                    && worker.environment.is_empty()
+                    && (worker.session.is_none() || worker.is_owed)
+            });
+            let mut owners: Vec<_> = spares.map(|worker| worker.cause.1).collect();
+            owners.extend(self.pool.starts.spares(hash));
+            while owners.len() < self.wanted_spares() {
                 self.pool.failures.remove(&hash);
+                let account = account.filter(|_| {
+                    !owners.contains(&account) && !self.pool.starts.has_waiting_session(account)
+                });
+                let tenant = account.and_then(|account| self.tenants.get(&account));
                 self.pool.starts.add(Start {
                     hash,
                     environment: Vec::new(),
                     session: None,
                     account,
-                    user,
+                    user: tenant.map(|tenant| tenant.user),
                 });
+                owners.push(account);
             }
         }
+    }
+
+    /// Returns the number of spare workers of a protocol.
+    fn wanted_spares(&self) -> usize {
+        let tenants = self.tenants.values().filter(|tenant| tenant.has_window);
+        tenants.count().clamp(1, SPARES)
+    }
+
+    /// Returns whether a worker is in preparation on behalf of a user, or will be in place of a spare that the user has
+    /// taken.
+    fn is_preparing_for(&self, user: u32) -> bool {
+        let mut workers = self.workers.values();
+        self.pool.starts.has_any_of(user)
+            || workers.any(|worker| {
+                worker.cause.0 == Some(user) && (worker.is_owed || !worker.is_settled())
+            })
+    }
+
+    /// Replaces the spare that a session has taken, if it has.
+    pub(super) fn spare_taken(&mut self, wanted: Wanted) {
+        let mut workers = self.workers.values_mut();
+        if let Some(worker) = workers.find(|worker| worker.session == Some(wanted)) {
+            worker.is_owed = false;
+        }
+        self.replace_spares(Some(wanted.0));
     }
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
@@ -225,7 +270,7 @@ impl Supervisor {
                 self.request_spares(start.account);
             }
             let starting = self.workers.values().filter(|worker| !worker.is_settled());
-            let starting = starting.map(|worker| worker.account);
+            let starting = starting.map(|worker| worker.cause);
             let Some(start) = self.pool.starts.next(starting) else {
                 return;
             };
@@ -387,8 +432,9 @@ impl Supervisor {
                 ends: Some((peer, log)),
                 tokens,
                 hash: start.hash,
+                cause: (start.user, start.account),
                 environment: start.environment,
-                account: start.account,
+                is_owed: false,
                 state: WorkerState::Starting(end),
                 since: Instant::now(),
                 session: start.session,
@@ -439,28 +485,51 @@ impl Supervisor {
         let Some(session) = wanted.session else {
             return;
         };
-        let spare = self
-            .workers
-            .iter()
-            .filter(|(_, worker)| {
+        // A tenant that is alone takes whichever is there.
+        let takes = self.wanted_spares() == 1
+            || !wanted.user.is_some_and(|user| self.is_preparing_for(user));
+        let tenants = &self.tenants;
+        let is_of_another = |account: Option<Id>| {
+            let owner = account.and_then(|account| tenants.get(&account));
+            owner.is_some_and(|owner| owner.has_window)
+        };
+        let is_left =
+            |account: Option<Id>| account == wanted.account || (takes && !is_of_another(account));
+        let find = |matches: &dyn Fn(&Worker) -> bool| {
+            let spares = self.workers.iter().filter(|(_, worker)| {
                 worker.session.is_none()
                     && worker.refusal.is_none()
                     // Its stream has not ended.
                     && worker.tokens[0] != 0
                     && worker.hash == wanted.hash
                     && worker.environment == wanted.environment
-            })
-            .max_by_key(|(_, worker)| worker.is_settled())
-            .map(|(id, worker)| (*id, worker.state == WorkerState::Ready));
-        let Some((id, is_ready)) = spare else {
-            if !self.pool.starts.claim(&wanted) {
-                self.pool.starts.add(wanted);
-            }
+                    && matches(worker)
+            });
+            let first = spares.min_by_key(|(_, worker)| {
+                let is_foreign = worker.cause.1 != wanted.account;
+                (!worker.is_settled(), is_foreign, worker.since)
+            });
+            first.map(|(id, _)| *id)
+        };
+        let mut spare = find(&|worker| is_left(worker.cause.1));
+        if spare.is_none() && self.pool.starts.claim(&wanted, is_left) {
+            return self.start_next();
+        }
+        if takes {
+            // Of those of others the one that its tenant has not needed for the longest time.
+            spare = spare.or_else(|| find(&|worker| worker.state == WorkerState::Ready));
+        }
+        let Some(spare) = spare else {
+            self.pool.starts.add(wanted);
             return self.start_next();
         };
-        self.bind_worker(id, session);
-        if is_ready {
-            self.give_worker(ops, id);
+        self.bind_worker(spare, session);
+        if let Some(worker) = self.workers.get_mut(&spare) {
+            worker.cause = (wanted.user, wanted.account);
+            worker.is_owed = true;
+            if worker.state == WorkerState::Ready {
+                self.give_worker(ops, spare);
+            }
         }
     }
 

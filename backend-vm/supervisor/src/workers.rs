@@ -24,6 +24,8 @@ const NAME: &str = "wormhole-worker";
 const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
 /// Largest size of a log line in bytes.
 const LINE_LIMIT: usize = 1024;
+/// Bytes that the supervisor writes around a worker's line, such as its time: an empty one has them too.
+const LINE_START: usize = 64;
 /// Largest number of bytes of one write to a log that are passed on.
 const WRITE_LIMIT: usize = 16 << 10;
 /// Number of writes read from the log of an ended worker: more than its socket holds.
@@ -293,13 +295,13 @@ impl Log {
     }
 
     fn pass_on(&mut self, pid: i32, budget: &mut LogBudget) {
-        let cost = u32::try_from(self.line.len() + 1).unwrap_or(u32::MAX);
+        let cost = u32::try_from(LINE_START + self.line.len()).unwrap_or(u32::MAX);
         let verdict = budget.spend_all(cost, Instant::now());
         if let Verdict::After(count) = verdict {
             tracing::warn!("{count} lines of worker {pid} and others of its tenant were left out");
         }
         if verdict != Verdict::Drop {
-            let text = wormhole_link::harmless(&String::from_utf8_lossy(&self.line));
+            let text = wormhole_link::harmless_bytes(&self.line);
             let text = text.trim();
             if self.awaited > 0 && text.contains(DUMP_LINE) {
                 self.awaited -= 1;
@@ -314,5 +316,22 @@ impl Log {
             );
         }
         self.line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_lines_of_a_worker_do_not_fill_the_log() {
+        let (near, far) = datagram::pair().unwrap();
+        let mut log = Log::new(near);
+        let mut budget = LogBudget::of_workers(Instant::now());
+        rustix::io::write(&far, &[b'\n'; WRITE_LIMIT]).unwrap();
+        let subscriber = tracing::subscriber::NoSubscriber::default();
+        let portion = tracing::subscriber::with_default(subscriber, || log.read(7, &mut budget));
+        assert_eq!(portion, Portion::Data);
+        assert!(budget.left(Instant::now()) < 64 << 10);
     }
 }

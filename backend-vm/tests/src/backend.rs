@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::memory;
 use wormhole_link::report::SessionReport;
-use wormhole_link::usage::TenantUsage;
+use wormhole_link::usage::{TenantUsage, Usage};
 use wormhole_ring::control::{Attach, Exits, Message, Stream};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -309,14 +309,34 @@ impl Tenant {
     /// Asks for the usage by tenants. Returns none if the supervisor's side closes the stream instead.
     pub fn usage(&mut self) -> Option<Vec<TenantUsage>> {
         self.send(&Message::AskUsage, Vec::new());
-        let (end, mut text) = (Instant::now() + PATIENCE, String::new());
+        let mut text = String::new();
+        loop {
+            let (more, part) = self.answered()?;
+            text.push_str(&part);
+            if more == 0 {
+                return Some(serde_json::from_str(&text).unwrap());
+            }
+        }
+    }
+
+    /// Asks for the usage by this tenant, and tells its guest's exits. Returns the answers without and with them.
+    pub fn own_usage(&mut self, exits: Option<u64>) -> [Usage; 2] {
+        self.send(&Message::AskUsage, Vec::new());
+        let (more, without) = self.answered().expect("an answer");
+        assert_eq!(more, 1);
+        self.tell_exits(exits);
+        let (more, with) = self.answered().expect("an answer");
+        assert_eq!(more, 0);
+        [without, with].map(|text| serde_json::from_str(&text).unwrap())
+    }
+
+    /// Waits for a part of an answer. Returns its number and text, or none if the stream ends.
+    pub fn answered(&mut self) -> Option<(u32, String)> {
+        let end = Instant::now() + PATIENCE;
         loop {
             match self.incoming.take() {
                 Ok(Some(Message::Usage { more, tenants })) => {
-                    text.push_str(tenants);
-                    if more == 0 {
-                        return Some(serde_json::from_str(&text).unwrap());
-                    }
+                    return Some((more, tenants.to_owned()));
                 }
                 Ok(Some(other)) => panic!("unexpected {other:?}"),
                 Ok(None) => {
@@ -356,6 +376,12 @@ impl Tenant {
     }
 
     fn attach_file(&mut self, segments: u64, limits: Attach) -> Result<File, String> {
+        let file = self.begin_attaching(segments, limits)?;
+        self.attached().map(|()| file)
+    }
+
+    /// Sends a fresh window, and returns it.
+    pub fn begin_attaching(&mut self, segments: u64, limits: Attach) -> Result<File, String> {
         let bytes = segments * SEGMENT_BYTES as u64;
         let file = File::from(memory::anonymous_file(c"test-window").unwrap());
         file.set_len(bytes).unwrap();
@@ -366,7 +392,7 @@ impl Tenant {
         };
         let theirs = file.try_clone().unwrap();
         self.try_send(&Message::Attach(attach), vec![theirs.into()])?;
-        self.attached().map(|()| file)
+        Ok(file)
     }
 
     /// Waits for the answer to an attach. Returns the reason of a refusal, or how the stream ended: a user whose

@@ -4,12 +4,12 @@ use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
     AddressReserve, AddressReserveReply, ContextReset, DevicePtr, Event, EventCreate, EventDestroy,
     EventQuery, Fence, GreenCreate, GreenPartNumber, Handle, Items, JitOption, Kind,
-    LaunchAttribute, LaunchKernel, Link, LinkInput, MemAlloc, MemAllocReply, MemCopy, MemWrite,
-    MemoryOperation, Message, PartAlloc, PeerEnable, PoolAlloc, PoolAllocReply, PoolCreate,
-    PoolDestroy, PoolSetAccess, ShareEvent, SharedEventCreate, SlabAlloc, SlabAllocReply,
-    StreamMemory,
+    LaunchAttribute, LaunchKernel, Link, LinkInput, ManagedOpen, ManagedPlace, MemAlloc,
+    MemAllocReply, MemCopy, MemWrite, MemoryOperation, Message, PartAlloc, PeerEnable, PoolAlloc,
+    PoolAllocReply, PoolCreate, PoolDestroy, PoolSetAccess, ShareEvent, SharedEventCreate,
+    SlabAlloc, SlabAllocReply, StreamMemory,
 };
-use wormhole_ring::layout::FILES;
+use wormhole_ring::layout::{FILES, MANAGED, MANAGED_ALIGN};
 
 use crate::attack::Entry;
 use crate::grammar_graphs;
@@ -128,6 +128,35 @@ impl Source<'_> {
     /// Unused part of the arena.
     pub fn scratch(&self) -> DevicePtr {
         DevicePtr(self.things.arena + 65536)
+    }
+
+    /// Segment of the arena that no other record names.
+    pub fn home(&mut self) -> DevicePtr {
+        DevicePtr(self.guest.more_arena())
+    }
+
+    /// Address in the band of managed memory that no other record names.
+    pub fn unopened(&mut self) -> DevicePtr {
+        let number = self
+            .guest
+            .mint::<Event>()
+            .key()
+            .map_or(0, |key| u64::from(key.index));
+        DevicePtr(MANAGED.0 + number * 2 * MANAGED_ALIGN)
+    }
+
+    /// Managed memory that no other record names.
+    pub fn managed(&mut self) -> DevicePtr {
+        let open = ManagedOpen::example(self);
+        self.guest.call(&open).reply::<()>();
+        open.address
+    }
+
+    /// Managed memory on the device that no other record names.
+    pub fn placed(&mut self) -> DevicePtr {
+        let place = ManagedPlace::example(self);
+        self.guest.call(&place).reply::<()>();
+        place.address
     }
 
     pub fn reserved(&self) -> DevicePtr {

@@ -20,6 +20,7 @@ use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::{Cause, Status};
+use wormhole_ring::wait::{Backoff, Step};
 use wormhole_ring::waits::Waits;
 
 use crate::backend::{PATIENCE, wait_readable, wait_until};
@@ -346,6 +347,16 @@ impl Guest {
         self.control.receive()
     }
 
+    /// Requests one more segment of arena, and returns its address for the worker and the device.
+    pub fn more_arena(&mut self) -> u64 {
+        self.next_index += 1;
+        match self.request_arena(self.next_index, 1) {
+            Reply::ArenaGrant(run) => self.map_arena(run),
+            other => panic!("no arena: {other:?}"),
+        }
+        self.arena.last().expect("just mapped").address
+    }
+
     /// Mints a handle that was not used before.
     pub fn mint<K: HandleKind>(&mut self) -> Handle<K> {
         self.next_index += 1;
@@ -426,6 +437,7 @@ impl Guest {
     ) -> Result<Answer, Cause> {
         let slot = SlotIndex::new(slot).unwrap();
         let end = Instant::now() + patience;
+        let mut backoff = Backoff::new();
         loop {
             if let Some(answer) = self.slots.poll(slot, sequence).unwrap() {
                 let mut payload = vec![0; answer.length];
@@ -439,7 +451,12 @@ impl Guest {
                 return Err(cause);
             }
             assert!(Instant::now() < end, "waited in vain for an answer");
-            std::thread::yield_now();
+            // Yielding for ever takes the processor from the workers that answer.
+            match backoff.step() {
+                Step::Spun => {}
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(time) => std::thread::sleep(time),
+            }
         }
     }
 

@@ -72,9 +72,10 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         memory: 2 << 30,
         processors: 2,
         disks: &[],
+        nvme_disks: &[],
         networks: &[],
         files: &[],
-        timeout: Duration::from_secs(240),
+        timeout: Some(Duration::from_secs(240)),
         stdin: None,
         signals: None,
     };

@@ -3,15 +3,18 @@
 use std::time::Instant;
 
 use wormhole_api::{
-    ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, Items,
-    LaunchKernel, Link, LinkInput, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree,
-    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, PartAlloc, PartFree, SlabAlloc,
-    SlabAllocReply, SlabFree, Stream, StreamCreate, StreamDestroy, StreamQuery, Synchronize,
+    ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Encode as _, Fence, FenceWrite,
+    Handle, Items, LaunchKernel, Link, LinkInput, LinkReply, MemAlloc, MemAllocReply, MemCopy,
+    MemFree, MemGetInfo, MemSet, MemWrite, Message as _, ModuleGetFunction, PartAlloc, PartFree,
+    SlabAlloc, SlabAllocReply, SlabFree, Stream, StreamCreate, StreamDestroy, StreamQuery,
+    Synchronize,
 };
 use wormhole_backend_tests::backend::{Backend, PATIENCE};
 use wormhole_backend_tests::guest::{Guest, Reply};
 use wormhole_backend_tests::messages::module_load;
 use wormhole_ring::control::Message;
+use wormhole_ring::ring::{RecordHead, Sleep};
+use wormhole_ring::slot::SlotIndex;
 
 /// Allocates, writes, copies back through the arena and checks.
 fn round_trip(guest: &mut Guest, bytes: &[u8]) {
@@ -338,6 +341,28 @@ fn an_idle_session_parks_and_the_doorbell_wakes_it() {
     }
     drop(guest);
     assert!(backend.report().parks >= 20);
+}
+
+#[test]
+fn a_guest_on_the_same_system_wakes_an_idle_session_by_a_word() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    for _ in 0..20 {
+        wormhole_backend_tests::backend::wait_until(
+            || guest.producer.is_consumer_parked(),
+            || "the executor to park".to_owned(),
+        );
+        let sequence = guest.next_sequence(0);
+        let head = RecordHead::request(MemGetInfo::ID, SlotIndex::new(0).unwrap(), sequence);
+        let pushed = MemGetInfo {}.encode(|parts| guest.producer.push(head, parts));
+        pushed.unwrap().unwrap();
+        match guest.producer.must_ring() {
+            Some(sleep) => assert_eq!(sleep, Sleep::OnWord),
+            None => unreachable!("no other thread rings, and the executor is parked"),
+        }
+        guest.producer.wake_consumer();
+        assert_eq!(guest.wait(0, sequence).unwrap().status, 0);
+    }
 }
 
 #[test]

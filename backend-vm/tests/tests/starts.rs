@@ -364,7 +364,9 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
     backend.attach(256, Attach::default()).unwrap();
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
-    let spares = backend.workers().len();
+    // One for each of the two tenants.
+    let spares = 2;
+    wait_until(|| backend.workers().len() == spares, || "the spares".into());
 
     let protocol = stub::protocol(0);
     let greedy: Vec<Control> = (0..10)

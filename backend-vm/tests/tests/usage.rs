@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, is_running, kill, open_to_all, wait_until,
@@ -140,6 +141,18 @@ fn a_tenants_process_that_stands_delays_no_answer() {
 }
 
 #[test]
+fn a_launcher_that_attaches_is_asked_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_backend, socket) = listening(&folder);
+    let mut tenant = Tenant::join(&socket);
+    let _window = tenant.begin_attaching(64, Attach::default()).unwrap();
+    tenant.send(&Message::AskUsage, Vec::new());
+    let (more, usage) = tenant.answered().expect("an answer");
+    assert_eq!(more, 0, "{usage}");
+    tenant.attached().unwrap();
+}
+
+#[test]
 fn a_client_has_no_window_and_a_tenant_asks_for_nothing_of_others() {
     let folder = tempfile::tempdir().unwrap();
     let (mut backend, socket) = listening(&folder);
@@ -152,7 +165,18 @@ fn a_client_has_no_window_and_a_tenant_asks_for_nothing_of_others() {
 
     let mut tenant = Tenant::join(&socket);
     tenant.attach(64, Attach::default()).unwrap();
-    assert_eq!(tenant.usage(), None);
+    let own = tenant.own_usage(Some(12));
+    assert_eq!(own.map(|usage| usage.vm_exits), [None, Some(12)]);
+    assert_eq!(
+        own.map(|usage| usage.sessions),
+        [0, 0],
+        "not that of others"
+    );
+    // A question that comes sooner is not answered.
+    tenant.send(&Message::AskUsage, Vec::new());
+    std::thread::sleep(Duration::from_millis(100));
+    let again = tenant.own_usage(Some(13));
+    assert_eq!(again.map(|usage| usage.vm_exits), [Some(12), Some(13)]);
 
     let mut liar = Tenant::join(&socket);
     liar.attach(64, Attach::default()).unwrap();

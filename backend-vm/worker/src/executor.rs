@@ -5,6 +5,7 @@
 //! executor spins, then yields, then announces itself parked and sleeps until the doorbell.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
@@ -19,6 +20,7 @@ use super::exchange::Exchange;
 use super::session::{Answer, Call, Event, Session};
 use super::sleepers::Sleepers;
 use super::wake::Inbox;
+use super::window::Window;
 
 /// Result of every call after the guest corrupted its ring.
 pub const VIOLATION_RESULT: u32 = CuResult::UNKNOWN.0;
@@ -56,11 +58,17 @@ pub struct Executor {
     sleepers: Sleepers,
     /// Slots whose request a job thread is executing.
     pending: [bool; SLOTS],
+    /// Beginning of each slot's request that is measured.
+    began: [Option<Instant>; SLOTS],
+    /// Number of requests, to measure one in [`MEASURED`].
+    requests: u32,
     /// Time to stay awake without work, by yielding; [`LINGER_FACTOR`] times as long while the
     /// guest may be waiting for the device.
     linger: Duration,
 }
 
+/// One request in so many is measured: reading the clock twice takes as long as a twentieth of a short request.
+const MEASURED: u32 = 16;
 const LINGER_FACTOR: u32 = 25;
 /// Divisor of `linger` for job threads: there are many of them, so each lingers for a fraction.
 const JOB_FRACTION: u32 = 20;
@@ -73,6 +81,7 @@ impl Executor {
         inbox: Inbox<Event>,
         sleepers: Sleepers,
     ) -> Self {
+        inbox.sleeps_by(consumer.doorbell());
         Self {
             consumer,
             buffer: Box::new(RecordBuf::new()),
@@ -81,6 +90,8 @@ impl Executor {
             inbox,
             sleepers,
             pending: [false; SLOTS],
+            began: [None; SLOTS],
+            requests: 0,
             linger: Duration::ZERO,
         }
     }
@@ -108,6 +119,13 @@ impl Executor {
     #[must_use]
     pub fn sharing_by(mut self, exchange: Exchange) -> Self {
         self.session.share_by(exchange);
+        self
+    }
+
+    /// Lets the session put memory of the device at addresses of arena, which lies in this window.
+    #[must_use]
+    pub(super) fn placing_in(mut self, window: Arc<Window>) -> Self {
+        self.session.place_in(window);
         self
     }
 
@@ -209,6 +227,10 @@ impl Executor {
                 });
             }
             *pending = true;
+            if self.requests.is_multiple_of(MEASURED) {
+                self.began[usize::from(slot.get())] = Some(Instant::now());
+            }
+            self.requests = self.requests.wrapping_add(1);
         }
         let call = Call {
             slot: head.slot,
@@ -233,8 +255,7 @@ impl Executor {
             info.name
         );
         if let (Dispatched::Answered, Some(slot)) = (dispatched, head.slot) {
-            self.pending[usize::from(slot.get())] = false;
-            self.session.counters().progress().answered(slot);
+            self.answered(slot);
         }
         if let Some(result) = failure {
             self.unheard(info.name, result);
@@ -315,9 +336,19 @@ impl Executor {
 
     /// Answers a deferred request.
     fn answer(&mut self, slot: SlotIndex, sequence: u64, result: CuResult, payload: &[u8]) {
-        self.pending[usize::from(slot.get())] = false;
-        self.session.counters().progress().answered(slot);
         publish(&self.answers, slot, sequence, result, &[payload]);
+        self.answered(slot);
+    }
+
+    /// Notes that a slot's request is answered.
+    fn answered(&mut self, slot: SlotIndex) {
+        let place = usize::from(slot.get());
+        self.pending[place] = false;
+        let counters = self.session.counters();
+        counters.progress().answered(slot);
+        if let Some(began) = self.began[place].take() {
+            counters.time(began.elapsed());
+        }
     }
 
     /// Sleeps until the doorbell rings or another thread sends an event.
@@ -334,7 +365,9 @@ impl Executor {
             self.inbox.sleep();
         } else if self.consumer.park()? {
             self.session.counters().add(Counter::Parks, 1);
-            self.inbox.sleep();
+            if !self.inbox.is_pending() {
+                self.consumer.sleep();
+            }
             self.consumer.unpark();
         }
         self.session.counters().progress().park(false);

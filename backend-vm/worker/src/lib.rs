@@ -230,7 +230,7 @@ pub fn run_on(
     let counters = Neighbours::map(&neighbours)
         .and_then(|neighbours| Counters::map(&page, neighbours))
         .map_err(WorkerError::Counters)?;
-    let window = Window::new(file, &grant)?;
+    let window = Arc::new(Window::new(file, &grant)?);
     let reports = Arc::new(Mutex::new(reports));
     let exchange = {
         let reports = Arc::clone(&reports);
@@ -279,7 +279,7 @@ struct Served {
 fn serve(
     devices: &Devices,
     linger: Duration,
-    window: &Window,
+    window: &Arc<Window>,
     grant: &Grant,
     counters: Counters,
     exchange: Exchange,
@@ -310,7 +310,8 @@ fn serve(
     .map_err(thread_error)?
     .lingering(linger)
     .sharing_by(exchange.clone())
-    .taking_files_from(files);
+    .taking_files_from(files)
+    .placing_in(Arc::clone(window));
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
@@ -445,7 +446,7 @@ fn listen(
 /// State that the registrar needs to add and remove arena.
 #[derive(Debug)]
 struct Arena {
-    window: Window,
+    window: Arc<Window>,
     notifier: Notifier<Event>,
     status: Status,
     /// Shared by the registrar and by jobs that share objects.

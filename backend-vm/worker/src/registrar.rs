@@ -57,10 +57,11 @@ impl Registrations {
     /// # Errors
     /// The device's error. The device may still reach the range, so the range must stay mapped.
     pub fn remove(&mut self, address: u64) -> Result<()> {
-        match self.ranges.remove(&address) {
-            Some(_) => self.devices.unregister(address),
-            None => Ok(()),
+        if self.ranges.contains_key(&address) {
+            self.devices.unregister(address)?;
+            self.ranges.remove(&address);
         }
+        Ok(())
     }
 
     /// Resets the devices' contexts and registers all ranges again.

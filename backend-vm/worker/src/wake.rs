@@ -1,15 +1,19 @@
-//! Event queue by which other threads reach the executor, with an eventfd to wake it.
+//! Event queue by which other threads reach the executor, and what wakes it: an eventfd, or the ring's doorbell, on which it
+//! sleeps while it also expects records of the guest.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 
 use vmm_sys_util::eventfd::EventFd;
+use wormhole_ring::ring::Doorbell;
 
 #[derive(Debug)]
 struct Bell {
     eventfd: EventFd,
+    /// Wakes an executor that sleeps on the ring.
+    doorbell: OnceLock<Doorbell>,
     /// Whether the queue has an event.
     pending: AtomicBool,
     /// Whether the executor sleeps or is about to.
@@ -38,6 +42,7 @@ pub fn inbox<T>() -> io::Result<(Notifier<T>, Inbox<T>)> {
     let (sender, receiver) = channel();
     let bell = Arc::new(Bell {
         eventfd: EventFd::new(libc::EFD_CLOEXEC)?,
+        doorbell: OnceLock::new(),
         pending: AtomicBool::new(false),
         asleep: AtomicBool::new(false),
     });
@@ -77,15 +82,19 @@ impl<T> Notifier<T> {
         }
     }
 
-    /// Wakes the executor by its eventfd.
+    /// Wakes the executor, however it sleeps.
     pub fn ring(&self) {
+        if let Some(doorbell) = self.bell.doorbell.get() {
+            doorbell.ring();
+        }
         // The write fails only if the counter is full, and then the eventfd is readable already.
         let _ = self.bell.eventfd.write(1);
     }
 }
 
 impl<T> Inbox<T> {
-    /// Returns whether [`Inbox::next`] is worth calling. Costs one load.
+    /// Returns whether [`Inbox::next`] is worth calling. Costs one load. An executor that sleeps on the ring calls this once
+    /// more after it has announced that there: [`Notifier::ring`] ends the sleep for any later event.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.bell.pending.load(Ordering::Acquire)
@@ -110,6 +119,12 @@ impl<T> Inbox<T> {
             return false;
         }
         true
+    }
+
+    /// Sets the doorbell of the ring on which the executor sleeps, before it does so for the first time.
+    pub fn sleeps_by(&self, doorbell: Doorbell) {
+        // One executor has one ring.
+        let _ = self.bell.doorbell.set(doorbell);
     }
 
     /// Sleeps until the eventfd is written.

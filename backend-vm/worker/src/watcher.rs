@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::Thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_api::CuResult;
@@ -41,8 +41,10 @@ struct Shared {
     /// Streams that exist. Locked when one is added or removed, and while the thread goes through
     /// them. A fence is recorded in its stream, without the lock.
     streams: Mutex<HashMap<Key, Arc<StreamObject>>>,
-    /// Whether a fence was requested since the last check, or was outstanding then.
+    /// Whether a fence was requested since the last check.
     expecting: AtomicBool,
+    /// Whether a fence was outstanding at the last check. True during a check.
+    outstanding: AtomicBool,
     asleep: AtomicBool,
     /// Incremented when the device's context is replaced.
     context: AtomicU64,
@@ -69,7 +71,8 @@ impl Drop for Pause {
 pub struct Watcher {
     shared: Arc<Shared>,
     fences: Fences,
-    thread: Thread,
+    /// The thread, until this is dropped.
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
@@ -90,6 +93,7 @@ impl Watcher {
         let shared = Arc::new(Shared {
             streams: Mutex::new(HashMap::new()),
             expecting: AtomicBool::new(false),
+            outstanding: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             context: AtomicU64::new(0),
             pauses: Mutex::new(0),
@@ -112,7 +116,7 @@ impl Watcher {
         Ok(Self {
             shared,
             fences,
-            thread: handle.thread().clone(),
+            thread: Some(handle),
         })
     }
 
@@ -144,13 +148,22 @@ impl Watcher {
         // or this load sees the announcement.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::Relaxed) {
-            self.thread.unpark();
+            self.wake();
         }
     }
 
-    /// Returns whether fences are outstanding, as of the last check or later.
+    #[cold]
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    /// Returns whether fences are outstanding, as of the last check or later. Never returns false while one is.
     pub fn is_watching(&self) -> bool {
-        self.shared.expecting.load(Ordering::Relaxed)
+        // SYNC POINT: check. Where a check has cleared the first word, the second one has been set.
+        self.shared.expecting.load(Ordering::Acquire)
+            || self.shared.outstanding.load(Ordering::Relaxed)
     }
 
     /// Forgets every stream but the `legacy` ones, clears their fences, which will not be written,
@@ -169,7 +182,12 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.thread.unpark();
+        self.wake();
+        // The thread reads the session's memory, which may be unmapped afterwards.
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has ended the process.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -217,17 +235,20 @@ impl Looks {
     }
 }
 
-/// Sleeps for an interval, and wakes meanwhile the guest's threads whose fences hardware has written.
+/// Sleeps for an interval. Wakes meanwhile and afterwards the guest's threads whose fences hardware has written.
 fn rest(interval: Duration, sleepers: Option<&Waits>) {
     let mut left = interval;
-    while let Some(waits) = sleepers.filter(|waits| waits.anyone_sleeps())
-        && left > FIRST_INTERVAL
-    {
-        std::thread::sleep(FIRST_INTERVAL);
-        left -= FIRST_INTERVAL;
-        waits.wake();
+    while !left.is_zero() {
+        let step = match sleepers {
+            Some(waits) if waits.anyone_sleeps() => left.min(FIRST_INTERVAL),
+            _ => left,
+        };
+        std::thread::sleep(step);
+        left -= step;
+        if let Some(waits) = sleepers {
+            waits.wake();
+        }
     }
-    std::thread::sleep(left);
 }
 
 fn watch(
@@ -245,6 +266,8 @@ fn watch(
     let mut looks = Looks::default();
     while !shared.stop.load(Ordering::Acquire) {
         let context = shared.context.load(Ordering::Acquire);
+        shared.outstanding.store(true, Ordering::Relaxed);
+        // SYNC POINT: check.
         let asked = shared.expecting.swap(false, Ordering::AcqRel);
         {
             let streams = shared.streams.lock();
@@ -253,6 +276,9 @@ fn watch(
         }
         let first = held.first().and_then(|stream| stream.awaited(fences));
         progress.await_fences(held.len(), first);
+        shared
+            .outstanding
+            .store(!held.is_empty(), Ordering::Relaxed);
         if held.is_empty() {
             interval = FIRST_INTERVAL;
             let since = *idle_since.get_or_insert_with(Instant::now);
@@ -263,6 +289,10 @@ fn watch(
                 // SYNC POINT: watcher.
                 std::sync::atomic::fence(Ordering::SeqCst);
                 let nothing = !shared.expecting.load(Ordering::Relaxed);
+                // A thread that sleeps after this look checks its fence once more before.
+                if let Some(waits) = sleepers {
+                    waits.wake();
+                }
                 if nothing && !shared.stop.load(Ordering::Acquire) {
                     std::thread::park();
                 }
@@ -270,14 +300,14 @@ fn watch(
                 idle_since = Some(Instant::now());
                 continue;
             }
-            std::thread::sleep(LONGEST_INTERVAL);
+            // The fences were written since the last rest, perhaps.
+            rest(LONGEST_INTERVAL, sleepers);
             continue;
         }
-        shared.expecting.store(true, Ordering::Relaxed);
         if idle_since.take().is_some() {
             // Most fences are written within the first interval.
             held.clear();
-            std::thread::sleep(FIRST_INTERVAL);
+            rest(FIRST_INTERVAL, sleepers);
             continue;
         }
         let still = looks.still(

@@ -137,6 +137,27 @@ impl Window {
         })
     }
 
+    /// Maps a part of the window a second time, at an address in the band of managed memory.
+    ///
+    /// # Errors
+    /// The address is taken, or the part cannot be mapped.
+    pub fn map_again(&self, address: u64, home: u64, bytes: u64) -> io::Result<()> {
+        band::reserve(address, bytes)?;
+        // SAFETY: reserved above.
+        let mapped = unsafe { band::map(address, bytes, &self.file, home - self.base) };
+        mapped
+            .map(drop)
+            .inspect_err(|_| Self::unmap_again(address, bytes))
+    }
+
+    /// Undoes [`Window::map_again`].
+    ///
+    /// Nothing in this process refers to memory there: the registrar, which alone maps the band, has unregistered it.
+    pub fn unmap_again(address: u64, bytes: u64) {
+        // SAFETY: the range lies in the band of managed memory, which only the device accesses.
+        unsafe { band::release(address, bytes) };
+    }
+
     /// Returns address and bytes of a run.
     ///
     /// # Errors

@@ -3,33 +3,23 @@
 
 mod support;
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use support::recorder::Recorder;
+use support::whole;
 use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, Synchronize};
 use wormhole_backend_tests::backend::wait_until;
-use wormhole_backend_tests::guest::{Control, Guest, Reply};
+use wormhole_backend_tests::guest::{Guest, Reply};
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
-use wormhole_link::channel::Outgoing;
-use wormhole_link::counters::CountersFile;
-use wormhole_link::memory::anonymous_file;
-use wormhole_link::neighbours::NeighboursFile;
-use wormhole_ring::control::{ArenaRun, Grant, Message};
+use wormhole_ring::control::{ArenaRun, Message};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments of one test: the session's, one of initial arena, and room for more.
 const SHARE: u32 = 16;
 const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
-
-static BAND: LazyLock<()> =
-    LazyLock::new(|| wormhole_worker::reserve_bands().expect("free addresses"));
 
 struct Served {
     device: Arc<Recorder>,
@@ -39,42 +29,11 @@ struct Served {
 
 /// Starts a worker with a session in the segments from `first` on.
 fn serve(first: u32) -> Served {
-    LazyLock::force(&BAND);
     let device = Arc::new(Recorder::new());
-    let (near, far) = UnixStream::pair().unwrap();
     let served = Arc::clone(&device) as Arc<dyn Device>;
-    std::thread::spawn(move || {
-        let socket = Arc::new(OwnedFd::from(far));
-        wormhole_worker::run_on(vec![served], Duration::ZERO, socket).expect("an honest supervisor")
-    });
-    let window = anonymous_file(c"window").unwrap();
-    File::from(window.try_clone().unwrap())
-        .set_len(WINDOW)
-        .unwrap();
-    let grant = Grant {
-        session_segment: first,
-        arena_first: first + 1,
-        arena_count: 1,
-        window_base: WINDOW_BASE,
-        window_size: WINDOW,
-        ..Grant::default()
-    };
-    let counters = CountersFile::create().unwrap();
-    let descriptors = vec![
-        window.try_clone().unwrap(),
-        OwnedFd::from(counters.file().try_clone().unwrap()),
-        NeighboursFile::create().unwrap().descriptor().unwrap(),
-    ];
-    Outgoing::default()
-        .send(&near, &Message::Assign(grant), descriptors)
-        .unwrap();
-    let mut control = Control::new(near);
-    for wanted in ["Ready", "Assigned"] {
-        assert_eq!(control.receive(), Reply::Other(wanted));
-    }
     Served {
         device,
-        guest: Guest::new(control, grant, window),
+        guest: whole::serve(vec![served], first, 1, WINDOW),
         first,
     }
 }

@@ -9,11 +9,12 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
 use wormhole_api::{
-    ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphBody, GraphBranch,
-    GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty,
-    GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
-    GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemoryOperation,
-    Message, Module, ModuleGetFunction, ModuleUnload,
+    AddressFree, AddressReserve, AddressReserveReply, ArrayCreate, ArrayDestroy, Decode, DevicePtr,
+    Element, GraphBegin, GraphBody, GraphBranch, GraphCondition, GraphConditional, GraphCopy,
+    GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind,
+    GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
+    Handle, Items, MemAlloc, MemAllocReply, MemFree, MemoryOperation, Message, Module,
+    ModuleGetFunction, ModuleUnload,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
@@ -698,4 +699,67 @@ fn a_graph_that_names_arena_is_launched_while_the_session_has_it() {
         assert_eq!(ready.launch(graph), 0);
         ready.served.notifier.send(returned());
     }
+}
+
+#[test]
+fn no_graph_is_made_of_memory_that_is_gone() {
+    type Part = fn(&mut Ready, Handle<Graph>, u64) -> u32;
+    let parts: [Part; 3] = [
+        |ready, graph, memory| ready.fill(graph, memory + 256),
+        |ready, graph, memory| ready.copy(graph, memory + 256, [8, 4, 1]),
+        |ready, graph, memory| ready.write(graph, memory + 256),
+    ];
+    let mut ready = ready();
+    let executable = ready.executable(1);
+    for (part, index) in parts.into_iter().zip(2..) {
+        let payload = ready
+            .served
+            .call(1, index.into(), &MemAlloc { bytes: BYTES });
+        let address = MemAllocReply::decode(&payload).unwrap().address;
+        let graphs = [ready.describe(10 * index), ready.describe(10 * index + 1)];
+        for graph in graphs {
+            assert_eq!(part(&mut ready, graph, address.0), 0);
+        }
+        assert_eq!(ready.status(&MemFree { address }), 0);
+        let [graph, from] = graphs;
+        assert_eq!(ready.instantiate(graph), INVALID_HANDLE, "part {index}");
+        let update = GraphUpdate {
+            graph: executable,
+            from,
+        };
+        assert_eq!(ready.status(&update), INVALID_HANDLE, "part {index}");
+    }
+    assert_eq!(ready.device.arrivals("instantiate"), 1);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+}
+
+#[test]
+fn addresses_stay_reserved_while_a_graph_is_being_made() {
+    let mut ready = ready();
+    let bytes = 2 << 20;
+    let reserve = AddressReserve {
+        bytes,
+        alignment: 0,
+        hint: 0,
+    };
+    let payload = ready.served.call(1, 1, &reserve);
+    let address = AddressReserveReply::decode(&payload).unwrap().address;
+    let graph = ready.describe(1);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    ready.served.ask(1, 2, &AddressFree { address, bytes });
+    // Requests are served in order.
+    assert_eq!(
+        ready.status(&AddressFree { address, bytes }),
+        INVALID_VALUE,
+        "it is no longer the guest's"
+    );
+    assert_eq!(ready.device.arrivals("address_free"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(2, 1).0, 0);
+    assert_eq!(ready.served.answer(1, 2).0, 0);
+    assert_eq!(ready.device.arrivals("address_free"), 1);
 }

@@ -1,5 +1,5 @@
-//! Checks, in the order in which a CUDA program depends on them: kernel, window, permission, vsock, libraries, backend,
-//! devices.
+//! Checks, in the order in which a CUDA program depends on them: kernel, window, permission, vsock, page faults, libraries,
+//! backend, devices.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -13,6 +13,9 @@ use wormhole_ring::control::facts;
 
 /// Oldest kernel whose DAX drivers the window is known to work with.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
+
+/// Device by which a process serves its own page faults (Linux 6.1).
+const FAULTS: &str = "/dev/userfaultfd";
 
 /// Numbers of `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [&str; 2] = ["75", "76"];
@@ -50,6 +53,7 @@ pub fn all() -> Vec<Finding> {
         ("window", window),
         ("access", access),
         ("vsock", vsock),
+        ("faults", faults),
         ("libraries", libraries),
     ]
     .map(|(what, check)| Finding {
@@ -170,6 +174,23 @@ fn check_access(opened: io::Result<()>) -> Result<String, Fault> {
             "Mend the window first.",
         ),
     })
+}
+
+/// Tells whether managed memory can go to the device. It stays on the host otherwise, which is no fault.
+fn faults() -> Result<String, Fault> {
+    let opened = OpenOptions::new().read(true).write(true).open(FAULTS);
+    let unprivileged = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    let is_permitted = unprivileged.is_ok_and(|text| text.trim() == "1");
+    Ok(check_faults(opened.is_ok() || is_permitted))
+}
+
+fn check_faults(is_permitted: bool) -> String {
+    match is_permitted {
+        true => "managed memory goes to the device".to_owned(),
+        false => format!(
+            "managed memory stays on the host: this user may not use {FAULTS}, nor is vm.unprivileged_userfaultfd 1"
+        ),
+    }
 }
 
 fn vsock() -> Result<String, Fault> {
@@ -344,6 +365,12 @@ mod tests {
         let missing = check_access(Err(io::ErrorKind::NotFound.into()));
         assert!(fault(missing).contains("udevadm trigger"));
         assert!(check_access(Ok(())).is_ok());
+    }
+
+    #[test]
+    fn memory_that_stays_on_the_host_is_no_fault_and_says_why() {
+        assert!(check_faults(false).contains(FAULTS));
+        assert!(!check_faults(true).contains(FAULTS));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use wormhole_lock::Mutex;
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
-use crate::memory::pool_reuse;
+use crate::memory::{pool_reuse, residence};
 use crate::object::context::{self, Scope, primary_scope};
 use crate::object::{array, capture_mode, event, green_context, module, stream, texture};
 use crate::parameter::{In, Out, Pointer};
@@ -241,7 +241,9 @@ pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result {
 pub fn cuCtxSynchronize() -> Result {
     let scope = context::scope()?;
     capture_mode::check_context()?;
-    stream::synchronize_all(scope)
+    stream::synchronize_all(scope)?;
+    residence::settle();
+    Ok(())
 }
 
 pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result {
@@ -250,7 +252,9 @@ pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result {
         error => error,
     })?;
     capture_mode::check_context()?;
-    stream::synchronize_all(scope)
+    stream::synchronize_all(scope)?;
+    residence::settle();
+    Ok(())
 }
 
 pub fn cuDevicePrimaryCtxRetain(pctx: Out<'_, CUcontext>, dev: CUdevice) -> Result {

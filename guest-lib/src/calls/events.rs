@@ -3,6 +3,7 @@
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::graph::submit::{Operation, submit};
+use crate::memory::residence;
 use crate::object::context::Scope;
 use crate::object::event::Record;
 use crate::object::stream::target;
@@ -48,7 +49,9 @@ pub fn cuEventQuery(hEvent: CUevent) -> Result {
 }
 
 pub fn cuEventSynchronize(hEvent: CUevent) -> Result {
-    event::synchronize(asked(hEvent)?, hEvent)
+    event::synchronize(asked(hEvent)?, hEvent)?;
+    residence::settle();
+    Ok(())
 }
 
 pub fn cuEventElapsedTime_v2(

@@ -18,8 +18,8 @@ use wormhole_api::constants::memory_range_attribute::{
 use super::device;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
-use crate::memory;
 use crate::memory::managed::{Location, Range};
+use crate::memory::{self, residence};
 use crate::object::context;
 use crate::object::stream::target;
 use crate::parameter::{In, Out};
@@ -76,8 +76,11 @@ fn advise(
         SET_READ_MOSTLY => range.change(|of| of.read_mostly = true),
         UNSET_READ_MOSTLY => range.change(|of| of.read_mostly = false),
         SET_PREFERRED_LOCATION => {
-            let preferred = Some(place()?);
-            range.change(|of| of.preferred = preferred);
+            let preferred = place()?;
+            if !matches!(preferred, Location::Device(_)) {
+                residence::keep_home(address);
+            }
+            range.change(|of| of.preferred = Some(preferred));
         }
         UNSET_PREFERRED_LOCATION => range.change(|of| of.preferred = None),
         SET_ACCESSED_BY | UNSET_ACCESSED_BY => {
@@ -110,10 +113,13 @@ pub fn cuMemAdvise_v2(
     advise(devPtr, count, advice, || self::location(location))
 }
 
-/// Records a prefetch. Memory does not migrate, so a prefetch is complete at once.
-fn prefetch(address: CUdeviceptr, bytes: usize, to: Location) -> Result {
-    Range::of(address, bytes as u64)?.change(|of| of.prefetched = Some(to));
-    Ok(())
+/// Records a prefetch. Memory that can go to the device does so at once, if the device is idle. Parts that the program
+/// uses come to it at its accesses.
+fn prefetch(range: Range, to: Location) {
+    range.change(|of| of.prefetched = Some(to));
+    if matches!(to, Location::Device(_)) {
+        residence::expect_device(range.base());
+    }
 }
 
 pub fn cuMemPrefetchAsync(
@@ -126,7 +132,9 @@ pub fn cuMemPrefetchAsync(
     let (scope, target) = target(default, hStream)?;
     scope.session.alive()?;
     capture::check_work(target)?;
-    prefetch(devPtr, count, place(dstDevice)?)
+    let to = place(dstDevice)?;
+    prefetch(Range::of(devPtr, count as u64)?, to);
+    Ok(())
 }
 
 pub fn cuMemPrefetchAsync_v2(
@@ -143,7 +151,9 @@ pub fn cuMemPrefetchAsync_v2(
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    prefetch(devPtr, count, self::location(location)?)
+    let to = self::location(location)?;
+    prefetch(Range::of(devPtr, count as u64)?, to);
+    Ok(())
 }
 
 /// Reads the ranges of a batch call.
@@ -210,8 +220,8 @@ pub fn cuMemPrefetchBatchAsync(
     }
     let ranges = ranges(dptrs, sizes, count)?;
     let places = places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)?;
-    for (range, place) in ranges.iter().zip(places) {
-        range.change(|of| of.prefetched = Some(place));
+    for (range, place) in ranges.into_iter().zip(places) {
+        prefetch(range, place);
     }
     Ok(())
 }
@@ -235,7 +245,7 @@ pub fn cuMemDiscardBatchAsync(
     ranges(dptrs, sizes, count).map(drop)
 }
 
-/// Checks the arguments. Host and device can access managed memory at the same time, so the attachment has no effect.
+/// Checks the arguments. Host and device may access managed memory at the same time, so the attachment has no effect.
 pub fn cuStreamAttachMemAsync(
     default: DefaultStream,
     hStream: CUstream,

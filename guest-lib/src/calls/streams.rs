@@ -8,6 +8,7 @@ use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::graph::submit::{Operation, submit};
 use crate::handle;
+use crate::memory::residence;
 use crate::object::event::Wait;
 use crate::object::stream::{self, Target, target};
 use crate::object::{context, green_context};
@@ -45,7 +46,9 @@ pub fn cuStreamQuery(default: DefaultStream, hStream: CUstream) -> Result {
 pub fn cuStreamSynchronize(default: DefaultStream, hStream: CUstream) -> Result {
     let (scope, target) = target(default, hStream)?;
     capture::check_wait(target)?;
-    target.synchronize(scope)
+    target.synchronize(scope)?;
+    residence::settle();
+    Ok(())
 }
 
 pub fn cuStreamWaitEvent(

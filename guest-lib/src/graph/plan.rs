@@ -18,6 +18,7 @@ use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::memory::end::End;
+use crate::memory::residence;
 use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function;
@@ -339,6 +340,7 @@ impl Description<'_> {
             },
             Work::Fill(fill) => {
                 let element = check_fill(fill)?;
+                residence::keep_home(fill.dst);
                 self.node(&GraphFill {
                     graph,
                     destination: DevicePtr(End::of(fill.dst, 1)?.1),
@@ -421,6 +423,10 @@ impl Description<'_> {
             extent,
         } = copy;
         let then = CUgraphEdgeData::default();
+        for place in [&to, &from] {
+            let (_, _, memory, ..) = place.fields();
+            residence::keep_home(memory.0);
+        }
         match (to_end, from_end) {
             (End::Pageable, End::Device) => {
                 let buffer = staged(self.stage(extent)?, extent);

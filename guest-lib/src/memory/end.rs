@@ -1,10 +1,10 @@
 //! Kinds of memory by address, for copies and fills.
 
 use wormhole_api::constants::memory_type::{DEVICE, HOST, UNIFIED};
-use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
+use wormhole_ring::layout::{APERTURE_HIGH, MANAGED, WINDOW_BASE, WINDOW_MAX_BYTES};
 
 use crate::error::{CuError, Result};
-use crate::memory::memory_map;
+use crate::memory::{memory_map, residence};
 use crate::parameter::{In, Out, UnifiedPtr};
 use crate::session::session;
 
@@ -23,6 +23,9 @@ impl End {
     /// range that leaves its allocation, and for an unallocated address in a range reserved for the device.
     pub fn of(address: u64, bytes: u64) -> Result<(Self, u64)> {
         match memory_map().find_range(address, bytes)? {
+            Some(allocation) if allocation.is_managed() && residence::is_placed(address) => {
+                Ok((Self::Device, address))
+            }
             Some(allocation) => Ok(match allocation.for_device(address) {
                 Some(place) => (Self::Pinned, place),
                 None if allocation.is_registered() => (Self::Pageable, address),
@@ -110,7 +113,7 @@ impl From<Out<'_, [u8]>> for CopyEnd {
 /// Returns true if no mapping of the program can lie at the address.
 fn is_reserved(address: u64) -> bool {
     session().is_ok_and(|session| session.is_reserved(address, 1))
-        || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
+        || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES), MANAGED]
             .iter()
             .any(|(base, bytes)| {
                 address

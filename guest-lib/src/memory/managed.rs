@@ -1,7 +1,7 @@
 //! Managed memory: advice and prefetches of the program.
 //!
-//! Managed memory lies in the arena and stays there: host and device reach it at the same time, so nothing migrates.
-//! Advice for a range is stored for `cuMemRangeGetAttribute`.
+//! Advice for a range is stored for `cuMemRangeGetAttribute`. [`residence`](super::residence) decides where the memory
+//! lies, and uses of the advice what a program says about whole allocations.
 
 use std::collections::BTreeMap;
 
@@ -134,6 +134,11 @@ impl Range {
             start: offset / PAGE * PAGE,
             end: (offset + bytes).next_multiple_of(PAGE),
         })
+    }
+
+    /// Returns the start of the allocation.
+    pub fn base(self) -> u64 {
+        self.base
     }
 
     /// Changes the advice for each page.

@@ -6,6 +6,7 @@ pub mod map;
 pub mod pool;
 pub mod pool_reuse;
 pub mod registration;
+pub mod residence;
 mod slabs;
 pub mod virtual_memory;
 
@@ -140,14 +141,18 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
-/// Implements `cuMemAllocManaged` with arena memory, which host and device reach at one address.
+/// Implements `cuMemAllocManaged`. Small memory lies in the arena, which host and device reach at one address; large memory
+/// changes sides ([`residence`]).
 pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if bytes == 0 || !ATTACH.contains(&flags) {
         return Err(CuError::INVALID_VALUE);
     }
     scope.session.alive()?;
     check_call()?;
-    let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
+    let address = match residence::allocate(scope.session, bytes)? {
+        Some(address) => address,
+        None => scope.session.allocate_arena(bytes, HOST_ALIGN)?,
+    };
     memory_map().insert(address, bytes, Origin::Managed, scope.context);
     Ok(address)
 }
@@ -187,9 +192,16 @@ pub fn free_host(scope: Scope, address: u64) -> Result {
 fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     let waited = stream::synchronize_devices(scope);
     if waited.is_ok() {
-        scope.session.free_arena(allocation.base);
+        give_back_arena(scope, allocation);
     }
     waited
+}
+
+/// Frees arena memory that the device has finished with.
+fn give_back_arena(scope: Scope, allocation: &Allocation) {
+    if !residence::free(allocation.base) {
+        scope.session.free_arena(allocation.base);
+    }
 }
 
 /// Implements `cuMemHostRegister`.
@@ -287,7 +299,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
         Origin::Host { .. } => scope.session.free_arena(allocation.base),
         Origin::Managed | Origin::Variables => {
             managed::forget(allocation.base);
-            scope.session.free_arena(allocation.base);
+            give_back_arena(scope, allocation);
         }
         Origin::Registered { device, .. } => {
             if let Some(device) = device {

@@ -255,6 +255,11 @@ impl Session {
         request(needed)
     }
 
+    /// Maps a part of the arena a second time at an address, in place of what this library has mapped there.
+    pub fn map_again(&self, address: u64, home: u64, bytes: u64) -> io::Result<()> {
+        self.extents.window.map_again(address, home, bytes)
+    }
+
     /// Returns the file and the offset behind an address of the arena, if the file can be mapped in pages.
     pub fn arena_file(&self, address: u64) -> Option<(&File, u64)> {
         self.extents.window.file_range(address)

@@ -7,8 +7,8 @@ use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::layout::FENCES;
 use wormhole_ring::waits::Wait;
 
-use super::Session;
 use super::wait::Manner;
+use super::{Session, gate};
 use crate::error::{CuError, Result};
 
 /// Fences without an owner.
@@ -69,6 +69,9 @@ impl Session {
     #[inline]
     pub fn fence_reached(&self, fence: Fence, value: u64) -> Result<bool> {
         let passed = self.fence_passed(fence, value);
+        if passed {
+            gate::refresh();
+        }
         self.alive()?;
         Ok(passed)
     }
@@ -83,6 +86,7 @@ impl Session {
         let wait = Wait::Fence(index, value);
         let passed = || (self.fences.load(index) >= value).then_some(());
         self.wait_in(manner, wait, passed)?;
+        gate::refresh();
         self.alive()
     }
 }

@@ -60,12 +60,20 @@ impl Window {
         // but that reservation.
         let address = unsafe { band::map(self.address(first), bytes as u64, &self.file, offset) }?;
         if private || self.shared {
-            // SAFETY: the range was mapped above.
-            if unsafe { libc::madvise(address.cast(), bytes, libc::MADV_DONTFORK) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            keep_from_children(address, bytes)?;
         }
         Ok(address)
+    }
+
+    /// Maps a mapped range of the window a second time, at an address in the band of managed memory that this library
+    /// has reserved.
+    pub fn map_again(&self, address: u64, home: u64, bytes: u64) -> io::Result<()> {
+        // SAFETY: the range replaces a reservation, or absent pages whose accesses this library serves.
+        let mapped = unsafe { band::map(address, bytes, &self.file, home - self.base) }?;
+        if self.shared {
+            keep_from_children(mapped, usize::try_from(bytes).map_err(io::Error::other)?)?;
+        }
+        Ok(())
     }
 
     /// Returns the file and the offset of a mapped address, if the file can be mapped in pages. The file of a VM's
@@ -89,6 +97,15 @@ impl Window {
         // SAFETY: as the caller promises, the mapping that is replaced is no longer used.
         unsafe { band::unmap(address, bytes) }
     }
+}
+
+/// Leaves a mapping out of forked children.
+fn keep_from_children(address: *mut u8, bytes: usize) -> io::Result<()> {
+    // SAFETY: changes no contents.
+    if unsafe { libc::madvise(address.cast(), bytes, libc::MADV_DONTFORK) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Maps a zeroed page that is zeroed again in every forked child.

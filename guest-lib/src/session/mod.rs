@@ -10,6 +10,7 @@ mod extents;
 mod fences;
 mod files;
 mod fork;
+pub mod gate;
 mod mapping;
 pub mod output;
 mod requests;

@@ -3,12 +3,12 @@
 use wormhole_api::{Decode, EncodeError, Message};
 use wormhole_ring::control;
 use wormhole_ring::layout::SLOT_PAYLOAD;
-use wormhole_ring::ring::{PushError, RecordHead};
+use wormhole_ring::ring::{PushError, RecordHead, Sleep};
 use wormhole_ring::status::EndCause;
 use wormhole_ring::sync::Ordering;
 use wormhole_ring::waits::Wait;
 
-use super::{OnDevice, Session};
+use super::{OnDevice, Session, gate};
 use crate::error::{CuError, Result};
 use crate::log;
 
@@ -20,6 +20,7 @@ impl OnDevice {
     #[inline]
     pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
+        let _passage = gate::enter::<M>();
         self.send(RecordHead::record(M::ID).on(self.number), message)
     }
 
@@ -34,7 +35,10 @@ impl OnDevice {
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
         self.alive()?;
+        let passage = gate::enter::<M>();
         let answered = self.request_after_end(message, read);
+        drop(passage);
+        gate::refresh();
         self.alive()?;
         answered
     }
@@ -129,13 +133,17 @@ impl Session {
     /// Wakes the worker, if it sleeps.
     #[inline]
     fn ring_doorbell(&self) {
-        if self.producer.must_ring() {
-            self.send_doorbell();
+        if let Some(sleep) = self.producer.must_ring() {
+            self.wake_worker(sleep);
         }
     }
 
     #[cold]
-    fn send_doorbell(&self) {
+    fn wake_worker(&self, sleep: Sleep) {
+        if self.is_local && sleep == Sleep::OnWord {
+            self.producer.wake_consumer();
+            return;
+        }
         if let Err(error) = self.control.send(&control::Message::Doorbell) {
             log::debug!("the doorbell could not be rung: {error}");
             self.end_of_stream();

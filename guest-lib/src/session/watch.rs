@@ -5,43 +5,36 @@
 //! threads receive every message.
 
 use std::io;
-use std::mem::MaybeUninit;
+use std::thread::Thread;
 use std::time::Duration;
 
 use wormhole_ring::status::EndCause;
 
 use super::Session;
 use super::wait::BACKEND_LOST;
+use crate::signals::BlockedSignals;
 
 /// Stack bytes, enough for one system call; the thread-local storage of the program's libraries is added to them.
 const STACK: usize = 64 << 10;
 
 /// Starts the thread.
 pub fn start(session: &'static Session) -> io::Result<()> {
-    spawn_quiet("wormhole-watch", STACK, || watch(session))
+    spawn_quiet("wormhole-watch", STACK, || watch(session)).map(drop)
 }
 
-/// Starts a thread with all signals blocked, so that the program's handlers never run on it.
+/// Starts a thread with all signals blocked but those of faults, so that the program's handlers run on it only where it
+/// touches the program's memory.
 pub fn spawn_quiet(
     name: &str,
     stack: usize,
     body: impl FnOnce() + Send + 'static,
-) -> io::Result<()> {
-    let mut all = MaybeUninit::uninit();
-    let mut old = MaybeUninit::uninit();
-    // SAFETY: both sets outlive the calls; the first is written before it is read. A new thread inherits
-    // the mask of the one that starts it.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-    }
-    let started = std::thread::Builder::new()
+) -> io::Result<Thread> {
+    let _signals = BlockedSignals::new();
+    std::thread::Builder::new()
         .name(name.to_owned())
         .stack_size(stack)
-        .spawn(body);
-    // SAFETY: the call above, which cannot fail with these arguments, wrote the old mask.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    started.map(drop)
+        .spawn(body)
+        .map(|started| started.thread().clone())
 }
 
 fn watch(session: &Session) {

@@ -15,6 +15,7 @@ use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
 use crate::session::STAGING_BYTES;
 use crate::work::peer;
+use crate::work::pieces::{LARGE, Piece, Stores};
 
 /// Greatest number of bytes of a copy whose data travel in the record itself.
 const INLINE: usize = 4096;
@@ -165,10 +166,17 @@ unsafe fn upload(
         scope.session.record(&message)?;
         return target.worked(scope);
     }
+    let source = source.expose_provenance();
     let fill = |&(offset, length): &(usize, usize), buffer| {
-        // SAFETY: the buffer holds CHUNK bytes that the device has done with, outside the program's memory,
-        // and the caller vouches for the source.
-        unsafe { host_pointer(buffer).copy_from_nonoverlapping(source.add(offset), length) };
+        // The buffer holds CHUNK bytes that the device has done with, outside the program's memory, and the caller
+        // vouches for the source.
+        let piece = Piece {
+            destination: buffer,
+            source: (source + offset) as u64,
+            bytes: length,
+            stores: Stores::Cached,
+        };
+        piece.copy(bytes >= LARGE);
     };
     let hand_over = |&(offset, length): &(usize, usize), buffer| {
         let destination = destination + offset as u64;
@@ -188,13 +196,20 @@ unsafe fn download(
     let hand_over = |&(offset, length): &(usize, usize), buffer| {
         submit(scope, target, buffer, source + offset as u64, length as u64)
     };
+    let destination = destination.expose_provenance();
     let empty = |&(offset, length): &(usize, usize), buffer| {
-        // SAFETY: the device has written the buffer, and the caller vouches for the destination.
-        unsafe {
-            destination
-                .add(offset)
-                .copy_from_nonoverlapping(host_pointer(buffer), length)
+        // The device has written the buffer, and the caller vouches for the destination.
+        let piece = Piece {
+            destination: (destination + offset) as u64,
+            source: buffer,
+            bytes: length,
+            stores: if bytes >= LARGE {
+                Stores::Streaming
+            } else {
+                Stores::Cached
+            },
         };
+        piece.copy(bytes >= LARGE);
     };
     stage_down(scope, target, chunks(bytes, CHUNK), hand_over, empty)
 }

@@ -22,7 +22,7 @@ use crate::error::{CuError, Result};
 use crate::log;
 use crate::object::context::{self, Scope};
 use crate::object::stream::Target;
-use crate::session::{self, Session};
+use crate::session::{self, Session, gate};
 use crate::types::{CUhostFn, CUstream, CUstreamCallback};
 use crate::work::copy3d::{self, Place};
 use crate::work::mem_ops::{self, Word};
@@ -316,7 +316,11 @@ fn take_ready(session: &Session) -> Option<Pending> {
 }
 
 fn run(entry: Pending, result: CuResult) {
+    // Managed memory that both sides use: the function sees what the work before it wrote, and the work behind it what
+    // the function writes.
+    gate::refresh();
     entry.function.call(result);
+    gate::refresh();
     // SYNC POINT: stream word. The function's writes are visible to the work behind it.
     match entry.turn {
         Turn::Stream { done, .. } => {

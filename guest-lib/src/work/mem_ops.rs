@@ -14,6 +14,7 @@ use wormhole_api::{Items, MemoryOperation, StreamMemory};
 
 use crate::error::{CuError, Result};
 use crate::memory::end::End;
+use crate::memory::residence;
 use crate::object::context::Scope;
 use crate::object::stream::Target;
 use crate::types::CUstreamBatchMemOpParams;
@@ -75,6 +76,8 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
     if parameters.flags & !known != 0 || !is_whole || end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
     }
+    // The device may wait for a write of the program there.
+    residence::keep_home(address);
     Ok(MemoryOperation {
         kind: parameters.operation,
         flags: parameters.flags,

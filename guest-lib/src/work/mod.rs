@@ -8,3 +8,4 @@ pub mod host_function;
 pub mod launch;
 pub mod mem_ops;
 pub mod peer;
+mod pieces;

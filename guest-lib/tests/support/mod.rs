@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+mod managed;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -56,6 +58,8 @@ pub struct Shared {
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
+    /// If true, the device says that it has work.
+    pub is_busy: AtomicBool,
     /// Greatest number of launches under way at the same time.
     pub most_launches: AtomicU64,
 }
@@ -86,7 +90,7 @@ impl Shared {
     }
 }
 
-/// Returns whether a test of memory registered in place is skipped, and says so on standard error: this process may
+/// Returns whether a test of memory whose accesses are blocked is skipped, and says so on standard error: this process may
 /// not hold off writers of memory by userfaultfd.
 pub fn is_skipped(is_supported: bool) -> bool {
     // SAFETY: plain call.
@@ -95,7 +99,7 @@ pub fn is_skipped(is_supported: bool) -> bool {
     let may = is_root || open.is_ok_and(|text| text.trim() == "1");
     assert!(is_supported || !may, "writers cannot be held off");
     if !is_supported {
-        eprintln!("skipped: this process may not hold off its writers");
+        eprintln!("skipped: this process may not block accesses to its memory");
     }
     !is_supported
 }
@@ -328,6 +332,7 @@ struct Executor {
     slots: AnswerSlots,
     fences: Fences,
     device: Vec<u8>,
+    managed: managed::Managed,
     shared: Arc<Shared>,
     /// Fences that a slow device has not written yet.
     late: Vec<(FenceIndex, u64)>,
@@ -351,6 +356,7 @@ impl Executor {
             status: Status::new(memory),
             has_failed: false,
             device: vec![0; DEVICE_BYTES],
+            managed: managed::Managed::new(base),
             shared,
             late: Vec::new(),
             launches: 0,
@@ -409,6 +415,14 @@ impl Executor {
     fn execute(&mut self, head: RecordHead, request: &Request<'_>) {
         if head.slot.is_some() {
             self.show_failure();
+        }
+        if let Some(result) = self.managed.execute(request, &self.shared) {
+            if let Some(slot) = head.slot {
+                self.slots
+                    .publish(slot, head.sequence, result.0, &[])
+                    .expect("it fits");
+            }
+            return;
         }
         match request {
             Request::DeviceDescribe(_) => {

@@ -7,9 +7,7 @@
 //! ```
 
 use std::error::Error;
-use std::ffi::CString;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_monitor::{
     BootSource, ConnectRequest, DisabledExits, InitramfsPart, MacAddress, NetConfig, Refused,
-    Start, Tap, Vm, VmConfig, VsockConfig, probe,
+    Start, Tap, Vm, VmConfig, VsockConfig, probe, sealed_file,
 };
 
 fn main() -> ExitCode {
@@ -42,7 +40,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let kernel = PathBuf::from(args.next().ok_or("which kernel?")?);
     let initramfs = PathBuf::from(args.next().ok_or("which initramfs?")?);
-    let (mut memory, mut vcpus, mut window, mut timeout) = (256, 1, 64i64, 120);
+    let (mut memory, mut vcpus, mut window, mut timeout) = (256, 1, 64, 120);
     let mut disabled_exits = DisabledExits::default();
     let mut networks = Vec::new();
     let mut command_line = "console=ttyS0 quiet panic=-1 reboot=k".to_owned();
@@ -75,7 +73,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         memory_mib: memory,
         vcpus,
         window: (window > 0)
-            .then(|| sealed_memfd(window << 20).map(Into::into))
+            .then(|| sealed_file("window", window << 20).map(Into::into))
             .transpose()?,
         vsock: Some(VsockConfig {
             guest_cid: 3,
@@ -84,6 +82,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
         file_systems: Vec::new(),
         disks: Vec::new(),
         networks,
+        passed_through: Vec::new(),
         prefault: false,
         console: Box::new(std::io::stdout()),
         timeout: Some(Duration::from_secs(timeout)),
@@ -136,30 +135,4 @@ fn echo(request: ConnectRequest) -> Result<UnixStream, Refused> {
         println!("vsock port {}: {total} bytes, then the end", request.port);
     });
     Ok(guest)
-}
-
-fn sealed_memfd(bytes: i64) -> Result<OwnedFd, Box<dyn Error>> {
-    let name = CString::new("window")?;
-    // SAFETY: plain system calls on a descriptor that is created here and moves to OwnedFd.
-    let fd = unsafe {
-        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error().into());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    use std::os::fd::AsRawFd;
-    // SAFETY: as above.
-    let failed = unsafe {
-        libc::ftruncate(fd.as_raw_fd(), bytes) != 0
-            || libc::fcntl(
-                fd.as_raw_fd(),
-                libc::F_ADD_SEALS,
-                libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
-            ) != 0
-    };
-    if failed {
-        return Err(std::io::Error::last_os_error().into());
-    }
-    Ok(fd)
 }

@@ -8,14 +8,13 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
-use wormhole_monitor::DisabledExits;
 use wormhole_monitor::payload::{PayloadConfig, PayloadReport, PayloadVm, PayloadWindow};
+use wormhole_monitor::{DisabledExits, sealed_file};
 
 const WINDOW: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 16 << 20;
@@ -83,7 +82,7 @@ fn pingpong(config: PayloadConfig, rounds: u64) -> Result<(), Box<dyn Error>> {
     if rounds * 8 + RECORD > WINDOW_BYTES as u64 {
         return Err("too many rounds for the window".into());
     }
-    let memfd = sealed_memfd()?;
+    let memfd = sealed_file("window", WINDOW_BYTES as u64)?;
     let view = MmapRegion::<()>::from_file(
         FileOffset::new(File::from(memfd.try_clone()?), 0),
         WINDOW_BYTES,
@@ -134,31 +133,4 @@ fn pingpong(config: PayloadConfig, rounds: u64) -> Result<(), Box<dyn Error>> {
         at(99)
     );
     Ok(())
-}
-
-fn sealed_memfd() -> Result<OwnedFd, std::io::Error> {
-    // SAFETY: plain system calls on a descriptor that is created here and moves to OwnedFd.
-    let fd = unsafe {
-        let fd = libc::memfd_create(
-            c"window".as_ptr(),
-            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-        );
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    File::from(fd.try_clone()?).set_len(WINDOW_BYTES as u64)?;
-    // SAFETY: seals a descriptor that is open.
-    let sealed = unsafe {
-        libc::fcntl(
-            fd.as_raw_fd(),
-            libc::F_ADD_SEALS,
-            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
-        )
-    };
-    if sealed < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    Ok(fd)
 }

@@ -4,12 +4,18 @@
 //! A tenant's memory is mapped beneath one of the slots while the guest runs, and the aperture's own file again when the
 //! tenant has left: the memslot stays, since KVM drops all translations of a VM when a memslot is removed. The guest sees
 //! each slot as soft-reserved memory of its own, so that its kernel makes a device of each.
+//!
+//! Devices of the host that the VM has reach a tenant's memory from the time at which it is mapped until it is removed, and
+//! nothing else of the aperture.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::fs::fstatfs;
+use wormhole_lock::Mutex;
 
+use crate::devices::vfio::{Dma, PassthroughError};
 use crate::memory::{MemoryError, Range, WINDOW_UNIT, Window, check_seals, sealed_file};
 
 /// Largest number of slots. The E820 map of Linux's boot protocol has 128 entries.
@@ -63,6 +69,42 @@ impl Slots {
 pub struct Aperture {
     window: Window,
     slots: Slots,
+    reach: Option<Arc<dyn Reach>>,
+}
+
+/// Reach of devices into a VM's memory.
+pub(crate) trait Reach: std::fmt::Debug + Send + Sync {
+    /// Lets devices reach a part of the aperture, which is mapped at an address of this process.
+    fn begin(&self, offset: u64, bytes: u64, host: u64) -> Result<(), PassthroughError>;
+    /// Ends their reach of each part that was begun at this offset. None of their accesses is under way afterwards.
+    fn end(&self, offset: u64) -> Result<(), PassthroughError>;
+}
+
+/// Reach of a VM's devices by the IOMMU.
+#[derive(Debug)]
+struct IommuReach {
+    dma: Dma,
+    /// Guest physical address of the aperture.
+    start: u64,
+    /// Offsets and sizes of what is reached.
+    mapped: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Reach for IommuReach {
+    fn begin(&self, offset: u64, bytes: u64, host: u64) -> Result<(), PassthroughError> {
+        self.dma.map(self.start + offset, bytes, host)?;
+        self.mapped.lock().push((offset, bytes));
+        Ok(())
+    }
+
+    fn end(&self, offset: u64) -> Result<(), PassthroughError> {
+        let mut mapped = self.mapped.lock();
+        while let Some(at) = mapped.iter().position(|(start, _)| *start == offset) {
+            self.dma.unmap(self.start + offset, mapped[at].1)?;
+            mapped.swap_remove(at);
+        }
+        Ok(())
+    }
 }
 
 impl Aperture {
@@ -73,11 +115,36 @@ impl Aperture {
     pub(crate) fn new(slots: Slots) -> Result<Self, MemoryError> {
         let bytes = slots.total()?;
         let window = Window::new(zero_pages(bytes)?)?;
-        Ok(Self { window, slots })
+        Ok(Self {
+            window,
+            slots,
+            reach: None,
+        })
+    }
+
+    /// Lets devices reach the memory of tenants that come from now on. The aperture is at the guest physical address `start`.
+    pub(crate) fn reached_by(self, dma: Dma, start: u64) -> Self {
+        self.reached(Arc::new(IommuReach {
+            dma,
+            start,
+            mapped: Mutex::default(),
+        }))
+    }
+
+    fn reached(self, reach: Arc<dyn Reach>) -> Self {
+        Self {
+            reach: Some(reach),
+            ..self
+        }
     }
 
     pub(crate) fn window(&self) -> &Window {
         &self.window
+    }
+
+    /// Returns the size of all slots together.
+    pub(crate) fn most(&self) -> u64 {
+        self.slots.bytes.saturating_mul(self.slots.count.into())
     }
 
     /// Returns the sizes of the slots.
@@ -85,11 +152,12 @@ impl Aperture {
         self.slots
     }
 
-    /// Maps the first `bytes` of `file` at the start of a slot. The rest of the slot has pages of the aperture.
+    /// Maps the first `bytes` of `file` at the start of a slot. The rest of the slot has pages of the aperture. Devices reach
+    /// the memory afterwards.
     ///
     /// # Errors
     /// There is no such slot, `bytes` is no multiple of 2 MiB, more than a slot or more than the file has, the file can be
-    /// resized or has huge pages of a pool, or it cannot be mapped.
+    /// resized or has huge pages of a pool, or it cannot be mapped, for devices as well. Call [`Aperture::detach`] then.
     pub fn attach(&self, slot: u32, file: &OwnedFd, bytes: u64) -> Result<(), MemoryError> {
         let start = self.start(slot)?;
         if bytes > self.slots.bytes {
@@ -106,18 +174,26 @@ impl Aperture {
         if system.f_type == libc::HUGETLBFS_MAGIC {
             return Err(MemoryError::HugePages);
         }
-        self.window.show_from(file, 0, start, bytes)
+        self.window.show_from(file, 0, start, bytes)?;
+        if let Some(reach) = &self.reach {
+            reach.begin(start, bytes, self.window.host_address(start))?;
+        }
+        Ok(())
     }
 
-    /// Removes what is mapped in a slot: its pages are zero afterwards.
+    /// Removes what is mapped in a slot: devices no longer reach it, and its pages are zero afterwards.
     ///
     /// # Errors
-    /// There is no such slot, or the aperture's file cannot be mapped.
+    /// There is no such slot, the aperture's file cannot be mapped, or devices still reach the memory.
     pub fn detach(&self, slot: u32) -> Result<(), MemoryError> {
         let start = self.start(slot)?;
-        self.window.hide(start, self.slots.bytes)?;
+        let ended = self.reach.as_ref().map_or(Ok(()), |reach| reach.end(start));
+        let hidden = self.window.hide(start, self.slots.bytes);
         // The guest may have written to them when the slot was empty.
-        self.window.discard(start, self.slots.bytes)
+        let emptied = hidden.and_then(|()| self.window.discard(start, self.slots.bytes));
+        // This error comes first: its caller ends the VM.
+        ended?;
+        emptied
     }
 
     fn start(&self, slot: u32) -> Result<u64, MemoryError> {
@@ -204,6 +280,58 @@ mod tests {
         assert_eq!(seen(1), [4, 0, 0, 4]);
     }
 
+    /// Records each begin and end of the devices' reach, with the first byte that is mapped there at that time. An end fails
+    /// if `refuses` is set.
+    #[derive(Debug)]
+    struct Noted {
+        window: Window,
+        events: Mutex<Vec<(&'static str, u64, u64, u8)>>,
+        refuses: bool,
+    }
+
+    impl Reach for Noted {
+        fn begin(&self, offset: u64, bytes: u64, host: u64) -> Result<(), PassthroughError> {
+            assert_eq!(host, self.window.host_address(offset));
+            let byte = self.window.byte_at(offset);
+            self.events.lock().push(("begin", offset, bytes, byte));
+            Ok(())
+        }
+
+        fn end(&self, offset: u64) -> Result<(), PassthroughError> {
+            let byte = self.window.byte_at(offset);
+            self.events.lock().push(("end", offset, 0, byte));
+            match self.refuses {
+                true => Err(PassthroughError::NoVfio),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn devices_reach_a_tenants_memory_while_it_is_mapped_and_nothing_else() {
+        for refuses in [false, true] {
+            let aperture = aperture();
+            let noted = Arc::new(Noted {
+                window: aperture.window().clone(),
+                events: Mutex::default(),
+                refuses,
+            });
+            let aperture = aperture.reached(Arc::clone(&noted) as Arc<dyn Reach>);
+            let start = aperture.start(1).expect("a slot");
+            let (_, file) = memory(2 * MIB, 7);
+            aperture.attach(1, &file, 2 * MIB).expect("attached");
+            assert!(aperture.attach(1, &file, 6 * MIB).is_err());
+            let detached = aperture.detach(1);
+            // The tenant's memory was there at both times, and is out of the guest's reach whatever the devices do.
+            let events = [("begin", start, 2 * MIB, 7), ("end", start, 0, 7)];
+            assert_eq!(*noted.events.lock(), events);
+            assert_eq!(
+                (detached.is_err(), aperture.window.byte_at(start)),
+                (refuses, 0)
+            );
+        }
+    }
+
     #[test]
     fn what_a_guest_writes_to_an_empty_slot_is_gone_with_the_next_tenant() {
         let aperture = aperture();
@@ -233,7 +361,7 @@ mod tests {
     #[test]
     fn memory_that_could_end_the_vm_is_refused() {
         let aperture = aperture();
-        let seals = SealFlags::GROW | SealFlags::SHRINK;
+        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         for (flags, seals, word) in [
             (MemfdFlags::ALLOW_SEALING, SealFlags::GROW, "sealed"),
             (

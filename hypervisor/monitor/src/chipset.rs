@@ -11,10 +11,11 @@ use wormhole_lock::Mutex;
 use crate::bus::{BusError, Buses, SharedDevice};
 use crate::device_thread::DeviceThread;
 use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
+use crate::devices::vfio::{self, Hardware, Opened, VfioFunction};
 use crate::devices::virtio::{BAR_SIZE, ServerHandle, VirtioDevice, VirtioPci, VirtioWorker};
 use crate::irq::{IrqError, IrqRouter, MsiController};
-use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
-use crate::ram::GuestRam;
+use crate::memory::{FIRST_BAR_SLOT, PCI_HOLE_END, PCI_HOLE_START, Range};
+use crate::ram::{GuestRam, PAGE};
 use crate::vm::{VmError, kvm_error};
 
 /// Address of the three pages that KVM on Intel processors needs for real mode (KVM_SET_TSS_ADDR).
@@ -46,13 +47,19 @@ pub(crate) struct Chipset {
     buses: Buses,
     pci: PciBus,
     bars: BarSpace,
+    wide_bars: BarSpace,
+    /// Number of the next memory slot of a BAR.
+    slot: u32,
 }
 
 impl Chipset {
-    /// Creates a machine without devices. Devices access `ram`.
-    pub fn new(vm: Arc<VmFd>, ram: GuestRam) -> Self {
+    /// Creates a machine without devices. Devices access `ram`. BARs with addresses of 64 bits are in `wide_bars`.
+    pub fn new(vm: Arc<VmFd>, ram: GuestRam, wide_bars: Option<Range>) -> Self {
         let buses = Buses::default();
+        let wide_bars = wide_bars.map_or(0..0, |range| range.start..range.end());
         Self {
+            wide_bars: BarSpace::new(wide_bars),
+            slot: FIRST_BAR_SLOT,
             router: Arc::new(IrqRouter::new(Arc::clone(&vm))),
             pci: PciBus::new(Arc::clone(&buses.memory)),
             bars: BarSpace::new(PCI_HOLE_START..PCI_HOLE_END),
@@ -95,6 +102,31 @@ impl Chipset {
         let controller: Arc<dyn MsiController> = self.router.clone();
         let msix = Msix::new(controller, queues + 1)?;
         let function = VirtioPci::new(device, server, self.ram.clone(), msix, address);
+        self.pci.add(Arc::new(Mutex::new(function)))?;
+        Ok(())
+    }
+
+    /// Adds a device of the host to the PCI bus.
+    ///
+    /// Allocates its BARs, memory slots for those parts of them that VFIO maps, and its MSI-X vectors.
+    pub fn add_passed_through(&mut self, opened: Opened) -> Result<(), VmError> {
+        let Opened { device, mut config } = opened;
+        let mut mappings = Vec::new();
+        for bar in config.bars().to_vec() {
+            // A BAR that shares a page with another one could not be mapped.
+            let size = bar.size.max(PAGE);
+            let address = match (bar.wide, u32::try_from(size)) {
+                (false, Ok(size)) => self.bars.allocate(size)?.into(),
+                _ => self.wide_bars.allocate_wide(size)?,
+            };
+            config.set_address(bar, address);
+            let parts = vfio::mapped(bar, &device.areas(bar.index), config.msix());
+            let mapped = vfio::map(&self.vm, &device, bar, parts, address, &mut self.slot)?;
+            mappings.extend(mapped);
+        }
+        let controller: Arc<dyn MsiController> = self.router.clone();
+        let device: Arc<dyn Hardware> = device;
+        let function = VfioFunction::new(device, config, mappings, controller)?;
         self.pci.add(Arc::new(Mutex::new(function)))?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Confines the threads that serve a guest: capabilities, Landlock and seccomp.
+//! Confines the threads that serve a guest: namespaces, capabilities, Landlock and seccomp.
 //!
 //! Before it reads the first byte of guest data, each vCPU thread and each device thread drops its capabilities, its
 //! access to the file system and every system call that is not in its allowlist. An attacker who takes over a device's
@@ -8,13 +8,13 @@
 use std::io;
 
 use kvm_bindings::{
-    KVMIO, kvm_clock_data, kvm_debugregs, kvm_irq_routing, kvm_irqchip, kvm_lapic_state,
+    KVMIO, kvm_clock_data, kvm_debugregs, kvm_irq_routing, kvm_irqchip, kvm_irqfd, kvm_lapic_state,
     kvm_mp_state, kvm_msrs, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
     kvm_xsave,
 };
 use wormhole_privileges::{
-    Calls, Denial, FilesError, Filter, FilterError, drop_capabilities, equals, leave_file_system,
-    masked, report_denied_calls,
+    Calls, Denial, FilesError, Filter, FilterError, drop_capabilities, equals, equals_one_of,
+    leave_file_system, masked, report_denied_calls,
 };
 
 vmm_sys_util::ioctl_io_nr!(KVM_RUN, KVMIO, 0x80);
@@ -33,6 +33,15 @@ vmm_sys_util::ioctl_iowr_nr!(KVM_GET_IRQCHIP, KVMIO, 0x62, kvm_irqchip);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_CLOCK, KVMIO, 0x7c, kvm_clock_data);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_PIT2, KVMIO, 0x9f, kvm_pit_state2);
 vmm_sys_util::ioctl_iow_nr!(KVM_SET_GSI_ROUTING, KVMIO, 0x6a, kvm_irq_routing);
+vmm_sys_util::ioctl_iow_nr!(KVM_IRQFD, KVMIO, 0x76, kvm_irqfd);
+vmm_sys_util::ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE, VFIO_BASE + 10);
+vmm_sys_util::ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE, VFIO_BASE + 11);
+vmm_sys_util::ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE, VFIO_BASE + 13);
+vmm_sys_util::ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE, VFIO_BASE + 14);
+
+/// Type and first number of VFIO's requests.
+const VFIO_TYPE: u32 = vfio_bindings::bindings::vfio::VFIO_TYPE as u32;
+const VFIO_BASE: u32 = vfio_bindings::bindings::vfio::VFIO_BASE;
 
 /// Error from confining a thread.
 #[derive(Debug, thiserror::Error)]
@@ -110,8 +119,8 @@ const DISK: &[i64] = &[
     libc::SYS_fallocate,
 ];
 
-/// Additional system calls of an event loop: all that the balloon's thread needs, and a network interface's thread, which
-/// reads and writes frames. A file system's thread also has the packets of its server.
+/// Additional system calls of an event loop: all that the balloon's thread needs. A network interface's thread also writes
+/// frames from several buffers, and a file system's thread has the packets of its server.
 const EVENT_LOOP: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -147,10 +156,10 @@ fn common() -> Result<Calls, FilterError> {
         // A debug build's standard library checks with F_GETFD that a descriptor is open before it closes it.
         .and_where(
             libc::SYS_fcntl,
-            [libc::F_GETFD, libc::F_DUPFD_CLOEXEC]
-                .into_iter()
-                .map(|command| equals(1, command.unsigned_abs().into()))
-                .collect::<Result<_, _>>()?,
+            equals_one_of(
+                1,
+                [libc::F_GETFD, libc::F_DUPFD_CLOEXEC].map(|command| command.unsigned_abs().into()),
+            )?,
         )
         .without(ABSENT))
 }
@@ -172,9 +181,36 @@ fn of_vcpus() -> Result<Calls, FilterError> {
         KVM_GET_XCRS(),
         KVM_KVMCLOCK_CTRL(),
     ];
-    let requests = requests.map(|request| equals(1, request));
-    let requests = requests.into_iter().collect::<Result<_, _>>()?;
+    let requests = equals_one_of(1, requests)?;
     Ok(common()?.and(VCPU).and_where(libc::SYS_ioctl, requests))
+}
+
+/// Further calls of a vCPU's thread whose VM has devices of the host: accesses to a device's registers that are not mapped,
+/// and changes of its interrupts.
+fn of_vcpus_with_devices() -> Result<Calls, FilterError> {
+    let requests = equals_one_of(1, [KVM_IRQFD(), VFIO_DEVICE_SET_IRQS()])?;
+    Ok(of_vcpus()?
+        .and(&[libc::SYS_pwrite64])
+        .and_where(libc::SYS_ioctl, requests))
+}
+
+/// Returns the system calls of [`calls`], and those that a process makes whose VM has devices of the host. Windows that are
+/// attached and detached enter and leave the IOMMU's table, and the devices are reset at the VM's end.
+///
+/// # Errors
+/// As for [`calls`].
+pub fn calls_with_devices() -> Result<Calls, FilterError> {
+    // The first one has the number of a device's hot reset as well, for which the process would need a descriptor of each
+    // group that this resets.
+    let requests = [
+        VFIO_IOMMU_MAP_DMA(),
+        VFIO_IOMMU_UNMAP_DMA(),
+        VFIO_DEVICE_RESET(),
+    ];
+    let requests = equals_one_of(1, requests)?;
+    Ok(calls()?
+        .and_all(of_vcpus_with_devices()?)
+        .and_where(libc::SYS_ioctl, requests))
 }
 
 fn of_devices() -> Result<Calls, FilterError> {
@@ -186,13 +222,19 @@ fn of_devices() -> Result<Calls, FilterError> {
 }
 
 fn of_disks() -> Result<Calls, FilterError> {
-    Ok(common()?.and(DISK))
+    /// `IORING_ENTER_GETEVENTS`.
+    const GETEVENTS: u64 = 1;
+    // The ring is set up and restricted before.
+    Ok(common()?
+        .and(DISK)
+        .and_where(libc::SYS_io_uring_enter, vec![masked(3, !GETEVENTS, 0)?]))
 }
 
 fn of_networks() -> Result<Calls, FilterError> {
     let offloads = libc::TUNSETOFFLOAD;
     Ok(common()?
         .and(EVENT_LOOP)
+        .and(&[libc::SYS_writev])
         .and_where(libc::SYS_ioctl, vec![equals(1, offloads)?]))
 }
 
@@ -225,11 +267,9 @@ pub fn calls() -> Result<Calls, FilterError> {
         libc::PR_CAP_AMBIENT,
         libc::PR_SET_NO_NEW_PRIVS,
     ];
-    let giving_up = giving_up.map(|operation| equals(0, operation.unsigned_abs().into()));
-    let giving_up = giving_up.into_iter().collect::<Result<_, _>>()?;
-    let chips = [KVM_GET_IRQCHIP(), KVM_GET_CLOCK(), KVM_GET_PIT2()];
-    let chips = chips.map(|request| equals(1, request));
-    let chips = chips.into_iter().collect::<Result<_, _>>()?;
+    let giving_up = giving_up.map(|operation| operation.unsigned_abs().into());
+    let giving_up = equals_one_of(0, giving_up)?;
+    let chips = equals_one_of(1, [KVM_GET_IRQCHIP(), KVM_GET_CLOCK(), KVM_GET_PIT2()])?;
     // A vCPU's thread binds itself to a processor before it confines itself.
     let itself = vec![equals(0, 0)?];
     Ok(of_vcpus()?
@@ -246,6 +286,18 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_where(libc::SYS_prctl, giving_up))
 }
 
+/// Moves this thread, and those that it starts from now on, to namespaces without a network. Call it before
+/// [`crate::Vm::new`], which starts the devices' threads, when everything that needs the host's network is open: taps and
+/// sockets stay usable. Threads that are there already stay in the host's namespaces.
+///
+/// Root has the right. Another user would need a user namespace, which the kernel refuses to a process with several threads;
+/// the filters alone keep the network away then.
+pub fn leave_namespaces() {
+    if let Err(error) = wormhole_privileges::leave_namespaces() {
+        tracing::debug!(%error, "a guest's threads stay in the host's namespaces");
+    }
+}
+
 /// Compiled filter of one kind of thread, prepared before the threads start.
 #[derive(Clone, Debug)]
 pub(crate) struct Confinement(Filter);
@@ -254,6 +306,11 @@ impl Confinement {
     /// Prepares the confinement of a thread that runs a vCPU and handles its exits.
     pub fn of_vcpu() -> Result<Self, ConfinementError> {
         Self::of(of_vcpus()?)
+    }
+
+    /// Prepares the confinement of a vCPU's thread whose VM has devices of the host.
+    pub fn of_vcpu_with_devices() -> Result<Self, ConfinementError> {
+        Self::of(of_vcpus_with_devices()?)
     }
 
     /// Prepares the confinement of the thread that serves the queues of the devices without a thread of their own.
@@ -468,8 +525,10 @@ mod tests {
 
     #[test]
     fn a_process_can_have_the_calls_of_all_threads() {
-        calls()
-            .and_then(|calls| calls.compile(Denial::Signal))
-            .expect("a filter");
+        for calls in [calls(), calls_with_devices()] {
+            calls
+                .and_then(|calls| calls.compile(Denial::Signal))
+                .expect("a filter");
+        }
     }
 }

@@ -64,25 +64,46 @@ pub enum CpuError {
 const VMX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
 
+/// Bit of the local APIC's timer with deadlines in ECX of leaf 1. KVM leaves it to the monitor.
+const TSC_DEADLINE: u32 = 1 << 24;
+
 /// Returns the CPUID that KVM supports, before its adaptation to one processor.
 pub(crate) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, CpuError> {
-    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(CpuError::SupportedCpuid)
+    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
+    let mut supported = supported.map_err(CpuError::SupportedCpuid)?;
+    if kvm.check_extension(Cap::TscDeadlineTimer) {
+        let mut entries = supported.as_mut_slice().iter_mut();
+        if let Some(features) = entries.find(|entry| entry.function == 1) {
+            features.ecx |= TSC_DEADLINE;
+        }
+    }
+    Ok(supported)
 }
 
 /// Returns the CPUID of processor `id`: each processor is a separate package with one thread. It offers no
 /// virtualization, so that a guest does not reach KVM's code for guests of guests.
-pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
+pub(crate) fn cpuid_of(supported: &CpuId, id: u8) -> CpuId {
     let mut cpuid = supported.clone();
-    adapt(
-        &mut cpuid,
-        id.into(),
-        kvm.check_extension(Cap::TscDeadlineTimer),
-    );
+    adapt(&mut cpuid, id.into());
     cpuid
 }
 
-fn adapt(cpuid: &mut CpuId, id: u32, deadline: bool) {
+/// Returns the number of bits of the guest's physical addresses: those of the processor, or fewer if the tables that
+/// translate them map fewer.
+pub(crate) fn address_bits(cpuid: &CpuId) -> u32 {
+    /// Without the leaf, a processor has 36.
+    const LEAST: u32 = 36;
+    let mut entries = cpuid.as_slice().iter();
+    let sizes = entries.find(|entry| entry.function == 0x8000_0008);
+    sizes.map_or(LEAST, |sizes| {
+        match (sizes.eax & 0xff, sizes.eax >> 16 & 0xff) {
+            (bits, 0) => bits,
+            (bits, mapped) => bits.min(mapped),
+        }
+    })
+}
+
+fn adapt(cpuid: &mut CpuId, id: u32) {
     for entry in cpuid.as_mut_slice() {
         match (entry.function, entry.index) {
             (1, _) => {
@@ -90,9 +111,6 @@ fn adapt(cpuid: &mut CpuId, id: u32, deadline: bool) {
                 entry.edx &= !(1 << 28); // one thread per package
                 entry.ecx |= 1 << 31; // there is a hypervisor
                 entry.ecx &= !VMX;
-                if deadline {
-                    entry.ecx |= 1 << 24;
-                }
             }
             (4, _) => entry.eax &= 0x3fff, // one core, one thread per cache
             (0xb | 0x1f, level) => {
@@ -284,6 +302,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn addresses_have_the_bits_of_the_processor_or_of_the_tables_that_map_them() {
+        let of = |function, eax| {
+            let entry = kvm_cpuid_entry2 {
+                function,
+                eax,
+                ..Default::default()
+            };
+            address_bits(&CpuId::from_entries(&[entry]).expect("one entry"))
+        };
+        assert_eq!(of(0x8000_0008, 0x3027), 39);
+        assert_eq!(of(0x8000_0008, 0x30_3934), 48);
+        assert_eq!(of(0x8000_0008, 0x34_302e), 46);
+        assert_eq!(of(1, 0x3027), 36);
+    }
+
+    #[test]
     fn a_guest_is_offered_no_virtualization_and_its_own_number() {
         let all = |function| kvm_cpuid_entry2 {
             function,
@@ -291,7 +325,7 @@ mod tests {
             ..Default::default()
         };
         let mut cpuid = CpuId::from_entries(&[all(1), all(0x8000_0001)]).expect("two entries");
-        adapt(&mut cpuid, 3, true);
+        adapt(&mut cpuid, 3);
         let [features, extended] = cpuid.as_slice() else {
             panic!("two entries");
         };

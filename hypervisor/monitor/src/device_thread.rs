@@ -102,6 +102,7 @@ impl DeviceThread {
             let ids: Vec<_> = serving.lock().iter().copied().collect();
             let connections = ids.into_iter().filter_map(|id| {
                 let server = ops.subscriber_mut(id).ok()?;
+                server.settle();
                 Some(server.connections())
             });
             if tell.send(connections.flatten().collect()).is_ok() {

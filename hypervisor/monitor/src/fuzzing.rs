@@ -1,6 +1,6 @@
 //! Sets up devices without KVM for the fuzz targets: there are no vCPUs, and interrupts are dropped.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,10 +16,13 @@ use crate::bus::{BusDevice, Buses};
 use crate::device_thread::DeviceThread;
 use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskAccess, DiskImage};
+use crate::devices::console::{Console, ConsoleWorker};
 use crate::devices::fs::{Fs, FsWorker, Tag};
-use crate::devices::net::{MacAddress, Net, NetWorker, Tap};
+use crate::devices::net::{FrameStream, HostEnd, MacAddress, Net, NetWorker, Tap};
 use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
+use crate::devices::power::{ExitStatusPort, Pm1Ports};
 use crate::devices::rng::{Rng, RngWorker};
+use crate::devices::serial::{ConsoleTail, IrqTrigger, Tee};
 use crate::devices::virtio::{
     ActiveQueue, BAR_SIZE, Interrupt, QueueServer, ServerHandle, VirtioDevice, VirtioPci,
     VirtioWorker,
@@ -30,6 +33,7 @@ use crate::devices::vsock::{
 use crate::irq::{IrqError, MsiController, MsiMessage};
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::{GuestRam, test_ram};
+use crate::snapshot::{SnapshotError, VmState};
 use crate::sync::Ending;
 
 /// The guest's context id.
@@ -55,6 +59,14 @@ impl MsiController for Nobody {
     }
 
     fn route_msi(&self, _: usize, _: MsiMessage) -> Result<(), IrqError> {
+        Ok(())
+    }
+
+    fn connect_msi(&self, _: usize, _: &EventFd) -> Result<(), IrqError> {
+        Ok(())
+    }
+
+    fn disconnect_msi(&self, _: usize, _: &EventFd) -> Result<(), IrqError> {
         Ok(())
     }
 }
@@ -89,13 +101,105 @@ fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
     (Box::new(VsockWorker::new(ram.clone(), mux)), streams)
 }
 
-/// Creates a disk image of 64 KiB.
+/// Creates a disk image of 64 KiB. Its reads take turns, since tmpfs has no reads without waiting.
 fn disk() -> DiskImage {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("disk", flags).expect("a memfd");
     rustix::fs::ftruncate(&file, 64 << 10).expect("room");
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("a file")
+}
+
+/// A device's two halves, and the host's end of its socket if it has one.
+struct Parts {
+    device: Box<dyn VirtioDevice>,
+    worker: Box<dyn VirtioWorker>,
+    host: Option<UnixStream>,
+}
+
+impl Parts {
+    fn block(ram: &GuestRam) -> Self {
+        let image = disk();
+        let device = Box::new(Block::new(&image));
+        let (name, ending) = ("disk-0".to_owned(), Ending::default());
+        let worker = Box::new(BlockWorker::new(ram.clone(), image, name, ending));
+        Self {
+            device,
+            worker,
+            host: None,
+        }
+    }
+
+    fn rng(ram: &GuestRam) -> Self {
+        Self {
+            device: Box::new(Rng),
+            worker: Box::new(RngWorker::new(ram.clone())),
+            host: None,
+        }
+    }
+
+    fn balloon(ram: &GuestRam) -> Self {
+        Self {
+            device: Box::new(Balloon { reporting: true }),
+            worker: Box::new(BalloonWorker::new(ram.clone(), Arc::default())),
+            host: None,
+        }
+    }
+
+    /// An interface whose host's end is made of a socket.
+    fn net<E: HostEnd + 'static>(ram: &GuestRam, end: impl FnOnce(OwnedFd) -> E) -> Self {
+        let (ours, host) = sockets();
+        let end = end(ours.into());
+        Self {
+            device: Box::new(Net::new(MacAddress::local(0), &end)),
+            worker: Box::new(NetWorker::new(ram.clone(), Box::new(end))),
+            host: Some(host),
+        }
+    }
+
+    fn tap(ram: &GuestRam) -> Self {
+        Self::net(ram, |socket| Tap::from_socket(socket).expect("a socket"))
+    }
+
+    fn stream(ram: &GuestRam) -> Self {
+        Self::net(ram, |socket| {
+            FrameStream::new(socket, |_| ()).expect("a socket")
+        })
+    }
+
+    /// A file system. Reads and writes of its server's socket are packets.
+    fn fs(ram: &GuestRam) -> Self {
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None);
+        let (ours, server) = pair.expect("sockets");
+        Self {
+            device: Box::new(Fs::new(Tag::new("root").expect("a tag"))),
+            worker: Box::new(FsWorker::new(ram.clone(), ours)),
+            host: Some(server.into()),
+        }
+    }
+
+    /// A console. Its output and its input are one socket.
+    fn console(ram: &GuestRam) -> Self {
+        let (ours, host) = sockets();
+        ours.set_nonblocking(true).expect("a socket");
+        let sink = ours.try_clone().expect("a descriptor");
+        let output = Tee::new(Box::new(sink), ConsoleTail::default());
+        let worker = ConsoleWorker::with_input(ram.clone(), output, ours.into());
+        Self {
+            device: Box::new(Console),
+            worker: Box::new(worker.expect("a socket")),
+            host: Some(host),
+        }
+    }
+}
+
+/// Returns two connected sockets; reads and writes of the second one do not block.
+fn sockets() -> (UnixStream, UnixStream) {
+    let (ours, host) = UnixStream::pair().expect("sockets");
+    host.set_nonblocking(true).expect("a socket");
+    (ours, host)
 }
 
 /// A device with active queues and what serves them, on the calling thread.
@@ -154,57 +258,47 @@ impl Served {
 
     /// Starts an entropy device.
     pub fn rng() -> Self {
-        let ram = test_ram(Self::RAM);
-        let worker = Box::new(RngWorker::new(ram.clone()));
-        Self::new(ram, &Rng, worker, channel().1)
+        Self::of(Parts::rng)
     }
 
     /// Starts a disk.
     pub fn block() -> Self {
-        let ram = test_ram(Self::RAM);
-        let image = disk();
-        let device = Block::new(&image);
-        let worker = BlockWorker::new(ram.clone(), image, "disk-0".to_owned(), Ending::default());
-        Self::new(ram, &device, Box::new(worker), channel().1)
+        Self::of(Parts::block)
     }
 
     /// Starts a network interface. Its tap is a socket, whose other end is in [`Self::streams`].
     pub fn net() -> Self {
-        let ram = test_ram(Self::RAM);
-        let (tap, host) = UnixStream::pair().expect("sockets");
-        host.set_nonblocking(true).expect("a socket");
-        let tap = Tap::from_socket(tap.into()).expect("a socket");
-        let device = Net::new(MacAddress::local(0), &tap);
-        let worker = NetWorker::new(ram.clone(), Box::new(tap));
-        let (sender, streams) = channel();
-        sender.send(host).expect("the receiver is here");
-        Self::new(ram, &device, Box::new(worker), streams)
+        Self::of(Parts::tap)
     }
 
-    /// Starts a file system. The socket of its server is in [`Self::streams`]; reads and writes of it are packets.
+    /// Starts a network interface on the stream of a process, which is in [`Self::streams`].
+    pub fn net_stream() -> Self {
+        Self::of(Parts::stream)
+    }
+
+    /// Starts a file system. The socket of its server is in [`Self::streams`].
     pub fn fs() -> Self {
-        let ram = test_ram(Self::RAM);
-        let kind = rustix::net::SocketType::SEQPACKET;
-        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
-        let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None);
-        let (ours, server) = pair.expect("sockets");
-        let worker = FsWorker::new(ram.clone(), ours);
-        let (sender, streams) = channel();
-        sender.send(server.into()).expect("the receiver is here");
-        let device = Fs::new(Tag::new("root").expect("a tag"));
-        Self::new(ram, &device, Box::new(worker), streams)
+        Self::of(Parts::fs)
     }
 
     /// Starts a balloon.
     pub fn balloon() -> Self {
+        Self::of(Parts::balloon)
+    }
+
+    /// Starts a console. The socket of its output and input is in [`Self::streams`].
+    pub fn console() -> Self {
+        Self::of(Parts::console)
+    }
+
+    fn of(parts: fn(&GuestRam) -> Parts) -> Self {
         let ram = test_ram(Self::RAM);
-        let worker = BalloonWorker::new(ram.clone(), Arc::default());
-        Self::new(
-            ram,
-            &Balloon { reporting: true },
-            Box::new(worker),
-            channel().1,
-        )
+        let parts = parts(&ram);
+        let (sender, streams) = channel();
+        if let Some(host) = parts.host {
+            sender.send(host).expect("the receiver is here");
+        }
+        Self::new(ram, &*parts.device, parts.worker, streams)
     }
 
     fn new(
@@ -335,14 +429,17 @@ pub struct Machine {
     pub buses: Buses,
     /// The guest's RAM.
     pub ram: GuestRam,
+    pci: Arc<Mutex<PciBus>>,
     devices: Vec<Arc<Mutex<VirtioPci>>>,
+    /// The hosts' ends of sockets, which no one reads.
+    _hosts: Vec<UnixStream>,
 }
 
 impl Machine {
     /// Bytes of RAM.
     pub const RAM: usize = 0x1_0000;
     /// Number of devices; their device numbers begin at 1.
-    pub const DEVICES: usize = 3;
+    pub const DEVICES: usize = 7;
 
     /// Creates a machine in the state in which its guest starts.
     pub fn new() -> Self {
@@ -354,22 +451,28 @@ impl Machine {
         let mut pci = PciBus::new(Arc::clone(&buses.memory));
         let mut bars = BarSpace::new(PCI_HOLE_START..PCI_HOLE_END);
         // The receiver of the streams is dropped, so that the mux refuses connections.
-        let image = disk();
-        let block = Box::new(Block::new(&image));
-        let parts: [(Box<dyn VirtioDevice>, Box<dyn VirtioWorker>); Self::DEVICES] = [
-            (Box::new(Vsock::new(GUEST_CID)), vsock(&ram).0),
-            (Box::new(Rng), Box::new(RngWorker::new(ram.clone()))),
-            (
-                block,
-                Box::new(BlockWorker::new(
-                    ram.clone(),
-                    image,
-                    "disk-0".to_owned(),
-                    Ending::default(),
-                )),
-            ),
+        let vsock = Parts {
+            device: Box::new(Vsock::new(GUEST_CID)),
+            worker: vsock(&ram).0,
+            host: None,
+        };
+        let parts: [Parts; Self::DEVICES] = [
+            vsock,
+            Parts::rng(&ram),
+            Parts::block(&ram),
+            Parts::tap(&ram),
+            Parts::fs(&ram),
+            Parts::balloon(&ram),
+            Parts::console(&ram),
         ];
-        let devices = parts.map(|(device, worker)| {
+        let mut hosts = Vec::new();
+        let devices = parts.map(|parts| {
+            let Parts {
+                device,
+                worker,
+                host,
+            } = parts;
+            hosts.extend(host);
             let queues = device.queue_sizes().len();
             let server = ServerHandle::new(thread.handle(), worker, queues).expect("eventfds");
             let msix = Msix::new(Arc::new(Nobody), queues + 1).expect("eventfds");
@@ -381,12 +484,28 @@ impl Machine {
         });
         let pci = Arc::new(Mutex::new(pci));
         let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());
-        buses.ports.insert(start, len, pci).expect("free");
+        let ports = Arc::clone(&pci);
+        buses.ports.insert(start, len, ports).expect("free");
         Self {
             buses,
             ram,
+            pci,
             devices: devices.into(),
+            _hosts: hosts,
         }
+    }
+
+    /// Gives the devices the state of a snapshot, and lets them serve their queues.
+    ///
+    /// # Errors
+    /// The state does not fit.
+    pub fn restore(&self, state: &VmState) -> Result<(), SnapshotError> {
+        let console = Tee::new(Box::new(std::io::sink()), ConsoleTail::default());
+        state.serial_port(IrqTrigger(eventfd()), console)?;
+        let mut pci = self.pci.lock();
+        let mut power = Pm1Ports::new(eventfd());
+        state.restore_devices(&mut pci, &mut power, &mut ExitStatusPort::default())?;
+        Ok(pci.resume()?)
     }
 }
 

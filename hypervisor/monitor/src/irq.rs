@@ -66,6 +66,10 @@ pub trait MsiController: std::fmt::Debug + Send + Sync {
     fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError>;
     /// Routes an MSI to `message`.
     fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError>;
+    /// Lets an eventfd raise its MSI again, also by what it has counted meanwhile.
+    fn connect_msi(&self, index: usize, event: &EventFd) -> Result<(), IrqError>;
+    /// Lets an eventfd count, and raise nothing.
+    fn disconnect_msi(&self, index: usize, event: &EventFd) -> Result<(), IrqError>;
 }
 
 /// The VM's interrupt routing table.
@@ -96,10 +100,14 @@ impl IrqRouter {
     fn irqfd(&self, gsi: u32) -> Result<EventFd, IrqError> {
         let event =
             EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(IrqError::EventFd)?;
-        self.vm
-            .register_irqfd(&event, gsi)
-            .map_err(|source| IrqError::IrqFd { gsi, source })?;
+        self.connect(&event, gsi)?;
         Ok(event)
+    }
+
+    fn connect(&self, event: &EventFd, gsi: u32) -> Result<(), IrqError> {
+        self.vm
+            .register_irqfd(event, gsi)
+            .map_err(|source| IrqError::IrqFd { gsi, source })
     }
 }
 
@@ -122,6 +130,17 @@ impl MsiController for IrqRouter {
             entries: table.len(),
         })?;
         self.vm.set_gsi_routing(&routing).map_err(IrqError::Routing)
+    }
+
+    fn connect_msi(&self, index: usize, event: &EventFd) -> Result<(), IrqError> {
+        self.connect(event, gsi_of(index))
+    }
+
+    fn disconnect_msi(&self, index: usize, event: &EventFd) -> Result<(), IrqError> {
+        let gsi = gsi_of(index);
+        self.vm
+            .unregister_irqfd(event, gsi)
+            .map_err(|source| IrqError::IrqFd { gsi, source })
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power button and power-off,
 //!   pvpanic, ports for the exit status and exit accounts, and a PCI bus with virtio-blk, virtio-net, virtio-fs,
-//!   virtio-vsock, virtio-rng and virtio-balloon. The window is soft-reserved memory, which Linux's `dax_hmem` and
+//!   virtio-vsock, virtio-rng, virtio-balloon and virtio-console. The window is soft-reserved memory, which Linux's `dax_hmem` and
 //!   `device_dax` expose as a `/dev/dax` device; an [`Aperture`] has several, whose memory comes and goes.
 //! - A [`SnapshotHandle`] saves a running VM; a VM that starts with the [`Snapshot`] goes on from it.
 //! - [`payload`] runs a freestanding program in user mode.
@@ -43,10 +43,11 @@ pub use aperture::{Aperture, MAX_SLOTS, Slots, WindowConfig};
 pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
 pub use devices::block::{DiskAccess, DiskError, DiskImage};
+pub use devices::console::ConsoleInput;
 pub use devices::fs::Tag;
-pub use devices::net::{FrameStream, HostEnd, MacAddress, StreamEnd, Tap, TapError};
+pub use devices::net::{FrameStream, GuestFrame, HostEnd, MacAddress, StreamEnd, Tap, TapError};
 pub use devices::power::{EXIT_STATUS as EXIT_STATUS_PORT, PowerButton};
-pub use devices::serial::{ConsoleInput, ConsoleTail};
+pub use devices::serial::ConsoleTail;
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
 pub use disabled_exits::DisabledExits;
 pub use exit_reason::{ExitReason, Registers, Report};

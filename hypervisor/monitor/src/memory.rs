@@ -5,18 +5,22 @@
 //! 3 GiB        .. 4 GiB        PCI memory, IOAPIC, local APICs
 //! 4 GiB        .. ram_end      the rest of RAM
 //! align(1 GiB) .. + size       the window, or the aperture of several (soft-reserved memory)
+//! align(BAR)   .. + size       BARs with addresses of 64 bits, of devices of the host
 //! ```
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::aperture::{MAX_SLOTS, Slots};
+use crate::devices::vfio::PassthroughError;
 use crate::ram::{self, Advice, AlignedMapping, GuestRam, RamRegion};
 
 /// End of RAM below 4 GiB, and start of PCI memory.
@@ -32,6 +36,8 @@ pub const WINDOW_ALIGN: u64 = 1 << 30;
 
 /// Memslot of the window; RAM uses the slots below it.
 const WINDOW_SLOT: u32 = 8;
+/// First memslot of devices' BARs.
+pub(crate) const FIRST_BAR_SLOT: u32 = WINDOW_SLOT + 1;
 
 /// Error from setting up guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +47,21 @@ pub enum MemoryError {
     RamSize {
         /// Requested size in MiB.
         mib: u64,
+    },
+    /// The processor's physical addresses do not reach the end of RAM, of the window or of the devices' BARs.
+    #[error(
+        "{ram} MiB of memory and a window of {window} MiB end at {end:#x}, beyond this processor's physical addresses of \
+         {bits} bits: give the guest less of one"
+    )]
+    AddressBits {
+        /// RAM in MiB.
+        ram: u64,
+        /// The window in MiB; 0 if there is none.
+        window: u64,
+        /// First address after them.
+        end: u64,
+        /// Number of bits of an address.
+        bits: u32,
     },
     /// RAM could not be mapped.
     #[error("cannot map {mib} MiB of guest memory")]
@@ -69,8 +90,8 @@ pub enum MemoryError {
     },
     /// A memfd is not sealed against resizing. If it shrank, accesses through the monitor's mapping would raise SIGBUS.
     #[error(
-        "the window's memfd is not sealed against resizing: its seals are {seals:#x}, \
-         F_SEAL_SHRINK and F_SEAL_GROW are needed"
+        "the window's memfd is not sealed against resizing for good: its seals are {seals:#x}, \
+         F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL are needed"
     )]
     WindowSeals {
         /// Seals of the file; -1 if it is not a memfd.
@@ -98,6 +119,9 @@ pub enum MemoryError {
     /// A window for an aperture is a file of huge pages.
     #[error("the window is a file of huge pages (MFD_HUGETLB): make it of ordinary pages")]
     HugePages,
+    /// Devices of the VM do not reach a window, or still do.
+    #[error(transparent)]
+    Reach(#[from] PassthroughError),
     /// The window could not be mapped.
     #[error("cannot map the window of {bytes} bytes")]
     WindowMap {
@@ -169,6 +193,8 @@ pub struct Layout {
     pub window: Option<Range>,
     /// The parts of it that the guest sees as soft-reserved memory, each for itself.
     pub soft_reserved: Vec<Range>,
+    /// BARs with addresses of 64 bits, if there are any.
+    pub wide_bars: Option<Range>,
 }
 
 impl Layout {
@@ -195,6 +221,43 @@ impl Layout {
             ram,
             window,
             soft_reserved: window.into_iter().collect(),
+            wide_bars: None,
+        })
+    }
+
+    /// Adds a range of `bytes` for BARs, at a multiple of `align` behind everything else.
+    #[must_use]
+    pub fn with_wide_bars(self, align: u64, bytes: u64) -> Self {
+        let end = self.end().max(HIGH_RAM_START);
+        let range = Range {
+            start: end.next_multiple_of(align),
+            len: bytes,
+        };
+        Self {
+            wide_bars: (bytes > 0).then_some(range),
+            ..self
+        }
+    }
+
+    /// Returns the first address behind everything.
+    fn end(&self) -> u64 {
+        let last = self.ram.last().copied();
+        let last = self.wide_bars.or(self.window).or(last);
+        last.map_or(0, Range::end)
+    }
+
+    /// Checks that a processor whose physical addresses have `bits` bits reaches all of the layout.
+    pub fn check_address_bits(&self, bits: u32) -> Result<(), MemoryError> {
+        let end = self.end();
+        // Nothing lies at or above 2^64.
+        if 1u64.checked_shl(bits).is_none_or(|limit| end <= limit) {
+            return Ok(());
+        }
+        Err(MemoryError::AddressBits {
+            ram: self.ram.iter().map(|range| range.len).sum::<u64>() >> 20,
+            window: self.window.map_or(0, |window| window.len >> 20),
+            end,
+            bits,
         })
     }
 
@@ -314,24 +377,11 @@ impl Window {
 
     /// Frees pages of the window's own file, which are zero afterwards.
     pub(crate) fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
-        let offsets = libc::off_t::try_from(start).and_then(|start| {
-            let bytes = libc::off_t::try_from(bytes)?;
-            Ok((start, bytes))
-        });
-        let done = offsets
-            .map_err(std::io::Error::other)
-            .and_then(|(start, bytes)| {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                // SAFETY: fallocate takes an open descriptor and integers, no pointers.
-                match unsafe { libc::fallocate(self.file.as_raw_fd(), mode, start, bytes) } {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                }
-            });
-        done.map_err(|source| MemoryError::Show {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&*self.file, flags, start, bytes).map_err(|error| MemoryError::Show {
             start,
             bytes,
-            source,
+            source: error.into(),
         })
     }
 
@@ -359,26 +409,18 @@ impl Window {
         let invalid = |_| failed(std::io::Error::from_raw_os_error(libc::EINVAL));
         let size = usize::try_from(bytes).map_err(invalid)?;
         let place = usize::try_from(start).map_err(invalid)?;
-        let offset = libc::off_t::try_from(from).map_err(invalid)?;
-        let part = self.mapping.start().wrapping_add(place);
-        // SAFETY: the range lies inside the window's mapping, so that no other mapping is replaced. In this
-        // process only KVM refers to the window's memory, and KVM follows the mapping.
-        let mapped = unsafe {
-            libc::mmap(
-                part.cast(),
-                size,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                file.as_raw_fd(),
-                offset,
-            )
-        };
-        if mapped == libc::MAP_FAILED {
-            return Err(failed(std::io::Error::last_os_error()));
-        }
+        let start = self
+            .mapping
+            .place(file, from, place, size)
+            .map_err(failed)?;
         // A kernel without huge pages refuses.
-        drop(ram::advise(part, size, Advice::Huge));
-        Ok(Part { start: part, size })
+        drop(ram::advise(start, size, Advice::Huge));
+        Ok(Part { start, size })
+    }
+
+    /// Returns this process's address of a part of the window.
+    pub(crate) fn host_address(&self, offset: u64) -> u64 {
+        self.mapping.start() as u64 + offset
     }
 
     /// Returns the size in bytes.
@@ -455,10 +497,10 @@ pub fn sealed_file(name: &str, bytes: u64) -> std::io::Result<OwnedFd> {
 }
 
 /// Checks that a file is sealed against resizing: if it shrank, accesses through the monitor's mapping would raise
-/// SIGBUS.
+/// SIGBUS. No further seal can be set: one against writing would let a mapping fail that has been checked.
 pub(crate) fn check_seals(file: impl AsFd) -> Result<(), MemoryError> {
     let seals = rustix::fs::fcntl_get_seals(file).map_or(-1, |seals| seals.bits().cast_signed());
-    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     if seals < 0 || seals & needed != needed {
         return Err(MemoryError::WindowSeals { seals });
     }
@@ -504,7 +546,8 @@ pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), MemoryEr
     Ok(())
 }
 
-fn set_memslot(
+/// Makes memory of this process a memory slot.
+pub(crate) fn set_memslot(
     vm: &VmFd,
     slot: u32,
     start: u64,
@@ -518,8 +561,8 @@ fn set_memslot(
         userspace_addr,
         flags: 0,
     };
-    // SAFETY: the mapping behind the slot belongs to a `GuestRam` or a `Window` that the owner of `vm` keeps
-    // for as long as the VM exists; parts of a window are replaced in one step, never unmapped.
+    // SAFETY: the mapping behind the slot belongs to a `GuestRam`, a `Window` or a function of the PCI bus, which the owner
+    // of `vm` keeps for as long as vCPUs exist; parts of a window are replaced in one step, never unmapped.
     unsafe { vm.set_user_memory_region(region) }.map_err(|source| MemoryError::Memslot {
         slot,
         start,
@@ -530,7 +573,11 @@ fn set_memslot(
 
 #[cfg(test)]
 mod tests {
+    use wormhole_ring::band;
+
     use super::*;
+
+    const SEALED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
     fn memfd(bytes: u64, seals: i32) -> OwnedFd {
         let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("a memfd");
@@ -543,10 +590,9 @@ mod tests {
     #[test]
     fn a_cleared_window_is_its_own_file_with_zero_pages() {
         const PART: u64 = 2 << 20;
-        let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
-        let window = Window::new(memfd(4 << 20, seals)).expect("a window");
+        let window = Window::new(memfd(4 << 20, SEALED)).expect("a window");
         window.write_byte_at(0, 1);
-        let other = memfd(4 << 20, seals);
+        let other = memfd(4 << 20, SEALED);
         window.show(&other, PART, PART).expect("shown");
         window.write_byte_at(PART, 2);
         assert_eq!((window.byte_at(0), window.byte_at(PART)), (1, 2));
@@ -580,6 +626,42 @@ mod tests {
     }
 
     #[test]
+    fn a_layout_beyond_the_processors_addresses_is_refused_with_both_sizes() {
+        let layout = |mib, gib: Option<u64>| Layout::new(mib, gib.map(|gib| gib << 30));
+        let check = |mib, gib, bits| layout(mib, gib).expect("a layout").check_address_bits(bits);
+        let refused = check(512, Some(512), 39).expect_err("beyond the addresses");
+        assert_eq!(
+            refused.to_string(),
+            "512 MiB of memory and a window of 524288 MiB end at 0x8100000000, beyond this processor's physical \
+             addresses of 39 bits: give the guest less of one"
+        );
+        // The window begins at 4 GiB, and may end where the addresses do.
+        check(512, Some(508), 39).expect("it is reached");
+        check(512, Some(512), 40).expect("it is reached");
+        check(512, None, 36).expect("it is reached");
+        check(64 << 10, None, 36).expect_err("a part of it lies above the hole");
+        check(1 << 20, Some(1 << 20), 64).expect("all is reached");
+    }
+
+    #[test]
+    fn bars_lie_behind_everything_else_and_count_as_addresses() {
+        let layout = |window| Layout::new(512, window).expect("a layout");
+        let bars = |layout: Layout| layout.with_wide_bars(16 << 30, 17 << 30).wide_bars;
+        let range = |start: u64| Range {
+            start: start << 30,
+            len: 17 << 30,
+        };
+        assert_eq!(bars(layout(None)), Some(range(16)));
+        assert_eq!(bars(layout(Some(15 << 30))), Some(range(32)));
+        assert_eq!(layout(None).with_wide_bars(4096, 0).wide_bars, None);
+        let reached = |bits| {
+            let layout = layout(None).with_wide_bars(16 << 30, 17 << 30);
+            layout.check_address_bits(bits).is_ok()
+        };
+        assert!(reached(36) && !reached(35));
+    }
+
+    #[test]
     fn absurd_ram_is_refused() {
         assert!(Layout::new(0, None).is_err());
         assert!(Layout::new(u64::MAX >> 20, None).is_err());
@@ -587,23 +669,25 @@ mod tests {
 
     #[test]
     fn a_window_must_be_sealed_and_whole() {
-        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         assert_eq!(
-            Window::new(memfd(4 << 20, sealed))
+            Window::new(memfd(4 << 20, SEALED))
                 .expect("good window")
                 .len(),
             4 << 20
         );
+        for seal in [libc::F_SEAL_SHRINK, libc::F_SEAL_GROW, libc::F_SEAL_SEAL] {
+            let refused = Window::new(memfd(4 << 20, SEALED & !seal));
+            let Err(MemoryError::WindowSeals { seals }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!(seals & SEALED, SEALED & !seal);
+        }
         assert!(matches!(
-            Window::new(memfd(4 << 20, 0)),
-            Err(MemoryError::WindowSeals { seals: 0 })
-        ));
-        assert!(matches!(
-            Window::new(memfd(4096, sealed)),
+            Window::new(memfd(4096, SEALED)),
             Err(MemoryError::WindowSize { bytes: 4096 })
         ));
         assert!(matches!(
-            Window::new(memfd(0, sealed)),
+            Window::new(memfd(0, SEALED)),
             Err(MemoryError::WindowSize { bytes: 0 })
         ));
     }
@@ -622,11 +706,10 @@ mod tests {
         let region = memory.iter().next().expect("one region");
         assert!(is_huge(region.host_address()));
 
-        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        let window = Window::new(memfd(6 << 20, sealed)).expect("window");
+        let window = Window::new(memfd(6 << 20, SEALED)).expect("window");
         let start = window.mapping.start() as u64;
         assert!(is_huge(start));
-        let file = memfd(6 << 20, sealed);
+        let file = memfd(6 << 20, SEALED);
         window.show(&file, 2 << 20, 2 << 20).expect("shown");
         assert!(is_huge(start + (2 << 20)), "the part of another file");
         assert!(is_huge(start + (4 << 20)), "the part behind it");
@@ -634,9 +717,8 @@ mod tests {
 
     #[test]
     fn only_whole_parts_of_fixed_files_are_shown() {
-        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        let window = Window::new(memfd(4 << 20, sealed)).expect("window");
-        let file = memfd(2 << 20, sealed);
+        let window = Window::new(memfd(4 << 20, SEALED)).expect("window");
+        let file = memfd(2 << 20, SEALED);
         window.show(&file, 0, 2 << 20).expect("shown");
         window.hide(0, 2 << 20).expect("hidden");
         assert!(matches!(
@@ -659,18 +741,43 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn a_part_that_cannot_be_mapped_stays_reserved() {
+        const PART: u64 = 2 << 20;
+        let window = Window::new(memfd(2 * PART, SEALED)).expect("window");
+        // The check of the seals comes before: this is a file that passes it, and is refused by the kernel all the same.
+        let file = File::from(memfd(
+            PART,
+            SEALED & !libc::F_SEAL_SEAL | libc::F_SEAL_FUTURE_WRITE,
+        ));
+        let failed = window.replace(&file, 0, PART, PART).err();
+        assert!(
+            matches!(failed, Some(MemoryError::Show { .. })),
+            "{failed:?}"
+        );
+        for start in [0, PART] {
+            let place = window.mapping.start() as u64 + start;
+            let taken = band::reserve(place, PART).expect_err("it is mapped");
+            assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+        }
+        let other = memfd(2 * PART, SEALED);
+        window.show(&other, PART, PART).expect("shown");
+        window.write_byte_at(PART, 7);
+        assert_eq!(window.byte_at(PART), 7);
+    }
+
     #[test]
     fn what_is_covered_costs_no_memory() {
         use std::os::unix::fs::{FileExt, MetadataExt};
-        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        let own = memfd(4 << 20, sealed);
+        let own = memfd(4 << 20, SEALED);
         let file = File::from(own.try_clone().expect("clone"));
         let window = Window::new(own).expect("window");
         file.write_all_at(&[7; 4 << 20], 0).expect("written");
         let held = || file.metadata().expect("a file").blocks() * 512;
         assert_eq!(held(), 4 << 20);
         window
-            .show(&memfd(4 << 20, sealed), 2 << 20, 2 << 20)
+            .show(&memfd(4 << 20, SEALED), 2 << 20, 2 << 20)
             .expect("shown");
         assert_eq!(held(), 2 << 20);
     }
@@ -678,11 +785,10 @@ mod tests {
     #[test]
     fn parts_of_a_prefaulted_window_are_allocated_when_they_are_shown() {
         use std::os::unix::fs::{FileExt, MetadataExt};
-        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         for (prefault, allocated) in [(false, 4096), (true, 2 << 20)] {
-            let window = Window::new(memfd(4 << 20, sealed)).expect("window");
+            let window = Window::new(memfd(4 << 20, SEALED)).expect("window");
             let window = window.prefaulted(prefault);
-            let shown = memfd(4 << 20, sealed);
+            let shown = memfd(4 << 20, SEALED);
             let file = File::from(shown.try_clone().expect("clone"));
             file.write_all_at(&[7], 2 << 20).expect("written");
             window.show(&shown, 2 << 20, 2 << 20).expect("shown");

@@ -3,6 +3,7 @@
 //! is aligned and advised in the same way.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use vm_memory::bitmap::BS;
@@ -12,11 +13,13 @@ use vm_memory::{
     GuestRegionCollection, GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion,
     VolatileSlice,
 };
+use wormhole_ring::band;
 
 /// RAM of a guest.
 pub type GuestRam = GuestRegionCollection<RamRegion>;
 
-const PAGE: u64 = 4096;
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -145,6 +148,46 @@ impl AlignedMapping {
         // A kernel without huge pages refuses.
         drop(advise(start, len, Advice::Huge));
         Ok(Self { start, len })
+    }
+
+    /// Maps `size` bytes of `file` from offset `from` on at `place` of this mapping, shared, in the place of what is there.
+    ///
+    /// # Errors
+    /// The range is not inside this mapping, or the kernel refuses. The earlier mapping may be gone then, so that the place
+    /// is reserved.
+    pub(crate) fn place(
+        &self,
+        file: &impl AsRawFd,
+        from: u64,
+        place: usize,
+        size: usize,
+    ) -> io::Result<*mut u8> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let end = place.checked_add(size).ok_or_else(invalid)?;
+        if end > self.len {
+            return Err(invalid());
+        }
+        let offset = libc::off_t::try_from(from).map_err(|_| invalid())?;
+        let part = self.start.wrapping_add(place);
+        // SAFETY: the range lies inside this mapping, so that no other one is replaced. Its memory is a guest's, to which only
+        // KVM, VFIO and volatile accesses refer, and KVM follows the mapping.
+        let mapped = unsafe {
+            libc::mmap(
+                part.cast(),
+                size,
+                PROTECTION,
+                libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // KVM would let the guest reach whatever this process maps there later.
+            band::keep(part.addr() as u64, size as u64);
+            return Err(error);
+        }
+        Ok(part)
     }
 
     /// Returns the address of the first byte.

@@ -243,9 +243,9 @@ impl VcpuThreads {
         buses: &Arc<Buses>,
         counters: &Arc<ExitCounters>,
         events: &Sender<Event>,
+        confinement: Confinement,
     ) -> Result<Self, VmError> {
         register_kick()?;
-        let confinement = Confinement::of_vcpu()?;
         let mut started = Self {
             threads: Vec::new(),
             stop: Arc::new(AtomicBool::new(false)),
@@ -313,13 +313,12 @@ impl VcpuThreads {
         mut save: impl FnMut(Request) -> AfterSnapshot,
         mut judge: impl FnMut(VcpuEnd) -> Option<ExitReason>,
     ) -> ExitReason {
-        let deadline = timeout.map(|after| (after, Instant::now() + after));
+        // A deadline that no clock reaches is none.
+        let deadline = timeout.and_then(|after| Instant::now().checked_add(after));
         loop {
             let event = match deadline {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some((_, end)) => {
-                    events.recv_timeout(end.saturating_duration_since(Instant::now()))
-                }
+                Some(end) => events.recv_timeout(end.saturating_duration_since(Instant::now())),
             };
             match event {
                 Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => {

@@ -21,12 +21,14 @@ use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
 use crate::devices::balloon::{Balloon, BalloonWorker};
 use crate::devices::block::{Block, BlockWorker, DiskImage};
+use crate::devices::console::{Console, ConsoleInput, ConsoleWorker};
 use crate::devices::fs::{Fs, FsWorker, Tag};
 use crate::devices::net::{HostEnd, MacAddress, Net, NetWorker};
 use crate::devices::pci::{MAX_FUNCTIONS, NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, PanicPort, Pm1Ports, PowerButton};
 use crate::devices::rng::{Rng, RngWorker};
-use crate::devices::serial::{self, ConsoleInput, ConsoleTail, IrqTrigger, SerialPort, Tee};
+use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
+use crate::devices::vfio::{DeviceAddress, Passthrough, PassthroughError, allow_locking};
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockWorker};
 use crate::disabled_exits::DisabledExits;
 use crate::exit_accounting::{self, ExitAccounting};
@@ -47,8 +49,8 @@ pub const MAX_DISKS: usize = 24;
 /// Maximum number of network interfaces.
 pub const MAX_NETWORKS: usize = 3;
 
-/// Devices that every VM can have: vsock, entropy, balloon.
-const OTHER_DEVICES: usize = 3;
+/// Devices that every VM can have: vsock, entropy, console, balloon.
+const OTHER_DEVICES: usize = 4;
 
 /// Maximum number of disks, networks and file systems together.
 pub const MAX_DEVICES: usize = MAX_FUNCTIONS - OTHER_DEVICES;
@@ -103,6 +105,9 @@ pub enum VmError {
     /// A BAR cannot be allocated.
     #[error(transparent)]
     Bar(#[from] NoBarSpace),
+    /// A device of the host cannot be passed through.
+    #[error(transparent)]
+    Passthrough(#[from] PassthroughError),
     /// An interrupt cannot be set up.
     #[error(transparent)]
     Irq(#[from] IrqError),
@@ -124,6 +129,9 @@ pub enum VmError {
     /// An eventfd of a device's queue cannot be created.
     #[error("cannot make an eventfd for a queue")]
     EventFd(#[source] std::io::Error),
+    /// The pipe of the console's input cannot be created.
+    #[error("cannot make a pipe for the console's input")]
+    Pipe(#[source] std::io::Error),
     /// A device thread's event loop cannot be created or used.
     #[error("cannot make the devices' event loop")]
     EventLoop(#[source] event_manager::Error),
@@ -190,10 +198,14 @@ pub struct VmConfig {
     pub disks: Vec<DiskImage>,
     /// Network interfaces, in the order in which the guest numbers them.
     pub networks: Vec<NetConfig>,
+    /// Devices of the host that are passed through. All of the RAM is allocated then, and of a window only what is
+    /// attached to an aperture is reached by them.
+    pub passed_through: Vec<DeviceAddress>,
     /// Allocates RAM before the guest starts, and each part of the window when it is shown.
     pub prefault: bool,
-    /// Sink of the guest's console output. It is written on a vCPU thread: a blocking sink blocks the
-    /// guest, and its shutdown.
+    /// Sink of the output of the guest's serial port and of its virtio console. It must not block: it is written on a vCPU
+    /// thread and on a device thread, and takes what it has room for. A sink that blocks, blocks the guest and its
+    /// shutdown.
     pub console: Box<dyn Write + Send>,
     /// Watchdog timeout, after which the VM is stopped.
     pub timeout: Option<Duration>,
@@ -216,6 +228,7 @@ impl fmt::Debug for VmConfig {
             .field("file_systems", &self.file_systems)
             .field("disks", &self.disks)
             .field("networks", &self.networks)
+            .field("passed_through", &self.passed_through)
             .field("prefault", &self.prefault)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
@@ -265,6 +278,7 @@ impl Vm {
         let vm = Arc::new(kvm.create_vm().map_err(kvm_error("a VM"))?);
         chipset::create_chips(&vm)?;
         config.disabled_exits.apply(&vm)?;
+        let passed_through = Passthrough::open(&vm, &config.passed_through)?;
 
         let (window, aperture) = match config.window {
             None => (None, None),
@@ -277,11 +291,25 @@ impl Vm {
                 (Some(aperture.window().clone()), Some(aperture))
             }
         };
+        let supported = cpu::supported_cpuid(&kvm)?;
+        let processor = cpu::cpuid_of(&supported, 0);
+        let processor = match &config.start {
+            Start::Restore(snapshot) => snapshot.processor(&processor)?,
+            Start::Boot(_) => processor,
+        };
         let layout = Layout::new(config.memory_mib, window.as_ref().map(Window::len))?;
         let layout = match &aperture {
             Some(aperture) => layout.divided(aperture.slots()),
             None => layout,
         };
+        let layout = match &passed_through {
+            Some(devices) => {
+                let (align, bytes) = devices.wide_bars();
+                layout.with_wide_bars(align, bytes)
+            }
+            None => layout,
+        };
+        layout.check_address_bits(cpu::address_bits(&processor))?;
         let ram = memory::map_ram(&layout.ram)?;
         if config.prefault {
             memory::populate(&ram)?;
@@ -290,9 +318,19 @@ impl Vm {
         if let (Some(window), Some(range)) = (&window, layout.window) {
             window.add_memslot(&vm, range.start)?;
         }
+        let aperture = match &passed_through {
+            Some(devices) => {
+                let slots = aperture.iter().map(Aperture::most);
+                allow_locking((config.memory_mib << 20).saturating_add(slots.sum()))?;
+                devices.dma.map_ram(&ram)?;
+                let start = layout.window.map_or(0, |window| window.start);
+                aperture.map(|aperture| aperture.reached_by(devices.dma.clone(), start))
+            }
+            None => aperture,
+        };
 
         let device_thread = DeviceThread::start("devices")?;
-        let mut chipset = Chipset::new(Arc::clone(&vm), ram.clone());
+        let mut chipset = Chipset::new(Arc::clone(&vm), ram.clone(), layout.wide_bars);
         if let Some(VsockConfig {
             guest_cid,
             acceptor,
@@ -304,17 +342,25 @@ impl Vm {
         }
         let worker = Box::new(RngWorker::new(ram.clone()));
         chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
+        let tail = ConsoleTail::default();
+        let output = Tee::new(config.console, tail.clone());
+        let console = ConsoleWorker::new(ram.clone(), output.other()).map_err(VmError::Pipe)?;
+        let (worker, port_input) = console;
+        chipset.add_virtio(&device_thread, Box::new(Console), Box::new(worker))?;
         let ending = Ending::default();
         let mut device_threads: Vec<(_, ConfinementOf)> =
             vec![(device_thread, Confinement::of_devices)];
-        let thread = DeviceThread::start("balloon")?;
         let reclaimed = Arc::new(AtomicU64::new(0));
-        let worker = Box::new(BalloonWorker::new(ram.clone(), Arc::clone(&reclaimed)));
-        let balloon = Balloon {
-            reporting: !config.prefault,
-        };
-        chipset.add_virtio(&thread, Box::new(balloon), worker)?;
-        device_threads.push((thread, Confinement::of_balloon));
+        // Devices of the host go on reaching the pages that a balloon gives back.
+        if passed_through.is_none() {
+            let thread = DeviceThread::start("balloon")?;
+            let worker = Box::new(BalloonWorker::new(ram.clone(), Arc::clone(&reclaimed)));
+            let balloon = Balloon {
+                reporting: !config.prefault,
+            };
+            chipset.add_virtio(&thread, Box::new(balloon), worker)?;
+            device_threads.push((thread, Confinement::of_balloon));
+        }
         let mut file_systems = Vec::new();
         for (number, FsConfig { tag, server }) in config.file_systems.into_iter().enumerate() {
             let thread = DeviceThread::start(&format!("fs-{number}"))?;
@@ -341,12 +387,15 @@ impl Vm {
             chipset.add_virtio(&thread, device, worker)?;
             device_threads.push((thread, Confinement::of_network));
         }
-        let supported = cpu::supported_cpuid(&kvm)?;
-        let vcpus = create_vcpus(&kvm, &vm, &supported, config.vcpus)?;
-        let processor = cpu::cpuid_of(&kvm, &supported, 0);
+        let passes_devices = passed_through.is_some();
+        for device in passed_through.into_iter().flat_map(|passed| passed.devices) {
+            chipset.add_passed_through(device)?;
+        }
+        let vcpus = create_vcpus(&vm, &processor, config.vcpus)?;
+        let msrs = snapshot::msrs(&kvm)?;
         match &config.start {
             Start::Restore(snapshot) => {
-                snapshot.restore_processors(&vm, &ram, &vcpus, &processor)?;
+                snapshot.restore_processors(&vm, &ram, &vcpus, &msrs)?;
             }
             Start::Boot(source) => {
                 let entry = boot::load(&ram, &layout, config.vcpus, source)?;
@@ -365,12 +414,10 @@ impl Vm {
             move || Some([stats.read().ok()?.vcpu_sum("exits"), of_server()?])
         })));
         let exit_status = Arc::new(Mutex::new(ExitStatusPort::default()));
-        let tail = ConsoleTail::default();
-        let console = Tee::new(config.console, tail.clone());
         let interrupt = IrqTrigger(chipset.legacy_line(serial::IRQ)?);
-        let (serial, input) = match &config.start {
-            Start::Restore(snapshot) => snapshot.serial_port(interrupt, console)?,
-            Start::Boot(_) => SerialPort::new(interrupt, console),
+        let (serial, serial_input) = match &config.start {
+            Start::Restore(snapshot) => snapshot.state.serial_port(interrupt, output)?,
+            Start::Boot(_) => SerialPort::new(interrupt, output),
         };
         chipset.add_ports(serial::COM1, serial::PORTS, serial.clone())?;
         chipset.add_ports(power::EXIT_STATUS, 1, exit_status.clone())?;
@@ -393,8 +440,9 @@ impl Vm {
             disks,
             file_systems,
             has_aperture: aperture.is_some(),
+            passes_devices,
             processor,
-            msrs: snapshot::msrs(&kvm)?,
+            msrs,
         };
         if let Start::Restore(snapshot) = &config.start {
             machine.restore(&snapshot.state)?;
@@ -407,7 +455,7 @@ impl Vm {
             button: PowerButton::new(pm1),
             accounting,
             tail,
-            input: Some(input),
+            input: Some(ConsoleInput::new(serial_input, port_input)),
             stats,
             counters: Arc::new(ExitCounters::default()),
             events: channel(),
@@ -484,8 +532,18 @@ impl Vm {
         if self.is_restored {
             self.machine.resume()?;
         }
-        let threads =
-            VcpuThreads::start(self.vcpus, &self.pins, &self.buses, &self.counters, sender)?;
+        let confinement = match self.machine.passes_devices {
+            true => Confinement::of_vcpu_with_devices()?,
+            false => Confinement::of_vcpu()?,
+        };
+        let threads = VcpuThreads::start(
+            self.vcpus,
+            &self.pins,
+            &self.buses,
+            &self.counters,
+            sender,
+            confinement,
+        )?;
         let device_threads: Vec<_> = self
             .device_threads
             .iter()
@@ -498,7 +556,7 @@ impl Vm {
         let outcome = threads.wait(receiver, self.timeout, save, |end| {
             Some(judge(&end, self.exit_status.lock().status, &self.tail))
         });
-        // A vCPU that resets a disk waits until the disk's current request is done.
+        // A vCPU that resets a disk waits until the disk's reads under way and its current request are done.
         self.ending.begin();
         drop(threads);
         // A kernel that panicked and failed to reset the machine counts as panicked.
@@ -524,18 +582,16 @@ fn judge(end: &VcpuEnd, status: Option<u32>, tail: &ConsoleTail) -> ExitReason {
     if let Some(failure) = end.failure() {
         return failure;
     }
-    if let Some(panic) = panicked(tail) {
-        return panic;
-    }
     match (status, &end.end) {
         (Some(status), _) | (None, &End::Write(Effect::Exited(status))) => {
             ExitReason::Exited { status }
         }
+        // A program can write a panic's words to the console. No guest that panicked switches itself off.
         (None, End::Write(Effect::PowerOff)) => ExitReason::PoweredOff,
-        (None, End::Write(Effect::Panicked)) => ExitReason::Panicked {
+        (None, End::Write(Effect::Panicked)) => panicked(tail).unwrap_or(ExitReason::Panicked {
             line: "its console does not show why".to_owned(),
-        },
-        (None, _) => ExitReason::Reset,
+        }),
+        (None, _) => panicked(tail).unwrap_or(ExitReason::Reset),
     }
 }
 
@@ -568,16 +624,11 @@ pub(crate) fn check_pins(pins: &[usize], vcpus: usize) -> Result<(), VmError> {
     })
 }
 
-fn create_vcpus(
-    kvm: &Kvm,
-    vm: &VmFd,
-    supported: &CpuId,
-    count: u8,
-) -> Result<Vec<VcpuFd>, VmError> {
+fn create_vcpus(vm: &VmFd, supported: &CpuId, count: u8) -> Result<Vec<VcpuFd>, VmError> {
     (0..count)
         .map(|id| {
             let vcpu = vm.create_vcpu(u64::from(id)).map_err(kvm_error("a vCPU"))?;
-            vcpu.set_cpuid2(&cpu::cpuid_of(kvm, supported, id))
+            vcpu.set_cpuid2(&cpu::cpuid_of(supported, id))
                 .map_err(kvm_error("the vCPU's CPUID"))?;
             cpu::set_msrs(&vcpu, id)?;
             cpu::set_lapic_pins(&vcpu, id)?;
@@ -647,6 +698,14 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_that_ends_in_order_did_not_panic_whatever_its_console_shows() {
+        let text = "# journalctl -b -1\nKernel panic - not syncing: yesterday\n";
+        assert_eq!(ended(text, None, Effect::PowerOff), ExitReason::PoweredOff);
+        let exited = ExitReason::Exited { status: 0 };
+        assert_eq!(ended(text, Some(0), Effect::Reset), exited);
+    }
+
+    #[test]
     fn a_vm_without_vcpus_is_refused() {
         let config = VmConfig {
             start: Start::Boot(BootSource {
@@ -661,6 +720,7 @@ mod tests {
             file_systems: Vec::new(),
             disks: Vec::new(),
             networks: Vec::new(),
+            passed_through: Vec::new(),
             prefault: false,
             console: Box::new(std::io::sink()),
             timeout: None,

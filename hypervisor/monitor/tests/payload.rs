@@ -1,7 +1,7 @@
 //! Runs the payloads of `hypervisor/payload` on this machine's KVM. Without KVM the tests print that
 //! they are skipped.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use wormhole_monitor::payload::{PayloadConfig, PayloadVm, PayloadWindow};
-use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, VmError, probe};
+use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, VmError, probe, sealed_file};
 
 const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 4 << 20;
@@ -58,15 +58,7 @@ fn config(name: &str, parameters: Vec<Vec<u64>>) -> PayloadConfig {
 }
 
 fn window_memfd() -> OwnedFd {
-    // SAFETY: plain system calls on a descriptor made here; its ownership moves to OwnedFd.
-    unsafe {
-        let fd = libc::memfd_create(c"window".as_ptr(), libc::MFD_ALLOW_SEALING);
-        assert!(fd >= 0);
-        assert_eq!(libc::ftruncate(fd, WINDOW_BYTES.cast_signed() as i64), 0);
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
-        OwnedFd::from_raw_fd(fd)
-    }
+    sealed_file("window", WINDOW_BYTES as u64).expect("a memfd")
 }
 
 #[test]

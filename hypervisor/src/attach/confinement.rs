@@ -1,7 +1,7 @@
 //! Confinement of the process that serves a guest's vsock queues.
 
 use wormhole_monitor::confinement as monitor;
-use wormhole_privileges::{Denial, Filter, FilterError, equals, masked};
+use wormhole_privileges::{Denial, Filter, FilterError, equals, equals_one_of, masked};
 
 use crate::confinement::{self, ConfinementError};
 
@@ -36,16 +36,13 @@ fn filter() -> Result<Filter, FilterError> {
         libc::F_DUPFD_CLOEXEC,
         libc::F_GETFD,
     ];
-    let commands = commands.map(|command| equals(1, command.unsigned_abs().into()));
+    let commands = commands.map(|command| command.unsigned_abs().into());
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
     monitor::calls()?
         .and(CALLS)
         .and_threads()?
-        .and_where(
-            libc::SYS_fcntl,
-            commands.into_iter().collect::<Result<_, _>>()?,
-        )
+        .and_where(libc::SYS_fcntl, equals_one_of(1, commands)?)
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_prctl, vec![name])
         .compile(Denial::Signal)

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::SystemTime;
 
 use clap::Args;
 use wormhole_link::tasks;
@@ -37,24 +38,49 @@ pub struct Options {
 
 /// Runs as the process: removes the names when standard input ends, unless others have taken their places.
 pub fn remove(options: &Options) {
-    let identity = |path: &PathBuf| {
-        let file = symlink_metadata(path).ok()?;
-        Some((file.dev(), file.ino()))
-    };
-    let made: Vec<_> = options.paths.iter().map(identity).collect();
+    let made: Vec<Made> = options.paths.iter().map(|path| Made::at(path)).collect();
     // The other end sends no byte; an error is an end as well.
     let _ = io::stdin().read(&mut [0]);
-    for (path, made) in options.paths.iter().zip(made) {
-        if made.is_some() && made == identity(path) {
-            drop(remove_file(path));
+    made.iter().for_each(Made::remove);
+}
+
+/// A name that was made, with the file that it is of.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    file: Option<Identity>,
+}
+
+impl Made {
+    fn at(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            file: identity(path),
         }
     }
+
+    /// Removes the name, unless another process has taken its place.
+    fn remove(&self) {
+        if self.file.is_some() && self.file == identity(&self.path) {
+            drop(remove_file(&self.path));
+        }
+    }
+}
+
+/// Device and number of a file, and the time at which it was made, since numbers are used again. Some file systems have no
+/// such time.
+type Identity = (u64, u64, Option<SystemTime>);
+
+/// Returns the identity of the file at a path.
+fn identity(path: &Path) -> Option<Identity> {
+    let file = symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino(), file.created().ok()))
 }
 
 /// Names, removed on drop.
 #[derive(Debug, Default)]
 pub struct Names {
-    made: Vec<PathBuf>,
+    made: Vec<Made>,
     remover: Option<Child>,
 }
 
@@ -71,7 +97,7 @@ impl Names {
         }
         let target = format!("/proc/{}/fd/{}", std::process::id(), window.as_raw_fd());
         made(path, symlink(target, path))?;
-        self.made.push(path.to_owned());
+        self.made.push(Made::at(path));
         Ok(())
     }
 
@@ -87,7 +113,7 @@ impl Names {
         }
         // The socket is the user's alone: its first peer is taken for the guest's monitor.
         let listener = made(path, private::listener(path))?;
-        self.made.push(path.to_owned());
+        self.made.push(Made::at(path));
         Ok(listener)
     }
 
@@ -99,7 +125,7 @@ impl Names {
         let wormhole = std::env::current_exe().map_err(NamesError::Start)?;
         let process = Command::new(wormhole)
             .args(["remove", "--"])
-            .args(&self.made)
+            .args(self.made.iter().map(|made| &made.path))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -128,11 +154,7 @@ impl Drop for Names {
                 drop(process.stdin.take());
                 drop(process.wait());
             }
-            None => {
-                for path in &self.made {
-                    drop(remove_file(path));
-                }
-            }
+            None => self.made.iter().for_each(Made::remove),
         }
     }
 }
@@ -167,6 +189,22 @@ mod tests {
         let taken = Names::default().bind(&path).unwrap_err();
         assert!(matches!(taken, NamesError::Taken(_)), "{taken}");
         drop((names, listener));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_name_that_another_process_has_taken_over_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut late = Names::default();
+        drop(late.bind(&path).unwrap());
+        // The file systems' clock has ticks of some milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut next = Names::default();
+        let _listener = next.bind(&path).unwrap();
+        drop(late);
+        assert!(path.exists());
+        drop(next);
         assert!(!path.exists());
     }
 }

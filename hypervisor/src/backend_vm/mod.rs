@@ -10,6 +10,7 @@
 mod log;
 mod shared;
 mod slots;
+mod usage;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,11 +25,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use wormhole_images::{
-    BackendRun, COMMAND_LINE, Ending, Image, ImageError, Kernel, Report, backend_overlay, ports,
+    BackendRun, COMMAND_LINE, Ending, ImageError, Kernel, Report, backend_overlay, ports,
 };
 use wormhole_link::device::{DeviceChoice, DeviceKind};
 use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions, SESSIONS};
 use wormhole_link::tasks;
+use wormhole_monitor::devices::vfio::{DeviceAddress, PassthroughError};
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{
@@ -42,6 +44,7 @@ use self::log::Log;
 use crate::backend::{BackendError, receive, send};
 use crate::confinement::ConfinementError;
 use crate::device::DeviceOption;
+use crate::image;
 use crate::installation::{Installation, InstallationError};
 use crate::run::Size;
 use crate::run::confinement;
@@ -96,6 +99,10 @@ pub struct VmOptions {
     /// Memory of a backend VM, without the windows; 512M and 256M for each slot if not given.
     #[arg(long)]
     memory: Option<Size>,
+    /// A PCI device of this machine that a backend VM has for itself, such as 0000:01:00.0, or the UUID of a mediated device.
+    /// It must have the driver vfio-pci. May be given several times.
+    #[arg(long, value_name = "ADDRESS")]
+    pci: Vec<DeviceAddress>,
 }
 
 impl VmOptions {
@@ -115,10 +122,10 @@ impl VmOptions {
         self.memory.map_or_else(usual, |size| size.0)
     }
 
-    /// Refuses sizes that a backend VM cannot have.
+    /// Refuses sizes and devices that a backend VM cannot have.
     ///
     /// # Errors
-    /// One of them is out of range.
+    /// A size is out of range, or a device is not free.
     pub fn check(&self) -> Result<(), Unserved> {
         let (slots, memory) = (self.slots(), self.memory());
         if !slots.bytes.is_multiple_of(2 << 20)
@@ -128,6 +135,9 @@ impl VmOptions {
         }
         if !memory.is_multiple_of(1 << 20) || !(LEAST..=MOST).contains(&memory) {
             return Err(Unserved::Memory { bytes: memory });
+        }
+        for address in &self.pci {
+            address.check()?;
         }
         Ok(())
     }
@@ -139,6 +149,7 @@ impl VmOptions {
             ("slot-size", self.slot_size.is_some()),
             ("cpus", self.cpus.is_some()),
             ("memory", self.memory.is_some()),
+            ("pci", !self.pci.is_empty()),
         ];
         let given = given.into_iter();
         given
@@ -155,7 +166,11 @@ impl VmOptions {
             ("--cpus", self.cpus.map(|count| count.to_string())),
             ("--memory", size(self.memory)),
         ];
-        let values = values.into_iter();
+        let devices = self
+            .pci
+            .iter()
+            .map(|address| ("--pci", Some(address.to_string())));
+        let values = values.into_iter().chain(devices);
         values
             .filter_map(|(name, value)| Some([name.to_owned(), value?]))
             .flatten()
@@ -209,6 +224,8 @@ pub enum Unserved {
         "--tenant-user has no effect with --placement vm, whose socket is for root and its user: leave it out"
     )]
     Users,
+    #[error(transparent)]
+    Passthrough(#[from] PassthroughError),
 }
 
 impl Unserved {
@@ -221,6 +238,7 @@ impl Unserved {
             Self::Memory { .. } => vec!["memory"],
             Self::NoVm(options) => options.clone(),
             Self::Users => vec!["placement", "tenant-user"],
+            Self::Passthrough(_) => vec!["pci"],
         }
     }
 }
@@ -302,6 +320,7 @@ pub fn run(options: &Options) -> Result<(), BackendVmError> {
         window: window.into(),
         memory: MEMORY,
         vcpus: 1,
+        passed_through: Vec::new(),
         arguments: arguments.map(str::to_owned).to_vec(),
     };
     let vm = make(options, machine, acceptor)?;
@@ -336,6 +355,7 @@ struct Machine {
     window_bytes: u64,
     memory: u64,
     vcpus: u8,
+    passed_through: Vec<DeviceAddress>,
     /// Arguments of the command in it.
     arguments: Vec<String>,
 }
@@ -349,7 +369,7 @@ fn make(
     let installation = Installation::locate()?;
     let images = options.images.clone().or_else(|| installation.images());
     let images = images.ok_or(BackendVmError::NoImages)?;
-    let image = Image::backend(&images, KERNEL)?;
+    let image = image::ensure(image::BACKEND, &images, KERNEL)?;
     let overlay = backend_overlay(&BackendRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
@@ -358,6 +378,7 @@ fn make(
         variables: forwarded_variables(),
         window: machine.window_bytes,
     })?;
+    wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {
             kernel: image.kernel,
@@ -377,6 +398,7 @@ fn make(
         file_systems: Vec::new(),
         disks: Vec::new(),
         networks: Vec::new(),
+        passed_through: machine.passed_through,
         prefault: false,
         console: Box::new(io::sink()),
         timeout: None,
@@ -575,7 +597,7 @@ fn attend(outputs: &Receiver<(u32, UnixStream)>) -> Option<Report> {
 }
 
 /// Reads the first line of a relay's output, or of a backend VM's. Returns an empty text if the line does not come within
-/// `limit`, or is not the identity of a boot: the VM then has none.
+/// `limit`, or is not the identity of a boot, a UUID as Linux writes it (random(4)): the VM then has none.
 pub fn read_boot_id(mut output: impl Read + AsFd, limit: Duration) -> String {
     let end = Instant::now() + limit;
     let mut line = Vec::new();
@@ -594,9 +616,11 @@ pub fn read_boot_id(mut output: impl Read + AsFd, limit: Duration) -> String {
     }
     let line = String::from_utf8_lossy(&line);
     let line = line.lines().next().unwrap_or_default().trim();
-    let is_identity = line
-        .bytes()
-        .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    let is_identity = line.len() == 36
+        && line.bytes().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_digit() || matches!(byte, b'a'..=b'f'),
+        });
     match is_identity {
         true => line.to_owned(),
         false => String::new(),
@@ -651,13 +675,24 @@ mod tests {
             slot_size: Some(Size(258 << 20)),
             cpus: Some(2),
             memory: Some(Size(1 << 30)),
+            pci: ["af:00.0", "af:00.1"]
+                .map(|text| text.parse().unwrap())
+                .to_vec(),
         };
         for options in [all, VmOptions::default()] {
             let arguments = ["x".to_owned()].into_iter().chain(options.arguments());
             let parsed = Command::try_parse_from(arguments).unwrap().vm;
             assert_eq!(format!("{parsed:?}"), format!("{options:?}"));
-            assert_eq!(options.given().len(), options.arguments().len() / 2);
-            options.check().unwrap();
+            let devices = options.pci.len().saturating_sub(1);
+            assert_eq!(
+                options.given().len() + devices,
+                options.arguments().len() / 2
+            );
+            let sizes = VmOptions {
+                pci: Vec::new(),
+                ..options
+            };
+            sizes.check().unwrap();
         }
     }
 
@@ -706,9 +741,19 @@ mod tests {
     fn what_a_backend_vm_calls_its_boot_is_bounded() {
         let (mut relay, stream) = UnixStream::pair().unwrap();
         relay.write_all(&[b'a'; 1000]).unwrap();
-        assert_eq!(read_boot_id(stream, START_LIMIT).len(), BOOT_ID);
+        assert_eq!(read_boot_id(stream, START_LIMIT), "");
+        let boot = "a68fb9d5-8acf-4b0c-9f4c-5d2b3f0e1c77";
+        let (capital, short) = (boot.to_uppercase(), &boot[..35]);
+        let without = boot.replace('-', "0");
+        let long = format!("{boot}0");
         for (said, identity) in [
-            ("0-1\nmore", "0-1"),
+            (&*format!("{boot}\nmore"), boot),
+            (boot, boot),
+            (&capital, ""),
+            (short, ""),
+            (&without, ""),
+            (&long, ""),
+            ("0-1\nmore", ""),
             ("\x1b[2J\n", ""),
             ("0 1\n", ""),
             ("", ""),

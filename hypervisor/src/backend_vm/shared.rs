@@ -18,13 +18,15 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use wormhole_images::ports;
 use wormhole_link::channel::Incoming;
-use wormhole_link::{chain, tasks};
+use wormhole_link::users::{Own, peer_of};
+use wormhole_link::{chain, raise_descriptor_limit, tasks, usage};
 use wormhole_lock::{Condvar, Mutex};
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::stats::VmStats;
@@ -32,11 +34,11 @@ use wormhole_monitor::{Aperture, ConnectRequest, KvmCaps, MemoryError, Refused, 
 use wormhole_ring::control::{Attach, Message, Refusal, WindowRun};
 
 use super::slots::{SlotTable, Taken};
+use super::usage::{Relay, Usages};
 use super::{
     BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
 };
 use crate::backend::{receive, send};
-use crate::places::is_believed_user;
 use crate::private;
 use crate::run::confinement;
 use crate::say;
@@ -44,8 +46,12 @@ use crate::wait::until_readable;
 
 /// Time within which a launcher that connects sends its window, all of its message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// Most connections at a time, beside those that have a slot. Further ones wait in the kernel.
+/// Most connections of one user at a time, beside as many as the VM has slots. Further ones of that user are closed.
 const WAITING: usize = 64;
+/// Part of this process's open files that the connections of one user take at most while they wait to be closed.
+const CLOSING: u64 = 8;
+/// Open files of a process whose limit is unknown.
+const FEW_FILES: u64 = 1024;
 /// Time within which a launcher that leaves reads the reports of its sessions.
 const REPORT_LIMIT: Duration = Duration::from_secs(20);
 /// Time within which the VM acknowledges the end of a tenant: longer than its supervisor waits for workers.
@@ -95,6 +101,8 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
     let accept = acceptor(Arc::clone(&desk), output);
     let arguments = ["relay", "--shared", "--device", &options.device.device];
     let arguments = arguments.map(str::to_owned).into_iter();
+    // Each interrupt of a device takes a descriptor. The call is one that a confined process does not have.
+    let files = raise_descriptor_limit().map_or(FEW_FILES, |files| files.unwrap_or(u64::MAX));
     let vm = make(
         options,
         Machine {
@@ -102,6 +110,7 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
             window_bytes: slots.bytes,
             memory: options.vm.memory(),
             vcpus: options.vm.cpus(),
+            passed_through: options.vm.pci.clone(),
             arguments: arguments
                 .chain(options.vm.limits(&options.operator).arguments())
                 .collect(),
@@ -109,8 +118,10 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
         accept,
     )?;
     let aperture = vm.aperture().ok_or(BackendVmError::NoWindow)?;
+    // It needs system calls that a confined process does not have.
+    let own = Own::get();
     // All files are open by now.
-    confinement::enter_listening()?;
+    confinement::enter_listening(!options.vm.pci.is_empty())?;
     let (stop, stats) = (vm.stop_handle(), vm.stats());
     let attendant = tasks::spawn("output", move || attend(&outputs));
     let ended = tasks::spawn("vm", move || vm.run());
@@ -125,15 +136,15 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
         desk,
         memory: Box::new(aperture),
         stats: Some(stats),
+        usages: Arc::default(),
         hello_limit: HELLO_LIMIT,
         detach_limit: DETACH_LIMIT,
         report_limit: REPORT_LIMIT,
     });
-    let places = Arc::new(Places::new(
-        usize::try_from(slots.count).map_or(WAITING, |slots| slots + WAITING),
-    ));
+    let most = usize::try_from(slots.count).map_or(WAITING, |slots| slots + WAITING);
+    let users = Users::new(most, own, files).map_err(BackendVmError::Thread)?;
     tasks::spawn("accept", move || {
-        accept_tenants(&listener, &service, &places);
+        accept_tenants(&listener, &service, &users);
     })
     .map_err(BackendVmError::Thread)?;
     // The VM ends by itself, or with this process.
@@ -150,66 +161,142 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     private::listener(path)
 }
 
-/// Places of connections. A connection has one until all of its descriptors are closed.
+/// Users of connections: root and the VM's user, who have places of their own each, and all others, who have none.
 #[derive(Debug)]
-struct Places {
-    free: Mutex<usize>,
-    changed: Condvar,
+struct Users {
+    process: Own,
+    root: User,
+    own: User,
+    others: User,
 }
 
-impl Places {
-    fn new(count: usize) -> Self {
-        Self {
-            free: Mutex::new(count),
-            changed: Condvar::new(),
-        }
+impl Users {
+    /// `files` is the number of files that this process may open.
+    fn new(most: usize, process: Own, files: u64) -> io::Result<Self> {
+        let user = |most| User::new(most, files / CLOSING);
+        Ok(Self {
+            process,
+            root: user(most)?,
+            own: user(most)?,
+            others: user(0)?,
+        })
     }
 
-    /// Waits for a free place, and takes it.
-    fn take(self: &Arc<Self>) -> Taking {
-        let mut free = self.free.lock();
-        while *free == 0 {
-            free = self.changed.wait(free);
+    /// Returns the user of a connection. The socket is open to root and this user, but root can give it another mode.
+    fn of(&self, stream: &UnixStream) -> &User {
+        match peer_of(stream) {
+            Ok(peer) if peer.user == 0 => &self.root,
+            Ok(peer) if self.process.believes(peer.user) => &self.own,
+            _ => &self.others,
         }
-        *free -= 1;
-        Taking(Arc::clone(self))
     }
 }
 
-/// A place that is taken.
+/// A user's places for connections, and the thread that closes the user's further connections.
 #[derive(Debug)]
-struct Taking(Arc<Places>);
+struct User {
+    free: Arc<AtomicUsize>,
+    closing: Sender<(UnixStream, Option<Place>)>,
+    /// Number of connections that the thread has not closed.
+    unclosed: Arc<AtomicU64>,
+    most_unclosed: u64,
+}
 
-impl Drop for Taking {
+impl User {
+    fn new(most: usize, most_unclosed: u64) -> io::Result<Self> {
+        let (closing, closed) = channel::<(UnixStream, Option<Place>)>();
+        let unclosed = Arc::new(AtomicU64::new(0));
+        let left = Arc::clone(&unclosed);
+        tasks::spawn("close", move || {
+            for (stream, place) in closed {
+                drop(stream);
+                drop(place);
+                left.fetch_sub(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self {
+            free: Arc::new(AtomicUsize::new(most)),
+            closing,
+            unclosed,
+            most_unclosed,
+        })
+    }
+
+    /// Takes a place, if one is free.
+    fn take(&self) -> Option<Place> {
+        let less = |free: usize| free.checked_sub(1);
+        let taken = self
+            .free
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.ok().map(|_| Place(Arc::clone(&self.free)))
+    }
+
+    /// Closes a connection, on the user's thread: it may bring descriptors whose close never ends. Its place is free then.
+    /// Waits only if those before it take the user's part of the open files.
+    fn close(&self, stream: UnixStream, place: Option<Place>) {
+        while self.unclosed.load(Ordering::Relaxed) >= self.most_unclosed {
+            std::thread::sleep(RETRY);
+        }
+        self.unclosed.fetch_add(1, Ordering::Relaxed);
+        // The thread lives as long as this.
+        let _ = self.closing.send((stream, place));
+    }
+}
+
+/// A place that is taken. A connection has it until all of its descriptors are closed.
+#[derive(Debug)]
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
-        self.0.changed.notify_one();
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Gives each connection a thread, which closes what the connection brings: a close that never ends keeps a thread and a
-/// place, and delays nothing else.
-fn accept_tenants(listener: &UnixListener, service: &Arc<Service>, places: &Arc<Places>) {
+/// place of its user, and delays no other user.
+fn accept_tenants(listener: &UnixListener, service: &Arc<Service>, users: &Users) {
     loop {
-        let place = places.take();
         let Ok((stream, _)) = listener.accept() else {
             // No descriptor is free, or the launcher has closed the connection.
             std::thread::sleep(RETRY);
             continue;
         };
-        let service = Arc::clone(service);
-        let served = tasks::spawn("tenant", move || {
-            // Root can connect as well, and give the socket's file another mode.
-            if socket_peercred(&stream).is_ok_and(|peer| is_believed_user(peer.uid)) {
-                service.serve(stream);
-            } else {
-                drop(stream);
-            }
-            drop(place);
-        });
-        if let Err(error) = served {
-            say::line(format_args!("backend VM: a tenant is not served: {error}"));
+        let user = users.of(&stream);
+        let place = user.take();
+        if place.is_none() {
+            user.close(stream, None);
+            continue;
         }
+        let service = Arc::clone(service);
+        // Without a thread the closure is dropped here, so it has no connection before it runs.
+        let (give, given) = channel::<(UnixStream, Option<Place>)>();
+        let served = tasks::spawn("tenant", move || {
+            if let Ok((stream, place)) = given.recv() {
+                service.serve(stream);
+                drop(place);
+            }
+        });
+        begin(user, served, &give, (stream, place));
+    }
+}
+
+/// Gives a connection to the thread that was started for it. Without one, it is closed by its user's thread.
+fn begin(
+    user: &User,
+    served: io::Result<JoinHandle<()>>,
+    give: &Sender<(UnixStream, Option<Place>)>,
+    connection: (UnixStream, Option<Place>),
+) {
+    let left = match served {
+        Ok(_) => give.send(connection).err().map(|unsent| unsent.0),
+        Err(error) => {
+            say::line(format_args!("backend VM: a tenant is not served: {error}"));
+            Some(connection)
+        }
+    };
+    if let Some((stream, place)) = left {
+        user.close(stream, place);
     }
 }
 
@@ -332,6 +419,14 @@ impl SlotMemory for Aperture {
     }
 }
 
+/// First message of a connection.
+enum First {
+    /// The message of a launcher.
+    Attach(Attach),
+    /// The message of a client of `wormhole stats`.
+    AskUsage,
+}
+
 /// Messages of a launcher. All descriptors that come with them are received: the kernel would close others while it reads,
 /// and wait for that. They stay here until the owner drops this.
 struct Orders {
@@ -351,25 +446,31 @@ impl Orders {
     }
 
     /// Receives the first message, and the window that belongs to it.
-    fn attach(&mut self, window: &mut Option<OwnedFd>, limit: Duration) -> Option<Attach> {
+    fn first(&mut self, window: &mut Option<OwnedFd>, limit: Duration) -> Option<First> {
         self.wait(Some(Instant::now() + limit))?;
-        let message = self.incoming.take().ok()??;
-        let Message::Attach(attach) = message else {
-            return None;
+        let first = match self.incoming.take().ok()?? {
+            Message::Attach(attach) => First::Attach(attach),
+            Message::AskUsage => First::AskUsage,
+            _ => return None,
         };
         *window = self.incoming.descriptor();
-        self.foreign = self.incoming.descriptor();
-        self.foreign.is_none().then_some(attach)
+        let is_lost = self.incoming.was_lost();
+        (self.brings_none() && !is_lost).then_some(first)
     }
 
     /// Receives a message that takes no descriptor. Without one, the launcher has ended or broken the protocol.
     fn next(&mut self, end: Option<Instant>) -> Option<Message<'_>> {
         self.wait(end)?;
-        self.foreign = self.incoming.descriptor();
-        if self.foreign.is_some() {
-            return None;
+        match self.brings_none() {
+            true => self.incoming.take().ok()?,
+            false => None,
         }
-        self.incoming.take().ok()?
+    }
+
+    /// Returns whether no further descriptor has come, nor one for which this process had no room.
+    fn brings_none(&mut self) -> bool {
+        self.foreign = self.incoming.descriptor();
+        self.foreign.is_none() && !self.incoming.was_lost()
     }
 
     /// Waits until a message is there, as a whole.
@@ -395,6 +496,7 @@ struct Service {
     memory: Box<dyn SlotMemory>,
     /// Statistics of the VM.
     stats: Option<VmStats>,
+    usages: Arc<Usages>,
     hello_limit: Duration,
     detach_limit: Duration,
     report_limit: Duration,
@@ -407,10 +509,8 @@ impl Service {
         let tenant = Arc::new(tenant);
         let mut orders = Orders::new(Arc::clone(&tenant));
         let mut window = None;
-        if let Some(attach) = orders.attach(&mut window, self.hello_limit)
-            && let Some(window) = &window
-        {
-            match self.attach(&attach, window) {
+        match (orders.first(&mut window, self.hello_limit), &window) {
+            (Some(First::Attach(attach)), Some(window)) => match self.attach(&attach, window) {
                 Ok((slot, relay)) => self.pass(slot, &attach, relay, tenant, &mut orders),
                 Err(error) => {
                     let refused = Message::Refused {
@@ -420,7 +520,9 @@ impl Service {
                     // Its launcher may be gone.
                     let _ = send(&tenant, &refused, &[]);
                 }
-            }
+            },
+            (Some(First::AskUsage), None) => self.answer(&tenant, &mut orders),
+            _ => {}
         }
         orders.end();
         drop(window);
@@ -445,6 +547,21 @@ impl Service {
         }
     }
 
+    /// Answers a client's questions until it ends.
+    fn answer(&self, client: &UnixStream, orders: &mut Orders) {
+        loop {
+            let usages = self.usages.ask();
+            // Numbers by name: nothing that cannot be written.
+            let text = serde_json::to_string(&usages).unwrap_or_default();
+            let sent = usage::parts(&text).try_for_each(|(more, tenants)| {
+                send(client, &Message::Usage { more, tenants }, &[])
+            });
+            if sent.is_err() || !matches!(orders.next(None), Some(Message::AskUsage)) {
+                return;
+            }
+        }
+    }
+
     /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot.
     fn pass(
         &self,
@@ -454,7 +571,7 @@ impl Service {
         tenant: Arc<UnixStream>,
         orders: &mut Orders,
     ) {
-        let relay = Arc::new(relay);
+        let relay = Arc::new(Relay::new(relay));
         let (acknowledged, acknowledgement) = sync_channel(1);
         let answers = {
             let (tenant, relay, desk) = (
@@ -462,16 +579,31 @@ impl Service {
                 Arc::clone(&relay),
                 Arc::clone(&self.desk),
             );
+            let usages = Arc::clone(&self.usages);
             let stats = self.stats.clone();
             move || {
                 let figures = stats.as_ref().and_then(figures);
-                let is_over = pass_answers(&relay, &tenant, || desk.control_of(slot), figures);
+                let control = || desk.control_of(slot);
+                let takes = |message: &Message<'_>| match message {
+                    // Its launcher takes no question before this, nor does the relay before the window.
+                    Message::Attached => {
+                        usages.enter(slot, &tenant, &relay);
+                        false
+                    }
+                    Message::Usage { more, tenants } => {
+                        usages.told(slot, *more, tenants);
+                        true
+                    }
+                    _ => false,
+                };
+                let is_over = pass_answers(relay.stream(), &tenant, control, figures, takes);
+                usages.leave(slot);
                 // Ends the other direction as well, if it has not ended.
                 let _ = tenant.shutdown(Shutdown::Read);
                 let _ = acknowledged.send(is_over);
             }
         };
-        let passing = match send(&relay, &Message::Attach(*attach), &[]) {
+        let passing = match relay.send(&Message::Attach(*attach)) {
             Ok(()) => tasks::spawn("answers", answers).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
@@ -481,12 +613,12 @@ impl Service {
         // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does.
         while passing.is_ok()
             && let Some(message) = orders.next(None)
-            && !matches!(message, Message::WindowUnmap(_))
-            && send(&relay, &message, &[]).is_ok()
+            && !matches!(message, Message::WindowUnmap(_) | Message::AskUsage)
+            && relay.send(&message).is_ok()
         {}
         self.desk.leave(slot);
         // Fails if the VM has ended, which is no acknowledgement.
-        let _ = send(&relay, &Message::WindowUnmap(WindowRun::default()), &[]);
+        let _ = relay.send(&Message::WindowUnmap(WindowRun::default()));
         let is_over = acknowledgement
             .recv_timeout(self.report_limit)
             .or_else(|_| {
@@ -498,6 +630,13 @@ impl Service {
         let emptied = self.memory.detach(slot);
         if let Err(error) = &emptied {
             say::line(format_args!("backend VM: slot {slot}: {}", chain(error)));
+            if matches!(error, MemoryError::Reach(_)) {
+                // The tenant would get memory back that a device still reaches. With this process the kernel ends that.
+                say::line(format_args!(
+                    "backend VM: the VM ends, since a device still reaches a tenant's memory"
+                ));
+                std::process::exit(1);
+            }
         }
         if !is_over || emptied.is_err() {
             say::line(format_args!(
@@ -505,7 +644,7 @@ impl Service {
             ));
         }
         self.desk.end(slot, is_over && emptied.is_ok());
-        let _ = relay.shutdown(Shutdown::Both);
+        let _ = relay.stream().shutdown(Shutdown::Both);
         let _ = tenant.shutdown(Shutdown::Both);
     }
 }
@@ -518,18 +657,22 @@ fn figures(stats: &VmStats) -> Option<&File> {
     }
 }
 
-/// Passes the relay's messages to the launcher, with the descriptors that belong to them. Returns whether the relay has
+/// Passes the relay's messages to the launcher, with the descriptors that belong to them, but those that `takes` keeps. Returns whether the relay has
 /// acknowledged the end of the tenant.
 fn pass_answers(
     relay: &UnixStream,
     tenant: &UnixStream,
     control: impl Fn() -> Option<UnixStream>,
     figures: Option<&File>,
+    takes: impl Fn(&Message<'_>) -> bool,
 ) -> bool {
     let mut body = Vec::new();
     while let Ok(Some((message, _))) = receive(relay, &mut body) {
         if matches!(message, Message::WindowUnmap(_)) {
             return true;
+        }
+        if takes(&message) {
+            continue;
         }
         let stream = stream_of(&message, &control);
         let descriptor = descriptor_of(&message, stream.as_ref(), figures);
@@ -545,9 +688,11 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
-    use std::thread::JoinHandle;
+    use std::os::unix::process::CommandExt;
 
     use rustix::net::sockopt::set_socket_linger;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use wormhole_link::usage::{TenantUsage, Usage};
     use wormhole_ring::control::Stream;
 
     use super::*;
@@ -572,6 +717,8 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(60);
+    /// Number of open files.
+    const LIMIT: u64 = 1024;
 
     /// A service without a VM.
     fn service(count: u32, limit: Duration) -> (Arc<Service>, Arc<Noted>) {
@@ -580,6 +727,7 @@ mod tests {
             desk: Arc::new(Desk::new(count)),
             memory: Box::new(Arc::clone(&noted)),
             stats: None,
+            usages: Arc::default(),
             hello_limit: LONG,
             detach_limit: limit,
             report_limit: limit,
@@ -801,6 +949,48 @@ mod tests {
     }
 
     #[test]
+    fn a_client_is_answered_by_the_tenants_of_the_slots() {
+        let (service, _) = service(2, LONG);
+        let relay = offer(&service, 1);
+        let (launcher, served) = launch(&service, 4096);
+        assert_eq!(name(&relay), Some("Attach"));
+        // A question before the window is attached would come to a relay or a launcher that takes none.
+        assert_eq!(service.usages.ask(), []);
+        send(&relay, &Message::Attached, &[]).unwrap();
+        assert_eq!(name(&launcher), Some("Attached"));
+        let (client, tenant) = UnixStream::pair().unwrap();
+        let asked = Arc::clone(&service);
+        let answering = std::thread::spawn(move || asked.serve(tenant));
+        let mut body = Vec::new();
+        for requests in [1, 2] {
+            send(&client, &Message::AskUsage, &[]).unwrap();
+            // It is asked again when its last answer is old.
+            assert_eq!(name(&relay), Some("AskUsage"));
+            let usage = Usage {
+                requests,
+                ..Usage::default()
+            };
+            let tenants = &serde_json::to_string(&usage).unwrap();
+            send(&relay, &Message::Usage { more: 0, tenants }, &[]).unwrap();
+            let (answer, _) = receive(&client, &mut body).unwrap().unwrap();
+            let Message::Usage { more: 0, tenants } = answer else {
+                panic!("{answer:?}");
+            };
+            let told: Vec<TenantUsage> = serde_json::from_str(tenants).unwrap();
+            assert_eq!((told.len(), told[0].tenant, told[0].usage), (1, 1, usage));
+            std::thread::sleep(super::super::usage::FRESH);
+        }
+        drop(client);
+        answering.join().unwrap();
+        // The launcher hears nothing of it, and may not ask.
+        send(&launcher, &Message::AskUsage, &[]).unwrap();
+        assert_eq!(name(&relay), Some("WindowUnmap"));
+        send(&relay, &OVER, &[]).unwrap();
+        assert_eq!(name(&launcher), None);
+        served.join().unwrap();
+    }
+
+    #[test]
     fn a_launcher_brings_one_descriptor() {
         let (service, noted) = service(1, LONG);
         let relay = offer(&service, 0);
@@ -816,6 +1006,56 @@ mod tests {
         assert!(noted.0.lock().is_empty());
         assert_eq!(name(&launcher), None);
         drop(relay);
+    }
+
+    #[test]
+    fn a_descriptor_that_this_process_has_no_room_for_ends_its_launcher() {
+        // The limit is that of a process, so that a process of its own has it.
+        const IS_OWN: &str = "WORMHOLE_TEST_IS_OWN";
+        if std::env::var_os(IS_OWN).is_none() {
+            let test = "backend_vm::shared::tests::a_descriptor_that_this_process_has_no_room_for_ends_its_launcher";
+            let mut own = std::process::Command::new(std::env::current_exe().unwrap());
+            own.args(["--exact", test]).env(IS_OWN, "");
+            let output = own.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                output.status.success() && said.contains("1 passed"),
+                "{said}"
+            );
+            return;
+        }
+        let has_room_for = |count: u64| {
+            let limit = getrlimit(Resource::Nofile);
+            let current = limit.maximum;
+            setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+            let next = File::open("/dev/null").unwrap();
+            let next = u64::try_from(next.as_raw_fd()).unwrap();
+            let current = Some(next + count);
+            setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+        };
+        let file = tempfile::tempfile().unwrap();
+        let attach = Message::Attach(Attach::default());
+        for count in [0, 1, 2] {
+            let (launcher, tenant) = UnixStream::pair().unwrap();
+            let mut orders = Orders::new(Arc::new(tenant));
+            let mut window = None;
+            // A foreign descriptor is one as well if it does not come.
+            let brings = if count == 2 { 1 } else { 2 };
+            send(&launcher, &attach, &[file.as_raw_fd(); 2][..brings]).unwrap();
+            has_room_for(count);
+            let first = orders.first(&mut window, LONG);
+            assert_eq!(window.is_some(), count > 0, "{count}");
+            assert_eq!(first.is_some(), count == 2, "{count}");
+            has_room_for(8);
+        }
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let mut orders = Orders::new(Arc::new(tenant));
+        let asked = Message::Stream(Stream { local: 0 });
+        send(&launcher, &asked, &[]).unwrap();
+        assert!(orders.next(None).is_some());
+        send(&launcher, &asked, &[file.as_raw_fd()]).unwrap();
+        has_room_for(0);
+        assert!(orders.next(None).is_none());
     }
 
     #[test]
@@ -836,18 +1076,131 @@ mod tests {
     }
 
     #[test]
-    fn connections_beyond_the_places_wait() {
-        let places = Arc::new(Places::new(2));
-        let (first, _second) = (places.take(), places.take());
-        let waiting = std::thread::spawn({
-            let places = Arc::clone(&places);
-            move || drop(places.take())
-        });
-        assert_eq!(*places.free.lock(), 0);
-        assert!(!waiting.is_finished());
+    fn a_user_takes_no_place_of_another() {
+        let users = Users::new(2, Own::get(), LIMIT).unwrap();
+        let mut taken = vec![users.own.take(), users.own.take()];
+        assert!(taken.iter().all(Option::is_some));
+        assert!(users.own.take().is_none());
+        assert!(users.others.take().is_none());
+        taken.extend([users.root.take(), users.root.take()]);
+        assert!(taken.iter().all(Option::is_some));
+        assert!(users.root.take().is_none());
+        taken.remove(0);
+        assert!(users.own.take().is_some() && users.root.take().is_none());
+    }
+
+    #[test]
+    fn a_confined_process_of_an_ordinary_user_knows_its_own_connections() {
+        const IS_OWN: &str = "WORMHOLE_TEST_IS_CONFINED";
+        if std::env::var_os(IS_OWN).is_some() {
+            let (stream, _other) = UnixStream::pair().unwrap();
+            let process = Own::get();
+            confinement::enter_listening(false).unwrap();
+            let users = Users::new(1, process, LIMIT).unwrap();
+            let is_own = std::ptr::eq(users.of(&stream), &raw const users.own);
+            std::process::exit(if is_own { 0 } else { 1 });
+        }
+        let test = "backend_vm::shared::tests::a_confined_process_of_an_ordinary_user_knows_its_own_connections";
+        // This file, although its folders can be closed to the other user.
+        let mut confined = std::process::Command::new("/proc/self/exe");
+        confined.args(["--exact", test]).env(IS_OWN, "");
+        if rustix::process::geteuid().is_root() {
+            confined.uid(1000).current_dir("/");
+        }
+        let output = confined.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", output.status);
+    }
+
+    #[test]
+    fn connections_beyond_a_users_places_are_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = bind(&path).unwrap();
+        let (service, _) = service(0, LONG);
+        let users = Users::new(1, Own::get(), LIMIT).unwrap();
+        let user = if rustix::process::geteuid().is_root() {
+            &users.root
+        } else {
+            &users.own
+        };
+        let free = Arc::clone(&user.free);
+        std::thread::spawn(move || accept_tenants(&listener, &service, &users));
+        let first = UnixStream::connect(&path).unwrap();
+        let mut second = UnixStream::connect(&path).unwrap();
+        assert_eq!(second.read(&mut [0]).unwrap(), 0, "it is closed");
+        assert_eq!(free.load(Ordering::Relaxed), 0);
+        first.set_nonblocking(true).unwrap();
+        assert!((&first).read(&mut [0]).is_err(), "it is waited for");
         drop(first);
-        waiting.join().unwrap();
-        assert_eq!(*places.free.lock(), 1);
+        // The place is free some time after the end.
+        while free.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        let (third, attach) = (
+            UnixStream::connect(&path).unwrap(),
+            Message::Attach(Attach::default()),
+        );
+        let window = tempfile::tempfile().unwrap();
+        send(&third, &attach, &[window.as_raw_fd()]).unwrap();
+        assert_eq!(name(&third), Some("Refused"), "its window is not static");
+    }
+
+    /// Returns a connection whose close does not end before the other values are dropped.
+    fn endless() -> (UnixStream, (TcpStream, TcpListener)) {
+        let (foreign, listener) = lingering();
+        let (near, far) = UnixStream::pair().unwrap();
+        let attach = Message::Attach(Attach::default());
+        send(&far, &attach, &[foreign.as_raw_fd()]).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        drop(foreign);
+        (near, (accepted, listener))
+    }
+
+    #[test]
+    fn connections_that_wait_to_be_closed_delay_no_other_user() {
+        let users = Users::new(1, Own::get(), LIMIT).unwrap();
+        let (first, far) = endless();
+        let (done, is_done) = channel();
+        std::thread::spawn(move || {
+            users.others.close(first, None);
+            let mut ends = Vec::new();
+            for _ in 0..100 {
+                let (near, end) = UnixStream::pair().unwrap();
+                users.others.close(near, None);
+                ends.push(end);
+            }
+            done.send(users).unwrap();
+        });
+        let users = is_done.recv_timeout(LONG).expect("it waits for the others");
+        assert_eq!(users.others.unclosed.load(Ordering::Relaxed), 101);
+        drop(far);
+        while users.others.unclosed.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_connection_without_a_thread_is_closed_by_the_thread_of_its_user() {
+        let users = Users::new(1, Own::get(), LIMIT).unwrap();
+        let (first, far) = endless();
+        let (done, is_done) = channel();
+        std::thread::spawn(move || {
+            let place = users.own.take();
+            let (give, _) = channel();
+            let refused = Err(io::ErrorKind::WouldBlock.into());
+            begin(&users.own, refused, &give, (first, place));
+            done.send(users).unwrap();
+        });
+        let users = is_done.recv_timeout(LONG).expect("the close is waited for");
+        assert!(
+            users.own.take().is_none(),
+            "its place is free before the close"
+        );
+        drop(far);
+        while users.own.take().is_none() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use wormhole_link::operator::Beyond;
+use wormhole_link::users;
 
 pub use self::usage::Client;
 use crate::backend::BackendError;
@@ -124,10 +125,6 @@ pub enum BackendsError {
         "backend {0} runs in a VM and serves guests alone: choose --placement host, or another backend"
     )]
     InVm(Name),
-    #[error(
-        "backend {0} runs in a VM, which does not tell of its tenants; its guests' summaries do"
-    )]
-    UsageInVm(String),
     #[error(transparent)]
     Vm(#[from] Unserved),
     #[error(transparent)]
@@ -374,10 +371,9 @@ fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
         set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_LIMIT))?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         set_socket_timeout(&socket, Timeout::Send, None)?;
-        let user = socket_peercred(&socket)?.uid;
-        Ok((UnixStream::from(socket), user))
+        Ok(UnixStream::from(socket))
     };
-    let (stream, user) = connected().map_err(|error| match error {
+    let stream = connected().map_err(|error| match error {
         Errno::AGAIN => BackendsError::NoAnswer(path.to_owned()),
         Errno::NOENT | Errno::CONNREFUSED => BackendsError::NoListener(path.to_owned()),
         error => BackendsError::Connect {
@@ -385,13 +381,17 @@ fn connect_to(path: &Path) -> Result<UnixStream, BackendsError> {
             source: error.into(),
         },
     })?;
-    if places::is_believed_user(user) {
-        return Ok(stream);
-    }
-    Err(BackendsError::Foreign {
+    let peer = users::peer_of(&stream).map_err(|source| BackendsError::Connect {
         path: path.to_owned(),
-        user: user.as_raw(),
-    })
+        source,
+    })?;
+    match users::is_believed(peer.user) {
+        true => Ok(stream),
+        false => Err(BackendsError::Foreign {
+            path: path.to_owned(),
+            user: peer.user,
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wormhole_link::usage::TenantUsage;
 use wormhole_ring::control::Message;
 
-use super::{BackendsError, Chosen, Entry, Place, Placement, connect_to};
+use super::{BackendsError, Chosen, Entry, Place, connect_to};
 use crate::backend::{BackendError, receive, send};
 
 /// Time within which a supervisor answers. It waits for its tenants' processes a part of it.
@@ -24,27 +24,20 @@ impl Client {
     /// Connects to a backend.
     ///
     /// # Errors
-    /// Same as [`Chosen::connect`], and the backend runs in a VM.
+    /// Same as [`Chosen::connect`].
     pub fn connect(chosen: &Chosen) -> Result<Self, BackendsError> {
         let path = match chosen {
             Chosen::Socket(path) => path.clone(),
             Chosen::Name(name) => Place::find(name)?.socket(),
         };
-        let backend = chosen.connect()?;
-        match backend.placement {
-            Placement::Vm => Err(BackendsError::UsageInVm(chosen.to_string())),
-            Placement::Host => Self::of(path, backend.stream),
-        }
+        Self::of(path, chosen.connect()?.stream)
     }
 
     /// Connects to a backend of the list.
     ///
     /// # Errors
-    /// Nothing listens on its socket, its user is a stranger, or it runs in a VM.
+    /// Nothing listens on its socket, or its user is a stranger.
     pub fn connect_to(entry: &Entry) -> Result<Self, BackendsError> {
-        if entry.placement == Placement::Vm {
-            return Err(BackendsError::UsageInVm(entry.name.clone()));
-        }
         let stream = connect_to(&entry.socket)?;
         Self::of(entry.socket.clone(), stream)
     }

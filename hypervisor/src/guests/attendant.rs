@@ -15,10 +15,10 @@ use std::time::Duration;
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendFlags, send};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::tasks;
+use wormhole_link::users::peer_of;
 use wormhole_lock::Mutex;
 
 use super::log::Log;
@@ -189,7 +189,7 @@ fn accept(listener: &UnixListener, name: &Name, person: &Person) {
         let Ok(mut stream) = stream else { continue };
         let mut attached = person.lock();
         if let Some(other) = attached.as_ref().filter(|other| !has_left(other)) {
-            let process = socket_peercred(other).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            let process = peer_of(other).map_or(0, |peer| peer.process);
             let text = format!(
                 "process {process} is attached to the console of guest {name}: detach it with Ctrl-], or end it"
             );

@@ -7,13 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::sockopt::socket_peercred;
-use wormhole_link::tasks;
+use wormhole_link::{tasks, users};
 
 use super::attendant::ATTACHED;
 use super::{GuestsError, Place};
 use crate::installation::Installation;
-use crate::places::{Name, is_believed_user};
+use crate::places::Name;
 use crate::run::terminal::Keeper;
 use crate::say;
 
@@ -53,8 +52,8 @@ pub fn attach(name: &Name) -> Result<(), GuestsError> {
     let typing = (stream.try_clone().map_err(failed)?, Arc::clone(&detached));
     // The thread is never joined: it may wait for a key.
     tasks::spawn("input", move || {
-        type_in(&typing.0, is_terminal);
-        typing.1.store(true, Ordering::SeqCst);
+        let is_over = type_in(&typing.0, is_terminal);
+        typing.1.store(is_over, Ordering::SeqCst);
         let _ = typing.0.shutdown(Shutdown::Both);
     })
     .map_err(failed)?;
@@ -78,19 +77,18 @@ fn connect(socket: &Path, name: &Name) -> Result<UnixStream, GuestsError> {
         source,
     };
     let stream = UnixStream::connect(socket).map_err(failed)?;
-    let user = socket_peercred(&stream);
-    let user = user.map_err(|error| failed(error.into()))?.uid;
-    match is_believed_user(user) {
+    let user = users::peer_of(&stream).map_err(failed)?.user;
+    match users::is_believed(user) {
         true => Ok(stream),
         false => Err(GuestsError::Foreign {
             name: name.clone(),
-            user: user.as_raw(),
+            user,
         }),
     }
 }
 
-/// Copies standard input to the console, up to the key that detaches a terminal.
-fn type_in(mut stream: &UnixStream, is_terminal: bool) {
+/// Copies standard input to the console, up to the key that detaches a terminal. Returns false if the guest is gone.
+fn type_in(mut stream: &UnixStream, is_terminal: bool) -> bool {
     let mut bytes = [0; 4096];
     let mut stdin = io::stdin().lock();
     while let Ok(count @ 1..) = stdin.read(&mut bytes) {
@@ -101,9 +99,10 @@ fn type_in(mut stream: &UnixStream, is_terminal: bool) {
         };
         let sent = stream.write_all(&typed[..end.unwrap_or(count)]);
         if sent.is_err() || end.is_some() {
-            return;
+            return sent.is_ok();
         }
     }
+    true
 }
 
 /// Copies the console to standard output, without waiting for whole lines.

@@ -10,7 +10,7 @@ use wormhole_monitor::{MAX_VCPUS, NetConfig};
 
 use super::start::Options;
 use crate::run::network::{self, EndOption};
-use crate::run::{Disk, RunError, Size, check_memory, check_window, resources};
+use crate::run::{Disk, RunError, Size, check_memory, check_window, resources, usual_window};
 
 /// File with the machine of a guest, in the guest's folder and in its snapshots.
 pub const FILE: &str = "machine.json";
@@ -39,7 +39,7 @@ impl Machine {
         Self {
             memory: options.memory.0,
             cpus: options.cpus,
-            window: options.window.0,
+            window: (options.window).map_or_else(|| usual_window(options.memory.0), |size| size.0),
             prefault: options.prefault,
             disks: disks.collect(),
             networks: options.network.iter().map(ToString::to_string).collect(),

@@ -169,6 +169,7 @@ fn make(
         }
     };
     let control = backend.streams().map_err(RunError::from)?;
+    wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start,
         memory_mib: machine.memory >> 20,
@@ -184,13 +185,14 @@ fn make(
         file_systems: Vec::new(),
         disks,
         networks,
+        passed_through: Vec::new(),
         prefault: machine.prefault,
         console: Box::new(Sinks {
             attendant: sink,
             own,
         }),
         timeout: None,
-        disabled_exits: resources::disabled_exits(false)
+        disabled_exits: resources::disabled_exits(options.dedicated)
             .map_err(|error| RunError::from(GuestError::from(error)))?,
         pins: options.pin.iter().flat_map(|pin| pin.0.clone()).collect(),
         server: None,

@@ -37,7 +37,7 @@ const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
 
 /// Version of [`STATE`]'s contents and of the devices that it describes.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Larger than any state: each of 64 vCPUs has 40 KiB of text.
 const LARGEST_STATE: u64 = 64 << 20;
 
@@ -306,23 +306,11 @@ impl Server {
         };
         let is_saved = Arc::clone(&self.is_saved);
         let conclude = move |vm: Result<VmState, SnapshotError>| {
-            let written = vm.map_err(|error| refusal(&error)).and_then(|vm| {
-                let saved = Saved { format: LAYOUT, vm };
-                let written = write(&state, &saved).and_then(|()| match stop {
-                    0 => Ok(()),
-                    // The guest ends: the files must last.
-                    _ => state.sync_data().and_then(|()| copied.sync_data()),
-                });
-                written.map_err(|error| format!("the host cannot store it: {error}"))
-            });
-            let (answer, after) = match written {
-                Ok(()) if stop != 0 => {
-                    is_saved.store(true, Ordering::SeqCst);
-                    (vec![SAVED], AfterSnapshot::Stop)
-                }
-                Ok(()) => (vec![SAVED], AfterSnapshot::Continue),
-                Err(reason) => (reason.into_bytes(), AfterSnapshot::Continue),
-            };
+            let saved = vm.map(|vm| Saved { format: LAYOUT, vm });
+            let (answer, after) = store(saved, &state, &copied, stop != 0);
+            if after == AfterSnapshot::Stop {
+                is_saved.store(true, Ordering::SeqCst);
+            }
             // A command that was killed has no use for the answer.
             let _ = stream.write_all(&answer);
             after
@@ -350,7 +338,29 @@ fn receive(stream: &UnixStream) -> Option<(u8, Option<File>)> {
     }
 }
 
-fn write(mut file: &File, saved: &Saved) -> io::Result<()> {
+/// Stores the state of a guest, whose memory is in its file already. Returns the answer to the command, and how the guest goes
+/// on: with `stop` it ends, unless its state or its memory cannot be brought to stable storage.
+fn store(
+    saved: Result<impl Serialize, SnapshotError>,
+    state: &File,
+    memory: &File,
+    stop: bool,
+) -> (Vec<u8>, AfterSnapshot) {
+    let stored = saved.map_err(|error| refusal(&error)).and_then(|saved| {
+        let stored = write(state, &saved).and_then(|()| match stop {
+            true => state.sync_data().and_then(|()| memory.sync_data()),
+            false => Ok(()),
+        });
+        stored.map_err(|error| format!("the host cannot store it: {error}"))
+    });
+    match stored {
+        Ok(()) if stop => (vec![SAVED], AfterSnapshot::Stop),
+        Ok(()) => (vec![SAVED], AfterSnapshot::Continue),
+        Err(reason) => (reason.into_bytes(), AfterSnapshot::Continue),
+    }
+}
+
+fn write(mut file: &File, saved: &impl Serialize) -> io::Result<()> {
     let mut writer = BufWriter::new(&mut file);
     serde_json::to_writer(&mut writer, saved)?;
     writer.flush()
@@ -398,10 +408,10 @@ mod tests {
             ("[]", "is not the state of a guest"),
             (r#"{"format": -1}"#, "is not the state of a guest"),
             (
-                r#"{"format": 2, "vm": 7}"#,
-                "it has format 2, and this version reads 1",
+                r#"{"format": 1, "vm": 7}"#,
+                "it has format 1, and this version reads 2",
             ),
-            (r#"{"format": 1}"#, "is not the state of a guest"),
+            (r#"{"format": 2}"#, "is not the state of a guest"),
         ] {
             fs::write(&state, text).expect("room");
             let refused = refused(folder.path());
@@ -419,7 +429,7 @@ mod tests {
     fn a_snapshot_that_others_can_write_is_not_believed() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join(STATE);
-        fs::write(&state, r#"{"format": 2}"#).expect("room");
+        fs::write(&state, r#"{"format": 1}"#).expect("room");
         for (path, mode) in [(state.as_path(), 0o600), (folder.path(), 0o700)] {
             let set = |mode| fs::set_permissions(path, Permissions::from_mode(mode));
             for bit in [0o020, 0o002] {
@@ -429,7 +439,7 @@ mod tests {
                 assert!(refused.starts_with(&words), "{refused}");
             }
             set(mode).expect("it is ours");
-            assert!(refused(folder.path()).contains("it has format 2"));
+            assert!(refused(folder.path()).contains("it has format 1"));
         }
         let link = folder.path().join("link");
         symlink(folder.path(), &link).expect("room");
@@ -458,6 +468,25 @@ mod tests {
         let two = open(&[1034, 1035]);
         assert!(two.contains("ports: 1034, 1035"), "{two}");
         assert_eq!(refusal(&SnapshotError::Ended), "the guest has ended");
+    }
+
+    #[test]
+    fn a_guest_whose_snapshot_does_not_reach_stable_storage_runs_on() {
+        let file = tempfile::tempfile().expect("a file");
+        // Takes what is written to it, and cannot be brought to stable storage.
+        let zero = File::options().write(true).open("/dev/zero");
+        let zero = zero.expect("a device");
+        let unsynced = io::Error::from_raw_os_error(libc::EINVAL);
+        let unsynced = format!("the host cannot store it: {unsynced}");
+        for (state, memory) in [(&zero, &file), (&file, &zero)] {
+            let (answer, after) = store(Ok("a state"), state, memory, true);
+            assert_eq!(String::from_utf8(answer).expect("text"), unsynced);
+            assert_eq!(after, AfterSnapshot::Continue);
+            let runs_on = store(Ok("a state"), state, memory, false);
+            assert_eq!(runs_on, (vec![SAVED], AfterSnapshot::Continue));
+        }
+        let ended = store(Ok("a state"), &file, &file, true);
+        assert_eq!(ended, (vec![SAVED], AfterSnapshot::Stop));
     }
 
     #[test]

@@ -47,9 +47,10 @@ pub struct Options {
     /// the path of its socket. Without this option the guest has a backend of its own.
     #[arg(long, value_name = "NAME|unix:PATH", conflicts_with = "device")]
     pub backend: Option<Chosen>,
-    /// Size of the window: shared memory between guest and backend.
-    #[arg(long, default_value = "258M")]
-    pub window: Size,
+    /// Size of the window: shared memory between guest and backend. Not given, it is as large as the guest's memory, and at
+    /// least 258M.
+    #[arg(long)]
+    pub window: Option<Size>,
     /// Memory of the guest.
     #[arg(long, default_value = "512M")]
     pub memory: Size,
@@ -59,6 +60,9 @@ pub struct Options {
     /// Processors of this machine, one for each of the guest's, which then stays on it.
     #[arg(long, value_name = "CPU[,CPU...]")]
     pub pin: Option<Processors>,
+    /// The pinned processors are the guest's alone: it does not leave them when it waits or halts.
+    #[arg(long, requires = "pin")]
+    pub dedicated: bool,
     /// Allocate the guest's memory before it starts, and its parts of the window when they are granted.
     #[arg(long)]
     pub prefault: bool,
@@ -122,7 +126,8 @@ impl Options {
     fn check(&self, machine: &Machine) -> Result<(), RunError> {
         machine.check()?;
         if let Some(pins) = &self.pin {
-            resources::check_processors(pins, machine.cpus.into(), false)?;
+            let needs_another = self.dedicated && self.backend.is_none();
+            resources::check_processors(pins, machine.cpus.into(), needs_another)?;
         }
         for file in [self.kernel.as_ref(), self.initrd.as_ref()]
             .into_iter()

@@ -21,9 +21,10 @@ use std::time::SystemTime;
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
-use rustix::process::{Uid, geteuid};
+use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use wormhole_link::users;
 
 use crate::say;
 
@@ -62,8 +63,8 @@ pub enum PlaceError {
     #[error("{0} is not a folder that only its owner, this user, can write: remove it")]
     Unsafe(PathBuf),
     #[error(
-        "{0} is of another kind or another user, or others can write it, so that its facts are not believed: remove it, or \
-         set {FOLDER_VARIABLE} to a folder of this user"
+        "{0} is a link, of another kind or of another user, or others can write it, so that its facts are not believed: \
+         remove it, or set {FOLDER_VARIABLE} to a folder of this user"
     )]
     Foreign(PathBuf),
     #[error("{path} cannot be used")]
@@ -243,6 +244,7 @@ impl<K: Kind> Place<K> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(&folder, name, flags, Mode::empty()) {
             Err(Errno::NOENT) => Ok(None),
+            Err(Errno::LOOP) => Err(PlaceError::Foreign(path)),
             Err(error) => Err(failed(&path, error.into())),
             Ok(file) if is_believed(&file, FileType::RegularFile) => Ok(Some(file.into())),
             Ok(_) => Err(PlaceError::Foreign(path)),
@@ -411,13 +413,8 @@ fn open_folders<'a>(
 pub fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
     fstat(file).is_ok_and(|data| {
         let is_kind = FileType::from_raw_mode(data.st_mode) == kind;
-        is_kind && is_believed_user(Uid::from_raw(data.st_uid)) && data.st_mode & 0o022 == 0
+        is_kind && users::is_believed(data.st_uid) && data.st_mode & 0o022 == 0
     })
-}
-
-/// Returns whether this user believes another one: root, and itself.
-pub fn is_believed_user(user: Uid) -> bool {
-    user.is_root() || user == geteuid()
 }
 
 /// Says that facts are not believed, and returns none. A list has those of the other processes.

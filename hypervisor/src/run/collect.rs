@@ -3,7 +3,9 @@
 //! The launcher of a guest may not open files once the guest runs. So a process for each option is started before, and
 //! receives the files on standard input. The place must be new, so that the copy neither changes a file of the caller
 //! nor follows a link that a guest has made. Names in a folder are the guest's: [`Collected::read`] refuses those that
-//! lead out of it.
+//! lead out of it. A copy that fails removes the part that it has written.
+//!
+//! The process survives the terminal's signals: the launcher blocks them before it starts the process, which inherits that.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -15,7 +17,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use clap::Args;
-use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, mkdirat, openat, statat};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 use wormhole_images::{Absence, COLLECT_BYTES, COLLECT_DEPTH, COLLECT_FILES, Collected};
 use wormhole_link::tasks;
@@ -144,7 +146,7 @@ fn read(mut input: impl BufRead) -> io::Result<Option<Collected>> {
     read.map(Some).map_err(io::Error::other)
 }
 
-/// Creates a file, or a folder with its files, in the folder `parent`.
+/// Creates a file, or a folder with its files, in the folder `parent`; on a failure neither.
 fn create(parent: impl AsFd, host: &Path, collected: &Collected) -> io::Result<()> {
     let name = host.file_name().ok_or(Errno::ISDIR)?;
     match collected {
@@ -153,11 +155,51 @@ fn create(parent: impl AsFd, host: &Path, collected: &Collected) -> io::Result<(
         Collected::Folder(files) => {
             mkdirat(&parent, name, FOLDER_MODE)?;
             let folder = enter(&parent, name)?;
-            files
-                .iter()
-                .try_for_each(|(name, data)| write_below(&folder, name, data))
+            for (written, (path, data)) in files.iter().enumerate() {
+                if let Err(error) = write_below(&folder, path, data) {
+                    remove(&folder, files[..=written].iter().map(|(path, _)| path));
+                    // Stays if a guest has put something there.
+                    let _ = unlinkat(&parent, name, AtFlags::REMOVEDIR);
+                    return Err(error);
+                }
+            }
+            Ok(())
         }
     }
+}
+
+/// Removes files of a collected folder, and the folders on their ways that are empty then. The last file is not there:
+/// it could not be written.
+fn remove<'a>(folder: &OwnedFd, files: impl DoubleEndedIterator<Item = &'a PathBuf>) {
+    let mut is_written = false;
+    for path in files.rev() {
+        for part in path.ancestors() {
+            let (Some(name), Some(parent)) = (part.file_name(), part.parent()) else {
+                break;
+            };
+            let flags = match part == path {
+                true if !is_written => continue,
+                true => AtFlags::empty(),
+                false => AtFlags::REMOVEDIR,
+            };
+            let removed = match parent.as_os_str().is_empty() {
+                true => unlinkat(folder, name, flags),
+                false => way_to(folder, parent).and_then(|above| unlinkat(above, name, flags)),
+            };
+            // A folder that stays has other files, or a guest has put something there. Those above it stay as well.
+            if removed.is_err() && flags == AtFlags::REMOVEDIR {
+                break;
+            }
+        }
+        is_written = true;
+    }
+}
+
+/// Opens a folder of a collected folder.
+fn way_to(folder: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let mut parts = path.iter();
+    let first = enter(folder, parts.next().unwrap_or_default())?;
+    parts.try_fold(first, enter)
 }
 
 /// Writes a file of a collected folder, whose name has no `..`, and makes the folders on the way.
@@ -175,14 +217,20 @@ fn write_below(folder: &OwnedFd, name: &Path, data: &[u8]) -> io::Result<()> {
     write(way.as_ref().unwrap_or(folder), name, data)
 }
 
-fn enter(above: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
+fn enter(above: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(above, name, flags, Mode::empty())?)
+    openat(above, name, flags, Mode::empty())
 }
 
+/// Writes a new file; on a failure there is none.
 fn write(folder: impl AsFd, name: &OsStr, data: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    File::from(openat(folder, name, flags, MODE)?).write_all(data)
+    let mut file = File::from(openat(&folder, name, flags, MODE)?);
+    let written = file.write_all(data);
+    if written.is_err() {
+        let _ = unlinkat(folder, name, AtFlags::empty());
+    }
+    written
 }
 
 /// Launcher's handle on the processes, one for each option.
@@ -329,6 +377,7 @@ mod tests {
     use wormhole_link::chain;
 
     use super::*;
+    use crate::signals::{PASSED, Set};
 
     fn folder(files: &[(&str, &str)]) -> Collected {
         let files = files
@@ -400,7 +449,51 @@ mod tests {
         let below = [("a", "1"), ("a/b", "2")];
         for (name, files) in [("twice", twice), ("below", below)] {
             create(open(host.path()), Path::new(name), &folder(&files)).expect_err(name);
+            assert!(!at(name).exists(), "a part of {name} is left");
         }
+    }
+
+    #[test]
+    fn a_copy_that_fails_leaves_no_part() {
+        let host = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| host.path().join(name);
+        // The last path is too long for the file system.
+        let long = format!("c/{}", "x".repeat(300));
+        let files = folder(&[("a/b/1", "1"), ("a/2", "2"), ("3", "3"), (&long, "4")]);
+        create(open(host.path()), Path::new("out"), &files).expect_err("a long name");
+        assert_eq!(fs::read_dir(host.path()).expect("a folder").count(), 0);
+        // Other files stay.
+        fs::create_dir_all(at("out/a")).expect("folders");
+        fs::write(at("out/a/own"), "text").expect("a file");
+        fs::write(at("out/a/2"), "text").expect("a file");
+        let paths = ["a/2", "a/unwritten"].map(PathBuf::from);
+        remove(&open(&at("out")), paths.iter());
+        let left = fs::read_dir(at("out/a")).expect("a folder");
+        let left: Vec<_> = left
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        assert_eq!(left, ["own"]);
+    }
+
+    #[test]
+    fn the_terminals_signals_do_not_reach_the_process() {
+        let host = tempfile::tempdir().expect("a folder");
+        let collect = Collect {
+            guest: "/out".into(),
+            host: host.path().join("out"),
+        };
+        // As the launcher does first of all.
+        Set::of(&PASSED).block();
+        let program = Path::new("/bin/true");
+        let collectors = Collectors::start(program, &[collect], &[]).expect("a process");
+        let status = format!("/proc/{}/status", collectors.0[0].process.id());
+        let status = fs::read_to_string(status).expect("a process");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let blocked = u64::from_str_radix(blocked.expect("a mask").trim(), 16).expect("a number");
+        for signal in PASSED {
+            assert_ne!(blocked & 1 << (signal - 1), 0, "{signal}");
+        }
+        Set::of(&PASSED).unblock();
     }
 
     #[test]

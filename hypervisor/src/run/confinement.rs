@@ -6,7 +6,7 @@
 
 use wormhole_link::raise_descriptor_limit;
 use wormhole_monitor::confinement as monitor;
-use wormhole_privileges::{Denial, Filter, FilterError, equals};
+use wormhole_privileges::{Calls, Denial, Filter, FilterError, equals, equals_one_of};
 
 use crate::confinement::{self, ConfinementError};
 
@@ -42,18 +42,14 @@ const LISTENING: &[i64] = &[
     libc::SYS_fstatfs,
 ];
 
-fn filter(more: &[i64]) -> Result<Filter, FilterError> {
+fn filter(vm: Calls, more: &[i64]) -> Result<Filter, FilterError> {
     let commands = [libc::F_GETFL, libc::F_SETFL, libc::F_GET_SEALS];
-    let commands = commands.map(|command| equals(1, command.unsigned_abs().into()));
+    let commands = commands.map(|command| command.unsigned_abs().into());
     let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
-    monitor::calls()?
-        .and(CALLS)
+    vm.and(CALLS)
         .and(more)
         .and_threads()?
-        .and_where(
-            libc::SYS_fcntl,
-            commands.into_iter().collect::<Result<_, _>>()?,
-        )
+        .and_where(libc::SYS_fcntl, equals_one_of(1, commands)?)
         .and_where(libc::SYS_prctl, vec![name])
         // The size of the caller's terminal.
         .and_where(libc::SYS_ioctl, vec![equals(1, libc::TIOCGWINSZ)?])
@@ -69,21 +65,25 @@ fn filter(more: &[i64]) -> Result<Filter, FilterError> {
 /// # Errors
 /// The kernel does not support filters.
 pub fn enter() -> Result<(), ConfinementError> {
-    confine(&[])
+    confine(monitor::calls()?, &[])
 }
 
-/// Confines a process that serves tenants on a socket, as [`enter`] does.
+/// Confines a process that serves tenants on a socket, as [`enter`] does. Its VM may have devices of the host.
 ///
 /// # Errors
 /// The kernel does not support filters.
-pub fn enter_listening() -> Result<(), ConfinementError> {
-    confine(LISTENING)
+pub fn enter_listening(has_devices: bool) -> Result<(), ConfinementError> {
+    let calls = match has_devices {
+        true => monitor::calls_with_devices()?,
+        false => monitor::calls()?,
+    };
+    confine(calls, LISTENING)
 }
 
-fn confine(more: &[i64]) -> Result<(), ConfinementError> {
+fn confine(vm: Calls, more: &[i64]) -> Result<(), ConfinementError> {
     // With fewer descriptors, streams beyond them are refused.
     let _ = raise_descriptor_limit();
-    confinement::enter(&filter(more)?)
+    confinement::enter(&filter(vm, more)?)
 }
 
 #[cfg(test)]
@@ -144,7 +144,7 @@ mod tests {
         use rustix::thread::{sched_getaffinity, sched_setaffinity};
         let confined = thread::spawn(|| {
             let allowed = sched_getaffinity(None).expect("the kernel tells");
-            filter(&[])
+            filter(monitor::calls().expect("a list"), &[])
                 .expect("it compiles")
                 .install()
                 .expect("installed");
@@ -158,7 +158,7 @@ mod tests {
     fn a_confined_thread_starts_threads() {
         // Run in a thread of its own, because the filter cannot be removed from the thread.
         let confined = thread::spawn(|| {
-            filter(&[])
+            filter(monitor::calls().expect("a list"), &[])
                 .expect("it compiles")
                 .install()
                 .expect("installed");

@@ -12,13 +12,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{
-    Collected, DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, Image,
-    MachineSignals, SocketServer, host_overlay, volume_place, volume_tag,
+    Collected, DiskFile, EmulatedHost, Ending, FILES_TAG, HOST_FILES, HostRun, MachineSignals,
+    SocketServer, host_overlay, volume_place, volume_tag,
 };
 use wormhole_link::tasks;
 use wormhole_monitor::DiskAccess;
 
 use crate::backend_vm;
+use crate::image;
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Signals, to_machine};
@@ -28,6 +29,7 @@ use super::environment::{LIBRARY_PATH, forwarded_variables};
 use super::files::{Export, HostFiles};
 use super::guest::GuestError;
 use super::network::{self, Bridged};
+use super::phases::Phases;
 use super::summary::Summary;
 use super::volumes::Volume;
 use super::{Ended, Input, Options, Placement, RunError, Size, images};
@@ -96,13 +98,14 @@ pub fn run(
     signals: &Signals,
     input: Option<Input>,
     why: Option<&str>,
+    phases: Phases,
 ) -> Result<Ended, RunError> {
     let start = Instant::now();
     let disks = options.disks()?;
     let networks = network::bridged(&options.network)?;
     let folder = images(installation)?;
     let kernel = options.kernel().into();
-    let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
+    let host = image::ensure(image::EMULATED_HOST, &folder, wormhole_images::Kernel::V6_1)?;
     let mut arguments: Vec<std::ffi::OsString> =
         ["run", "--host", "kvm", "--quiet", "--json", SUMMARY]
             .map(Into::into)
@@ -118,10 +121,12 @@ pub fn run(
         ("--window", Size(options.window()).to_string()),
         ("--memory", options.memory().to_string()),
         ("--cpus", options.cpus().to_string()),
-        ("--timeout", options.timeout().to_string()),
         ("--grace", options.grace.to_string()),
     ] {
         arguments.extend([flag.into(), value.into()]);
+    }
+    if let Some(timeout) = options.timeout() {
+        arguments.extend(["--timeout".into(), timeout.as_secs().to_string().into()]);
     }
     arguments.extend(["--rootfs".into(), HOST_FILES.into()]);
     for (number, volume) in options.volume.iter().enumerate() {
@@ -194,9 +199,9 @@ pub fn run(
         .iter()
         .map(|(tag, server)| (tag.clone(), server as _))
         .collect();
-    let mut images = vec![Image::guest(&folder, kernel)?];
+    let mut images = vec![image::ensure(image::GUEST, &folder, kernel)?];
     if options.placement == Placement::Vm {
-        images.push(Image::backend(&folder, backend_vm::KERNEL)?);
+        images.push(image::ensure(image::BACKEND, &folder, backend_vm::KERNEL)?);
     }
     let overlay = host_overlay(&HostRun {
         init: installation.init()?,
@@ -238,7 +243,9 @@ pub fn run(
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
     let ready = ours.try_clone().map_err(failed)?;
     let is_ready = Arc::new(AtomicBool::new(false));
-    let signals = pass(signals.clone(), ours, options, Arc::clone(&is_ready)).map_err(failed)?;
+    phases.begin("booting the emulated host");
+    let ready_too = Arc::clone(&is_ready);
+    let signals = pass(signals.clone(), ours, options, ready_too, phases).map_err(failed)?;
     let stdin = input.map(Input::socket).transpose()?;
     let of_machine = networks.iter().map(Bridged::of_machine);
     let of_machine = of_machine.collect::<Result<Vec<_>, _>>()?;
@@ -258,9 +265,12 @@ pub fn run(
                 writable: disk.access() == DiskAccess::ReadWrite,
             })
             .collect::<Vec<_>>(),
+        nvme_disks: &[],
         networks: &of_machine,
         files: &files,
-        timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
+        timeout: options
+            .timeout()
+            .map(|guest| HOST_TIME.saturating_add(guest)),
         stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(MachineSignals {
             socket: theirs.as_fd(),
@@ -308,6 +318,7 @@ fn pass(
     mut stream: UnixStream,
     options: &Options,
     is_ready: Arc<AtomicBool>,
+    phases: Phases,
 ) -> io::Result<JoinHandle<()>> {
     let (grace, has_terminal) = (Duration::from_secs(options.grace), options.tty);
     tasks::spawn("pass", move || {
@@ -316,6 +327,7 @@ fn pass(
         // A restarted machine sends the byte again.
         while matches!(stream.read(&mut word), Ok(1)) {
             is_ready.store(true, Ordering::Relaxed);
+            phases.begin("booting the guest in the emulated host, and then the program");
             let Ok(to) = stream.try_clone() else { break };
             drop(passing.take());
             passing = Some(signals.to(to_machine(to, has_terminal, grace, || {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
 use wormhole_images::{
-    COLLECT_BYTES, COMMAND_LINE, Ending, FILES_TAG, GuestRun, Image, Report, guest_overlay, ports,
+    COLLECT_BYTES, COMMAND_LINE, Ending, FILES_TAG, GuestRun, Report, guest_overlay, ports,
     volume_tag,
 };
 use wormhole_link::tasks;
@@ -23,12 +23,14 @@ use wormhole_monitor::{
 
 use crate::backend::Streams;
 use crate::confinement::ConfinementError;
+use crate::image;
 use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement;
 use super::files::{self, Export};
+use super::phases::Phases;
 use super::summary::{BackendVmSummary, Summary};
 use super::volumes::Volume;
 use super::{Ended, Input, Options, RunError, images, network, resources};
@@ -73,12 +75,14 @@ pub fn run(
     installation: &Installation,
     signals: &Signals,
     input: Option<Input>,
+    phases: Phases,
 ) -> Result<Ended, RunError> {
+    phases.begin("starting the backend, and booting the guest");
     let start = Instant::now();
     let disks = options.disks()?;
     let networks = network::open(&options.network)?;
     let folder = images(installation)?;
-    let image = Image::guest(&folder, options.kernel().into())?;
+    let image = image::ensure(image::GUEST, &folder, options.kernel().into())?;
     let mut variables = options.variables();
     variables.push((
         ACCOUNTS_VARIABLE.into(),
@@ -137,6 +141,7 @@ pub fn run(
     let disabled_exits = resources::disabled_exits(options.dedicated).map_err(GuestError::from)?;
     let (sender, streams) = channel();
     let control = Arc::new(OnceLock::new());
+    wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {
             kernel: image.kernel,
@@ -156,9 +161,10 @@ pub fn run(
         file_systems,
         disks,
         networks,
+        passed_through: Vec::new(),
         prefault: options.prefault,
         console: Box::new(io::sink()),
-        timeout: Some(Duration::from_secs(options.timeout())),
+        timeout: options.timeout(),
         disabled_exits,
         pins: options.pin.iter().flat_map(|pin| pin.0.clone()).collect(),
         server: server.clone(),
@@ -179,6 +185,7 @@ pub fn run(
         let grace = Duration::from_secs(options.grace);
         let has_terminal = options.tty;
         move |stream| {
+            phases.end();
             let (killed, stop) = (Arc::clone(&killed), stop.clone());
             signals.to(to_machine(stream, has_terminal, grace, move || {
                 killed.store(true, Ordering::Release);

@@ -10,6 +10,7 @@ pub mod layout;
 pub mod network;
 mod parent;
 pub mod passt;
+mod phases;
 mod process;
 pub mod reaper;
 pub mod record;
@@ -26,6 +27,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -42,6 +44,7 @@ use self::collect::{Collect, CollectError, Collectors};
 use self::environment::{Variable, variable};
 use self::guest::GuestError;
 use self::network::{NetworkError, NetworkOption};
+use self::phases::Phases;
 use self::record::{Place, Record};
 use self::resources::{Processors, ResourcesError};
 use self::summary::Summary;
@@ -273,7 +276,7 @@ pub struct Options {
         value_name = "passt[,mac=MAC]|tap=NAME,address=IP/PREFIX[,gateway=IP][,dns=IP][,mac=MAC]"
     )]
     network: Vec<NetworkOption>,
-    /// Seconds after which the guest counts as hung; 600 if not given.
+    /// Seconds after which the guest counts as hung and is ended. Without it the guest runs as long as its program.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     /// Seconds between a signal that asks the program to end (SIGHUP, SIGINT, SIGQUIT, SIGTERM) and its kill. A second
@@ -302,18 +305,13 @@ impl Options {
         self.memory.unwrap_or(Size(512 << 20))
     }
 
-    /// Returns the size of the window. Memory is allocated only for parts that are granted and used. The window is a file,
-    /// which RLIMIT_FSIZE limits.
+    /// Returns the size of the window.
     fn window(&self) -> u64 {
         let usual = || {
-            let memory = match self.placement {
+            usual_window(match self.placement {
                 Placement::Process => resources::memory().unwrap_or(0),
                 Placement::Host | Placement::Vm => self.memory().0,
-            };
-            let largest_file = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-            let bytes = memory.min(largest_file);
-            let bytes = bytes.clamp(LEAST_USUAL_WINDOW, WINDOW_MAX_BYTES);
-            bytes - bytes % SEGMENT_BYTES as u64
+            })
         };
         self.window.map_or_else(usual, |size| size.0)
     }
@@ -322,8 +320,8 @@ impl Options {
         self.cpus.unwrap_or(1)
     }
 
-    fn timeout(&self) -> u64 {
-        self.timeout.unwrap_or(600)
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout.map(Duration::from_secs)
     }
 
     /// Opens the program's backend, with a fresh window.
@@ -448,6 +446,30 @@ impl Options {
         if self.tty && !io::stdin().is_terminal() {
             return Err(RunError::NoTerminal);
         }
+        check_window(Size(self.window()))?;
+        Disk::check(&self.disk)?;
+        network::check(&self.network)?;
+        volumes::check(&self.volume)?;
+        let json = self.json.as_deref();
+        collect::check(&self.collect, json.as_slice())?;
+        // The root is a file system as well.
+        let devices = self.disk.len() + self.network.len() + self.volume.len() + 1;
+        if devices > MAX_DEVICES {
+            return Err(RunError::Devices);
+        }
+        check_memory(self.memory())?;
+        if let Some(pins) = &self.pin {
+            let needs_another = self.dedicated && self.backend.is_none();
+            resources::check_processors(pins, self.cpus().into(), needs_another)?;
+        }
+        if self.prefault {
+            resources::check_memory(self.memory().0)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses folders that the program cannot have.
+    fn check_folders(&self) -> Result<(), RunError> {
         if let Some(root) = &self.rootfs {
             let data = std::fs::metadata(root).map_err(|source| RunError::Io {
                 what: format!("cannot show {} to a guest", root.display()),
@@ -468,25 +490,6 @@ impl Options {
                     folder: folder.clone(),
                 });
             }
-        }
-        check_window(Size(self.window()))?;
-        Disk::check(&self.disk)?;
-        network::check(&self.network)?;
-        volumes::check(&self.volume)?;
-        let json = self.json.as_deref();
-        collect::check(&self.collect, json.as_slice())?;
-        // The root is a file system as well.
-        let devices = self.disk.len() + self.network.len() + self.volume.len() + 1;
-        if devices > MAX_DEVICES {
-            return Err(RunError::Devices);
-        }
-        check_memory(self.memory())?;
-        if let Some(pins) = &self.pin {
-            let needs_another = self.dedicated && self.backend.is_none();
-            resources::check_processors(pins, self.cpus().into(), needs_another)?;
-        }
-        if self.prefault {
-            resources::check_memory(self.memory().0)?;
         }
         Ok(())
     }
@@ -726,6 +729,15 @@ const LEAST_WINDOW: u64 = 8 << 20;
 /// 2 MiB for the bootstrap and two for each process.
 const LEAST_USUAL_WINDOW: u64 = 258 << 20;
 
+/// Returns the size of the window of a guest, or a machine, with this memory if `--window` gives none. Memory is allocated
+/// only for parts that are granted and used. The window is a file, which RLIMIT_FSIZE limits.
+pub fn usual_window(memory: u64) -> u64 {
+    let largest_file = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+    let bytes = memory.min(largest_file);
+    let bytes = bytes.clamp(LEAST_USUAL_WINDOW, WINDOW_MAX_BYTES);
+    bytes - bytes % SEGMENT_BYTES as u64
+}
+
 /// Runs the program and returns its exit status.
 pub fn run(mut options: Options) -> Result<u8, RunError> {
     let resizes: &[Signal] = if options.tty { &[libc::SIGWINCH] } else { &[] };
@@ -733,12 +745,16 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         what: "the thread that takes signals cannot be made".to_owned(),
         source,
     })?;
+    options.check()?;
+    let phases = Phases::new(options.quiet);
+    phases.begin("unpacking the image's layers");
     let rootfs = options.rootfs.clone();
     let image = match options.placement {
         Placement::Host | Placement::Vm => options.open_layout()?,
         Placement::Process => None,
     };
-    options.check()?;
+    phases.end();
+    options.check_folders()?;
     if options.command.is_empty() {
         return Err(RunError::NoProgram(rootfs.unwrap_or_default()));
     }
@@ -808,14 +824,22 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     } = match options.placement {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
         Placement::Host | Placement::Vm => match choose_host(options.host.unwrap_or(Host::Auto))? {
-            Kvm::Usable => guest::run(&options, &program, &installation, &signals, input)?,
+            Kvm::Usable => guest::run(&options, &program, &installation, &signals, input, phases)?,
             Kvm::Emulated { why } if options.backend.is_some() => return Err(RunError::Apart(why)),
             Kvm::Emulated { why } if options.pin.is_some() => {
                 return Err(ResourcesError::Emulated(why).into());
             }
             Kvm::Emulated { why } => {
                 let why = why.as_deref();
-                emulated::run(&options, &program, &installation, &signals, input, why)?
+                emulated::run(
+                    &options,
+                    &program,
+                    &installation,
+                    &signals,
+                    input,
+                    why,
+                    phases,
+                )?
             }
         },
     };

@@ -169,7 +169,8 @@ fn last_line(said: ChildStderr) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
-    use wormhole_monitor::HostEnd;
+    use vm_memory::VolatileSlice;
+    use wormhole_monitor::{GuestFrame, HostEnd};
 
     use super::*;
 
@@ -199,7 +200,8 @@ mod tests {
         let name_server = passt().network.dns().expect("a name server");
         let mut frame = vec![0; HEADER];
         frame.extend_from_slice(&request(passt().mac, own, name_server)[4..]);
-        end.send(&mut frame).expect("passt takes it");
+        let frame = GuestFrame::new(vec![VolatileSlice::from(&mut frame[..])]).expect("a frame");
+        end.send(&frame).expect("passt takes it");
         assert!(!end.is_blocked());
         let mut answer = vec![0; LONGEST];
         // A frame may come in pieces.

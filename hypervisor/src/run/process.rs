@@ -7,12 +7,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_images::Ending;
 use wormhole_link::tasks;
+use wormhole_link::users::peer_of;
 
 use crate::backend::BackendError;
 use crate::installation::Installation;
@@ -140,5 +140,5 @@ fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
 
 /// Returns whether the peer runs as the same user: root can enter the folder as well.
 fn same_user(stream: &UnixStream) -> bool {
-    socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
+    peer_of(stream).is_ok_and(|peer| peer.user == geteuid().as_raw())
 }

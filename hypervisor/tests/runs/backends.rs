@@ -398,6 +398,8 @@ fn ps_and_stats_tell_of_each_tenant_as_its_summary_does() {
         );
         assert_eq!(figures["is_current"], true);
         assert!(figures["vm_exits"].is_null() && figures["guest"].is_null());
+        let [half, most] = ["request_p50_ns", "request_p99_ns"].map(|name| figures[name].as_u64());
+        assert!(half.is_some() && half <= most, "{figures}");
         let memory = figures["device_memory"].as_u64();
         assert!(memory >= Some(1 << 20), "{figures}");
         let bytes = figures["bytes_to_device"].as_u64();
@@ -411,7 +413,7 @@ fn ps_and_stats_tell_of_each_tenant_as_its_summary_does() {
             rows.filter(|cells: &Vec<&str>| cells.get(2) == Some(&&*run.id().to_string()));
         let row = rows.next().expect("a line");
         assert_eq!(
-            (row[3], row[4], row[8], row[13]),
+            (row[3], row[4], row[10], row[15]),
             ("-", "1", launches, "-"),
             "{text}"
         );
@@ -584,7 +586,7 @@ fn a_pipe_beside_a_socket_is_not_opened() {
         "vector_add",
     );
     let listed = runtime.finish(&["backend", "list"]);
-    let said = "record.json is of another kind";
+    let said = "record.json is a link, of another kind";
     assert!(listed.stderr.contains(said), "{}", listed.stderr);
     assert!(listed.status.success(), "{}", listed.stderr);
     fs::remove_file(folder.join("record.json")).expect("it is ours");

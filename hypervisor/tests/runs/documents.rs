@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::harness::{
-    PATIENCE, alone, end_by, eventually, finish, finish_at, images, leftovers, program, stage,
+    DISK_PACKAGE, PATIENCE, alone, end_by, eventually, finish, finish_at, images, leftovers,
+    program, stage,
 };
 use rustix::process::Signal;
 
@@ -24,8 +25,13 @@ enum Executed {
 use Executed::{Developer, Not, Test};
 
 /// Places that execute the commands with these first words. The first row that fits counts.
-const COMMANDS: [(&str, Executed); 12] = [
+const COMMANDS: [(&str, Executed); 16] = [
     ("cargo xtask ", Developer),
+    ("ip ", Test(NETWORK.0, NETWORK.1)),
+    (
+        "target/wormhole/bin/wormhole run --network tap=",
+        Test(NETWORK.0, NETWORK.1),
+    ),
     (
         "target/wormhole/bin/wormhole run --backend ",
         Test(
@@ -64,16 +70,24 @@ const COMMANDS: [(&str, Executed); 12] = [
     ),
     ("virsh ", Test(LIBVIRT.0, LIBVIRT.1)),
     (
+        "target/wormhole/bin/wormhole guest snapshot ",
+        Test(SNAPSHOT.0, SNAPSHOT.1),
+    ),
+    (
+        "target/wormhole/bin/wormhole guest start debian --restore ",
+        Test(SNAPSHOT.0, SNAPSHOT.1),
+    ),
+    (
         "target/wormhole/bin/wormhole guest ",
         Test(
             "guest_disk.rs",
-            "debian_boots_in_a_guest_and_its_user_runs_a_program",
+            "debian_boots_in_a_guest_and_its_user_runs_the_demo",
         ),
     ),
     (
-        DISK,
+        "target/wormhole/bin/wormhole image build guest --suite bookworm --package ",
         Not(
-            "downloads Debian anew, since the page adds packages to it; the gate builds its own disk by the same function",
+            "downloads Debian anew for its packages, which takes minutes; the gate builds the disk with another package by the same function",
         ),
     ),
     (
@@ -92,12 +106,21 @@ const COMMANDS: [(&str, Executed); 12] = [
     ),
 ];
 
-/// Begin of the command that builds a disk with Debian.
-const DISK: &str = "target/wormhole/bin/wormhole image build guest --suite ";
+/// Test of a guest whose tap interface and options are those of docs/running.md.
+const NETWORK: (&str, &str) = (
+    "guest_network.rs",
+    "a_guest_and_its_host_reach_each_other_through_a_tap_and_passt",
+);
+
+/// Test of a guest that is saved and restored as docs/guests.md says.
+const SNAPSHOT: (&str, &str) = (
+    "guest_snapshot.rs",
+    "a_linux_guest_goes_on_where_it_was_saved",
+);
 
 /// Test that follows docs/qemu.md with a daemon of its own.
 const LIBVIRT: (&str, &str) = (
-    "libvirt.rs",
+    "guest_of_libvirt.rs",
     "a_domain_of_libvirt_runs_programs_as_the_page_describes_it",
 );
 
@@ -144,6 +167,22 @@ fn commands() -> BTreeSet<String> {
     pages().iter().flat_map(|page| commands_of(page)).collect()
 }
 
+/// Returns the number of the row of [`COMMANDS`] for a command.
+fn row_of(line: &str) -> usize {
+    let row = COMMANDS
+        .iter()
+        .position(|(begin, _)| line.starts_with(begin));
+    row.unwrap_or_else(|| panic!("nothing says what executes {line}"))
+}
+
+/// Returns the commands that the test of this name, which is here, executes.
+fn commands_for(test: &str) -> impl Iterator<Item = String> {
+    commands().into_iter().filter(move |line| {
+        let executed = &COMMANDS[row_of(line)].1;
+        matches!(executed, Test("documents.rs", name) if *name == test)
+    })
+}
+
 /// Creates a folder like a user's, with an installation, a program, and the files that the pages name.
 fn users_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -188,11 +227,7 @@ fn programs_run_by_the_commands_of_the_pages() {
     let _alone = alone();
     let folder = users_folder();
     let mut executed = 0;
-    for line in commands() {
-        // Those with a backend that is there have a test of their own.
-        if !line.starts_with("target/wormhole/bin/wormhole run ") || line.contains("--backend") {
-            continue;
-        }
+    for line in commands_for("programs_run_by_the_commands_of_the_pages") {
         if line.contains("cuda:") && !Path::new("/dev/nvidiactl").exists() {
             println!("skipped, since this machine has no NVIDIA GPU: {line}");
             continue;
@@ -261,12 +296,25 @@ fn a_backend_serves_by_the_commands_of_its_page() {
 fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
     let folder = users_folder();
     let mut found = BTreeSet::new();
-    for line in commands() {
-        if !line.contains(" image build ") || line.starts_with(DISK) {
+    let disk = images().join("guest-bookworm/disk.raw");
+    for line in commands_for("images_of_the_set_up_are_found_by_the_commands_of_the_pages") {
+        let of_disk = line.contains(" --suite ");
+        if of_disk && !disk.is_file() {
+            println!("skipped, since the disk is not built, which needs root: {line}");
             continue;
         }
-        let run = finish(parse(&line, folder.path()).env("WORMHOLE_IMAGES", images()));
+        let mut command = parse(&line, folder.path());
+        if of_disk {
+            command.args(["--package", DISK_PACKAGE]);
+        }
+        let run = finish(command.env("WORMHOLE_IMAGES", images()));
         assert!(run.status.success(), "{line}: {}", run.stderr);
+        if of_disk {
+            // The command always says how much room the disk takes.
+            assert!(!run.stderr.contains("writing"), "{line} built a disk");
+            assert_eq!(Path::new(run.stdout.trim()), disk);
+            continue;
+        }
         assert_eq!(run.stderr, "", "{line} built an image");
         let (kernel, release) = run.stdout.trim().split_once(": kernel ").expect("a kernel");
         assert!(Path::new(kernel).starts_with(images()) && Path::new(kernel).is_file());
@@ -279,10 +327,7 @@ fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
 fn each_command_of_the_pages_is_executed_or_has_a_reason() {
     let mut used = [false; COMMANDS.len()];
     for line in commands() {
-        let row = COMMANDS
-            .iter()
-            .position(|(begin, _)| line.starts_with(begin));
-        let row = row.unwrap_or_else(|| panic!("nothing says what executes {line}"));
+        let row = row_of(&line);
         used[row] = true;
         if let Not(_) = COMMANDS[row].1 {
             let options = line.split_whitespace().skip(1);
@@ -326,6 +371,16 @@ fn each_block_of_the_pages_has_a_language() {
                 page.display()
             );
         }
+        // Text is what a command prints, or a file.
+        let texts = blocks_of(&page, "text").join("\n");
+        let begins = ["wormhole", "target", "cargo", "ip", "virsh"];
+        let is_command = |line: &&str| {
+            line.split([' ', '/'])
+                .next()
+                .is_some_and(|word| begins.contains(&word))
+        };
+        let command = texts.lines().find(is_command);
+        assert_eq!(command, None, "{}", page.display());
         let lines: Vec<&str> = text.lines().collect();
         let indented = lines
             .windows(2)

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use wormhole_images::{
-    DiskFile, Ending, HostScript, Image, ImageError, Kernel, is_emulation_failure, script_host,
-    script_overlay,
+    DiskFile, EmulatedHost, Ending, HostScript, Image, ImageError, Kernel, NvmeDisk,
+    is_emulation_failure, script_host, script_overlay,
 };
 
 use crate::harness::{for_emulation, images, stage};
@@ -23,6 +23,25 @@ pub fn script(
     script_with(&[Image::guest], script, arguments, files, disks, limit)
 }
 
+/// Returns the shell function `shown GUEST TEXT`. It looks at the guest's console, at most `looks` times with a pause of
+/// so many seconds, until it shows the text. A script has the command in `$command`.
+pub fn shown(looks: u32, pause: f32) -> String {
+    format!(
+        r#"
+shown() {{
+    local look
+    for ((look = 0; look < {looks}; look++)); do
+        [[ $("$command" guest logs "$1") == *"$2"* ]] && return
+        sleep {pause}
+    done
+    echo "guest $1 does not say $2:"
+    "$command" guest logs "$1"
+    exit 1
+}}
+"#
+    )
+}
+
 /// Finds an image for a kernel in a folder.
 type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
 
@@ -33,6 +52,18 @@ pub fn script_with(
     arguments: &[OsString],
     files: &[PathBuf],
     disks: &[DiskFile<'_>],
+    limit: Duration,
+) -> String {
+    script_on(of_vms, script, arguments, files, (disks, &[]), limit)
+}
+
+/// Runs a bash script as [`script_with`] does, in a machine that has these NVMe disks as well.
+pub fn script_on(
+    of_vms: &[FindImage],
+    script: &str,
+    arguments: &[OsString],
+    files: &[PathBuf],
+    (disks, nvme_disks): (&[DiskFile<'_>], &[NvmeDisk<'_>]),
     limit: Duration,
 ) -> String {
     let find = |image: &FindImage| image(&images(), Kernel::V6_1).expect("an image");
@@ -48,7 +79,10 @@ pub fn script_with(
     let image = Image::emulated_host(&images(), Kernel::V6_1).expect("an image");
     for_emulation(|| {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        let host = script_host(&image, &overlay, disks, limit);
+        let host = EmulatedHost {
+            nvme_disks,
+            ..script_host(&image, &overlay, disks, limit)
+        };
         let report = host.run(&mut stdout, &mut stderr);
         let said =
             String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);

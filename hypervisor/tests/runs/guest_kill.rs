@@ -117,9 +117,10 @@ fn kill(placement: &str, party: &str) -> String {
         memory: 2560 << 20,
         processors: 2,
         disks: &[],
+        nvme_disks: &[],
         networks: &[],
         files: &[],
-        timeout: Duration::from_secs(300),
+        timeout: Some(Duration::from_secs(300)),
         stdin: None,
         signals: None,
     };

@@ -9,10 +9,12 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use crate::documents::{commands_of, root};
 use crate::harness::{beside_other_guests, finish, program, wormhole};
 
-pub const HOST: &str = "10.77.0.1";
-pub const GUEST: &str = "10.77.0.2";
+/// Addresses of the network of docs/running.md.
+pub const HOST: &str = "10.0.0.1";
+pub const GUEST: &str = "10.0.0.2";
 pub const PORT: u16 = 7001;
 /// Address of the host that the guest's default route leads to, and that the tap interface's network does not have.
 const BEYOND: &str = "10.78.0.1";
@@ -24,8 +26,15 @@ const PINGS: u32 = 20;
 /// Length of the largest frame that is not segmented later.
 const FULL_FRAME: u64 = 1514;
 
-/// Leaves the network namespace for a new one with the tap interface `wh0`. Returns the reason if that is impossible.
-pub fn enter_network() -> Result<(), String> {
+/// Returns the commands of docs/running.md on tap interfaces with this begin. `alice` is the user of the test.
+fn commands_of_the_page(begin: &str) -> Vec<String> {
+    let commands = commands_of(&root().join("docs/running.md")).into_iter();
+    let commands = commands.filter(|line| line.starts_with(begin));
+    commands.map(|line| line.replace("alice", "root")).collect()
+}
+
+/// Leaves the network namespace for a new one with the page's tap interface. Returns the reason if that is impossible.
+fn enter_network() -> Result<(), String> {
     if !Path::new("/dev/net/tun").exists() {
         return Err("this machine has no /dev/net/tun".to_owned());
     }
@@ -34,14 +43,11 @@ pub fn enter_network() -> Result<(), String> {
         let error = io::Error::last_os_error();
         return Err(format!("no network namespace can be made here: {error}"));
     }
-    for arguments in [
-        "tuntap add dev wh0 mode tap",
-        &format!("address add {HOST}/24 dev wh0"),
-        "link set wh0 up",
-    ] {
-        ip(arguments)?;
-    }
-    Ok(())
+    let commands = commands_of_the_page("ip ");
+    assert!(commands.len() >= 3, "{commands:?}");
+    commands
+        .iter()
+        .try_for_each(|line| ip(&line["ip ".len()..]))
 }
 
 /// Runs ip(8) in this thread's network namespace.
@@ -61,7 +67,7 @@ fn add_address_beyond() {
     for arguments in [
         "link set lo up",
         &format!("address add {BEYOND}/32 dev lo"),
-        &format!("route add default via {GUEST} dev wh0"),
+        &format!("route add default via {GUEST} dev tap0"),
     ] {
         ip(arguments).expect("the namespace is ours");
     }
@@ -166,9 +172,15 @@ fn a_guest_and_its_host_reach_each_other_through_a_tap_and_passt() {
     std::thread::spawn(move || serve_datagrams(&socket, &refused));
 
     let vector_add = program("static", "vector_add");
+    let lines = commands_of_the_page("target/wormhole/bin/wormhole run --network tap=");
+    let [line] = &lines[..] else {
+        panic!("docs/running.md has other commands: {lines:?}");
+    };
+    assert!(line.contains(GUEST), "{line}");
+    let words = line.trim_end_matches("./my_program").split_whitespace();
+    let options: Vec<&str> = words.skip_while(|word| *word != "--network").collect();
     let mut command = wormhole(&["run", "--placement", "host"]);
-    command.args(["--network", &format!("tap=wh0,address={GUEST}/24")]);
-    command.args(["--network", "passt"]);
+    command.args(options).args(["--network", "passt"]);
     let run = finish(command.args(["--", "/bin/bash", "-c", &script(&vector_add)]));
     if run.stderr.contains("to an older image") {
         println!("skipped: an image is older than the drivers in it: build it anew");

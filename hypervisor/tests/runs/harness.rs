@@ -18,8 +18,7 @@ use wormhole_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// Time after which a run at `process` placement counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Time after which a run in a guest counts as hung. It is shorter than the time after which `wormhole` gives a guest
-/// up.
+/// Time after which a run in a guest counts as hung.
 const GUEST_PATIENCE: Duration = Duration::from_secs(590);
 
 /// Returns the folder of the staged installation.
@@ -55,6 +54,9 @@ macro_rules! per_thread_programs {
     };
 }
 pub(crate) use per_thread_programs;
+
+/// Debian package with which the set-up builds the disk of the images. Its program has the same name.
+pub const DISK_PACKAGE: &str = "hello";
 
 /// Returns the folder of images.
 pub fn images() -> PathBuf {

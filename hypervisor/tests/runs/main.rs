@@ -1,7 +1,9 @@
 //! Tests of the staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with each
 //! party killed in the middle of a run, and in cases that it must refuse.
+//!
+//! Tests of VMs are in modules whose names begin with `guest`: they are executed next to each other, two at a time, since
+//! tests start in the order of their names. Between tests that need the machine alone, each of them would be alone as well.
 
-mod backend_vm;
 mod backends;
 mod bad_configurations;
 mod bad_input;
@@ -11,6 +13,7 @@ mod emulated;
 mod execution;
 mod gpu;
 mod guest;
+mod guest_backend_vm;
 mod guest_backends;
 mod guest_console;
 mod guest_disk;
@@ -18,15 +21,16 @@ mod guest_identity;
 mod guest_image;
 mod guest_kill;
 mod guest_network;
+mod guest_of_libvirt;
+mod guest_of_qemu;
+mod guest_passthrough;
 mod guest_snapshot;
 mod guest_terminal;
 mod harness;
 mod hung_mounts;
 mod kill;
-mod libvirt;
 mod limits;
 mod process;
-mod qemu;
 mod refusals;
 mod signals;
 mod waiters;

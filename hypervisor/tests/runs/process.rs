@@ -108,6 +108,11 @@ fn managed_memory_is_reached_by_both_sides() {
 }
 
 #[test]
+fn managed_memory_changes_sides_and_every_byte_is_right() {
+    passes("static", "residence");
+}
+
+#[test]
 fn kernels_of_an_image_and_launches_of_every_kind() {
     passes("static", "kernels");
 }

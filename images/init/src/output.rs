@@ -11,9 +11,6 @@ use std::time::{Duration, Instant};
 
 use wormhole_init::Sink;
 
-/// Time limit for the other side to read the last bytes.
-const LINGER: Duration = Duration::from_secs(5);
-
 /// Time limit for a device to appear.
 const APPEARANCE: Duration = Duration::from_secs(60);
 
@@ -145,30 +142,16 @@ impl Stream {
         Ok(self.file)
     }
 
-    /// Ends the stream. Returns once the other side has read everything, or after a timeout.
+    /// Ends the stream. Returns once the other side has read everything, however long a person takes to read it: the
+    /// machine ends afterwards, and with it all that is not delivered.
     pub fn finish(mut self) {
         if !self.connection {
             // SAFETY: tcdrain takes a descriptor; it fails without effect if that is not a terminal.
             unsafe { libc::tcdrain(self.file.as_raw_fd()) };
             return;
         }
-        let linger = libc::timeval {
-            tv_sec: libc::time_t::try_from(LINGER.as_secs()).unwrap_or_default(),
-            tv_usec: 0,
-        };
-        let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap_or_default();
-        // SAFETY: the option's value is a timeval of the given length; shutdown takes no pointers.
-        unsafe {
-            let socket = self.file.as_raw_fd();
-            libc::setsockopt(
-                socket,
-                libc::SOL_SOCKET,
-                libc::SO_RCVTIMEO,
-                (&raw const linger).cast(),
-                length,
-            );
-            libc::shutdown(socket, libc::SHUT_WR);
-        }
+        // SAFETY: shutdown takes no pointers.
+        unsafe { libc::shutdown(self.file.as_raw_fd(), libc::SHUT_WR) };
         // The other side closes the connection once it has read everything. Data from it is ignored.
         let mut ignored = [0; 256];
         while matches!(self.file.read(&mut ignored), Ok(1..)) {}
@@ -182,5 +165,34 @@ impl Write for Stream {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_ends_when_its_last_byte_is_read_however_late() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut stream = Stream {
+            file: File::from(OwnedFd::from(ours)),
+            connection: true,
+        };
+        stream.write_all(b"last").unwrap();
+        let (said, heard) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            // Longer than a person who looks away.
+            thread::sleep(Duration::from_secs(6));
+            let mut text = String::new();
+            theirs.read_to_string(&mut text).unwrap();
+            said.send(text).unwrap();
+        });
+        stream.finish();
+        assert_eq!(heard.try_recv().as_deref(), Ok("last"));
+        reader.join().unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 
 use crate::collect::Collected;
 
-const VERSION: &str = "wormhole-report 1";
+const VERSION: &str = "wormhole-report 2";
 const MAX_LINE: u64 = 256;
 const MAX_MESSAGE: u64 = 64 << 10;
 /// Maximum number of paths that can be requested.
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn hostile_reports_are_refused() {
-        let read = |rest: &str| read(format!("wormhole-report 1\n{rest}").as_bytes());
+        let read = |rest: &str| read(format!("{VERSION}\n{rest}").as_bytes());
         assert!(matches!(
             read("exited 256\nend\n"),
             Err(ReportError::Line(_))
@@ -257,13 +257,13 @@ mod tests {
 
     #[test]
     fn files_that_were_not_asked_for_are_refused_before_they_are_read() {
-        let announced = b"wormhole-report 1\nexited 0\nfile 67108864\n";
+        let announced = format!("{VERSION}\nexited 0\nfile 67108864\n");
         assert!(matches!(
-            Report::read(&announced[..], 0, COLLECT_BYTES),
+            Report::read(announced.as_bytes(), 0, COLLECT_BYTES),
             Err(ReportError::Line(_))
         ));
-        let none = b"wormhole-report 1\nexited 0\nend\n";
-        assert!(Report::read(&none[..], 0, 0).is_ok());
+        let none = format!("{VERSION}\nexited 0\nend\n");
+        assert!(Report::read(none.as_bytes(), 0, 0).is_ok());
     }
 
     #[test]

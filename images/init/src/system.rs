@@ -30,8 +30,9 @@ const DESCRIPTORS: [(&str, &str); 4] = [
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// Beginnings of the names of devices that are there for the program: disks, and the window.
-const OF_THE_PROGRAM: [&[u8]; 2] = [b"vd", b"dax"];
+/// Beginnings of the names of devices that are there for the program: disks, the window, and page faults that a process
+/// serves itself.
+const OF_THE_PROGRAM: [&[u8]; 3] = [b"vd", b"dax", b"userfaultfd"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {

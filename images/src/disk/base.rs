@@ -1,12 +1,13 @@
 //! The base of disk images: Debian as its packages leave it, in `FOLDER/debian-bookworm/{base.tar,recipe}`.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::packages::{self, PackageName, Suite};
-use super::{RECIPE, in_fresh, remove, restrict, system};
+use super::{RECIPE, in_fresh, name_readers, remove, system};
 use crate::debian::KEYRING;
 use crate::error::{ImageError, io};
 use crate::{guest_package, image, sums};
@@ -65,6 +66,10 @@ pub(super) fn ensure(options: &DebianOptions<'_>) -> Result<PathBuf, ImageError>
         }
         in_fresh(&options.folder.join("unfinished-debian"), |fresh| {
             bootstrap(fresh, options)?;
+            // A user who can read the base can lock it.
+            let base = fresh.join(BASE);
+            let private = Permissions::from_mode(0o600);
+            fs::set_permissions(&base, private).map_err(io("restrict", &base))?;
             let path = fresh.join(RECIPE);
             fs::write(&path, recipe).map_err(io("write", &path))?;
             remove(&place)?;
@@ -72,7 +77,7 @@ pub(super) fn ensure(options: &DebianOptions<'_>) -> Result<PathBuf, ImageError>
         })?;
     }
     let base = place.join(BASE);
-    restrict(&base)?;
+    name_readers(&base, options.progress);
     Ok(base)
 }
 

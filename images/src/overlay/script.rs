@@ -83,9 +83,10 @@ pub fn script_host<'a>(
         memory: 3 << 30,
         processors: 2,
         disks,
+        nvme_disks: &[],
         networks: &[],
         files: &[],
-        timeout,
+        timeout: Some(timeout),
         stdin: None,
         signals: None,
     }

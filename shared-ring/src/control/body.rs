@@ -218,9 +218,10 @@ bodies! {
     }
 
     /// A part of the answer to [`AskUsage`](super::Message::AskUsage): usage by tenants as JSON. Each message holds as
-    /// much as fits.
+    /// much as fits. A launcher's answers are whole: the usage of its tenant, and the same again when the exits of its
+    /// guest are known.
     pub struct UsageFixed {
-        /// 1 if another part follows.
+        /// 1 if another part, or the answer with the exits, follows.
         pub more: u32,
         /// Bytes of the text.
         pub text_len: u32,

@@ -132,7 +132,7 @@ messages! {
         /// Supervisor → launcher: the window is attached and the device is ready.
         Attached = 35,
         /// Client → supervisor, instead of attaching a window: a request for the usage by tenants. The next request may
-        /// follow the answer.
+        /// follow the answer. Launcher → supervisor, behind a window: a request for the usage by its own tenant.
         AskUsage = 39,
         /// Supervisor → launcher: a request for the number of exits of the guest's vCPUs.
         AskExits = 41,
@@ -206,7 +206,7 @@ messages! {
         Observation {
             device: u32, devices: u32, more: u32; facts
         } = 20 as ObservationFixed.text_len,
-        /// Supervisor → client: a part of the answer to [`Message::AskUsage`].
+        /// Supervisor → client or launcher: a part of the answer to [`Message::AskUsage`].
         Usage { more: u32; tenants } = 40 as UsageFixed.text_len,
         /// Worker → supervisor: ready to serve a session.
         Ready { protocol_hash: u64; device } = 52 as ReadyFixed.text_len,

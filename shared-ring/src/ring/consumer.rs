@@ -70,6 +70,33 @@ pub enum Violation {
     },
 }
 
+/// Value of PARKED while the consumer sleeps on that word.
+pub(super) const ON_WORD: u32 = 2;
+
+/// Wakes a consumer that sleeps.
+#[derive(Clone, Debug)]
+pub struct Doorbell {
+    memory: SessionMemory,
+}
+
+impl Doorbell {
+    /// Ends the sleep of the consumer, if it sleeps or is about to. A consumer looks between [`Consumer::park`] and
+    /// [`Consumer::sleep`] for the event that the caller has stored before.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub fn ring(&self) {
+        self.clear();
+        crate::futex::wake(self.memory.word(session::PARKED));
+    }
+
+    /// Clears PARKED. No sleep begins on the word afterwards until the consumer parks again.
+    pub fn clear(&self) {
+        // SYNC POINT: park. Either the consumer, which looks for the event after its own fence, sees it, or it has set
+        // PARKED before this clears it.
+        SyncPoint::Park.fence();
+        self.memory.word(session::PARKED).swap(0, Ordering::Relaxed);
+    }
+}
+
 /// The consuming side of a ring.
 #[derive(Debug)]
 pub struct Consumer {
@@ -145,7 +172,7 @@ impl Consumer {
         }))
     }
 
-    /// Sets PARKED before the consumer sleeps. Returns true if the caller shall sleep until the doorbell and then call
+    /// Sets PARKED before the consumer sleeps. Returns true if the caller shall sleep by [`Consumer::sleep`] and then call
     /// [`Consumer::unpark`]; false, with PARKED cleared again, if a record was published meanwhile.
     ///
     /// # Errors
@@ -154,7 +181,7 @@ impl Consumer {
         self.check_tail()?;
         self.memory
             .word(session::PARKED)
-            .store(1, Ordering::Relaxed);
+            .store(ON_WORD.into(), Ordering::Relaxed);
         // SYNC POINT: park. Either the load below sees the record, or the producer that published it sees PARKED after
         // its own fence.
         SyncPoint::Park.fence();
@@ -168,6 +195,23 @@ impl Consumer {
         }
         self.unpark();
         Ok(false)
+    }
+
+    /// Sleeps after [`Consumer::park`] until a producer or a [`Doorbell`] clears PARKED and wakes this thread; may return
+    /// earlier. A guest that writes the word otherwise keeps its own session waiting.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub fn sleep(&self) {
+        /// Without effect on a correct guest, which clears the word first.
+        const LIMIT: core::time::Duration = core::time::Duration::from_secs(3600);
+        crate::futex::wait(self.memory.word(session::PARKED), ON_WORD, LIMIT);
+    }
+
+    /// Returns the doorbell by which other threads of the consumer's process wake it.
+    #[must_use]
+    pub fn doorbell(&self) -> Doorbell {
+        Doorbell {
+            memory: self.memory.clone(),
+        }
     }
 
     /// Clears PARKED, which [`Consumer::park`] set.

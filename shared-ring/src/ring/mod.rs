@@ -12,7 +12,7 @@ mod cursors;
 mod producer;
 mod record;
 
-pub use consumer::{Consumer, Violation};
+pub use consumer::{Consumer, Doorbell, Violation};
 pub use cursors::Cursors;
-pub use producer::{Producer, PushError};
+pub use producer::{Producer, PushError, Sleep};
 pub use record::{RecordBuf, RecordHead};

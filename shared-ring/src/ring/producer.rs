@@ -1,5 +1,6 @@
 use zerocopy::IntoBytes;
 
+use super::consumer::ON_WORD;
 use super::record::{Commit, RecordHead, WireHead, units_for};
 use crate::{
     layout::{self, MAX_BODY, RING_BYTES, UNIT, session},
@@ -33,6 +34,16 @@ pub enum PushError {
         /// The producers' cursor as read.
         tail: u64,
     },
+}
+
+/// Manner in which a consumer sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// Until a message of the control channel.
+    UntilMessage,
+    /// On a word of the window: a producer on the consumer's own system wakes it by [`Producer::wake_consumer`], others by a
+    /// message.
+    OnWord,
 }
 
 /// Most attempts to reserve before `push` reports a full ring. The bound keeps another party that moves the tail all
@@ -188,14 +199,33 @@ impl Producer {
         self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
     }
 
-    /// Returns true if the caller must ring the doorbell. Of several producers that find the consumer parked, only one
-    /// gets true, so that a sleeping consumer is not woken once for each record. Call it after [`Producer::push`].
+    /// Returns how the consumer sleeps, if the caller must wake it. Of several producers that find the consumer parked,
+    /// only one must, so that a sleeping consumer is not woken once for each record. Call it after [`Producer::push`].
     #[inline]
     #[must_use]
-    pub fn must_ring(&self) -> bool {
+    pub fn must_ring(&self) -> Option<Sleep> {
+        if self.consumer_parked() {
+            self.take_turn_to_ring()
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    fn take_turn_to_ring(&self) -> Option<Sleep> {
         // The producer that rings clears the word. A producer that then finds it clear relies on that doorbell: the
         // woken consumer looks at the ring, and before it sleeps again it sets the word and looks once more.
-        self.consumer_parked() && self.memory.word(session::PARKED).swap(0, Ordering::Relaxed) != 0
+        match self.memory.word(session::PARKED).swap(0, Ordering::Relaxed) {
+            0 => None,
+            how if how == u64::from(ON_WORD) => Some(Sleep::OnWord),
+            _ => Some(Sleep::UntilMessage),
+        }
+    }
+
+    /// Wakes a consumer on the same system that sleeps [on the word](Sleep::OnWord), after [`Producer::must_ring`].
+    #[cfg(all(feature = "std", not(loom)))]
+    pub fn wake_consumer(&self) {
+        crate::futex::wake(self.memory.word(session::PARKED));
     }
 
     /// Returns true if the consumer has taken all reserved bytes.

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use wormhole_images::{
-    BuildOptions, DebianOptions, GuestParts, Image, ImageError, Kernel, Suite, build_backend,
-    build_base, build_disk, build_emulated_host, build_guest, build_guest_that_takes_its_window,
+    BuildOptions, DebianOptions, GuestParts, Image, ImageError, Kernel, NotAPackage, Suite,
+    build_backend, build_base, build_disk, build_emulated_host, build_guest,
+    build_guest_that_takes_its_window,
 };
 
 use crate::command::{Failure, Run, at_once, megabytes, step};
@@ -19,6 +20,10 @@ use host::Facts;
 
 /// Package of the runner of fuzz targets.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
+
+/// Debian package that the tests' disk has beside those of each disk. Tests execute its program (`DISK_PACKAGE` in
+/// `hypervisor/tests/runs/harness.rs`).
+const DISK_PACKAGE: &str = "hello";
 
 /// Folders below `target` that set-up fills.
 const FOLDERS: [&str; 7] = [
@@ -133,10 +138,12 @@ fn with_debian(
     root: &Path,
     build: impl FnOnce(&DebianOptions<'_>) -> Result<(), ImageError>,
 ) -> Result<(), Failure> {
+    let package = DISK_PACKAGE.parse();
+    let package = package.map_err(|error: NotAPackage| Failure::new(error.to_string()))?;
     let built = build(&DebianOptions {
         folder: &images(root),
         suite: Suite::Bookworm,
-        packages: &[],
+        packages: &[package],
         rebuild: false,
         progress: &step,
     });

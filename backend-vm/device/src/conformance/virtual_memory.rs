@@ -1,5 +1,7 @@
 //! Address reservations, and physical memory that is mapped there.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
     kernel, launch, same, worked,
@@ -42,6 +44,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a kernel faults where it may only read",
         run: read_only,
+    },
+    Check {
+        name: "memory is placed at addresses of the caller's choice",
+        run: placed,
     },
     Check {
         name: "mapped memory outlives the context",
@@ -273,4 +279,28 @@ fn outlives_the_context(device: &dyn Device) -> Outcome {
     worked("unmap", device.mem_unmap(base, unit))?;
     worked("release", device.mem_release(made[0]))?;
     worked("unreserve", device.address_free(base, unit))
+}
+
+/// Next address at which [`placed`] places memory, far from everything.
+static NEXT: AtomicU64 = AtomicU64::new(0x5A00_0000_0000);
+
+fn placed(device: &dyn Device) -> Outcome {
+    let bytes = 2 * unit(device)?;
+    let chosen = NEXT.fetch_add(1 << 32, Ordering::Relaxed);
+    let free = |device: &dyn Device| worked("memory", device.mem_get_info()).map(|(free, _)| free);
+    let before = free(device)?;
+    for _ in 0..2 {
+        worked("place", device.place(chosen, bytes))?;
+        holds("it takes memory", free(device)? + bytes <= before)?;
+        fill(device, chosen, 1, bytes)?;
+        worked("synchronize", device.synchronize())?;
+        worked("reset", device.reset())?;
+        fill(device, chosen + bytes - 5, 2, 5)?;
+        let ends = read(device, chosen + bytes - 10, 10)?;
+        same("bytes", ends, [[1; 5], [2; 5]].concat())?;
+        worked("displace", device.displace(chosen, bytes))?;
+        let gone = device.mem_copy(chosen, chosen + 8, 8, LEGACY);
+        holds("nothing is there any more", gone.is_err())?;
+    }
+    Ok(())
 }

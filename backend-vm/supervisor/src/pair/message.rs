@@ -117,7 +117,7 @@ pub enum Report {
     /// Send the usage of the tenants that the client may see.
     AskUsage,
     /// The tenant's usage. If it is not the last report, another one with the exits of the guest follows.
-    Usage { usage: Usage, is_last: bool },
+    Usage { usage: Box<Usage>, is_last: bool },
 }
 
 /// Returns a text's bytes. None is cut: environments and facts come in frames of 8 KiB, and reasons
@@ -332,7 +332,7 @@ impl Report {
                     1 => true,
                     _ => return None,
                 },
-                usage: Usage::of_words(&fields.numbers()?)?,
+                usage: Box::new(Usage::of_words(&fields.numbers()?)?),
             },
             _ => return None,
         };
@@ -442,11 +442,11 @@ mod tests {
             Report::AskUsage,
             Report::Usage {
                 is_last: false,
-                usage: Usage {
+                usage: Box::new(Usage {
                     records: 1 << 50,
                     vm_exits: Some(7),
                     ..Usage::default()
-                },
+                }),
             },
         ]
     }

@@ -2,10 +2,12 @@
 //! worker executes them.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::geteuid;
+use wormhole_link::users;
 
 /// Bits of a mode that let the group, and all others, write.
 const GROUP: u32 = 0o020;
@@ -13,13 +15,25 @@ const OTHERS: u32 = 0o002;
 /// Bit of a folder in which users cannot rename or remove each other's entries.
 const STICKY: u32 = 0o1000;
 
+/// Folder in which the loader looks for libraries of the processor's kind, each in a folder of its own (ld.so(8)).
+const OF_PROCESSORS: &str = "glibc-hwcaps";
+/// Folders in which loaders before glibc 2.37 look as well, also in one below the other (`ld.so --help`).
+const OF_OLD_LOADERS: [&str; 5] = ["tls", "haswell", "avx512_1", "xeon_phi", "x86_64"];
+/// Most of them on one way.
+const DEPTH: usize = OF_OLD_LOADERS.len();
+
+/// Most links on a way, as the kernel has it (path_resolution(7)).
+const LINKS: usize = 40;
+
 /// Reason why a folder is left out.
 #[derive(Debug, thiserror::Error)]
 pub enum LeftOut {
     #[error("it is no absolute path")]
     Relative,
     #[error("it cannot be opened")]
-    Missing(#[source] std::io::Error),
+    Missing(#[source] io::Error),
+    #[error("it cannot be read")]
+    Unreadable(#[source] io::Error),
     #[error("it is no folder")]
     NoFolder,
     #[error("{0} belongs to user {1}, who is neither root nor this user")]
@@ -58,34 +72,102 @@ fn checked(folder: &Path) -> Result<PathBuf, LeftOut> {
     if !folder.is_absolute() {
         return Err(LeftOut::Relative);
     }
-    let folder = folder.canonicalize().map_err(LeftOut::Missing)?;
+    let folder = follow(folder)?;
     if !folder.is_dir() {
         return Err(LeftOut::NoFolder);
     }
-    for (depth, above) in folder.ancestors().enumerate() {
-        let data = above.symlink_metadata().map_err(LeftOut::Missing)?;
-        if data.uid() != 0 && data.uid() != geteuid().as_raw() {
-            return Err(LeftOut::Foreign(above.to_owned(), data.uid()));
+    check_libraries(&folder, DEPTH)?;
+    Ok(folder)
+}
+
+/// Follows an absolute path from the root folder on, and returns it without links. Checks each folder, link and file on the
+/// way: whoever can change one of them chooses the end.
+fn follow(path: &Path) -> Result<PathBuf, LeftOut> {
+    let (mut at, mut links) = (PathBuf::new(), 0);
+    let mut rest: Vec<OsString> = parts(path).collect();
+    while let Some(part) = rest.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
         }
-        // In a sticky folder above, the next one on the way stays where it is.
-        let is_kept = depth > 0 && data.mode() & STICKY != 0;
-        // A group of the owner's number is the owner's alone, as useradd(8) makes it.
-        let of_others = if data.gid() == data.uid() {
-            OTHERS
-        } else {
-            GROUP | OTHERS
+        let next = at.join(part);
+        let data = next.symlink_metadata().map_err(LeftOut::Missing)?;
+        if !data.is_symlink() {
+            // In a sticky folder above, the next one on the way stays where it is.
+            check(&next, &data, !rest.is_empty() && data.mode() & STICKY != 0)?;
+            at = next;
+            continue;
+        }
+        links += 1;
+        if links > LINKS {
+            return Err(LeftOut::Missing(io::Error::from_raw_os_error(libc::ELOOP)));
+        }
+        if !users::is_believed(data.uid()) {
+            return Err(LeftOut::Foreign(next, data.uid()));
+        }
+        rest.extend(parts(&fs::read_link(&next).map_err(LeftOut::Missing)?));
+    }
+    Ok(at)
+}
+
+/// Returns the parts of a path, the last one first. A root folder is one, which replaces what a path joins before it.
+fn parts(path: &Path) -> impl Iterator<Item = OsString> {
+    path.iter().rev().map(OsStr::to_owned)
+}
+
+/// Checks that only root and this user can change a file, or a folder's entries unless they are `kept`.
+fn check(path: &Path, data: &Metadata, kept: bool) -> Result<(), LeftOut> {
+    if !users::is_believed(data.uid()) {
+        return Err(LeftOut::Foreign(path.to_owned(), data.uid()));
+    }
+    // A group of the owner's number is the owner's alone, as useradd(8) makes it.
+    let of_others = match data.gid() == data.uid() {
+        true => OTHERS,
+        false => GROUP | OTHERS,
+    };
+    match data.mode() & of_others != 0 && !kept {
+        true => Err(LeftOut::Writable(path.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Checks each library of a folder whose way is checked, and of the folders in it where the loader looks: the file may be
+/// open to other users all the same. A link leads to a library that can be anywhere.
+fn check_libraries(folder: &Path, depth: usize) -> Result<(), LeftOut> {
+    let is_of_processors = folder.ends_with(OF_PROCESSORS);
+    for path in entries(folder)? {
+        let name = path.file_name().unwrap_or_default();
+        let bytes = name.as_encoded_bytes();
+        // An entry that is gone, or leads nowhere, is no library.
+        let Ok(data) = path.metadata() else {
+            continue;
         };
-        if data.mode() & of_others != 0 && !is_kept {
-            return Err(LeftOut::Writable(above.to_owned()));
+        if data.is_dir() {
+            let is_searched = is_of_processors
+                || name == OF_PROCESSORS
+                || OF_OLD_LOADERS.iter().any(|of| name == *of);
+            if is_searched && let Some(depth) = depth.checked_sub(1) {
+                check_libraries(&follow(&path)?, depth)?;
+            }
+        } else if bytes.windows(3).any(|part| part == b".so") {
+            follow(&path)?;
         }
     }
-    Ok(folder)
+    Ok(())
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, LeftOut> {
+    let entries = fs::read_dir(folder).map_err(LeftOut::Unreadable)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    paths.collect::<Result<_, _>>().map_err(LeftOut::Unreadable)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
+    use std::fs::Permissions;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use rustix::process::geteuid;
 
     use super::*;
 
@@ -124,6 +206,67 @@ mod tests {
         assert_eq!(safe, [at("good"), at("good"), at("shared/own")]);
         assert_eq!(folders(&search_path(&safe).unwrap()), safe);
         assert_eq!(search_path(&[]), None);
+    }
+
+    #[test]
+    fn workers_get_no_folder_with_a_library_that_others_can_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let at = |name: &str| folder.join(name);
+        let own = at("own/glibc-hwcaps/x86-64-v3");
+        for name in [
+            "own",
+            "own/glibc-hwcaps",
+            "own/glibc-hwcaps/x86-64-v3",
+            "open",
+        ] {
+            fs::create_dir(at(name)).unwrap();
+            fs::set_permissions(at(name), Permissions::from_mode(0o755)).unwrap();
+        }
+        let write = |path: &Path, mode| {
+            fs::write(path, "").unwrap();
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        write(&at("own/libgood.so"), 0o755);
+        write(&at("own/notes"), 0o666);
+        symlink("missing.so", at("own/libnone.so")).unwrap();
+        assert!(checked(&at("own")).is_ok());
+        for path in [at("own/libbad.so.1"), own.join("libgood.so")] {
+            write(&path, 0o666);
+            let left_out = checked(&at("own"));
+            assert!(matches!(&left_out, Err(LeftOut::Writable(bad)) if *bad == path));
+            fs::remove_file(&path).unwrap();
+        }
+        // The target of a link has folders of its own.
+        write(&at("open/lib.so"), 0o644);
+        symlink(at("open/lib.so"), at("own/lib.so")).unwrap();
+        assert!(checked(&at("own")).is_ok());
+        fs::set_permissions(at("open"), Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(checked(&at("own")), Err(LeftOut::Writable(bad)) if bad == at("open")));
+        fs::remove_file(at("own/lib.so")).unwrap();
+        // A link on the way to another one, in a folder that others can write.
+        symlink(at("own/libgood.so"), at("open/libmiddle.so")).unwrap();
+        symlink(at("open/libmiddle.so"), at("own/lib.so")).unwrap();
+        assert!(matches!(checked(&at("own")), Err(LeftOut::Writable(bad)) if bad == at("open")));
+        fs::remove_file(at("own/lib.so")).unwrap();
+        // Folders where a library would be found that is not there yet.
+        for name in ["own/glibc-hwcaps", "own/tls", "own/tls/x86_64"] {
+            fs::create_dir_all(at(name)).unwrap();
+            fs::set_permissions(at(name), Permissions::from_mode(0o777)).unwrap();
+            let left_out = checked(&at("own"));
+            assert!(matches!(&left_out, Err(LeftOut::Writable(bad)) if *bad == at(name)));
+            fs::set_permissions(at(name), Permissions::from_mode(0o755)).unwrap();
+        }
+        symlink(".", at("own/tls/tls")).unwrap();
+        symlink("libloop.so", at("own/libloop.so")).unwrap();
+        assert!(checked(&at("own")).is_ok(), "it ends");
+        if geteuid().is_root() {
+            chown(at("own/libgood.so"), Some(1000), None).unwrap();
+            assert!(matches!(
+                checked(&at("own")),
+                Err(LeftOut::Foreign(_, 1000))
+            ));
+        }
     }
 
     #[test]

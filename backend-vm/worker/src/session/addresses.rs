@@ -18,7 +18,7 @@ use crate::registrar::{Registrar, Task};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Device,
-    /// Memory that host and device share: arena, and the guest's mapped files.
+    /// Memory that host and device share: arena, managed memory in it, and the guest's mapped files.
     Arena,
 }
 
@@ -64,9 +64,11 @@ pub(super) struct Addresses {
     opened: Ranges,
     /// Arena granted to the session.
     arena: Ranges,
-    /// Jobs that read or write the arena hold a clone.
-    readers: Arc<()>,
-    /// Tasks that release runs of arena, queued until those jobs are done.
+    /// Managed memory whose home the device reaches.
+    pub(super) managed: Ranges,
+    /// Jobs that read or write the arena, or give the device addresses, hold a clone.
+    users: Arc<()>,
+    /// Tasks that release runs of arena and addresses, queued until those jobs are done.
     pending_release: Vec<Task>,
     pub(super) slabs: Slabs,
     pub(super) files: Files,
@@ -112,7 +114,8 @@ impl Addresses {
             allocations: HashMap::new(),
             opened: Ranges::default(),
             arena: Ranges::default(),
-            readers: Arc::new(()),
+            managed: Ranges::default(),
+            users: Arc::new(()),
             pending_release: Vec::new(),
             slabs: Slabs::default(),
             files: Files::default(),
@@ -128,7 +131,10 @@ impl Addresses {
     pub fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
         if self.device.contains(address, bytes) {
             Ok(Place::Device)
-        } else if self.arena.contains(address, bytes) || self.files.contains(address, bytes) {
+        } else if self.arena.contains(address, bytes)
+            || self.files.contains(address, bytes)
+            || self.managed.contains(address, bytes)
+        {
             Ok(Place::Arena)
         } else if self.opened.contains(address, bytes) || self.virtual_memory.maps(address, bytes) {
             Ok(Place::Device)
@@ -140,7 +146,34 @@ impl Addresses {
     /// Returns start and bytes of the arena extent or file that holds an address.
     pub fn host_range(&self, address: u64) -> Option<(u64, u64)> {
         let file = || self.files.around(address);
-        self.arena.around(address).or_else(file)
+        let managed = || self.managed.around(address);
+        self.arena.around(address).or_else(file).or_else(managed)
+    }
+
+    /// Returns start and bytes of the memory that holds an address and that the session may name: an allocation, an
+    /// arena extent, a file or a mapping.
+    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
+        (self.device.around(address))
+            .or_else(|| self.host_range(address))
+            .or_else(|| self.opened.around(address))
+            .or_else(|| self.virtual_memory.around(address))
+    }
+
+    /// Returns a guard of a job that uses addresses. Memory that is given back meanwhile stays where it is until the job is
+    /// done.
+    pub fn user(&self) -> Arc<()> {
+        Arc::clone(&self.users)
+    }
+
+    /// Returns whether a job uses addresses.
+    pub fn has_users(&self) -> bool {
+        Arc::strong_count(&self.users) > 1
+    }
+
+    /// Runs a task on the registrar once no job uses addresses.
+    pub fn once_unused(&mut self, task: Task, registrar: &Registrar) {
+        self.pending_release.push(task);
+        self.release_pending(registrar);
     }
 
     /// Finds a range in the arena that one of the worker's own jobs is going to read or write. The
@@ -150,7 +183,7 @@ impl Addresses {
     /// `CUDA_ERROR_INVALID_VALUE`: the range does not lie in one extent.
     pub fn arena(&self, address: u64, bytes: u64) -> Result<Arc<()>, CuResult> {
         if self.arena.contains(address, bytes) {
-            Ok(Arc::clone(&self.readers))
+            Ok(self.user())
         } else {
             Err(self.refused())
         }
@@ -304,13 +337,12 @@ impl Addresses {
             tracing::error!("arena at {address:#x} is to be given back and was not granted");
             return;
         }
-        self.pending_release.push(release);
-        self.release_pending(registrar);
+        self.once_unused(release, registrar);
     }
 
-    /// Runs the release tasks of removed arena, if no job reads arena.
+    /// Runs the tasks that wait for the jobs that use addresses, if there is none.
     pub fn release_pending(&mut self, registrar: &Registrar) {
-        if Arc::strong_count(&self.readers) == 1 {
+        if !self.has_users() {
             for release in self.pending_release.drain(..) {
                 registrar.run(release);
             }

@@ -1,7 +1,9 @@
 //! Executable graphs: records describe them node by node, then a job instantiates them.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
+use wormhole_api::array::span;
 use wormhole_api::handle::Graph;
 use wormhole_api::{
     CuResult, GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
@@ -37,6 +39,9 @@ pub(super) struct Uses {
     arrays: Vec<Arc<ArrayObject>>,
     /// Start and bytes of the arena extents and files that its nodes name. A graph is not launched once one is returned.
     host: Vec<(u64, u64)>,
+    /// Start and bytes of all memory that the nodes of its description name. No graph is made once one is freed: the
+    /// device would look for host memory at its address, and find the worker's own.
+    memory: BTreeSet<(u64, u64)>,
     /// Device of its first kernel.
     device: Option<SessionDevice>,
     /// Devices of the objects that its nodes name, one bit each.
@@ -71,24 +76,40 @@ impl Uses {
         self.images.iter().all(|image| image.strong_count() > 0) && self.host.iter().all(exists)
     }
 
+    /// Whether all memory exists that the nodes of its description name.
+    fn memory_exists(&self, addresses: &Addresses) -> bool {
+        let exists = |&range: &(u64, u64)| addresses.around(range.0) == Some(range);
+        self.memory.iter().all(exists)
+    }
+
     /// Returns the images if all are still loaded. The references keep them loaded.
     fn images(&self) -> Option<Vec<Arc<Loaded>>> {
         self.images.iter().map(Weak::upgrade).collect()
     }
 }
 
-/// The addresses that a node names, except for a kernel's parameters.
-fn named_by(node: &GraphNode) -> Vec<u64> {
+/// Returns the addresses and bytes that an admitted node names, except for a kernel's parameters.
+fn named_by(node: &GraphNode) -> Vec<(u64, u64)> {
     match node {
-        GraphNode::Copy(MemCopy3d { to, from, .. }) => [to, from]
+        GraphNode::Copy(MemCopy3d { to, from, extent }) => [to, from]
             .into_iter()
-            .filter_map(|end| match end {
-                Copy3dEnd::Memory { address, .. } => Some(*address),
+            .filter_map(|end| match *end {
+                Copy3dEnd::Memory {
+                    address,
+                    pitch,
+                    rows,
+                } => Some((address, span(*extent, pitch, rows)?)),
                 Copy3dEnd::Array { .. } => None,
             })
             .collect(),
-        GraphNode::Fill(fill) => vec![fill.destination],
-        GraphNode::Memory(operations) => operations.iter().map(|one| one.address).collect(),
+        GraphNode::Fill(fill) => {
+            let row = fill.width * u64::from(fill.element);
+            vec![(fill.destination, (fill.height - 1) * fill.pitch + row)]
+        }
+        GraphNode::Memory(operations) => {
+            let named = operations.iter().map(|one| (one.address, one.width()));
+            named.filter(|(_, width)| *width > 0).collect()
+        }
         _ => Vec::new(),
     }
 }
@@ -186,6 +207,7 @@ impl Graphs {
         mut uses: GraphUses,
     ) {
         self.uncount(&mut uses);
+        uses.0.memory.clear();
         if let Some(place) = self.table.find_mut(graph) {
             *place = GraphObject::Executable { device, raw, uses };
         }
@@ -241,10 +263,19 @@ impl Session {
         let (description, nesting, uses) =
             graphs.described(graph, bytes + size_of::<GraphNode>())?;
         nesting.check(&node)?;
-        let named = named_by(&node).into_iter();
-        for range in named.filter_map(|address| self.addresses.host_range(address)) {
-            if !uses.0.host.contains(&range) {
+        for (address, bytes) in named_by(&node) {
+            if let Some(range) = self.addresses.host_range(address)
+                && !uses.0.host.contains(&range)
+            {
                 uses.0.host.push(range);
+            }
+            // Several mappings can hold it.
+            let mut at = address;
+            while at - address < bytes
+                && let Some((start, length)) = self.addresses.around(at)
+            {
+                uses.0.memory.insert((start, length));
+                at = start + length;
             }
         }
         uses.0.nodes += 1;
@@ -422,13 +453,16 @@ impl Serve<GraphEdges<'_>> for Session {
     }
 }
 
+/// References that a job holds while it gives a description to the device: the images of its kernels, which stay loaded,
+/// and the guard of the addresses that its nodes name.
+type Held = (Vec<Arc<Loaded>>, Arc<()>);
+
 impl Session {
-    /// Takes the description under a handle for a job, with references to the images of its
-    /// kernels.
+    /// Takes the description under a handle for a job. The job drops the returned references when it is done.
     fn take_description(
         &mut self,
         graph: Handle<Graph>,
-    ) -> Result<(GraphDescription, Vec<Arc<Loaded>>), CuResult> {
+    ) -> Result<(GraphDescription, Held), CuResult> {
         let graphs = &mut self.objects.graphs;
         let place = graphs.table.get_mut(graph)?;
         match std::mem::replace(place, GraphObject::Taken(GraphUses::default())) {
@@ -438,9 +472,9 @@ impl Session {
                 refused,
                 ..
             } => match (refused, uses.0.images()) {
-                (None, Some(images)) => {
+                (None, Some(images)) if uses.0.memory_exists(&self.addresses) => {
                     *place = GraphObject::Taken(uses);
-                    Ok((description, images))
+                    Ok((description, (images, self.addresses.user())))
                 }
                 (refused, _) => {
                     // The handle was found above, so this succeeds.
@@ -495,7 +529,7 @@ impl Session {
 impl Serve<GraphInstantiate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
         let (graph, flags) = (message.graph, message.flags);
-        let (description, images) = self.take_description(graph)?;
+        let (description, held) = self.take_description(graph)?;
         let owner = match self.device_of_taken(call, graph) {
             Ok(owner) => owner,
             Err(error) => {
@@ -505,7 +539,7 @@ impl Serve<GraphInstantiate> for Session {
         };
         let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
-            drop((images, description));
+            drop((held, description));
             Box::new(move |session: &mut Session| match result {
                 Ok(raw) => {
                     let graphs = &mut session.objects.graphs;
@@ -531,7 +565,7 @@ impl Serve<GraphInstantiate> for Session {
 impl Serve<GraphUpdate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphUpdate) -> Outcome<()> {
         let (graph, from) = (message.graph, message.from);
-        let (description, images) = self.take_description(from)?;
+        let (description, held) = self.take_description(from)?;
         let graphs = &mut self.objects.graphs.table;
         let taken = graphs.find_mut(graph).and_then(take_executable);
         let Some((owner, raw, old_images)) = taken else {
@@ -547,7 +581,7 @@ impl Serve<GraphUpdate> for Session {
         let after = owner.clone();
         let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
-            drop((images, old_images, description));
+            drop((held, old_images, description));
             Box::new(move |session: &mut Session| {
                 session.end_update(graph, after, raw, from, result.is_ok());
                 Answer::of(session.done(result))

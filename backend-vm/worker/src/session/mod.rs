@@ -14,7 +14,7 @@
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
 //!   `cuEventElapsedTime`, `cuMemAddressReserve`, `cuMemAddressFree`, `cuMemMap`, and
 //!   `cuMemAllocFromPoolAsync` for memory that the stream has freed), and those that the session
-//!   answers: `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while output is queued here.
+//!   answers: `ManagedIdle`, `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while output is queued here.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so no later work of that
 //! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.
@@ -35,6 +35,7 @@ mod images;
 mod kernels;
 mod launch;
 mod limits;
+mod managed;
 mod mem_ops;
 mod memory;
 mod output;
@@ -58,6 +59,7 @@ use wormhole_ring::status::Status;
 
 use self::addresses::Addresses;
 use self::handles::Objects;
+use self::managed::Placements;
 use self::output::PendingOutput;
 use self::pools::Recycled;
 use self::reset::Reset;
@@ -174,6 +176,7 @@ pub struct Session {
     base: u64,
     objects: Objects,
     addresses: Addresses,
+    placements: Placements,
     recycled: Recycled,
     reset: Reset,
     shares: Shares,
@@ -218,6 +221,7 @@ impl Session {
             objects,
             addresses: Addresses::new(Arc::clone(&counters)),
             counters,
+            placements: Placements::default(),
             recycled: Recycled::default(),
             reset: Reset::default(),
             shares: Shares::default(),
@@ -289,6 +293,12 @@ impl Session {
     /// Removes a run of arena, so that it may not be named any more. `release` runs once no job
     /// reads arena.
     pub fn remove_extent(&mut self, address: u64, release: Task) {
+        if let Some((start, bytes)) = self.addresses.host_range(address)
+            && self.placements.has_home_in(start, bytes)
+        {
+            tracing::error!("arena at {address:#x} is to be given back and is in use");
+            return;
+        }
         self.addresses
             .remove_extent(address, release, &self.registrar);
     }

@@ -84,6 +84,7 @@ impl Session {
         };
         let ending = self.objects.reset();
         self.addresses.reset();
+        self.placements.reset(&mut self.addresses);
         self.shares.unshare_context(&self.registrar);
         let watcher = self.watcher.pause(self.objects.legacy());
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);

@@ -57,6 +57,7 @@ impl Session {
 impl Serve<StreamDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &StreamDestroy) -> Outcome<()> {
         let stream = self.objects.streams.remove(message.stream)?;
+        self.placements.stream_ends(&stream);
         let destroyed = self.objects.reclaim.destroy_stream(&self.watcher, stream);
         self.done(destroyed).map(Served::Done)
     }
@@ -72,7 +73,7 @@ impl Serve<StreamQuery> for Session {
 
 impl Session {
     /// Converts a query's result. "Not ready" is an answer and does not count as a failure.
-    fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
+    pub(super) fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
         match result {
             Ok(true) => Ok(()),
             Ok(false) | Err(CuResult::NOT_READY) => Err(CuResult::NOT_READY),

@@ -99,6 +99,13 @@ impl VirtualMemory {
         false
     }
 
+    /// Returns start and bytes of the mapping that holds an address and that copies may name.
+    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        let bytes = mapping.memory.bytes;
+        (mapping.visible && address - start < bytes).then_some((start, bytes))
+    }
+
     /// Returns the starts of the mappings that fill a range without a gap.
     fn filled(&self, address: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = address.checked_add(bytes)?;
@@ -260,8 +267,19 @@ impl Serve<AddressFree> for Session {
         if !self.addresses.virtual_memory.unreserve(address, bytes) {
             return Err(self.addresses.refused());
         }
-        self.done(self.here(call).address_free(address, bytes))
-            .map(Served::Done)
+        let device = self.here(call);
+        if !self.addresses.has_users() {
+            return self
+                .done(device.address_free(address, bytes))
+                .map(Served::Done);
+        }
+        // A job gives the device addresses that a description names. Memory of the worker's own must not come there
+        // meanwhile.
+        self.change(
+            call,
+            move |_| device.address_free(address, bytes),
+            |_, freed| freed,
+        )
     }
 }
 

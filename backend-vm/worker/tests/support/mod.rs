@@ -8,3 +8,4 @@
 
 pub mod recorder;
 pub mod served;
+pub mod whole;

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use wormhole_api::handle::{HandleKind, Key};
@@ -43,6 +43,10 @@ pub struct Served {
     /// Sends events of other threads to the executor.
     pub notifier: Notifier<Event>,
     stop: Arc<AtomicBool>,
+    /// While true, the executor's thread does nothing, as if it slept.
+    pub rests: Arc<AtomicBool>,
+    /// Number of looks of the resting thread, and of those that found no fence outstanding.
+    pub looks: Arc<[AtomicU64; 2]>,
     executor: Option<std::thread::JoinHandle<()>>,
     // Dropped last: everything above points into it.
     _memory: OwnedMemory,
@@ -79,11 +83,21 @@ impl Served {
         )
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let rests = Arc::new(AtomicBool::new(false));
+        let looks = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let (stopped, resting) = (Arc::clone(&stop), Arc::clone(&rests));
+        let counted = Arc::clone(&looks);
         let random = Random::new(seed);
         let executor = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 random.delay();
+                if resting.load(Ordering::Relaxed) {
+                    let idle = !executor.session().expects_fences();
+                    counted[0].fetch_add(1, Ordering::Relaxed);
+                    counted[1].fetch_add(u64::from(idle), Ordering::Relaxed);
+                    std::thread::yield_now();
+                    continue;
+                }
                 if !executor.turn().expect("honest records") {
                     std::thread::yield_now();
                 }
@@ -105,6 +119,8 @@ impl Served {
             neighbours,
             notifier,
             stop,
+            rests,
+            looks,
             executor: Some(executor),
             _memory: memory,
         }

@@ -5,10 +5,12 @@
 
 mod copies;
 mod local;
+mod managed;
 mod memory;
 mod streams;
 mod threads;
 mod turns;
+mod waits;
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -38,10 +40,12 @@ enum Group {
     Calls,
     /// Copies of 4 bytes to 256 MiB.
     Copies,
-    /// Allocations, mappings and registrations.
+    /// Allocations, mappings, registrations and managed memory.
     Memory,
     /// Launches by 1 to 8 threads.
     Threads,
+    /// Waits for kernels of 0 to 10 ms, in each manner.
+    Waits,
 }
 
 #[derive(Debug, Parser)]
@@ -228,8 +232,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             local::measure(&mut program)?;
         }
         Group::Copies => copies::measure(&mut program)?,
-        Group::Memory => memory::measure(&mut program)?,
+        Group::Memory => {
+            memory::measure(&mut program)?;
+            managed::measure(&mut program)?;
+        }
         Group::Threads => threads::measure(&mut program)?,
+        Group::Waits => waits::measure(&mut program)?,
     }
     let mut conditions = Conditions {
         machine: Machine::read(),

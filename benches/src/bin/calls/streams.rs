@@ -12,14 +12,15 @@ use crate::{Program, timed};
 
 /// Launches between two waits.
 const BURST: u32 = 200;
-/// Kernels of a graph.
-const NODES: u32 = 100;
+/// Kernels of the graphs.
+const KERNELS: [u32; 2] = [1, 100];
 
 pub fn measure(program: &mut Program) -> Result<(), DriverError> {
     launches(program)?;
     events(program)?;
     waits(program)?;
-    graphs(program)
+    let mut sizes = KERNELS.into_iter();
+    sizes.try_for_each(|kernels| graphs_of(program, kernels))
 }
 
 fn launches(program: &mut Program) -> Result<(), DriverError> {
@@ -161,31 +162,40 @@ fn waits(program: &mut Program) -> Result<(), DriverError> {
     program.driver.cuMemFreeHost(word)
 }
 
-fn graphs(program: &mut Program) -> Result<(), DriverError> {
-    let mut graph = 0;
-    program
-        .driver
-        .cuStreamBeginCapture_v2(program.stream, RELAXED)?;
-    (0..NODES).try_for_each(|_| program.launch(program.stream))?;
-    program
-        .driver
-        .cuStreamEndCapture(program.stream, &mut graph)?;
-    let mut times = Vec::new();
-    let mut executable = 0;
+/// Measures graphs of a number of kernels in a row.
+fn graphs_of(program: &mut Program, kernels: u32) -> Result<(), DriverError> {
+    let with = format!("{kernels} kernel{}", if kernels == 1 { "" } else { "s" });
+    let (mut graph, mut executable) = (0, 0);
+    let mut times: [Vec<Duration>; 4] = Default::default();
     for _ in 0..program.samples / 100 + 1 {
-        if executable != 0 {
-            program.driver.cuGraphExecDestroy(executable)?;
+        let [captured, new, again, destroyed] = &mut times;
+        captured.push(timed(|| capture(program, kernels, &mut graph))?);
+        for times in [new, again] {
+            times.push(timed(|| {
+                program
+                    .driver
+                    .cuGraphInstantiateWithFlags(&mut executable, graph, 0)
+            })?);
+            program.driver.cuGraphLaunch(executable, program.stream)?;
+            program.wait()?;
+            destroyed.push(timed(|| program.driver.cuGraphExecDestroy(executable))?);
         }
-        times.push(timed(|| {
-            program
-                .driver
-                .cuGraphInstantiateWithFlags(&mut executable, graph, 0)
-        })?);
+        program.driver.cuGraphDestroy(graph)?;
     }
-    program.row("cuGraphInstantiate", "100 kernels", times, 1);
+    let [captured, new, again, destroyed] = times;
+    let capturing = "cuStreamBeginCapture, cuLaunchKernel, cuStreamEndCapture";
+    program.row(capturing, &with, captured, 1);
+    program.row("cuGraphInstantiate", &with, new, 1);
+    program.row("cuGraphInstantiate", format!("{with}, again"), again, 1);
+    program.row("cuGraphExecDestroy", &with, destroyed, 1);
+
+    capture(program, kernels, &mut graph)?;
+    program
+        .driver
+        .cuGraphInstantiateWithFlags(&mut executable, graph, 0)?;
     program.measure(
         "cuGraphLaunch, cuStreamSynchronize",
-        "100 kernels",
+        &with,
         (program.samples / 4 + 1, 1),
         |program| {
             program.driver.cuGraphLaunch(executable, program.stream)?;
@@ -194,4 +204,12 @@ fn graphs(program: &mut Program) -> Result<(), DriverError> {
     )?;
     program.driver.cuGraphExecDestroy(executable)?;
     program.driver.cuGraphDestroy(graph)
+}
+
+/// Captures launches of the kernel that does nothing.
+fn capture(program: &Program, kernels: u32, graph: &mut Handle) -> Result<(), DriverError> {
+    let (driver, stream) = (&program.driver, program.stream);
+    driver.cuStreamBeginCapture_v2(stream, RELAXED)?;
+    (0..kernels).try_for_each(|_| program.launch(stream))?;
+    driver.cuStreamEndCapture(stream, graph)
 }

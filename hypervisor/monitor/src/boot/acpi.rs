@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::BootError;
 use super::e820::{FIRMWARE_START, HIGH_MEMORY_START};
 use crate::devices::{power, serial};
-use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
+use crate::memory::{PCI_HOLE_END, PCI_HOLE_START, Range};
 use crate::ram::GuestRam;
 
 const OEM_ID: [u8; 6] = *b"WORMHO";
@@ -33,14 +33,15 @@ const NO_C3: u16 = 0xffff;
 /// works without a probe.
 const BOOT_ARCH: u16 = 1 | 1 << 2 | 1 << 5;
 
-/// Writes the tables for `vcpus` processors and returns the address of the RSDP.
-pub fn write(ram: &GuestRam, vcpus: u8) -> Result<u64, BootError> {
+/// Writes the tables for `vcpus` processors. The PCI bus has the addresses `wide_bars` beside those below 4 GiB. Returns the
+/// address of the RSDP.
+pub fn write(ram: &GuestRam, vcpus: u8, wide_bars: Option<Range>) -> Result<u64, BootError> {
     let rsdp_address = FIRMWARE_START;
     let mut place = Placement {
         ram,
         next: FIRMWARE_START + 64,
     };
-    let dsdt = place.put(dsdt().as_slice())?;
+    let dsdt = place.put(dsdt(wide_bars).as_slice())?;
     let fadt = place.put(&aml_bytes(&fadt(dsdt)))?;
     let madt = place.put(madt(vcpus).as_slice())?;
     let mut root = xsdt::XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -130,11 +131,27 @@ fn fadt(dsdt: u64) -> fadt::FADT {
     table.finalize()
 }
 
-fn dsdt() -> Sdt {
+fn dsdt(wide_bars: Option<Range>) -> Sdt {
     let mut code = Vec::new();
     let hole_end = u32::try_from(PCI_HOLE_END - 1).unwrap_or(u32::MAX);
     let ports = u8::try_from(serial::PORTS).unwrap_or(u8::MAX);
     let hole_start = u32::try_from(PCI_HOLE_START).unwrap_or(0);
+    let bus_numbers = aml::AddressSpace::new_bus_number(0u16, 0u16);
+    let config_ports = aml::IO::new(0xcf8, 0xcf8, 1, 8);
+    let hole = aml::AddressSpace::new_memory(
+        aml::AddressSpaceCacheable::NotCacheable,
+        true,
+        hole_start,
+        hole_end,
+        None,
+    );
+    let wide = wide_bars.map(|range| {
+        let (start, last) = (range.start, range.end() - 1);
+        let cacheable = aml::AddressSpaceCacheable::NotCacheable;
+        aml::AddressSpace::new_memory(cacheable, true, start, last, None)
+    });
+    let mut resources: Vec<&dyn Aml> = vec![&bus_numbers, &config_ports, &hole];
+    resources.extend(wide.as_ref().map(|wide| wide as &dyn Aml));
     aml::Device::new(
         "_SB_.PCI0".into(),
         vec![
@@ -142,20 +159,7 @@ fn dsdt() -> Sdt {
             &aml::Name::new("_ADR".into(), &aml::ZERO),
             &aml::Name::new("_BBN".into(), &aml::ZERO),
             &aml::Name::new("_UID".into(), &aml::ZERO),
-            &aml::Name::new(
-                "_CRS".into(),
-                &aml::ResourceTemplate::new(vec![
-                    &aml::AddressSpace::new_bus_number(0u16, 0u16),
-                    &aml::IO::new(0xcf8, 0xcf8, 1, 8),
-                    &aml::AddressSpace::new_memory(
-                        aml::AddressSpaceCacheable::NotCacheable,
-                        true,
-                        hole_start,
-                        hole_end,
-                        None,
-                    ),
-                ]),
-            ),
+            &aml::Name::new("_CRS".into(), &aml::ResourceTemplate::new(resources)),
         ],
     )
     .to_aml_bytes(&mut code);
@@ -222,7 +226,7 @@ mod tests {
     #[test]
     fn every_table_is_reachable_and_sums_to_zero() {
         let ram = crate::ram::test_ram(2 << 20);
-        let pointer = write(&ram, 3).expect("tables");
+        let pointer = write(&ram, 3, None).expect("tables");
         let mut root = [0u8; 36];
         ram.read_slice(&mut root, GuestAddress(pointer))
             .expect("rsdp");
@@ -250,5 +254,24 @@ mod tests {
             }
         }
         assert_eq!(seen, [b"FACP".to_vec(), b"APIC".to_vec()]);
+    }
+
+    #[test]
+    fn the_bus_has_a_range_above_4_gib_if_bars_are_there() {
+        let range = Range {
+            start: 0x12_3456_0000_0000,
+            len: 0x1_0000_0000,
+        };
+        let has = |wide_bars, number: u64| {
+            let table = dsdt(wide_bars);
+            let number = number.to_le_bytes();
+            table.as_slice().windows(8).any(|bytes| bytes == number)
+        };
+        for number in [range.start, range.end() - 1, range.len] {
+            assert!(
+                has(Some(range), number) && !has(None, number),
+                "{number:#x}"
+            );
+        }
     }
 }

@@ -57,6 +57,16 @@ pub enum BootError {
         /// Length of the command line.
         len: usize,
     },
+    /// The kernel does not fit.
+    #[error(
+        "the kernel needs memory up to {kernel_end:#x}, and the guest's ends at {limit:#x}: give the guest more memory"
+    )]
+    KernelTooLarge {
+        /// End of the memory that the kernel needs.
+        kernel_end: u64,
+        /// End of low memory.
+        limit: u64,
+    },
     /// The initramfs does not fit.
     #[error(
         "an initramfs of {bytes} bytes or more does not fit between the kernel (which needs memory up to \
@@ -132,7 +142,7 @@ pub(crate) fn load(
 
     let mut params = boot_params {
         hdr: kernel.header,
-        acpi_rsdp_addr: acpi::write(ram, vcpus)?,
+        acpi_rsdp_addr: acpi::write(ram, vcpus, layout.wide_bars)?,
         ..Default::default()
     };
     params.hdr.type_of_loader = 0xff;
@@ -165,7 +175,9 @@ fn load_initramfs(
     parts: &[InitramfsPart],
 ) -> Result<crate::memory::Range, BootError> {
     let limit = layout.low_ram().end();
-    let room = limit.saturating_sub(kernel_end);
+    let room = limit
+        .checked_sub(kernel_end)
+        .ok_or(BootError::KernelTooLarge { kernel_end, limit })?;
     // A file may be larger than this machine's memory, and grow while it is read.
     let read = |path: &Path| {
         let mut bytes = Vec::new();
@@ -239,6 +251,22 @@ mod tests {
             load_initramfs(&ram, &layout, 10 << 20, &parts),
             Err(BootError::InitramfsTooLarge { .. })
         ));
+    }
+
+    #[test]
+    fn a_kernel_that_needs_more_memory_is_refused_with_an_initramfs_and_without() {
+        let layout = Layout::new(16, None).expect("layout");
+        let ram = crate::memory::map_ram(&layout.ram).expect("ram");
+        let parts = [InitramfsPart::Bytes(vec![0; 512])];
+        for parts in [&parts[..], &[]] {
+            let refused = load_initramfs(&ram, &layout, 17 << 20, parts);
+            assert_eq!(
+                refused.expect_err("too large").to_string(),
+                "the kernel needs memory up to 0x1100000, and the guest's ends at 0x1000000: give the guest more memory"
+            );
+        }
+        let whole = load_initramfs(&ram, &layout, 16 << 20, &[]);
+        assert_eq!(whole.expect("it fits").len, 0);
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 pub mod balloon;
 pub mod block;
+pub mod console;
 pub mod fs;
 pub mod net;
 pub mod pci;
 pub mod power;
 pub mod rng;
 pub mod serial;
+pub mod vfio;
 pub mod virtio;
 pub mod vsock;

@@ -1,5 +1,8 @@
 //! Emulates the serial console: an 8250 whose output goes to the caller's sink and to a ring of the
-//! last lines, and whose input comes from a [`ConsoleInput`].
+//! last lines, and whose input comes from a [`SerialInput`].
+//!
+//! The sink is written on the thread of the vCPU that accesses the port. It never blocks: the callers' sinks take what
+//! they have room for ([`crate::VmConfig::console`]), and the port's lock and the sink's are held for one such write.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -46,23 +49,25 @@ impl Trigger for IrqTrigger {
 #[derive(Debug, Default)]
 struct Lines {
     last: VecDeque<String>,
-    current: Vec<u8>,
+    /// The unfinished line of each console.
+    current: [Vec<u8>; 2],
     panic: Option<String>,
     out_of_memory: Option<String>,
 }
 
 impl Lines {
-    fn byte(&mut self, byte: u8) {
+    fn byte(&mut self, console: usize, byte: u8) {
+        let current = &mut self.current[console];
         if byte != b'\n' {
-            if self.current.len() < LINE_LIMIT {
-                self.current.push(byte);
+            if current.len() < LINE_LIMIT {
+                current.push(byte);
             }
             return;
         }
-        let line = String::from_utf8_lossy(&self.current)
+        let line = String::from_utf8_lossy(current)
             .trim_end_matches('\r')
             .to_owned();
-        self.current.clear();
+        current.clear();
         if self.panic.is_none() && line.contains("Kernel panic - not syncing") {
             self.panic = Some(line.clone());
         }
@@ -84,14 +89,12 @@ impl Lines {
 pub struct ConsoleTail(Arc<Mutex<Lines>>);
 
 impl ConsoleTail {
-    /// Returns the last lines, oldest first. An unfinished line comes last.
+    /// Returns the last lines, oldest first. Unfinished lines come last.
     pub fn lines(&self) -> Vec<String> {
         let lines = self.0.lock();
-        let mut all: Vec<String> = lines.last.iter().cloned().collect();
-        if !lines.current.is_empty() {
-            all.push(String::from_utf8_lossy(&lines.current).into_owned());
-        }
-        all
+        let unfinished = lines.current.iter().filter(|line| !line.is_empty());
+        let unfinished = unfinished.map(|line| String::from_utf8_lossy(line).into_owned());
+        lines.last.iter().cloned().chain(unfinished).collect()
     }
 
     /// Returns the line with which the kernel reported a panic.
@@ -105,10 +108,12 @@ impl ConsoleTail {
     }
 }
 
-/// Writer that copies the console's output to the caller's sink and to a [`ConsoleTail`].
+/// Writer that copies a console's output to the caller's sink and to a [`ConsoleTail`].
 pub struct Tee {
-    sink: Box<dyn Write + Send>,
+    sink: Arc<Mutex<Box<dyn Write + Send>>>,
     tail: ConsoleTail,
+    /// Number of the console.
+    console: usize,
 }
 
 impl std::fmt::Debug for Tee {
@@ -122,7 +127,21 @@ impl std::fmt::Debug for Tee {
 impl Tee {
     /// Creates a writer to `sink` and `tail`.
     pub fn new(sink: Box<dyn Write + Send>, tail: ConsoleTail) -> Self {
-        Self { sink, tail }
+        Self {
+            sink: Arc::new(Mutex::new(sink)),
+            tail,
+            console: 0,
+        }
+    }
+
+    /// Returns a writer of the guest's other console, to the same sink and tail. A line of the tail is of one console.
+    #[must_use]
+    pub fn other(&self) -> Self {
+        Self {
+            sink: Arc::clone(&self.sink),
+            tail: self.tail.clone(),
+            console: 1,
+        }
     }
 }
 
@@ -131,22 +150,22 @@ impl Write for Tee {
         {
             let mut lines = self.tail.0.lock();
             for byte in bytes {
-                lines.byte(*byte);
+                lines.byte(self.console, *byte);
             }
         }
         // A failed sink (a closed pipe) must not fail the guest's console.
-        if let Err(error) = self.sink.write_all(bytes) {
+        if let Err(error) = self.sink.lock().write_all(bytes) {
             tracing::debug!(%error, "the console's sink refuses output");
         }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.sink.flush()
+        self.sink.lock().flush()
     }
 }
 
-/// Tells the [`ConsoleInput`] that the guest has read all that was typed.
+/// Tells the [`SerialInput`] that the guest has read all that was typed.
 #[derive(Debug)]
 struct Emptied(SyncSender<()>);
 
@@ -177,7 +196,7 @@ pub struct SerialPort(Serial<IrqTrigger, Emptied, Tee>);
 
 impl SerialPort {
     /// Creates a port that raises `interrupt` and writes the guest's output to `output`, and its input.
-    pub fn new(interrupt: IrqTrigger, output: Tee) -> (Arc<Mutex<Self>>, ConsoleInput) {
+    pub fn new(interrupt: IrqTrigger, output: Tee) -> (Arc<Mutex<Self>>, SerialInput) {
         let (sender, emptied) = sync_channel(1);
         Self::of(
             Serial::with_events(interrupt, Emptied(sender), output),
@@ -191,7 +210,7 @@ impl SerialPort {
         interrupt: IrqTrigger,
         output: Tee,
         saved: &SerialPortState,
-    ) -> Option<(Arc<Mutex<Self>>, ConsoleInput)> {
+    ) -> Option<(Arc<Mutex<Self>>, SerialInput)> {
         let [
             low,
             high,
@@ -223,9 +242,9 @@ impl SerialPort {
     fn of(
         serial: Serial<IrqTrigger, Emptied, Tee>,
         emptied: Receiver<()>,
-    ) -> (Arc<Mutex<Self>>, ConsoleInput) {
+    ) -> (Arc<Mutex<Self>>, SerialInput) {
         let port = Arc::new(Mutex::new(Self(serial)));
-        let input = ConsoleInput {
+        let input = SerialInput {
             port: Arc::downgrade(&port),
             emptied,
         };
@@ -258,35 +277,31 @@ impl SerialPort {
     }
 }
 
-/// Input of the guest's console. A write waits until the guest has read some of what was written before, and fails
-/// when the VM is gone.
+/// Input of the port.
 #[derive(Debug)]
-pub struct ConsoleInput {
+pub struct SerialInput {
     port: Weak<Mutex<SerialPort>>,
     emptied: Receiver<()>,
 }
 
-impl Write for ConsoleInput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            let taken = match self.port.upgrade() {
-                None => return Err(io::ErrorKind::BrokenPipe.into()),
-                Some(port) => port.lock().take(bytes),
-            };
-            if taken > 0 || bytes.is_empty() {
-                return Ok(taken);
-            }
-            match self.emptied.recv_timeout(OFFERED_AGAIN) {
-                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(io::ErrorKind::BrokenPipe.into());
-                }
-            }
+impl SerialInput {
+    /// Gives the guest some first bytes of `bytes`, and returns their number. 0 if the port has no room for any: then this
+    /// has waited until the guest has read what was given before, or for a while.
+    ///
+    /// # Errors
+    /// The VM is gone.
+    pub fn offer(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = match self.port.upgrade() {
+            None => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(port) => port.lock().take(bytes),
+        };
+        if taken > 0 || bytes.is_empty() {
+            return Ok(taken);
         }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        match self.emptied.recv_timeout(OFFERED_AGAIN) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => Ok(0),
+            Err(RecvTimeoutError::Disconnected) => Err(io::ErrorKind::BrokenPipe.into()),
+        }
     }
 }
 
@@ -317,13 +332,19 @@ mod tests {
 
     #[test]
     fn input_waits_for_the_guest_and_ends_with_its_port() {
+        let all = |input: &mut SerialInput, mut bytes: &[u8]| {
+            while !bytes.is_empty() {
+                bytes = &bytes[input.offer(bytes)?..];
+            }
+            Ok::<_, io::Error>(())
+        };
         let interrupt = IrqTrigger(EventFd::new(0).expect("an eventfd"));
         let output = Tee::new(Box::new(io::sink()), ConsoleTail::default());
         let (port, mut input) = SerialPort::new(interrupt, output);
         let typed: Vec<u8> = (0..=255).collect();
         let mut read = Vec::new();
         std::thread::scope(|scope| {
-            let typing = scope.spawn(|| input.write_all(&typed));
+            let typing = scope.spawn(|| all(&mut input, &typed));
             while read.len() < typed.len() {
                 let mut port = port.lock();
                 let mut status = [0];
@@ -337,8 +358,8 @@ mod tests {
             typing.join().expect("no panic").expect("all is typed");
         });
         assert_eq!(read, typed);
-        input.write_all(&[0; 64]).expect("the buffer has room");
-        let typing = std::thread::spawn(move || input.write_all(b"more"));
+        all(&mut input, &[0; 64]).expect("the buffer has room");
+        let typing = std::thread::spawn(move || all(&mut input, b"more"));
         drop(port);
         let error = typing.join().expect("no panic").expect_err("it is gone");
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
@@ -357,13 +378,13 @@ mod tests {
         // Received data interrupts, and the scratch register has a byte.
         saved.lock().write(1, &[1]);
         saved.lock().write(7, &[0x5a]);
-        typed.write_all(b"typed").expect("room");
+        assert_eq!(typed.offer(b"typed").ok(), Some(5));
         let mut state = saved.lock().save();
         let (interrupt, event) = trigger();
         let restored = SerialPort::restored(interrupt, output(), &state);
         let (port, mut input) = restored.expect("it fits");
         assert_eq!(event.read().ok(), Some(1));
-        input.write_all(b" more").expect("room");
+        assert_eq!(input.offer(b" more").ok(), Some(5));
         let read = |register, len| {
             let mut bytes = vec![0; len];
             port.lock().read(register, &mut bytes);
@@ -394,5 +415,19 @@ mod tests {
             Some("[    1.0] Kernel panic - not syncing: test")
         );
         assert_eq!(tail.out_of_memory(), None);
+    }
+
+    #[test]
+    fn a_line_of_one_console_is_whole_whatever_the_other_writes() {
+        let tail = ConsoleTail::default();
+        let mut serial = Tee::new(Box::new(io::sink()), tail.clone());
+        let mut port = serial.other();
+        serial.write_all(b"Kernel panic - not ").expect("a sink");
+        port.write_all(b"a line\nguest ").expect("a sink");
+        serial.write_all(b"syncing: test\n").expect("a sink");
+        port.write_all(b"login: ").expect("a sink");
+        let panic = "Kernel panic - not syncing: test";
+        assert_eq!(tail.panic().as_deref(), Some(panic));
+        assert_eq!(tail.lines(), ["a line", panic, "guest login: "]);
     }
 }

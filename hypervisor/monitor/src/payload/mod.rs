@@ -33,6 +33,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use wormhole_lock::Mutex;
 
 use crate::bus::{BusDevice, BusError, Buses, Effect};
+use crate::confinement::Confinement;
 use crate::cpu::{self, CpuError};
 use crate::devices::power;
 use crate::disabled_exits::DisabledExits;
@@ -257,7 +258,7 @@ impl PayloadVm {
                 block.store(index, *word);
             }
             let vcpu = vm.create_vcpu(u64::from(id)).map_err(kvm_error("a vCPU"))?;
-            vcpu.set_cpuid2(&cpu::cpuid_of(&kvm, &supported, id))
+            vcpu.set_cpuid2(&cpu::cpuid_of(&supported, id))
                 .map_err(kvm_error("the vCPU's CPUID"))?;
             let exceptions = exceptions::write(&ram, id).map_err(PayloadError::Write)?;
             enter(
@@ -326,7 +327,15 @@ impl PayloadVm {
         let (sender, receiver) = &self.events;
         let mut statuses = BTreeMap::new();
         let start = Instant::now();
-        let threads = VcpuThreads::start(self.vcpus, &self.pins, &buses, &self.counters, sender)?;
+        let confinement = Confinement::of_vcpu()?;
+        let threads = VcpuThreads::start(
+            self.vcpus,
+            &self.pins,
+            &buses,
+            &self.counters,
+            sender,
+            confinement,
+        )?;
         // No handle requests snapshots of a payload.
         let save = |_| AfterSnapshot::Continue;
         let outcome = threads.wait(receiver, self.timeout, save, |end| match end.end {

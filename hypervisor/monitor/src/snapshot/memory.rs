@@ -1,4 +1,4 @@
-//! Guest memory in a file: the ranges of RAM one after the other. Pages of zeros are holes.
+//! Guest memory in a file: the ranges of RAM one after the other, and the identity of the snapshot. Pages of zeros are holes.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
 
-use super::SnapshotError;
+use super::{Identity, SnapshotError};
 use crate::ram::GuestRam;
 
 const PAGE: usize = 4096;
@@ -40,24 +40,30 @@ fn for_each_chunk(
     Ok(())
 }
 
+/// Length of a file's end, which is the identity.
+const IDENTITY: u64 = size_of::<Identity>() as u64;
+
+/// Writes the identity of a snapshot behind RAM, which has `end` bytes.
+pub(super) fn identify(file: &File, end: u64, identity: &Identity) -> io::Result<()> {
+    file.write_all_at(identity, end)
+}
+
 /// Writes RAM to an empty file. No vCPU and no device may run.
-pub(super) fn save(ram: &GuestRam, file: &File) -> Result<(), SnapshotError> {
-    let end = size(ram);
+pub(super) fn save(ram: &GuestRam, file: &File, identity: &Identity) -> Result<(), SnapshotError> {
     let saved = for_each_chunk(ram, |region, start, offset, bytes| {
         region
             .read_slice(bytes, MemoryRegionAddress(start))
             .map_err(io::Error::other)?;
         let mut at = offset;
         for run in runs(bytes) {
-            let after = at + run.len() as u64;
-            // The last page gives the file its length.
-            if run.iter().any(|byte| *byte != 0) || after == end {
+            if run.iter().any(|byte| *byte != 0) {
                 file.write_all_at(run, at)?;
             }
-            at = after;
+            at += run.len() as u64;
         }
         Ok(())
     });
+    let saved = saved.and_then(|()| identify(file, size(ram), identity));
     saved.map_err(SnapshotError::Write)
 }
 
@@ -80,22 +86,33 @@ fn is_zero(page: &[u8]) -> bool {
     ZEROS.get(..page.len()) == Some(page)
 }
 
-/// Reads RAM, whose pages are all zero, from a file.
-pub(super) fn restore(ram: &GuestRam, file: &File) -> Result<(), SnapshotError> {
+/// Reads RAM, whose pages are all zero, from the file of the snapshot with this identity.
+pub(super) fn restore(
+    ram: &GuestRam,
+    file: &File,
+    identity: &Identity,
+) -> Result<(), SnapshotError> {
+    let end = size(ram);
     let (expected, length) = (
-        size(ram),
+        end + IDENTITY,
         file.metadata().map_err(SnapshotError::Read)?.len(),
     );
     if length != expected {
         return Err(SnapshotError::MemoryLength { length, expected });
     }
+    let mut found = Identity::default();
+    let read = file.read_exact_at(&mut found, end);
+    read.map_err(SnapshotError::Read)?;
+    if found != *identity {
+        return Err(SnapshotError::OtherMemory);
+    }
     let mut data = 0..0;
     let restored = for_each_chunk(ram, |region, start, offset, bytes| {
-        let end = offset + bytes.len() as u64;
+        let after = offset + bytes.len() as u64;
         if data.end <= offset {
             data = next_data(file, offset, expected)?;
         }
-        if data.start >= end {
+        if data.start >= after {
             return Ok(());
         }
         file.read_exact_at(bytes, offset)?;
@@ -131,6 +148,8 @@ mod tests {
     use crate::memory::{Range, map_ram};
     use crate::ram::is_resident;
 
+    const IDENTITY_OF_TEST: Identity = [7; 16];
+
     /// Two ranges, neither of them whole chunks.
     fn ram() -> GuestRam {
         let range = |start, len| Range { start, len };
@@ -145,12 +164,12 @@ mod tests {
             saved.write_obj(value, GuestAddress(at)).expect("in RAM");
         }
         let file = tempfile::tempfile().expect("a file");
-        save(&saved, &file).expect("room");
+        save(&saved, &file, &IDENTITY_OF_TEST).expect("room");
         let data = file.metadata().expect("a file");
-        assert_eq!(data.len(), (3 << 20) + 0x8000);
+        assert_eq!(data.len(), (3 << 20) + 0x8000 + IDENTITY);
         assert!(data.blocks() * 512 <= 7 * 4096, "{}", data.blocks());
         let restored = ram();
-        restore(&restored, &file).expect("it is there");
+        restore(&restored, &file, &IDENTITY_OF_TEST).expect("it is there");
         for (value, at) in (1u8..).zip(written) {
             let byte: u8 = restored.read_obj(GuestAddress(at)).expect("in RAM");
             assert_eq!(byte, value);
@@ -159,12 +178,20 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_another_snapshot_is_refused() {
+        let file = tempfile::tempfile().expect("a file");
+        save(&ram(), &file, &[8; 16]).expect("room");
+        let refused = restore(&ram(), &file, &IDENTITY_OF_TEST).expect_err("another one");
+        assert!(matches!(refused, SnapshotError::OtherMemory), "{refused}");
+    }
+
+    #[test]
     fn a_file_of_another_size_is_refused() {
         let file = tempfile::tempfile().expect("a file");
-        save(&ram(), &file).expect("room");
-        for length in [0, (3 << 20) + 0x7000, (3 << 20) + 0x9000] {
+        save(&ram(), &file, &IDENTITY_OF_TEST).expect("room");
+        for length in [0, (3 << 20) + 0x8000, (3 << 20) + 0x8011] {
             file.set_len(length).expect("room");
-            let refused = restore(&ram(), &file).expect_err("another size");
+            let refused = restore(&ram(), &file, &IDENTITY_OF_TEST).expect_err("another size");
             assert!(
                 refused.to_string().contains(&length.to_string()),
                 "{refused}"

@@ -10,6 +10,7 @@
 
 mod chips;
 mod memory;
+mod processor;
 mod vcpu;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use std::sync::mpsc::Sender;
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use wormhole_lock::Mutex;
 
@@ -29,7 +31,7 @@ use crate::device_thread::{DeviceThread, ThreadGone};
 use crate::devices::block::{Difference, DiskFile, DiskIdentity};
 use crate::devices::pci::{Misfit, PciBus, PciBusState};
 use crate::devices::power::{ExitStatusPort, Pm1Ports, Pm1State};
-use crate::devices::serial::{ConsoleInput, IrqTrigger, SerialPort, SerialPortState, Tee};
+use crate::devices::serial::{IrqTrigger, SerialInput, SerialPort, SerialPortState, Tee};
 use crate::ram::GuestRam;
 use crate::sync::Ending;
 use crate::vcpu::{Event, VcpuThreads};
@@ -61,6 +63,14 @@ pub enum SnapshotError {
         /// The value.
         value: u64,
     },
+    /// No snapshot has this MSR.
+    #[error(
+        "the snapshot has a value of the MSR {index:#x}, which this machine's KVM does not save"
+    )]
+    MsrIndex {
+        /// Number of the MSR.
+        index: u32,
+    },
     /// The TSC of this machine has another frequency.
     #[error("the TSC of the snapshot has {saved} kHz, and that of this machine {here} kHz")]
     Frequency {
@@ -69,13 +79,13 @@ pub enum SnapshotError {
         /// Frequency of this machine.
         here: u32,
     },
-    /// This machine offers its guests another processor.
+    /// This machine does not offer its guests the processor of the snapshot.
     #[error(
-        "the snapshot is of another processor or KVM: CPUID leaf {leaf:#x} differs. It can be restored on the kind of \
-         machine on which it was taken"
+        "the snapshot is of another processor or KVM: this machine does not offer its CPUID leaf {leaf:#x}. It can be \
+         restored on the kind of machine on which it was taken"
     )]
     Processor {
-        /// First leaf that differs.
+        /// First leaf that is not offered.
         leaf: u32,
     },
     /// The VM has another number of vCPUs, disks or devices.
@@ -106,13 +116,21 @@ pub enum SnapshotError {
     #[error("a disk cannot be brought to stable storage, or examined")]
     DiskState(#[source] io::Error),
     /// The memory file has another size than the guest's memory.
-    #[error("the memory of the snapshot has {length} bytes, and the guest's {expected}")]
+    #[error(
+        "the memory file of the snapshot has {length} bytes, and that of this guest would have {expected}"
+    )]
     MemoryLength {
         /// Size of the file.
         length: u64,
-        /// Size of the guest's memory.
+        /// Size of a file of this guest.
         expected: u64,
     },
+    /// Memory file and state are of two snapshots.
+    #[error("the memory file and the state are of two snapshots")]
+    OtherMemory,
+    /// The snapshot has no random number.
+    #[error("the kernel gives no random number")]
+    Identity(#[source] io::Error),
     /// Memory cannot be written to the file.
     #[error("the guest's memory cannot be written")]
     Write(#[source] io::Error),
@@ -120,12 +138,7 @@ pub enum SnapshotError {
     #[error("the memory of the snapshot cannot be read")]
     Read(#[source] io::Error),
     /// Vsock connections are open.
-    #[error(
-        "programs of the guest have {} to the host open, and cannot be saved with them: end them first. `ss --vsock \
-         --processes` in the guest shows whose they are: {}",
-        plural(.0.len(), "connection"),
-        list(.0)
-    )]
+    #[error("programs of the guest have connections to the host open: {}", list(.0))]
     Connections(Vec<OpenConnection>),
     /// The VM has file systems, whose servers have state.
     #[error("the guest has folders of the host ({}), whose open files cannot be saved", .0.join(", "))]
@@ -133,6 +146,9 @@ pub enum SnapshotError {
     /// The VM serves windows of tenants.
     #[error("a backend VM cannot be saved: its tenants' windows are not its own")]
     Aperture,
+    /// The VM has devices of the host.
+    #[error("the guest has devices of the host, whose state cannot be saved")]
+    PassedThrough,
     /// A thread of the VM has ended.
     #[error("the guest has ended")]
     Ended,
@@ -164,21 +180,18 @@ fn letter(number: usize) -> char {
     char::from(b'a'.saturating_add(number))
 }
 
-fn plural(count: usize, noun: &str) -> String {
-    match count {
-        1 => format!("1 {noun}"),
-        _ => format!("{count} {noun}s"),
-    }
-}
-
 fn list(connections: &[OpenConnection]) -> String {
     let texts: Vec<_> = connections.iter().map(ToString::to_string).collect();
     texts.join(", ")
 }
 
+/// Random number of a snapshot, in its state and in its memory file.
+type Identity = [u8; 16];
+
 /// State of a VM without its memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VmState {
+    identity: Identity,
     /// CPUID of the first vCPU.
     processor: Vec<kvm_cpuid_entry2>,
     vcpus: Vec<VcpuState>,
@@ -249,37 +262,59 @@ impl SnapshotHandle {
 }
 
 impl Snapshot {
-    /// Gives a new VM its memory, its vCPUs, and the chips of KVM.
+    /// Returns the CPUID that the vCPUs of the restored VM have, which is that of the snapshot. `here` is that of this
+    /// machine's first vCPU.
+    pub(crate) fn processor(&self, here: &CpuId) -> Result<CpuId, SnapshotError> {
+        let saved = &self.state.processor;
+        processor::check(saved, here.as_slice())?;
+        // Fails for more entries than KVM takes.
+        CpuId::from_entries(saved).map_err(|_| SnapshotError::Processor { leaf: 0 })
+    }
+
+    /// Gives a new VM its memory, its vCPUs, and the chips of KVM. `msrs` are those of [`msrs`].
     pub(crate) fn restore_processors(
         &self,
         vm: &VmFd,
         ram: &GuestRam,
         vcpus: &[VcpuFd],
-        processor: &CpuId,
+        msrs: &[u32],
     ) -> Result<(), SnapshotError> {
         let state = &self.state;
-        check_processor(&state.processor, processor.as_slice())?;
         check_count("vCPUs", state.vcpus.len(), vcpus.len())?;
-        memory::restore(ram, &self.memory)?;
+        memory::restore(ram, &self.memory, &state.identity)?;
         for (saved, vcpu) in state.vcpus.iter().zip(vcpus) {
-            saved.restore(vcpu)?;
+            saved.restore(vcpu, msrs)?;
         }
         state.chips.restore(vm)
     }
+}
 
+impl VmState {
     /// Creates the serial port, whose interrupt needs the chips.
     pub(crate) fn serial_port(
         &self,
         interrupt: IrqTrigger,
         output: Tee,
-    ) -> Result<(Arc<Mutex<SerialPort>>, ConsoleInput), SnapshotError> {
-        let port = SerialPort::restored(interrupt, output, &self.state.serial);
+    ) -> Result<(Arc<Mutex<SerialPort>>, SerialInput), SnapshotError> {
+        let port = SerialPort::restored(interrupt, output, &self.serial);
         port.ok_or_else(|| {
             SnapshotError::Device(Misfit {
                 device: "serial port".to_owned(),
                 why: "it has more input than the port can hold",
             })
         })
+    }
+
+    /// Gives the state to devices that no driver has started.
+    pub(crate) fn restore_devices(
+        &self,
+        pci: &mut PciBus,
+        power: &mut Pm1Ports,
+        exit_status: &mut ExitStatusPort,
+    ) -> Result<(), SnapshotError> {
+        exit_status.status = self.exit_status;
+        power.restore(&self.power);
+        Ok(pci.restore(&self.pci)?)
     }
 }
 
@@ -296,6 +331,7 @@ pub(crate) struct Machine {
     /// Tags of the file systems.
     pub file_systems: Vec<String>,
     pub has_aperture: bool,
+    pub passes_devices: bool,
     /// CPUID of the first vCPU.
     pub processor: CpuId,
     /// MSRs that KVM saves.
@@ -326,7 +362,7 @@ impl Machine {
         let mut parked = Vec::new();
         let state = self.parked(threads, &mut parked).and_then(|()| {
             let state = self.state(|| paused.save(&self.msrs))?;
-            memory::save(&self.ram, &memory)?;
+            memory::save(&self.ram, &memory, &state.identity)?;
             Ok(state)
         });
         let after = conclude(state);
@@ -349,6 +385,9 @@ impl Machine {
         if self.has_aperture {
             return Err(SnapshotError::Aperture);
         }
+        if self.passes_devices {
+            return Err(SnapshotError::PassedThrough);
+        }
         if !self.file_systems.is_empty() {
             return Err(SnapshotError::FileSystems(self.file_systems.clone()));
         }
@@ -369,6 +408,9 @@ impl Machine {
         &self,
         vcpus: impl FnOnce() -> Result<Vec<VcpuState>, SnapshotError>,
     ) -> Result<VmState, SnapshotError> {
+        let mut identity = Identity::default();
+        rustix::rand::getrandom(&mut identity, GetRandomFlags::empty())
+            .map_err(|error| SnapshotError::Identity(error.into()))?;
         let disks = self.disks.iter().map(DiskFile::settle);
         let disks = disks
             .collect::<Result<_, _>>()
@@ -382,6 +424,7 @@ impl Machine {
         // on its way is saved twice.
         let chips = ChipsState::save(&self.vm)?;
         Ok(VmState {
+            identity,
             processor: self.processor.as_slice().to_vec(),
             vcpus: vcpus()?,
             chips,
@@ -403,9 +446,8 @@ impl Machine {
                 return Err(SnapshotError::Disk { number, difference });
             }
         }
-        self.exit_status.lock().status = state.exit_status;
-        self.power.lock().restore(&state.power);
-        self.pci.lock().restore(&state.pci)?;
+        let (mut pci, mut power) = (self.pci.lock(), self.power.lock());
+        state.restore_devices(&mut pci, &mut power, &mut self.exit_status.lock())?;
         state.chips.restore_clock(&self.vm)
     }
 
@@ -413,26 +455,6 @@ impl Machine {
     pub fn resume(&self) -> Result<(), SnapshotError> {
         Ok(self.pci.lock().resume()?)
     }
-}
-
-fn check_processor(
-    saved: &[kvm_cpuid_entry2],
-    here: &[kvm_cpuid_entry2],
-) -> Result<(), SnapshotError> {
-    let differs = saved.iter().zip(here).find(|(saved, here)| saved != here);
-    let leaf = match differs {
-        Some((_, here)) => here.function,
-        None if saved.len() == here.len() => return Ok(()),
-        None => {
-            let longer = if saved.len() > here.len() {
-                saved
-            } else {
-                here
-            };
-            longer[saved.len().min(here.len())].function
-        }
-    };
-    Err(SnapshotError::Processor { leaf })
 }
 
 fn check_count(what: &'static str, saved: usize, here: usize) -> Result<(), SnapshotError> {

@@ -18,6 +18,8 @@ use crate::{
 
 const CODE: u64 = 0x20_0000;
 const COUNTER: u64 = 0x30_0000;
+/// Bytes of RAM of a guest.
+const MEMORY: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counts in RCX, and writes the count and the TSC to memory, and the count's low byte to the serial port.
@@ -90,13 +92,14 @@ fn guest(
         start: snapshot.map_or(Start::Boot(boot), |snapshot| {
             Start::Restore(Box::new(snapshot))
         }),
-        memory_mib: 16,
+        memory_mib: MEMORY >> 20,
         vcpus: 1,
         window: None,
         vsock: None,
         file_systems: Vec::new(),
         disks,
         networks: Vec::new(),
+        passed_through: Vec::new(),
         prefault: false,
         console: Box::new(console.clone()),
         timeout: Some(PATIENCE),
@@ -257,16 +260,23 @@ fn a_snapshot_is_refused_by_a_machine_that_is_another_one() {
         let mut other = again(&snapshot);
         // Each refusal has a file of its own, as far as the memory is concerned.
         other.memory = tempfile::tempfile().expect("a file");
-        let length = snapshot.memory.metadata().expect("a file").len();
-        other.memory.set_len(length).expect("room");
+        memory::identify(&other.memory, MEMORY, &other.state.identity).expect("room");
         change(&mut other);
         let refused = guest(&console, Some(other), Vec::new());
         refused.expect_err("another machine").to_string()
     };
-    let leaf = refusal(|other| other.state.processor[1].ecx ^= 1 << 20);
-    assert!(leaf.contains("CPUID leaf"), "{leaf}");
-    let fewer = refusal(|other| other.state.processor.truncate(1));
-    assert!(fewer.contains("CPUID leaf"), "{fewer}");
+    let stepping = refusal(|other| other.state.processor[1].eax ^= 1);
+    assert!(stepping.contains("CPUID leaf 0x1."), "{stepping}");
+    let unknown = refusal(|other| {
+        other.state.processor.push(kvm_cpuid_entry2 {
+            function: 0x1234,
+            edx: 1,
+            ..Default::default()
+        });
+    });
+    assert!(unknown.contains("CPUID leaf 0x1234."), "{unknown}");
+    let other = refusal(|other| other.state.identity[0] ^= 1);
+    assert!(other.contains("of two snapshots"), "{other}");
     let vcpus = refusal(|other| other.state.vcpus.clear());
     assert!(vcpus.contains("0 vCPUs, and this one has 1"), "{vcpus}");
     let memory = refusal(|other| other.memory.set_len(4096).expect("room"));
@@ -309,6 +319,73 @@ fn a_disk_that_was_written_after_the_snapshot_is_refused_by_its_number() {
     let text = refused.to_string();
     assert!(text.contains("disk 1 (/dev/vdb in the guest)"), "{text}");
     assert!(text.contains("written after the snapshot"), "{text}");
+}
+
+#[test]
+fn a_guest_that_has_another_kernels_processor_goes_on() {
+    if !kvm() {
+        return;
+    }
+    let console = Console::default();
+    let running = Running::start(guest(&console, None, Vec::new()).expect("a guest"));
+    console.until(300);
+    let mut snapshot = running.save(AfterSnapshot::Stop);
+    running.thread.join().expect("no panic").expect("it ran");
+    // As if the kernel of the snapshot had not offered RDRAND.
+    const RDRAND: u32 = 1 << 30;
+    let leaf = |entries: &mut Vec<kvm_cpuid_entry2>| {
+        let at = entries.iter().position(|entry| entry.function == 1);
+        at.expect("each processor has it")
+    };
+    let at = leaf(&mut snapshot.state.processor);
+    snapshot.state.processor[at].ecx &= !RDRAND;
+    let console = Console::default();
+    let restored = guest(&console, Some(again(&snapshot)), Vec::new()).expect("more is offered");
+    let restored = Running::start(restored);
+    counts_on(&console, &snapshot);
+    let later = restored.save(AfterSnapshot::Stop);
+    restored.thread.join().expect("no panic").expect("it ran");
+    assert_eq!(
+        later.state.processor[at].ecx & RDRAND,
+        0,
+        "it does not change"
+    );
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_stored_leaves_the_guest_running() {
+    if !kvm() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [0; 4096]).expect("room");
+    let disk = DiskImage::open(&path, DiskAccess::ReadWrite).expect("an image");
+    let console = Console::default();
+    let running = Running::start(guest(&console, None, vec![disk]).expect("a guest"));
+    console.until(300);
+    for _ in 0..2 {
+        let full = File::options().write(true).open("/dev/full");
+        let (sender, ended) = channel();
+        let conclude = move |state: Result<VmState, SnapshotError>| {
+            sender.send(state.map(drop)).expect("the test waits");
+            AfterSnapshot::Continue
+        };
+        let full = full.expect("a device without room");
+        running.snapshots.request(full, Box::new(conclude));
+        let refused = ended.recv_timeout(PATIENCE).expect("an answer");
+        let refused = refused.expect_err("there is no room");
+        assert!(matches!(refused, SnapshotError::Write(_)), "{refused}");
+        console.until(console.len() + 300);
+    }
+    let snapshot = running.save(AfterSnapshot::Stop);
+    running.thread.join().expect("no panic").expect("it ran");
+    let written = console.0.lock().clone();
+    let follows = written
+        .windows(2)
+        .all(|pair| pair[1] == pair[0].wrapping_add(1));
+    assert!(follows, "a count is lost or comes twice");
+    assert!(word(&snapshot, COUNTER) >= 900);
 }
 
 #[test]
@@ -362,9 +439,13 @@ proptest! {
             return Ok(());
         };
         let memory = tempfile::tempfile().expect("a file");
-        memory.set_len(16 << 20).expect("room");
+        memory::identify(&memory, MEMORY, &state.identity).expect("room");
         let console = Console::default();
-        // Both results are valid.
-        let _ = guest(&console, Some(Snapshot { state, memory }), Vec::new()).map(drop);
+        // All results are valid. A guest that is restored runs, with its devices.
+        if let Ok(vm) = guest(&console, Some(Snapshot { state, memory }), Vec::new()) {
+            let running = Running::start(vm);
+            running.stop.stop();
+            let _ = running.thread.join().expect("no panic");
+        }
     }
 }

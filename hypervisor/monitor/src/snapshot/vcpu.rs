@@ -4,6 +4,8 @@
 //! SIPI, so that it comes first. A restored local APIC needs its base from the system registers, a deadline of the timer
 //! needs the local APIC and the TSC.
 
+use std::ops::RangeInclusive;
+
 use kvm_bindings::{
     Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
     kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -15,6 +17,20 @@ use super::SnapshotError;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
+
+/// MSRs that KVM keeps and does not list (arch/x86/kvm/x86.c, KVM_GET_MSR_INDEX_LIST): the memory types and the control of debugging.
+const UNLISTED: [RangeInclusive<u32>; 6] = [
+    MSR_DEBUGCTL..=MSR_DEBUGCTL,
+    MSR_MTRR_FIRST..=MSR_MTRR_LAST,
+    0x250..=0x250,
+    0x258..=0x259,
+    0x268..=0x26f,
+    0x2ff..=0x2ff,
+];
+const MSR_DEBUGCTL: u32 = 0x1d9;
+/// Bases and masks of the eight ranges that KVM has.
+const MSR_MTRR_FIRST: u32 = 0x200;
+const MSR_MTRR_LAST: u32 = 0x20f;
 
 /// Entries that KVM takes in one call (`MAX_IO_MSRS`).
 const MOST_MSRS: usize = 256;
@@ -67,8 +83,12 @@ impl VcpuState {
         })
     }
 
-    /// Writes the state to a new vCPU, which has its CPUID.
-    pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+    /// Writes the state to a new vCPU, which has its CPUID. `indices` are those of [`msr_indices`]: the monitor may set MSRs
+    /// that a guest may not.
+    pub fn restore(&self, vcpu: &VcpuFd, indices: &[u32]) -> Result<(), SnapshotError> {
+        if let Some(&(index, _)) = self.msrs.iter().find(|(index, _)| !indices.contains(index)) {
+            return Err(SnapshotError::MsrIndex { index });
+        }
         let here = get("the frequency of the TSC", vcpu.get_tsc_khz())?;
         if !is_same_frequency(self.tsc_khz, here) {
             return Err(SnapshotError::Frequency {
@@ -94,10 +114,14 @@ impl VcpuState {
     }
 }
 
-/// Returns the indices of the MSRs that KVM saves.
+/// Returns the indices of the MSRs of a snapshot.
 pub(crate) fn msr_indices(kvm: &Kvm) -> Result<Vec<u32>, SnapshotError> {
     let list = get("the list of MSRs", kvm.get_msr_index_list())?;
-    Ok(list.as_slice().to_vec())
+    let mut indices = list.as_slice().to_vec();
+    let unlisted = UNLISTED.into_iter().flatten();
+    let unlisted: Vec<_> = unlisted.filter(|index| !indices.contains(index)).collect();
+    indices.extend(unlisted);
+    Ok(indices)
 }
 
 /// Returns the entries as KVM takes them, which is at most [`MOST_MSRS`].
@@ -202,6 +226,7 @@ mod tests {
     #[test]
     fn a_vcpu_has_the_state_of_another_one() {
         const STAR: u32 = 0xc000_0081;
+        const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
         let Ok(kvm) = Kvm::new() else {
             return eprintln!("skipped: there is no KVM");
         };
@@ -211,7 +236,7 @@ mod tests {
             crate::chipset::create_chips(&vm).expect("chips");
             let vcpu = vm.create_vcpu(0).expect("a vCPU");
             let supported = crate::cpu::supported_cpuid(&kvm).expect("a list");
-            let cpuid = crate::cpu::cpuid_of(&kvm, &supported, 0);
+            let cpuid = crate::cpu::cpuid_of(&supported, 0);
             vcpu.set_cpuid2(&cpuid).expect("it is supported");
             (vcpu, vm)
         };
@@ -223,8 +248,28 @@ mod tests {
             ..Default::default()
         };
         vcpu.set_regs(&regs).expect("registers");
-        let msr = entries(&[(STAR, 0x23_0010_0000_0000)]).expect("one entry");
-        assert_eq!(vcpu.set_msrs(&msr).expect("an MSR"), 1);
+        let mut sregs = vcpu.get_sregs().expect("registers");
+        (sregs.cr2, sregs.fs.base, sregs.idt.limit) = (0x1234_5000, 0x7fff_0000, 0x7f);
+        vcpu.set_sregs(&sregs).expect("registers");
+        let written = [
+            (STAR, 0x23_0010_0000_0000),
+            // A range of memory, its mask, and another type for the rest.
+            (MSR_MTRR_FIRST, 0xe000_0000),
+            (MSR_MTRR_FIRST + 1, 0xff_f000_0800),
+            (MSR_MTRR_DEF_TYPE, 0xc00),
+        ];
+        let msrs = entries(&written).expect("few entries");
+        assert_eq!(vcpu.set_msrs(&msrs).expect("MSRs"), written.len());
+        let mut debug_regs = vcpu.get_debug_regs().expect("registers");
+        debug_regs.db[0] = 0x10_1000;
+        vcpu.set_debug_regs(&debug_regs).expect("registers");
+        let mut lapic = vcpu.get_lapic().expect("registers");
+        // The divisor of the timer.
+        lapic.regs[0x3e0] = 0xb;
+        vcpu.set_lapic(&lapic).expect("registers");
+        let mut events = vcpu.get_vcpu_events().expect("events");
+        events.nmi.masked = 1;
+        vcpu.set_vcpu_events(&events).expect("events");
         let mut saved = VcpuState::save(&vcpu, &indices).expect("a state");
         // XMM0, and the components in use: x87 and SSE.
         saved.xsave.region[40] = 0x5a5a_5a5a;
@@ -232,20 +277,25 @@ mod tests {
         let text = serde_json::to_string(&saved).expect("it is text");
         let saved: VcpuState = serde_json::from_str(&text).expect("it is a state");
         let (other, _other_vm) = made();
-        saved.restore(&other).expect("it fits");
+        saved.restore(&other, &indices).expect("it fits");
         let restored = VcpuState::save(&other, &indices).expect("a state");
         assert_eq!(restored.regs, regs);
-        assert_eq!(restored.sregs, saved.sregs);
+        assert_eq!(restored.sregs, sregs);
         assert_eq!(restored.xsave.region[40], 0x5a5a_5a5a);
         assert_eq!(restored.xcrs.xcrs[0].value, saved.xcrs.xcrs[0].value);
+        assert_eq!(restored.debug_regs.db[0], 0x10_1000);
         assert_eq!(restored.lapic.regs, saved.lapic.regs);
+        assert_eq!(restored.lapic.regs[0x3e0], 0xb);
+        assert_eq!(restored.events.nmi.masked, 1);
         let msrs = |state: &VcpuState| -> Vec<(u32, u64)> {
             // Those that time changes.
             let moves = |index: u32| [MSR_TSC, MSR_TSC_DEADLINE].contains(&index);
             let msrs = state.msrs.iter().copied();
             msrs.filter(|(index, _)| !moves(*index)).collect()
         };
-        assert!(msrs(&saved).contains(&(STAR, 0x23_0010_0000_0000)));
+        for msr in &written {
+            assert!(msrs(&saved).contains(msr), "{msr:x?}");
+        }
         assert_eq!(msrs(&restored), msrs(&saved));
         let tsc = |state: &VcpuState| {
             state
@@ -255,5 +305,31 @@ mod tests {
                 .copied()
         };
         assert!(tsc(&restored) > tsc(&saved));
+    }
+    #[test]
+    fn an_msr_that_no_snapshot_has_is_not_set() {
+        /// The revision of the microcode, which KVM lets the monitor alone set.
+        const UCODE_REVISION: u32 = 0x8b;
+        let Ok(kvm) = Kvm::new() else {
+            return eprintln!("skipped: there is no KVM");
+        };
+        let vm = kvm.create_vm().expect("a VM");
+        crate::chipset::create_chips(&vm).expect("chips");
+        let vcpu = vm.create_vcpu(0).expect("a vCPU");
+        let indices = [MSR_TSC];
+        let mut state = VcpuState::save(&vcpu, &indices).expect("a state");
+        state.msrs.push((UCODE_REVISION, 7));
+        let refused = state
+            .restore(&vcpu, &indices)
+            .expect_err("it is not listed");
+        assert!(
+            matches!(
+                refused,
+                SnapshotError::MsrIndex {
+                    index: UCODE_REVISION
+                }
+            ),
+            "{refused}"
+        );
     }
 }

@@ -10,6 +10,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use vm_memory::VolatileSlice;
 
 use super::identity::DiskFile;
+use crate::devices::virtio::{guards, vector};
 
 /// Bytes of a sector, the unit of all addresses (virtio 1.2, 5.2.2).
 pub const SECTOR: u64 = 512;
@@ -98,6 +99,10 @@ impl DiskImage {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(DiskError::Kind(path.to_path_buf()));
         }
+        // With O_NONBLOCK, an io_uring of some kernels refuses reads that wait.
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| failed(error.into()))?;
+        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)
+            .map_err(|error| failed(error.into()))?;
         let lock = match access {
             DiskAccess::ReadOnly => FlockOperation::NonBlockingLockShared,
             DiskAccess::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -170,10 +175,37 @@ impl DiskImage {
         self.file.sync_data()
     }
 
-    /// Deallocates a range, which reads as zeros afterwards.
+    /// Deallocates a range, which reads as zeros afterwards. On a file system without `PUNCH_HOLE`, and on a block device
+    /// that discards nothing, the range stays as it is: a discard is a hint, and a guest that needs zeros requests them.
     pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.deallocate(offset, len).map(drop)
+    }
+
+    /// Zeroes a range, and deallocates it where that is possible. Where it is not, this is [`Self::write_zeroes`].
+    pub(super) fn unmap(
+        &self,
+        offset: u64,
+        len: u64,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        match self.deallocate(offset, len)? {
+            true => Ok(()),
+            false => self.write_zeroes(offset, len, is_over),
+        }
+    }
+
+    /// Calls fallocate(2). The work of an io_uring that ends on this thread may interrupt it.
+    fn allocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, offset, len))
+    }
+
+    /// Deallocates a range. Returns whether the storage has an operation for that.
+    fn deallocate(&self, offset: u64, len: u64) -> io::Result<bool> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+        match self.allocate(flags, offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
+            done => Ok(done.map(|()| true)?),
+        }
     }
 
     /// Zeroes a range. Its storage stays allocated. On a file system without `ZERO_RANGE` this takes many writes, and
@@ -185,7 +217,7 @@ impl DiskImage {
         is_over: impl Fn() -> bool,
     ) -> io::Result<()> {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.file, flags, offset, len) {
+        match self.allocate(flags, offset, len) {
             // Some file systems, for example tmpfs, do not support ZERO_RANGE.
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 let mut done = 0;
@@ -218,14 +250,8 @@ fn transfer(
     mut operation: impl FnMut(*const libc::iovec, i32, i64) -> isize,
 ) -> io::Result<()> {
     // The guards keep the ranges mapped while the vector refers to them.
-    let guards: Vec<_> = memory.iter().map(VolatileSlice::ptr_guard_mut).collect();
-    let mut parts: Vec<libc::iovec> = guards
-        .iter()
-        .map(|guard| libc::iovec {
-            iov_base: guard.as_ptr().cast(),
-            iov_len: guard.len(),
-        })
-        .collect();
+    let guards = guards(memory);
+    let mut parts = vector(&guards);
     let mut left = &mut parts[..];
     while let Some(first) = left.first() {
         if first.iov_len == 0 {

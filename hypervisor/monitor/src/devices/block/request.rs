@@ -8,13 +8,16 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{DescriptorChain, Reader};
-use vm_memory::{GuestMemoryBackend, VolatileSlice};
+use vm_memory::VolatileSlice;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::device::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES};
+use super::device::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES, MAX_SEGMENTS};
 use super::image::{DiskAccess, DiskImage, SECTOR};
+use super::ring::Part;
+use crate::devices::virtio::slices;
 use crate::ram::GuestRam;
 use crate::sync::Ending;
 
@@ -54,6 +57,24 @@ impl Failure {
     }
 }
 
+/// Most buffers of a read that is under way beside others: its data, and one for the status.
+const MOST_BUFFERS: usize = MAX_SEGMENTS as usize + 1;
+/// Most bytes of such a read. It bounds the time until all of them are finished. The kernel reads ahead of larger ones.
+pub(super) const MOST_BYTES: u32 = 256 << 10;
+
+/// A valid read that the disk has yet to execute.
+#[derive(Debug)]
+pub(super) struct ReadRequest {
+    /// Offset in the image.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u32,
+    /// Memory of the data.
+    pub parts: Vec<Part>,
+    /// Buffers of the data and the status. The driver can change their descriptors meanwhile.
+    buffers: Vec<Descriptor>,
+}
+
 /// State with which a disk executes requests.
 #[derive(Debug)]
 pub(super) struct Disk {
@@ -70,27 +91,68 @@ impl Disk {
     /// Executes the request in `chain` and writes its status. Returns the number of bytes written to the driver's
     /// buffers.
     pub fn serve(&self, memory: &GuestRam, chain: &DescriptorChain<&GuestRam>) -> u32 {
-        let Some(mut writable) = slices(memory, chain.clone().writable()) else {
-            return 0;
-        };
         // Without a status byte the result cannot be reported.
-        let Some(status) = take_last_byte(&mut writable) else {
+        let Some((data, status)) = room(memory, chain.clone().writable()) else {
             return 0;
         };
-        let done = self.execute(memory, chain, &writable);
-        if let Err(failure) = done {
-            tracing::debug!(?failure, "a disk refuses a request");
+        let done = self.execute(memory, chain, &data);
+        report(&data, &status, done)
+    }
+
+    /// Returns the request in `chain` if it is a valid read that may be under way beside others.
+    pub fn read_of(
+        &self,
+        memory: &GuestRam,
+        chain: &DescriptorChain<&GuestRam>,
+    ) -> Option<ReadRequest> {
+        let mut reader = Reader::new(memory, chain.clone()).ok()?;
+        let header: Header = read(&mut reader).ok()?;
+        if header.kind.get() != VIRTIO_BLK_T_IN || self.ending.has_begun() {
+            return None;
         }
-        let value = done.map_or_else(Failure::status, |_| byte(VIRTIO_BLK_S_OK));
-        status.copy_from(&[value]);
-        // The driver may read as many bytes from the first buffer on. The status is one of them if nothing that was not
-        // written lies before it.
-        let written = done.unwrap_or(0);
-        let room = writable.iter().map(|part| part.len() as u64).sum::<u64>();
-        match u64::from(written) == room {
-            true => written.saturating_add(1),
-            false => written,
+        let mut writable = chain.clone().writable();
+        let buffers: Vec<Descriptor> = writable.by_ref().take(MOST_BUFFERS).collect();
+        // An indirect table has more buffers than the queue, although the device does not offer it.
+        if writable.next().is_some() {
+            return None;
         }
+        let (data, _) = room(memory, buffers.iter().copied())?;
+        let (offset, len) = self.place(header.sector.get(), &data).ok()?;
+        let len = u32::try_from(len).ok().filter(|len| *len <= MOST_BYTES)?;
+        Some(ReadRequest {
+            offset,
+            len,
+            parts: Part::of(&data),
+            buffers,
+        })
+    }
+
+    /// Reads what is left of a read after its first `done` bytes, and writes its status. Returns the number of bytes written
+    /// to the driver's buffers.
+    pub fn finish(&self, memory: &GuestRam, read: &ReadRequest, done: u32) -> u32 {
+        let Some((data, status)) = room(memory, read.buffers.iter().copied()) else {
+            return 0;
+        };
+        let finished = match done < read.len {
+            true if self.ending.has_begun() => Err(Failure::Io),
+            true => self.read_behind(&data, read.offset, done),
+            false => Ok(()),
+        };
+        report(&data, &status, finished.map(|()| read.len))
+    }
+
+    /// Reads what belongs behind the first `done` bytes of `data`, whose place is `offset`.
+    fn read_behind(
+        &self,
+        data: &[VolatileSlice<'_>],
+        offset: u64,
+        done: u32,
+    ) -> Result<(), Failure> {
+        let skipped = usize::try_from(done).map_err(|_| Failure::Io)?;
+        let left = behind(data, skipped).ok_or(Failure::Io)?;
+        self.image
+            .read(&left, offset + u64::from(done))
+            .map_err(failed)
     }
 
     /// Executes the request and returns the number of bytes written to `to_driver`.
@@ -127,12 +189,10 @@ impl Disk {
             VIRTIO_BLK_T_WRITE_ZEROES => {
                 const UNMAP: u32 = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
                 self.each_range(&mut reader, UNMAP, |range, offset, len| {
+                    let is_over = || self.ending.has_begun();
                     let done = match range.flags.get() & UNMAP {
-                        0 => {
-                            let is_over = || self.ending.has_begun();
-                            self.image.write_zeroes(offset, len, is_over)
-                        }
-                        _ => self.image.discard(offset, len),
+                        0 => self.image.write_zeroes(offset, len, is_over),
+                        _ => self.image.unmap(offset, len, is_over),
                     };
                     done.map_err(failed)
                 })
@@ -261,18 +321,36 @@ fn byte(status: u32) -> u8 {
     status.to_le_bytes()[0]
 }
 
-/// Returns the guest memory of the descriptors, in order; `None` if a part of it is not RAM.
-fn slices<'m>(
+/// Returns the memory of the data, and of the status: the last byte of the buffers. `None` if there is no such byte, or if a
+/// part is not RAM.
+fn room<'m>(
     memory: &'m GuestRam,
-    descriptors: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
-) -> Option<Vec<VolatileSlice<'m>>> {
-    let mut slices = Vec::new();
-    for descriptor in descriptors {
-        for slice in memory.get_slices(descriptor.addr(), descriptor.len() as usize) {
-            slices.push(slice.ok()?);
-        }
+    buffers: impl Iterator<Item = Descriptor>,
+) -> Option<(Vec<VolatileSlice<'m>>, VolatileSlice<'m>)> {
+    let mut data = slices(memory, buffers)?;
+    let status = take_last_byte(&mut data)?;
+    Some((data, status))
+}
+
+/// Writes the status of a request that has written to `data`. Returns the number of bytes written to the driver's buffers.
+fn report(
+    data: &[VolatileSlice<'_>],
+    status: &VolatileSlice<'_>,
+    done: Result<u32, Failure>,
+) -> u32 {
+    if let Err(failure) = done {
+        tracing::debug!(?failure, "a disk refuses a request");
     }
-    Some(slices)
+    let value = done.map_or_else(Failure::status, |_| byte(VIRTIO_BLK_S_OK));
+    status.copy_from(&[value]);
+    // The driver may read as many bytes from the first buffer on. The status is one of them if nothing that was not
+    // written lies before it.
+    let written = done.unwrap_or(0);
+    let room = data.iter().map(|part| part.len() as u64).sum::<u64>();
+    match u64::from(written) == room {
+        true => written.saturating_add(1),
+        false => written,
+    }
 }
 
 /// Removes the last byte of the slices and returns it.

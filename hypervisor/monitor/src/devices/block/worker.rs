@@ -1,27 +1,33 @@
 //! Serves a disk's queue on the disk's thread.
 
-use event_manager::EventOps;
+use event_manager::{EventOps, EventSet, Events};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::image::DiskImage;
 use super::request::Disk;
-use crate::devices::virtio::{ActiveQueue, VirtioWorker};
+use super::ring::Reads;
+use crate::devices::virtio::{ActiveQueue, Fate, VirtioWorker};
 use crate::ram::GuestRam;
 use crate::sync::Ending;
 
-/// Worker that executes requests one after the other.
+/// Worker that reads by an io_uring, where there is one, and executes other requests one after the other.
 #[derive(Debug)]
 pub struct BlockWorker {
     memory: GuestRam,
-    disk: Disk,
+    pub(super) disk: Disk,
+    /// Reads under way; `None` if reads are executed one after the other as well.
+    pub(super) reads: Option<Reads>,
     queue: Option<ActiveQueue>,
 }
 
 impl BlockWorker {
     /// Creates a worker for a guest with this RAM. The guest reads the first 20 bytes of `serial`. Requests fail once
     /// `ending` has begun.
+    ///
+    /// The thread of this call may set up an io_uring. That of the worker need not.
     pub fn new(memory: GuestRam, image: DiskImage, serial: String, ending: Ending) -> Self {
         Self {
+            reads: Reads::of(&image, &memory),
             memory,
             disk: Disk {
                 image,
@@ -33,13 +39,65 @@ impl BlockWorker {
         }
     }
 
-    /// Serves requests, at most as many as the queue's size.
-    fn serve(&mut self) {
-        let Some(queue) = &mut self.queue else {
+    /// Returns finished reads, and serves requests, at most as many as the queue's size.
+    pub(super) fn serve(&mut self) {
+        let Self {
+            memory,
+            disk,
+            reads,
+            queue: Some(queue),
+        } = self
+        else {
             return;
         };
-        queue.serve(&self.memory, |chain| self.disk.serve(&self.memory, &chain));
+        let mut used = return_reads(reads, disk, memory, queue);
+        let mut left_one = false;
+        used |= queue.take_while(memory, |chain| {
+            let Some(reads) = reads else {
+                return Fate::Used(disk.serve(memory, &chain));
+            };
+            let (head, read) = (chain.head_index(), disk.read_of(memory, &chain));
+            if read.is_some() && reads.is_full() {
+                left_one = true;
+                return Fate::Available;
+            }
+            if read.is_some_and(|read| reads.queue(head, read)) {
+                return Fate::Held;
+            }
+            // Reads do not wait for a flush that follows them.
+            reads.start();
+            Fate::Used(disk.serve(memory, &chain))
+        });
+        if let Some(reads) = reads
+            && !reads.start()
+        {
+            queue.again();
+        }
+        // Those from the host's page cache are finished already.
+        used |= return_reads(reads, disk, memory, queue);
+        if left_one && reads.as_ref().is_some_and(|reads| !reads.is_full()) {
+            queue.again();
+        }
+        if used {
+            queue.interrupt(memory);
+        }
     }
+}
+
+/// Returns the buffers of finished reads to the driver. Returns whether there are any.
+fn return_reads(
+    reads: &mut Option<Reads>,
+    disk: &Disk,
+    memory: &GuestRam,
+    queue: &mut ActiveQueue,
+) -> bool {
+    let mut used = false;
+    let finished = std::iter::from_fn(|| reads.as_mut()?.finished());
+    for (head, read, done) in finished {
+        // Bytes that the ring has not read are read anew, so that errors are found and named in one place.
+        used |= queue.add_used(memory, head, disk.finish(memory, &read, done));
+    }
+    used
 }
 
 impl VirtioWorker for BlockWorker {
@@ -48,12 +106,52 @@ impl VirtioWorker for BlockWorker {
         self.disk.write_through = features & 1 << VIRTIO_BLK_F_FLUSH == 0;
     }
 
+    /// Watches the ring, which is readable while a finished read waits. An eventfd would also be signalled for the reads that
+    /// are finished as they are started.
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        if let Some(reads) = &self.reads
+            && let Err(error) = ops.add(Events::new_raw(reads.descriptor(), EventSet::IN))
+        {
+            tracing::error!(%error, "a disk cannot wait for its reads, which take turns");
+            self.reads = None;
+        }
+    }
+
     fn queue_ready(&mut self, _: usize, _: &mut EventOps<'_>) {
         self.serve();
     }
 
+    fn descriptor_ready(&mut self, _: Events, _: &mut EventOps<'_>) {
+        self.serve();
+    }
+
+    fn settle(&mut self) {
+        let Self {
+            memory,
+            disk,
+            reads,
+            queue: Some(queue),
+        } = self
+        else {
+            return;
+        };
+        let mut used = false;
+        while let Some(under_way) = reads.as_mut().filter(|reads| !reads.is_empty()) {
+            under_way.wait();
+            used |= return_reads(reads, disk, memory, queue);
+            // Buffers may wait for the place of these.
+            queue.again();
+        }
+        if used {
+            queue.interrupt(memory);
+        }
+    }
+
     fn stop(&mut self) {
         self.queue = None;
+        if let Some(reads) = &mut self.reads {
+            reads.abandon();
+        }
     }
 }
 
@@ -93,6 +191,10 @@ mod tests {
 
     fn guest(access: DiskAccess) -> Guest {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        guest_of(file, access)
+    }
+
+    fn guest_of(file: tempfile::NamedTempFile, access: DiskAccess) -> Guest {
         file.as_file().set_len(SECTORS * SECTOR).expect("room");
         let image = DiskImage::open(file.path(), access).expect("an image");
         let queue = TestQueue::new(QUEUE_SIZE);
@@ -132,6 +234,7 @@ mod tests {
             let heads = vec![0; usize::from(QUEUE_SIZE)];
             self.queue.offer(table, &heads, self.offered);
             self.worker.serve();
+            self.worker.settle();
             assert_eq!(self.queue.used(), self.offered);
         }
 
@@ -166,7 +269,17 @@ mod tests {
 
     #[test]
     fn written_sectors_lie_in_the_file_and_are_read_back() {
+        written_sectors_are_read_back(guest(DiskAccess::ReadWrite));
+    }
+
+    #[test]
+    fn written_sectors_are_read_back_without_an_io_uring() {
         let mut guest = guest(DiskAccess::ReadWrite);
+        guest.worker.reads = None;
+        written_sectors_are_read_back(guest);
+    }
+
+    fn written_sectors_are_read_back(mut guest: Guest) {
         let bytes = pattern(3, 1536);
         guest.queue.write_bytes(DATA, &bytes);
         // Two descriptors, neither with a whole number of sectors.
@@ -271,6 +384,57 @@ mod tests {
         }
         let len = guest.file.metadata().expect("a file").len();
         assert_eq!(len, SECTORS * SECTOR);
+    }
+
+    #[test]
+    fn storage_that_deallocates_nothing_keeps_discarded_ranges_and_zeroes_unmapped_ones() {
+        const TEST: &str = "devices::block::worker::tests::storage_that_deallocates_nothing_keeps_discarded_ranges_and_zeroes_unmapped_ones";
+        const FOLDER: &str = "WORMHOLE_TEST_RAMFS";
+        const NOT_MOUNTED: i32 = 77;
+        let Some(folder) = std::env::var_os(FOLDER) else {
+            // ramfs has no fallocate operation, unlike tmpfs.
+            let folder = tempfile::tempdir().expect("a folder");
+            let script =
+                format!("mount -t ramfs none \"${FOLDER}\" || exit {NOT_MOUNTED}; exec \"$@\"");
+            let ended = std::process::Command::new("unshare")
+                .args([
+                    "--user",
+                    "--map-root-user",
+                    "--mount",
+                    "sh",
+                    "-c",
+                    &script,
+                    "sh",
+                ])
+                .arg(std::env::current_exe().expect("this program"))
+                .args(["--exact", TEST, "--nocapture"])
+                .env(FOLDER, folder.path())
+                .output()
+                .expect("unshare(1) starts");
+            match ended.status.code() {
+                Some(0) => {}
+                // unshare(1) itself ends with 1, and a test that fails with 101.
+                Some(1 | NOT_MOUNTED) => {
+                    eprintln!("skipped: this user mounts no ramfs");
+                }
+                _ => panic!("{}", String::from_utf8_lossy(&ended.stderr)),
+            }
+            return;
+        };
+        let file = tempfile::NamedTempFile::new_in(folder).expect("a file");
+        let mut guest = guest_of(file, DiskAccess::ReadWrite);
+        guest.file.write_all_at(&[0xff; 6 * 512], 0).expect("room");
+        let discarded = guest.ranges(VIRTIO_BLK_T_DISCARD, &[range(0, 6, 0)]);
+        assert_eq!(discarded, OK);
+        assert_eq!(guest.in_file(0, 6 * 512), [0xff; 6 * 512]);
+        let ranges = [range(1, 1, 1), range(3, 2, 1)];
+        assert_eq!(guest.ranges(VIRTIO_BLK_T_WRITE_ZEROES, &ranges), OK);
+        let sectors = guest.in_file(0, 6 * 512);
+        let sectors = sectors.chunks(512).map(|sector| {
+            assert!(sector.iter().all(|byte| *byte == sector[0]));
+            sector[0]
+        });
+        assert_eq!(Vec::from_iter(sectors), [0xff, 0, 0xff, 0, 0, 0xff]);
     }
 
     #[test]
@@ -391,9 +555,13 @@ mod tests {
             available in 0u16..40,
             kind in prop_oneof![0u32..16, any::<u32>()],
             sector in prop_oneof![0u64..SECTORS + 8, any::<u64>()],
+            has_ring in any::<bool>(),
         ) {
             const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
             let mut guest = guest(DiskAccess::ReadWrite);
+            if !has_ring {
+                guest.worker.reads = None;
+            }
             let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
             guest.queue.write_bytes(HEADER, header.as_bytes());
             // The first descriptor is the header. No descriptor covers the table or the rings.
@@ -407,6 +575,7 @@ mod tests {
             guest.queue.offer(&table, &heads, available);
             for _ in 0..4 {
                 guest.worker.serve();
+                guest.worker.settle();
             }
             prop_assert!(guest.queue.used() <= available);
             prop_assert_eq!(guest.queue.bytes(GUARD.start, 0x1000), vec![0; 0x1000]);

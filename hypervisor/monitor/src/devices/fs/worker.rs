@@ -64,7 +64,6 @@ pub struct FsWorker {
     /// Requests by the numbers that the server gets. A driver could give two requests the same number.
     pending: HashMap<u64, Pending>,
     last: u64,
-    is_watching: bool,
     /// Buffers of the request that is being taken.
     buffers: Vec<Descriptor>,
     request: Box<[u8]>,
@@ -80,7 +79,6 @@ impl FsWorker {
             queues: Vec::new(),
             pending: HashMap::new(),
             last: 0,
-            is_watching: false,
             buffers: Vec::with_capacity(MOST_BUFFERS),
             request: vec![0; MOST_REQUEST].into(),
             reply: vec![0; MOST_REPLY].into(),
@@ -213,13 +211,15 @@ impl FsWorker {
             }
         }
     }
+}
 
-    /// Watches the server's socket, once the driver has started the device.
+impl VirtioWorker for FsWorker {
+    fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
+        self.queues = queues;
+    }
+
+    /// Watches the server's socket.
     fn watch(&mut self, ops: &mut EventOps<'_>) {
-        if self.is_watching {
-            return;
-        }
-        self.is_watching = true;
         let Some(server) = &self.server else {
             return;
         };
@@ -229,15 +229,8 @@ impl FsWorker {
             tracing::error!(%error, "a file system cannot wait for its server");
         }
     }
-}
 
-impl VirtioWorker for FsWorker {
-    fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
-        self.queues = queues;
-    }
-
-    fn queue_ready(&mut self, _: usize, ops: &mut EventOps<'_>) {
-        self.watch(ops);
+    fn queue_ready(&mut self, _: usize, _: &mut EventOps<'_>) {
         self.turn();
     }
 
@@ -251,7 +244,6 @@ impl VirtioWorker for FsWorker {
     fn stop(&mut self) {
         self.queues.clear();
         self.pending.clear();
-        self.is_watching = false;
     }
 }
 
@@ -367,7 +359,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
+    use crate::devices::virtio::test_queue::{
+        BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE, hostile,
+    };
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -747,21 +741,11 @@ mod tests {
         /// Arbitrary queue contents and replies cause no panic, no hang and no write outside the descriptors' buffers.
         #[test]
         fn hostile_queues_and_servers_are_survived(
-            table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
-            heads in proptest::collection::vec(0u16..20, 0..17),
-            available in 0u16..40,
+            hostile in hostile(),
             replies in proptest::collection::vec((0u64..20, proptest::collection::vec(any::<u8>(), 0..100)), 0..20),
         ) {
-            const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
             let (guest, mut worker, server) = fixture();
-            let table: Vec<Entry> = table
-                .into_iter()
-                .map(|(address, len, flags, next)| {
-                    let address = if address < GUARD.start { address + BUFFERS } else { address };
-                    (address, len, flags, next)
-                })
-                .collect();
-            guest.offer(&table, &heads, available);
+            guest.offer_hostile(&hostile);
             worker.turn();
             for (unique, body) in &replies {
                 if unique % 4 == 0 {
@@ -775,11 +759,9 @@ mod tests {
             }
             drop(server);
             worker.turn();
-            prop_assert!(guest.used() <= available);
+            prop_assert!(guest.used() <= hostile.available);
             prop_assert!(worker.pending.is_empty());
-            if table.iter().all(|(address, ..)| *address >= GUARD.end) {
-                prop_assert_eq!(guest.bytes(GUARD.start, 0x1000), vec![0; 0x1000]);
-            }
+            prop_assert!(guest.guards(&hostile));
         }
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 
+use super::frame::GuestFrame;
+
 /// The host's end of an interface. No operation blocks; its descriptor tells when frames arrive.
 ///
 /// Frames have virtio's header before them in both directions.
@@ -17,8 +19,8 @@ pub trait HostEnd: AsFd + fmt::Debug + Send {
     /// Reads a frame, and returns its length with the header; 0 if no frame will come any more.
     fn receive(&mut self, frame: &mut [u8]) -> io::Result<usize>;
 
-    /// Takes a frame, or drops it. The end may change its header.
-    fn send(&mut self, frame: &mut [u8]) -> io::Result<()>;
+    /// Takes a frame, or drops it.
+    fn send(&mut self, frame: &GuestFrame<'_>) -> io::Result<()>;
 
     /// Tries to pass on what the end still holds of a frame. Returns whether it must do so before it takes the next one:
     /// its descriptor can be written then.

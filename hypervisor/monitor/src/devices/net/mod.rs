@@ -9,12 +9,14 @@
 //! Each interface has its own device thread.
 
 mod device;
+mod frame;
 mod host_end;
 mod stream;
 mod tap;
 mod worker;
 
 pub use device::{MacAddress, Net};
+pub use frame::GuestFrame;
 pub use host_end::HostEnd;
 pub use stream::{FrameStream, StreamEnd};
 pub use tap::{Tap, TapError};

@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::device::{HEADER_LEN, MAX_FRAME};
+use super::frame::GuestFrame;
 use super::host_end::HostEnd;
 
 /// Bytes of a frame's length.
@@ -155,17 +156,21 @@ impl HostEnd for FrameStream {
         Ok(0)
     }
 
-    fn send(&mut self, frame: &mut [u8]) -> io::Result<()> {
-        let length = frame.len() - HEADER_LEN;
-        if self.is_over() || length < SHORTEST || is_for_loopback(&frame[HEADER_LEN..]) {
+    fn send(&mut self, frame: &GuestFrame<'_>) -> io::Result<()> {
+        let length = frame.bytes() - HEADER_LEN;
+        if self.is_over() || length < SHORTEST {
             return Ok(());
         }
-        // The length takes the place of the header's end.
-        let frame = &mut frame[HEADER_LEN - LENGTH..];
-        let length = u32::try_from(length).map_err(io::Error::other)?;
-        frame[..LENGTH].copy_from_slice(&length.to_be_bytes());
-        let taken = self.write(frame);
-        self.unsent.extend_from_slice(&frame[taken..]);
+        let start = self.unsent.len();
+        let prefix = u32::try_from(length).map_err(io::Error::other)?;
+        self.unsent.extend(prefix.to_be_bytes());
+        self.unsent.resize(start + LENGTH + length, 0);
+        let copy = &mut self.unsent[start + LENGTH..];
+        frame.copy_without_header(copy);
+        if is_for_loopback(copy) {
+            self.unsent.truncate(start);
+        }
+        self.is_blocked();
         Ok(())
     }
 
@@ -194,6 +199,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use proptest::prelude::*;
+    use vm_memory::VolatileSlice;
 
     use super::*;
 
@@ -245,7 +251,11 @@ mod tests {
     /// Sends a frame behind a header.
     fn send(stream: &mut FrameStream, frame: &[u8]) {
         let mut bytes = [&[0xaa; HEADER_LEN], frame].concat();
-        stream.send(&mut bytes).expect("it is taken");
+        // The header and a part of the frame lie in one buffer, the rest in another.
+        let (first, second) = bytes.split_at_mut(HEADER_LEN + 2);
+        let parts = [first, second].map(VolatileSlice::from).into();
+        let frame = GuestFrame::new(parts).expect("a frame");
+        stream.send(&frame).expect("it is taken");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
@@ -13,6 +13,7 @@ use virtio_bindings::virtio_net::{
 };
 
 use super::device::{HEADER_LEN, OFFLOADS};
+use super::frame::GuestFrame;
 use super::host_end::HostEnd;
 
 /// Error from opening a tap interface.
@@ -76,17 +77,20 @@ impl Tap {
         };
         let terminated = CString::new(name).map_err(|_| bad_name())?;
         let bytes = terminated.to_bytes_with_nul();
-        // SAFETY: all fields of the structure are integers, byte arrays or pointers, for which zero is valid.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let mut request = libc::ifreq {
+            ifr_name: [0; libc::IFNAMSIZ],
+            ifr_ifru: libc::__c_anonymous_ifr_ifru {
+                // The flags use bit 14 of the 16 bits at most.
+                ifru_flags: i16::try_from(flags).unwrap_or_default(),
+            },
+        };
         if name.is_empty() || bytes.len() > request.ifr_name.len() {
             return Err(bad_name());
         }
         for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
             *to = from.cast_signed();
         }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        // The flags use bit 14 of the 16 bits at most.
-        request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or_default();
         if !exists(name) {
             return Err(TapError::Missing {
                 name: name.to_owned(),
@@ -172,9 +176,9 @@ impl HostEnd for Tap {
         self.file.read(frame)
     }
 
-    fn send(&mut self, frame: &mut [u8]) -> io::Result<()> {
+    fn send(&mut self, frame: &GuestFrame<'_>) -> io::Result<()> {
         // The interface takes whole frames.
-        self.file.write(frame).map(drop)
+        frame.write_to(&self.file)
     }
 
     fn is_blocked(&mut self) -> bool {

@@ -1,6 +1,6 @@
 //! Moves frames between the queues and the host's end, on the interface's thread.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 
 use event_manager::{EventOps, EventSet, Events};
@@ -10,11 +10,12 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_NONE,
     VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
-use virtio_queue::{DescriptorChain, Reader, Writer};
+use vm_memory::VolatileSlice;
 
 use super::device::{HEADER_LEN, MAX_FRAME};
+use super::frame::GuestFrame;
 use super::host_end::HostEnd;
-use crate::devices::virtio::{ActiveQueue, VirtioWorker};
+use crate::devices::virtio::{ActiveQueue, VirtioWorker, append_slices};
 use crate::ram::GuestRam;
 
 /// Index of the transmit queue; the receive queue has index 0.
@@ -34,10 +35,10 @@ struct Active {
     receive: ActiveQueue,
     transmit: ActiveQueue,
     features: u64,
-    /// Whether the host's end has started, and the event loop watches it.
-    is_watching: bool,
     /// Whether the event loop also waits until the host's end can be written.
     waits_to_send: bool,
+    /// Whether the driver of the receive queue need not notify of further buffers.
+    is_quiet: bool,
 }
 
 /// Serves the two queues of an interface.
@@ -50,21 +51,6 @@ pub struct NetWorker {
     received: Box<[u8]>,
     /// Bytes of `received` that wait for the guest's buffers; 0 if no frame waits.
     waiting: usize,
-    /// Frame from the guest.
-    sent: Box<[u8]>,
-}
-
-/// A buffer of the receive queue.
-struct Room<'m> {
-    head: u16,
-    writer: Option<Writer<'m>>,
-}
-
-impl Room<'_> {
-    /// Returns the bytes that fit, 0 if the buffer is not writable.
-    fn bytes(&self) -> usize {
-        self.writer.as_ref().map_or(0, Writer::available_bytes)
-    }
 }
 
 /// State of a frame after an attempt to write it to the guest.
@@ -85,7 +71,6 @@ impl NetWorker {
             active: None,
             received: vec![0; MAX_FRAME].into(),
             waiting: 0,
-            sent: vec![0; MAX_FRAME].into(),
         }
     }
 
@@ -130,13 +115,17 @@ impl NetWorker {
             if delivered == Delivery::Waits {
                 // The driver may have added buffers before it saw this.
                 queue.await_notifications(&self.memory);
+                active.is_quiet = false;
                 delivered = deliver(&self.memory, queue, merges, frame, &mut used);
             }
             if delivered == Delivery::Waits {
                 break;
             }
             self.waiting = 0;
-            queue.suppress_notifications(&self.memory);
+            if !active.is_quiet {
+                queue.suppress_notifications(&self.memory);
+                active.is_quiet = true;
+            }
         }
         if used {
             queue.interrupt(&self.memory);
@@ -152,31 +141,14 @@ impl NetWorker {
             if self.end.is_blocked() {
                 return None;
             }
-            if let Some(frame) = gather(&self.memory, chain, &mut self.sent)
-                && let Err(error) = self.end.send(frame)
+            if let Some(frame) = GuestFrame::of(&self.memory, chain)
+                && let Err(error) = self.end.send(&frame)
             {
                 // Networks may drop frames; the host's stack drops those that it cannot parse.
                 tracing::debug!(%error, "a frame of a guest is dropped");
             }
             Some(0)
         });
-    }
-
-    /// Starts the host's end and watches it, once the driver has started the device.
-    fn watch(&mut self, ops: &mut EventOps<'_>) {
-        let Some(active) = &mut self.active else {
-            return;
-        };
-        if active.is_watching {
-            return;
-        }
-        active.is_watching = true;
-        if let Err(error) = self.end.start(active.features) {
-            tracing::warn!(%error, "a tap interface refuses the driver's offloads");
-        }
-        if let Err(error) = ops.add(Events::new(&self.end.as_fd(), ARRIVALS)) {
-            tracing::error!(%error, "a network device cannot wait for frames");
-        }
     }
 
     /// Waits until the host's end can be written while it is blocked, and only then.
@@ -210,13 +182,25 @@ impl VirtioWorker for NetWorker {
                 receive,
                 transmit,
                 features,
-                is_watching: false,
                 waits_to_send: false,
+                is_quiet: false,
             });
     }
 
+    /// Starts the host's end and watches it.
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let Some(active) = &self.active else {
+            return;
+        };
+        if let Err(error) = self.end.start(active.features) {
+            tracing::warn!(%error, "a tap interface refuses the driver's offloads");
+        }
+        if let Err(error) = ops.add(Events::new(&self.end.as_fd(), ARRIVALS)) {
+            tracing::error!(%error, "a network device cannot wait for frames");
+        }
+    }
+
     fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>) {
-        self.watch(ops);
         match queue {
             TRANSMIT => self.transmit(),
             _ => self.receive(),
@@ -275,21 +259,6 @@ fn admit(header: &mut [u8], features: u64) -> bool {
     true
 }
 
-/// Copies a frame from the guest's buffer to `frame`; `None` if the buffer holds none.
-fn gather<'f>(
-    memory: &GuestRam,
-    chain: DescriptorChain<&GuestRam>,
-    frame: &'f mut [u8],
-) -> Option<&'f mut [u8]> {
-    let mut reader = Reader::new(memory, chain).ok()?;
-    let frame = frame.get_mut(..reader.available_bytes())?;
-    if frame.len() <= HEADER_LEN {
-        return None;
-    }
-    reader.read_exact(frame).ok()?;
-    Some(frame)
-}
-
 /// Writes a frame to buffers of the receive queue: to one, or to as many as it needs if the driver merges buffers. Sets
 /// `used` if a buffer was used.
 fn deliver(
@@ -300,40 +269,46 @@ fn deliver(
     used: &mut bool,
 ) -> Delivery {
     let most = if merges { queue.size() } else { 1 };
-    let mut rooms: Vec<Room<'_>> = Vec::new();
+    // Head and bytes of each buffer. A buffer without writable memory has no bytes.
+    let mut buffers: Vec<(u16, usize)> = Vec::new();
+    let mut parts: Vec<VolatileSlice<'_>> = Vec::new();
     let mut bytes = 0;
-    while bytes < frame.len() && rooms.len() < usize::from(most) {
+    while bytes < frame.len() && buffers.len() < usize::from(most) {
         let Some(chain) = queue.pop(memory) else {
-            for _ in &rooms {
+            for _ in &buffers {
                 queue.undo_pop();
             }
             return Delivery::Waits;
         };
-        let head = chain.head_index();
-        let writer = Writer::new(memory, chain).ok();
-        let room = Room { head, writer };
-        bytes += room.bytes();
-        rooms.push(room);
+        let (head, before) = (chain.head_index(), parts.len());
+        let room = append_slices(memory, chain.writable(), &mut parts).unwrap_or_else(|| {
+            parts.truncate(before);
+            0
+        });
+        bytes += room;
+        buffers.push((head, room));
     }
-    let fits = bytes >= frame.len();
-    if fits {
+    let mut left = frame.len();
+    if bytes >= left {
         // At most the queue's size.
-        let count = u16::try_from(rooms.len()).unwrap_or(u16::MAX);
+        let count = u16::try_from(buffers.len()).unwrap_or(u16::MAX);
         frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&count.to_le_bytes());
+        let mut rest = &*frame;
+        for part in parts {
+            let (now, later) = rest.split_at(part.len().min(rest.len()));
+            part.copy_from(now);
+            rest = later;
+        }
     } else {
         tracing::debug!("a guest's buffers are too small for a frame, which is dropped");
+        left = 0;
     }
-    let mut left = if fits { &*frame } else { &[] };
-    let mut filled = Vec::with_capacity(rooms.len());
-    for room in rooms {
-        let (now, later) = left.split_at(room.bytes().min(left.len()));
-        left = later;
-        let written = room
-            .writer
-            .map_or(Ok(()), |mut writer| writer.write_all(now));
-        let written = written.map_or(0, |()| u32::try_from(now.len()).unwrap_or(0));
-        filled.push((room.head, written));
-    }
+    let fill = |(head, room): (u16, usize)| {
+        let written = room.min(left);
+        left -= written;
+        (head, u32::try_from(written).unwrap_or(0))
+    };
+    let filled: Vec<_> = buffers.into_iter().map(fill).collect();
     // A driver that sees the frame's first buffer looks for the others at once.
     *used |= queue.add_used_together(memory, &filled);
     Delivery::Done
@@ -351,8 +326,12 @@ mod tests {
 
     use super::super::device::QUEUE_SIZE;
     use super::super::{FrameStream, Tap};
+    use std::io::{Read, Write};
+
     use super::*;
-    use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, RAM, TestQueue, WRITE};
+    use crate::device_thread::DeviceThread;
+    use crate::devices::virtio::ServerHandle;
+    use crate::devices::virtio::test_queue::{BUFFERS, Entry, NEXT, TestQueue, WRITE, hostile};
 
     const MERGES: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
@@ -540,6 +519,27 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_notifies_of_buffers_while_a_frame_waits_for_them_and_only_then() {
+        const QUIET: u16 = 1;
+        let mut guest = guest(0);
+        let flags = guest.queue.used_index().0 - 2;
+        let table = [(BUFFERS, 1600, WRITE, 0)];
+        guest.queue.offer(&table, &[0; 4], 2);
+        guest.arrives(&frame(60, 1));
+        assert_eq!(guest.queue.used_flags(), QUIET);
+        // Further frames leave the flags, which the driver reads for each of its buffers, alone.
+        guest.queue.write(flags, 0u16);
+        guest.arrives(&frame(60, 2));
+        assert_eq!((guest.queue.used(), guest.queue.used_flags()), (2, 0));
+        guest.queue.write(flags, QUIET);
+        guest.arrives(&frame(60, 3));
+        assert_eq!((guest.queue.used(), guest.queue.used_flags()), (2, 0));
+        guest.queue.offer(&table, &[0; 4], 3);
+        guest.worker.receive();
+        assert_eq!((guest.queue.used(), guest.queue.used_flags()), (3, QUIET));
+    }
+
+    #[test]
     fn a_frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_arrives() {
         for features in [0, MERGES] {
             let mut guest = guest(features);
@@ -631,6 +631,65 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_stands_amid_frames_has_finished_those_that_it_took_and_loses_none() {
+        const STEP: u64 = 0x100;
+        let Guest {
+            queue,
+            worker,
+            mut host,
+        } = guest(0);
+        let numbered = |number: u16| {
+            let mut frame = frame(100, number.to_le_bytes()[0]);
+            frame[HEADER_LEN..][..2].copy_from_slice(&number.to_le_bytes());
+            frame
+        };
+        let in_guest =
+            |number: u16| queue.bytes(BUFFERS + STEP * u64::from(number % QUEUE_SIZE), 100);
+        let table: Vec<Entry> = (0..QUEUE_SIZE)
+            .map(|slot| (BUFFERS + STEP * u64::from(slot), 0x100, WRITE, 0))
+            .collect();
+        let heads: Vec<u16> = (0..QUEUE_SIZE).collect();
+        queue.offer(&table, &heads, QUEUE_SIZE);
+        let thread = DeviceThread::start("net-0").expect("a thread");
+        let worker = Box::new(worker);
+        let mut server = ServerHandle::new(thread.handle(), worker, 2).expect("eventfds");
+        let queues = vec![queue.active(), queue.second().active()];
+        server.start(queues, 0).expect("the thread is there");
+        let mut sent = 0;
+        let mut fill_socket = || {
+            while host.write(&numbered(sent)).is_ok() {
+                sent += 1;
+            }
+            sent
+        };
+        fill_socket();
+        while queue.used() == 0 {
+            std::thread::yield_now();
+        }
+        let parked = thread.park().expect("the thread is there");
+        let used = queue.used();
+        assert!((1..=QUEUE_SIZE).contains(&used));
+        for number in 0..QUEUE_SIZE {
+            let expected = match number < used {
+                true => in_buffers(numbered(number), 1),
+                false => vec![0; 100],
+            };
+            assert_eq!(in_guest(number), expected, "frame {number} of {used}");
+        }
+        let sent = fill_socket();
+        assert_eq!(queue.used(), used);
+        drop(parked);
+        for number in 0..sent {
+            while queue.used() == number {
+                std::thread::yield_now();
+            }
+            assert_eq!(in_guest(number), in_buffers(numbered(number), 1));
+            queue.offer(&[], &[], QUEUE_SIZE + number + 1);
+            server.notify(0);
+        }
+    }
+
+    #[test]
     fn a_turn_ends_after_a_queue_full_and_is_asked_for_again() {
         let mut guest = guest(0);
         let table = [(BUFFERS, 1600, WRITE, 0)];
@@ -664,28 +723,16 @@ mod tests {
         /// Arbitrary queue contents cause no panic, no hang and no write outside the descriptors' buffers.
         #[test]
         fn hostile_queues_are_survived(
-            table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
-            heads in proptest::collection::vec(0u16..20, 0..17),
-            available in 0u16..40,
+            hostile in hostile(),
             features in prop_oneof![Just(0), Just(MERGES)],
         ) {
-            const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
             let mut guest = guest(features);
-            let table: Vec<Entry> = table
-                .into_iter()
-                .map(|(address, len, flags, next)| {
-                    let address = if address < GUARD.start { address + BUFFERS } else { address };
-                    (address, len, flags, next)
-                })
-                .collect();
-            guest.queue.offer(&table, &heads, available);
+            guest.queue.offer_hostile(&hostile);
             guest.worker.transmit();
             for len in [60, 1526, 60_000] {
                 guest.arrives(&frame(len, 1));
             }
-            if table.iter().all(|(address, ..)| *address >= GUARD.end) {
-                prop_assert_eq!(guest.queue.bytes(GUARD.start, 0x1000), vec![0; 0x1000]);
-            }
+            prop_assert!(guest.queue.guards(&hostile));
         }
     }
 }

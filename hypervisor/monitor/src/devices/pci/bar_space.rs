@@ -4,10 +4,10 @@ use std::ops::Range;
 
 /// The range for BARs has no room for another BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no room for a BAR of {size:#x} bytes below 4 GiB")]
+#[error("no room for a BAR of {size:#x} bytes in the guest's addresses")]
 pub struct NoBarSpace {
     /// Size of the BAR.
-    pub size: u32,
+    pub size: u64,
 }
 
 /// Allocator of BAR addresses. It never frees one, since a VM's devices exist until the VM ends.
@@ -27,20 +27,24 @@ impl BarSpace {
     /// # Errors
     /// The range is used up, or the address has more than 32 bits.
     pub fn allocate(&mut self, size: u32) -> Result<u32, NoBarSpace> {
+        let size = size.into();
+        let address = self.allocate_wide(size)?;
+        u32::try_from(address).map_err(|_| NoBarSpace { size })
+    }
+
+    /// Allocates an address for a BAR as [`BarSpace::allocate`] does, of 64 bits.
+    ///
+    /// # Errors
+    /// The range is used up.
+    pub fn allocate_wide(&mut self, size: u64) -> Result<u64, NoBarSpace> {
         let full = NoBarSpace { size };
-        let bytes = u64::from(size);
-        let start = self
-            .free
-            .start
-            .checked_next_multiple_of(bytes)
-            .ok_or(full)?;
-        let end = start.checked_add(bytes).ok_or(full)?;
+        let start = self.free.start.checked_next_multiple_of(size).ok_or(full)?;
+        let end = start.checked_add(size).ok_or(full)?;
         if end > self.free.end {
             return Err(full);
         }
-        let address = u32::try_from(start).map_err(|_| full)?;
         self.free.start = end;
-        Ok(address)
+        Ok(start)
     }
 }
 
@@ -63,6 +67,13 @@ mod tests {
     fn addresses_above_4_gib_are_no_32_bit_bar() {
         let mut space = BarSpace::new(1 << 32..1 << 33);
         assert!(space.allocate(0x1000).is_err());
+        let mut space = BarSpace::new(5 << 30..9 << 30);
+        assert_eq!(
+            space.allocate_wide(1 << 32),
+            Err(NoBarSpace { size: 1 << 32 })
+        );
+        assert_eq!(space.allocate_wide(1 << 31), Ok(6 << 30));
+        assert_eq!(space.allocate_wide(1 << 30), Ok(8 << 30));
     }
 
     proptest! {

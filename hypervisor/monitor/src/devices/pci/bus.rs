@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use wormhole_lock::Mutex;
 
-use super::config_space::{Bar, ConfigSpace, Identity};
-use crate::bus::{Bus, BusDevice, Effect};
+use super::config_space::{ConfigSpace, Identity};
+use crate::bus::{Bus, BusDevice, Effect, SharedDevice};
 use crate::devices::virtio::VirtioPciState;
+use crate::memory::Range;
 
 /// First port of configuration mechanism 1.
 pub const CONFIG_PORTS: u16 = 0xcf8;
@@ -25,26 +26,32 @@ const ENABLE: u32 = 1 << 31;
 #[error("the PCI bus has room for {MAX_FUNCTIONS} devices and no more")]
 pub struct PciFull;
 
-/// A function on the bus. As a [`BusDevice`] it handles accesses to its BAR.
+/// A function on the bus. As a [`BusDevice`] it handles accesses to its BARs that have no device of their own.
 pub trait PciFunction: BusDevice {
     /// Reads configuration space.
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes configuration space.
     fn write_config(&mut self, offset: usize, data: &[u8]);
-    /// Returns the BAR at its current address, if memory decoding is enabled.
-    fn bar(&self) -> Option<Bar>;
-    /// Returns the state. Nothing changes it meanwhile.
-    fn save(&self) -> VirtioPciState;
+    /// Returns the ranges of the BARs at their current addresses, if memory decoding is enabled, with their devices.
+    fn ranges(&self) -> Vec<(Range, Option<SharedDevice>)>;
+    /// Returns the state, if it can be saved. Nothing changes it meanwhile.
+    fn save(&self) -> Option<VirtioPciState> {
+        None
+    }
     /// Takes a state, after a reset.
     ///
     /// # Errors
     /// The reason for which the state does not fit.
-    fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str>;
+    fn restore(&mut self, _: &VirtioPciState) -> Result<(), &'static str> {
+        Err("it is a device of the host")
+    }
     /// Serves the driver that the restored state has, if it has one.
     ///
     /// # Errors
     /// The reason for which it cannot.
-    fn resume(&mut self) -> Result<(), &'static str>;
+    fn resume(&mut self) -> Result<(), &'static str> {
+        Ok(())
+    }
 }
 
 /// State of the bus and its functions.
@@ -68,8 +75,8 @@ pub struct Misfit {
 #[derive(Debug)]
 struct Slot {
     function: Arc<Mutex<dyn PciFunction>>,
-    /// The function's range that is currently claimed on the memory bus.
-    placed: Option<Bar>,
+    /// The function's ranges that are currently claimed on the memory bus.
+    placed: Vec<Range>,
 }
 
 /// Bus 0. Device 0 is the host bridge, which Linux needs to detect the bus. As a [`BusDevice`] the bus
@@ -114,7 +121,7 @@ impl PciBus {
         }
         self.slots.push(Slot {
             function,
-            placed: None,
+            placed: Vec::new(),
         });
         self.place_bars();
         Ok(())
@@ -123,26 +130,32 @@ impl PciBus {
     /// Moves the ranges on the memory bus to the current addresses of the BARs. A BAR that overlaps another
     /// range is not reachable until one of the two moves.
     fn place_bars(&mut self) {
-        let wanted = |slot: &Slot| slot.function.lock().bar();
-        for slot in &mut self.slots {
-            if slot.placed != wanted(slot)
-                && let Some(old) = slot.placed.take()
-            {
-                self.memory.remove(old.address.into());
-            }
+        let wanted: Vec<_> = self
+            .slots
+            .iter()
+            .map(|slot| slot.function.lock().ranges())
+            .collect();
+        for (slot, wanted) in self.slots.iter_mut().zip(&wanted) {
+            slot.placed.retain(|old| {
+                let stays = wanted.iter().any(|(range, _)| range == old);
+                if !stays {
+                    self.memory.remove(old.start);
+                }
+                stays
+            });
         }
-        for slot in &mut self.slots {
-            if slot.placed.is_some() {
-                continue;
-            }
-            let Some(bar) = wanted(slot) else {
-                continue;
-            };
-            let device = Arc::clone(&slot.function);
-            let (start, len) = (bar.address.into(), bar.size.into());
-            match self.memory.insert(start, len, device) {
-                Ok(()) => slot.placed = Some(bar),
-                Err(error) => tracing::debug!(%error, "the guest placed a BAR where it cannot be"),
+        for (slot, wanted) in self.slots.iter_mut().zip(wanted) {
+            for (range, device) in wanted {
+                if slot.placed.contains(&range) {
+                    continue;
+                }
+                let device = device.unwrap_or_else(|| Arc::clone(&slot.function) as SharedDevice);
+                match self.memory.insert(range.start, range.len, device) {
+                    Ok(()) => slot.placed.push(range),
+                    Err(error) => {
+                        tracing::debug!(%error, "the guest placed a BAR where it cannot be");
+                    }
+                }
             }
         }
     }
@@ -153,7 +166,9 @@ impl PciBus {
         PciBusState {
             address: self.address,
             bridge: self.bridge.bytes().to_vec(),
-            functions: functions.map(|slot| slot.function.lock().save()).collect(),
+            functions: functions
+                .filter_map(|slot| slot.function.lock().save())
+                .collect(),
         }
     }
 
@@ -254,6 +269,7 @@ impl BusDevice for PciBus {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config_space::Bar;
     use super::*;
     use crate::bus::Buses;
     use proptest::prelude::*;
@@ -281,11 +297,12 @@ mod tests {
         fn write_config(&mut self, offset: usize, data: &[u8]) {
             self.0.write(offset, data);
         }
-        fn bar(&self) -> Option<Bar> {
-            self.0.bar()
+        fn ranges(&self) -> Vec<(Range, Option<SharedDevice>)> {
+            let range = self.0.bar().map(Bar::range);
+            range.into_iter().map(|range| (range, None)).collect()
         }
-        fn save(&self) -> VirtioPciState {
-            VirtioPciState::of_config(self.0.bytes())
+        fn save(&self) -> Option<VirtioPciState> {
+            Some(VirtioPciState::of_config(self.0.bytes()))
         }
         fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str> {
             self.0.restore(&state.config).then_some(()).ok_or("another")
@@ -462,10 +479,10 @@ mod tests {
                 set_config(&mut bus, device, BAR_REGISTER, 0xc000_0000 + 0x1000 * page);
                 set_config(&mut bus, device, COMMAND, u32::from(decode) << 1);
             }
-            let bars: Vec<_> = bus.slots.iter().filter_map(|slot| slot.function.lock().bar()).collect();
+            let bars: Vec<_> = bus.slots.iter().flat_map(|slot| slot.function.lock().ranges()).collect();
             for page in 0..4 {
                 let address = BAR + 0x1000 * page;
-                let there = bars.iter().any(|bar| u64::from(bar.address) == address);
+                let there = bars.iter().any(|(range, _)| range.start == address);
                 prop_assert_eq!(read(&memory, address + 0x10) == 0x10, there);
             }
         }

@@ -1,5 +1,7 @@
 //! Implements the 256-byte configuration space of a type 0 function.
 
+use crate::memory::Range;
+
 /// Offset of the command register.
 const COMMAND: usize = 0x04;
 /// Offset of the status register.
@@ -37,6 +39,16 @@ pub struct Bar {
     pub address: u32,
     /// Size in bytes, a power of two of at least 4 KiB.
     pub size: u32,
+}
+
+impl Bar {
+    /// Returns the BAR's range of guest physical addresses.
+    pub fn range(self) -> Range {
+        Range {
+            start: self.address.into(),
+            len: self.size.into(),
+        }
+    }
 }
 
 /// Configuration space: its bytes, and a mask of the bits that the guest may write.

@@ -27,6 +27,8 @@ struct Vector {
     pending: bool,
     /// Message that is currently routed.
     routed: Option<MsiMessage>,
+    /// Whether the eventfd raises the interrupt in KVM.
+    connected: bool,
 }
 
 /// State of the interrupts of one function.
@@ -45,18 +47,42 @@ struct State {
 }
 
 /// MSI-X vectors of a function. The vCPU threads write the table, device threads trigger vectors.
+///
+/// The vectors of a device of the host are triggered by its eventfds. KVM delivers these without the monitor, so that a
+/// masked vector's eventfd is not connected to KVM.
 #[derive(Debug)]
 pub struct Msix {
     router: Arc<dyn MsiController>,
+    /// Whether a device of the host triggers the vectors.
+    is_of_hardware: bool,
     state: Mutex<State>,
 }
 
 impl Msix {
+    /// Bit of message control's high byte: MSI-X is enabled.
+    pub const ENABLED: u8 = ENABLED;
+
     /// Creates a table of `count` vectors, all masked.
     pub fn new(router: Arc<dyn MsiController>, count: usize) -> Result<Self, IrqError> {
+        Self::of(router, count, false)
+    }
+
+    /// Creates a table of vectors that a device of the host triggers.
+    pub fn of_hardware(router: Arc<dyn MsiController>, count: usize) -> Result<Self, IrqError> {
+        Self::of(router, count, true)
+    }
+
+    fn of(
+        router: Arc<dyn MsiController>,
+        count: usize,
+        is_of_hardware: bool,
+    ) -> Result<Self, IrqError> {
         let mut vectors = Vec::new();
         for _ in 0..count {
             let (msi, event) = router.allocate_msi()?;
+            if is_of_hardware {
+                router.disconnect_msi(msi, &event)?;
+            }
             let mut entry = [0; ENTRY];
             entry[12] = ENTRY_MASKED;
             vectors.push(Vector {
@@ -65,10 +91,12 @@ impl Msix {
                 event,
                 pending: false,
                 routed: None,
+                connected: !is_of_hardware,
             });
         }
         Ok(Self {
             router,
+            is_of_hardware,
             state: Mutex::new(State {
                 control: 0,
                 vectors,
@@ -114,6 +142,12 @@ impl Msix {
         }
     }
 
+    /// Passes the eventfds of all vectors, in their order.
+    pub fn with_events<T>(&self, use_events: impl FnOnce(Vec<&EventFd>) -> T) -> T {
+        let state = self.state.lock();
+        use_events(state.vectors.iter().map(|vector| &vector.event).collect())
+    }
+
     /// Clears the pending bits: the device that set them was reset.
     pub fn forget_pending(&self) {
         for vector in &mut self.state.lock().vectors {
@@ -152,7 +186,11 @@ impl Msix {
 
     /// Reads the pending bits.
     pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        for vector in state.vectors.iter_mut().filter(|vector| !vector.connected) {
+            // It counts only while KVM does not take what it counts.
+            vector.pending |= vector.event.read().is_ok();
+        }
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = (0..8)
                 .filter(|bit| {
@@ -195,11 +233,12 @@ impl Msix {
 
     /// Routes unmasked vectors and raises those that are pending.
     fn apply(&self, state: &mut State) {
-        if state.control & (ENABLED | ALL_MASKED) != ENABLED {
-            return;
-        }
+        let deliverable = state.control & (ENABLED | ALL_MASKED) == ENABLED;
         for vector in &mut state.vectors {
-            if vector.masked() {
+            if !deliverable || vector.masked() {
+                if self.is_of_hardware && vector.connected {
+                    vector.disconnect(&*self.router);
+                }
                 continue;
             }
             // KVM waits for its readers (SRCU) on every change of the routes. A vector is therefore routed only if
@@ -212,6 +251,9 @@ impl Msix {
                     continue;
                 }
                 vector.routed = Some(message);
+            }
+            if !vector.connected {
+                vector.connect(&*self.router);
             }
             if vector.pending {
                 vector.pending = false;
@@ -234,6 +276,20 @@ impl Vector {
         }
     }
 
+    fn connect(&mut self, router: &dyn MsiController) {
+        match router.connect_msi(self.msi, &self.event) {
+            Ok(()) => self.connected = true,
+            Err(error) => tracing::debug!(%error, "an interrupt is not connected"),
+        }
+    }
+
+    fn disconnect(&mut self, router: &dyn MsiController) {
+        match router.disconnect_msi(self.msi, &self.event) {
+            Ok(()) => self.connected = false,
+            Err(error) => tracing::debug!(%error, "an interrupt stays connected"),
+        }
+    }
+
     fn raise(&self) {
         // A full counter means that the interrupt is pending anyway.
         if let Err(error) = self.event.write(1) {
@@ -249,19 +305,30 @@ pub(crate) mod tests {
 
     /// Controller that records routes and exposes the eventfds to the test.
     #[derive(Debug, Default)]
-    pub(crate) struct FakeController(Mutex<Vec<(EventFd, Vec<MsiMessage>)>>);
+    pub(crate) struct FakeController(Mutex<Vec<FakeMsi>>);
+
+    #[derive(Debug)]
+    struct FakeMsi {
+        event: EventFd,
+        routes: Vec<MsiMessage>,
+        is_connected: bool,
+    }
 
     impl FakeController {
         pub(crate) fn raised(&self, index: usize) -> u64 {
-            self.0.lock()[index].0.read().unwrap_or(0)
+            self.0.lock()[index].event.read().unwrap_or(0)
         }
 
         pub(crate) fn route(&self, index: usize) -> Option<MsiMessage> {
-            self.0.lock()[index].1.last().copied()
+            self.0.lock()[index].routes.last().copied()
+        }
+
+        pub(crate) fn is_connected(&self, index: usize) -> bool {
+            self.0.lock()[index].is_connected
         }
 
         fn routes(&self, index: usize) -> usize {
-            self.0.lock()[index].1.len()
+            self.0.lock()[index].routes.len()
         }
     }
 
@@ -269,12 +336,26 @@ pub(crate) mod tests {
         fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
             let event = EventFd::new(libc::EFD_NONBLOCK).map_err(IrqError::EventFd)?;
             let clone = event.try_clone().map_err(IrqError::EventFd)?;
-            self.0.lock().push((event, Vec::new()));
+            self.0.lock().push(FakeMsi {
+                event,
+                routes: Vec::new(),
+                is_connected: true,
+            });
             Ok((self.0.lock().len() - 1, clone))
         }
 
         fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
-            self.0.lock()[index].1.push(message);
+            self.0.lock()[index].routes.push(message);
+            Ok(())
+        }
+
+        fn connect_msi(&self, index: usize, _: &EventFd) -> Result<(), IrqError> {
+            self.0.lock()[index].is_connected = true;
+            Ok(())
+        }
+
+        fn disconnect_msi(&self, index: usize, _: &EventFd) -> Result<(), IrqError> {
+            self.0.lock()[index].is_connected = false;
             Ok(())
         }
     }
@@ -354,6 +435,37 @@ pub(crate) mod tests {
             vectors: Vec::new(),
         };
         assert!(!restored.restore(&fewer));
+    }
+
+    #[test]
+    fn a_vector_of_hardware_is_connected_while_it_is_unmasked_and_pending_where_it_was_triggered_meanwhile()
+     {
+        let controller = Arc::new(FakeController::default());
+        let router = Arc::clone(&controller) as Arc<dyn MsiController>;
+        let msix = Msix::of_hardware(router, 2).expect("eventfds");
+        let connected = || [0, 1].map(|vector| controller.is_connected(vector));
+        let mask = |masked: u32| msix.write_table(12, &masked.to_le_bytes());
+        mask(0);
+        assert_eq!(connected(), [false, false], "MSI-X is disabled");
+        msix.set_control(ENABLED);
+        assert_eq!(connected(), [true, false]);
+        assert!(controller.route(0).is_some() && controller.route(1).is_none());
+        mask(1);
+        assert_eq!(connected(), [false, false]);
+        let pending = || {
+            let mut pending = [0];
+            msix.read_pending(0, &mut pending);
+            pending[0]
+        };
+        assert_eq!(pending(), 0);
+        // The device triggers it.
+        msix.with_events(|events| events[0].write(1)).expect("room");
+        assert_eq!((pending(), pending()), (1, 1));
+        mask(0);
+        assert_eq!((pending(), connected()), (0, [true, false]));
+        assert_eq!(controller.raised(0), 1);
+        msix.set_control(ENABLED | ALL_MASKED);
+        assert_eq!(connected(), [false, false]);
     }
 
     #[test]

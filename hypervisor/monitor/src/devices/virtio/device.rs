@@ -48,13 +48,19 @@ pub trait VirtioWorker: Debug + Send {
     fn connections(&self) -> Vec<OpenConnection> {
         Vec::new()
     }
+    /// Adds the descriptors that the worker waits for to `ops`, after the driver has started the device.
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let _ = ops;
+    }
     /// Processes a bounded number of buffers after the driver notified `queue`, or the worker requested
     /// another turn ([`ActiveQueue::again`]).
     fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>);
-    /// Handles an event of a descriptor that the worker added to `ops` in an earlier call.
+    /// Handles an event of a descriptor that the worker added to `ops`.
     fn descriptor_ready(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let _ = (events, ops);
     }
+    /// Returns the buffers that the worker has taken, before a snapshot. Waits for the host where it must.
+    fn settle(&mut self) {}
     /// Drops the queues and all state of this driver after it reset the device. No descriptor of the
     /// worker is watched any more.
     fn stop(&mut self);

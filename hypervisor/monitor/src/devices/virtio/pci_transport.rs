@@ -9,6 +9,7 @@ mod saved;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
     VIRTIO_F_VERSION_1,
@@ -18,10 +19,11 @@ pub use self::saved::VirtioPciState;
 use super::device::VirtioDevice;
 use super::queue::{ActiveQueue, Interrupt, QueueSetup};
 use super::server::ServerHandle;
-use crate::bus::{BusDevice, Effect};
+use crate::bus::{BusDevice, Effect, SharedDevice};
 use crate::devices::pci::{
     Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction, STATUS, STATUS_INTERRUPT,
 };
+use crate::memory::Range;
 use crate::ram::GuestRam;
 
 /// Size of the BAR in bytes.
@@ -79,6 +81,30 @@ impl Interrupt for PciInterrupt {
     }
 }
 
+/// Registers of the common configuration (virtio 1.2, 4.1.4.3) that are not a queue's.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Registers {
+    status: u8,
+    device_feature_select: u32,
+    driver_feature_select: u32,
+    driver_features: u64,
+    config_vector: u16,
+    queue_select: u16,
+}
+
+impl Default for Registers {
+    fn default() -> Self {
+        Self {
+            status: 0,
+            device_feature_select: 0,
+            driver_feature_select: 0,
+            driver_features: 0,
+            config_vector: NO_VECTOR,
+            queue_select: 0,
+        }
+    }
+}
+
 /// A virtio device on the PCI bus.
 #[derive(Debug)]
 pub struct VirtioPci {
@@ -91,12 +117,7 @@ pub struct VirtioPci {
     /// Place of the capability by which a driver accesses the BAR.
     window: usize,
     isr: Arc<AtomicU8>,
-    status: u8,
-    device_feature_select: u32,
-    driver_feature_select: u32,
-    driver_features: u64,
-    config_vector: u16,
-    queue_select: u16,
+    registers: Registers,
     queues: Vec<QueueSetup>,
 }
 
@@ -154,12 +175,7 @@ impl VirtioPci {
             msix_control,
             window,
             isr: Arc::new(AtomicU8::new(0)),
-            status: 0,
-            device_feature_select: 0,
-            driver_feature_select: 0,
-            driver_features: 0,
-            config_vector: NO_VECTOR,
-            queue_select: 0,
+            registers: Registers::default(),
             queues,
         }
     }
@@ -175,7 +191,7 @@ impl VirtioPci {
     }
 
     fn selected(&self) -> Option<&QueueSetup> {
-        self.queues.get(usize::from(self.queue_select))
+        self.queues.get(usize::from(self.registers.queue_select))
     }
 
     fn read_common(&self, offset: u64, data: &mut [u8]) {
@@ -188,26 +204,30 @@ impl VirtioPci {
             1 => low(bits >> 32),
             _ => 0,
         };
-        put(0x00, &self.device_feature_select.to_le_bytes());
+        put(0x00, &self.registers.device_feature_select.to_le_bytes());
         put(
             0x04,
-            &features(self.device_feature_select, self.features()).to_le_bytes(),
+            &features(self.registers.device_feature_select, self.features()).to_le_bytes(),
         );
-        put(0x08, &self.driver_feature_select.to_le_bytes());
+        put(0x08, &self.registers.driver_feature_select.to_le_bytes());
         put(
             0x0c,
-            &features(self.driver_feature_select, self.driver_features).to_le_bytes(),
+            &features(
+                self.registers.driver_feature_select,
+                self.registers.driver_features,
+            )
+            .to_le_bytes(),
         );
-        put(0x10, &self.config_vector.to_le_bytes());
+        put(0x10, &self.registers.config_vector.to_le_bytes());
         let count = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
         put(0x12, &count.to_le_bytes());
-        put(0x14, &[self.status]);
-        put(0x16, &self.queue_select.to_le_bytes());
+        put(0x14, &[self.registers.status]);
+        put(0x16, &self.registers.queue_select.to_le_bytes());
         if let Some(queue) = self.selected() {
             put(0x18, &queue.size.to_le_bytes());
             put(0x1a, &queue.vector.to_le_bytes());
             put(0x1c, &u16::from(queue.enabled).to_le_bytes());
-            put(0x1e, &self.queue_select.to_le_bytes());
+            put(0x1e, &self.registers.queue_select.to_le_bytes());
             put(0x20, &queue.descriptors.to_le_bytes());
             put(0x28, &queue.available.to_le_bytes());
             put(0x30, &queue.used.to_le_bytes());
@@ -223,27 +243,27 @@ impl VirtioPci {
             .fold(0u64, |value, byte| value << 8 | u64::from(*byte));
         let word = low16(value);
         match offset {
-            0x00 => self.device_feature_select = low(value),
-            0x08 => self.driver_feature_select = low(value),
+            0x00 => self.registers.device_feature_select = low(value),
+            0x08 => self.registers.driver_feature_select = low(value),
             0x0c => self.write_driver_features(low(value)),
-            0x10 => self.config_vector = self.checked_vector(word),
+            0x10 => self.registers.config_vector = self.checked_vector(word),
             0x14 => self.write_status(value.to_le_bytes()[0]),
-            0x16 => self.queue_select = word,
+            0x16 => self.registers.queue_select = word,
             _ => self.write_queue(offset, data.len(), value),
         }
     }
 
     fn write_driver_features(&mut self, bits: u32) {
-        if self.status & STATUS_FEATURES_OK != 0 {
+        if self.registers.status & STATUS_FEATURES_OK != 0 {
             return;
         }
-        let shift = match self.driver_feature_select {
+        let shift = match self.registers.driver_feature_select {
             0 => 0,
             1 => 32,
             _ => return,
         };
-        let others = self.driver_features & !(u64::from(u32::MAX) << shift);
-        self.driver_features = (others | u64::from(bits) << shift) & self.features();
+        let others = self.registers.driver_features & !(u64::from(u32::MAX) << shift);
+        self.registers.driver_features = (others | u64::from(bits) << shift) & self.features();
     }
 
     fn checked_vector(&self, vector: u16) -> u16 {
@@ -256,9 +276,12 @@ impl VirtioPci {
 
     fn write_queue(&mut self, offset: u64, len: usize, value: u64) {
         // The registers of a queue are read-only from DRIVER_OK to reset.
-        let active = self.status & STATUS_DRIVER_OK != 0;
+        let active = self.registers.status & STATUS_DRIVER_OK != 0;
         let vector = self.checked_vector(low16(value));
-        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else {
+        let Some(queue) = self
+            .queues
+            .get_mut(usize::from(self.registers.queue_select))
+        else {
             return;
         };
         if active || queue.enabled && offset != 0x1a {
@@ -285,17 +308,18 @@ impl VirtioPci {
             return self.reset();
         }
         // A driver takes no bit back but by a reset, and only the device sets NEEDS_RESET.
-        let mut set = status & !self.status & !STATUS_NEEDS_RESET;
+        let mut set = status & !self.registers.status & !STATUS_NEEDS_RESET;
         if set & STATUS_FEATURES_OK != 0 && !self.accepts_features() {
             tracing::debug!(device = ?self.device, "the driver accepts features that do not go together");
             set &= !STATUS_FEATURES_OK;
         }
-        self.status |= set;
+        self.registers.status |= set;
         if set & STATUS_DRIVER_OK != 0 {
-            let is_negotiated = self.status & STATUS_FEATURES_OK != 0;
+            let is_negotiated = self.registers.status & STATUS_FEATURES_OK != 0;
             if !is_negotiated || !self.activate() {
-                self.status |= STATUS_NEEDS_RESET;
-                self.interrupt().config_changed(self.config_vector);
+                self.registers.status |= STATUS_NEEDS_RESET;
+                self.interrupt()
+                    .config_changed(self.registers.config_vector);
             }
         }
     }
@@ -303,15 +327,15 @@ impl VirtioPci {
     /// Returns whether the device works with the features that the driver accepts. Legacy drivers, which accept no
     /// VIRTIO_F_VERSION_1, lay requests out in other ways.
     fn accepts_features(&self) -> bool {
-        let is_modern = self.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
-        is_modern && self.device.accepts(self.driver_features)
+        let is_modern = self.registers.driver_features & 1 << VIRTIO_F_VERSION_1 != 0;
+        is_modern && self.device.accepts(self.registers.driver_features)
     }
 
     fn reset(&mut self) {
         self.server.stop();
-        self.status = 0;
-        self.driver_features = 0;
-        self.config_vector = NO_VECTOR;
+        self.registers.status = 0;
+        self.registers.driver_features = 0;
+        self.registers.config_vector = NO_VECTOR;
         self.isr.store(0, Ordering::SeqCst);
         self.msix.forget_pending();
         for queue in &mut self.queues {
@@ -332,7 +356,7 @@ impl VirtioPci {
             tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
             return false;
         };
-        match self.server.start(queues, self.driver_features) {
+        match self.server.start(queues, self.registers.driver_features) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%error, "a device does not start");
@@ -401,12 +425,13 @@ impl PciFunction for VirtioPci {
         }
     }
 
-    fn bar(&self) -> Option<Bar> {
-        self.config.bar()
+    fn ranges(&self) -> Vec<(Range, Option<SharedDevice>)> {
+        let range = self.config.bar().map(Bar::range);
+        range.into_iter().map(|range| (range, None)).collect()
     }
 
-    fn save(&self) -> VirtioPciState {
-        VirtioPciState::of(self)
+    fn save(&self) -> Option<VirtioPciState> {
+        Some(VirtioPciState::of(self))
     }
 
     fn restore(&mut self, state: &VirtioPciState) -> Result<(), &'static str> {

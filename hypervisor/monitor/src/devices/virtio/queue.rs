@@ -23,6 +23,17 @@ pub trait Interrupt: Debug + Send + Sync {
     fn queue_used(&self, vector: u16);
 }
 
+/// Decision of a device on an available buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Returns the buffer to the driver, with this number of bytes written.
+    Used(u32),
+    /// Keeps the buffer. The device calls [`ActiveQueue::add_used`] later.
+    Held,
+    /// Leaves the buffer available.
+    Available,
+}
+
 /// An enabled queue with its notification and its interrupt.
 #[derive(Debug)]
 pub struct ActiveQueue {
@@ -54,6 +65,11 @@ impl ActiveQueue {
     /// Returns the size of the queue in buffers.
     pub fn size(&self) -> u16 {
         self.queue.size()
+    }
+
+    /// Returns the number of buffers that were returned so far, modulo 2^16.
+    pub fn next_used(&self) -> u16 {
+        self.queue.next_used()
     }
 
     /// Pops the next available buffer.
@@ -112,12 +128,28 @@ impl ActiveQueue {
     }
 
     /// Serves the available buffers as [`Self::serve`] does, until `serve` returns `None`: then that buffer stays
-    /// available. Meanwhile the driver need not notify the device of further buffers, which would cost a VM exit each.
+    /// available.
     pub fn serve_while(
         &mut self,
         memory: &GuestRam,
         mut serve: impl FnMut(DescriptorChain<&GuestRam>) -> Option<u32>,
     ) {
+        let used = self.take_while(memory, |chain| {
+            serve(chain).map_or(Fate::Available, Fate::Used)
+        });
+        if used {
+            self.interrupt(memory);
+        }
+    }
+
+    /// Takes the available buffers, at most as many as the queue's size, until one stays available. Requests another turn if
+    /// more may be available. Meanwhile the driver need not notify the device of further buffers, which would cost a VM exit
+    /// each. Returns whether a buffer was used, so that the driver needs an interrupt.
+    pub fn take_while(
+        &mut self,
+        memory: &GuestRam,
+        mut take: impl FnMut(DescriptorChain<&GuestRam>) -> Fate,
+    ) -> bool {
         let mut used = false;
         let mut left = self.size();
         let mut awaits = true;
@@ -136,12 +168,15 @@ impl ActiveQueue {
                 awaits = false;
             }
             let head = chain.head_index();
-            let Some(written) = serve(chain) else {
-                self.undo_pop();
-                self.await_notifications(memory);
-                break;
-            };
-            used |= self.add_used(memory, head, written);
+            match take(chain) {
+                Fate::Used(written) => used |= self.add_used(memory, head, written),
+                Fate::Held => {}
+                Fate::Available => {
+                    self.undo_pop();
+                    self.await_notifications(memory);
+                    break;
+                }
+            }
             left -= 1;
             if left == 0 {
                 self.await_notifications(memory);
@@ -149,9 +184,7 @@ impl ActiveQueue {
                 break;
             }
         }
-        if used {
-            self.interrupt(memory);
-        }
+        used
     }
 
     /// Tells the driver that it need not notify the device of further buffers.
@@ -184,7 +217,7 @@ impl ActiveQueue {
 
     /// Goes on where another device stopped, which had returned all buffers that it took: at the index of the used ring.
     /// Interrupts the driver for those whose interrupt may be lost. `false` if the ring is not usable.
-    pub(super) fn go_on(&mut self, memory: &GuestRam) -> bool {
+    pub(crate) fn go_on(&mut self, memory: &GuestRam) -> bool {
         let index = GuestAddress(self.queue.used_ring() + USED_INDEX);
         let Ok(index) = memory.load::<u16>(index, Ordering::Acquire) else {
             return false;

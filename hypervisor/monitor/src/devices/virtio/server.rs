@@ -42,6 +42,11 @@ impl QueueServer {
         self.worker.connections()
     }
 
+    /// Lets the worker return the buffers that it has taken.
+    pub(crate) fn settle(&mut self) {
+        self.worker.settle();
+    }
+
     /// Stops the worker after the driver reset the device.
     pub(crate) fn stop(&mut self) {
         self.worker.stop();
@@ -72,6 +77,7 @@ impl MutEventSubscriber for QueueServer {
                 tracing::error!(%error, "a device cannot wait for its queues");
             }
         }
+        self.worker.watch(ops);
     }
 }
 

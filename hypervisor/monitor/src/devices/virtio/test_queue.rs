@@ -1,8 +1,11 @@
 //! Implements the driver's side of one queue for device tests.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use proptest::collection::vec;
+use proptest::prelude::Strategy;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
@@ -22,8 +25,38 @@ const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const VECTOR: u16 = 7;
 
+/// Page between the queue's own structures and the buffers.
+const GUARD: Range<u64> = 0x8000..0x9000;
+
 /// Address, length, flags and next of a descriptor.
 pub type Entry = (u64, u32, u16, u16);
+
+/// Contents of a hostile driver's queue.
+#[derive(Clone, Debug)]
+pub struct Hostile {
+    table: Vec<Entry>,
+    heads: Vec<u16>,
+    pub available: u16,
+}
+
+/// Returns arbitrary contents of a queue. No descriptor begins in the table or the rings.
+pub fn hostile() -> impl Strategy<Value = Hostile> {
+    let entry = (0..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20);
+    let entry = entry.prop_map(|(address, len, flags, next)| {
+        let address = if address < GUARD.start {
+            address + BUFFERS
+        } else {
+            address
+        };
+        (address, len, flags, next)
+    });
+    let contents = (vec(entry, 1..17), vec(0u16..20, 0..17), 0u16..40);
+    contents.prop_map(|(table, heads, available)| Hostile {
+        table,
+        heads,
+        available,
+    })
+}
 
 #[derive(Debug, Default)]
 struct Interrupts(AtomicUsize);
@@ -97,6 +130,17 @@ impl TestQueue {
         self.write(self.base + AVAILABLE + 2, available);
     }
 
+    pub fn offer_hostile(&self, hostile: &Hostile) {
+        self.offer(&hostile.table, &hostile.heads, hostile.available);
+    }
+
+    /// Returns whether the guard page is untouched, if no descriptor can cover it.
+    pub fn guards(&self, hostile: &Hostile) -> bool {
+        let mut entries = hostile.table.iter();
+        entries.any(|(address, ..)| *address < GUARD.end)
+            || self.bytes(GUARD.start, 0x1000) == [0; 0x1000]
+    }
+
     /// Returns the address of the descriptor table.
     pub fn table(&self) -> GuestAddress {
         GuestAddress(self.base + TABLE)
@@ -142,13 +186,23 @@ impl TestQueue {
         self.memory.read_obj(self.used_index()).expect("ram")
     }
 
+    /// Returns the head of each used buffer, in the order in which the device returned them.
+    pub fn heads(&self) -> Vec<u32> {
+        self.used_words(0)
+    }
+
     /// Returns the length of each used buffer: the bytes that the device wrote.
     pub fn lengths(&self) -> Vec<u32> {
+        self.used_words(4)
+    }
+
+    /// Returns the word at this offset of each used element.
+    fn used_words(&self, offset: u64) -> Vec<u32> {
         let slots = (0..self.used()).map(|index| u64::from(index % self.size));
         slots
             .map(|slot| {
-                let len = GuestAddress(self.base + USED + 4 + 8 * slot + 4);
-                self.memory.read_obj(len).expect("ram")
+                let word = GuestAddress(self.base + USED + 4 + 8 * slot + offset);
+                self.memory.read_obj(word).expect("ram")
             })
             .collect()
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use super::{STATUS_DRIVER_OK, STATUS_FEATURES_OK, STATUS_NEEDS_RESET, VirtioPci};
+use super::{Registers, STATUS_DRIVER_OK, STATUS_FEATURES_OK, STATUS_NEEDS_RESET, VirtioPci};
 use crate::devices::pci::{MsixState, NO_VECTOR};
 use crate::devices::virtio::queue::QueueSetup;
 
@@ -29,12 +29,7 @@ pub struct VirtioPciState {
     own_config: Vec<u8>,
     msix: MsixState,
     isr: u8,
-    status: u8,
-    device_feature_select: u32,
-    driver_feature_select: u32,
-    driver_features: u64,
-    config_vector: u16,
-    queue_select: u16,
+    registers: Registers,
     queues: Vec<QueueState>,
 }
 
@@ -53,12 +48,7 @@ impl VirtioPciState {
             own_config: device.device.config().to_vec(),
             msix: device.msix.save(),
             isr: device.isr.load(Ordering::SeqCst),
-            status: device.status,
-            device_feature_select: device.device_feature_select,
-            driver_feature_select: device.driver_feature_select,
-            driver_features: device.driver_features,
-            config_vector: device.config_vector,
-            queue_select: device.queue_select,
+            registers: device.registers,
             queues: queues.collect(),
         }
     }
@@ -80,7 +70,7 @@ impl VirtioPciState {
         if self.own_config != device.device.config() {
             return Err("its size, address or name is another one");
         }
-        if self.driver_features & !device.features() != 0 {
+        if self.registers.driver_features & !device.features() != 0 {
             return Err("it lacks features that the driver uses");
         }
         if self.queues.len() != device.queues.len() {
@@ -97,7 +87,8 @@ impl VirtioPciState {
             saved.size <= queue.max_size && saved.size.is_power_of_two() && has(saved.vector)
         };
         let mut pairs = self.queues.iter().zip(&device.queues);
-        if !has(self.config_vector) || !pairs.all(|(saved, queue)| is_queue(saved, queue)) {
+        if !has(self.registers.config_vector) || !pairs.all(|(saved, queue)| is_queue(saved, queue))
+        {
             return Err("a size or an interrupt of its queues is impossible");
         }
         for (saved, queue) in self.queues.iter().zip(&mut device.queues) {
@@ -112,13 +103,9 @@ impl VirtioPciState {
             };
         }
         device.isr.store(self.isr, Ordering::SeqCst);
-        device.device_feature_select = self.device_feature_select;
-        device.driver_feature_select = self.driver_feature_select;
-        device.driver_features = self.driver_features;
-        device.config_vector = self.config_vector;
-        device.queue_select = self.queue_select;
-        device.status = self.status;
-        let is_negotiated = device.status & STATUS_FEATURES_OK != 0 && device.accepts_features();
+        device.registers = self.registers;
+        let is_negotiated =
+            device.registers.status & STATUS_FEATURES_OK != 0 && device.accepts_features();
         let can_go_on = is_negotiated && device.active_queues().is_some();
         match is_started(device) && !can_go_on {
             true => Err("its driver cannot have started it so"),
@@ -129,7 +116,7 @@ impl VirtioPciState {
 
 /// Returns whether the driver has started the device, and the device could be started.
 fn is_started(device: &VirtioPci) -> bool {
-    device.status & (STATUS_DRIVER_OK | STATUS_NEEDS_RESET) == STATUS_DRIVER_OK
+    device.registers.status & (STATUS_DRIVER_OK | STATUS_NEEDS_RESET) == STATUS_DRIVER_OK
 }
 
 /// Lets a device with a state serve the queues that its driver has set up, if it has.
@@ -145,6 +132,8 @@ pub(super) fn resume(device: &mut VirtioPci) -> Result<(), &'static str> {
     if !queues.iter_mut().all(|queue| queue.go_on(&device.memory)) {
         return Err("a used ring is not in the guest's memory");
     }
-    let restarted = device.server.restart(queues, device.driver_features);
+    let restarted = device
+        .server
+        .restart(queues, device.registers.driver_features);
     restarted.map_err(|_| "its thread has ended")
 }

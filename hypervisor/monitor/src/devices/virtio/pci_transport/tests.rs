@@ -195,7 +195,7 @@ fn saved_in(memory: &GuestRam) -> VirtioPciState {
     memory
         .write_obj(3u16.to_le(), GuestAddress(0x1_1802))
         .expect("in RAM");
-    saved.transport.save()
+    saved.transport.save().expect("a state")
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_device_that_no_driver_has_started_stays_so() {
     let mut restored = fixture();
     restored
         .transport
-        .restore(&saved.transport.save())
+        .restore(&saved.transport.save().expect("a state"))
         .expect("it fits");
     restored.transport.resume().expect("there is nothing to do");
     assert!(restored.record.lock().active.is_empty());
@@ -251,24 +251,28 @@ fn a_state_that_no_driver_can_have_caused_is_refused() {
         initialise(&mut saved.transport, 0x1_0000);
         change(&mut saved.transport);
         let mut restored = fixture();
-        let refused = restored.transport.restore(&saved.transport.save());
+        let state = saved.transport.save().expect("a state");
+        let refused = restored.transport.restore(&state);
         assert!(restored.record.lock().active.is_empty());
         refused.expect_err("impossible")
     };
     type Change = fn(&mut VirtioPci);
     let changes: [(Change, &str); 8] = [
-        (|saved| saved.driver_features |= 1 << 40, "features"),
+        (
+            |saved| saved.registers.driver_features |= 1 << 40,
+            "features",
+        ),
         (|saved| saved.queues.truncate(1), "number of queues"),
         (|saved| saved.queues[0].size = 65, "impossible"),
         (|saved| saved.queues[0].size = 128, "impossible"),
         (|saved| saved.queues[1].vector = 3, "impossible"),
-        (|saved| saved.config_vector = 3, "impossible"),
+        (|saved| saved.registers.config_vector = 3, "impossible"),
         (
             |saved| saved.queues[0].available = 0x7000_0000,
             "cannot have started",
         ),
         (
-            |saved| saved.status &= !STATUS_FEATURES_OK,
+            |saved| saved.registers.status &= !STATUS_FEATURES_OK,
             "cannot have started",
         ),
     ];

@@ -1,0 +1,72 @@
+//! Accesses to absent pages that this library serves (userfaultfd(2)).
+//!
+//! The kernel blocks a thread that accesses such a page, in the program's own code or in a system call, until the page is
+//! replaced and the thread woken. Pages become absent in one step (`mremap`), so no access falls between.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+
+use crate::pages::{self, Pages, Spare};
+
+/// `UFFD_FEATURE_EVENT_REMAP`: moved pages still block. The thread that moves them waits until [`Faults::next`] has read
+/// the event.
+const FEATURES: u64 = 1 << 2;
+/// Bytes of a message, and offset of the address in one.
+const MESSAGE: usize = 32;
+const ADDRESS: usize = 16;
+const PAGE_FAULT: u8 = 0x12;
+
+/// Descriptor of the process's absent pages.
+#[derive(Debug)]
+pub struct Faults {
+    descriptor: OwnedFd,
+    messages: File,
+}
+
+impl Faults {
+    /// Fails if this process may not block accesses by system calls.
+    pub fn open() -> io::Result<Self> {
+        let descriptor = pages::descriptor(FEATURES)?;
+        // A read waits for the next message.
+        fcntl_setfl(&descriptor, OFlags::empty())?;
+        let messages = File::from(descriptor.try_clone()?);
+        Ok(Self {
+            descriptor,
+            messages,
+        })
+    }
+
+    /// Waits for the next message, and returns the address if it is a fault. Must be called by a thread that does nothing
+    /// else meanwhile.
+    pub fn next(&self) -> io::Result<Option<u64>> {
+        let mut message = [0; MESSAGE];
+        match (&self.messages).read(&mut message) {
+            Ok(MESSAGE) if message[0] == PAGE_FAULT => {
+                let mut address = [0; 8];
+                address.copy_from_slice(&message[ADDRESS..ADDRESS + 8]);
+                Ok(Some(u64::from_ne_bytes(address)))
+            }
+            // Another kind of message.
+            Ok(_) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes pages absent. Their contents are lost, if nothing else maps them.
+    ///
+    /// # Safety
+    /// This library has mapped the pages, and serves accesses to them from now on.
+    pub unsafe fn withhold(&self, pages: Pages) -> io::Result<()> {
+        let spare = Spare::missing(&self.descriptor, pages.bytes())?;
+        // SAFETY: the caller's promise.
+        unsafe { spare.take_place_of(pages) }
+    }
+
+    /// Lets blocked threads try again.
+    pub fn wake(&self, pages: Pages) -> io::Result<()> {
+        pages::wake(&self.descriptor, pages)
+    }
+}

@@ -1,0 +1,40 @@
+//! Blocks signals while their handlers must not run on a thread.
+
+use std::marker::PhantomData;
+use std::{mem, ptr};
+
+/// Blocks all signals to the calling thread but those of faults until dropped. A thread that it starts meanwhile inherits
+/// that. A fault whose signal is blocked would end the process, although the program may have a handler for it.
+#[derive(Debug)]
+pub struct BlockedSignals {
+    before: libc::sigset_t,
+    /// The mask belongs to the thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl BlockedSignals {
+    pub fn new() -> Self {
+        // SAFETY: both sets outlive the calls.
+        let before = unsafe {
+            let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
+            libc::sigdelset(&raw mut all, libc::SIGBUS);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            before
+        };
+        Self {
+            before,
+            _thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that was in force.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Managed memory of the pretended device.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use wormhole_api::{CuResult, Request};
+use wormhole_ring::layout::WINDOW_BASE;
+
+use super::Shared;
+
+/// Memory that changes sides, by address.
+pub struct Managed {
+    /// Address of the window in this process.
+    base: usize,
+    all: BTreeMap<u64, One>,
+}
+
+struct One {
+    home: u64,
+    bytes: u64,
+    /// Contents of the device's memory.
+    placed: Option<Vec<u8>>,
+}
+
+impl Managed {
+    pub fn new(base: usize) -> Self {
+        Self {
+            base,
+            all: BTreeMap::new(),
+        }
+    }
+
+    fn home(&self, address: u64) -> *mut u8 {
+        let offset = usize::try_from(address - WINDOW_BASE).expect("small");
+        std::ptr::with_exposed_provenance_mut(self.base + offset)
+    }
+
+    /// Executes a message about managed memory. Returns nothing for any other.
+    pub fn execute(&mut self, request: &Request<'_>, shared: &Shared) -> Option<CuResult> {
+        let busy = shared.is_busy.load(Ordering::Acquire);
+        match request {
+            Request::ManagedIdle(_) if busy => return Some(CuResult::NOT_READY),
+            Request::ManagedIdle(_) => {}
+            Request::ManagedOpen(message) => {
+                let one = One {
+                    home: message.home.0,
+                    bytes: message.bytes,
+                    placed: None,
+                };
+                assert!(self.all.insert(message.address.0, one).is_none());
+            }
+            Request::ManagedClose(message) => {
+                self.all.remove(&message.address.0).expect("opened");
+            }
+            Request::ManagedPlace(_) if busy => return Some(CuResult::NOT_READY),
+            Request::ManagedPlace(message) => {
+                let (home, bytes) = {
+                    let one = &self.all[&message.address.0];
+                    (one.home, usize::try_from(one.bytes).expect("small"))
+                };
+                // SAFETY: the home is a part of the window.
+                let data = unsafe { std::slice::from_raw_parts(self.home(home), bytes) }.to_vec();
+                let one = self.all.get_mut(&message.address.0).expect("opened");
+                assert!(one.placed.replace(data).is_none());
+            }
+            Request::ManagedFetch(message) if busy && message.concurrent == 0 => {
+                return Some(CuResult::NOT_READY);
+            }
+            Request::ManagedFetch(message) => self.copy(message.address.0, message.bytes, true),
+            Request::ManagedPush(message) => self.copy(message.address.0, message.bytes, false),
+            Request::MemSet(message) => {
+                let byte = message.value.to_ne_bytes()[0];
+                let (address, bytes) = (message.destination.0, message.width);
+                let (start, one) = self.all.range_mut(..=address).next_back()?;
+                let offset = usize::try_from(address - start).expect("small");
+                let bytes = usize::try_from(bytes).expect("small");
+                match &mut one.placed {
+                    Some(data) => data[offset..offset + bytes].fill(byte),
+                    None => {
+                        let home = one.home + offset as u64;
+                        // SAFETY: the home is a part of the window.
+                        unsafe { self.home(home).write_bytes(byte, bytes) };
+                    }
+                }
+            }
+            _ => return None,
+        }
+        Some(CuResult::SUCCESS)
+    }
+
+    fn copy(&mut self, address: u64, bytes: u64, to_home: bool) {
+        let base = self.base;
+        let (start, one) = self.all.range_mut(..=address).next_back().expect("opened");
+        let offset = usize::try_from(address - start).expect("small");
+        let bytes = usize::try_from(bytes).expect("small");
+        let home = usize::try_from(one.home - WINDOW_BASE).expect("small") + base + offset;
+        let home = std::ptr::with_exposed_provenance_mut::<u8>(home);
+        let data = &mut one.placed.as_mut().expect("placed")[offset..offset + bytes];
+        // SAFETY: the home is a part of the window, and is as long.
+        unsafe {
+            if to_home {
+                home.copy_from(data.as_ptr(), bytes);
+            } else {
+                data.as_mut_ptr().copy_from(home, bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Runs CUDA programs in a domain of libvirt that docs/qemu.md describes, by a daemon of this test's own.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wormhole_images::{Image, Kernel};
+
+use crate::documents::{blocks_of, root};
+use crate::guest_of_qemu::initrd;
+use crate::harness::{
+    PATIENCE, Underway, beside_other_guests, eventually, finish, images, program, published_stage,
+};
+
+/// User of backend, libvirt and QEMU. libvirt's daemon has no sessions where it runs as root.
+const USER: u32 = 65534;
+
+/// Place of the guest's files on the page.
+const PLACE: &str = "/srv/guest";
+
+/// Creates a command that runs as [`USER`] in the test's folder.
+fn as_user(folder: &Path, program: &Path, arguments: &[&str]) -> Command {
+    let user = USER.to_string();
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"])
+        .arg(program)
+        .args(arguments)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env("XDG_RUNTIME_DIR", folder)
+        .env("WORMHOLE_RUNTIME", folder.join("backends"))
+        .env_remove("XDG_CONFIG_HOME")
+        .env_remove("XDG_CACHE_HOME")
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
+    let _beside = beside_other_guests();
+    let stage = published_stage();
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    chown(folder, Some(USER), Some(USER)).expect("this is root");
+    let wormhole = stage.path().join("bin/wormhole");
+    let done = |program: &Path, arguments: &[&str]| {
+        let run = finish(&mut as_user(folder, program, arguments));
+        assert!(
+            run.status.success(),
+            "{arguments:?}: {}{}",
+            run.stdout,
+            run.stderr
+        );
+        run.stdout
+    };
+    done(&wormhole, &["backend", "start", "--trusted-tenants"]);
+    let attach = || {
+        let command = ["attach", "--window", "window", "--vsock", "vsock"];
+        let attached = Underway::start(&mut as_user(folder, &wormhole, &command));
+        let line = attached.working();
+        assert!(line.starts_with("attached: "), "{line}");
+        attached
+    };
+    let ended = |process: Underway| {
+        let ended = process.finish();
+        assert!(ended.status.success(), "{}", ended.stderr);
+    };
+    let attached = attach();
+
+    let kernel = Image::guest(&images(), Kernel::V6_1).expect("an image");
+    fs::copy(kernel.kernel, folder.join("vmlinuz")).expect("a kernel");
+    let here = folder.to_str().expect("a name of text");
+    let page = blocks_of(&root().join("docs/qemu.md"), "xml").swap_remove(0);
+    fs::write(folder.join("guest.xml"), page.replace(PLACE, here)).expect("a file");
+
+    // No further daemon writes the console's file.
+    let settings = folder.join(".config/libvirt");
+    fs::create_dir_all(&settings).expect("a folder");
+    fs::write(settings.join("qemu.conf"), "stdio_handler = \"file\"\n").expect("a file");
+    for made in [".config", ".config/libvirt"] {
+        chown(folder.join(made), Some(USER), Some(USER)).expect("this is root");
+    }
+    let daemon = Underway::start(&mut as_user(folder, Path::new("/usr/sbin/libvirtd"), &[]));
+    let socket = folder.join("libvirt/libvirt-sock");
+    eventually("the daemon's socket", PATIENCE, || socket.exists());
+    let virsh = |arguments: &[&str]| {
+        let arguments = [&["-q", "-c", "qemu:///session"], arguments].concat();
+        done(Path::new("/usr/bin/virsh"), &arguments)
+    };
+    let console = || fs::read_to_string(folder.join("console.log")).unwrap_or_default();
+    virsh(&["define", "guest.xml"]);
+
+    // A window ends with its domain.
+    let spin = program("static", "spin");
+    initrd(folder, "initrd.img", &spin.display().to_string(), &["spin"]);
+    virsh(&["start", "guest"]);
+    eventually("the program's line", PATIENCE, || {
+        console().contains("spinning")
+    });
+    virsh(&["destroy", "guest"]);
+    ended(attached);
+
+    let attached = attach();
+    let names = ["vector_add", "reduction", "streams_events"];
+    let paths = names.map(|name| program("static", name).display().to_string());
+    initrd(folder, "initrd.img", &paths.join(" && "), &names);
+    virsh(&["start", "guest"]);
+    eventually("the domain's end", PATIENCE, || {
+        virsh(&["domstate", "guest"]).trim() == "shut off"
+    });
+    for name in names {
+        let said = console();
+        assert!(said.contains(&format!("PASS {name}")), "{said}");
+    }
+    virsh(&["undefine", "guest"]);
+
+    ended(attached);
+    let pid = Pid::from_raw(daemon.id().cast_signed()).expect("a process");
+    kill_process(pid, Signal::TERM).expect("it runs");
+    ended(daemon);
+    done(&wormhole, &["backend", "stop"]);
+}

@@ -1,0 +1,221 @@
+//! Runs CUDA programs in guests of QEMU, which is no part of Wormhole, by the options that docs/qemu.md names.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
+
+use crate::documents::{blocks_of, root};
+use crate::harness::{
+    PATIENCE, Underway, alone, beside_other_guests, eventually, finish, images, leftovers, program,
+    stage, wormhole,
+};
+
+/// Size of the window that `wormhole attach` makes.
+const WINDOW: u64 = 258 << 20;
+
+/// Writes an initial RAM disk that runs a shell command with these programs of ours.
+pub fn initrd(folder: &Path, name: &str, command: &str, programs: &[&str]) -> String {
+    let programs = programs.iter().map(|name| program("static", name));
+    initrd_with(folder, name, command, programs.collect())
+}
+
+/// Writes an initial RAM disk that runs a shell command, with these files.
+pub fn initrd_with(folder: &Path, name: &str, command: &str, files: Vec<PathBuf>) -> String {
+    let part = |name: &str| stage().join("lib/wormhole").join(name);
+    let overlay = console_overlay(&ConsoleRun {
+        init: part("wormhole-init"),
+        frontends: ["libcuda.so.1", "libnvidia-ml.so.1"].map(part).to_vec(),
+        program: "/bin/sh".into(),
+        arguments: ["-c", command].map(Into::into).to_vec(),
+        take: files,
+        window: WINDOW,
+    });
+    let modules = Image::guest(&images(), Kernel::V6_1)
+        .expect("an image")
+        .modules;
+    let mut bytes = fs::read(modules).expect("the image's modules");
+    bytes.extend(overlay.expect("the files are there"));
+    fs::write(folder.join(name), bytes).expect("a file");
+    name.to_owned()
+}
+
+/// Returns QEMU with the page's options, in the folder with the names that these contain.
+fn qemu(folder: &Path, initrd: &str) -> Command {
+    let page = root().join("docs/qemu.md");
+    let block = |language| blocks_of(&page, language).swap_remove(0);
+    let parameters = block("kernel")
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    let kernel = Image::guest(&images(), Kernel::V6_1)
+        .expect("an image")
+        .kernel;
+    let options = block("qemu").replace('\\', "");
+    let mut words = options.split_whitespace();
+    let mut command = Command::new(words.next().expect("a command"));
+    command
+        .args(words)
+        .args(["-accel", "tcg", "-cpu", "EPYC,check=off", "-nodefaults"])
+        .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
+        .args(["-initrd", initrd, "-append"])
+        .arg(format!("console=ttyS0 loglevel=1 panic=-1 {parameters}"))
+        .arg("-kernel")
+        .arg(kernel)
+        .current_dir(folder)
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
+    let _beside = beside_other_guests();
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let home = |mut command: Command| {
+        command
+            .current_dir(folder.path())
+            .env("WORMHOLE_RUNTIME", at("backends"));
+        command
+    };
+    let started = finish(&mut home(wormhole(&[
+        "backend",
+        "start",
+        "--trusted-tenants",
+    ])));
+    assert!(started.status.success(), "{}", started.stderr);
+    let attach = || {
+        let command = ["attach", "--window", "window", "--vsock", "vsock"];
+        let attached = Underway::start(&mut home(wormhole(&command)));
+        let line = attached.working();
+        assert!(line.starts_with("attached: "), "{line}");
+        attached
+    };
+    let ended = |attached: Underway| {
+        let attached = attached.finish();
+        assert!(attached.status.success(), "{}", attached.stderr);
+        let left = ["window", "vsock"].map(|name| at(name).symlink_metadata().is_ok());
+        assert_eq!(left, [false; 2], "{}", attached.stderr);
+    };
+
+    // A window that contains what a guest wrote ends with it.
+    let attached = attach();
+    let spin = program("static", "spin");
+    let disk = initrd(
+        folder.path(),
+        "spin.img",
+        &spin.display().to_string(),
+        &["spin"],
+    );
+    let killed = Underway::start(&mut qemu(folder.path(), &disk));
+    let line = killed.working();
+    assert!(line.contains("spinning"), "{line}");
+    killed.kill_9("qemu-system-x86_64");
+    killed.finish();
+    ended(attached);
+
+    let attached = attach();
+    let names = ["vector_add", "reduction", "streams_events"];
+    let paths = names.map(|name| program("static", name).display().to_string());
+    let disk = initrd(folder.path(), "programs.img", &paths.join(" && "), &names);
+    let run = finish(&mut qemu(folder.path(), &disk));
+    for name in names {
+        assert!(
+            run.stdout.contains(&format!("PASS {name}")),
+            "{}",
+            run.stdout
+        );
+    }
+    assert!(run.stdout.contains("exited 0"), "{}", run.stdout);
+
+    ended(attached);
+    let attached = attach();
+    let launcher = Pid::from_raw(attached.id().cast_signed()).expect("a process");
+    kill_process(launcher, Signal::TERM).expect("it runs");
+    ended(attached);
+    let stopped = finish(&mut home(wormhole(&["backend", "stop"])));
+    assert!(stopped.status.success(), "{}", stopped.stderr);
+}
+
+#[test]
+fn a_signal_ends_an_attach_whose_backend_does_not_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("silent");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let backend = format!("unix:{}", socket.display());
+    let arguments = ["attach", "--backend", &backend];
+    let mut command =
+        wormhole(&[&arguments[..], &["--window", "window", "--vsock", "vsock"]].concat());
+    let attach = Underway::start(command.current_dir(folder.path()));
+    let (mut silent, _) = listener.accept().expect("a connection");
+    silent.read_exact(&mut [0]).expect("its message");
+    let launcher = Pid::from_raw(attach.id().cast_signed()).expect("a process");
+    kill_process(launcher, Signal::TERM).expect("it runs");
+    let ended = attach.finish();
+    assert_eq!(
+        ended.status.signal(),
+        Some(libc::SIGTERM),
+        "{}",
+        ended.stderr
+    );
+    drop(silent);
+}
+
+#[test]
+fn attach_leaves_nothing_when_it_refuses_or_is_killed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("taken"), "").expect("a file");
+    let refused = |arguments: &[&str]| {
+        let mut command = wormhole(&[&["attach"], arguments].concat());
+        command
+            .current_dir(folder.path())
+            .env("WORMHOLE_RUNTIME", folder.path().join("backends"));
+        let run = finish(&mut command);
+        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+        let names = ["window", "vsock"];
+        let left = names.map(|name| folder.path().join(name).symlink_metadata().is_ok());
+        assert_eq!(left, [false; 2], "{}", run.stderr);
+        run.stderr
+    };
+    let usual = ["--window", "window", "--vsock", "vsock"];
+    let said = refused(&usual);
+    assert!(said.contains("no backend default is running"), "{said}");
+
+    let _alone = alone();
+    let backend = |action: &[&str]| {
+        let mut command = wormhole(&[&["backend"], action].concat());
+        command.env("WORMHOLE_RUNTIME", folder.path().join("backends"));
+        let run = finish(&mut command);
+        assert!(run.status.success(), "{}", run.stderr);
+    };
+    backend(&["start", "--trusted-tenants"]);
+    let said = refused(&["--window", "taken", "--vsock", "vsock"]);
+    assert!(said.contains("taken is there already"), "{said}");
+    let said = refused(&["--window", "window", "--vsock", "taken"]);
+    assert!(said.contains("taken is there already"), "{said}");
+    let said = refused(&[&usual[..], &["--size", "2M"]].concat());
+    assert!(said.contains("too small"), "{said}");
+
+    // A killed process removes no names itself.
+    let mut command = wormhole(&[&["attach"], &usual[..]].concat());
+    command
+        .current_dir(folder.path())
+        .env("WORMHOLE_RUNTIME", folder.path().join("backends"));
+    let killed = Underway::start(&mut command);
+    killed.working();
+    let launcher = Pid::from_raw(killed.id().cast_signed()).expect("a process");
+    kill_process(launcher, Signal::KILL).expect("it runs");
+    killed.finish();
+    let is_there = |name: &&str| folder.path().join(name).symlink_metadata().is_ok();
+    eventually("the end of the names", PATIENCE, || {
+        !["window", "vsock"].iter().any(is_there)
+    });
+    backend(&["stop"]);
+    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+}
