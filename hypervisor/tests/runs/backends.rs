@@ -1,5 +1,6 @@
 //! Runs programs through backends that outlive them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -130,6 +131,77 @@ sys.stdin.readline()
 copy = ctypes.create_string_buffer(len(data))
 call('cuMemcpyDtoH_v2', copy, address, ctypes.c_size_t(len(data)))
 print('PASS holder' if copy.raw == data else 'the data is wrong')";
+
+/// Returns the figures in a line of the program `beside`, by name.
+fn figures(line: &str) -> BTreeMap<String, String> {
+    let parts = line
+        .split_whitespace()
+        .filter_map(|part| part.split_once('='));
+    parts
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Asserts that what a program learns of its device is its own part while another tenant allocates, and that each of the
+/// two is refused a part of the cache. Returns the figures before the other tenant came and after it has left.
+pub fn sees_nothing_of_its_neighbour(device: &str) -> [BTreeMap<String, String>; 2] {
+    const OWN: u64 = 64 << 20;
+    let runtime = Runtime::new();
+    runtime.start("beside", &["--device", device]);
+    let start = || {
+        let mut run = runtime.run("beside");
+        Underway::start(run.arg(program("static", "beside")).stdin(Stdio::piped()))
+    };
+    let mut first = start();
+    let before = figures(&first.answer("look"));
+    let mut second = start();
+    assert_eq!(second.answer("take"), "taken\n");
+    let beside = first.answer("look");
+    assert_eq!(second.answer("take"), "taken\n");
+    assert_eq!(
+        first.answer("look"),
+        beside,
+        "after the neighbour allocated"
+    );
+
+    let seen = figures(&beside);
+    let not_free: u64 = seen["not_free"].parse().expect("a number");
+    assert!((OWN..OWN + (32 << 20)).contains(&not_free), "{beside}");
+    assert_eq!(
+        (&*seen["list"], &*seen["processes"]),
+        ("0", "1"),
+        "{beside}"
+    );
+    // NVML_ERROR_NOT_SUPPORTED.
+    for name in ["power", "energy", "utilization"] {
+        assert_eq!(seen[name], "3", "{beside}");
+    }
+    for line in [beside, second.answer("look")] {
+        let persisting =
+            "set=cudaErrorUnsupportedLimit get=cudaSuccess persisting=0 reset=cudaSuccess";
+        assert!(line.contains(persisting), "{line}");
+    }
+
+    second.write_line("end");
+    let ended = second.finish();
+    assert!(ended.stdout.contains("PASS beside"), "{}", ended.stderr);
+    eventually("the end of the neighbour", PATIENCE, || {
+        let shown = runtime.finish(&["ps", "--json"]).stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+        shown["backends"][0]["tenants"] == 1
+    });
+    let after = figures(&first.answer("look"));
+    first.write_line("end");
+    let ended = first.finish();
+    assert!(ended.stdout.contains("PASS beside"), "{}", ended.stderr);
+    [before, after]
+}
+
+#[test]
+fn a_tenant_sees_nothing_of_its_neighbour() {
+    let _alone = alone();
+    sees_nothing_of_its_neighbour("cpu");
+}
 
 #[test]
 fn programs_share_a_backend_and_one_killed_harms_no_other() {

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::backends::Runtime;
+use crate::backends::{Runtime, sees_nothing_of_its_neighbour};
 use crate::harness::{
     Finished, Underway, alone, demo_programs, eventually, finish, program, wormhole,
 };
@@ -143,6 +143,27 @@ fn programs_of_strangers_share_no_memory_by_handles() {
         run.stderr
     );
     runtime.passes("strangers", "shareable");
+}
+
+/// The same program sees the whole device before its neighbour comes, so that what it does not see then is there.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_tenant_sees_nothing_of_its_neighbour_on_a_gpu() {
+    /// Least memory that a context takes.
+    const CONTEXT: u64 = 200 << 20;
+    let _alone = alone();
+    let [before, after] = sees_nothing_of_its_neighbour("cuda:0");
+    for seen in [&before, &after] {
+        let not_free: u64 = seen["not_free"].parse().expect("a number");
+        assert!(not_free > CONTEXT, "{seen:?}");
+        assert_eq!(seen["set"], "cudaSuccess", "{seen:?}");
+        assert_ne!(seen["persisting"], "0", "{seen:?}");
+    }
+    for name in ["power", "energy", "utilization"] {
+        assert_eq!(before[name], "0", "{before:?}");
+        // The neighbour's work may still show.
+        assert_eq!(after[name], "3", "{after:?}");
+    }
 }
 
 #[test]

@@ -307,8 +307,8 @@ pub fn end_by(launcher: &mut Child, signal: Signal) {
 pub struct Underway {
     child: Ended,
     start: Instant,
-    first_line: std::sync::mpsc::Receiver<String>,
-    rest: std::thread::JoinHandle<String>,
+    lines: std::sync::mpsc::Receiver<String>,
+    output: std::thread::JoinHandle<String>,
 }
 
 impl Underway {
@@ -322,30 +322,36 @@ impl Underway {
             .spawn()
             .expect("the command starts");
         let mut output = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        let (tell, first_line) = std::sync::mpsc::channel();
-        let rest = std::thread::spawn(move || {
-            let mut line = String::new();
-            output.read_line(&mut line).expect("stdout can be read");
-            // The test may have given up already.
-            drop(tell.send(line.clone()));
-            output
-                .read_to_string(&mut line)
-                .expect("stdout can be read");
-            line
+        let (tell, lines) = std::sync::mpsc::channel();
+        let output = std::thread::spawn(move || {
+            let mut all = String::new();
+            let mut start = 0;
+            while output.read_line(&mut all).expect("stdout can be read") > 0 {
+                // The test may have given up already.
+                drop(tell.send(all[start..].to_owned()));
+                start = all.len();
+            }
+            all
         });
         Self {
             child: Ended(child),
             start,
-            first_line,
-            rest,
+            lines,
+            output,
         }
     }
 
-    /// Waits until the program has printed its first line, and returns it.
+    /// Waits until the program has printed its first line, or the one after the last that a test has seen, and returns it.
     pub fn working(&self) -> String {
-        self.first_line
+        self.lines
             .recv_timeout(PATIENCE)
             .expect("the program says that it is at work")
+    }
+
+    /// Writes a line to the program and returns the line that it prints for it.
+    pub fn answer(&mut self, line: &str) -> String {
+        self.write_line(line);
+        self.working()
     }
 
     /// Returns the process id of `wormhole`.
@@ -379,7 +385,7 @@ impl Underway {
     pub fn finish(self) -> Finished {
         let finished = wait(self.child, self.start, PATIENCE);
         let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}"));
-        finished.stdout = self.rest.join().expect("stdout was read");
+        finished.stdout = self.output.join().expect("stdout was read");
         finished
     }
 }
