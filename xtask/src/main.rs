@@ -26,6 +26,7 @@ mod soak;
 mod stage;
 mod structure;
 mod test;
+mod test_executables;
 mod test_results;
 mod toolchain;
 

@@ -4,11 +4,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::command::{Failure, Run, at_once, cargo, step};
+use crate::test_executables::{self, Executable};
 use crate::test_results::TestResults;
 use crate::{checks, older_cuda, setup, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
+
+/// Folders of the packages whose tests run the staged installation. Some look for what a run left among all processes
+/// that were started from it, so that these packages' tests are executed one executable after another.
+const LOOK_AT_ALL_PROCESSES: [&str; 2] = ["hypervisor", "xtask"];
 
 /// Tests of the PTX engine with kernels compiled by nvcc.
 const KERNEL_TESTS: [&str; 6] = [
@@ -31,7 +36,11 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     let mut total = tests?;
     total += computations?;
 
-    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
+    eprintln!(
+        "xtask: all of it took {} s, and {} s of processors",
+        start.elapsed().as_secs(),
+        processor_seconds()
+    );
     if !rustix::process::geteuid().is_root() {
         eprintln!(
             "xtask: not root: tests of users, namespaces and cgroups that only root can make return early, and count as passed"
@@ -49,11 +58,67 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     Ok(total.failed == 0)
 }
 
-/// Runs the checks of sources and the workspace's tests.
+/// Returns the processor time of all processes that have ended below this one (proc_pid_stat(5), `cutime` and `cstime`).
+fn processor_seconds() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind_name = stat.rsplit(')').next().unwrap_or_default();
+    let fields = behind_name.split_whitespace();
+    let ticks: u64 = fields.skip(13).take(2).flat_map(str::parse::<u64>).sum();
+    ticks / rustix::param::clock_ticks_per_second()
+}
+
+/// Runs the checks of sources and the workspace's tests. Tests of VMs leave processors idle, so that the others are
+/// executed beside them.
 fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
     let mut total = TestResults::default();
     total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
-    total += single(
+    step("rules between crates");
+    total += TestResults::of("rules between crates", structure::structure(root)?);
+    total += check("the form of commits", &checks::history(root)?);
+    total += check("paths of this machine", &checks::paths(root)?);
+    total += check("the glibc of the installation", &checks::glibc(root)?);
+    total += check("prose", &checks::prose(root)?);
+
+    let has_gpu = Path::new("/dev/nvidiactl").exists();
+    if !has_gpu {
+        eprintln!("xtask: skipping the tests that need an NVIDIA GPU: this machine has none");
+    }
+    let prepare = |run: Run| {
+        run.args(has_gpu.then_some("--include-ignored"))
+            .env("WORMHOLE_STAGE", stage)
+            .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
+            .env("WORMHOLE_IMAGES", setup::images(root))
+    };
+    let executables = test_executables::build(root)?;
+    let (installed, others): (Vec<_>, Vec<_>) = executables
+        .iter()
+        .cloned()
+        .partition(|executable| LOOK_AT_ALL_PROCESSES.contains(&&*executable.package));
+    let kernels = older_cuda::build_kernels(root)?;
+    let of_kernels: Vec<Executable> = others
+        .iter()
+        .filter(|executable| KERNEL_TESTS.contains(&&*executable.target))
+        .cloned()
+        .collect();
+    let (beside, here) = at_once(
+        || {
+            let mut total = lints(root)?;
+            total += test_executables::run(&others, prepare)?;
+            step("the PTX engine on kernels of CUDA 12");
+            total +=
+                test_executables::run(&of_kernels, |run| run.env("WORMHOLE_KERNELS", &kernels))?;
+            Ok::<_, Failure>(total)
+        },
+        || test_executables::run(&installed, prepare),
+    );
+    total += beside?;
+    total += here?;
+    Ok(total)
+}
+
+/// Runs clippy.
+fn lints(root: &Path) -> Result<TestResults, Failure> {
+    single(
         "lints",
         cargo(root).args([
             "clippy",
@@ -63,34 +128,7 @@ fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
             "--deny",
             "warnings",
         ]),
-    )?;
-    step("rules between crates");
-    total += TestResults::of("rules between crates", structure::structure(root)?);
-    total += check("the form of commits", &checks::history(root)?);
-    total += check("paths of this machine", &checks::paths(root)?);
-    total += check("the glibc of the installation", &checks::glibc(root)?);
-    total += check("prose", &checks::prose(root)?);
-    let mut tests = cargo(root).args(["test", "--workspace", "--no-fail-fast"]);
-    if Path::new("/dev/nvidiactl").exists() {
-        tests = tests.args(["--", "--include-ignored"]);
-    } else {
-        eprintln!("xtask: skipping the tests that need an NVIDIA GPU: this machine has none");
-    }
-    total += suite(
-        "unit, protocol and whole-VM tests",
-        tests
-            .env("WORMHOLE_STAGE", stage)
-            .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
-            .env("WORMHOLE_IMAGES", setup::images(root)),
-    )?;
-    total += suite(
-        "the PTX engine on kernels of CUDA 12",
-        cargo(root)
-            .args(["test", "--package", "wormhole-ptx", "--no-fail-fast"])
-            .args(KERNEL_TESTS.map(|name| format!("--test={name}")))
-            .env("WORMHOLE_KERNELS", older_cuda::build_kernels(root)?),
-    )?;
-    Ok(total)
+    )
 }
 
 /// Runs loom, and the tests that need a nightly toolchain: miri and the fuzz targets. Prints the output of those that
@@ -181,13 +219,6 @@ fn single(what: &str, run: Run) -> Result<TestResults, Failure> {
     step(what);
     let (success, _) = run.tee()?;
     Ok(TestResults::of(what, success))
-}
-
-/// Runs a step whose output is libtest's.
-fn suite(what: &str, run: Run) -> Result<TestResults, Failure> {
-    step(what);
-    let (success, output) = run.tee()?;
-    Ok(TestResults::of_libtest(what, &output, success))
 }
 
 /// Runs a step whose output is libtest's, behind the others.
