@@ -397,6 +397,8 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
         (libc::RLIMIT_NOFILE, plan.open_files),
         (libc::RLIMIT_DATA, plan.memory),
         (libc::RLIMIT_MSGQUEUE, 0),
+        (libc::RLIMIT_RTPRIO, 0),
+        (libc::RLIMIT_NICE, 0),
         (
             libc::RLIMIT_NPROC,
             if plan.change_user {

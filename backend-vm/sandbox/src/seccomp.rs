@@ -36,8 +36,6 @@ const COMMON: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fstatfs,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
@@ -127,6 +125,10 @@ const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
 
+/// Most descriptors that one call waits for. The kernel allocates some 64 bytes for each while the call waits, which no
+/// cgroup counts.
+const POLLED: u64 = 256;
+
 /// Compiles the filter for a worker on a kind of device.
 pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let mapped = MAPPED.unsigned_abs().into();
@@ -141,6 +143,9 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     for &call in CLOCKS {
         calls = with_clock(calls, call)?;
     }
+    for call in [libc::SYS_poll, libc::SYS_ppoll] {
+        calls = with_few(calls, call, 1)?;
+    }
     let calls = (needs(kind).calls)(calls)?;
     calls.and_threads()?.compile(Denial::Fails(libc::EPERM))
 }
@@ -148,6 +153,11 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
 /// Adds a system call whose first argument is a clock.
 pub(super) fn with_clock(calls: Calls, call: i64) -> Result<Calls, FilterError> {
     Ok(calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]))
+}
+
+/// Adds a system call that waits for as many descriptors as this argument says.
+pub(super) fn with_few(calls: Calls, call: i64, argument: u8) -> Result<Calls, FilterError> {
+    Ok(calls.and_where(call, vec![at_most(argument, POLLED)?]))
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use wormhole_link::device::{CudaChoice, DeviceChoice};
-use wormhole_privileges::{Calls, FilterError, equals, masked, within};
+use wormhole_privileges::{Calls, FilterError, all_equal, equals, masked, within};
 
 use super::gpus::{GpuError, Gpus};
 use super::{Found, Needs};
 use crate::root::Steps;
-use crate::seccomp::{MEMORY_FILE, with_clock};
+use crate::seccomp::{MEMORY_FILE, with_clock, with_few};
 
 pub(super) const NEEDS: Needs = Needs {
     calls,
@@ -28,7 +28,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_munlock,
     libc::SYS_mincore,
     libc::SYS_msync,
-    libc::SYS_mbind,
     libc::SYS_get_mempolicy,
     libc::SYS_set_mempolicy,
     libc::SYS_sched_getparam,
@@ -40,8 +39,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_pipe,
     libc::SYS_eventfd,
     libc::SYS_epoll_create,
-    libc::SYS_select,
-    libc::SYS_pselect6,
     libc::SYS_getdents,
     libc::SYS_mkdir,
     libc::SYS_mkdirat,
@@ -63,7 +60,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_bind,
     libc::SYS_listen,
     libc::SYS_connect,
-    libc::SYS_setsockopt,
 ];
 
 /// Requests of the NVIDIA modules: those of the resource manager have this type (`NV_IOCTL_MAGIC`), those of the unified
@@ -80,6 +76,17 @@ const IOCTLS: &[u64] = &[
     libc::FIOCLEX,
     libc::FIONREAD,
     libc::TCGETS,
+];
+
+/// Options of `setsockopt`. Filters of packets are left out: their programs use up what the host allows for all system
+/// call filters (`net.core.bpf_jit_limit`).
+const SOCKET_OPTIONS: &[i32] = &[
+    libc::SO_REUSEADDR,
+    libc::SO_SNDBUF,
+    libc::SO_RCVBUF,
+    libc::SO_PASSCRED,
+    libc::SO_RCVTIMEO,
+    libc::SO_SNDTIMEO,
 ];
 
 /// Folder of links to all PCI devices. The worker's root holds the folders of NVIDIA's devices only.
@@ -108,8 +115,18 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
     let mut calls = with_clock(calls.and(DRIVER), libc::SYS_timer_create)?
         .and_where(libc::SYS_memfd_create, vec![within(1, MEMORY_FILE)?])
         .idle_where(libc::SYS_fcntl, vec![lock])
+        // Policies of a shared file stay in memory of the kernel that no cgroup counts.
+        .idle_where(libc::SYS_mbind, Vec::new())
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);
+    for call in [libc::SYS_select, libc::SYS_pselect6] {
+        calls = with_few(calls, call, 0)?;
+    }
+    let level = libc::SOL_SOCKET.unsigned_abs().into();
+    for option in SOCKET_OPTIONS {
+        let option = all_equal(&[(1, level), (2, option.unsigned_abs().into())])?;
+        calls = calls.and_where(libc::SYS_setsockopt, vec![option]);
+    }
     for &request in IOCTLS {
         calls = calls.and_where(libc::SYS_ioctl, vec![equals(1, request)?]);
     }

@@ -236,6 +236,14 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("setuid root", libc::SYS_setuid, [0, 0, 0]),
     ("setresuid root", libc::SYS_setresuid, [0, 0, 0]),
     ("capset", libc::SYS_capset, [0, 0, 0]),
+    ("poll many descriptors", libc::SYS_poll, [0, 257, 0]),
+    ("ppoll many descriptors", libc::SYS_ppoll, [0, 257, 0]),
+    ("select many descriptors", libc::SYS_select, [257, 8, 0]),
+    (
+        "attach a filter of packets",
+        libc::SYS_setsockopt,
+        [1000, 1, 26],
+    ),
     ("fork", libc::SYS_fork, [0, 0, 0]),
     ("vfork", libc::SYS_vfork, [0, 0, 0]),
     ("fork by clone", libc::SYS_clone, [17, 0, 0]),
@@ -701,6 +709,11 @@ pub fn all() -> Vec<Attack> {
             libc::SYS_fcntl,
             [1000, i64::from(libc::F_SETLK), 0],
         ),
+        Some(0),
+    ));
+    // The call returns success to the driver, although not even the address is one of a page.
+    attacks.push(call(
+        &("give pages a policy", libc::SYS_mbind, [1, 4096, 0]),
         Some(0),
     ));
     attacks.extend(DRIVER_CALLS.iter().map(|row| call(row, None)));

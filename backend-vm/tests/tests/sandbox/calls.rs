@@ -85,11 +85,8 @@ const NAMES: &[(&str, i64)] = names![
     SYS_openat
     SYS_pipe
     SYS_pipe2
-    SYS_poll
-    SYS_ppoll
     SYS_pread64
     SYS_prlimit64
-    SYS_pselect6
     SYS_pwrite64
     SYS_read
     SYS_readlink
@@ -112,13 +109,11 @@ const NAMES: &[(&str, i64)] = names![
     SYS_sched_setaffinity
     SYS_sched_setscheduler
     SYS_sched_yield
-    SYS_select
     SYS_sendmsg
     SYS_sendto
     SYS_set_mempolicy
     SYS_set_robust_list
     SYS_set_tid_address
-    SYS_setsockopt
     SYS_shutdown
     SYS_sigaltstack
     SYS_stat
