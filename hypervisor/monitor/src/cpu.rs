@@ -33,6 +33,7 @@ pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
 pub(crate) const EFER_LME: u64 = 1 << 8;
 pub(crate) const EFER_LMA: u64 = 1 << 10;
 pub(crate) const EFER_NX: u64 = 1 << 11;
+pub(crate) const EFER_SVME: u64 = 1 << 12;
 
 /// Error from setting up a processor.
 #[derive(Debug, thiserror::Error)]

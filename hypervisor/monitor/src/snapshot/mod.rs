@@ -71,6 +71,11 @@ pub enum SnapshotError {
         /// Number of the MSR.
         index: u32,
     },
+    /// The processor is allowed to run VMs of the guest.
+    #[error(
+        "the snapshot lets its guest run virtual machines (SVME of the register EFER), which no guest may"
+    )]
+    Virtualization,
     /// The TSC of this machine has another frequency.
     #[error("the TSC of the snapshot has {saved} kHz, and that of this machine {here} kHz")]
     Frequency {

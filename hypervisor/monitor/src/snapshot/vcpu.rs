@@ -14,6 +14,7 @@ use kvm_ioctls::{Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
 use super::SnapshotError;
+use crate::cpu::EFER_SVME;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
@@ -88,6 +89,10 @@ impl VcpuState {
     pub fn restore(&self, vcpu: &VcpuFd, indices: &[u32]) -> Result<(), SnapshotError> {
         if let Some(&(index, _)) = self.msrs.iter().find(|(index, _)| !indices.contains(index)) {
             return Err(SnapshotError::MsrIndex { index });
+        }
+        // KVM takes the bit whatever the processor's features say. It refuses Intel's, VMXE of CR4.
+        if self.sregs.efer & EFER_SVME != 0 {
+            return Err(SnapshotError::Virtualization);
         }
         let here = get("the frequency of the TSC", vcpu.get_tsc_khz())?;
         if !is_same_frequency(self.tsc_khz, here) {
@@ -306,6 +311,24 @@ mod tests {
         };
         assert!(tsc(&restored) > tsc(&saved));
     }
+
+    #[test]
+    fn no_snapshot_lets_its_guest_run_virtual_machines() {
+        let Ok(kvm) = Kvm::new() else {
+            return eprintln!("skipped: there is no KVM");
+        };
+        let vm = kvm.create_vm().expect("a VM");
+        crate::chipset::create_chips(&vm).expect("chips");
+        let vcpu = vm.create_vcpu(0).expect("a vCPU");
+        let indices = [MSR_TSC];
+        let mut state = VcpuState::save(&vcpu, &indices).expect("a state");
+        state.sregs.efer |= EFER_SVME;
+        assert!(matches!(
+            state.restore(&vcpu, &indices),
+            Err(SnapshotError::Virtualization)
+        ));
+    }
+
     #[test]
     fn an_msr_that_no_snapshot_has_is_not_set() {
         /// The revision of the microcode, which KVM lets the monitor alone set.
