@@ -12,7 +12,7 @@
 //!   numbers that the guest's processes have reported.
 //! - While several tenants are attached, live answers (`live` in the table) and the host's free memory are missing, since
 //!   they depend on neighbours' work. After a tenant has left they stay missing until its work shows no more, and counters
-//!   for good once there has been a second tenant ([`super::visibility`]). Workers read that there are neighbours from a file that they cannot write, and leave
+//!   for good once a second tenant has begun a session ([`super::visibility`]). Workers read that there are neighbours from a file that they cannot write, and leave
 //!   the device's free memory out of `cuMemGetInfo`.
 //! - NVLinks to switches and to the tenant's own devices are active, all others inactive. A switch has no PCI place.
 

@@ -304,6 +304,7 @@ impl Supervisor {
                 if let Some(tenant) = self.tenants.get_mut(&id) {
                     tenant.sessions.insert(session);
                 }
+                self.history.begins(id);
                 if let Some(reason) = refused {
                     self.refuse_worker((id, session), Refusal::Quota, reason);
                     return Ok(());
@@ -456,7 +457,10 @@ impl Supervisor {
         let is_over = matches!(tenant.state, State::Ended) && tenant.scrubbers.is_empty();
         let mut workers = self.workers.values();
         if is_over && !workers.any(|worker| worker.session.is_some_and(|(of, _)| of == id)) {
-            (tenant.state, tenant.is_neighbour) = (State::Left, false);
+            tenant.state = State::Left;
+            if std::mem::replace(&mut tenant.is_neighbour, false) {
+                self.history.leaves(id, Instant::now());
+            }
             if !self.pool.starts.spawner().remove_tenant(id) {
                 self.tenants.remove(&id);
             }
@@ -476,7 +480,7 @@ impl Supervisor {
     /// Publishes to the workers whether more than one tenant uses the devices.
     fn count_neighbours(&mut self) {
         let attached = self.tenants.values().filter(|one| one.is_neighbour);
-        self.history.set(attached.count(), Instant::now());
+        self.history.set(attached.count());
         self.neighbours.set(self.history.has_neighbours());
     }
 
@@ -534,15 +538,16 @@ impl Supervisor {
             .figures
             .as_ref()
             .map_or(&[][..], |(_, samples)| samples);
-        let for_all = self.history.visible(Instant::now());
+        let now = Instant::now();
         let wanting = self.tenants.iter_mut().filter(|(_, one)| one.wants_figures);
         for (id, tenant) in wanting {
             tenant.wants_figures = false;
             let workers = self.workers.values().filter(|one| one.is_given_to(*id));
             let own: BTreeSet<i32> = workers.map(|worker| worker.process.pid()).collect();
+            let visible = self.history.visible(*id, now);
             let told: Vec<Sample> = samples
                 .iter()
-                .map(|sample| sample.for_tenant(for_all, &own))
+                .map(|sample| sample.for_tenant(visible, &own))
                 .collect();
             for order in pair::figures(&told) {
                 tenant.order(&order);

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::Id;
+
 /// Time after which another tenant's work shows in no figure but the counters. A device cools down within it.
 const FADES: Duration = Duration::from_secs(120);
 
@@ -16,44 +18,68 @@ pub enum Visible {
     All,
 }
 
-/// History of the tenants that had a window.
+/// History of the tenants, whose work the device's figures show. A tenant works from its first session on. Before that it has
+/// done nothing on a device, as `wormhole backend start`, which attaches once to see that the supervisor serves.
 #[derive(Debug, Default)]
 pub struct TenantHistory {
+    /// Number of tenants with a window.
     attached: usize,
-    /// Whether there has been a tenant.
-    had_one: bool,
-    /// Whether there has been another tenant than the first.
-    had_others: bool,
-    /// Time at which a tenant left last.
+    worked: Worked,
+    /// Time at which a tenant that had worked left last.
     left: Option<Instant>,
+}
+
+/// Tenants that have worked so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Worked {
+    #[default]
+    None,
+    One(Id),
+    Several,
 }
 
 impl TenantHistory {
     /// Stores the number of tenants with a window.
-    pub fn set(&mut self, attached: usize, now: Instant) {
-        if attached > self.attached {
-            self.had_others |= self.had_one || attached > 1;
-            self.had_one = true;
-        }
-        if attached < self.attached {
-            self.left = Some(now);
-        }
+    pub fn set(&mut self, attached: usize) {
         self.attached = attached;
     }
 
-    /// Returns whether there is more than one.
+    /// Notes that a tenant begins a session.
+    pub fn begins(&mut self, tenant: Id) {
+        self.worked = match self.worked {
+            Worked::None => Worked::One(tenant),
+            Worked::One(only) if only == tenant => return,
+            Worked::One(_) | Worked::Several => Worked::Several,
+        };
+    }
+
+    /// Notes that a tenant has left.
+    pub fn leaves(&mut self, tenant: Id, now: Instant) {
+        let has_worked = match self.worked {
+            Worked::None => false,
+            Worked::One(only) => only == tenant,
+            // Which ones is not stored.
+            Worked::Several => true,
+        };
+        if has_worked {
+            self.left = Some(now);
+        }
+    }
+
+    /// Returns whether more than one tenant has a window.
     pub fn has_neighbours(&self) -> bool {
         self.attached > 1
     }
 
-    /// Returns the figures that each tenant may see.
-    pub fn visible(&self, now: Instant) -> Visible {
+    /// Returns the figures that a tenant may see.
+    pub fn visible(&self, tenant: Id, now: Instant) -> Visible {
         let shows = |left| now.saturating_duration_since(left) < FADES;
-        match self.left {
+        match (self.left, self.worked) {
             _ if self.has_neighbours() => Visible::Fixed,
-            Some(left) if shows(left) => Visible::Fixed,
-            _ if self.had_others => Visible::Momentary,
-            _ => Visible::All,
+            (Some(left), _) if shows(left) => Visible::Fixed,
+            (_, Worked::None) => Visible::All,
+            (_, Worked::One(only)) if only == tenant => Visible::All,
+            _ => Visible::Momentary,
         }
     }
 }
@@ -62,36 +88,65 @@ impl TenantHistory {
 mod tests {
     use super::*;
 
+    const FIRST: Id = 1;
+    const SECOND: Id = 2;
+
     #[test]
-    fn counters_are_the_first_tenants_until_another_comes_and_nobodys_afterwards() {
+    fn counters_are_the_first_tenants_until_another_works_and_nobodys_afterwards() {
         let start = Instant::now();
         let mut history = TenantHistory::default();
-        history.set(0, start);
-        history.set(1, start);
-        assert_eq!(history.visible(start), Visible::All);
-        history.set(2, start);
-        assert_eq!(history.visible(start), Visible::Fixed);
-        history.set(1, start);
+        history.set(1);
+        assert_eq!(history.visible(FIRST, start), Visible::All);
+        history.begins(FIRST);
+        assert_eq!(history.visible(FIRST, start), Visible::All);
+        history.set(2);
+        assert_eq!(history.visible(FIRST, start), Visible::Fixed);
+        history.begins(SECOND);
+        history.set(1);
+        history.leaves(SECOND, start);
         assert_eq!(
-            history.visible(start),
+            history.visible(FIRST, start),
             Visible::Fixed,
             "a neighbour has just left"
         );
         let later = start + FADES;
-        assert_eq!(history.visible(later), Visible::Momentary);
-        // Without a change.
-        history.set(1, later);
-        assert_eq!(history.visible(later), Visible::Momentary);
+        assert_eq!(history.visible(FIRST, later), Visible::Momentary);
+        // A further session.
+        history.begins(FIRST);
+        assert_eq!(history.visible(FIRST, later), Visible::Momentary);
     }
 
     #[test]
     fn a_tenant_sees_no_figures_of_those_that_left_before_it_came() {
         let start = Instant::now();
         let mut history = TenantHistory::default();
-        history.set(1, start);
-        history.set(0, start);
-        history.set(1, start);
-        assert_eq!(history.visible(start), Visible::Fixed);
-        assert_eq!(history.visible(start + FADES), Visible::Momentary);
+        history.set(1);
+        history.begins(FIRST);
+        history.set(0);
+        history.leaves(FIRST, start);
+        history.set(1);
+        for _ in 0..2 {
+            assert_eq!(history.visible(SECOND, start), Visible::Fixed);
+            assert_eq!(history.visible(SECOND, start + FADES), Visible::Momentary);
+            history.begins(SECOND);
+        }
+    }
+
+    #[test]
+    fn a_tenant_that_never_began_a_session_leaves_no_trace() {
+        let start = Instant::now();
+        let mut history = TenantHistory::default();
+        // As `wormhole backend start` does.
+        history.set(1);
+        history.set(0);
+        history.leaves(FIRST, start);
+        history.set(1);
+        history.begins(SECOND);
+        assert_eq!(history.visible(SECOND, start), Visible::All);
+        history.set(2);
+        assert_eq!(history.visible(SECOND, start), Visible::Fixed);
+        history.set(1);
+        history.leaves(FIRST, start);
+        assert_eq!(history.visible(SECOND, start), Visible::All);
     }
 }
