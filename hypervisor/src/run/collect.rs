@@ -5,7 +5,8 @@
 //! nor follows a link that a guest has made. Names in a folder are the guest's: [`Collected::read`] refuses those that
 //! lead out of it. A copy that fails removes the part that it has written.
 //!
-//! The process survives the terminal's signals: the launcher blocks them before it starts the process, which inherits that.
+//! The process survives the terminal's signals: the launcher blocks those that it passes on before it starts the process,
+//! which inherits that, and the terminal sends none of the others to the process's group, as Ctrl+Z would.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -25,6 +27,7 @@ use wormhole_link::tasks;
 use super::parent::open_parent;
 use super::record::MODE;
 use crate::say;
+use crate::signals::Set;
 
 /// Most options of a run: each has a process.
 const MOST: usize = 8;
@@ -126,6 +129,8 @@ pub struct CopyError {
 /// # Errors
 /// The files are incomplete or cannot be written.
 pub fn copy(options: &Options) -> Result<(), CopyError> {
+    // A message to a terminal that stops what writes from the background (`stty tostop`) would stop this process for good.
+    Set::of(&[libc::SIGTTOU]).block();
     let copied = read(io::stdin().lock()).and_then(|files| {
         files.map_or(Ok(()), |files| create(io::stdout(), &options.host, &files))
     });
@@ -264,6 +269,7 @@ impl Collectors {
                 .args([&collect.guest, &collect.host])
                 .stdin(Stdio::piped())
                 .stdout(folder)
+                .process_group(0)
                 .spawn();
             Ok(Collector {
                 guest: collect.guest.clone(),
@@ -374,10 +380,11 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
+    use rustix::process::{Pid, getpgid};
     use wormhole_link::chain;
 
     use super::*;
-    use crate::signals::{PASSED, Set};
+    use crate::signals::PASSED;
 
     fn folder(files: &[(&str, &str)]) -> Collected {
         let files = files
@@ -486,8 +493,11 @@ mod tests {
         Set::of(&PASSED).block();
         let program = Path::new("/bin/true");
         let collectors = Collectors::start(program, &[collect], &[]).expect("a process");
-        let status = format!("/proc/{}/status", collectors.0[0].process.id());
-        let status = fs::read_to_string(status).expect("a process");
+        let process = collectors.0[0].process.id();
+        let pid = Pid::from_raw(process.cast_signed());
+        assert_eq!(getpgid(pid).expect("a process"), pid.expect("a number"));
+        let status = fs::read_to_string(format!("/proc/{process}/status"));
+        let status = status.expect("a process");
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
         let blocked = u64::from_str_radix(blocked.expect("a mask").trim(), 16).expect("a number");
         for signal in PASSED {
