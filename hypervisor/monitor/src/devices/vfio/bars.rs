@@ -87,6 +87,20 @@ impl BarAccess {
         }
     }
 
+    /// Returns the number of bytes that an access to the device has in front of the table and of the pending bits. Accesses
+    /// need not be aligned, and both lie in one region with the device's own.
+    fn before(&self, offset: u64, len: usize) -> usize {
+        let starts = [&self.table, &self.pending].map(|range| range.start.checked_sub(offset));
+        let starts = starts
+            .into_iter()
+            .flatten()
+            .filter(|&distance| distance > 0);
+        let least = starts
+            .min()
+            .and_then(|distance| usize::try_from(distance).ok());
+        least.map_or(len, |least| least.min(len))
+    }
+
     /// Returns the offset in a range.
     fn at(range: &Range<u64>, offset: u64) -> Option<usize> {
         let at = range.contains(&offset).then(|| offset - range.start)?;
@@ -101,7 +115,9 @@ impl BusDevice for BarAccess {
         } else if let Some(at) = Self::at(&self.pending, offset) {
             self.msix.read_pending(at, data);
         } else {
+            let (data, behind) = data.split_at_mut(self.before(offset, data.len()));
             self.device.read(self.region, offset, data);
+            behind.fill(0xff);
         }
     }
 
@@ -109,7 +125,8 @@ impl BusDevice for BarAccess {
         if let Some(at) = Self::at(&self.table, offset) {
             self.msix.write_table(at, data);
         } else if Self::at(&self.pending, offset).is_none() {
-            self.device.write(self.region, offset, data);
+            let len = self.before(offset, data.len());
+            self.device.write(self.region, offset, &data[..len]);
         }
         Effect::Continue
     }

@@ -209,6 +209,19 @@ mod tests {
     }
 
     #[test]
+    fn an_access_that_begins_before_the_msix_table_ends_there() {
+        let guest = Guest::new();
+        let mut data = [0; 8];
+        guest.memory.read(WIDE + 0x1ffc, &mut data);
+        assert_eq!(data, [0xfc, 0xfc, 0xfc, 0xfc, 0xff, 0xff, 0xff, 0xff]);
+        guest.memory.write(WIDE + 0x1ffe, &[7; 8]);
+        guest.memory.write(WIDE + 0x2fff, &[8; 4]);
+        let written = std::mem::take(&mut *guest.device.accesses.lock());
+        let expected = [(0, 0x1ffe, vec![7; 2]), (0, 0x2fff, vec![8])];
+        assert_eq!(written, expected);
+    }
+
+    #[test]
     fn bars_are_where_the_guest_moved_them() {
         let mut guest = Guest::new();
         guest.set_config(0x10, 0x1000_0000);
