@@ -39,6 +39,8 @@ const MACHINE: &str = "--machine";
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
 /// Environment of a guest whose worker uses a part of the allowed memory.
 const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
+/// Environment of a guest whose worker says its process number.
+const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 const MEMORY: usize = 96 << 20;
 /// Bytes that a sipping worker uses: two such workers exceed a tenant's limit.
 const SIPPED: usize = 72 << 20;
@@ -92,6 +94,10 @@ fn worker(mut stub: Stub) {
     let bytes = match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("EAT") => 4 * MEMORY,
         Ok("SIP") => SIPPED,
+        Ok("NUMBER") => {
+            stub.say(&format!("its number is {}", std::process::id()));
+            stub::idle();
+        }
         _ => stub::idle(),
     };
     // Waits until the worker is in its tenant's cgroup, because memory allocated before is not
@@ -153,6 +159,7 @@ fn in_machine() {
     tenants_share_the_memory_that_the_operator_does_not_divide(&delegated);
     a_tenant_counts_until_the_last_page_of_its_memory_is_free(&delegated);
     what_tenants_leave_one_after_the_other_counts_for_their_user(&delegated);
+    workers_of_strangers_on_a_gpu_have_a_namespace_each();
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -226,6 +233,23 @@ fn workers_of(base: &Path, backend: &Backend) -> PathBuf {
 /// Returns the cgroup of the tenants of root, the user of these tests.
 fn tenants_of(place: &Path) -> PathBuf {
     place.join("user-0")
+}
+
+/// The driver's handle of memory names a process by its number, and a worker with the number 1 offers no such handles.
+fn workers_of_strangers_on_a_gpu_have_a_namespace_each() {
+    let socket = std::env::temp_dir().join("numbers");
+    let mut backend = start_for_strangers(&socket, MEMORY, &["--device", "cuda:0"]);
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    let _theirs = ask(&mut neighbour, NUMBER);
+    let _first = assign(&mut backend, NUMBER);
+    wait_until(
+        || backend.log().matches("its number is 1\n").count() == 2,
+        || format!("both workers' numbers: {}", backend.log()),
+    );
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    println!("workers of strangers on a GPU have a namespace each");
 }
 
 fn wait_until_two_have_eaten(backend: &Backend) {

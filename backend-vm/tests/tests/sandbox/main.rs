@@ -54,6 +54,10 @@ fn main() {
                     a_worker_knows_while_its_tenant_has_neighbours,
                 ),
                 (
+                    "workers_on_a_gpu_share_process_numbers_if_their_tenants_trust_each_other",
+                    workers_on_a_gpu_share_process_numbers_if_their_tenants_trust_each_other,
+                ),
+                (
                     "what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once",
                     what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once,
                 ),
@@ -92,6 +96,8 @@ const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
 /// Environment of a guest whose worker reports when it gets neighbours, and when it has none any
 /// more.
 const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
+/// Environment of a guest whose worker says its process number.
+const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 /// Environment of a guest whose worker uses most of its tenant's log budget.
 const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
 /// Environment of a guest whose worker fills its session's file and exits.
@@ -274,18 +280,18 @@ fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
 
 /// Starts a supervisor that other tenants may join, with its first tenant. Returns it with the
 /// folder of its socket.
-fn listening() -> (Backend, tempfile::TempDir) {
+fn listening(device: &str) -> (Backend, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join(SOCKET);
     let me = std::env::current_exe().unwrap();
-    let listen = ["--listen", socket.to_str().unwrap()];
+    let listen = ["--listen", socket.to_str().unwrap(), "--device", device];
     let mut backend = Backend::start(Workers::of(&[&me]), &listen);
     backend.attach(64, Attach::default()).unwrap();
     (backend, folder)
 }
 
 fn a_worker_knows_while_its_tenant_has_neighbours() {
-    let (mut backend, folder) = listening();
+    let (mut backend, folder) = listening("cpu");
     let socket = folder.path().join(SOCKET);
     let _first = assign(&mut backend, WATCH);
     backend.wait_for_log("neighbours: false");
@@ -309,8 +315,40 @@ fn a_worker_knows_while_its_tenant_has_neighbours() {
     assert_eq!(said("neighbours: true"), 2);
 }
 
+fn workers_on_a_gpu_share_process_numbers_if_their_tenants_trust_each_other() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root makes the namespace that workers share");
+        return;
+    }
+    assert_eq!(numbers_of_workers("cpu"), ["1", "1"]);
+    let [first, second] = numbers_of_workers("cuda:0");
+    assert!(
+        first != "1" && second != "1" && first != second,
+        "{first}, {second}"
+    );
+}
+
+/// Returns the numbers that the workers of two tenants have in their PID namespaces.
+fn numbers_of_workers(device: &str) -> [String; 2] {
+    let (mut backend, folder) = listening(device);
+    let _first = assign(&mut backend, NUMBER);
+    let mut neighbour = Tenant::join(&folder.path().join(SOCKET));
+    neighbour.attach(64, Attach::default()).unwrap();
+    let mut control = neighbour.connect();
+    control.hello(PROTOCOL_HASH, NUMBER);
+    assert!(matches!(control.receive(), Reply::Grant(_)));
+    let numbers = || -> Vec<String> {
+        let log = backend.log();
+        let said = log.split("its number is ").skip(1);
+        let said = said.filter_map(|rest| rest.split_once('\n'));
+        said.map(|(number, _)| number.to_owned()).collect()
+    };
+    wait_until(|| numbers().len() == 2, || backend.log());
+    numbers().try_into().unwrap()
+}
+
 fn workers_of_one_tenant_have_one_budget_of_log() {
-    let (mut backend, folder) = listening();
+    let (mut backend, folder) = listening("cpu");
     let socket = folder.path().join(SOCKET);
     let _first = assign(&mut backend, WRITE);
     backend.wait_for_log("it has written");
@@ -416,6 +454,10 @@ fn worker(mut stub: Stub) {
     match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("LEAVE") => leave(stub, &window),
         Ok("WATCH") => watch(stub, &neighbours),
+        Ok("NUMBER") => {
+            stub.say(&format!("its number is {}", std::process::id()));
+            stub::idle();
+        }
         Ok("CALL") => {
             for call in calls::let_through() {
                 stub.say(&format!("let through: {call}"));
