@@ -18,7 +18,7 @@ use wormhole_api::ctypes::{
 };
 use wormhole_device::{
     Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
-    MemCopy3d, MemoryOperation, PaddedParameters, RawEvent, RawGraph, RawStream, Result,
+    MemCopy3d, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
@@ -179,11 +179,10 @@ impl CudaDevice {
         place: *mut CUgraphNode,
         kernel: &GraphKernel,
     ) -> Result<()> {
-        let parameters = PaddedParameters::new(&kernel.parameters);
-        let mut bytes = parameters.given().len();
+        let mut bytes = kernel.parameters.len();
         let mut extra: [*mut c_void; 5] = [
             ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
-            parameters.given().as_ptr().cast_mut().cast(),
+            kernel.parameters.as_ptr().cast_mut().cast(),
             ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
             (&raw mut bytes).cast(),
             ptr::without_provenance_mut(launch_param::END),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wormhole_api::{CuResult, Function, Handle, Items, LaunchKernel, Outcome, Serve, Served};
-use wormhole_device::{Device, Launch, LaunchAttribute, PaddedParameters};
+use wormhole_device::{Device, Launch, LaunchAttribute};
 
 use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
@@ -75,7 +75,7 @@ impl Session {
             return self.done(launched).map(Served::Done);
         }
         let stream = Arc::clone(stream);
-        let (attributes, parameters) = (attributes.clone(), PaddedParameters::new(parameters));
+        let (attributes, parameters) = (attributes.clone(), parameters.to_vec());
         let launch = move |device: &dyn Device, function| {
             device.launch(&Launch {
                 function,
@@ -85,7 +85,7 @@ impl Session {
                 shared,
                 attributes: &attributes,
                 events,
-                parameters: parameters.given(),
+                parameters: &parameters,
             })
         };
         self.ask_function(call, message.function, launch, |_, ()| Answer::done())
