@@ -17,6 +17,7 @@ mod guest_backend_vm;
 mod guest_backends;
 mod guest_console;
 mod guest_disk;
+mod guest_documents;
 mod guest_identity;
 mod guest_image;
 mod guest_kill;
