@@ -256,11 +256,11 @@ fn programs_in_a_guest_say_what_they_say_elsewhere() {
     assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
 }
 
-/// Covers some five hundred cases, most in a process of their own. `bad_input` has all of them without a guest.
+/// Covers some hundred cases, most in a process of their own. `bad_input` has all of them without a guest.
 #[test]
 fn bad_input_in_a_guest_is_answered_as_natively() {
     let _beside = beside_other_guests();
-    bad_input::is_answered_as_natively(4, |program, calls| {
+    bad_input::is_answered_as_natively(16, |program, calls| {
         finish(
             wormhole(&["run", "--placement", "host", "--"])
                 .args([program, calls])
