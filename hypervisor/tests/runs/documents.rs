@@ -296,10 +296,11 @@ fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
     let disk = images().join("guest-bookworm/disk.raw");
     for line in commands_for("images_of_the_set_up_are_found_by_the_commands_of_the_pages") {
         let of_disk = line.contains(" --suite ");
-        if of_disk && !disk.is_file() {
-            println!("skipped, since the disk is not built, which needs root: {line}");
+        if of_disk && !rustix::process::geteuid().is_root() {
+            println!("skipped, since only root builds the disk: {line}");
             continue;
         }
+        assert!(!of_disk || disk.is_file(), "set-up has built no disk");
         let mut command = parse(&line, folder.path());
         if of_disk {
             command.args(["--package", DISK_PACKAGE]);
