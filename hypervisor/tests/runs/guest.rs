@@ -5,12 +5,16 @@ use std::fs::Permissions;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 
 use crate::bad_input;
 use crate::harness::{
-    Finished, PATIENCE, alone, beside_other_guests, demo_programs, eventually, finish, images,
-    per_thread_programs, program, wormhole,
+    Ended, FAILED_EMULATION, Finished, GUEST_PATIENCE, alone, beside_other_guests, demo_programs,
+    finish, for_emulation, images, per_thread_programs, program, with_own_signals, wormhole,
 };
 use crate::process::{AFTER_12_1, BROKEN, FAULTS};
 
@@ -367,7 +371,7 @@ fn launches_of_a_guest_make_no_exits() {
     const LAUNCHES: u64 = 20_480;
     let _alone = alone();
     let steady = program("static", "steady");
-    let json = tempfile::NamedTempFile::new().expect("a file");
+    let json = NamedTempFile::new().expect("a file");
     let run = finish(
         wormhole(&["run", "--json"])
             .arg(json.path())
@@ -626,7 +630,7 @@ fn memory_that_a_guest_frees_goes_back_to_the_host() {
     /// MiB of the guest's memory. Four of the six rounds use and free as much.
     const MEMORY: u64 = 256;
     let _beside = beside_other_guests();
-    let json = tempfile::NamedTempFile::new().expect("a file");
+    let json = NamedTempFile::new().expect("a file");
     let script = "for round in 1 2 3 4 5 6; do head -c 64M /dev/zero >/tmp/used && rm /tmp/used && sleep 3 || exit 1; done";
     let memory = format!("{MEMORY}M");
     let path = json.path().to_str().expect("a text");
@@ -781,90 +785,125 @@ fn a_guest_that_hangs_is_stopped() {
     panic!("no guest began its program");
 }
 
-/// Returns true if the program has printed this line to the file.
-fn said(file: &std::path::Path, line: &str) -> bool {
-    let text = std::fs::read_to_string(file).expect("it is there");
-    text.lines().any(|said| said == line)
+/// A program and its child. Both print the name of each signal that they receive, and end by none.
+const TELLS_SIGNALS: &str = r#"$| = 1;
+    my $who = fork ? "program" : "child";
+    $SIG{$_} = sub { print "$who $_[0]\n" } for qw(HUP INT QUIT USR1 USR2 TERM);
+    print "$who ready\n";
+    sleep 1 while 1"#;
+
+/// A run of [`TELLS_SIGNALS`] in a guest.
+struct Telling {
+    run: Ended,
+    start: Instant,
+    stdout: NamedTempFile,
+    stderr: NamedTempFile,
+}
+
+impl Telling {
+    /// Starts a run with this folder of temporary files, and waits until both processes are ready. Fails if the emulated
+    /// host does.
+    fn start(temporary: &Path) -> Result<Self, String> {
+        let file = || NamedTempFile::new().expect("a file");
+        let (stdout, stderr) = (file(), file());
+        let reopen = |file: &NamedTempFile| file.reopen().expect("it is ours");
+        let mut command = wormhole(&["run", "--quiet", "--grace", "5", "--", "perl", "-e"]);
+        command
+            .arg(TELLS_SIGNALS)
+            .env("TMPDIR", temporary)
+            .stdout(reopen(&stdout))
+            .stderr(reopen(&stderr));
+        let run = with_own_signals(&mut command).spawn().expect("it starts");
+        let mut telling = Self {
+            run: Ended(run),
+            start: Instant::now(),
+            stdout,
+            stderr,
+        };
+        telling.both_say("ready")?;
+        Ok(telling)
+    }
+
+    fn read(file: &NamedTempFile) -> String {
+        std::fs::read_to_string(file.path()).expect("it is ours")
+    }
+
+    /// Waits until the condition holds for what the program has printed, and the status with which the run has ended if it
+    /// has. Fails if the emulated host does, or hangs with its guest.
+    fn wait(
+        &mut self,
+        what: &str,
+        holds: impl Fn(&str, Option<ExitStatus>) -> bool,
+    ) -> Result<(), String> {
+        loop {
+            let status = self.run.0.try_wait().expect("it is a child");
+            let said = Self::read(&self.stdout);
+            if holds(&said, status) {
+                return Ok(());
+            }
+            let told = || format!("{what}: {said:?}, {}", Self::read(&self.stderr));
+            if status.is_some_and(|status| status.code() == Some(i32::from(FAILED_EMULATION))) {
+                return Err(told());
+            }
+            assert!(status.is_none(), "{status:?} before {}", told());
+            if self.start.elapsed() > GUEST_PATIENCE {
+                return Err(format!("the run hangs before {}", told()));
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+
+    fn both_say(&mut self, word: &str) -> Result<(), String> {
+        let lines = ["program", "child"].map(|who| format!("{who} {word}"));
+        self.wait(word, |said, _| {
+            lines
+                .iter()
+                .all(|line| said.lines().any(|said| said == line))
+        })
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.run.0), signal).expect("it runs");
+    }
 }
 
 /// Also asserts that no end of the launcher leaves a file behind. The emulated host's first file system was once left.
 #[test]
 fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() {
-    // A program and its child. Both print the name of each signal that they receive.
-    const SCRIPT: &str = r#"$| = 1;
-        my $who = fork ? "program" : "child";
-        $SIG{$_} = sub { print "$who $_[0]\n" } for qw(HUP INT QUIT USR1 USR2);
-        $SIG{TERM} = sub { print "$who TERM\n"; wait; exit 9 };
-        print "$who ready\n";
-        sleep 1 while 1"#;
     let _beside = beside_other_guests();
     let temporary = tempfile::tempdir().expect("a folder");
-    let output = tempfile::NamedTempFile::new().expect("a file");
-    let both_say = |word: &str| {
-        let lines = ["program", "child"].map(|who| format!("{who} {word}"));
-        eventually(word, PATIENCE, || {
-            lines.iter().all(|line| said(output.path(), line))
-        });
-    };
-    let start = |options: &[&str], script: &str| {
-        output.as_file().set_len(0).expect("it is ours");
-        let out = std::fs::File::options()
-            .append(true)
-            .open(output.path())
-            .expect("it is ours");
-        let run = wormhole(&["run", "--quiet"])
-            .args(options)
-            .args(["--", "perl", "-e", script])
-            .env("TMPDIR", temporary.path())
-            .stdout(out)
-            .spawn()
-            .expect("it starts");
-        both_say("ready");
-        run
-    };
-    let send = |run: &Child, signal| {
-        let process = libc::pid_t::try_from(run.id()).expect("a process number");
-        // SAFETY: kill takes no pointers.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
-    };
-
-    let mut run = start(&[], SCRIPT);
-    for (signal, name) in [(libc::SIGUSR1, "USR1"), (libc::SIGUSR2, "USR2")] {
-        send(&run, signal);
-        both_say(name);
-    }
-    // The launcher receives these at once, so that none is a second request, which would kill the program.
-    for signal in [
-        libc::SIGSTOP,
-        libc::SIGHUP,
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGTERM,
-        libc::SIGCONT,
-    ] {
-        send(&run, signal);
-    }
-    for name in ["HUP", "INT", "QUIT", "TERM"] {
-        both_say(name);
-    }
-    assert_eq!(run.wait().expect("it ends").code(), Some(9));
-
-    // A program that ignores SIGTERM.
-    let stubborn = SCRIPT.replace("; wait; exit 9", "");
-    let mut run = start(&["--grace", "1"], &stubborn);
-    send(&run, libc::SIGTERM);
-    assert_eq!(
-        run.wait().expect("it ends").code(),
-        Some(128 + libc::SIGKILL)
-    );
-
-    let mut run = start(&[], &stubborn);
-    run.kill().expect("it runs");
-    run.wait().expect("it ends");
-    let left: Vec<_> = std::fs::read_dir(temporary.path())
-        .expect("it is there")
-        .collect();
-    assert_eq!(left.len(), 0, "{left:?}");
+    for_emulation(|| {
+        let mut telling = Telling::start(temporary.path())?;
+        for (signal, name) in [(Signal::USR1, "USR1"), (Signal::USR2, "USR2")] {
+            telling.send(signal);
+            telling.both_say(name)?;
+        }
+        // The launcher receives these at once, so that none is a second request, which would kill the program.
+        for signal in [
+            Signal::STOP,
+            Signal::HUP,
+            Signal::INT,
+            Signal::QUIT,
+            Signal::TERM,
+            Signal::CONT,
+        ] {
+            telling.send(signal);
+        }
+        for name in ["HUP", "INT", "QUIT", "TERM"] {
+            telling.both_say(name)?;
+        }
+        // The program ends by none, and is killed.
+        telling.wait("the end", |_, status| {
+            status.and_then(|status| status.code()) == Some(128 + libc::SIGKILL)
+        })
+    });
+    for_emulation(|| {
+        let mut telling = Telling::start(temporary.path())?;
+        telling.run.0.kill().expect("it runs");
+        telling.run.0.wait().expect("it is a child");
+        Ok(())
+    });
+    assert_eq!(names_in(temporary.path()), [""; 0], "files that are left");
 }
 
 #[test]

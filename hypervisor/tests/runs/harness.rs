@@ -19,7 +19,7 @@ use wormhole_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Time after which a run in a guest counts as hung.
-const GUEST_PATIENCE: Duration = Duration::from_secs(590);
+pub const GUEST_PATIENCE: Duration = Duration::from_secs(590);
 
 /// Returns the folder of the staged installation.
 pub fn stage() -> PathBuf {
