@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use crate::bad_input;
 use crate::harness::{
     Ended, FAILED_EMULATION, Finished, GUEST_PATIENCE, alone, beside_other_guests, demo_programs,
-    finish, for_emulation, images, per_thread_programs, program, with_own_signals, wormhole,
+    finish, for_emulation, per_thread_programs, program, with_own_signals, wormhole,
 };
 use crate::process::{AFTER_12_1, BROKEN, FAULTS};
 
@@ -553,7 +553,8 @@ fn files_that_a_program_leaves_are_collected_and_what_is_missing_is_named() {
     let made = path.join("made.txt");
     let script = beside.path().join("script");
     let needs = beside.path().join("script.needs");
-    write_executable(&script, LEAVES_FILES.as_bytes());
+    std::fs::write(&script, LEAVES_FILES).expect("it is written");
+    std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("it is ours");
     std::fs::create_dir(&needs).expect("a folder");
     make_libraries(&needs);
     let library_path = format!("LD_LIBRARY_PATH={}", needs.join("libraries").display());
@@ -579,28 +580,6 @@ fn files_that_a_program_leaves_are_collected_and_what_is_missing_is_named() {
     assert_eq!(names_in(&path.join("copy")), ["below", "flat"]);
     // The launcher names the library's folder by an option, and the program is a script.
     assert_eq!(run.stdout, "argument of odd bytes\nlibrary 7\n");
-}
-
-fn write_executable(path: &Path, content: &[u8]) {
-    std::fs::write(path, content).expect("it is written");
-    std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("it is ours");
-}
-
-#[test]
-fn a_program_that_another_root_lacks_is_named() {
-    let _beside = beside_other_guests();
-    let root = tempfile::tempdir().expect("a folder");
-    std::fs::create_dir(root.path().join("bin")).expect("a folder");
-    // The link is the guest's to follow: this machine has such a program, and the guest has none.
-    std::os::unix::fs::symlink("/usr/bin/env", root.path().join("bin/tool")).expect("a link");
-    let mut command = wormhole(&["run", "--placement", "host", "--rootfs"]);
-    let run = finish(command.arg(root.path()).args(["--", "tool"]));
-    assert_eq!(run.status.code(), Some(127), "{}", run.stderr);
-    assert!(
-        run.stderr.contains("cannot run /bin/tool"),
-        "{}",
-        run.stderr
-    );
 }
 
 #[test]
@@ -693,96 +672,6 @@ fn a_guest_that_panics_says_so() {
     let run = in_guest("6.1", "echo c > /proc/sysrq-trigger", &["--timeout", "60"]);
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
-}
-
-#[test]
-fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
-    let _beside = beside_other_guests();
-    // A folder of images with another image in place of the guest's.
-    let folder = tempfile::tempdir().expect("a folder");
-    for (name, image) in [
-        ("guest-6.12", format!("{}-6.12", wormhole_images::TAKEN)),
-        ("emulated-host-6.1", "emulated-host-6.1".to_owned()),
-    ] {
-        std::os::unix::fs::symlink(images().join(image), folder.path().join(name)).expect("a link");
-    }
-    let run = finish(
-        wormhole(&["run", "--kernel", "6.12", "--", "/bin/true"])
-            .env("WORMHOLE_IMAGES", folder.path()),
-    );
-    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
-    let sentence = run
-        .stderr
-        .lines()
-        .find(|line| line.contains("as ordinary memory"))
-        .unwrap_or_else(|| panic!("no word of the window: {}", run.stderr));
-    for words in [
-        "the guest could not run the program: the kernel uses the window 0x100000000-",
-        "(\"System RAM (kmem)\" in /proc/iomem)",
-        "keep the module kmem from being loaded",
-    ] {
-        assert!(sentence.contains(words), "{words}: {sentence}");
-    }
-}
-
-/// Runs a program in a small guest that allocates memory until none is left.
-fn out_of_memory(before: &str) -> Finished {
-    // tail(1) buffers its input up to the end of a line, which never comes.
-    let script = format!("{before}tail /dev/zero");
-    let more = ["--memory", "256M", "--window", "32M"];
-    in_guest("6.1", &script, &more)
-}
-
-#[test]
-fn a_program_killed_for_want_of_guest_memory_says_so() {
-    let _beside = beside_other_guests();
-    let run = out_of_memory("");
-    assert_eq!(
-        run.status.code(),
-        Some(128 + libc::SIGKILL),
-        "{}",
-        run.stderr
-    );
-    for words in [
-        "the guest ran out of memory",
-        "Killed process",
-        "(tail)",
-        "give it more with --memory",
-    ] {
-        assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
-    }
-}
-
-#[test]
-fn a_guest_that_dies_for_want_of_memory_says_so() {
-    let _beside = beside_other_guests();
-    // Without this setting the kernel kills the program, and panics only if that does not help.
-    let run = out_of_memory("echo 1 > /proc/sys/vm/panic_on_oom; ");
-    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
-    assert!(
-        run.stderr.contains("the guest ran out of memory: "),
-        "{}",
-        run.stderr
-    );
-    assert!(!run.stderr.contains("kernel panicked"), "{}", run.stderr);
-}
-
-/// A guest that booted too slowly to reach its program within the short limit gets a longer one.
-#[test]
-fn a_guest_that_hangs_is_stopped() {
-    let _beside = beside_other_guests();
-    let script = "echo loops; while :; do :; done";
-    for limit in ["20", "90"] {
-        let run = in_guest("6.1", script, &["--timeout", limit]);
-        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
-        let words = format!("did not end within {limit}");
-        assert!(run.stderr.contains(&words), "{words}: {}", run.stderr);
-        if run.stdout == "loops\n" {
-            return;
-        }
-        assert_eq!(run.stdout, "", "{}", run.stderr);
-    }
-    panic!("no guest began its program");
 }
 
 /// A program and its child. Both print the name of each signal that they receive, and end by none.
@@ -904,16 +793,4 @@ fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() 
         Ok(())
     });
     assert_eq!(names_in(temporary.path()), [""; 0], "files that are left");
-}
-
-#[test]
-fn a_guest_executes_programs_as_any_system_does() {
-    let _beside = beside_other_guests();
-    let folder = tempfile::tempdir().expect("a folder");
-    let script = folder.path().join("script");
-    write_executable(&script, b"echo it ran\n");
-    let run = finish(wormhole(&["run", "--"]).arg(&script));
-    assert_eq!(run.status.code(), Some(126), "{}", run.stderr);
-    assert!(run.stderr.contains("Exec format error"), "{}", run.stderr);
-    assert_eq!(run.stdout, "");
 }

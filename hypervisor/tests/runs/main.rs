@@ -18,6 +18,7 @@ mod guest_backends;
 mod guest_console;
 mod guest_disk;
 mod guest_documents;
+mod guest_ends;
 mod guest_identity;
 mod guest_image;
 mod guest_kill;
