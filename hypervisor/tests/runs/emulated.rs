@@ -23,22 +23,31 @@ pub fn script(
     script_with(&[Image::guest], script, arguments, files, disks, limit)
 }
 
-/// Returns the shell function `shown GUEST TEXT`. It looks at the guest's console, at most `looks` times with a pause of
-/// so many seconds, until it shows the text. A script has the command in `$command`.
+/// Returns the shell function `shown GUEST TEXT`. It looks at the log of the guest's console with a pause of so many
+/// seconds after each look, until it shows the text, for twice as long as `looks` pauses take. It starts no programs,
+/// which would take the processor from the guest. A script has the command in `$command`.
 pub fn shown(looks: u32, pause: f32) -> String {
     format!(
         r#"
+exec {{never}}<> <(:)
 shown() {{
-    local look
-    for ((look = 0; look < {looks}; look++)); do
-        [[ $("$command" guest logs "$1") == *"$2"* ]] && return
-        sleep {pause}
+    local log=/run/wormhole/.guests/$1/console file text parts end=$((SECONDS + {limit}))
+    while ((SECONDS < end)); do
+        text=
+        for file in "$log.earlier" "$log"; do
+            # A log that is not there yet, or no more, has no text.
+            {{ mapfile -d '' -t parts <"$file" || parts=(); }} 2>/dev/null
+            text+=${{parts[*]}}
+        done
+        [[ $text == *"$2"* ]] && return
+        read -r -t {pause} -u "$never" || :
     done
     echo "guest $1 does not say $2:"
     "$command" guest logs "$1"
     exit 1
 }}
-"#
+"#,
+        limit = (2.0 * f64::from(looks) * f64::from(pause)).ceil()
     )
 }
 
