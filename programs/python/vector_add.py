@@ -4,7 +4,7 @@ import numpy as np
 from numba import cuda
 
 
-@cuda.jit
+@cuda.jit(cache=True)
 def add(left, right, sums):
     position = cuda.grid(1)
     if position < sums.size:
@@ -15,6 +15,6 @@ count = 100_000
 left = cuda.to_device(np.arange(count, dtype=np.float32))
 right = cuda.to_device(2 * np.arange(count, dtype=np.float32))
 sums = cuda.device_array_like(left)
-add.forall(count)(left, right, sums)
+add[(count + 255) // 256, 256](left, right, sums)
 assert (sums.copy_to_host() == 3 * np.arange(count, dtype=np.float32)).all()
 print("PASS vector_add", count, "elements")

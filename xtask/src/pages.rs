@@ -90,7 +90,7 @@ const COMMANDS: [(&str, Executed); 29] = [
             "the_committed_fixtures_are_those_that_their_sources_make",
         ),
     ),
-    ("python", Test(SMALL, "cupy_passes_in_a_guest")),
+    ("python", Test(SMALL, "numba_and_cupy_pass_in_a_guest")),
     (
         "numba",
         Test(

@@ -159,25 +159,34 @@ fn fits(versions: std::ops::RangeInclusive<u32>) -> bool {
     fits
 }
 
-/// Runs a program of `programs/python`, which must pass at a place that its options name.
-fn passes(program: &str, options: &[&str], place: &str) {
-    let line = last_line(&[&["python", "--program", program], options].concat());
-    for words in [place, &format!(": PASS {program} ")] {
-        assert!(line.contains(words), "{words}: {line}");
+/// Runs programs of `programs/python`, which must pass at `process` placement, and returns the output.
+fn passes(programs: &[&str], options: &[&str]) -> String {
+    let names = programs.iter().flat_map(|name| ["--program", name]);
+    let output = xtask().arg("python").args(names).args(options).output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    for name in programs {
+        assert_passes(&text, name, "--placement process");
     }
+    text.into_owned()
+}
+
+fn assert_passes(text: &str, program: &str, place: &str) {
+    let words = format!(": PASS {program} ");
+    let passed = |line: &str| line.contains(place) && line.contains(&words);
+    assert!(text.lines().any(passed), "{program}, {place}: {text}");
 }
 
 #[test]
-fn numba_passes_in_a_guest() {
-    if fits(11..=14) {
-        passes("vector_add", &["--guest"], "--memory");
+fn numba_and_cupy_pass_in_a_guest() {
+    if !fits(11..=14) {
+        return;
     }
-}
-
-#[test]
-fn cupy_passes_in_a_guest() {
-    if fits(11..=14) {
-        passes("cupy_arrays", &["--guest"], "--memory");
+    let programs = ["cupy_arrays", "vector_add"];
+    let text = passes(&programs, &["--guest"]);
+    for program in programs {
+        assert_passes(&text, program, "in a guest");
     }
 }
 
@@ -186,9 +195,7 @@ fn programs_with_numpy_and_numba_and_a_module_of_its_tests_pass_on_the_cpu_devic
     if !fits(11..=14) {
         return;
     }
-    for program in ["arrays", "numpy_arrays"] {
-        passes(program, &[], "--placement process");
-    }
+    passes(&["arrays", "numpy_arrays"], &[]);
     assert_eq!(
         last_line(&["numba", "--module", "cudapy.test_blackscholes"]),
         "numba: 1 passed, 0 failed, 0 skipped (100 % of those applicable passed)"

@@ -15,7 +15,7 @@ use wormhole_images::{
 
 use crate::command::{Failure, Run, at_once, megabytes, step};
 use crate::stage::{self, Stage};
-use crate::{linker, older_cuda, programs, toolchain};
+use crate::{linker, older_cuda, programs, python, toolchain};
 use host::Facts;
 
 /// Package of the runner of fuzz targets.
@@ -26,13 +26,14 @@ const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 const DISK_PACKAGE: &str = "hello";
 
 /// Folders below `target` that set-up fills.
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "apt",
     "cuda-toolkit",
     "cuda11-toolkit",
     "cuda12-toolkit",
     "linker",
     "programs",
+    "python",
     "wormhole/share/wormhole/images",
 ];
 
@@ -77,6 +78,7 @@ fn build_parts(root: &Path, tests: bool, start: Instant) -> Result<(), Failure> 
     if tests {
         nightly()?;
         older_cuda::build_programs(root)?;
+        python::environment_for_tests(root)?;
         build_images(
             root,
             &[
