@@ -545,7 +545,7 @@ pub const FAULTS: [(&str, &[&str]); 5] = [
         "sticky",
         &[
             "silent: cuStreamDestroy, cuCtxSynchronize: 700, then 700 and 700",
-            "printf: cudaDeviceSynchronize: 700, then 700 and 700",
+            "printf: a kernel, cudaDeviceSynchronize: 700, then 700 and 700",
             "PASS sticky: ",
         ],
     ),
