@@ -1,5 +1,7 @@
 //! Sets up devices without KVM for the fuzz targets: there are no vCPUs, and interrupts are dropped.
 
+mod passed_through;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -35,6 +37,8 @@ use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::{GuestRam, test_ram};
 use crate::snapshot::{SnapshotError, VmState};
 use crate::sync::Ending;
+
+pub use self::passed_through::{PassedThrough, SPACE};
 
 /// The guest's context id.
 pub const GUEST_CID: u64 = 3;

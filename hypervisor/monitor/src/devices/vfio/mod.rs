@@ -24,6 +24,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::address::{AddressError, DeviceAddress};
 pub(crate) use self::bars::{map, mapped};
+#[cfg(fuzzing)]
+pub(crate) use self::config::Config;
 pub use self::error::PassthroughError;
 pub(crate) use self::function::VfioFunction;
 pub(crate) use self::open::{Dma, Opened, Passthrough, allow_locking};
