@@ -29,7 +29,7 @@ guest "no executable" --kernel 6.1 -- "$script"
 guest "no program" --kernel 6.1 --rootfs "$root" -- tool
 WORMHOLE_IMAGES=$taken guest "window taken" --kernel 6.12 -- /bin/true
 # A guest that booted too slowly to reach its program within the short limit gets a longer one.
-for limit in 15 90; do
+for limit in 25 90; do
     hung=$(guest "hung guest" --kernel 6.1 --timeout $limit -- /bin/bash -c "echo loops; while :; do :; done")
     [[ $hung == *loops* ]] && break
 done
