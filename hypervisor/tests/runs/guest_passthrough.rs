@@ -17,10 +17,11 @@ const DISK: usize = 4 << 20;
 
 /// Commands of Perl that stand before the supervisor in its file, and so execute in the backend VM. A process of them does what
 /// the window of a tenant asks for, with the disk and O_DIRECT, so that the disk's data goes to the window by DMA and from it. It
-/// looks for requests in the last 2 MiB of the first 64 MiB of each slot: the number of the request, whether to write to the
-/// disk, a place on the disk, a number of bytes, a place in the window, and whether that is the other slot's. A request for no
-/// bytes resets the VM. It answers behind that: the number, an errno, the interrupts of the disk so far, and the first bytes at
-/// the place in memory. The other process executes the supervisor.
+/// looks for requests in the last 2 MiB of the first 64 MiB of each slot: the number of the request, what to do (0 reads the disk,
+/// 1 writes to it, 2 reads it without end after the answer), a place on the disk, a number of bytes, a place in the window, and
+/// whether that is the other slot's. A request for no bytes sends the signal of the number at the disk's place to the supervisor's
+/// processes, or resets the VM without a number. It answers behind that: the number, an errno, the interrupts of the disk so far,
+/// and the first bytes at the place in memory. The other process executes the supervisor.
 const IN_VM: &str = r#"#!/usr/bin/perl
 if (fork) {
     wait;
@@ -60,21 +61,28 @@ sub interrupts {
     }
     return $sum;
 }
+# Sends a signal to all processes of the supervisor.
+sub send_signal {
+    my ($signal) = @_;
+    opendir(my $all, "/proc") or die $!;
+    my @processes = grep { /^\d+$/ && (readlink("/proc/$_/exe") // "") eq "/supervisor" } readdir($all);
+    return kill($signal, @processes) == @processes && @processes > 1 ? 0 : -1;
+}
 my @done = (0, 0);
 while (1) {
     for my $slot (0, 1) {
         my $fields = unpack("P48", pack("Q", $windows[$slot] + $request));
-        my ($turn, $writes, $from, $bytes, $place, $other) = unpack("Q6", $fields);
+        my ($turn, $what, $from, $bytes, $place, $other) = unpack("Q6", $fields);
         next if $turn == $done[$slot];
         $done[$slot] = $turn;
         next if $turn == 0;
-        if ($bytes == 0) {
+        if ($bytes == 0 && $from == 0) {
             open(my $trigger, ">", "/proc/sysrq-trigger") or die $!;
             syswrite($trigger, "b");
         }
         my $memory = $windows[$other ? 1 - $slot : $slot] + $place;
-        my $count = syscall($writes ? 18 : 17, fileno $disk, $memory, $bytes, $from);
-        my $error = $count == $bytes ? 0 : $! + 0 || -1;
+        my $transfer = sub { syscall($what == 1 ? 18 : 17, fileno $disk, $memory, $bytes, $from) == $bytes };
+        my $error = $bytes == 0 ? send_signal($from) : $transfer->() ? 0 : $! + 0 || -1;
         my $first = unpack("Q", unpack("P8", pack("Q", $memory)));
         put($windows[$slot] + $answer + 8, $error, interrupts(), $first);
         put($windows[$slot] + $answer, $turn);
@@ -193,6 +201,15 @@ tenant() {
     within 60 "tenant $1" grep -q attached /run/$1
 }
 ask() { outside /run/window.a "$@"; }
+# What descriptor 5 has, also after its name is gone.
+left=/proc/self/fd/5
+reads_again() { [[ $(outside $left holds $((32 << 20)) disk 0 2048) == yes ]]; }
+# Finds the process of the VM.
+vm_of_many() {
+    vm=$(</run/wormhole/many/record.json)
+    vm=${vm#*\"pid\":} vm=${vm%%,*}
+    vm=$((vm))
+}
 
 # The supervisor's file in the VM has another program in front.
 supervisor=${command%/bin/*}/lib/wormhole/wormhole-supervisor
@@ -228,7 +245,6 @@ echo "the other window holds the disk's data: $(outside /run/window.b holds $((3
 exec 5<>/run/window.b
 kill -TERM $b
 wait $b
-left=/proc/self/fd/5
 outside $left fill $((32 << 20)) left 0 16
 echo "into a slot that its tenant has left: $(ask read 0 8192 $((32 << 20)) 1 first)"
 tenant b
@@ -246,6 +262,24 @@ give $disk vfio-pci
 start
 tenant a
 echo "reads again: $(ask read 0 8192 $((32 << 20)) 0) $(outside /run/window.a holds $((32 << 20)) disk 0 16)"
+# The supervisor cannot end a tenant while all of its processes are stopped.
+tenant b
+exec 5<>/run/window.b
+in_vm() { grep -c memfd:wormhole-window /proc/$vm/maps; }
+vm_of_many
+echo "windows in the VM's process: $(in_vm)"
+echo "the supervisor is stopped: $(ask signal 19 0 0 0)"
+kill -9 $b
+within 180 "the quarantine" grep -q "slot 1 is in quarantine: " $log
+echo "windows in the VM's process, with one in quarantine: $(in_vm)"
+outside $left fill $((32 << 20)) left 0 16
+echo "into a slot in quarantine: $(ask read 0 8192 $((32 << 20)) 1 first)"
+echo "the tenant of the quarantine has its memory for itself: $(outside $left holds $((32 << 20)) left 0 16)"
+none() { "$command" attach --backend many --size 64M --window /run/window.c --vsock /run/vsock.c 2>&1 || echo "status $?"; }
+none
+echo "the supervisor goes on: $(ask signal 18 0 0 0)"
+within 60 "the late end of the tenant" grep -q "slot 1 is lost: " $log
+none
 ask read 0 0 0 0 2>/dev/null &
 wait $a || echo "the tenant ends with its backend"
 within 60 "the VM's own end" grep -q "reset itself" $log
@@ -256,9 +290,8 @@ give $disk vfio-pci
 # Killed as soon as the driver in the VM has the disk's interrupts enabled.
 start 2>/run/starting &
 within 60 "interrupts of the disk" grep -q "vfio-msix.*$disk" /proc/interrupts
-vm=$(</run/wormhole/many/record.json)
-vm=${vm#*\"pid\":} vm=${vm%%,*}
-kill -9 $((vm))
+vm_of_many
+kill -9 $vm
 wait $! && fail "a VM that was killed serves"
 [ ! -e /run/wormhole/many ] || fail "a VM that was killed leaves a folder"
 on_host
@@ -327,12 +360,22 @@ fn a_backend_vm_has_a_disk_whose_dma_reaches_windows_of_tenants_and_which_comes_
         "after a stop the disk holds its data: yes\n",
         "after a stop the disk holds the window's data: yes\n",
         "reads again: 0 yes\n",
+        "windows in the VM's process: 2\n",
+        "the supervisor is stopped: 0\n",
+        "windows in the VM's process, with one in quarantine: 1\n",
+        "into a slot in quarantine: 00000000\n",
+        "the tenant of the quarantine has its memory for itself: yes\n",
+        "the supervisor goes on: 0\n",
         "after the VM's own end the disk holds its data: yes\n",
         "after kill -9 the disk holds its data: yes\n",
         "after kill -9 the host writes: yes\n",
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }
+    // Also after the late end of the tenant.
+    let full = "all 2 slots of the backend VM have a window or are in quarantine (1), since the end of a tenant was not \
+                acknowledged: start it anew\nstatus 2\n";
+    assert_eq!(said.matches(full).count(), 2, "{full}\n{said}");
     let interrupts = said
         .lines()
         .find_map(|line| line.strip_prefix("interrupts: "));
