@@ -86,6 +86,7 @@ while (1) {
         my $first = unpack("Q", unpack("P8", pack("Q", $memory)));
         put($windows[$slot] + $answer + 8, $error, interrupts(), $first);
         put($windows[$slot] + $answer, $turn);
+        1 while $what == 2 && $transfer->();
     }
     select(undef, undef, undef, 0.01);
 }
@@ -121,7 +122,7 @@ if ($verb eq "holds") {
     put($at, blocks($word, $first, $count));
 } else {
     my $turn = unpack("Q", get($request, 8)) + 1;
-    put($request + 8, pack("Q5", $verb eq "write", @numbers));
+    put($request + 8, pack("Q5", {write => 1, endless => 2}->{$verb} // 0, @numbers));
     put($request, pack("Q", $turn));
     for (1 .. 6000) {
         my ($done, $error, $interrupts, $first) = unpack("Q3a8", get($answer, 32));
@@ -298,6 +299,21 @@ on_host
 echo "after kill -9 the disk holds its data: $(outside $node holds 0 disk 0 2048)"
 outside $node fill 3145728 host 0 16
 echo "after kill -9 the host writes: $(outside $node holds 3145728 host 0 16)"
+
+give $disk vfio-pci
+start
+tenant a
+exec 5<>/run/window.a
+echo "reads without end: $(ask endless 0 1048576 $((32 << 20)) 0)"
+outside $left fill $((32 << 20)) left 0 16
+within 60 "a further read" reads_again
+vm_of_many
+kill -9 $vm
+wait $a || echo "the tenant ends with its backend"
+on_host
+outside $left fill $((32 << 20)) left 0 2048
+echo "after kill -9 in reads the disk holds its data: $(outside $node holds 0 disk 0 2048)"
+echo "after kill -9 in reads the tenant has its memory for itself: $(outside $left holds $((32 << 20)) left 0 2048)"
 echo "all after $SECONDS s"
 "#;
 
@@ -369,6 +385,9 @@ fn a_backend_vm_has_a_disk_whose_dma_reaches_windows_of_tenants_and_which_comes_
         "after the VM's own end the disk holds its data: yes\n",
         "after kill -9 the disk holds its data: yes\n",
         "after kill -9 the host writes: yes\n",
+        "reads without end: 0\n",
+        "after kill -9 in reads the disk holds its data: yes\n",
+        "after kill -9 in reads the tenant has its memory for itself: yes\n",
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }
