@@ -173,12 +173,12 @@ echo "system $(systemctl is-system-running --wait)"
 "#;
 
 /// Commands of a person who boots the disk in a guest with a tap interface and a window in a backend VM, logs in as an
-/// ordinary user, runs [`TRY`], and switches the guest off by its power button. START, CONSOLE and STOP are those of
-/// docs/guests.md. `$2` is the folder of the disk's image. systemd would give the console up if this machine were so slow that its device did not appear within
-/// 90 s.
+/// ordinary user, runs [`TRY`], and switches the guest off by its power button. Another guest of the backend VM runs programs
+/// at the same time. START, CONSOLE and STOP are those of docs/guests.md. `$2` is the folder of the disk's image, `$3` that of
+/// programs. systemd would give the console up if this machine were so slow that its device did not appear within 90 s.
 const LOGIN: &str = r#"
 set -e
-command=$1 image=$2
+command=$1 image=$2 programs=$3
 said() { shown debian "$1"; }
 mount -t cgroup2 none /sys/fs/cgroup
 ip tuntap add dev wh0 mode tap
@@ -187,23 +187,35 @@ ip link set wh0 up
 exec 3< <(exec perl -e 'socket(S, 2, 1, 0) and bind(S, pack("SnC4x8", 2, PORT, split(/\./, "HOST"))) and listen(S, 1) or die;
     $| = 1; print "listens\n"; accept(C, S) and syswrite(C, "GREETING\n")')
 read -r line <&3
-"$command" backend start --placement vm --slots 1 --slot-size 514M
+"$command" backend start --placement vm --slots 2 --slot-size 514M
 network="net.ifnames=0 ip=GUEST:::255.255.255.0::eth0:off"
 patience="systemd.default_device_timeout_sec=900 systemd.default_timeout_start_sec=900"
 cd "$image"
 ln -s /dev/vda disk.raw
 START --backend default --memory 512M --network tap=wh0
+# It boots while Debian does.
+exec 5> >(exec "$command" run --host kvm --backend default --memory 256M --interactive --quiet -- /usr/bin/sh -c \
+    "echo ready; read -r _; $programs/vector_add; $programs/reduction; $programs/streams_events" >/run/beside 2>&1)
+beside=$!
 said "guest login: "
 coproc console { exec CONSOLE 2>&1; }
 echo user >&${console[1]}
 said "user@guest:"
+until [ -s /run/beside ] || ! kill -0 $beside; do sleep 0.5; done
+[[ $(</run/beside) == ready ]] || { echo "the guest beside Debian: $(</run/beside)"; exit 1; }
+echo >&5
 echo try >&${console[1]}
 said "system running"
+wait $beside || echo "the guest beside Debian ends with $?"
+while read -r line; do echo "beside Debian: $line"; done </run/beside
 "$command" guest logs debian
 STOP --timeout 300
 [ -e /run/wormhole/.guests/debian ] || echo "Debian leaves nothing"
 "$command" backend stop
 "#;
+
+/// Programs of the guest beside Debian.
+const BESIDE: [&str; 3] = ["vector_add", "reduction", "streams_events"];
 
 /// Returns the commands with the addresses and the line of the network's test.
 fn with_network(commands: &str) -> String {
@@ -264,7 +276,7 @@ fn input_of_the_console_reaches_the_virtio_console_once_the_guest_speaks_there()
         Ok(disk) => disk,
         Err(reason) => return println!("skipped: {reason}"),
     };
-    let said = boot(VIRTIO_CONSOLE, &disk);
+    let said = boot(VIRTIO_CONSOLE, &disk, &[]);
     for words in [
         "vcpu0 has no network",
         "disk-0 has no network",
@@ -274,8 +286,9 @@ fn input_of_the_console_reaches_the_virtio_console_once_the_guest_speaks_there()
     }
 }
 
-/// Runs a script in an emulated host that has the disk and its image's files. `$2` is the folder of the image.
-fn boot(commands: &str, disk: &Disk) -> String {
+/// Runs a script in an emulated host that has the disk, its image's files and programs. `$2` is the folder of the image, `$3`
+/// that of the programs.
+fn boot(commands: &str, disk: &Disk, programs: &[PathBuf]) -> String {
     let copy = File::options().read(true).write(true).open(&disk.copy);
     let copy = copy.expect("it is ours");
     let device = DiskFile {
@@ -283,16 +296,25 @@ fn boot(commands: &str, disk: &Disk) -> String {
         writable: true,
     };
     let parts = ["vmlinuz", "initrd"].map(|name| disk.image.join(name));
-    let tools = ["bin/ln", "bin/mount", "bin/perl", "bin/sleep", "sbin/ip"];
+    let tools = [
+        "bin/ln",
+        "bin/mount",
+        "bin/perl",
+        "bin/sh",
+        "bin/sleep",
+        "sbin/ip",
+    ];
     let tools = tools.map(|tool| Path::new("/usr").join(tool));
     // Now and then the guest stands in its boot with its processor halted. QEMU's emulation is known to lose timer
     // interrupts; another attempt passes.
     let limit = Duration::from_secs(600);
+    let folder = programs.first().and_then(|program| program.parent());
+    let folder = folder.map(Path::as_os_str).unwrap_or_default();
     script_with(
         &[Image::guest, Image::backend],
         &(shown(800, 1.0) + commands),
-        &[disk.image.clone().into()],
-        &[&parts[..], &tools].concat(),
+        &[disk.image.clone().into(), folder.into()],
+        &[&parts[..], &tools, programs].concat(),
         &[device],
         limit,
     )
@@ -315,7 +337,8 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
     let programs = PROGRAMS.iter().map(|name| program("static", name));
     let files: Vec<PathBuf> = programs.chain([attempt]).collect();
     disk.edit(&copies(&files, "/usr/local/bin"));
-    let said = boot(&login(), &disk);
+    let beside = BESIDE.map(|name| program("static", name));
+    let said = boot(&login(), &disk, &beside);
     let passes = PROGRAMS.iter().map(|name| format!("PASS {name}"));
     let others = [
         "user 1000, library path []",
@@ -330,10 +353,15 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
         "Debian leaves nothing",
         "backend default is stopped",
     ];
-    for words in passes.chain(others.map(str::to_owned)) {
+    let beside = BESIDE.map(|name| format!("beside Debian: PASS {name}"));
+    for words in passes.chain(beside).chain(others.map(str::to_owned)) {
         assert!(said.contains(&words), "{words}: {said}");
     }
     assert!(!said.contains("FAILED"), "{said}");
+    assert!(
+        !said.contains("the guest beside Debian ends with"),
+        "{said}"
+    );
 }
 
 /// Options of the guest that systemd starts.
