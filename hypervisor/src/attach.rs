@@ -20,6 +20,7 @@ use wormhole_ring::control::VSOCK_PORT;
 use self::names::{Names, NamesError};
 use crate::backend::{Backend, BackendError, Streams};
 use crate::backends::{BackendsError, Chosen};
+use crate::config::ConfigOption;
 use crate::confinement::ConfinementError;
 use crate::run::Size;
 use crate::say;
@@ -47,6 +48,8 @@ pub struct Options {
     /// Context id of the guest.
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(3..u32::MAX as i64))]
     cid: u32,
+    #[command(flatten)]
+    config: ConfigOption,
 }
 
 /// Reason why a guest is not attached, or not any more.
@@ -66,6 +69,17 @@ pub enum AttachError {
     Vsock(#[source] io::Error),
     #[error("the backend has ended: start it and attach again")]
     Ended,
+}
+
+impl AttachError {
+    /// Returns the names of the options that the error is about.
+    pub fn options(&self) -> Vec<&'static str> {
+        match self {
+            Self::Backends(_) => vec!["backend"],
+            Self::Names(_) => vec!["window", "vsock"],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Attaches one guest until it ends, or a signal arrives.

@@ -115,9 +115,10 @@ fn main() -> ExitCode {
             let sentence = || chain(&error) + &origins.note(&error.options());
             (USAGE, (!error.is_said()).then(sentence))
         }),
-        Action::Attach(options) => attach::run(&options)
-            .map(|()| 0)
-            .map_err(|error| (USAGE, Some(chain(&error)))),
+        Action::Attach(options) => attach::run(&options).map(|()| 0).map_err(|error| {
+            let note = origins.note(&error.options());
+            (USAGE, Some(chain(&error) + &note))
+        }),
         Action::Guest(action) => of_guest(guests::run(action), &origins),
         Action::Ps(options) => ps::run(&options)
             .map(|()| 0)

@@ -229,6 +229,39 @@ const FLAGS: &[(&str, &str)] = &[
         "backend start --config none",
         "cannot read the configuration none",
     ),
+    ("attach", "--window <PATH>"),
+    ("attach --window w", "--vsock <PATH>"),
+    ("attach --vsock v", "--window <PATH>"),
+    ("attach --window '' --vsock v", "'--window <PATH>'"),
+    ("attach --window w --vsock v w", "'w'"),
+    (
+        "attach --window w --vsock v --size 258",
+        "write a size with its unit",
+    ),
+    ("attach --window w --vsock v --cid 2", "'--cid <NUMBER>'"),
+    (
+        "attach --window w --vsock v --backend ''",
+        "a name has 1 to 32 letters",
+    ),
+    (
+        "attach --window w --vsock v",
+        "no backend default is running",
+    ),
+    (
+        "attach --window w --vsock v --config none",
+        "cannot read the configuration none: No such file",
+    ),
+    ("backend start --slots 2", "--slots"),
+    ("backend start --placement vm --slots 0", "'--slots <N>'"),
+    ("backend start --placement vm --slots 65", "'--slots <N>'"),
+    (
+        "backend start --placement vm --slot-size 3M",
+        "3145728 bytes",
+    ),
+    (
+        "backend start --placement vm --pci 1f.7",
+        "neither the address of a PCI device",
+    ),
     ("backend stop a b", "'b'"),
     ("backend stop --config none", "'--config'"),
     ("backend list --json=1", "'1'"),
@@ -533,6 +566,23 @@ const BACKEND_FILES: &[(&str, &str)] = &[
     ("command = [\"true\"]", "unknown key `command`"),
 ];
 
+/// Files for `wormhole attach --config c.toml`.
+const ATTACH_FILES: &[(&str, &str)] = &[
+    ("window = \"w\"", "--vsock <PATH>"),
+    (
+        "sice = \"258M\"",
+        "line 1: unknown key `sice`; did you mean `size`?",
+    ),
+    (
+        "window = \"w\"\nvsock = \"v\"\ncid = 2",
+        "line 3: invalid value '2' for '--cid",
+    ),
+    (
+        "window = \"w\"\nvsock = \"v\"\nbackend = \"b\"",
+        "(c.toml has `backend` in line 3)",
+    ),
+];
+
 /// Files for `wormhole guest start --config c.toml`.
 const GUEST_FILES: &[(&str, &str)] = &[
     (
@@ -637,6 +687,10 @@ fn every_bad_configuration_is_refused_in_one_sentence_and_leaves_nothing() {
         let line = "backend start --config c.toml";
         (line, Some(text.as_bytes().to_vec()), *words)
     });
+    let attach_files = ATTACH_FILES.iter().map(|(text, words)| {
+        let line = "attach --config c.toml";
+        (line, Some(text.as_bytes().to_vec()), *words)
+    });
     let guest_files = GUEST_FILES.iter().map(|(text, words)| {
         let line = "guest start --config c.toml";
         (line, Some(text.as_bytes().to_vec()), *words)
@@ -660,6 +714,7 @@ fn every_bad_configuration_is_refused_in_one_sentence_and_leaves_nothing() {
         .map(|(line, words)| (*line, None, *words))
         .chain(run_files)
         .chain(backend_files)
+        .chain(attach_files)
         .chain(guest_files)
         .chain(hostile)
         .collect();

@@ -84,7 +84,11 @@ fn flags(command: &[&str]) -> Vec<String> {
 
 #[test]
 fn every_flag_has_a_key() {
-    for (command, least) in [(&["run"][..], 19), (&["backend", "start"], 11)] {
+    for (command, least) in [
+        (&["run"][..], 19),
+        (&["backend", "start"], 11),
+        (&["attach"], 5),
+    ] {
         let flags = flags(command);
         assert!(flags.len() >= least, "{flags:?}");
         for flag in flags {

@@ -189,12 +189,16 @@ fn attach_leaves_nothing_when_it_refuses_or_is_killed() {
     assert!(said.contains("too small"), "{said}");
 
     // A killed process removes no names itself.
-    let mut command = wormhole(&[&["attach"], &usual[..]].concat());
+    let options = "window = \"window\"\nvsock = \"vsock\"\ncid = 4\n";
+    fs::write(folder.path().join("guest.toml"), options).expect("a file");
+    let mut command = wormhole(&["attach", "--config", "guest.toml"]);
     command
         .current_dir(folder.path())
         .env("WORMHOLE_RUNTIME", folder.path().join("backends"));
     let killed = Underway::start(&mut command);
-    killed.working();
+    let line = killed.working();
+    let words = "attached: window window of 258M, vsock vsock with the context id 4";
+    assert!(line.starts_with(words), "{line}");
     let launcher = Pid::from_raw(killed.id().cast_signed()).expect("a process");
     kill_process(launcher, Signal::KILL).expect("it runs");
     killed.finish();
