@@ -10,6 +10,7 @@ mod backend_vm;
 mod backends;
 mod config;
 mod confinement;
+mod detach;
 mod device;
 mod guests;
 mod image;
@@ -54,6 +55,8 @@ enum Action {
     Backend(backends::Action),
     /// Give a guest of another monitor, such as QEMU, a window and a way to a backend.
     Attach(attach::Options),
+    /// Detach such a guest from its backend.
+    Detach(detach::Options),
     /// Boot guests without a program.
     #[command(subcommand)]
     Guest(guests::Action),
@@ -119,6 +122,9 @@ fn main() -> ExitCode {
             let note = origins.note(&error.options());
             (USAGE, Some(chain(&error) + &note))
         }),
+        Action::Detach(options) => detach::run(&options)
+            .map(|()| 0)
+            .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Guest(action) => of_guest(guests::run(action), &origins),
         Action::Ps(options) => ps::run(&options)
             .map(|()| 0)

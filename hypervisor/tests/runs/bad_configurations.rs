@@ -251,6 +251,17 @@ const FLAGS: &[(&str, &str)] = &[
         "attach --window w --vsock v --config none",
         "cannot read the configuration none: No such file",
     ),
+    ("detach", "--vsock <PATH>"),
+    ("detach v", "'v'"),
+    ("detach --vsock ''", "'--vsock <PATH>'"),
+    (
+        "detach --vsock v",
+        "no guest is attached at v: name the socket",
+    ),
+    (
+        "detach --vsock /etc/passwd",
+        "no guest is attached at /etc/passwd: name the socket",
+    ),
     ("backend start --slots 2", "--slots"),
     ("backend start --placement vm --slots 0", "'--slots <N>'"),
     ("backend start --placement vm --slots 65", "'--slots <N>'"),

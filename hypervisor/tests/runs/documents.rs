@@ -24,7 +24,7 @@ enum Executed {
 use Executed::{Developer, Not, Test};
 
 /// Places that execute the commands with these first words. The first row that fits counts.
-const COMMANDS: [(&str, Executed); 17] = [
+const COMMANDS: [(&str, Executed); 18] = [
     ("cargo xtask ", Developer),
     ("ip ", Test(NETWORK.0, NETWORK.1)),
     (
@@ -73,6 +73,13 @@ const COMMANDS: [(&str, Executed); 17] = [
     (
         "target/wormhole/bin/wormhole attach ",
         Test(LIBVIRT.0, LIBVIRT.1),
+    ),
+    (
+        "target/wormhole/bin/wormhole detach ",
+        Test(
+            "guest_of_qemu.rs",
+            "guests_of_qemu_run_programs_by_the_options_of_the_page",
+        ),
     ),
     ("virsh ", Test(LIBVIRT.0, LIBVIRT.1)),
     (

@@ -122,8 +122,10 @@ fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
 
     ended(attached);
     let attached = attach();
-    let launcher = Pid::from_raw(attached.id().cast_signed()).expect("a process");
-    kill_process(launcher, Signal::TERM).expect("it runs");
+    let detach = ["detach", "--vsock", "vsock"];
+    let detached = finish(&mut home(wormhole(&detach)));
+    assert!(detached.status.success(), "{}", detached.stderr);
+    assert_eq!(detached.stdout, "detached: vsock vsock\n");
     ended(attached);
     let stopped = finish(&mut home(wormhole(&["backend", "stop"])));
     assert!(stopped.status.success(), "{}", stopped.stderr);
@@ -187,6 +189,14 @@ fn attach_leaves_nothing_when_it_refuses_or_is_killed() {
     assert!(said.contains("taken is there already"), "{said}");
     let said = refused(&[&usual[..], &["--size", "2M"]].concat());
     assert!(said.contains("too small"), "{said}");
+
+    // Another program's socket ends no process.
+    let _other = UnixListener::bind(folder.path().join("other")).expect("a socket");
+    let mut command = wormhole(&["detach", "--vsock", "other"]);
+    let run = finish(command.current_dir(folder.path()));
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let words = "another program listens on other: name the socket";
+    assert!(run.stderr.contains(words), "{}", run.stderr);
 
     // A killed process removes no names itself.
     let options = "window = \"window\"\nvsock = \"vsock\"\ncid = 4\n";
