@@ -45,31 +45,46 @@ pub fn initrd_with(folder: &Path, name: &str, command: &str, files: Vec<PathBuf>
     name.to_owned()
 }
 
-/// Returns QEMU with the page's options, in the folder with the names that these contain.
+/// Returns the first block of the page in a language, on one line.
+fn block(language: &str) -> String {
+    let block = blocks_of(&root().join("docs/qemu.md"), language).swap_remove(0);
+    let block = block.replace('\\', "");
+    block.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the kernel parameters that the page names.
+pub fn parameters() -> String {
+    block("kernel")
+}
+
+/// Returns QEMU with the page's options, some of which are replaced, in the folder with the names that these contain.
+pub fn by_page(folder: &Path, replaced: &[(&str, &str)]) -> Command {
+    let mut options = block("qemu");
+    for (option, by) in replaced {
+        assert!(options.contains(option), "{option} is none of {options}");
+        options = options.replace(option, by);
+    }
+    let mut words = options.split(' ');
+    let mut command = Command::new(words.next().expect("a command"));
+    command.args(words).current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+/// Returns QEMU with the page's options and an initial RAM disk of the folder.
 fn qemu(folder: &Path, initrd: &str) -> Command {
-    let page = root().join("docs/qemu.md");
-    let block = |language| blocks_of(&page, language).swap_remove(0);
-    let parameters = block("kernel")
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ");
     let kernel = Image::guest(&images(), Kernel::V6_1)
         .expect("an image")
         .kernel;
-    let options = block("qemu").replace('\\', "");
-    let mut words = options.split_whitespace();
-    let mut command = Command::new(words.next().expect("a command"));
+    let parameters = parameters();
+    let mut command = by_page(folder, &[]);
     command
-        .args(words)
         .args(["-accel", "tcg", "-cpu", "EPYC,check=off", "-nodefaults"])
         .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
         .args(["-initrd", initrd, "-append"])
         .arg(format!("console=ttyS0 loglevel=1 panic=-1 {parameters}"))
         .arg("-kernel")
-        .arg(kernel)
-        .current_dir(folder)
-        .stdin(Stdio::null());
+        .arg(kernel);
     command
 }
 
