@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: runs CUDA programs in a guest VM and verifies their results.
+//! `cargo xtask demo`: runs CUDA programs in guest VMs and verifies their results.
 
 mod vms;
 
@@ -14,9 +14,9 @@ use crate::{programs, setup, toolchain};
 /// Placement of the demo's backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
-    /// A process of the host.
+    /// A process of the host, with one guest.
     Process,
-    /// A VM of its own.
+    /// A VM of its own, with two guests.
     Vm,
 }
 
@@ -65,7 +65,7 @@ fn exits_per_call(accounts: &[u64], whose: &str) -> Result<f64, Failure> {
     Ok(exits)
 }
 
-/// Sets up, builds, boots a guest and runs the chosen programs in it, or the standard set. Returns whether all passed.
+/// Sets up, builds, boots guests and runs the chosen programs in them, or the standard set. Returns whether all passed.
 pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let start = Instant::now();
     let stage = setup::setup_and_stage(root, false)?;

@@ -52,10 +52,10 @@ enum Action {
     },
     /// Build Wormhole and lay it out in target/wormhole.
     Stage,
-    /// Run CUDA programs in a guest VM and verify their results: the given ones, or the standard set.
+    /// Run CUDA programs in guest VMs and verify their results: the given ones, or the standard set.
     Demo {
         /// Placement of the backend.
-        #[arg(long, value_enum, default_value = "process")]
+        #[arg(long, value_enum, default_value = "vm")]
         backend: demo::Backend,
         programs: Vec<PathBuf>,
     },

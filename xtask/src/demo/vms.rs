@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{MOST_EXITS, PATIENCE, Summary, commands, exits_per_call, launching};
-use crate::command::Failure;
+use super::{ATTEMPTS, MOST_EXITS, PATIENCE, Summary, commands, exits_per_call, launching};
+use crate::command::{Failure, step};
 use crate::machine::{Ran, Script};
 use crate::stage::Stage;
 
@@ -84,22 +84,36 @@ pub fn run(
         patience: PATIENCE,
         host_patience: HOST_PATIENCE,
     };
-    judge(&script.run(root, stage, "demo")?, count)
+    let mut ran = script.run(root, stage, "demo")?;
+    // An emulated host fails a guest now and then, as in the demo with one guest.
+    for _ in 1..ATTEMPTS {
+        if ran.is_success || of_guests(&ran, "FAIL").next().is_some() {
+            break;
+        }
+        step("a VM failed, and no program did: once more");
+        ran = script.run(root, stage, "demo")?;
+    }
+    judge(&ran, count)
+}
+
+/// Returns the ends of the guests' lines that begin so.
+fn of_guests<'a>(ran: &'a Ran, beginning: &'a str) -> impl Iterator<Item = &'a str> {
+    GUESTS
+        .iter()
+        .flat_map(move |guest| of(ran, guest, beginning))
+}
+
+/// Returns the ends of a guest's lines that begin so.
+fn of<'a>(ran: &'a Ran, guest: &str, beginning: &'a str) -> impl Iterator<Item = &'a str> {
+    let guest = format!("{guest}: ");
+    let lines = ran.output.lines();
+    lines.filter_map(move |line| line.strip_prefix(&guest)?.strip_prefix(beginning))
 }
 
 /// Prints the demo's line. Returns whether the programs passed in three VMs that differ.
 fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
-    let of = |guest: &str, beginning: &str| {
-        let beginning = format!("{guest}: {beginning}");
-        let lines = ran.output.lines();
-        lines
-            .filter_map(move |line| Some(line.strip_prefix(&beginning)?.to_owned()))
-            .collect::<Vec<_>>()
-    };
-    let passed = GUESTS
-        .iter()
-        .flat_map(|guest| of(guest, "PASS "))
-        .filter(|name| name != "steady")
+    let passed = of_guests(ran, "PASS ")
+        .filter(|name| *name != "steady")
         .count();
     if !ran.is_success || passed != count || ran.results.len() != GUESTS.len() {
         println!(
@@ -122,9 +136,9 @@ fn judge(ran: &Ran, count: usize) -> Result<bool, Failure> {
     };
     let mut vms = vec![(backend.boot_id.clone(), backend.vm.clone())];
     for (guest, summary) in GUESTS.iter().zip(&summaries) {
-        let boot = of(guest, "boot ").pop();
+        let boot = of(ran, guest, "boot ").last();
         vms.push((
-            boot.unwrap_or_default(),
+            boot.unwrap_or_default().to_owned(),
             summary.vm.clone().unwrap_or_default(),
         ));
     }
