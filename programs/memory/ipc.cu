@@ -30,6 +30,9 @@ struct Pipe {
     Pipe() { expect(pipe(ends) == 0, "a pipe"); }
     template <typename T> void send(const T &value) { expect(write(ends[1], &value, sizeof value) == sizeof value, "sent"); }
     template <typename T> void receive(T &value) { expect(read(ends[0], &value, sizeof value) == sizeof value, "received"); }
+    // Without the other end in this process, a process that ends early fails its partner's call.
+    void only_sends() { close(ends[0]); }
+    void only_receives() { close(ends[1]); }
     void signal() { send('x'); }
     void await() {
         char word;
@@ -107,9 +110,13 @@ int main() {
     Pipe to_parent, to_child;
     const pid_t child = fork();
     if (child == 0) {
+        to_parent.only_sends();
+        to_child.only_receives();
         produce(to_parent, to_child);
         return 1;
     }
+    to_parent.only_receives();
+    to_child.only_sends();
     load();
     Handles handles;
     to_parent.receive(handles);
