@@ -27,8 +27,14 @@ pub enum Denial {
     Signal,
 }
 
-/// Flags with which `pthread_create` calls `clone`.
-const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
+/// Flags with which `pthread_create` calls `clone`. A thread without `CLONE_FILES` has a table of descriptors of its own,
+/// with a limit of its own.
+const THREAD_FLAGS: u64 = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM) as u64;
 const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
@@ -286,6 +292,24 @@ fn rule(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_share_their_descriptors() {
+        let others: Vec<i64> = (0..400)
+            .filter(|call| ![libc::SYS_clone, libc::SYS_clone3].contains(call))
+            .collect();
+        let calls = Calls::any(&others).and_threads().unwrap();
+        let filter = calls.compile(Denial::Fails(libc::EPERM)).unwrap();
+        let confined = std::thread::spawn(move || {
+            filter.install().unwrap();
+            std::thread::spawn(|| ()).join().unwrap();
+            let own_table = THREAD_FLAGS & !u64::from(libc::CLONE_FILES.unsigned_abs());
+            // SAFETY: the filter refuses the call.
+            let made = unsafe { libc::syscall(libc::SYS_clone, own_table, 0, 0, 0, 0) };
+            (made, std::io::Error::last_os_error().raw_os_error())
+        });
+        assert_eq!(confined.join().unwrap(), (-1, Some(libc::EPERM)));
+    }
 
     #[test]
     fn a_call_that_one_list_has_with_any_arguments_stays_so() {
