@@ -126,6 +126,11 @@ impl Steps {
         self.0.push(Step::Directory(staged(Path::new(path))));
     }
 
+    /// Hides what is in a directory.
+    pub(super) fn hidden(&mut self, path: &str) {
+        self.0.push(Step::MaskFolder(staged(Path::new(path))));
+    }
+
     /// Mounts a tmpfs that the worker may write to.
     pub(super) fn temporary(&mut self, path: &str) {
         self.directory(path);

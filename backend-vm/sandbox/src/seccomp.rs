@@ -1,7 +1,9 @@
 //! Compiles the system call filter of workers.
 
 use wormhole_link::device::DeviceKind;
-use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, within};
+use wormhole_privileges::{
+    Calls, Denial, Filter, FilterError, all_masked, at_most, equals, equals_one_of, within,
+};
 
 use crate::device::needs;
 
@@ -48,7 +50,6 @@ const COMMON: &[i64] = &[
     libc::SYS_mprotect,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_brk,
     libc::SYS_futex,
     libc::SYS_set_robust_list,
@@ -125,6 +126,10 @@ const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
 
+/// Longest range, in bytes, that one call replaces by huge pages. The kernel looks at each 2 MiB of it, also where nothing
+/// is mapped, and no signal ends the call.
+const COLLAPSED: u64 = 1 << 36;
+
 /// Most descriptors that one call waits for. The kernel allocates some 64 bytes for each while the call waits, which no
 /// cgroup counts.
 const POLLED: u64 = 256;
@@ -143,6 +148,7 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     for &call in CLOCKS {
         calls = with_clock(calls, call)?;
     }
+    calls = with_advice(calls)?;
     for call in [libc::SYS_poll, libc::SYS_ppoll] {
         calls = with_few(calls, call, 1)?;
     }
@@ -153,6 +159,19 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
 /// Adds a system call whose first argument is a clock.
 pub(super) fn with_clock(calls: Calls, call: i64) -> Result<Calls, FilterError> {
     Ok(calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]))
+}
+
+/// Adds `madvise`. Merging of equal pages is left out: it tells of other processes' pages, and no cgroup counts what the
+/// kernel keeps for it.
+fn with_advice(calls: Calls) -> Result<Calls, FilterError> {
+    let number = |advice: i32| u64::from(advice.unsigned_abs());
+    let before = at_most(2, number(libc::MADV_DOFORK))?;
+    let behind = libc::MADV_HUGEPAGE..=libc::MADV_POPULATE_WRITE;
+    let collapse = number(libc::MADV_COLLAPSE);
+    let collapse = all_masked(&[(1, !(COLLAPSED - 1), 0), (2, u64::from(u32::MAX), collapse)])?;
+    Ok(calls
+        .and_where(libc::SYS_madvise, vec![before, collapse])
+        .and_where(libc::SYS_madvise, equals_one_of(2, behind.map(number))?))
 }
 
 /// Adds a system call that waits for as many descriptors as this argument says.

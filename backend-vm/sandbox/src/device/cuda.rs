@@ -29,7 +29,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_mincore,
     libc::SYS_msync,
     libc::SYS_get_mempolicy,
-    libc::SYS_set_mempolicy,
     libc::SYS_sched_getparam,
     libc::SYS_sched_getscheduler,
     libc::SYS_sched_get_priority_max,
@@ -115,8 +114,10 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
     let mut calls = with_clock(calls.and(DRIVER), libc::SYS_timer_create)?
         .and_where(libc::SYS_memfd_create, vec![within(1, MEMORY_FILE)?])
         .idle_where(libc::SYS_fcntl, vec![lock])
-        // Policies of a shared file stay in memory of the kernel that no cgroup counts.
+        // Policies of a shared file stay in memory of the kernel that no cgroup counts. With one node for all its memory a
+        // worker has the kernel kill others when that node is full.
         .idle_where(libc::SYS_mbind, Vec::new())
+        .idle_where(libc::SYS_set_mempolicy, Vec::new())
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);
     for call in [libc::SYS_select, libc::SYS_pselect6] {

@@ -239,6 +239,12 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("poll many descriptors", libc::SYS_poll, [0, 257, 0]),
     ("ppoll many descriptors", libc::SYS_ppoll, [0, 257, 0]),
     ("select many descriptors", libc::SYS_select, [257, 8, 0]),
+    ("merge equal pages", libc::SYS_madvise, [0, 4096, 12]),
+    (
+        "replace a huge range by huge pages",
+        libc::SYS_madvise,
+        [0, 1 << 41, 25],
+    ),
     (
         "attach a filter of packets",
         libc::SYS_setsockopt,
@@ -350,12 +356,17 @@ const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
         both(libc::ENOENT),
     ),
     ("/proc/pressure/cpu", READ, both(libc::ENOENT)),
+    (
+        "/proc/sys/kernel/osrelease",
+        READ,
+        [Some(libc::ENOENT), None],
+    ),
     ("/proc/irq/0", READ, both(libc::ENOENT)),
     ("/proc/kcore", READ, both(libc::EACCES)),
     (
         "/proc/sys/kernel/core_pattern",
         libc::O_WRONLY,
-        both(libc::EACCES),
+        [Some(libc::ENOENT), Some(libc::EACCES)],
     ),
     ("/proc/sysrq-trigger", libc::O_WRONLY, both(libc::EACCES)),
     (

@@ -66,7 +66,6 @@ const NAMES: &[(&str, i64)] = names![
     SYS_listen
     SYS_lseek
     SYS_lstat
-    SYS_madvise
     SYS_mbind
     SYS_membarrier
     SYS_mincore
