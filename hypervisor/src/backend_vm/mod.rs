@@ -62,6 +62,9 @@ pub const START_LIMIT: Duration = Duration::from_secs(120);
 /// Length of a boot's identity, with the end of its line.
 pub const BOOT_ID: usize = 64;
 
+/// Parameter of the kernel that leaves the number of open files to the limits of processes and cgroups, as systemd does
+/// elsewhere. By default one tenant's workers could open all that the kernel allows.
+const FILES: &str = "sysctl.fs.file-max=9223372036854775807";
 /// Memory of a backend VM for each window that it can have, beside [`MEMORY`].
 const MEMORY_OF_A_SLOT: u64 = 256 << 20;
 /// Least and most memory of a backend VM.
@@ -386,7 +389,7 @@ fn make(
                 InitramfsPart::Path(image.modules),
                 InitramfsPart::Bytes(overlay),
             ],
-            command_line: COMMAND_LINE.to_owned(),
+            command_line: format!("{COMMAND_LINE} {FILES}"),
         }),
         memory_mib: machine.memory >> 20,
         vcpus: machine.vcpus,
