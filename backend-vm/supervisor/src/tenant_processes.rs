@@ -20,7 +20,7 @@ use super::process_logs::Owner;
 use super::sampler::{Sample, Sampler};
 use super::spawn_queue::Start;
 use super::spawner::Process;
-use super::usage::Told;
+use super::usage::LastUsage;
 use super::{Id, Source, Supervisor};
 
 /// Number of reports read from a process in a turn.
@@ -53,7 +53,7 @@ pub(super) struct TenantProcess {
     pub has_window: bool,
     /// Whether it has asked for the usage of tenants.
     pub is_client: bool,
-    pub told: Told,
+    pub last_usage: LastUsage,
     /// Whether it has had a window, and its workers may still use the devices.
     is_neighbour: bool,
     /// Whether its launcher waits to hear whether the devices work.
@@ -95,7 +95,7 @@ impl TenantProcess {
             sessions: BTreeSet::new(),
             has_window: false,
             is_client: false,
-            told: Told::default(),
+            last_usage: LastUsage::default(),
             is_neighbour: false,
             awaits_device: false,
             wants_figures: false,
@@ -273,7 +273,7 @@ impl Supervisor {
                 if tenant.is_client {
                     return Err("it attaches and has asked for usage");
                 }
-                tenant.told = Told::attached();
+                tenant.last_usage = LastUsage::attached();
                 tenant.is_neighbour = true;
                 tenant.awaits_device = true;
                 self.acceptor.give_lines_back(lines.min(LINES));

@@ -126,9 +126,9 @@ impl Questions {
     }
 }
 
-/// Usage of a tenant, as its process has told it last.
+/// Usage of a tenant, as its process has reported it last.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct LastUsage {
     usage: Usage,
     owed: Owed,
     /// Time of the attachment.
@@ -145,7 +145,7 @@ enum Owed {
     All,
 }
 
-impl Told {
+impl LastUsage {
     /// Starts with the tenant's attachment.
     pub fn attached() -> Self {
         Self {
@@ -196,9 +196,9 @@ impl Supervisor {
         let seen = self.seen_by(user);
         for id in &seen {
             if let Some(tenant) = self.tenants.get_mut(id)
-                && tenant.told.owed != Owed::All
+                && tenant.last_usage.owed != Owed::All
             {
-                tenant.told.owed = Owed::All;
+                tenant.last_usage.owed = Owed::All;
                 tenant.order(&Order::CountUsage);
             }
         }
@@ -208,8 +208,8 @@ impl Supervisor {
     /// Handles a tenant's usage.
     pub(super) fn usage_told(&mut self, id: Id, usage: Usage, is_last: bool) {
         if let Some(tenant) = self.tenants.get_mut(&id) {
-            tenant.told.usage = usage;
-            tenant.told.owed = match is_last {
+            tenant.last_usage.usage = usage;
+            tenant.last_usage.owed = match is_last {
                 true => Owed::Nothing,
                 false => Owed::Exits,
             };
@@ -254,14 +254,14 @@ impl Supervisor {
         let seen = self.seen_by(user);
         let usages = seen.iter().filter_map(|id| {
             let tenant = self.tenants.get(id)?;
-            let since = tenant.told.since?;
+            let since = tenant.last_usage.since?;
             Some(TenantUsage {
                 tenant: *id,
                 user: tenant.user,
                 process: tenant.launcher,
                 seconds: now.saturating_duration_since(since).as_secs(),
-                is_current: tenant.told.owed != Owed::All,
-                usage: tenant.told.usage,
+                is_current: tenant.last_usage.owed != Owed::All,
+                usage: tenant.last_usage.usage,
             })
         });
         // Numbers by name: nothing that cannot be written.
@@ -284,7 +284,7 @@ impl TenantLoop {
         };
         if tenant.window.is_some() {
             let now = Instant::now();
-            // It has been told a moment ago.
+            // The process has reported it a moment ago.
             if tenant.asked_usage.is_none_or(|at| at + INTERVAL <= now) {
                 tenant.asked_usage = Some(now);
                 tenant.asks_usage = true;
