@@ -591,7 +591,7 @@ impl Service {
                         false
                     }
                     Message::Usage { more, tenants } => {
-                        usages.told(slot, *more, tenants);
+                        usages.answered(slot, *more, tenants);
                         true
                     }
                     _ => false,

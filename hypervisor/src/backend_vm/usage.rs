@@ -74,8 +74,8 @@ struct Tenant {
     /// Time of the question that is not answered.
     asked: Option<Instant>,
     /// Time of the last answer, and of the last one with the exits of the guest.
-    told: Option<Instant>,
-    told_all: Option<Instant>,
+    answer: Option<Instant>,
+    complete_answer: Option<Instant>,
 }
 
 /// The tenants by their slots.
@@ -109,8 +109,8 @@ impl Usages {
             since: Instant::now(),
             usage: Usage::default(),
             asked: None,
-            told: None,
-            told_all: None,
+            answer: None,
+            complete_answer: None,
         };
         tenants.by_slot.insert(slot, tenant);
     }
@@ -122,15 +122,15 @@ impl Usages {
     }
 
     /// Takes the answer of a slot's tenant. The VM may send one without a question, or one that is none.
-    pub fn told(&self, slot: u32, more: u32, text: &str) {
+    pub fn answered(&self, slot: u32, more: u32, text: &str) {
         if let Ok(usage) = serde_json::from_str(text)
             && let Some(tenant) = self.tenants.lock().by_slot.get_mut(&slot)
         {
             tenant.usage = usage;
             tenant.asked = None;
-            tenant.told = Some(Instant::now());
+            tenant.answer = Some(Instant::now());
             if more == 0 {
-                tenant.told_all = tenant.told;
+                tenant.complete_answer = tenant.answer;
             }
         }
         self.changed.notify_all();
@@ -149,12 +149,12 @@ impl Usages {
             let mut left = end.saturating_duration_since(now);
             let mut is_complete = true;
             for tenant in tenants.by_slot.values_mut() {
-                if tenant.number > last || is_since(tenant.told_all) {
+                if tenant.number > last || is_since(tenant.complete_answer) {
                     continue;
                 }
                 is_complete = false;
                 let is_asked = tenant.asked.is_some_and(|at| now < at + LIMIT);
-                if is_since(tenant.told) || is_asked {
+                if is_since(tenant.answer) || is_asked {
                     continue;
                 }
                 match tenant.relay.ask() {
@@ -174,7 +174,7 @@ impl Usages {
             user: tenant.launcher.user,
             process: tenant.launcher.process,
             seconds: tenant.since.elapsed().as_secs(),
-            is_current: is_since(tenant.told),
+            is_current: is_since(tenant.answer),
             usage: tenant.usage,
         };
         seen.map(usage).collect()
@@ -225,8 +225,8 @@ mod tests {
             let asking = scope.spawn(|| usages.ask());
             for (slot, (relay, _)) in &relays {
                 assert!(is_asked(relay));
-                usages.told(*slot, 1, &text(1));
-                usages.told(*slot, 0, &text(u64::from(*slot)));
+                usages.answered(*slot, 1, &text(1));
+                usages.answered(*slot, 0, &text(u64::from(*slot)));
             }
             asking.join().unwrap()
         });
@@ -236,7 +236,7 @@ mod tests {
             assert_eq!((usage.user, u32::try_from(usage.process).unwrap()), own);
         }
         usages.leave(3);
-        usages.told(3, 0, &text(9));
+        usages.answered(3, 0, &text(9));
         assert_eq!(usages.tenants.lock().by_slot.len(), 1);
     }
 
@@ -253,18 +253,18 @@ mod tests {
                 assert_eq!(figures(&client.join().unwrap()), [(0, false)]);
             }
         });
-        usages.told(0, 0, &text(4));
+        usages.answered(0, 0, &text(4));
         std::thread::sleep(FRESH);
         // A stream that takes nothing blocks no client, and an answer that is none is not one.
         let stream = Arc::clone(&usages.tenants.lock().by_slot[&0].relay);
         let sending = stream.sending.lock();
-        usages.told(0, 0, "[]");
+        usages.answered(0, 0, "[]");
         assert_eq!(figures(&usages.ask()), [(4, false)]);
         drop(sending);
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| usages.ask());
             assert!(is_asked(&relay), "it is asked again");
-            usages.told(0, 0, &text(5));
+            usages.answered(0, 0, &text(5));
             assert_eq!(figures(&asking.join().unwrap()), [(5, true)]);
         });
     }
@@ -276,7 +276,7 @@ mod tests {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| usages.ask());
             assert!(is_asked(&relay));
-            usages.told(0, 1, &text(7));
+            usages.answered(0, 1, &text(7));
             assert_eq!(figures(&asking.join().unwrap()), [(7, true)]);
         });
     }

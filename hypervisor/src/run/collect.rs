@@ -353,7 +353,7 @@ enum NotCollected {
 impl fmt::Display for NotCollected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreported => f.write_str("the guest ended without a word on it"),
+            Self::Unreported => f.write_str("the guest ended before it reported this path"),
             Self::Absent(Absence::Missing) => {
                 f.write_str("the program has left no such file or folder")
             }
