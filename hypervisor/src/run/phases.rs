@@ -2,14 +2,25 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wormhole_link::tasks;
 
 use crate::say;
 
-/// Time after which a phase is named.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Pauses between the lines about one phase.
+#[derive(Clone, Copy, Debug)]
+struct Pauses {
+    /// Time after which a phase is named.
+    first: Duration,
+    /// Time after which it is named again, with its seconds.
+    next: Duration,
+}
+
+const PAUSES: Pauses = Pauses {
+    first: Duration::from_secs(2),
+    next: Duration::from_secs(15),
+};
 
 /// The phases of a run before its program starts.
 #[derive(Clone, Debug)]
@@ -19,15 +30,21 @@ impl Phases {
     /// Names phases if a person waits: standard error is a terminal, and `quiet` is not set.
     pub fn new(quiet: bool) -> Self {
         match !quiet && io::stderr().is_terminal() {
-            true => Self::told(PATIENCE, |phase| say::line(format_args!("{phase}"))),
+            true => Self::told(PAUSES, |phase, lasts| {
+                if lasts < PAUSES.next {
+                    say::line(format_args!("{phase}"));
+                } else {
+                    say::line(format_args!("{phase}: {} s", lasts.as_secs()));
+                }
+            }),
             false => Self(None),
         }
     }
 
-    fn told(patience: Duration, tell: impl Fn(&'static str) + Send + 'static) -> Self {
+    fn told(pauses: Pauses, tell: impl Fn(&'static str, Duration) + Send + 'static) -> Self {
         let (sender, phases) = channel();
         // Without the thread the run is as silent as at no terminal.
-        let told = tasks::spawn("phases", move || tell_of(&phases, patience, tell));
+        let told = tasks::spawn("phases", move || tell_of(&phases, pauses, tell));
         Self(told.is_ok().then_some(sender))
     }
 
@@ -49,22 +66,28 @@ impl Phases {
     }
 }
 
-/// Tells of each phase that lasts longer than `patience`, once.
+/// Tells of each phase that lasts longer than the first pause, and again after each further one.
 fn tell_of(
     phases: &Receiver<Option<&'static str>>,
-    patience: Duration,
-    tell: impl Fn(&'static str),
+    pauses: Pauses,
+    tell: impl Fn(&'static str, Duration),
 ) {
-    let mut next = phases.recv();
-    while let Ok(phase) = next {
-        next = match phases.recv_timeout(patience) {
-            Ok(phase) => Ok(phase),
+    let (mut current, mut start, mut pause) = (None, Instant::now(), pauses.first);
+    loop {
+        let next = match current {
+            Some(_) => phases.recv_timeout(pause),
+            None => phases.recv().map_err(RecvTimeoutError::from),
+        };
+        match next {
+            Ok(phase) => (current, start, pause) = (phase, Instant::now(), pauses.first),
             Err(RecvTimeoutError::Timeout) => {
-                phase.into_iter().for_each(&tell);
-                phases.recv()
+                if let Some(phase) = current {
+                    tell(phase, start.elapsed());
+                }
+                pause = pauses.next;
             }
             Err(RecvTimeoutError::Disconnected) => return,
-        };
+        }
     }
 }
 
@@ -72,10 +95,18 @@ fn tell_of(
 mod tests {
     use super::*;
 
+    /// Returns phases, and what is told of them.
+    fn heard(first: Duration, next: Duration) -> (Phases, Receiver<&'static str>) {
+        let (said, heard) = channel();
+        let tell = move |phase, _| {
+            let _ = said.send(phase);
+        };
+        (Phases::told(Pauses { first, next }, tell), heard)
+    }
+
     #[test]
     fn a_phase_that_lasts_is_told_once_and_no_other() {
-        let (said, heard) = channel();
-        let phases = Phases::told(Duration::ZERO, move |phase| said.send(phase).unwrap());
+        let (phases, heard) = heard(Duration::ZERO, Duration::MAX);
         phases.begin("boots");
         assert_eq!(heard.recv(), Ok("boots"));
         phases.begin("runs");
@@ -86,9 +117,18 @@ mod tests {
     }
 
     #[test]
+    fn a_phase_that_lasts_longer_is_told_again_until_it_ends() {
+        let (phases, heard) = heard(Duration::ZERO, Duration::from_millis(1));
+        phases.begin("boots");
+        assert_eq!([heard.recv(), heard.recv()], [Ok("boots"); 2]);
+        phases.end();
+        drop(phases);
+        assert!(heard.iter().all(|phase| phase == "boots"));
+    }
+
+    #[test]
     fn short_phases_are_not_told() {
-        let (said, heard) = channel();
-        let phases = Phases::told(Duration::MAX, move |phase| said.send(phase).unwrap());
+        let (phases, heard) = heard(Duration::MAX, Duration::MAX);
         for phase in ["boots", "runs"] {
             phases.begin(phase);
         }
