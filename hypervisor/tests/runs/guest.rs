@@ -590,8 +590,7 @@ fn files_that_a_program_leaves_are_collected_and_what_is_missing_is_named() {
 
 #[test]
 fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
-    // The program gives the memory a second to be free.
-    let _alone = alone();
+    let _beside = beside_other_guests();
     let neighbour = program("static", "neighbour");
     let script = format!("{0} && {0} pidns", neighbour.display());
     let run = in_guest("6.1", &script, &["--window", "192M"]);
