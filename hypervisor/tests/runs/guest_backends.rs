@@ -59,6 +59,11 @@ exits() { "$command" stats | while read -r _ _ _ guest rest; do [ "$guest" = two
 before=$(exits)
 sleep 5
 echo "idle $(($(exits) - before))"
+monitor=$("$command" guest list --json)
+monitor=${monitor#*\"pid\": } monitor=${monitor%%,*}
+perl -ne '/^Size: +(\d+)/ and $size = $1; /^Pss: +(\d+)/ and $size < 250 << 10 and $beside += $1;
+    /^AnonHugePages: +(\d+)/ and $size >= 250 << 10 and $huge += $1;
+    END { print "monitor $beside $huge\n" }' "/proc/$monitor/smaps"
 line=
 coproc console { exec "$command" guest console one 2>&1; }
 echo vector_add >&${console[1]}
@@ -149,6 +154,14 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     let idle = said.lines().find_map(|line| line.strip_prefix("idle "));
     let idle: Result<u64, _> = idle.expect(&said).parse();
     assert!(idle.is_ok_and(|exits| (1..600).contains(&exits)), "{said}");
+    // Memory of the monitor beside that of its guest, and the huge pages of the latter.
+    let kilobytes = said.lines().find_map(|line| line.strip_prefix("monitor "));
+    let kilobytes = kilobytes.expect(&said).split(' ').map(str::parse);
+    let kilobytes: Result<Vec<u64>, _> = kilobytes.collect();
+    assert!(
+        kilobytes.is_ok_and(|kilobytes| kilobytes[0] <= 8 << 10 && kilobytes[1] >= 2 << 10),
+        "{said}"
+    );
     for words in [
         "bare is READY=1",
         "the survivor passes",
