@@ -90,8 +90,7 @@ fn parts_of_qemu(listed: &str) -> Vec<&str> {
 
 /// Runs `apt-get` as root.
 fn apt_get(args: &[&str]) -> Result<(), Failure> {
-    // SAFETY: geteuid has no arguments and always succeeds.
-    let run = if unsafe { libc::geteuid() } == 0 {
+    let run = if rustix::process::geteuid().is_root() {
         Run::new("apt-get")
     } else {
         Run::new("sudo").args(["apt-get"])

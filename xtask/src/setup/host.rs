@@ -78,8 +78,7 @@ impl Facts {
             architecture: std::env::consts::ARCH.to_owned(),
             os_release: std::fs::read_to_string("/etc/os-release").unwrap_or_default(),
             found,
-            // SAFETY: geteuid has no arguments and always succeeds.
-            root: unsafe { libc::geteuid() } == 0,
+            root: rustix::process::geteuid().is_root(),
             qemu: qemu_version(),
             nightly: has_miri() && has_cargo_fuzz(),
         }
