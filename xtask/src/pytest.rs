@@ -69,7 +69,10 @@ pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Fai
         Failure::new(format!("cannot use {}: {error}", path.display()))
     };
     let wanted = fs::read_to_string(requirements).map_err(|error| failed(requirements, error))?;
-    let lock = folder.with_extension("lock");
+    let lock = folder.with_added_extension("lock");
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
+    }
     let locked = File::create(&lock).and_then(|file| file.lock().map(|()| file));
     let _locked = locked.map_err(|error| failed(&lock, error))?;
     let installed = folder.join("installed");
