@@ -734,6 +734,31 @@ fn no_graph_is_made_of_memory_that_is_gone() {
 }
 
 #[test]
+fn memory_is_freed_once_the_graph_that_is_being_made_is_made() {
+    let mut ready = ready();
+    let payload = ready.served.call(1, 1, &MemAlloc { bytes: BYTES });
+    let address = MemAllocReply::decode(&payload).unwrap().address;
+    let graph = ready.describe(1);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    ready.served.ask(1, 2, &MemFree { address });
+    // Requests are served in order.
+    assert_eq!(
+        ready.status(&MemFree { address }),
+        INVALID_VALUE,
+        "it is no longer the guest's"
+    );
+    assert_eq!(ready.device.arrivals("mem_free"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(2, 1).0, 0);
+    assert_eq!(ready.served.answer(1, 2).0, 0);
+    assert_eq!(ready.device.arrivals("mem_free"), 1);
+}
+
+#[test]
 fn addresses_stay_reserved_while_a_graph_is_being_made() {
     let mut ready = ready();
     let bytes = 2 << 20;

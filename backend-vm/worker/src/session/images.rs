@@ -359,7 +359,7 @@ impl Session {
                 return Ok(Served::Deferred);
             }
         };
-        self.order(call, image.device.clone(), move |_| image.unload())
+        self.free(call, image.device.clone(), move |_| image.unload())
     }
 
     /// Unloads the images that no job uses any more. Returns the requests that failed, with the

@@ -266,6 +266,23 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Frees memory of a device, or an address range, that descriptions may name. While a job gives the device addresses of
+    /// a description, memory of the worker's own must not come there: the free then waits for the job.
+    pub(super) fn free<R>(
+        &mut self,
+        call: &Call,
+        device: SessionDevice,
+        free: impl FnOnce(&dyn Device) -> wormhole_device::Result<()> + Send + Sync + 'static,
+    ) -> Outcome<R> {
+        if self.addresses.has_users() {
+            self.change(call, move |_| free(&*device), |_, freed| freed)
+        } else {
+            self.order(call, device, free)
+        }
+    }
+}
+
 impl Serve<ManagedIdle> for Session {
     fn serve(&mut self, call: &Call, _: &ManagedIdle) -> Outcome<()> {
         self.all_idle(call).map(Served::Done)

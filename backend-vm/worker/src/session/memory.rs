@@ -70,7 +70,7 @@ impl Serve<MemFree> for Session {
         for key in [Key::Allocation(address), Key::Pointer(address)] {
             self.shares.unshare(key, &self.registrar);
         }
-        self.order(call, owner, move |device| device.mem_free(address))
+        self.free(call, owner, move |device| device.mem_free(address))
     }
 }
 

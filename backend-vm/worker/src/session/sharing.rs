@@ -233,7 +233,7 @@ impl Serve<CloseAllocation> for Session {
     fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         let address = message.address.0;
         let owner = self.addresses.close(address)?;
-        self.order(call, self.devices[owner].clone(), move |device| {
+        self.free(call, self.devices[owner].clone(), move |device| {
             device.close_allocation(address)
         })
     }

@@ -178,7 +178,7 @@ impl Serve<SlabFree> for Session {
         let owner = self.addresses.leave_slab(address)?;
         self.shares
             .unshare(Key::Allocation(address), &self.registrar);
-        self.order(call, owner, move |device| device.slab_free(address))
+        self.free(call, owner, move |device| device.slab_free(address))
     }
 }
 
