@@ -733,34 +733,40 @@ fn no_graph_is_made_of_memory_that_is_gone() {
     assert_eq!(ready.device.arrivals("update_graph"), 0);
 }
 
-#[test]
-fn memory_is_freed_once_the_graph_that_is_being_made_is_made() {
-    let mut ready = ready();
-    let payload = ready.served.call(1, 1, &MemAlloc { bytes: BYTES });
-    let address = MemAllocReply::decode(&payload).unwrap().address;
+/// Asserts that the device frees what this message frees, by its function `call`, once the graph is made that is being made
+/// when the message comes.
+fn is_freed_behind_a_graph<M: Message>(mut ready: Ready, free: &M, call: &'static str) {
     let graph = ready.describe(1);
     ready.device.hold("instantiate");
     ready
         .served
         .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
     ready.device.wait_for("instantiate", 1);
-    ready.served.ask(1, 2, &MemFree { address });
+    ready.served.ask(1, 2, free);
     // Requests are served in order.
     assert_eq!(
-        ready.status(&MemFree { address }),
+        ready.status(free),
         INVALID_VALUE,
         "it is no longer the guest's"
     );
-    assert_eq!(ready.device.arrivals("mem_free"), 0);
+    assert_eq!(ready.device.arrivals(call), 0);
     ready.device.let_go("instantiate");
     assert_eq!(ready.served.answer(2, 1).0, 0);
     assert_eq!(ready.served.answer(1, 2).0, 0);
-    assert_eq!(ready.device.arrivals("mem_free"), 1);
+    assert_eq!(ready.device.arrivals(call), 1);
+}
+
+#[test]
+fn memory_is_freed_once_the_graph_that_is_being_made_is_made() {
+    let ready = ready();
+    let payload = ready.served.call(1, 1, &MemAlloc { bytes: BYTES });
+    let address = MemAllocReply::decode(&payload).unwrap().address;
+    is_freed_behind_a_graph(ready, &MemFree { address }, "mem_free");
 }
 
 #[test]
 fn addresses_stay_reserved_while_a_graph_is_being_made() {
-    let mut ready = ready();
+    let ready = ready();
     let bytes = 2 << 20;
     let reserve = AddressReserve {
         bytes,
@@ -769,22 +775,5 @@ fn addresses_stay_reserved_while_a_graph_is_being_made() {
     };
     let payload = ready.served.call(1, 1, &reserve);
     let address = AddressReserveReply::decode(&payload).unwrap().address;
-    let graph = ready.describe(1);
-    ready.device.hold("instantiate");
-    ready
-        .served
-        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
-    ready.device.wait_for("instantiate", 1);
-    ready.served.ask(1, 2, &AddressFree { address, bytes });
-    // Requests are served in order.
-    assert_eq!(
-        ready.status(&AddressFree { address, bytes }),
-        INVALID_VALUE,
-        "it is no longer the guest's"
-    );
-    assert_eq!(ready.device.arrivals("address_free"), 0);
-    ready.device.let_go("instantiate");
-    assert_eq!(ready.served.answer(2, 1).0, 0);
-    assert_eq!(ready.served.answer(1, 2).0, 0);
-    assert_eq!(ready.device.arrivals("address_free"), 1);
+    is_freed_behind_a_graph(ready, &AddressFree { address, bytes }, "address_free");
 }

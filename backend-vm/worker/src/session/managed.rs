@@ -264,9 +264,7 @@ impl Session {
         self.addresses.once_unused(task, &self.registrar);
         Ok(Served::Deferred)
     }
-}
 
-impl Session {
     /// Frees memory of a device, or an address range, that descriptions may name. While a job gives the device addresses of
     /// a description, memory of the worker's own must not come there: the free then waits for the job.
     pub(super) fn free<R>(

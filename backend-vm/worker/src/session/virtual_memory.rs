@@ -273,13 +273,9 @@ impl Serve<AddressFree> for Session {
                 .done(device.address_free(address, bytes))
                 .map(Served::Done);
         }
-        // A job gives the device addresses that a description names. Memory of the worker's own must not come there
-        // meanwhile.
-        self.change(
-            call,
-            move |_| device.address_free(address, bytes),
-            |_, freed| freed,
-        )
+        self.free(call, device, move |device| {
+            device.address_free(address, bytes)
+        })
     }
 }
 
