@@ -91,8 +91,7 @@ fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
     };
     let executables = test_executables::build(root)?;
     let (installed, others): (Vec<_>, Vec<_>) = executables
-        .iter()
-        .cloned()
+        .into_iter()
         .partition(|executable| LOOK_AT_ALL_PROCESSES.contains(&&*executable.package));
     let kernels = older_cuda::build_kernels(root)?;
     let of_kernels: Vec<Executable> = others

@@ -214,7 +214,8 @@ pub fn equals(argument: u8, value: u64) -> Result<SeccompRule, FilterError> {
     all_equal(&[(argument, value)])
 }
 
-/// Creates rules of which one holds if the lower half of an argument equals one of these values.
+/// Creates one rule for each value: the lower half of the argument equals it. A call that has all of them is allowed with each
+/// value.
 ///
 /// # Errors
 /// The argument's number is too large.

@@ -95,7 +95,7 @@ fn tell_of(
 mod tests {
     use super::*;
 
-    /// Returns phases, and what is told of them.
+    /// Returns phases with these pauses, and a channel with the name of a phase for each line about it.
     fn heard(first: Duration, next: Duration) -> (Phases, Receiver<&'static str>) {
         let (said, heard) = channel();
         let tell = move |phase, _| {

@@ -142,8 +142,8 @@ fn figures(line: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Asserts that what a program learns of its device is its own part while another tenant allocates, and that each of the
-/// two is refused a part of the cache. Returns the figures before the other tenant came and after it has left.
+/// Asserts that a program's figures of its device do not change while another tenant allocates memory, and that the device
+/// refuses a part of its cache to both. Returns the figures before the other tenant came and after it has left.
 pub fn sees_nothing_of_its_neighbour(device: &str) -> [BTreeMap<String, String>; 2] {
     const OWN: u64 = 64 << 20;
     let runtime = Runtime::new();

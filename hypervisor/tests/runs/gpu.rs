@@ -145,7 +145,8 @@ fn programs_of_strangers_share_no_memory_by_handles() {
     runtime.passes("strangers", "shareable");
 }
 
-/// The same program sees the whole device before its neighbour comes, so that what it does not see then is there.
+/// Before its neighbour comes, the program sees figures of the whole device. So the machine has the figures that are missing
+/// beside the neighbour.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_tenant_sees_nothing_of_its_neighbour_on_a_gpu() {

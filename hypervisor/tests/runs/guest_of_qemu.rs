@@ -57,7 +57,7 @@ pub fn parameters() -> String {
     block("kernel")
 }
 
-/// Returns QEMU with the page's options, some of which are replaced, in the folder with the names that these contain.
+/// Returns QEMU with the page's options, after the replacements. It starts in the folder that has the files of these options.
 pub fn by_page(folder: &Path, replaced: &[(&str, &str)]) -> Command {
     let mut options = block("qemu");
     for (option, by) in replaced {
