@@ -51,6 +51,19 @@ shown() {{
     )
 }
 
+/// The shell function `within SECONDS WHAT COMMAND...`. It waits until the command succeeds. When that takes too long, it calls
+/// the script's `fail` with a line that names what was awaited.
+pub const WITHIN: &str = r#"
+within() {
+    local end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" 2>/dev/null; do
+        ((SECONDS <= end)) || fail "not in time: $what"
+        sleep 0.05
+    done
+}
+"#;
+
 /// Finds an image for a kernel in a folder.
 type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
 

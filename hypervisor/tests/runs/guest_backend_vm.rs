@@ -8,7 +8,7 @@ use std::time::Duration;
 use wormhole_images::Image;
 
 use crate::backends::{VM_UNIT, unit_command};
-use crate::emulated::script_with;
+use crate::emulated::{WITHIN, script_with};
 use crate::guest_of_qemu;
 use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
 
@@ -99,15 +99,6 @@ fail() {
         [ ! -e $file ] || { echo "$file:"; cat $file; }
     done
     exit 1
-}
-# Waits at most $1 seconds for $2, which is there when the command behind it succeeds.
-within() {
-    local end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" 2>/dev/null; do
-        ((SECONDS <= end)) || fail "not in time: $what"
-        sleep 0.1
-    done
 }
 guest() { exec "$command" run --host kvm --backend many --memory 256M --timeout 3000 --quiet "$programs/$1"; }
 # Attaches a window to a slot of the VM.
@@ -289,7 +280,7 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
     let tools = ["/usr/bin/cat", "/usr/bin/perl", "/usr/bin/sleep"].map(PathBuf::from);
     let said = script_with(
         &[Image::guest, Image::backend],
-        SHARED,
+        &[WITHIN, SHARED].concat(),
         &[
             folder.into(),
             initrd.clone().into(),

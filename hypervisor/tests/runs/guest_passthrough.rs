@@ -9,7 +9,7 @@ use std::time::Duration;
 use wormhole_images::{DiskFile, Image, NvmeDisk};
 
 use crate::documents;
-use crate::emulated::script_on;
+use crate::emulated::{WITHIN, script_on};
 use crate::harness::{beside_other_guests, finish, wormhole};
 
 /// Size of a disk.
@@ -149,15 +149,6 @@ fail() {
         [ ! -e $file ] || { echo "$file:"; cat $file; }
     done
     exit 1
-}
-# Waits at most $1 seconds for $2, which is there when the command behind it succeeds.
-within() {
-    local end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" 2>/dev/null; do
-        ((SECONDS <= end)) || fail "not in time: $what"
-        sleep 0.05
-    done
 }
 # Gives the device $1 to the driver $2, or to that of its kind.
 give() {
@@ -350,7 +341,7 @@ fn a_backend_vm_has_a_disk_whose_dma_reaches_windows_of_tenants_and_which_comes_
     let tools = tools.map(|tool| PathBuf::from("/usr/bin").join(tool));
     let said = script_on(
         &[Image::backend],
-        SCRIPT,
+        &[WITHIN, SCRIPT].concat(),
         &[IN_VM.into(), OUTSIDE.into(), by_page.into()],
         &tools,
         (&[], &nvme),
