@@ -78,7 +78,7 @@ fn in_quarantine(count: usize) -> String {
     match count {
         0 => String::new(),
         _ => format!(
-            " or are in quarantine ({count}), since the end of a tenant was not acknowledged: start it anew"
+            " or are in quarantine ({count}) until the VM acknowledges the end of a tenant: try later or start it anew"
         ),
     }
 }
@@ -509,9 +509,12 @@ impl Service {
         let tenant = Arc::new(tenant);
         let mut orders = Orders::new(Arc::clone(&tenant));
         let mut window = None;
+        let mut quarantine = None;
         match (orders.first(&mut window, self.hello_limit), &window) {
             (Some(First::Attach(attach)), Some(window)) => match self.attach(&attach, window) {
-                Ok((slot, relay)) => self.pass(slot, &attach, relay, tenant, &mut orders),
+                Ok((slot, relay)) => {
+                    quarantine = self.pass(slot, &attach, relay, tenant, &mut orders);
+                }
                 Err(error) => {
                     let refused = Message::Refused {
                         code: Refusal::Protocol as u32,
@@ -526,6 +529,26 @@ impl Service {
         }
         orders.end();
         drop(window);
+        if let Some(quarantine) = quarantine {
+            self.wait_for_late_end(&quarantine);
+        }
+    }
+
+    /// Waits until the VM acknowledges the end of a tenant after all, and gives its slot back. Waits until the VM ends if it does
+    /// not. The place of the tenant's connection stays taken, so that a user's tenants in quarantine are counted.
+    fn wait_for_late_end(&self, quarantine: &Quarantine) {
+        let Quarantine {
+            slot,
+            relay,
+            acknowledgement,
+        } = quarantine;
+        if acknowledgement.recv() == Ok(true) {
+            self.desk.end(*slot, true);
+            say::line(format_args!(
+                "backend VM: slot {slot} leaves quarantine: the VM has acknowledged the end of its tenant"
+            ));
+        }
+        let _ = relay.stream().shutdown(Shutdown::Both);
     }
 
     /// Maps a tenant's window in a slot.
@@ -562,7 +585,8 @@ impl Service {
         }
     }
 
-    /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot.
+    /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot. Returns its
+    /// quarantine if the VM may still acknowledge the tenant's end.
     fn pass(
         &self,
         slot: u32,
@@ -570,7 +594,7 @@ impl Service {
         relay: UnixStream,
         tenant: Arc<UnixStream>,
         orders: &mut Orders,
-    ) {
+    ) -> Option<Quarantine> {
         let relay = Arc::new(Relay::new(relay));
         let (acknowledged, acknowledgement) = sync_channel(1);
         let answers = {
@@ -644,9 +668,26 @@ impl Service {
             ));
         }
         self.desk.end(slot, is_over && emptied.is_ok());
-        let _ = relay.stream().shutdown(Shutdown::Both);
         let _ = tenant.shutdown(Shutdown::Both);
+        if !is_over && emptied.is_ok() {
+            self.usages.leave(slot);
+            return Some(Quarantine {
+                slot,
+                relay,
+                acknowledgement,
+            });
+        }
+        let _ = relay.stream().shutdown(Shutdown::Both);
+        None
     }
+}
+
+/// An empty slot whose tenant's end the VM has not acknowledged in time.
+struct Quarantine {
+    slot: u32,
+    relay: Arc<Relay>,
+    /// Brings whether the VM has acknowledged the end, once its stream brings nothing further.
+    acknowledgement: Receiver<bool>,
 }
 
 /// Returns the figures of a VM's processor. A VM with several has no single file of them.
@@ -815,20 +856,21 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_whose_end_is_not_acknowledged_leaves_a_slot_that_is_not_used_again() {
+    fn a_slot_is_not_used_again_until_the_end_of_its_tenant_is_acknowledged() {
         let limit = Duration::from_millis(20);
         for has_ended in [false, true] {
             let (service, noted) = service(2, limit);
-            let relay = offer(&service, 0);
-            let (launcher, served) = launch(&service, 4096);
-            assert_eq!(name(&relay), Some("Attach"));
-            let kept = (!has_ended).then_some(relay);
+            let first = offer(&service, 0);
+            let (launcher, first_served) = launch(&service, 4096);
+            assert_eq!(name(&first), Some("Attach"));
+            let first = (!has_ended).then_some(first);
             drop(launcher);
-            served.join().unwrap();
+            while service.desk.slots.lock().quarantined() == 0 {
+                std::thread::yield_now();
+            }
             // The tenant's memory is out of the VM's reach all the same.
             let events = [(0, "attached"), (0, "detached")];
             assert_eq!(*noted.0.lock(), events);
-            drop(kept);
             let (_, ours) = UnixStream::pair().unwrap();
             assert!(service.desk.connect(ports::SLOT, ours).is_err());
             let relay = offer(&service, 1);
@@ -845,6 +887,19 @@ mod tests {
             assert_eq!(name(&relay), Some("WindowUnmap"));
             send(&relay, &OVER, &[]).unwrap();
             served.join().unwrap();
+            if let Some(late) = &first {
+                assert_eq!(name(late), Some("WindowUnmap"), "the request");
+                send(late, &OVER, &[]).unwrap();
+                assert_eq!(name(late), None, "it may offer the slot again");
+            }
+            first_served.join().unwrap();
+            let slots = service.desk.slots.lock().quarantined();
+            assert_eq!(slots, usize::from(has_ended));
+            if !has_ended {
+                let again = offer(&service, 0);
+                let (_launcher, _) = launch(&service, 4096);
+                assert_eq!(name(&again), Some("Attach"), "the slot has another tenant");
+            }
         }
     }
 

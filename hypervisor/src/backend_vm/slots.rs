@@ -5,10 +5,12 @@
 //!    ▲                                 │                  │
 //!    └────────── acknowledged ─────────┴──────────────────┤
 //!                                                         └─ not acknowledged ──▶ quarantined
+//!                                                                                     │
+//! absent ◀───────────────────────────── acknowledged late ────────────────────────────┘
 //! ```
 //!
 //! The VM offers a slot when nothing in it refers to the slot's memory: after its start, and again after each tenant.
-//! A slot whose end the VM has not acknowledged is never offered again, since a process in the VM may still reach it, and
+//! A slot whose end the VM has not acknowledged is not offered before that, since a process in the VM may still reach it, and
 //! would reach the next tenant's memory.
 
 /// State of a slot. A free one has the stream to its relay in the VM.
@@ -89,9 +91,11 @@ impl<W> SlotTable<W> {
     }
 
     /// Ends a tenant's time in a slot, whose memory is no longer mapped. The VM may offer the slot again if it has
-    /// acknowledged the end.
+    /// acknowledged the end, also if that was late.
     pub fn end(&mut self, slot: u32, is_acknowledged: bool) {
-        if let Some(state @ (State::Attached | State::Leaving)) = self.state(slot) {
+        if let Some(state @ (State::Attached | State::Leaving | State::Quarantined)) =
+            self.state(slot)
+        {
             *state = match is_acknowledged {
                 true => State::Absent,
                 false => State::Quarantined,
@@ -142,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_without_an_acknowledgement_is_never_reused() {
+    fn a_slot_is_not_reused_before_a_late_acknowledgement() {
         let mut slots = SlotTable::new(2);
         assert!(slots.offer(0, ()) && slots.offer(1, ()));
         assert_eq!(slots.take(), Taken::Slot(0, ()));
@@ -151,13 +155,17 @@ mod tests {
         assert_eq!(slots.quarantined(), 1);
         for _ in 0..3 {
             assert!(!slots.offer(0, ()));
-            // A late acknowledgement changes nothing.
-            slots.end(0, true);
             assert_eq!(slots.take(), Taken::Slot(1, ()));
             assert_eq!(slots.take(), Taken::None { quarantined: 1 });
             slots.end(1, true);
             assert!(slots.offer(1, ()));
         }
+        slots.end(0, true);
+        assert_eq!(slots.quarantined(), 0);
+        assert_eq!(slots.take(), Taken::Slot(1, ()));
+        assert_eq!(slots.take(), Taken::Later, "it is not offered");
+        assert!(slots.offer(0, ()));
+        assert_eq!(slots.take(), Taken::Slot(0, ()));
     }
 
     #[test]
