@@ -183,13 +183,6 @@ impl Status {
             .load(Ordering::Relaxed) as u32
     }
 
-    /// Writes the generation. The supervisor calls it before it grants the session.
-    pub fn set_generation(&self, generation: u32) {
-        self.memory
-            .word(session::GENERATION)
-            .store(u64::from(generation), Ordering::Relaxed);
-    }
-
     /// Loads the number of calls that the guest claims to have answered by itself: a hint that decides nothing.
     #[must_use]
     pub fn local_calls(&self) -> u64 {
