@@ -499,14 +499,6 @@ impl Kernel {
     pub fn constant_bytes(&self) -> u64 {
         self.constant_bytes
     }
-    /// Returns an estimate of the registers that a thread needs on a GPU.
-    #[must_use]
-    pub fn register_estimate(&self) -> u32 {
-        let entry = &self.code.functions[0].code;
-        let constants = entry.constants.len() + entry.dynamic.len();
-        let constants = u32::try_from(constants).unwrap_or(u32::MAX);
-        entry.rows.saturating_sub(constants).clamp(8, 255)
-    }
     /// Returns the maximum number of threads of a block, by `.maxntid` and `.reqntid`.
     #[must_use]
     pub fn max_threads_per_block(&self) -> u32 {
