@@ -37,6 +37,15 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Limit of unsafe blocks in a layer. Exports get their parameters as types that can be used safely.
 const LIMITS: &[(&str, usize)] = &[("exports", 60)];
 
+/// Stored functions by which a layer calls one above it, which sets them: the file, and the name of the variable or field.
+const HOOKS: &[(&str, &str)] = &[
+    // A stream that ends leaves its capture. Streams also end with their thread, below all calls.
+    ("object/stream.rs", "LEAVE"),
+    // Managed memory follows the work that any layer sends.
+    ("session/gate.rs", "open"),
+    ("session/gate.rs", "refresh"),
+];
+
 /// Words that justify no unsafe block of these layers: their callers are programs, which promise only what the C
 /// function documents.
 const EMPTY_WORDS: &str = "as the caller promises";
@@ -127,6 +136,11 @@ fn wrong(file: &str, module: &str, text: &str) -> Vec<String> {
     let mut complaints: Vec<String> = used.filter_map(complaint).collect();
     let relative = relative(file, &code).into_iter();
     complaints.extend(relative.map(|path| format!("{file} uses {path} in place of crate::")));
+    let hooks = hooks(&code).into_iter();
+    let unknown = hooks.filter(|name| !HOOKS.contains(&(file, name)));
+    complaints.extend(unknown.map(|name| {
+        format!("{file} stores a function in {name}, by which it may call a layer above")
+    }));
     if is_limited(module) && text.to_lowercase().contains(EMPTY_WORDS) {
         complaints.push(format!("{file} says \"{EMPTY_WORDS}\" of an unsafe block"));
     }
@@ -161,6 +175,20 @@ fn relative(file: &str, code: &str) -> Option<&'static str> {
         "super::super::"
     };
     code.contains(path).then_some(path)
+}
+
+/// Returns the names of variables and fields that store Rust functions.
+fn hooks(code: &str) -> Vec<&str> {
+    let hook = |line| {
+        let (declared, kind) = str::split_once(line, ": ")?;
+        let is_static = declared.contains("static ");
+        let name = declared.rsplit(' ').next()?;
+        // A parameter is used and forgotten.
+        let is_parameter = declared.contains(['(', '|']);
+        let stores = kind.starts_with("fn(") || is_static && kind.contains("<fn(");
+        (!is_parameter && stores).then_some(name)
+    };
+    code.lines().map(str::trim).filter_map(hook).collect()
 }
 
 /// Returns the modules of the crate that code names from the crate's root.
@@ -255,6 +283,19 @@ mod tests {
         ] {
             assert_eq!(wrong(file, "work", text), [""; 0], "{file}");
         }
+    }
+
+    #[test]
+    fn a_stored_function_is_a_hook_that_must_be_named() {
+        let text = "static LEAVE: OnceLock<fn(u8)> = OnceLock::new();\n\
+                    struct A {\n    pub open: fn(),\n    kind: PhantomData<fn() -> K>,\n}\n\
+                    let any = |is: fn(u8) -> bool| true;\n";
+        assert_eq!(hooks(text), ["LEAVE", "open"]);
+        let complaint = "stores a function in LEAVE, by which it may call a layer above";
+        let found = wrong("session/a.rs", "session", text);
+        assert_eq!(found[0], format!("session/a.rs {complaint}"));
+        let known = "static LEAVE: OnceLock<fn(u8)> = OnceLock::new();\n";
+        assert_eq!(wrong("object/stream.rs", "object", known), [""; 0]);
     }
 
     #[test]
