@@ -137,6 +137,9 @@ const LIBVIRT: (&str, &str) = (
     "a_domain_of_libvirt_runs_programs_as_the_page_describes_it",
 );
 
+/// Functions by which a test gets the commands of a page, with its arguments' beginning.
+const READERS: [&str; 2] = ["commands_of(&", "commands_for("];
+
 /// Languages of the pages' blocks. The test of a page's subject reads those that are not commands.
 const LANGUAGES: [&str; 7] = ["json", "kernel", "qemu", "sh", "text", "toml", "xml"];
 
@@ -295,6 +298,18 @@ fn a_backend_serves_by_the_commands_of_its_page() {
     eventually("the backend's end", PATIENCE, || leftovers().is_empty());
 }
 
+/// The command takes all keys of the page's file, and then finds none of the files that it names.
+#[test]
+fn a_guests_configuration_on_its_page_is_read_as_far_as_the_files_that_it_names() {
+    let folder = users_folder();
+    let runtime = folder.path().join("guests");
+    let line = "target/wormhole/bin/wormhole guest start --config debian.toml";
+    let run = finish(parse(line, folder.path()).env("WORMHOLE_RUNTIME", runtime));
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let refusal = "wormhole: cannot read vmlinuz: No such file or directory (os error 2)\n";
+    assert_eq!(run.stderr, refusal);
+}
+
 /// Set-up has built the images by the functions that the commands call. A command builds no image that is there.
 #[test]
 fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
@@ -350,6 +365,11 @@ fn each_command_of_the_pages_is_executed_or_has_a_reason() {
                 let source = fs::read_to_string(&file).expect("a file of tests");
                 let test = format!("#[test]\nfn {name}() {{");
                 assert!(source.contains(&test), "{} has no {name}", file.display());
+                assert!(
+                    READERS.iter().any(|reader| source.contains(reader)),
+                    "{} takes no command from a page",
+                    file.display()
+                );
             }
             Developer => {}
             Not(reason) => assert!(!reason.is_empty(), "{begin}"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use wormhole_images::Image;
 
 use crate::backends::{VM_UNIT, unit_command};
+use crate::documents;
 use crate::emulated::{WITHIN, script_with};
 use crate::guest_of_qemu;
 use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
@@ -39,6 +40,10 @@ fn programs_of_a_guest_are_served_by_another_vm_without_exits() {
     let text = fs::read(json.path()).expect("the summary is there");
     let summary: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
     assert_eq!(summary["session_count"], PROGRAMS.len(), "{summary}");
+    let page = documents::root().join("docs/backend-vm.md");
+    let shown = documents::blocks_of(&page, "json").swap_remove(0);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("it is JSON");
+    assert_has_fields(&summary, &shown);
 
     let own = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("proc is mounted");
     let guest = run.stdout.lines().next().expect("a line");
@@ -70,6 +75,27 @@ fn programs_of_a_guest_are_served_by_another_vm_without_exits() {
         exits(&summary["backend_vm"])
     );
     assert!(run.stderr.contains(&said), "{said}\n{}", run.stderr);
+}
+
+/// Asserts that a value has all fields of one on a page, with values of the same kinds.
+fn assert_has_fields(value: &serde_json::Value, shown: &serde_json::Value) {
+    use serde_json::Value;
+    match (value, shown) {
+        (Value::Object(value), Value::Object(shown)) => {
+            for (name, shown) in shown {
+                let found = value
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{name} is absent: {value:?}"));
+                assert_has_fields(found, shown);
+            }
+        }
+        (Value::Array(value), Value::Array(shown)) => assert_eq!(value.len(), shown.len()),
+        _ => assert_eq!(
+            std::mem::discriminant(value),
+            std::mem::discriminant(shown),
+            "{value} is of another kind than {shown}"
+        ),
+    }
 }
 
 /// Commands of a person with a backend VM in the emulated host. `$1` is the command, `$2` the folder of programs, `$3` an

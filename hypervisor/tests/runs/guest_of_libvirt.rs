@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use wormhole_images::{Image, Kernel};
 
-use crate::documents::{blocks_of, root};
+use crate::documents::{blocks_of, commands_of, root};
 use crate::guest_of_qemu::initrd;
 use crate::harness::{
     PATIENCE, Underway, beside_other_guests, eventually, finish, images, program, published_stage,
@@ -19,6 +19,17 @@ const USER: u32 = 65534;
 
 /// Place of the guest's files on the page.
 const PLACE: &str = "/srv/guest";
+
+/// Returns the words behind the beginning of the page's only command that begins so.
+fn words_behind(begin: &str) -> Vec<String> {
+    let commands = commands_of(&root().join("docs/qemu.md"));
+    let mut behind = commands.iter().filter_map(|line| line.strip_prefix(begin));
+    let words = behind
+        .next()
+        .unwrap_or_else(|| panic!("docs/qemu.md has no {begin}"));
+    assert_eq!(behind.next(), None, "docs/qemu.md has {begin} twice");
+    words.split_whitespace().map(str::to_owned).collect()
+}
 
 /// Creates a command that runs as [`USER`] in the test's folder.
 fn as_user(folder: &Path, program: &Path, arguments: &[&str]) -> Command {
@@ -46,7 +57,9 @@ fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
     let folder = folder.path();
     chown(folder, Some(USER), Some(USER)).expect("this is root");
     let wormhole = stage.path().join("bin/wormhole");
-    let done = |program: &Path, arguments: &[&str]| {
+    let done = |program: &Path, arguments: &[String]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let arguments = &arguments[..];
         let run = finish(&mut as_user(folder, program, arguments));
         assert!(
             run.status.success(),
@@ -56,9 +69,25 @@ fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
         );
         run.stdout
     };
-    done(&wormhole, &["backend", "start", "--trusted-tenants"]);
-    let command = ["attach", "--window", "window", "--vsock", "vsock"];
-    let attached = Underway::start(&mut as_user(folder, &wormhole, &command));
+    let words = |text: &[&str]| {
+        text.iter()
+            .map(|word| (*word).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let of_page = |verb: &str| {
+        let mut command = words(&[verb]);
+        command.extend(words_behind(&format!(
+            "target/wormhole/bin/wormhole {verb} "
+        )));
+        command
+    };
+    let mut start = of_page("backend");
+    // This user has no cgroup.
+    start.push("--trusted-tenants".to_owned());
+    done(&wormhole, &start);
+    let attach = of_page("attach");
+    let attach: Vec<&str> = attach.iter().map(String::as_str).collect();
+    let attached = Underway::start(&mut as_user(folder, &wormhole, &attach));
     let line = attached.working();
     assert!(line.starts_with("attached: "), "{line}");
     let ended = |process: Underway| {
@@ -82,30 +111,43 @@ fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
     let daemon = Underway::start(&mut as_user(folder, Path::new("/usr/sbin/libvirtd"), &[]));
     let socket = folder.join("libvirt/libvirt-sock");
     eventually("the daemon's socket", PATIENCE, || socket.exists());
-    let virsh = |arguments: &[&str]| {
-        let arguments = [&["-q", "-c", "qemu:///session"], arguments].concat();
+    let by_page = |verb: &str| {
+        let begin = format!("virsh -c qemu:///session {verb} ");
+        let mut arguments = words(&["-c", "qemu:///session", verb]);
+        arguments.extend(words_behind(&begin));
         done(Path::new("/usr/bin/virsh"), &arguments)
     };
-    virsh(&["define", "guest.xml"]);
+    by_page("define");
 
     let names = ["vector_add", "reduction", "streams_events"];
     let paths = names.map(|name| program("static", name).display().to_string());
-    initrd(folder, "initrd.img", &paths.join(" && "), &names);
-    virsh(&["start", "guest"]);
-    eventually("the domain's end", PATIENCE, || {
-        virsh(&["domstate", "guest"]).trim() == "shut off"
+    let script = format!(
+        "{} && echo all have passed; while :; do :; done",
+        paths.join(" && ")
+    );
+    initrd(folder, "initrd.img", &script, &names);
+    by_page("start");
+    let console = || fs::read_to_string(folder.join("console.log")).unwrap_or_default();
+    eventually("the programs' end", PATIENCE, || {
+        let said = console();
+        assert!(!said.contains("FAIL"), "{said}");
+        said.contains("all have passed")
     });
-    let said = fs::read_to_string(folder.join("console.log")).expect("the console's file");
+    let said = console();
     for words in names.map(|name| format!("PASS {name}")) {
         assert!(said.contains(&words), "{words}: {said}");
     }
-    // The guest has ended by itself, and its window with it.
-    assert!(said.contains("exited 0"), "{said}");
-    virsh(&["undefine", "guest"]);
+    let session = |verb: &str| {
+        let arguments = ["-q", "-c", "qemu:///session", verb, "guest"];
+        done(Path::new("/usr/bin/virsh"), &words(&arguments))
+    };
+    session("destroy");
+    session("undefine");
+    // The window ends with its guest.
     ended(attached);
 
     let pid = Pid::from_raw(daemon.id().cast_signed()).expect("a process");
     kill_process(pid, Signal::TERM).expect("it runs");
     ended(daemon);
-    done(&wormhole, &["backend", "stop"]);
+    done(&wormhole, &words(&["backend", "stop"]));
 }

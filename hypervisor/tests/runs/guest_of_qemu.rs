@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
 
-use crate::documents::{blocks_of, root};
+use crate::documents::{blocks_of, commands_of, root};
 use crate::harness::{
     PATIENCE, Underway, alone, beside_other_guests, eventually, finish, images, leftovers, program,
     stage, wormhole,
@@ -137,7 +137,12 @@ fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
 
     ended(attached);
     let attached = attach();
-    let detach = ["detach", "--vsock", "vsock"];
+    let commands = commands_of(&root().join("docs/qemu.md"));
+    let detach = commands
+        .iter()
+        .find_map(|line| line.strip_prefix("target/wormhole/bin/wormhole detach "))
+        .expect("docs/qemu.md has the command");
+    let detach: Vec<&str> = ["detach"].into_iter().chain(detach.split(' ')).collect();
     let detached = finish(&mut home(wormhole(&detach)));
     assert!(detached.status.success(), "{}", detached.stderr);
     assert_eq!(detached.stdout, "detached: vsock vsock\n");
