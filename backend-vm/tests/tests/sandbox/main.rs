@@ -144,8 +144,8 @@ impl Scene {
         let me = std::env::current_exe().unwrap();
         let mut backend = Backend::start(Workers::of(&[&me]), arguments.as_flattened());
         backend.attach(256, Attach::default()).unwrap();
-        targets.sibling = backend.workers()[0];
-        let sibling = assign(&mut backend, "");
+        let sibling = assign(&mut backend, NUMBER);
+        targets.sibling = worker_that_said(&backend, "its number is ");
         targets.supervisor = backend.child.id().try_into().unwrap();
         Self {
             backend,
@@ -179,6 +179,16 @@ fn assign(backend: &mut Backend, environment: &str) -> Control {
         Reply::Grant(_) => control,
         other => panic!("{other:?}"),
     }
+}
+
+/// Returns the process number of the worker that has said this. A list of the spawner's children may have processes in it
+/// that are about to end, or are no workers.
+fn worker_that_said(backend: &Backend, text: &str) -> i32 {
+    backend.wait_for_log(text);
+    let log = backend.log();
+    let line = log.lines().find(|line| line.contains(text));
+    let (_, worker) = line.unwrap().split_once("worker ").unwrap();
+    worker.split_once(':').unwrap().0.parse().unwrap()
 }
 
 fn the_control_reaches_what_workers_do_not() {
@@ -255,7 +265,10 @@ fn reaches_nothing(device: &str, profile: Profile, rounds: usize) {
 fn a_hostile_worker_does_not_outlive_its_supervisor() {
     let mut scene = Scene::new("cpu");
     let _control = scene.attack();
-    let workers = scene.backend.workers();
+    let workers = [
+        scene.targets.sibling,
+        worker_that_said(&scene.backend, "attempts are over"),
+    ];
     assert!(workers.iter().all(|worker| is_running(*worker)));
     scene.backend.signal(libc::SIGKILL);
     scene.backend.wait_for_end();
