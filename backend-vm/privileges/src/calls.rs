@@ -182,6 +182,15 @@ fn add(to: &mut Rules, call: i64, rules: Vec<SeccompRule>) {
 pub struct Filter(Vec<BpfProgram>);
 
 impl Filter {
+    /// Compiles a filter under which these calls fail with EPERM. It allows all others.
+    ///
+    /// # Errors
+    /// The list is too long for the kernel, or empty.
+    pub fn against(calls: &[i64]) -> Result<Self, FilterError> {
+        let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
+        Ok(Self(vec![answer(calls, libc::EPERM)?]))
+    }
+
     /// Restricts this thread, and those that it starts, to the calls of the list. Allocates nothing, so that a process
     /// may call it right after clone(2). Sets no_new_privs.
     ///
@@ -310,6 +319,21 @@ mod tests {
             (made, std::io::Error::last_os_error().raw_os_error())
         });
         assert_eq!(confined.join().unwrap(), (-1, Some(libc::EPERM)));
+    }
+
+    #[test]
+    fn a_filter_against_calls_allows_all_others() {
+        let confined = std::thread::spawn(|| {
+            let calls = [libc::SYS_getppid, libc::SYS_seccomp];
+            Filter::against(&calls).unwrap().install().unwrap();
+            // SAFETY: these calls take no arguments.
+            let results =
+                [libc::SYS_getppid, libc::SYS_getpid].map(|call| unsafe { libc::syscall(call) });
+            (results, Filter::against(&calls).unwrap().install())
+        });
+        let ([parent, own], again) = confined.join().unwrap();
+        assert_eq!((parent, own), (-1, std::process::id().into()));
+        again.unwrap_err();
     }
 
     #[test]

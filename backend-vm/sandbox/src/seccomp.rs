@@ -82,7 +82,9 @@ const COMMON: &[i64] = &[
     libc::SYS_time,
     libc::SYS_arch_prctl,
     libc::SYS_restart_syscall,
+    // The worker's program. It gives both calls up before it reads a byte of a guest's.
     libc::SYS_execve,
+    libc::SYS_seccomp,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
@@ -119,9 +121,9 @@ const CLOCKS: &[i64] = &[
 ];
 const LAST_CLOCK: u64 = 15;
 
-/// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME) or a mapping (PR_SET_VMA). PR_SET_PDEATHSIG is left
-/// out: a worker could use it to outlive its supervisor.
-const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
+/// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME) or a mapping (PR_SET_VMA), or come before a filter
+/// (PR_SET_NO_NEW_PRIVS). PR_SET_PDEATHSIG is left out: a worker could use it to outlive its supervisor.
+const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38];
 
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;

@@ -22,7 +22,10 @@ pub fn main(tests: &[(&str, fn())], worker: fn(Stub)) {
         // A supervisor in this executable probes with this argument whether processes can be
         // confined.
         Some("--version") => {}
-        Some("--device") => worker(Stub::inherited(protocol_of(Path::new(&arguments[0])))),
+        Some("--device") => {
+            wormhole_worker::execute_nothing_else().unwrap();
+            worker(Stub::inherited(protocol_of(Path::new(&arguments[0]))));
+        }
         // Argument of `cargo test` that lists the tests.
         Some("--list") => {
             for (name, _) in tests {

@@ -32,6 +32,10 @@ fn main() {
                 a_process_that_does_not_get_to_its_program_is_given_up,
             ),
             (
+                "a_worker_adds_a_filter_before_it_is_ready",
+                a_worker_adds_a_filter_before_it_is_ready,
+            ),
+            (
                 "a_worker_that_is_being_started_holds_nobody_up",
                 a_worker_that_is_being_started_holds_nobody_up,
             ),
@@ -242,6 +246,31 @@ fn a_process_that_does_not_get_to_its_program_is_given_up() {
     let me = std::process::id();
     wait_until(|| children_of(me).is_empty(), || "its end".into());
     lease.give_back();
+}
+
+/// The filter denies to execute another program, as the test `sandbox` shows. The built worker has it beside those that any
+/// program gets in its place.
+fn a_worker_adds_a_filter_before_it_is_ready() {
+    let filters = |pid: i32| -> u32 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let filters = status.split_once("Seccomp_filters:").unwrap().1;
+        filters.lines().next().unwrap().trim().parse().unwrap()
+    };
+    let null = null();
+    let arguments = ["600".into()];
+    let sleep = command(Path::new("/bin/sleep"), &null, &arguments);
+    let other = confinement(PATIENCE).spawn(&sleep).unwrap();
+    let given = filters(other.pid());
+    other.kill();
+    other.wait();
+    let mut backend = Backend::start(Workers::built(), &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    backend.wait_for_log("is ready on");
+    let log = backend.log();
+    let line = log.lines().find(|line| line.contains("is ready on"));
+    let (_, worker) = line.unwrap().split_once("worker ").unwrap();
+    let worker = worker.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(filters(worker), given + 1);
 }
 
 /// The C library keeps a list of a process's threads, with the state of those being created. A

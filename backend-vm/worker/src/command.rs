@@ -38,6 +38,10 @@ pub fn main() -> ExitCode {
         return ExitCode::from(arguments::USAGE);
     }
     log_to_supervisor();
+    if let Err(error) = crate::execute_nothing_else() {
+        tracing::error!("{}", chain(&error));
+        return ExitCode::FAILURE;
+    }
     let socket = crate::inherited_stream();
     match crate::run(arguments.device, socket) {
         // Device threads may still be running, so the process exits without destructors.

@@ -14,6 +14,7 @@
 
 mod abort_on_panic;
 mod command;
+mod confinement;
 mod description;
 pub mod devices;
 pub mod exchange;
@@ -31,6 +32,7 @@ pub mod watcher;
 mod window;
 
 pub use self::command::main;
+pub use self::confinement::execute_nothing_else;
 pub use self::window::reserve_bands;
 
 use std::io;

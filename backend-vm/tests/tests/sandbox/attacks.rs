@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -54,9 +53,9 @@ impl Targets {
         std::env::temp_dir().join(format!("wormhole-sandbox-{}", self.test))
     }
 
-    /// Returns the path of a program that an attack writes and executes.
+    /// Returns the path of a file that an attack writes and executes.
     pub fn program(&self) -> PathBuf {
-        PathBuf::from(format!("/tmp/wormhole-sandbox-{}.true", self.test))
+        PathBuf::from(format!("/tmp/wormhole-sandbox-{}.code", self.test))
     }
 
     pub fn listener(&self) -> PathBuf {
@@ -571,8 +570,14 @@ const OTHERS: &[Row] = &[
     ),
     (
         "execute a file that it wrote",
-        execute_own_file,
-        both(libc::EACCES),
+        map_own_file,
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "execute another program",
+        |_| execute("/usr/bin/true"),
+        both(libc::EPERM),
         Control::Succeeds,
     ),
     (
@@ -961,33 +966,36 @@ fn create(folder: &str, targets: &Targets) -> Outcome {
     made
 }
 
-/// Returns only if refused.
-fn execute_own_file(targets: &Targets) -> Outcome {
+/// Maps a file with code that it wrote.
+fn map_own_file(targets: &Targets) -> Outcome {
     let path = targets.program();
-    let program = std::fs::read("/usr/bin/true").unwrap();
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o700)
-        .open(&path)
-        .unwrap();
-    file.write_all(&program).unwrap();
-    drop(file);
-    execute(path.to_str().unwrap(), &[])
+    let mut options = File::options();
+    let options = options.read(true).write(true).create(true).truncate(true);
+    let mut file = options.open(&path).unwrap();
+    file.write_all(&[0xc3]).unwrap();
+    let protection = libc::PROT_READ | libc::PROT_EXEC;
+    let flags = libc::MAP_PRIVATE;
+    // SAFETY: the kernel chooses a free address, at which nothing is executed.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            1,
+            protection,
+            flags,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    outcome(if at == libc::MAP_FAILED { -1 } else { 0 })
 }
 
 /// Executes another program. Returns the error if that is refused.
-pub fn execute(path: &str, arguments: &[&str]) -> Outcome {
-    let strings: Vec<CString> = std::iter::once(&path)
-        .chain(arguments)
-        .map(|text| CString::new(*text).unwrap())
-        .collect();
-    let mut pointers: Vec<*const libc::c_char> = strings.iter().map(|text| text.as_ptr()).collect();
-    pointers.push(std::ptr::null());
+fn execute(path: &str) -> Outcome {
+    let path = CString::new(path).unwrap();
+    let arguments = [path.as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
-    // SAFETY: arrays of C strings that end with a null pointer.
-    unsafe { libc::execve(pointers[0], pointers.as_ptr(), environment.as_ptr()) };
+    // SAFETY: a C string, and arrays that end with a null pointer.
+    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
     outcome(-1)
 }
 

@@ -33,7 +33,6 @@ const NAMES: &[(&str, i64)] = names![
     SYS_epoll_wait
     SYS_eventfd
     SYS_eventfd2
-    SYS_execve
     SYS_exit
     SYS_exit_group
     SYS_faccessat

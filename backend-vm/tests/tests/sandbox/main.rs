@@ -12,7 +12,7 @@ mod rants;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 
@@ -30,7 +30,6 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some(CONTROL) => control(&Targets::parse(&arguments[2]).unwrap()),
-        Some(AGAIN) => attack_again(&arguments[2..]),
         _ => stub::main(
             &[
                 (
@@ -87,9 +86,8 @@ fn main() {
     }
 }
 
-/// Arguments of the control, and of a worker that has executed itself from memory.
+/// Argument of the control.
 const CONTROL: &str = "--control";
-const AGAIN: &str = "--again";
 
 /// Environment of a guest whose worker exits with its descriptors in the supervisor's queue.
 const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
@@ -227,37 +225,32 @@ fn control(targets: &Targets) {
 }
 
 fn a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session() {
-    reaches_nothing("cpu", Profile::Cpu, 1);
+    reaches_nothing("cpu", Profile::Cpu);
 }
 
 fn a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session() {
-    // The driver's profile permits executable anonymous files; a program executed from one is
-    // confined alike.
-    reaches_nothing("cuda:0", Profile::Cuda, 2);
+    reaches_nothing("cuda:0", Profile::Cuda);
 }
 
-fn reaches_nothing(device: &str, profile: Profile, rounds: usize) {
+fn reaches_nothing(device: &str, profile: Profile) {
     let mut scene = Scene::new(device);
     let _control = scene.attack();
     let log = scene.backend.log();
-    for round in 1..=rounds {
-        let prefix = format!("attempt {round}: ");
-        let outcomes: BTreeMap<&str, i32> = log
-            .lines()
-            .filter_map(|line| line.split_once(&prefix)?.1.rsplit_once(": "))
-            .map(|(name, outcome)| (name, outcome.parse().unwrap()))
-            .collect();
-        let wrong: Vec<String> = attacks::all()
-            .iter()
-            .filter_map(|attack| Some((attack, attack.refusal(profile)?)))
-            .filter(|(attack, refusal)| outcomes.get(attack.name.as_str()) != Some(refusal))
-            .map(|(attack, refusal)| {
-                let outcome = outcomes.get(attack.name.as_str());
-                format!("{}: {outcome:?}, not {refusal}", attack.name)
-            })
-            .collect();
-        assert!(wrong.is_empty(), "round {round}: {wrong:#?}");
-    }
+    let outcomes: BTreeMap<&str, i32> = log
+        .lines()
+        .filter_map(|line| line.split_once("attempt: ")?.1.rsplit_once(": "))
+        .map(|(name, outcome)| (name, outcome.parse().unwrap()))
+        .collect();
+    let wrong: Vec<String> = attacks::all()
+        .iter()
+        .filter_map(|attack| Some((attack, attack.refusal(profile)?)))
+        .filter(|(attack, refusal)| outcomes.get(attack.name.as_str()) != Some(refusal))
+        .map(|(attack, refusal)| {
+            let outcome = outcomes.get(attack.name.as_str());
+            format!("{}: {outcome:?}, not {refusal}", attack.name)
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(scene.backend.is_alive());
     assert!(is_running(scene.targets.sibling));
 }
@@ -518,10 +511,7 @@ fn worker(mut stub: Stub) {
     } else {
         Profile::Cpu
     };
-    attack(&mut stub.log, 1, profile, &targets);
-    if profile == Profile::Cuda {
-        execute_from_memory(&targets);
-    }
+    attack(&mut stub.log, profile, &targets);
     writeln!(stub.log, "attempts are over").unwrap();
     // The worker ignores the end of its stream.
     stub::idle();
@@ -549,46 +539,10 @@ fn leave(mut stub: Stub, window: &OwnedFd) -> ! {
     std::process::exit(0);
 }
 
-fn attack(log: &mut File, round: usize, profile: Profile, targets: &Targets) {
+fn attack(log: &mut File, profile: Profile, targets: &Targets) {
     let is_one = |attack: &Attack| attack.refusal(profile).is_some();
     for attack in attacks::all().into_iter().filter(is_one) {
         let outcome = attack.make(targets);
-        writeln!(log, "attempt {round}: {}: {outcome}", attack.name).unwrap();
+        writeln!(log, "attempt: {}: {outcome}", attack.name).unwrap();
     }
-}
-
-/// Executes this program from an anonymous file.
-fn execute_from_memory(targets: &Targets) {
-    let program = wormhole_link::memory::anonymous_file(c"program").unwrap();
-    let mut file = File::from(program);
-    std::io::copy(&mut File::open("/proc/self/exe").unwrap(), &mut file).unwrap();
-    // A file open for writing cannot be executed.
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let readable = File::open(&path).unwrap();
-    drop(file);
-    let path = format!("/proc/self/fd/{}", readable.into_raw_fd());
-    let files = targets.files.map(|fd| fd.unwrap());
-    for fd in files {
-        // SAFETY: an open descriptor, kept open across the exec.
-        assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
-    }
-    let files = files.map(|fd| fd.to_string());
-    let outcome = attacks::execute(
-        &path,
-        &[AGAIN, &targets.text(), &files[0], &files[1], &files[2]],
-    );
-    panic!("{}", std::io::Error::from_raw_os_error(outcome));
-}
-
-/// Plays the program that was executed from memory.
-fn attack_again(arguments: &[String]) {
-    let targets = Targets {
-        files: [1, 2, 3].map(|at| Some(arguments[at].parse().unwrap())),
-        ..Targets::parse(&arguments[0]).unwrap()
-    };
-    // SAFETY: the inherited log; nothing else here uses the number.
-    let mut log = unsafe { File::from_raw_fd(4) };
-    attack(&mut log, 2, Profile::Cuda, &targets);
-    writeln!(log, "attempts are over").unwrap();
-    stub::idle();
 }
