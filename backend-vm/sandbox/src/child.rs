@@ -61,6 +61,14 @@ pub(super) const REPORT: RawFd = 9;
 /// supervisor's value.
 const EXPENDABLE: &[u8] = b"500";
 
+/// Limits of the worker's network namespace. No cgroup counts the control data of a message whose sender waits, nor a part
+/// of each connection that waits for its acceptance. The driver's sockets are for other processes in the namespace, and
+/// there are none. Kernels before 6.8 have the first limit once for all namespaces, and 20 KiB by default.
+const SOCKET_LIMITS: [(&CStr, &[u8]); 2] = [
+    (c"/proc/sys/net/core/optmem_max", b"4096"),
+    (c"/proc/sys/net/core/somaxconn", b"4"),
+];
+
 /// Names of the child's steps, for the parent's message about one that failed.
 pub(super) const STAGES: &[&str] = &[
     "resetting signals",
@@ -119,6 +127,10 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
         if plan.isolation != Isolation::None {
             // The worker sees its own cgroup as the root. Kernels before 4.6 have no cgroup namespaces.
             libc::unshare(libc::CLONE_NEWCGROUP);
+            // Before the new root, which covers `/proc`. Without it, or where it cannot be written, the worker does without.
+            for (limit, value) in SOCKET_LIMITS {
+                let _ = write_file(limit, value);
+            }
             assemble_root(plan)?;
             enter_root(plan)?;
         }

@@ -12,6 +12,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// Targets of the attempts.
 #[derive(Clone, Debug)]
 pub struct Targets {
@@ -86,6 +88,8 @@ enum Attempt {
     Open(&'static str, i32),
     /// Reading the contents of the file.
     Read(&'static str),
+    /// Sending so many bytes of control data.
+    Control(usize),
     Other(fn(&Targets) -> Outcome),
 }
 
@@ -126,6 +130,8 @@ impl Attack {
             Attempt::Call(..) => outcome == libc::ENOSYS,
             Attempt::Open(..) => matches!(outcome, libc::ENOENT | libc::ENXIO | libc::ENODEV),
             Attempt::Read(_) => outcome == libc::ENOENT,
+            // Kernels before 6.8 allow nobody so much by default.
+            Attempt::Control(_) => outcome == libc::ENOBUFS,
             Attempt::Other(_) => false,
         }
     }
@@ -151,6 +157,7 @@ impl Attack {
             }
             Attempt::Open(path, flags) => open(Path::new(path), flags),
             Attempt::Read(path) => reads(path),
+            Attempt::Control(bytes) => send_control(bytes),
             Attempt::Other(attempt) => attempt(targets),
         }
     }
@@ -533,6 +540,12 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "queue connections that nobody accepts",
+        |_| queue_connections(),
+        [Some(libc::EPERM), Some(libc::EAGAIN)],
+        Control::Succeeds,
+    ),
+    (
         "write into the workers' executable",
         |_| {
             let mut program = PathBuf::from("/worker");
@@ -745,6 +758,12 @@ pub fn all() -> Vec<Attack> {
         attempt: Attempt::Read(path),
         refusals: both(libc::ENOENT),
     }));
+    attacks.push(Attack {
+        name: "send much control data".to_owned(),
+        control: Control::GoesOn,
+        attempt: Attempt::Control(32 << 10),
+        refusals: [Some(libc::EPERM), Some(libc::ENOBUFS)],
+    });
     attacks.extend(
         OTHERS
             .iter()
@@ -955,6 +974,43 @@ fn map(bytes: usize, flags: i32) -> Outcome {
 
 fn connect(address: &SocketAddr) -> Outcome {
     result_of(UnixStream::connect_addr(address))
+}
+
+/// Sends a message with control data of a level that sockets do not know, to nobody.
+fn send_control(bytes: usize) -> Outcome {
+    let socket = match rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None) {
+        Ok(socket) => socket,
+        Err(error) => return error.raw_os_error(),
+    };
+    // The header's length, and the level 0.
+    let mut control = vec![0_u64; bytes / 8];
+    control[0] = bytes as u64;
+    // SAFETY: all zeros are a valid value, and the control data are a live buffer of the length given.
+    outcome(unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = bytes;
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) as i64
+    })
+}
+
+/// Connects to a socket of its own that accepts nobody, and closes each connection.
+fn queue_connections() -> Outcome {
+    let name = format!("wormhole-sandbox-queue-{}", std::process::id());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let kind = SocketType::STREAM;
+    let queue = || {
+        let listener = rustix::net::socket(AddressFamily::UNIX, kind, None)?;
+        rustix::net::bind(&listener, &address)?;
+        rustix::net::listen(&listener, 4096)?;
+        for _ in 0..100 {
+            let flags = SocketFlags::NONBLOCK;
+            let client = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+            rustix::net::connect(&client, &address)?;
+        }
+        Ok(())
+    };
+    result_of(queue().map_err(|error: rustix::io::Errno| error.into()))
 }
 
 fn create(folder: &str, targets: &Targets) -> Outcome {
