@@ -50,8 +50,10 @@ pub(super) const NOBODY: u32 = 65534;
 const FIRST_USER: u32 = 2_000_000_000;
 /// Limit of a worker's threads: enough for its slots, its streams and the processors.
 pub(super) const THREADS: u64 = 5120;
-/// Limit of a worker's timers and of its queued signals.
-const SIGNALS: u64 = 1024;
+/// Limit of a worker's timers and of its queued signals. The worker itself has neither; some are left to the driver, which
+/// may have timers. Kernels before 6.13 run each at each tick of the host's clock, if its signal is ignored, and no cgroup
+/// counts the time: a thousand took a tenth of a processor and more.
+const SIGNALS: u64 = 64;
 /// Limit of threads where all workers and other processes run as one user.
 const SHARED_THREADS: u64 = 4096;
 /// Number of the descriptor that reports failures, above all that a child is given.
@@ -413,7 +415,6 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
         (libc::RLIMIT_MSGQUEUE, 0),
         (libc::RLIMIT_RTPRIO, 0),
         (libc::RLIMIT_NICE, 0),
-        // Timers count as well. Thousands of them run at each tick of the host's clock.
         (libc::RLIMIT_SIGPENDING, SIGNALS),
         (
             libc::RLIMIT_NPROC,

@@ -509,6 +509,12 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "have more than 64 timers",
+        |_| make_timers(65),
+        [Some(libc::EPERM), Some(libc::EAGAIN)],
+        Control::Succeeds,
+    ),
+    (
         "dump core",
         |_| raise(libc::RLIMIT_CORE, 1),
         both(libc::EPERM),
@@ -956,6 +962,26 @@ fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
     };
     // SAFETY: a local structure that the kernel reads.
     outcome(unsafe { libc::setrlimit(resource, &raw const limit) }.into())
+}
+
+/// Makes timers, and deletes them again.
+fn make_timers(count: usize) -> Outcome {
+    let mut timers = Vec::new();
+    let mut made = 0;
+    while timers.len() < count && made == 0 {
+        let mut timer: libc::c_int = 0;
+        let (call, clock) = (libc::SYS_timer_create, libc::CLOCK_MONOTONIC);
+        // SAFETY: the kernel fills a local number. The timer is not started.
+        made = outcome(unsafe { libc::syscall(call, clock, 0, &raw mut timer) });
+        if made == 0 {
+            timers.push(timer);
+        }
+    }
+    for timer in timers {
+        // SAFETY: a number of a timer of this process.
+        unsafe { libc::syscall(libc::SYS_timer_delete, timer) };
+    }
+    made
 }
 
 /// Maps private memory with further flags, and unmaps it again.
