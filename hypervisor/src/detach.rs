@@ -1,13 +1,16 @@
 //! `wormhole detach`: ends the `attach` that listens on a socket.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use wormhole_link::users::peer_of;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use wormhole_link::users::{Peer, peer_of};
 
 use crate::places::Process;
 use crate::say;
@@ -41,6 +44,8 @@ pub enum DetachError {
         .0.display()
     )]
     Other(PathBuf),
+    #[error("{} takes no more connections: end the programs that wait for it", .0.display())]
+    Full(PathBuf),
     #[error("the guest that is attached at {} cannot be detached", path.display())]
     End {
         path: PathBuf,
@@ -52,13 +57,14 @@ pub enum DetachError {
 /// Ends the process, and returns when its names are gone.
 pub fn run(options: &Options) -> Result<(), DetachError> {
     let path = &options.vsock;
-    let none = |source| DetachError::None {
-        path: path.clone(),
-        source,
-    };
-    let number = listener_of(path).map_err(none)?;
-    let process = number.and_then(attached);
-    let process = process.ok_or_else(|| DetachError::Other(path.clone()))?;
+    let listener = listener_of(path).map_err(|error| match error {
+        Errno::AGAIN => DetachError::Full(path.clone()),
+        error => DetachError::None {
+            path: path.clone(),
+            source: error.into(),
+        },
+    })?;
+    let process = attached(listener).ok_or_else(|| DetachError::Other(path.clone()))?;
     process.end(LIMIT).map_err(|source| DetachError::End {
         path: path.clone(),
         source,
@@ -67,17 +73,92 @@ pub fn run(options: &Options) -> Result<(), DetachError> {
     Ok(())
 }
 
-/// Returns the number of the process that listens on a socket, if it is one of this system.
-fn listener_of(path: &Path) -> io::Result<Option<u32>> {
-    let peer = peer_of(&UnixStream::connect(path)?)?;
-    Ok(u32::try_from(peer.process).ok().filter(|pid| *pid != 0))
+/// Returns the process that has begun to listen on a socket. Fails with `AGAIN` instead of waiting for room.
+fn listener_of(path: &Path) -> rustix::io::Result<Peer> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    peer_of(&socket).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Returns the process of this number, if it is an `attach`.
-fn attached(pid: u32) -> Option<Process> {
-    // Found first: the command line is that of this process, or of a later one, which is then not ended.
+/// Returns the process that has begun to listen, if it is an `attach` of the user who did. If that one has ended and left the
+/// socket to another process, a later process may have its number.
+fn attached(listener: Peer) -> Option<Process> {
+    let pid = u32::try_from(listener.process).ok()?;
+    // Found first: the facts are those of this process, or of a later one, which is then not ended.
     let process = Process::of(pid)?;
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = line.split(|byte| *byte == 0).skip(1);
-    (words.next() == Some(COMMAND.as_bytes())).then_some(process)
+    let is_attach = words.next() == Some(COMMAND.as_bytes())
+        && user_of(pid) == Some(listener.user)
+        && program_of("self").is_some_and(|own| program_of(&pid.to_string()) == Some(own));
+    is_attach.then_some(process)
+}
+
+/// Returns the effective user of a process.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Returns the name of a process's program, which may have been replaced by a newer one.
+fn program_of(process: &str) -> Option<OsString> {
+    let path = fs::read_link(format!("/proc/{process}/exe")).ok()?;
+    let name = path.file_name()?.as_bytes();
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    Some(OsString::from_vec(name.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    /// Starts a shell under this name, as `NAME attach`, which reads a line. Returns what `attached` finds for a listener of
+    /// this user, and for one of another user, at its number.
+    fn found(name: &std::ffi::OsStr) -> [bool; 2] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(COMMAND), "echo\nread line\n").unwrap();
+        let program = folder.path().join(name);
+        // By another process: a program that this one had open for writing could not be executed.
+        let copied = Command::new("cp").arg("/bin/sh").arg(&program).status();
+        assert!(copied.unwrap().success());
+        let mut command = Command::new(&program);
+        command.arg(COMMAND).current_dir(folder.path());
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let user = geteuid().as_raw();
+        let process = child.id().cast_signed();
+        let found = [user, user + 1].map(|user| attached(Peer { user, process }).is_some());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        found
+    }
+
+    #[test]
+    fn a_process_of_another_user_or_program_is_not_ended() {
+        assert_eq!(found(&program_of("self").unwrap()), [true, false]);
+        assert_eq!(found("other".as_ref()), [false, false]);
+        let process = 0;
+        assert_eq!(attached(Peer { user: 0, process }), None);
+    }
+
+    #[test]
+    fn a_socket_without_room_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vsock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut waiting = 0;
+        while listener_of(&path).is_ok() {
+            waiting += 1;
+        }
+        assert!(waiting > 0);
+        let ended = run(&Options { vsock: path });
+        assert!(matches!(ended, Err(DetachError::Full(_))), "{ended:?}");
+    }
 }
