@@ -70,6 +70,11 @@ fn live_and_die_with_supervisor() -> Result<(), String> {
 }
 
 fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
+    // A socket has names in the namespace in which it was made. This process and its children make the workers' sockets, to
+    // which a worker on a GPU can give names.
+    if let Err(error) = wormhole_privileges::leave_namespaces() {
+        tracing::debug!("workers' sockets are in the network namespace of the system: {error}");
+    }
     let reap_limit = setup.reap_limit;
     let prepared = setup.prepare().map_err(|error| chain(&error))?;
     let ready = Report::Ready {

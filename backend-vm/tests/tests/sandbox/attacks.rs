@@ -7,12 +7,13 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use wormhole_link::process::CONTROL;
 
 /// Targets of the attempts.
 #[derive(Clone, Debug)]
@@ -546,6 +547,12 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "take a name of an abstract socket of the host",
+        take_name,
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
         "queue connections that nobody accepts",
         |_| queue_connections(),
         [Some(libc::EPERM), Some(libc::EAGAIN)],
@@ -1000,6 +1007,19 @@ fn map(bytes: usize, flags: i32) -> Outcome {
 
 fn connect(address: &SocketAddr) -> Outcome {
     result_of(UnixStream::connect_addr(address))
+}
+
+/// Finds that a name is taken by a socket of the host. The socket that it is tried with is one that it was given, if it can
+/// make none.
+fn take_name(targets: &Targets) -> Outcome {
+    let name = targets.abstract_socket();
+    let address = SocketAddrUnix::new_abstract_name(name.as_abstract_name().unwrap()).unwrap();
+    let taken = match UnixStream::pair() {
+        Ok((socket, _)) => rustix::net::bind(&socket, &address),
+        // SAFETY: the stream to the supervisor, which stays open.
+        Err(_) => rustix::net::bind(unsafe { BorrowedFd::borrow_raw(CONTROL) }, &address),
+    };
+    found(taken == Err(rustix::io::Errno::ADDRINUSE))
 }
 
 /// Sends a message with control data of a level that sockets do not know, to nobody.
