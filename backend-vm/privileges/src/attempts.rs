@@ -77,7 +77,7 @@ pub const BEYOND_CHANGES: [Attempt; 12] = [
 ];
 
 /// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
-fn attempts() -> [Attempt; 19] {
+fn attempts() -> [Attempt; 21] {
     const KVM_CREATE_VM: i64 = 0xae01;
     let fork = i64::from(libc::SIGCHLD);
     let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
@@ -128,6 +128,8 @@ fn attempts() -> [Attempt; 19] {
             "io_uring_register",
             [libc::SYS_io_uring_register, -1, 0, NOWHERE, 0, 0],
         ),
+        ("poll many", [libc::SYS_poll, NOWHERE, 257, 0, 0, 0]),
+        ("ppoll many", [libc::SYS_ppoll, NOWHERE, 257, 0, 0, 0]),
     ]
 }
 

@@ -43,6 +43,10 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP) as u64;
 
+/// Most descriptors that one call waits for. The kernel allocates some 64 bytes for each while the call waits, which no
+/// cgroup counts.
+const AWAITED: u64 = 256;
+
 /// Rules on the arguments of system calls, by the call's number. A call is allowed if one of its rules holds. An empty
 /// list allows any arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -75,6 +79,14 @@ impl Calls {
     pub fn and_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
         add(&mut self.allowed, call, rules);
         self
+    }
+
+    /// Adds a call that waits for as many descriptors as this argument says, for 256 at most.
+    ///
+    /// # Errors
+    /// The argument's number is too large.
+    pub fn and_waits(self, call: i64, argument: u8) -> Result<Self, FilterError> {
+        Ok(self.and_where(call, vec![at_most(argument, AWAITED)?]))
     }
 
     /// Adds the creation of threads of this process, in no new namespace.

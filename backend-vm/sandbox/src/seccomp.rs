@@ -132,10 +132,6 @@ pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING
 /// is mapped, and no signal ends the call.
 const COLLAPSED: u64 = 1 << 36;
 
-/// Most descriptors that one call waits for. The kernel allocates some 64 bytes for each while the call waits, which no
-/// cgroup counts.
-const POLLED: u64 = 256;
-
 /// Compiles the filter for a worker on a kind of device.
 pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let mapped = MAPPED.unsigned_abs().into();
@@ -152,7 +148,7 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     }
     calls = with_advice(calls)?;
     for call in [libc::SYS_poll, libc::SYS_ppoll] {
-        calls = with_few(calls, call, 1)?;
+        calls = calls.and_waits(call, 1)?;
     }
     let calls = (needs(kind).calls)(calls)?;
     calls.and_threads()?.compile(Denial::Fails(libc::EPERM))
@@ -174,11 +170,6 @@ fn with_advice(calls: Calls) -> Result<Calls, FilterError> {
     Ok(calls
         .and_where(libc::SYS_madvise, vec![before, collapse])
         .and_where(libc::SYS_madvise, equals_one_of(2, behind.map(number))?))
-}
-
-/// Adds a system call that waits for as many descriptors as this argument says.
-pub(super) fn with_few(calls: Calls, call: i64, argument: u8) -> Result<Calls, FilterError> {
-    Ok(calls.and_where(call, vec![at_most(argument, POLLED)?]))
 }
 
 #[cfg(test)]

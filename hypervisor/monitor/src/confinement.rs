@@ -94,8 +94,6 @@ const DEVICE: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_ctl,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
     libc::SYS_readv,
     libc::SYS_writev,
     libc::SYS_recvfrom,
@@ -217,6 +215,8 @@ fn of_devices() -> Result<Calls, FilterError> {
     let unix = libc::AF_UNIX.unsigned_abs().into();
     Ok(common()?
         .and(DEVICE)
+        .and_waits(libc::SYS_poll, 1)?
+        .and_waits(libc::SYS_ppoll, 1)?
         .and_where(libc::SYS_socketpair, vec![equals(0, unix)?])
         .and_where(libc::SYS_ioctl, vec![equals(1, libc::FIONBIO)?]))
 }

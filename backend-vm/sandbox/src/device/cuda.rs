@@ -9,7 +9,7 @@ use wormhole_privileges::{Calls, FilterError, all_equal, equals, masked, within}
 use super::gpus::{GpuError, Gpus};
 use super::{Found, Needs};
 use crate::root::Steps;
-use crate::seccomp::{MEMORY_FILE, with_clock, with_few};
+use crate::seccomp::{MEMORY_FILE, with_clock};
 
 pub(super) const NEEDS: Needs = Needs {
     calls,
@@ -121,7 +121,7 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);
     for call in [libc::SYS_select, libc::SYS_pselect6] {
-        calls = with_few(calls, call, 0)?;
+        calls = calls.and_waits(call, 0)?;
     }
     let level = libc::SOL_SOCKET.unsigned_abs().into();
     for option in SOCKET_OPTIONS {
