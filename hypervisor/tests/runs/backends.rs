@@ -26,7 +26,8 @@ impl Runtime {
         Self(tempfile::tempdir().expect("a folder"))
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// Creates a command of `wormhole` that has its backends in the folder.
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = wormhole(args);
         command.env("WORMHOLE_RUNTIME", self.path());
         command

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::backends::{Runtime, sees_nothing_of_its_neighbour};
+use crate::delegated::Delegated;
 use crate::harness::{
     Finished, Underway, alone, demo_programs, eventually, finish, program, wormhole,
 };
@@ -126,12 +127,13 @@ fn programs_of_strangers_share_no_memory_by_handles() {
         return;
     }
     let _alone = alone();
+    let cgroup = match Delegated::new() {
+        Ok(cgroup) => cgroup,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
     let runtime = Runtime::new();
-    let started = runtime.finish(&["backend", "start", "strangers", "--device", "cuda:0"]);
-    if started.stderr.contains("nothing would limit their memory") {
-        println!("skipped: {}", started.stderr);
-        return;
-    }
+    let start = runtime.command(&["backend", "start", "strangers", "--device", "cuda:0"]);
+    let started = finish(&mut cgroup.entered_by(&start));
     assert!(started.status.success(), "{}", started.stderr);
     let run = finish(runtime.run("strangers").arg(program("static", "ipc")));
     assert!(!run.status.success(), "{}", run.stdout);

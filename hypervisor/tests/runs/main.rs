@@ -8,6 +8,7 @@ mod backends;
 mod bad_configurations;
 mod bad_input;
 mod config;
+mod delegated;
 mod documents;
 mod emulated;
 mod execution;
