@@ -54,6 +54,9 @@ pub(super) const THREADS: u64 = 5120;
 /// may have timers. Kernels before 6.13 run each at each tick of the host's clock, if its signal is ignored, and no cgroup
 /// counts the time: a thousand took a tenth of a processor and more.
 const SIGNALS: u64 = 64;
+/// Limit of core dumps with which the kernel makes none. It is too small for a file, and 0 would not keep the kernel from
+/// starting the program of `core_pattern`, as root and in no cgroup of the tenant's (`fs/coredump.c`).
+const NO_DUMP: u64 = 1;
 /// Limit of threads where all workers and other processes run as one user.
 const SHARED_THREADS: u64 = 4096;
 /// Number of the descriptor that reports failures, above all that a child is given.
@@ -399,17 +402,22 @@ unsafe fn place_descriptors(plan: &Plan, report: RawFd) -> Outcome {
 }
 
 unsafe fn limit_resources(plan: &Plan) -> Outcome {
-    let locked = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // Only root may raise RLIMIT_MEMLOCK. A failure does no harm: the driver does not count pinned memory there.
-    // SAFETY: a local structure.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const locked);
+    // Only root may raise limits. A failure does no harm: the driver does not count pinned memory as locked, and RLIMIT_CORE
+    // is 0 then.
+    for (resource, value) in [
+        (libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY),
+        (libc::RLIMIT_CORE, NO_DUMP),
+    ] {
+        let limit = libc::rlimit {
+            rlim_cur: value,
+            rlim_max: value,
+        };
+        // SAFETY: a local structure.
+        unsafe {
+            libc::setrlimit(resource, &raw const limit);
+        }
     }
     let limits = [
-        (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_NOFILE, plan.open_files),
         (libc::RLIMIT_DATA, plan.memory),
         (libc::RLIMIT_MSGQUEUE, 0),

@@ -517,8 +517,14 @@ const OTHERS: &[Row] = &[
     ),
     (
         "dump core",
-        |_| raise(libc::RLIMIT_CORE, 1),
+        |_| raise(libc::RLIMIT_CORE, 2),
         both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "start the system's program for dumps of core",
+        |_| found(core_limit() != 1),
+        both(libc::ENOENT),
         Control::Succeeds,
     ),
     // Under the driver's profile only a cgroup could limit it, if there is one.
@@ -958,6 +964,16 @@ fn limits_of_supervisor(targets: &Targets) -> Outcome {
             )
             .into(),
         )
+    }
+}
+
+/// Returns the limit of core dumps. With any but 1 the kernel starts the program that `core_pattern` names.
+fn core_limit() -> u64 {
+    // SAFETY: a local structure that the kernel fills.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_CORE, &raw mut limit);
+        limit.rlim_cur
     }
 }
 
