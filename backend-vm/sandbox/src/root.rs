@@ -41,7 +41,7 @@ pub(super) enum Step {
 }
 
 /// Files of `/proc` that reveal keys, timers, and the use of processors and memory, and so the work of others.
-const MASKED: [&str; 30] = [
+const MASKED: [&str; 31] = [
     "/proc/buddyinfo",
     "/proc/cgroups",
     "/proc/diskstats",
@@ -68,6 +68,7 @@ const MASKED: [&str; 30] = [
     "/proc/sys/fs/file-nr",
     "/proc/sys/fs/inode-nr",
     "/proc/sys/fs/inode-state",
+    "/proc/sys/kernel/pty/nr",
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/uptime",
@@ -76,7 +77,13 @@ const MASKED: [&str; 30] = [
 ];
 
 /// Folders of `/proc` that are masked for the same reason as [`MASKED`].
-const MASKED_FOLDERS: [&str; 3] = ["/proc/fs", "/proc/irq", "/proc/pressure"];
+const MASKED_FOLDERS: [&str; 4] = [
+    // The transfers of all processes between files and GPUs.
+    "/proc/driver/nvidia-fs",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/pressure",
+];
 
 /// Returns the steps for a worker on a kind of device. The worker may open `device_files`. `library_directories` are
 /// directories of shared libraries beside the system's.

@@ -679,6 +679,12 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "read how many terminals are open",
+        |_| reads("/proc/sys/kernel/pty/nr"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
         "read how many control groups there are",
         |_| reads("/proc/cgroups"),
         both(libc::ENOENT),
