@@ -1,6 +1,7 @@
 //! Fetches packages from Debian's archive without root: apt runs with a private state and checks the
 //! archive's signatures as usual.
 
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,11 +11,6 @@ use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const SOURCES: [&str; 3] = [
-    "http://deb.debian.org/debian bookworm main",
-    "http://deb.debian.org/debian-security bookworm-security main",
-    "http://deb.debian.org/debian bookworm-backports main",
-];
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// Private state of apt.
@@ -33,13 +29,13 @@ pub struct Package {
 }
 
 impl Archive {
-    /// Downloads the archive's current package index.
-    pub fn update(images: &Path) -> Result<Self, ImageError> {
-        Self::of(images, &SOURCES)
+    /// Downloads the current package index of the Debian that has this kernel.
+    pub fn update(images: &Path, kernel: Kernel) -> Result<Self, ImageError> {
+        Self::of(images, &kernel.suite().sources())
     }
 
     /// Downloads the package index of `sources`, with apt's state below `parent`.
-    fn of(parent: &Path, sources: &[&str]) -> Result<Self, ImageError> {
+    fn of(parent: &Path, sources: &[impl Display]) -> Result<Self, ImageError> {
         if !Path::new(KEYRING).is_file() {
             return Err(ImageError::NoKeyring(KEYRING.into()));
         }
@@ -159,7 +155,7 @@ fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
         .filter_map(|line| line.strip_prefix("Depends: "))
         .flat_map(|depends| depends.split(','))
         .filter_map(|depend| depend.split_whitespace().next())
-        .find(|package| package.starts_with(&prefix))
+        .find(|package| package.starts_with(&prefix) && kernel.is_original(package))
         .map(str::to_owned)
 }
 
@@ -193,6 +189,10 @@ mod tests {
         Depends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1~bpo12+1)\n\
         \n\
         Package: linux-image-cloud-amd64\n\
+        Version: 6.12.90-1\n\
+        Depends: linux-image-6.12.90+deb13-cloud-amd64 (= 6.12.90-1)\n\
+        \n\
+        Package: linux-image-cloud-amd64\n\
         Version: 6.1.176-1\n\
         Depends: linux-image-6.1.0-50-cloud-amd64 (= 6.1.176-1)\n";
 
@@ -204,7 +204,7 @@ mod tests {
         );
         assert_eq!(
             kernel_package(SHOWN, Kernel::V6_12).as_deref(),
-            Some("linux-image-6.12.95+deb12-cloud-amd64")
+            Some("linux-image-6.12.90+deb13-cloud-amd64")
         );
         assert_eq!(
             kernel_package("Depends: linux-image-6.12.1-cloud-amd64\n", Kernel::V6_1),

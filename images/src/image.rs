@@ -275,7 +275,7 @@ pub(crate) fn build(
     progress(&format!(
         "fetching Debian's kernel {kernel} for the {what} image"
     ));
-    let package = debian::Archive::update(folder)?.fetch(kernel)?;
+    let package = debian::Archive::update(folder, kernel)?.fetch(kernel)?;
     progress(&format!("packing the {what} image of {}", package.release));
     let fresh = tempfile::Builder::new()
         .prefix("fresh-")
@@ -289,8 +289,13 @@ pub(crate) fn build(
         &fresh.path().join(KERNEL),
     )?;
     let wanted: Vec<&str> = content.modules.iter().map(|&(name, _)| name).collect();
-    let modules =
-        Modules::in_folder(&root.join("lib/modules").join(&package.release))?.in_order(&wanted)?;
+    // Debian 13's packages have `usr/lib`.
+    let folders = ["usr/lib/modules", "lib/modules"].map(|folder| root.join(folder));
+    let folder_of_modules = folders.iter().find(|path| path.is_dir());
+    let folder_of_modules = folder_of_modules
+        .unwrap_or(&folders[0])
+        .join(&package.release);
+    let modules = Modules::in_folder(&folder_of_modules)?.in_order(&wanted)?;
     let mut archive = Archive::new();
     if let Some((path, data)) = content.file {
         archive.file(path, 0o644, data)?;
@@ -321,7 +326,7 @@ pub(crate) fn build(
     Image::open(what, folder, kernel)
 }
 
-/// The image, unless it is missing, damaged or of another recipe.
+/// The image, unless it is missing, damaged, of another recipe, or of another Debian's kernel.
 fn current(
     what: &'static str,
     content: &Content<'_>,
@@ -330,6 +335,14 @@ fn current(
     progress: &dyn Fn(&str),
 ) -> Option<Image> {
     let image = Image::open(what, folder, kernel).ok()?;
+    if !kernel.is_original(&image.release) {
+        progress(&format!(
+            "the {what} image has kernel {}, which is not that of {}: building it again",
+            image.release,
+            kernel.suite()
+        ));
+        return None;
+    }
     match fs::read_to_string(place(what, folder, kernel).join(RECIPE)) {
         Ok(recipe) if recipe == content.recipe() => Some(image),
         Ok(_) => {
@@ -493,6 +506,22 @@ mod tests {
         assert_eq!(look(old), (true, String::new()));
         let (is_kept, said) = look(new);
         assert!(!is_kept && said.contains("other modules"), "{said}");
+        // A kernel of the same series from another Debian counts as well.
+        let of_6_12 = place.with_file_name("guest-6.12");
+        fs::rename(&place, &of_6_12).expect("it is ours");
+        let said = std::cell::RefCell::new(String::new());
+        let content = Content::modules(old);
+        let look = || {
+            current("guest", &content, folder.path(), Kernel::V6_12, &|line| {
+                said.borrow_mut().push_str(line);
+            })
+            .is_some()
+        };
+        assert!(!look());
+        assert!(said.borrow().contains("not that of trixie"), "{said:?}");
+        fs::write(of_6_12.join(RELEASE), "6.12.1+deb13-cloud-amd64").expect("it is ours");
+        sums::write(&of_6_12, &FILES).expect("sums");
+        assert!(look(), "{said:?}");
         // A file counts as well.
         let with = |data| Content {
             modules: old,

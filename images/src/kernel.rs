@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::disk::Suite;
+
 /// A long-term series of Linux in Debian's cloud build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kernel {
     /// Kernel of Debian 12.
     #[default]
     V6_1,
-    /// Kernel of Debian 12's backports.
+    /// Kernel of Debian 13.
     V6_12,
 }
 
@@ -21,6 +23,22 @@ impl Kernel {
         match self {
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+        }
+    }
+
+    /// Returns the release of Debian whose own kernel it is.
+    pub(crate) fn suite(self) -> Suite {
+        match self {
+            Self::V6_1 => Suite::Bookworm,
+            Self::V6_12 => Suite::Trixie,
+        }
+    }
+
+    /// Returns whether a release of the series is that of [`Self::suite`], and not its backport to an earlier one.
+    pub(crate) fn is_original(self, release: &str) -> bool {
+        match self {
+            Self::V6_1 => true,
+            Self::V6_12 => release.contains("+deb13-"),
         }
     }
 }

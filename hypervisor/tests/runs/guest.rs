@@ -207,6 +207,11 @@ fn programs_of_all_releases_pass_on_linux_6_12() {
     }
     let run = all_pass("6.12", &programs, VERSION, &[]);
     assert_version(&run, "6.12");
+    let version = run.stdout.lines().next().unwrap_or_default();
+    assert!(
+        version.contains("+deb13-cloud-"),
+        "not Debian 13's: {version}"
+    );
     // Each program is one session in the backend's summary.
     let sessions = format!("{} sessions", programs.len());
     assert!(run.stderr.contains(&sessions), "{}", run.stderr);

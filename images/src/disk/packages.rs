@@ -14,7 +14,7 @@ pub enum Suite {
 
 impl Suite {
     /// Returns the archives of the release and of its security updates.
-    pub(super) fn sources(self) -> [String; 2] {
+    pub(crate) fn sources(self) -> [String; 2] {
         [
             format!("http://deb.debian.org/debian {self} main"),
             format!("http://deb.debian.org/debian-security {self}-security main"),
