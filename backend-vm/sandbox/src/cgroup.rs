@@ -1,9 +1,7 @@
 //! Cgroups for workers, for their tenants, and for all of them: memory, tasks and processors that the kernel counts for
 //! each.
 //!
-//! This is cgroup version 2 (Linux, `Documentation/admin-guide/cgroup-v2.rst`), in a cgroup that was delegated
-//! to the supervisor and nowhere else: one that carries systemd's mark (`Delegate=yes`), or the root of the
-//! hierarchy or of a cgroup namespace. Below it:
+//! All are in a cgroup that was delegated to the supervisor, and nowhere else (`wormhole-cgroups`). Below it:
 //!
 //! | cgroup | what |
 //! |---|---|
@@ -34,7 +32,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -43,30 +41,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::fs::{FlockOperation, flock};
+use wormhole_cgroups::{
+    CONTROLLERS, CgroupError, Delegated, LEAF, children, enable, failed, own_place, read,
+    wait_until_empty, write,
+};
 use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_lock::Mutex;
 
 use super::charge;
 use super::child::THREADS;
 
-const LEAF: &str = "supervisor";
 const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
 const USER: &str = "user-";
 const TENANT: &str = "tenant-";
 const LOOP: &str = "loop";
 const REFUSED: &str = "refused";
-const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 /// Controller of `cpu.weight`. A tenant has no share of the processors without it.
 const PROCESSORS: &str = "cpu";
 /// The highest `cpu.weight`; the default is 100 (cgroup v2, "CPU Interface Files").
 const FIRST_WEIGHT: &str = "10000";
-/// Extended attributes that systemd sets on a delegated cgroup: the system's manager the first, a user's the second.
-const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
-/// Attempts to empty a cgroup or to see it empty while its processes change.
-const TURNS: usize = 16;
 /// Part of a user's limit of memory that its tenants may leave together before the cgroups of further ones stay.
 const LEFT: u64 = 16;
 /// Time that an abandoned worker may take to end.
@@ -74,34 +70,6 @@ const PATIENCE: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
-
-/// Reason why workers have no cgroups.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    #[error("this system has no cgroup hierarchy of version 2")]
-    NoHierarchy,
-    #[error("the cgroup {0} is not delegated")]
-    NotDelegated(PathBuf),
-    #[error("the cgroup {path} has no {controller} controller")]
-    NoController {
-        path: PathBuf,
-        controller: &'static str,
-    },
-    #[error("processes keep appearing in the cgroup {0}")]
-    Busy(PathBuf),
-    #[error("{path} cannot be {what}")]
-    File {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-}
-
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError + use<> {
-    let path = path.to_owned();
-    move |cause| CgroupError::File { what, path, cause }
-}
 
 /// Limits of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,33 +196,20 @@ impl Cgroups {
     /// # Errors
     /// Fails if no cgroup is delegated to this process, or if the kernel refuses to split it.
     pub fn prepare(limits: Limits) -> Result<Self, CgroupError> {
-        let base = delegated()?;
-        let found = read(&base.join("cgroup.controllers"))?;
-        let has = |controller| found.split_whitespace().any(|name| name == controller);
-        for controller in CONTROLLERS {
-            if !has(controller) {
-                return Err(CgroupError::NoController {
-                    path: base,
-                    controller,
-                });
-            }
-        }
-        remove_abandoned(&base);
-        // The root of the hierarchy has no `cgroup.type`, and may hold processes beside its children.
-        if base.join("cgroup.type").exists() {
-            vacate(&base)?;
-        }
+        let delegated = Delegated::find()?;
+        let base = delegated.path();
+        remove_abandoned(base);
+        delegated.split()?;
         let mut controllers = CONTROLLERS.to_vec();
-        enable(&base, &controllers)?;
         // A kernel with CONFIG_RT_GROUP_SCHED refuses the cpu controller while a realtime process is outside the root.
-        if has(PROCESSORS) && enable(&base, &[PROCESSORS]).is_ok() {
+        if delegated.has(PROCESSORS) && enable(base, &[PROCESSORS]).is_ok() {
             controllers.push(PROCESSORS);
             let own = base.join(LEAF).join("cpu.weight");
             if own.exists() {
                 write(&own, FIRST_WEIGHT)?;
             }
         }
-        let (directory, lock) = own_directory(&base)?;
+        let (directory, lock) = own_directory(base)?;
         let cgroups = Self {
             directory,
             _lock: lock,
@@ -463,8 +418,7 @@ impl Cgroups {
 
 /// Limits the tasks and the memory of a cgroup, and forbids swap.
 fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
-    write(&path.join("pids.max"), &tasks.to_string())?;
-    write(&path.join("memory.max"), &memory.to_string())?;
+    wormhole_cgroups::limit(path, memory, tasks)?;
     // A kernel without swap has no `memory.swap.max`.
     let swap = path.join("memory.swap.max");
     if swap.exists() {
@@ -579,86 +533,6 @@ fn enter(cgroup: &Path, process: libc::pid_t) -> Result<(), CgroupError> {
     }
 }
 
-/// Returns the mount point of the hierarchy, and the path of this process's cgroup below it.
-fn own_place() -> Result<(PathBuf, PathBuf), CgroupError> {
-    let mounts = read(Path::new("/proc/self/mountinfo"))?;
-    let membership = read(Path::new("/proc/self/cgroup"))?;
-    let mount = mounts.lines().find_map(mount_point);
-    let own = membership
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"));
-    mount
-        .zip(own.map(PathBuf::from))
-        .ok_or(CgroupError::NoHierarchy)
-}
-
-/// Returns the delegated cgroup that this process is in.
-fn delegated() -> Result<PathBuf, CgroupError> {
-    let (mount, own) = own_place()?;
-    // A leaf named `supervisor` is the work of an earlier supervisor: the delegated cgroup is its parent.
-    let place = own.as_path();
-    let place = if place.file_name().is_some_and(|name| name == LEAF) {
-        place.parent().unwrap_or(place)
-    } else {
-        place
-    };
-    let path = mount.join(place);
-    if place.as_os_str().is_empty() || is_marked(&path) {
-        Ok(path)
-    } else {
-        Err(CgroupError::NotDelegated(path))
-    }
-}
-
-/// Reads the mount point from a line of `mountinfo` that mounts the whole hierarchy; `None` for any other line.
-fn mount_point(line: &str) -> Option<PathBuf> {
-    let (place, kind) = line.split_once(" - ")?;
-    if kind.split(' ').next()? != "cgroup2" {
-        return None;
-    }
-    let mut fields = place.split(' ').skip(3);
-    let (root, at) = (fields.next()?, fields.next()?);
-    (root == "/").then(|| at.into())
-}
-
-fn is_marked(path: &Path) -> bool {
-    MARKS.iter().any(|mark| {
-        let mut value = [0u8; 1];
-        rustix::fs::getxattr(path, *mark, &mut value) == Ok(1) && value == *b"1"
-    })
-}
-
-/// Moves the processes of `base` to a leaf below it.
-fn vacate(base: &Path) -> Result<(), CgroupError> {
-    let leaf = base.join(LEAF);
-    match fs::create_dir(&leaf) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(failed("made", &leaf)(error));
-        }
-        _ => {}
-    }
-    for _ in 0..TURNS {
-        let processes = read(&base.join("cgroup.procs"))?;
-        if processes.is_empty() {
-            return Ok(());
-        }
-        for process in processes.lines() {
-            match write(&leaf.join("cgroup.procs"), process) {
-                // ESRCH: the process has ended.
-                Err(CgroupError::File { cause, .. })
-                    if cause.raw_os_error() == Some(libc::ESRCH) => {}
-                moved => moved?,
-            }
-        }
-    }
-    Err(CgroupError::Busy(base.to_owned()))
-}
-
-fn enable(path: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
-    let names: Vec<String> = controllers.iter().map(|name| format!("+{name}")).collect();
-    write(&path.join("cgroup.subtree_control"), &names.join(" "))
-}
-
 /// Makes a fresh cgroup for this supervisor, and locks it.
 fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
     let pid = std::process::id();
@@ -706,59 +580,16 @@ fn remove_tree(path: &Path) {
     for child in children(path) {
         // Kernels before 5.14 have no `cgroup.kill`; their workers end by PR_SET_PDEATHSIG.
         let _ = write(&child.join("cgroup.kill"), "1");
-        wait_until_empty(&child);
+        wait_until_empty(&child, Some(&PATIENCE));
         remove_tree(&child);
     }
     remove(path);
-}
-
-/// Waits until the cgroup has no process, or for `PATIENCE` without a change.
-fn wait_until_empty(path: &Path) {
-    let Ok(mut events) = File::open(path.join("cgroup.events")) else {
-        return;
-    };
-    for _ in 0..TURNS {
-        let mut text = String::new();
-        let read = events
-            .rewind()
-            .and_then(|()| events.read_to_string(&mut text));
-        if read.is_err() || text.contains("populated 0") {
-            return;
-        }
-        let mut changed = [PollFd::new(&events, PollFlags::PRI)];
-        if poll(&mut changed, Some(&PATIENCE)) == Ok(0) {
-            return;
-        }
-    }
 }
 
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_dir(path) {
         tracing::warn!("{} is left behind: {error}", path.display());
     }
-}
-
-fn children(path: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(path) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
-        .collect()
-}
-
-fn read(path: &Path) -> Result<String, CgroupError> {
-    fs::read_to_string(path).map_err(failed("read", path))
-}
-
-fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
-    File::options()
-        .write(true)
-        .open(path)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(failed("written", path))
 }
 
 #[cfg(test)]
@@ -795,15 +626,5 @@ mod tests {
         let needed = 2 * THREADS;
         assert_eq!(shares(1, 2), (needed, 24_576), "what its sessions need");
         assert_eq!(shares(64, 2), (needed, 24_576));
-    }
-
-    #[test]
-    fn the_hierarchy_is_found_among_the_mounts() {
-        let v1 = "33 24 0:29 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
-        let v2 = "34 24 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
-        let part = "35 24 0:30 /a /mnt rw - cgroup2 cgroup2 rw";
-        assert_eq!(mount_point(v1), None);
-        assert_eq!(mount_point(part), None);
-        assert_eq!(mount_point(v2), Some("/sys/fs/cgroup".into()));
     }
 }

@@ -24,7 +24,7 @@ mod standing;
 
 pub use wormhole_link::device::DeviceKind;
 
-pub use self::cgroup::{CgroupError, Cgroups, Limit, Limits, Place};
+pub use self::cgroup::{Cgroups, Limit, Limits, Place};
 pub use self::child::become_own_user;
 pub use self::processes::Processes;
 pub use self::spawn::{

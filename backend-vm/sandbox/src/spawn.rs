@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::process::{Signal, WaitId, WaitIdOptions, getegid, geteuid, pidfd_send_signal, waitid};
+use wormhole_cgroups::CgroupError;
 use wormhole_link::device::DeviceKind;
 use wormhole_link::tasks;
 
-use super::cgroup::{Cgroup, CgroupError, Cgroups};
+use super::cgroup::{Cgroup, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
 use super::device::needs;
 use super::processes::Processes;
