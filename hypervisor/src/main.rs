@@ -8,6 +8,7 @@ mod attach;
 mod backend;
 mod backend_vm;
 mod backends;
+mod cgroup;
 mod config;
 mod confinement;
 mod detach;
@@ -84,6 +85,9 @@ enum Action {
     /// Remove files when standard input ends; `attach` starts this.
     #[command(hide = true)]
     Remove(attach::names::Options),
+    /// Remove a cgroup when the process in it has ended; the monitor of a VM starts this.
+    #[command(hide = true)]
+    RemoveCgroup(cgroup::Options),
     /// Write standard input to a file, unless there is none; `run` starts this.
     #[command(hide = true)]
     Record(run::record::Options),
@@ -151,6 +155,10 @@ fn main() -> ExitCode {
             .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Remove(options) => {
             attach::names::remove(&options);
+            Ok(0)
+        }
+        Action::RemoveCgroup(options) => {
+            cgroup::remove(&options);
             Ok(0)
         }
         Action::Record(options) => {

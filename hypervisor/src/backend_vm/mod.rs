@@ -42,6 +42,7 @@ use wormhole_ring::layout::WINDOW_MAX_BYTES;
 
 use self::log::Log;
 use crate::backend::{BackendError, receive, send};
+use crate::cgroup;
 use crate::confinement::ConfinementError;
 use crate::device::DeviceOption;
 use crate::image;
@@ -381,6 +382,11 @@ fn make(
         variables: forwarded_variables(),
         window: machine.window_bytes,
     })?;
+    let windows = match &machine.window {
+        WindowConfig::Aperture(slots) => u64::from(slots.count) * slots.bytes,
+        WindowConfig::Whole(_) => machine.window_bytes,
+    };
+    cgroup::enter(&installation, machine.memory + windows);
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {

@@ -24,6 +24,7 @@ use super::machine;
 use super::start::{Options, Planned, hold};
 use super::{END, GuestsError, Held, Place, snapshot};
 use crate::backend::Backend;
+use crate::cgroup;
 use crate::installation::Installation;
 use crate::places::{Process, Record, notify};
 use crate::run::confinement;
@@ -169,6 +170,8 @@ fn make(
         }
     };
     let control = backend.streams().map_err(RunError::from)?;
+    let memory = machine.memory + machine.window + Disk::bytes_in_memory(&machine.disks());
+    cgroup::enter(&installation, memory);
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start,

@@ -22,6 +22,7 @@ use wormhole_monitor::{
 };
 
 use crate::backend::Streams;
+use crate::cgroup;
 use crate::confinement::ConfinementError;
 use crate::image;
 use crate::installation::Installation;
@@ -33,7 +34,7 @@ use super::files::{self, Export};
 use super::phases::Phases;
 use super::summary::{BackendVmSummary, Summary};
 use super::volumes::Volume;
-use super::{Ended, Input, Options, RunError, images, network, resources};
+use super::{Disk, Ended, Input, Options, RunError, images, network, resources};
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 pub const GUEST_CID: u32 = 3;
@@ -141,6 +142,8 @@ pub fn run(
     let disabled_exits = resources::disabled_exits(options.dedicated).map_err(GuestError::from)?;
     let (sender, streams) = channel();
     let control = Arc::new(OnceLock::new());
+    let memory = options.memory().0 + options.window() + Disk::bytes_in_memory(&options.disk);
+    cgroup::enter(installation, memory);
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {

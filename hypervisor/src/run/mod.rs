@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, access, statfs};
 use rustix::process::{Gid, Resource, getegid, geteuid, getgroups, getrlimit};
 use wormhole_images::{Collected, ImageError, NotExecuted, TerminalSize, User};
 use wormhole_link::tasks;
@@ -143,6 +143,9 @@ impl FromStr for Size {
     }
 }
 
+/// Types of the file systems whose files are in memory: tmpfs and ramfs (statfs(2)).
+const IN_MEMORY: [i64; 2] = [libc::TMPFS_MAGIC, 0x8584_58f6];
+
 /// A disk as given by `--disk`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
@@ -189,6 +192,16 @@ impl Disk {
     pub fn open(disks: &[Self]) -> Result<Vec<DiskImage>, DiskError> {
         let open = |disk: &Self| DiskImage::open(&disk.path, disk.access);
         disks.iter().map(open).collect()
+    }
+
+    /// Returns the bytes of those disks that are files in memory, which count as memory of the process that writes to them.
+    pub fn bytes_in_memory(disks: &[Self]) -> u64 {
+        let in_memory = |disk: &&Self| {
+            let found = statfs(&disk.path);
+            found.is_ok_and(|found| IN_MEMORY.contains(&found.f_type))
+        };
+        let size = |disk: &Self| std::fs::metadata(&disk.path).map_or(0, |data| data.len());
+        disks.iter().filter(in_memory).map(size).sum()
     }
 }
 
@@ -991,3 +1004,23 @@ impl Input {
 
 /// Folders of programs in a guest with other files.
 const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_on_a_tmpfs_count_as_memory() {
+        const TMPFS: &str = "/dev/shm";
+        if !statfs(TMPFS).is_ok_and(|found| found.f_type == libc::TMPFS_MAGIC) {
+            return println!("skipped: {TMPFS} is no tmpfs");
+        }
+        let folder = tempfile::tempdir_in(TMPFS).expect("a folder");
+        let path = folder.path().join("disk");
+        let file = std::fs::File::create(&path).expect("a file");
+        file.set_len(3 << 20).expect("it is ours");
+        // A large file that is on no tmpfs.
+        let disks = ["/proc/kcore".into(), path].map(|path| Disk::new(path, true));
+        assert_eq!(Disk::bytes_in_memory(&disks), 3 << 20);
+    }
+}

@@ -64,6 +64,29 @@ within() {
 }
 "#;
 
+/// Mounts the hierarchy of cgroups, and makes the shell function `limits_of NAME PID`. It says which limits the cgroup of a VM's
+/// monitor has, and leaves its folder in `$group`. It calls the script's `fail` if the monitor has none of its own.
+/// `is_gone PATH` is for `within`.
+pub const CGROUPS: &str = r#"
+mount -t cgroup2 none /sys/fs/cgroup
+limits_of() {
+    local line
+    read -r line </proc/$2/cgroup
+    group=/sys/fs/cgroup${line#0::}
+    [[ $group == /sys/fs/cgroup/vm-$2.* ]] || fail "the monitor of $1 is in the cgroup $line"
+    echo "limits of $1: $(<$group/memory.max) bytes, $(<$group/pids.max) tasks; in use: $(<$group/memory.current)"
+}
+is_gone() { [ ! -e "$1" ]; }
+"#;
+
+/// Returns what `limits_of` says of a VM with so many MiB of memory and windows, up to the memory in use.
+pub fn limits_of(name: &str, mebibytes: u64) -> String {
+    let bytes = mebibytes << 20;
+    // The kernel's tables, and what the monitor has beside the VM.
+    let most = bytes + bytes / 64 + (192 << 20);
+    format!("limits of {name}: {most} bytes, 4096 tasks; in use: ")
+}
+
 /// Finds an image for a kernel in a folder.
 type FindImage = fn(&Path, Kernel) -> Result<Image, ImageError>;
 

@@ -9,7 +9,7 @@ use wormhole_images::Image;
 
 use crate::backends::{VM_UNIT, unit_command};
 use crate::documents;
-use crate::emulated::{WITHIN, script_with};
+use crate::emulated::{CGROUPS, WITHIN, limits_of, script_with};
 use crate::guest_of_qemu;
 use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
 
@@ -186,6 +186,7 @@ vm=$(</run/wormhole/many/record.json)
 vm=${vm#*\"pid\":} vm=${vm%%,*}
 within 180 "the end of the windows in the VM's process" windowless $((vm))
 perl -e "$zeros" $((vm))
+limits_of many $((vm))
 
 # The slot of the killed guest is free again as well.
 tenants=
@@ -230,6 +231,8 @@ tell again "works again"
 while read -r line; do echo "console: $line"; done <$stays/console
 show $stays/log
 "$command" guest stop stays --timeout 1
+# Until now the guest's process could hold figures of the first VM, which keep a thread of KVM's there.
+within 60 "the end of the VM's cgroup" is_gone $group
 show /run/unit
 kill -TERM $unit
 wait $unit && echo "the unit ends with 0"
@@ -319,10 +322,16 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
     let options = home.path().join("many.toml");
     fs::write(&options, "slots = 3\nslot-size = \"258M\"\n").expect("a file");
     let unit = unit_command(VM_UNIT, home.path(), "many").join(" ");
-    let tools = ["/usr/bin/cat", "/usr/bin/perl", "/usr/bin/sleep"].map(PathBuf::from);
+    let tools = [
+        "/usr/bin/cat",
+        "/usr/bin/mount",
+        "/usr/bin/perl",
+        "/usr/bin/sleep",
+    ]
+    .map(PathBuf::from);
     let said = script_with(
         &[Image::guest, Image::backend],
-        &[WITHIN, SHARED].concat(),
+        &[WITHIN, CGROUPS, SHARED].concat(),
         &[
             folder.into(),
             initrd.clone().into(),
@@ -365,6 +374,9 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
             "{counted}: {stats}"
         );
     }
+    // By default the VM has 512 MiB, and 256 MiB for each of its 3 slots.
+    let limits = limits_of("many", 512 + 3 * 256 + 3 * 258);
+    assert!(said.contains(&limits), "{limits}\n{said}");
     // It goes on beside the other guest and the windows that come and go, and compares what it copies.
     let later = tenants(words_after("stats before the kill: "));
     let mut later = later.as_array().expect("tenants").iter();

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::emulated::{script, shown};
+use crate::emulated::{CGROUPS, WITHIN, limits_of, script, shown};
 use crate::guest_of_qemu;
 use crate::harness::{beside_other_guests, program};
 
@@ -12,7 +12,7 @@ use crate::harness::{beside_other_guests, program};
 const START: &str = r#"
 set -e
 command=$1 programs=$2 initrd=$3
-mount -t cgroup2 none /sys/fs/cgroup
+fail() { echo "$1"; exit 1; }
 "$command" backend start
 "#;
 
@@ -25,7 +25,9 @@ read -r line <&3 && [ "$line" = spinning ]
 exec 4< <(guest printf)
 survivor=$!
 read -r line <&4 && [ "$line" = "host: before" ]
+limits_of victim $victim
 kill -9 $victim
+within 60 "the end of the victim's cgroup" is_gone $group
 while read -r line <&4; do last=$line; done
 wait $survivor
 [ "$last" = "PASS printf" ] && echo "the survivor passes"
@@ -64,6 +66,7 @@ monitor=${monitor#*\"pid\": } monitor=${monitor%%,*}
 perl -ne '/^Size: +(\d+)/ and $size = $1; /^Pss: +(\d+)/ and $size < 250 << 10 and $beside += $1;
     /^AnonHugePages: +(\d+)/ and $size >= 250 << 10 and $huge += $1;
     END { print "monitor $beside $huge\n" }' "/proc/$monitor/smaps"
+limits_of one $monitor
 line=
 coproc console { exec "$command" guest console one 2>&1; }
 echo vector_add >&${console[1]}
@@ -76,14 +79,19 @@ echo crash >&${console[1]}
 until [[ $("$command" guest list) == *panicked* ]]; do sleep 0.2; done
 shown one "Kernel panic"
 "$command" guest stop one
+within 60 "the end of the cgroup of guest one" is_gone $group
 
 victim=$("$command" guest list --json)
 victim=${victim#*\"pid\": } victim=${victim%%,*}
 { echo vector_add; shown two "PASS vector_add"; } | "$command" guest console two >/dev/null 2>&1
+limits_of two $victim
 kill -9 $victim
 until [ -z "$(echo /run/wormhole/.guests/*)" ]; do sleep 0.2; done
 left "after the kill"
+within 60 "the end of the cgroup of guest two" is_gone $group
+mkdir /sys/fs/cgroup/vm-1.7
 start three "${@:2}"
+is_gone /sys/fs/cgroup/vm-1.7 && echo "no cgroup of an earlier guest is left"
 "$command" guest stop three --timeout 1
 left "after the stop"
 failed=$("$command" guest start four --backend default --kernel "$3" 2>&1) || echo "$failed, status $?"
@@ -132,9 +140,24 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         initrd.clone().into(),
         obedient.clone().into(),
     ];
-    let tools = ["/usr/bin/mount", "/usr/bin/perl", "/usr/bin/sleep"].map(PathBuf::from);
+    let tools = [
+        "/usr/bin/mkdir",
+        "/usr/bin/mount",
+        "/usr/bin/perl",
+        "/usr/bin/sleep",
+    ]
+    .map(PathBuf::from);
     let files = [&programs[..], &[initrd, obedient], &tools].concat();
-    let all = [&shown(1000, 0.2), START, SCRIPT, GUESTS, END].concat();
+    let all = [
+        WITHIN,
+        CGROUPS,
+        &shown(1000, 0.2),
+        START,
+        SCRIPT,
+        GUESTS,
+        END,
+    ]
+    .concat();
     let said = script(&all, &arguments, &files, &[]);
     // Each guest has a tenant of its own, and its monitor tells of its exits.
     for guest in ["one", "two"] {
@@ -162,7 +185,15 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         kilobytes.is_ok_and(|kilobytes| kilobytes[0] <= 8 << 10 && kilobytes[1] >= 2 << 10),
         "{said}"
     );
+    // A guest of 256 MiB has a window of 258 MiB. Its memory counts in the cgroup of its monitor.
+    for guest in ["victim", "one", "two"] {
+        let limits = limits_of(guest, 256 + 258);
+        let used = said.lines().find_map(|line| line.strip_prefix(&*limits));
+        let used: Result<u64, _> = used.expect(&said).parse();
+        assert!(used.is_ok_and(|used| used > 32 << 20), "{said}");
+    }
     for words in [
+        "no cgroup of an earlier guest is left",
         "bare is READY=1",
         "the survivor passes",
         "a later guest passes",
