@@ -91,12 +91,15 @@ const COMMANDS: [(&str, Executed); 29] = [
             "the_committed_fixtures_are_those_that_their_sources_make",
         ),
     ),
-    ("python", Test(SMALL, "numba_and_cupy_pass_in_a_guest")),
+    (
+        "python",
+        Test(SMALL, "numpy_numba_and_cupy_pass_in_a_guest"),
+    ),
     (
         "numba",
         Test(
             SMALL,
-            "programs_with_numpy_and_numba_and_a_module_of_its_tests_pass_on_the_cpu_device",
+            "kernels_that_numba_compiles_anew_and_a_module_of_its_tests_pass_on_the_cpu_device",
         ),
     ),
     (
