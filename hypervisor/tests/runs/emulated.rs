@@ -73,7 +73,7 @@ limits_of() {
     local line
     read -r line </proc/$2/cgroup
     group=/sys/fs/cgroup${line#0::}
-    [[ $group == /sys/fs/cgroup/vm-$2.* ]] || fail "the monitor of $1 is in the cgroup $line"
+    [[ $group == */vm-$2.* ]] || fail "the monitor of $1 is in the cgroup $line"
     echo "limits of $1: $(<$group/memory.max) bytes, $(<$group/pids.max) tasks; in use: $(<$group/memory.current)"
 }
 is_gone() { [ ! -e "$1" ]; }

@@ -36,10 +36,16 @@ passed=$(guest vector_add)
 exec 5< <(exec perl -e '$| = 1; socket(S, 1, 2, 0) and bind(S, pack("SZ*", 1, "/run/notify")) or die;
     print "listens\n"; recv(S, $said, 64, 0); print "bare is $said\n"')
 read -r line <&5
-bare=$(NOTIFY_SOCKET=/run/notify "$command" guest start bare --foreground --backend default --memory 256M \
+# In this cgroup, which is not delegated, a guest has none of its own.
+mkdir /sys/fs/cgroup/other
+bare=$(echo $BASHPID >/sys/fs/cgroup/other/cgroup.procs
+    NOTIFY_SOCKET=/run/notify exec "$command" guest start bare --foreground --backend default --memory 256M \
     --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$initrd" --append quiet 2>&1) || ended=$?
 [[ $bare == *"PASS vector_add"*"exited 0"* ]] && echo "a guest without a program passes, and ends with ${ended:-0}"
 read -r line <&5 && echo "$line"
+subfolders() { for each in "$1"/*/; do echo "$1 has ${each#"$1"/}"; done; }
+shopt -s nullglob
+subfolders /sys/fs/cgroup/other
 "#;
 
 /// Commands of a person who has guests in the background. `$4` is an initrd whose guest does what its console says.
@@ -89,10 +95,18 @@ kill -9 $victim
 until [ -z "$(echo /run/wormhole/.guests/*)" ]; do sleep 0.2; done
 left "after the kill"
 within 60 "the end of the cgroup of guest two" is_gone $group
-mkdir /sys/fs/cgroup/vm-1.7
-start three "${@:2}"
-is_gone /sys/fs/cgroup/vm-1.7 && echo "no cgroup of an earlier guest is left"
+delegated=/sys/fs/cgroup/delegated
+mkdir $delegated $delegated/vm-1.7
+perl -e 'my ($name, $mark) = ("trusted.delegate", "1");
+    syscall(188, $ARGV[0], $name, $mark, 1, 0) == 0 or die "no mark as of systemd: $!"' $delegated
+(echo $BASHPID >$delegated/cgroup.procs && start three "${@:2}")
+three=$("$command" guest list --json)
+three=${three#*\"pid\": }
+limits_of three ${three%%,*}
+echo "cgroup of three: $group"
+is_gone $delegated/vm-1.7 && echo "no cgroup of an earlier guest is left"
 "$command" guest stop three --timeout 1
+within 60 "the end of the cgroup of guest three" is_gone $group
 left "after the stop"
 failed=$("$command" guest start four --backend default --kernel "$3" 2>&1) || echo "$failed, status $?"
 left "after a failure"
@@ -186,13 +200,14 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         "{said}"
     );
     // A guest of 256 MiB has a window of 258 MiB. Its memory counts in the cgroup of its monitor.
-    for guest in ["victim", "one", "two"] {
+    for guest in ["victim", "one", "two", "three"] {
         let limits = limits_of(guest, 256 + 258);
         let used = said.lines().find_map(|line| line.strip_prefix(&*limits));
         let used: Result<u64, _> = used.expect(&said).parse();
         assert!(used.is_ok_and(|used| used > 32 << 20), "{said}");
     }
     for words in [
+        "cgroup of three: /sys/fs/cgroup/delegated/vm-",
         "no cgroup of an earlier guest is left",
         "bare is READY=1",
         "the survivor passes",
@@ -213,4 +228,5 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     ] {
         assert!(said.contains(words), "{said}");
     }
+    assert!(!said.contains("/sys/fs/cgroup/other has "), "{said}");
 }
