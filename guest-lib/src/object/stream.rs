@@ -28,7 +28,7 @@ use crate::handle::{self, Table};
 use crate::memory::pool_reuse;
 use crate::object::context::{self, Scope};
 use crate::object::{context_events, green_context};
-use crate::session::FenceLine;
+use crate::session::{FenceLine, Manner};
 use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
@@ -515,7 +515,10 @@ impl Target {
 
     /// Waits for a fence value, and records the work that it covers as complete.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
-        let manner = context::manner();
+        self.wait_in(context::manner(), scope, cover)
+    }
+
+    fn wait_in(self, manner: Manner, scope: Scope, cover: Cover) -> Result {
         scope.session.wait_fence(cover.fence, cover.value, manner)?;
         self.completed(cover.work, cover.launches);
         Ok(())

@@ -83,7 +83,11 @@ impl Session {
     #[inline]
     pub fn wait_fence(&self, fence: Fence, value: u64, manner: Manner) -> Result {
         let index = FenceIndex::new(fence.index()).ok_or(CuError::UNKNOWN)?;
-        let wait = Wait::Fence(index, value);
+        let wait = match manner {
+            // The backend wakes no thread that waits for room.
+            Manner::Nap => Wait::Room,
+            _ => Wait::Fence(index, value),
+        };
         let passed = || (self.fences.load(index) >= value).then_some(());
         self.wait_in(manner, wait, passed)?;
         gate::refresh();

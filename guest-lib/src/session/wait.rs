@@ -32,6 +32,8 @@ pub enum Manner {
     Short,
     /// As CUDA chooses: spins as long as a device with processors of its own is busy.
     Auto,
+    /// Sleeps for short times, without being woken: for a wait whose end is far from the end of the device's work.
+    Nap,
     /// Spins to the end (`CU_CTX_SCHED_SPIN`).
     Spin,
     /// Leaves the processor to other threads between looks (`CU_CTX_SCHED_YIELD`).
@@ -47,6 +49,11 @@ const SPINNING: Policy = Policy {
 const YIELDING: Policy = Policy {
     spins: 0,
     yields: u32::MAX,
+    ..Policy::DEFAULT
+};
+const NAPPING: Policy = Policy {
+    spins: SPINS_TO_A_LOOK,
+    yields: 0,
     ..Policy::DEFAULT
 };
 const ASLEEP: Policy = Policy {
@@ -245,9 +252,11 @@ impl Session {
             Manner::Block => ASLEEP,
             Manner::Spin => SPINNING,
             Manner::Yield => YIELDING,
+            // In a VM a sleep stops the processor, by an exit.
+            Manner::Nap if self.is_local => NAPPING,
             // Where the device computes on the system's processors, a thread that spins takes one from it.
-            Manner::Auto if self.status.executor().device_is_apart => SPINNING,
-            Manner::Auto | Manner::Short => Policy::DEFAULT,
+            Manner::Auto | Manner::Nap if self.status.executor().device_is_apart => SPINNING,
+            Manner::Auto | Manner::Nap | Manner::Short => Policy::DEFAULT,
         }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 
 use super::Target;
 use crate::error::Result;
-use crate::object::context::Scope;
+use crate::object::context::{self, Scope};
+use crate::session::Manner;
 
 /// Operations between two automatic fences of a stream.
 const BATCH: u64 = 256;
@@ -61,6 +62,12 @@ impl Target {
             Some(cover) => cover,
             None => self.fence_now(scope)?,
         };
-        self.wait(scope, cover)
+        // The batches behind the oldest one keep the device busy meanwhile. A thread that spins takes from the executor what
+        // their processors share.
+        let manner = match context::manner() {
+            Manner::Auto => Manner::Nap,
+            chosen => chosen,
+        };
+        self.wait_in(manner, scope, cover)
     }
 }
