@@ -10,27 +10,21 @@ use wormhole_ring::control::Attach;
 /// Message that only the next version has.
 const PROTOCOL_HASH_MESSAGE: u16 = 1000;
 
-/// Settings of a build that compiles quickly. The worker computes nothing.
-const QUICK: [&str; 3] = [
-    "profile.dev.debug=false",
-    "profile.dev.package.wormhole-ptx.opt-level=0",
-    "profile.dev.package.wormhole-ring.opt-level=0",
-];
-
-/// Builds a worker of the next protocol version.
+/// Builds a worker of the next protocol version where the tests are built, and for the same packages: what does not depend
+/// on the version is there already, with the same features.
 fn next_worker() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("next");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "wormhole-worker"])
-        .args(["--bin", "wormhole-worker", "--features", "next"])
-        .args(QUICK.iter().flat_map(|setting| ["--config", setting]))
+        .args(["build", "--quiet", "--workspace"])
+        .args(["--bin", "wormhole-worker-next"])
+        .args(["--features", "wormhole-worker/next"])
         .arg("--target-dir")
-        .arg(&target)
+        .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .unwrap();
     assert!(status.success(), "the next version's worker does not build");
-    target.join("debug/wormhole-worker")
+    target.join("debug/wormhole-worker-next")
 }
 
 #[test]
