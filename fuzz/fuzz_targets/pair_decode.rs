@@ -1,7 +1,5 @@
-//! Decodes messages between a supervisor and a tenant's process. A decoded report must encode to the same bytes.
+//! Fuzzes [`wormhole_fuzz::pair_decode`].
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: &[u8]| wormhole_supervisor::fuzzing::decode(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| wormhole_fuzz::pair_decode::run(input));

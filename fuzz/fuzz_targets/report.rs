@@ -1,23 +1,5 @@
-//! Decodes a machine's report and its run file: both cross the machine's boundary.
+//! Fuzzes [`wormhole_fuzz::report`].
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use wormhole_init::{COLLECT_BYTES, MAX_FILES, Report, RunFile};
-
-fuzz_target!(|input: &[u8]| {
-    match Report::read(input, MAX_FILES, COLLECT_BYTES) {
-        Err(error) => _ = error.to_string(),
-        Ok(report) => {
-            let mut again = Vec::new();
-            report.write(&mut again).expect("memory");
-            assert_eq!(
-                Report::read(&again[..], MAX_FILES, COLLECT_BYTES).expect("our own bytes"),
-                report
-            );
-        }
-    }
-    if let Err(error) = RunFile::parse(input) {
-        _ = error.to_string();
-    }
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| wormhole_fuzz::report::run(input));

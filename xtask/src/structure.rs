@@ -29,6 +29,7 @@ const DEVICE_CODE: &[&str] = &[
 const WITH_DEVICE_CODE: &[&str] = &[
     "wormhole-backend-tests",
     "wormhole-benches",
+    "wormhole-fuzz",
     "wormhole-ptx-conformance",
 ];
 

@@ -8,9 +8,6 @@ use crate::test_executables::{self, Executable};
 use crate::test_results::TestResults;
 use crate::{checks, older_cuda, setup, structure};
 
-/// Seconds that each fuzz target runs on top of its corpus.
-const FUZZ_SECONDS: u32 = 5;
-
 /// Folders of the packages whose tests run the staged installation. Some look for what a run left among all processes
 /// that were started from it, so that these packages' tests are executed one executable after another.
 const LOOK_AT_ALL_PROCESSES: [&str; 2] = ["hypervisor", "xtask"];
@@ -130,8 +127,7 @@ fn lints(root: &Path) -> Result<TestResults, Failure> {
     )
 }
 
-/// Runs loom, and the tests that need a nightly toolchain: miri and the fuzz targets. Prints the output of those that
-/// fail.
+/// Runs loom, and the tests under miri, which need a nightly toolchain. Prints the output of those that fail.
 fn computations(root: &Path) -> Result<TestResults, Failure> {
     let mut total = suite_behind(
         "ring models under loom",
@@ -155,27 +151,6 @@ fn computations(root: &Path) -> Result<TestResults, Failure> {
         "tests of the exports' parameters under miri",
         miri(root, "wormhole-guest").args(["parameter::"]),
     )?;
-    for target in fuzz_targets(root)? {
-        let what = format!("fuzzing {target}");
-        let (success, _) = behind(
-            &what,
-            Run::new("cargo")
-                .dir(&root.join("fuzz"))
-                .args([
-                    "+nightly",
-                    "fuzz",
-                    "run",
-                    &target,
-                    &format!("corpus/{target}"),
-                    "--",
-                ])
-                .args([format!("-max_total_time={FUZZ_SECONDS}")])
-                // Most of these seconds pass in the build.
-                .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
-                .env("CARGO_PROFILE_RELEASE_DEBUG", "none"),
-        )?;
-        total += TestResults::of(&what, success);
-    }
     Ok(total)
 }
 
@@ -186,25 +161,6 @@ fn miri(root: &Path, package: &str) -> Run {
         .args(["+nightly", "miri", "test", "--package", package, "--lib"])
         .env("CARGO_TARGET_DIR", root.join("target/miri"))
         .env("MIRIFLAGS", "-Zmiri-permissive-provenance")
-}
-
-/// Returns the names of all fuzz targets.
-fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
-    let folder = root.join("fuzz/fuzz_targets");
-    let entries = std::fs::read_dir(&folder)
-        .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| {
-            entry
-                .file_name()
-                .to_str()?
-                .strip_suffix(".rs")
-                .map(str::to_owned)
-        })
-        .collect();
-    names.sort();
-    Ok(names)
 }
 
 /// Tallies one of the project's own checks, by its complaints.
@@ -222,12 +178,6 @@ fn single(what: &str, run: Run) -> Result<TestResults, Failure> {
 
 /// Runs a step whose output is libtest's, behind the others.
 fn suite_behind(what: &str, run: Run) -> Result<TestResults, Failure> {
-    let (success, output) = behind(what, run)?;
-    Ok(TestResults::of_libtest(what, &output, success))
-}
-
-/// Runs a step behind the others. Returns its success and its standard output.
-fn behind(what: &str, run: Run) -> Result<(bool, String), Failure> {
     step(&format!("{what}, behind the others"));
     let (success, output, errors) = run.behind()?;
     if !success {
@@ -238,5 +188,5 @@ fn behind(what: &str, run: Run) -> Result<(bool, String), Failure> {
         "{what}: {}",
         if success { "passed" } else { "FAILED" }
     ));
-    Ok((success, output))
+    Ok(TestResults::of_libtest(what, &output, success))
 }

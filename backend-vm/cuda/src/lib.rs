@@ -20,7 +20,7 @@ mod current;
 mod device;
 mod driver;
 mod elf;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod graph;
 mod green_contexts;

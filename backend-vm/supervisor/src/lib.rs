@@ -28,7 +28,7 @@ mod dump;
 mod environment;
 mod fields;
 mod forks;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod guests;
 mod host_nvml;

@@ -139,7 +139,7 @@ impl Shares {
     }
 
     /// Returns the sessions that share an object or use an event.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn sessions(&self) -> impl Iterator<Item = Id> {
         let sharing = self.entries.values().map(|entry| entry.session);
         let using = self.of_party.keys().copied();

@@ -13,7 +13,7 @@
 
 pub mod abi;
 pub mod confinement;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod packets;
 pub mod server;

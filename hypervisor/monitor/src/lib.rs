@@ -26,7 +26,7 @@ pub mod devices;
 mod disabled_exits;
 pub mod exit_accounting;
 mod exit_reason;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod irq;
 pub mod kvm_caps;

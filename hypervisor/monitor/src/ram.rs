@@ -268,7 +268,7 @@ pub(crate) fn is_resident(memory: &GuestRam, page: GuestAddress) -> bool {
 }
 
 /// Allocates RAM from address 0, for tests.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn test_ram(len: usize) -> GuestRam {
     let region = RamRegion::new(GuestAddress(0), len).expect("memory");
     GuestRam::from_regions(vec![region]).expect("one region")

@@ -49,7 +49,7 @@ pub struct Facts {
     pub root: bool,
     /// Major version of QEMU, if it is installed.
     pub qemu: Option<u32>,
-    /// Whether Rust's nightly toolchain with miri, and cargo-fuzz, are installed.
+    /// Whether Rust's nightly toolchain with miri is installed.
     pub nightly: bool,
 }
 
@@ -80,7 +80,7 @@ impl Facts {
             found,
             root: rustix::process::geteuid().is_root(),
             qemu: qemu_version(),
-            nightly: has_miri() && has_cargo_fuzz(),
+            nightly: has_miri(),
         }
     }
 
@@ -119,7 +119,7 @@ impl Facts {
         }
         if tests && !self.nightly && !self.has("rustup") {
             return Err(
-                "the tests need Rust's nightly toolchain with miri, and cargo-fuzz: install rustup (https://rustup.rs)"
+                "the tests need Rust's nightly toolchain with miri: install rustup (https://rustup.rs)"
                     .to_owned(),
             );
         }
@@ -213,11 +213,6 @@ pub fn qemu_version() -> Option<u32> {
 /// Returns true if the nightly toolchain is installed with miri.
 pub fn has_miri() -> bool {
     succeeds("cargo", &["+nightly", "miri", "--version"])
-}
-
-/// Returns true if cargo-fuzz is installed.
-pub fn has_cargo_fuzz() -> bool {
-    succeeds("cargo", &["fuzz", "--version"])
 }
 
 fn succeeds(program: &str, args: &[&str]) -> bool {

@@ -18,9 +18,6 @@ use crate::stage::{self, Stage};
 use crate::{linker, older_cuda, programs, python, toolchain};
 use host::Facts;
 
-/// Package of the runner of fuzz targets.
-const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
-
 /// Debian package that the tests' disk has beside those of each disk. Tests execute its program (`DISK_PACKAGE` in
 /// `hypervisor/tests/runs/harness.rs`).
 const DISK_PACKAGE: &str = "hello";
@@ -166,19 +163,13 @@ pub fn images(root: &Path) -> PathBuf {
         )
 }
 
-/// Installs the tools for the tests under miri and for the fuzz targets.
+/// Installs the tools for the tests under miri.
 fn nightly() -> Result<(), Failure> {
     if !host::has_miri() {
         step("installing Rust's nightly toolchain with miri");
         Run::new("rustup")
             .args(["toolchain", "install", "nightly", "--profile", "minimal"])
             .args(["--component", "miri", "--component", "rust-src"])
-            .check()?;
-    }
-    if !host::has_cargo_fuzz() {
-        step("installing cargo-fuzz");
-        Run::new("cargo")
-            .args(["install", "--quiet", "--locked", CARGO_FUZZ])
             .check()?;
     }
     Ok(())

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use event_manager::{EventOps, EventSet, Events};
 use rustix::io::Errno;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub use self::message::LONGEST_TEXT;
 pub use self::message::{Order, Report, Service, figures};
 use crate::datagram::{self, Plain};

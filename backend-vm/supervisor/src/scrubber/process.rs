@@ -116,7 +116,7 @@ impl Queue {
 
     /// Executes all orders from the supervisor at the other end of `socket`. Returns false if the
     /// supervisor has closed it.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn serve_all(&mut self, socket: &OwnedFd) -> bool {
         loop {
             match datagram::receive(socket, false) {

@@ -135,7 +135,7 @@ impl Spawner {
     }
 
     /// Creates a handle on a test that plays the spawner at the other end of `socket`.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn played_by(socket: OwnedFd) -> Self {
         Self {
             socket: Arc::new(socket),

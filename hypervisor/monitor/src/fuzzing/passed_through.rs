@@ -146,7 +146,7 @@ impl Device {
 impl Hardware for Device {
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
-            let at = offset as usize;
+            let at = usize::try_from(offset).expect("a place in the space");
             data.copy_from_slice(&self.config.lock()[at..at + data.len()]);
         } else {
             self.check(region, offset, data.len());
@@ -159,7 +159,8 @@ impl Hardware for Device {
             return self.check(region, offset, data.len());
         }
         let mut config = self.config.lock();
-        for (at, byte) in (offset as usize..).zip(data) {
+        let start = usize::try_from(offset).expect("a place in the space");
+        for (at, byte) in (start..).zip(data) {
             let changed = config[at] ^ byte;
             assert_eq!(changed & !self.writable(at), 0, "{at:#x} becomes {byte:#x}");
             config[at] = *byte;

@@ -24,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::address::{AddressError, DeviceAddress};
 pub(crate) use self::bars::{map, mapped};
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub(crate) use self::config::Config;
 pub use self::error::PassthroughError;
 pub(crate) use self::function::VfioFunction;

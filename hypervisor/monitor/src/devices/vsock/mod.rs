@@ -20,7 +20,7 @@ pub use event_handler::VsockWorker;
 pub use mux::{MAX_CONNECTIONS, Mux};
 pub use opening::{Accepted, Hold, Holders, Opener, Opening};
 pub use packet::{HEADER_LEN, Header, Op};
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub use vhost_user::Attached;
 pub use vhost_user::serve;
 

@@ -1,7 +1,7 @@
 //! Serves the vsock device of a guest of another monitor, such as QEMU, by vhost-user. That monitor answers the guest's
 //! registers and shares the guest's memory; the queues and the connections are served here.
 
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 mod attached;
 
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ use super::connection::{Interest, Key};
 use super::mux::{Mux, WatchChange};
 use super::turn::{self, MAX_PAYLOAD, Ring, Turn};
 
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub use self::attached::Attached;
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
