@@ -10,8 +10,8 @@ use wormhole_ring::control::Attach;
 /// Message that only the next version has.
 const PROTOCOL_HASH_MESSAGE: u16 = 1000;
 
-/// Builds a worker of the next protocol version where the tests are built, and for the same packages: what does not depend
-/// on the version is there already, with the same features.
+/// Builds a worker of the next protocol version where the tests are built, and for the same packages: nearly all that does
+/// not depend on the version is there already, with the same features.
 fn next_worker() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let status = Command::new(env!("CARGO"))
