@@ -8,7 +8,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 
-use rustix::process::{Gid, Uid};
+use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use wormhole_privileges::Filter;
 
@@ -401,31 +401,25 @@ unsafe fn place_descriptors(plan: &Plan, report: RawFd) -> Outcome {
     }
 }
 
-unsafe fn limit_resources(plan: &Plan) -> Outcome {
+fn limit_resources(plan: &Plan) -> Outcome {
     // Only root may raise limits. A failure does no harm: the driver does not count pinned memory as locked, and RLIMIT_CORE
     // is 0 then.
-    for (resource, value) in [
-        (libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY),
-        (libc::RLIMIT_CORE, NO_DUMP),
-    ] {
-        let limit = libc::rlimit {
-            rlim_cur: value,
-            rlim_max: value,
+    for (resource, value) in [(Resource::Memlock, None), (Resource::Core, Some(NO_DUMP))] {
+        let limit = Rlimit {
+            current: value,
+            maximum: value,
         };
-        // SAFETY: a local structure.
-        unsafe {
-            libc::setrlimit(resource, &raw const limit);
-        }
+        let _ = setrlimit(resource, limit);
     }
     let limits = [
-        (libc::RLIMIT_NOFILE, plan.open_files),
-        (libc::RLIMIT_DATA, plan.memory),
-        (libc::RLIMIT_MSGQUEUE, 0),
-        (libc::RLIMIT_RTPRIO, 0),
-        (libc::RLIMIT_NICE, 0),
-        (libc::RLIMIT_SIGPENDING, SIGNALS),
+        (Resource::Nofile, plan.open_files),
+        (Resource::Data, plan.memory),
+        (Resource::Msgqueue, 0),
+        (Resource::Rtprio, 0),
+        (Resource::Nice, 0),
+        (Resource::Sigpending, SIGNALS),
         (
-            libc::RLIMIT_NPROC,
+            Resource::Nproc,
             if plan.change_user {
                 THREADS
             } else {
@@ -434,14 +428,13 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
         ),
     ];
     for (resource, value) in limits {
-        // SAFETY: local structures.
-        unsafe {
-            let mut limit: libc::rlimit = std::mem::zeroed();
-            check(7, i64::from(libc::getrlimit(resource, &raw mut limit)))?;
-            limit.rlim_cur = value.min(limit.rlim_max);
-            limit.rlim_max = limit.rlim_cur;
-            check(7, i64::from(libc::setrlimit(resource, &raw const limit)))?;
-        }
+        let most = getrlimit(resource).maximum;
+        let value = Some(most.map_or(value, |most| value.min(most)));
+        let limit = Rlimit {
+            current: value,
+            maximum: value,
+        };
+        setrlimit(resource, limit).map_err(|error| (7, error.raw_os_error()))?;
     }
     Ok(())
 }
