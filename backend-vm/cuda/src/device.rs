@@ -37,7 +37,7 @@ use crate::library::{self, LibraryError};
 use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::printing::Printing;
-use crate::{capture, huge_pages, jit, shared_events};
+use crate::{capture, jit, shared_events};
 
 const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags::DEVICEMAP;
 
@@ -477,11 +477,10 @@ impl Device for CudaDevice {
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
         let mut device = 0;
-        // SAFETY: the range is mapped until it is unregistered, says the caller. The advice changes no byte of it.
+        // SAFETY: the range is mapped until it is unregistered, says the caller. The advice changes no byte of it, and has an
+        // effect where the system's administrator lets shared memory have huge pages on advice.
         unsafe {
-            for (start, bytes, advice) in huge_pages::advice(size(address), size(bytes)) {
-                libc::madvise(start, bytes, advice);
-            }
+            libc::madvise(host, size(bytes), libc::MADV_HUGEPAGE);
             self.driver()
                 .cuMemHostRegister_v2(host, size(bytes), REGISTER_FLAGS)?;
             self.driver()

@@ -24,7 +24,6 @@ mod elf;
 pub mod fuzzing;
 mod graph;
 mod green_contexts;
-mod huge_pages;
 mod images;
 mod jit;
 mod launch_events;

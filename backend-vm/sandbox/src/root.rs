@@ -106,11 +106,6 @@ pub(super) fn steps(
         steps.file(Path::new(device), true);
     }
     steps.directory("/proc");
-    steps.0.push(Step::Proc(staged(Path::new("/proc"))));
-    let masks = MASKED.map(|file| Step::Mask(staged(Path::new(file))));
-    steps.0.extend(masks);
-    let masks = MASKED_FOLDERS.map(|folder| Step::MaskFolder(staged(Path::new(folder))));
-    steps.0.extend(masks);
     steps.temporary("/tmp");
     (needs(kind).root)(&mut steps, device_files, library_directories);
     steps.0.push(Step::File(staged(Path::new(PROGRAM))));
@@ -133,9 +128,13 @@ impl Steps {
         self.0.push(Step::Directory(staged(Path::new(path))));
     }
 
-    /// Hides what is in a directory.
-    pub(super) fn hidden(&mut self, path: &str) {
-        self.0.push(Step::MaskFolder(staged(Path::new(path))));
+    /// Mounts `/proc` for the worker's own user, without what is masked.
+    pub(super) fn processes(&mut self) {
+        self.0.push(Step::Proc(staged(Path::new("/proc"))));
+        let masks = MASKED.map(|file| Step::Mask(staged(Path::new(file))));
+        self.0.extend(masks);
+        let masks = MASKED_FOLDERS.map(|folder| Step::MaskFolder(staged(Path::new(folder))));
+        self.0.extend(masks);
     }
 
     /// Mounts a tmpfs that the worker may write to.

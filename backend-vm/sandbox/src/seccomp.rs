@@ -2,18 +2,15 @@
 
 use wormhole_link::device::DeviceKind;
 use wormhole_privileges::{
-    Calls, Denial, Filter, FilterError, all_masked, at_most, equals, equals_one_of, within,
+    Calls, Denial, Filter, FilterError, all_masked, at_most, equals, within,
 };
 
 use crate::device::needs;
 
 /// System calls of every worker: memory, threads, reading files, its descriptors, time.
 const COMMON: &[i64] = &[
-    libc::SYS_read,
     libc::SYS_write,
-    libc::SYS_readv,
     libc::SYS_writev,
-    libc::SYS_pread64,
     libc::SYS_close,
     libc::SYS_open,
     libc::SYS_openat,
@@ -38,10 +35,6 @@ const COMMON: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fstatfs,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
@@ -73,7 +66,6 @@ const COMMON: &[i64] = &[
     libc::SYS_getegid,
     libc::SYS_getrandom,
     libc::SYS_getrlimit,
-    libc::SYS_prlimit64,
     libc::SYS_getrusage,
     libc::SYS_sysinfo,
     libc::SYS_uname,
@@ -128,10 +120,6 @@ const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38];
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
 
-/// Longest range, in bytes, that one call replaces by huge pages. The kernel looks at each 2 MiB of it, also where nothing
-/// is mapped, and no signal ends the call.
-const COLLAPSED: u64 = 1 << 36;
-
 /// Compiles the filter for a worker on a kind of device.
 pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let mapped = MAPPED.unsigned_abs().into();
@@ -146,7 +134,11 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     for &call in CLOCKS {
         calls = with_clock(calls, call)?;
     }
-    calls = with_advice(calls)?;
+    // It reads limits. A lower one of core dumps would have the kernel start a program.
+    let read = all_masked(&[(2, u64::MAX, 0)])?;
+    calls = calls
+        .and_advice()?
+        .and_where(libc::SYS_prlimit64, vec![read]);
     for call in [libc::SYS_poll, libc::SYS_ppoll] {
         calls = calls.and_waits(call, 1)?;
     }
@@ -157,19 +149,6 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
 /// Adds a system call whose first argument is a clock.
 pub(super) fn with_clock(calls: Calls, call: i64) -> Result<Calls, FilterError> {
     Ok(calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]))
-}
-
-/// Adds `madvise`. Merging of equal pages is left out: it tells of other processes' pages, and no cgroup counts what the
-/// kernel keeps for it.
-fn with_advice(calls: Calls) -> Result<Calls, FilterError> {
-    let number = |advice: i32| u64::from(advice.unsigned_abs());
-    let before = at_most(2, number(libc::MADV_DOFORK))?;
-    let behind = libc::MADV_HUGEPAGE..=libc::MADV_POPULATE_WRITE;
-    let collapse = number(libc::MADV_COLLAPSE);
-    let collapse = all_masked(&[(1, !(COLLAPSED - 1), 0), (2, u64::from(u32::MAX), collapse)])?;
-    Ok(calls
-        .and_where(libc::SYS_madvise, vec![before, collapse])
-        .and_where(libc::SYS_madvise, equals_one_of(2, behind.map(number))?))
 }
 
 #[cfg(test)]

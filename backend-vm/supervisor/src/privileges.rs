@@ -47,7 +47,6 @@ const CALLS: &[i64] = &[
     libc::SYS_fallocate,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_brk,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -161,6 +160,7 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
         .filter(|call| !nvml.contains(call))
         .collect();
     let mut calls = Calls::any(CALLS)
+        .and_advice()?
         .and(nvml)
         .and_where(
             libc::SYS_prctl,

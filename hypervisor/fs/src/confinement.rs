@@ -47,7 +47,6 @@ const CALLS: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_brk,
     libc::SYS_getrandom,
     libc::SYS_getpid,
@@ -110,7 +109,7 @@ pub enum Queues {
 fn filter(queues: Queues, access: Access) -> Result<Filter, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
-    let mut calls = Calls::any(CALLS);
+    let mut calls = Calls::any(CALLS).and_advice()?;
     if queues == Queues::Own {
         let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
         let copy = equals(1, libc::F_DUPFD_CLOEXEC.unsigned_abs().into())?;

@@ -71,7 +71,6 @@ const COMMON: &[i64] = &[
     libc::SYS_sched_getaffinity,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_brk,
     libc::SYS_clock_gettime,
     libc::SYS_getrandom,
@@ -141,6 +140,12 @@ fn common() -> Result<Calls, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
     Ok(Calls::any(COMMON)
+        .and_advice()?
+        // For a window that is prefaulted.
+        .and_where(
+            libc::SYS_madvise,
+            vec![equals(2, libc::MADV_COLLAPSE.unsigned_abs().into())?],
+        )
         // No executable memory: neither a new mapping nor a changed one.
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use wormhole_link::device::{CudaChoice, DeviceChoice};
-use wormhole_privileges::{Calls, FilterError, all_equal, equals, masked, within};
+use wormhole_privileges::{Calls, FilterError, all_equal, equals, equals_one_of, masked, within};
 
 use super::gpus::{GpuError, Gpus};
 use super::{Found, Needs};
@@ -22,6 +22,13 @@ pub(super) const NEEDS: Needs = Needs {
 
 /// System calls of the driver beside those of every worker.
 const DRIVER: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
     libc::SYS_pwrite64,
     libc::SYS_mlock,
     libc::SYS_mlock2,
@@ -77,6 +84,15 @@ const IOCTLS: &[u64] = &[
     libc::TCGETS,
 ];
 
+/// Limits that the driver may lower. With a lower one of core dumps the kernel would start a program.
+const LIMITS: [libc::__rlimit_resource_t; 5] = [
+    libc::RLIMIT_NOFILE,
+    libc::RLIMIT_STACK,
+    libc::RLIMIT_MEMLOCK,
+    libc::RLIMIT_DATA,
+    libc::RLIMIT_AS,
+];
+
 /// Options of `setsockopt`. Filters of packets are left out: their programs use up what the host allows for all system
 /// call filters (`net.core.bpf_jit_limit`).
 const SOCKET_OPTIONS: &[i32] = &[
@@ -120,6 +136,8 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
         .idle_where(libc::SYS_set_mempolicy, Vec::new())
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);
+    let limits = LIMITS.map(u64::from);
+    calls = calls.and_where(libc::SYS_prlimit64, equals_one_of(1, limits)?);
     for call in [libc::SYS_select, libc::SYS_pselect6] {
         calls = calls.and_waits(call, 0)?;
     }
@@ -136,6 +154,7 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
 
 /// Adds the driver's device files, its modules' parts of `/sys`, and its libraries.
 fn root(root: &mut Steps, files: &[PathBuf], libraries: &[PathBuf]) {
+    root.processes();
     for file in files {
         root.file(file, true);
     }

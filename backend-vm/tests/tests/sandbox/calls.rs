@@ -191,11 +191,19 @@ pub fn documented(profile: Profile) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the attacks that the document names.
-pub fn named_attacks() -> Vec<&'static str> {
+/// Returns the attacks that the document names, with the profiles for which it says that they fail.
+pub fn named_attacks() -> Vec<(&'static str, &'static [Profile])> {
     let document = include_str!("../../../../docs/taken-over-worker.md");
     let rows = document.lines().filter(|line| line.starts_with("| "));
-    rows.filter_map(|row| row.split('|').nth(3))
-        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
-        .collect()
+    rows.flat_map(|row| {
+        let cells: Vec<&str> = row.split('|').collect();
+        let attacks = cells.get(3).map_or("", |cell| cell);
+        let profiles: &[Profile] = match cells.get(1) {
+            Some(cell) if cell.contains("on the CPU device") => &[Profile::Cpu],
+            _ => &[Profile::Cpu, Profile::Cuda],
+        };
+        let names = attacks.split('`').skip(1).step_by(2);
+        names.map(move |name| (name, profiles))
+    })
+    .collect()
 }

@@ -253,6 +253,17 @@ fn reaches_nothing(device: &str, profile: Profile) {
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(scene.backend.is_alive());
     assert!(is_running(scene.targets.sibling));
+
+    let worker = worker_that_said(&scene.backend, "attempts are over");
+    let file = |name| std::fs::read_to_string(format!("/proc/{worker}/{name}")).unwrap();
+    assert_eq!(file("oom_score_adj").trim(), "500");
+    let status = file("status");
+    for line in ["NoNewPrivs:\t1", "CapPrm:\t0000000000000000"] {
+        assert!(
+            status.lines().any(|found| found == line),
+            "{line}: {status}"
+        );
+    }
 }
 
 fn a_hostile_worker_does_not_outlive_its_supervisor() {
@@ -412,10 +423,12 @@ fn the_document_names_attacks_that_are_made() {
     let attacks = attacks::all();
     let named = calls::named_attacks();
     assert!(named.len() > 50, "{named:?}");
-    for name in named {
+    for (name, profiles) in named {
         let found = attacks.iter().find(|attack| attack.name == name);
         let found = found.unwrap_or_else(|| panic!("no attack is called {name:?}"));
-        assert!(found.refusal(Profile::Cuda).is_some(), "{name}");
+        for profile in profiles {
+            assert!(found.refusal(*profile).is_some(), "{name}: {profile:?}");
+        }
     }
 }
 
