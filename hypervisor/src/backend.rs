@@ -23,6 +23,7 @@ use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
+use wormhole_privileges::drop_capabilities;
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -731,6 +732,10 @@ impl Port {
     fn streams(self, holders: Option<Holders>) -> Result<Streams, BackendError> {
         let (sender, openers) = sync_channel::<Opener>(MAX_CONNECTIONS);
         let open = move || {
+            // This process may be confined later, which takes them from one thread.
+            if drop_capabilities().is_err() {
+                return;
+            }
             for opener in openers {
                 if let Ok(stream) = self.open(false) {
                     opener.open(stream);

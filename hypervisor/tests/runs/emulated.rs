@@ -65,7 +65,8 @@ within() {
 "#;
 
 /// Mounts the hierarchy of cgroups, and makes the shell function `limits_of NAME PID`. It says which limits the cgroup of a VM's
-/// monitor has, and leaves its folder in `$group`. It calls the script's `fail` if the monitor has none of its own.
+/// monitor has, and leaves its folder in `$group`. It calls the script's `fail` if the monitor has none of its own, as does
+/// `powers_of NAME PID` if one of its threads has a capability.
 /// `is_gone PATH` is for `within`.
 pub const CGROUPS: &str = r#"
 mount -t cgroup2 none /sys/fs/cgroup
@@ -77,6 +78,18 @@ limits_of() {
     echo "limits of $1: $(<$group/memory.max) bytes, $(<$group/pids.max) tasks; in use: $(<$group/memory.current)"
 }
 is_gone() { [ ! -e "$1" ]; }
+# Says whether no thread of the process $2 has a capability.
+powers_of() {
+    local task key value threads=0
+    for task in /proc/$2/task/*; do
+        threads=$((threads + 1))
+        while read -r key value; do
+            [[ $key != CapPrm: || $value == 0000000000000000 ]] || fail "the thread $(<$task/comm) of $1 may do $value"
+        done <$task/status
+    done
+    ((threads > 3)) || fail "$1 has $threads threads"
+    echo "no thread of $1 has a capability"
+}
 "#;
 
 /// Returns what `limits_of` says of a VM with so many MiB of memory and windows, up to the memory in use.

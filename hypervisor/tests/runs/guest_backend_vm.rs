@@ -187,6 +187,7 @@ vm=${vm#*\"pid\":} vm=${vm%%,*}
 within 180 "the end of the windows in the VM's process" windowless $((vm))
 perl -e "$zeros" $((vm))
 limits_of many $((vm))
+powers_of many $((vm))
 
 # The slot of the killed guest is free again as well.
 tenants=
@@ -396,6 +397,7 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
         "the device 0000:00:00.0 has no IOMMU, ",
         "kernel parameter intel_iommu=on\nstatus 2",
         "the survivor passes\n",
+        "no thread of many has a capability\n",
         // 3 slots of 258 MiB, each at a multiple of 128 MiB.
         "all 1207959552 bytes that the VM reaches are zero\n",
         "all 3 slots of the backend VM have a window\nstatus 2",

@@ -26,6 +26,7 @@ exec 4< <(guest printf)
 survivor=$!
 read -r line <&4 && [ "$line" = "host: before" ]
 limits_of victim $victim
+powers_of victim $victim
 kill -9 $victim
 within 60 "the end of the victim's cgroup" is_gone $group
 while read -r line <&4; do last=$line; done
@@ -73,6 +74,7 @@ perl -ne '/^Size: +(\d+)/ and $size = $1; /^Pss: +(\d+)/ and $size < 250 << 10 a
     /^AnonHugePages: +(\d+)/ and $size >= 250 << 10 and $huge += $1;
     END { print "monitor $beside $huge\n" }' "/proc/$monitor/smaps"
 limits_of one $monitor
+powers_of one $monitor
 line=
 coproc console { exec "$command" guest console one 2>&1; }
 echo vector_add >&${console[1]}
@@ -207,6 +209,8 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         assert!(used.is_ok_and(|used| used > 32 << 20), "{said}");
     }
     for words in [
+        "no thread of victim has a capability",
+        "no thread of one has a capability",
         "cgroup of three: /sys/fs/cgroup/delegated/vm-",
         "no cgroup of an earlier guest is left",
         "bare is READY=1",
