@@ -543,10 +543,18 @@ impl Service {
             acknowledgement,
         } = quarantine;
         if acknowledgement.recv() == Ok(true) {
-            self.desk.end(*slot, true);
-            say::line(format_args!(
-                "backend VM: slot {slot} leaves quarantine: the VM has acknowledged the end of its tenant"
-            ));
+            // The tenant's workers have written to the empty slot until now.
+            match self.memory.detach(*slot) {
+                Ok(()) => {
+                    self.desk.end(*slot, true);
+                    say::line(format_args!(
+                        "backend VM: slot {slot} leaves quarantine: the VM has acknowledged the end of its tenant"
+                    ));
+                }
+                Err(error) => {
+                    say::line(format_args!("backend VM: slot {slot}: {}", chain(&error)));
+                }
+            }
         }
         let _ = relay.stream().shutdown(Shutdown::Both);
     }
@@ -891,6 +899,16 @@ mod tests {
                 assert_eq!(name(late), Some("WindowUnmap"), "the request");
                 send(late, &OVER, &[]).unwrap();
                 assert_eq!(name(late), None, "it may offer the slot again");
+                let emptied = noted
+                    .0
+                    .lock()
+                    .iter()
+                    .filter(|event| **event == (0, "detached"))
+                    .count();
+                assert_eq!(
+                    emptied, 2,
+                    "once more, without what the tenant has written meanwhile"
+                );
             }
             first_served.join().unwrap();
             let slots = service.desk.slots.lock().quarantined();

@@ -118,7 +118,10 @@ fn serve_one(
     };
     // A supervisor waits a bounded time for the window of a connection.
     let supervisor = supervisor().map_err(RelayError::Supervisor)?;
-    send(&supervisor, &attach, &[device.as_raw_fd()])?;
+    // It may have refused the connection already. Then its reason is there to be read.
+    if let Err(error) = send(&supervisor, &attach, &[device.as_raw_fd()]) {
+        say::line(format_args!("the supervisor takes no tenant: {error}"));
+    }
     drop(device);
     std::thread::scope(|scope| {
         let orders = || {
@@ -253,6 +256,36 @@ mod tests {
         let (message, _) = receive(&outside, &mut answer).unwrap().unwrap();
         assert!(matches!(message, Message::WindowUnmap(_)));
         serving.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_supervisor_that_refuses_before_it_is_asked_costs_no_slot() {
+        let (outside, launcher) = UnixStream::pair().unwrap();
+        let (near, supervisor) = UnixStream::pair().unwrap();
+        let device = tempfile::tempfile().unwrap();
+        let refused = Message::Refused {
+            code: 1,
+            reason: "full",
+        };
+        send(&supervisor, &refused, &[]).unwrap();
+        drop(supervisor);
+        send(&outside, &Message::Attach(Attach::default()), &[]).unwrap();
+        let over = Message::WindowUnmap(WindowRun::default());
+        send(&outside, &over, &[]).unwrap();
+        let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
+        serve_one(
+            &launcher,
+            || Ok(near),
+            (unreachable, &Places::of_one_among(1)),
+            device,
+            || Ok(()),
+        )
+        .unwrap();
+        let mut body = Vec::new();
+        let (message, _) = receive(&outside, &mut body).unwrap().unwrap();
+        assert!(matches!(message, Message::Refused { reason: "full", .. }));
+        let (message, _) = receive(&outside, &mut body).unwrap().unwrap();
+        assert!(matches!(message, Message::WindowUnmap(_)));
     }
 
     #[test]
