@@ -39,6 +39,8 @@ const MACHINE: &str = "--machine";
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
 /// Environment of a guest whose worker uses a part of the allowed memory.
 const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
+/// File that a worker waits for before it takes memory, in its own `/tmp`.
+const ALLOWED: &str = "/tmp/allowed";
 /// Environment of a guest whose worker says its process number.
 const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 const MEMORY: usize = 96 << 20;
@@ -100,9 +102,7 @@ fn worker(mut stub: Stub) {
         }
         _ => stub::idle(),
     };
-    // Waits until the worker is in its tenant's cgroup, because memory allocated before is not
-    // charged to it.
-    while !in_tenants_cgroup() {
+    while !Path::new(ALLOWED).exists() {
         std::thread::yield_now();
     }
     // Shared memory, which no resource limit counts.
@@ -118,10 +118,37 @@ fn worker(mut stub: Stub) {
     stub::idle();
 }
 
-/// Returns whether this process is in a tenant's cgroup. The worker starts in a cgroup namespace,
-/// from which it sees its move.
-fn in_tenants_cgroup() -> bool {
-    fs::read_to_string("/proc/self/cgroup").is_ok_and(|text| text.contains("tenant-"))
+/// Lets a further worker that waits for it take memory, once it is in its tenant's cgroup: memory that it allocates before is
+/// not charged there.
+fn let_eat(place: &Path) {
+    let allow = |process: &str| {
+        let of_process = PathBuf::from(format!("/proc/{process}"));
+        let environment = fs::read(of_process.join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        let waits =
+            variables.any(|one| [EAT, SIP].iter().any(|text| one == text.trim().as_bytes()));
+        waits && File::create_new(of_process.join("root").join(&ALLOWED[1..])).is_ok()
+    };
+    wait_until(
+        || {
+            let processes = processes_of_tenants(place, false);
+            processes.lines().any(allow)
+        },
+        || "a worker in its tenant's cgroup".into(),
+    );
+}
+
+/// Returns the processes in a cgroup and those below it, if it is a tenant's, or below one.
+fn processes_of_tenants(cgroup: &Path, is_tenant: bool) -> String {
+    let mut found = match is_tenant {
+        true => fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default(),
+        false => String::new(),
+    };
+    for name in names(cgroup) {
+        let is_tenant = is_tenant || name.starts_with("tenant-");
+        found += &processes_of_tenants(&cgroup.join(name), is_tenant);
+    }
+    found
 }
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -175,6 +202,7 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     let place = workers_of(base, &backend);
     let mut neighbour = assign(&mut backend, "");
     let doomed = assign(&mut backend, EAT);
+    let_eat(&place);
     backend.wait_for_log("more memory than workers may have");
     drop(doomed);
     let end = backend.report().end;
@@ -295,12 +323,15 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     let _first = assign(&mut backend, SIP);
+    let_eat(&place);
     backend.wait_for_log("it has eaten");
     let _second = assign(&mut backend, SIP);
+    let_eat(&place);
     // Two workers exceed the limit, so at least one ends.
     backend.wait_for_log("more memory than workers may have");
     // The neighbour has a limit of its own.
     let theirs = ask(&mut neighbour, SIP);
+    let_eat(&place);
     wait_until_two_have_eaten(&backend);
     let levels = tenants_below(&user);
     // The first tenant's cgroup exists while one of its workers does.
@@ -337,10 +368,12 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     let place = workers_of(base, &backend);
     let user = tenants_of(&place);
     let _first = assign(&mut backend, SIP);
+    let_eat(&place);
     backend.wait_for_log("it has eaten");
     let mut second = Tenant::join(&socket);
     second.attach(64, Attach::default()).unwrap();
     let theirs = ask(&mut second, SIP);
+    let_eat(&place);
     wait_until_two_have_eaten(&backend);
     let half = number(place.join("memory.max")) / 2;
     let levels = tenants_below(&user);
