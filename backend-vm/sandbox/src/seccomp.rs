@@ -50,6 +50,7 @@ const COMMON: &[i64] = &[
     libc::SYS_set_tid_address,
     libc::SYS_membarrier,
     libc::SYS_sched_yield,
+    libc::SYS_getcpu,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
     libc::SYS_rt_sigaction,

@@ -41,7 +41,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_sched_get_priority_max,
     libc::SYS_sched_get_priority_min,
     libc::SYS_getpriority,
-    libc::SYS_getcpu,
     libc::SYS_pipe,
     libc::SYS_eventfd,
     libc::SYS_epoll_create,
