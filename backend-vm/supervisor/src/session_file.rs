@@ -7,7 +7,8 @@
 //!
 //! The event loop writes to a file before any other process has it, and maps none: a process with
 //! the file can punch holes into it, and a page fault waits until that is done. A `pread` does not
-//! (`shmem_file_read_iter` in mm/shmem.c of Linux). A [scrubber](super::scrubber) writes the status
+//! (`shmem_file_read_iter` in mm/shmem.c of Linux); it takes the page's lock, which no call on a worker's list holds for
+//! long. A [scrubber](super::scrubber) writes the status
 //! word.
 //!
 //! The sessions of a [static window](super::static_window) share its file instead, in which their
