@@ -1,6 +1,6 @@
 //! Description of the device: the limits of compute capability 9.0, and the size of this machine.
 
-use std::fs;
+use std::arch::x86_64::__cpuid;
 
 use wormhole_device::Description;
 use wormhole_device::constants::api_version::VERSION;
@@ -61,14 +61,22 @@ pub fn describe(memory: u64, processors: u32, number: u8) -> Description {
     }
 }
 
+/// Returns the brand string of the processor (CPUID, leaves 0x8000_0002 to 0x8000_0004). A worker has no `/proc/cpuinfo`.
 fn processor_name() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
-        .map_or_else(
-            || std::env::consts::ARCH.to_owned(),
-            |(_, name)| name.trim().to_owned(),
-        )
+    const FIRST: u32 = 0x8000_0002;
+    const LAST: u32 = 0x8000_0004;
+    if __cpuid(0x8000_0000).eax < LAST {
+        return std::env::consts::ARCH.to_owned();
+    }
+    let leaves = (FIRST..=LAST).map(__cpuid);
+    let words = leaves.flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+    let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    let name = text.trim_matches(['\0', ' ']);
+    match name.is_empty() {
+        true => std::env::consts::ARCH.to_owned(),
+        false => name.to_owned(),
+    }
 }
 
 fn signed(value: u32) -> i32 {

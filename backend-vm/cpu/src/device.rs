@@ -3,12 +3,12 @@
 mod driver_calls;
 mod kernels;
 
-use std::fs;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
+use rustix::system::sysinfo;
 use wormhole_device::constants::event_use_flags::EXTERNAL;
 use wormhole_device::{
     AfterFence, ArrayShape, CuError, Description, Device, DeviceOutput, Fill, ImageKind,
@@ -36,9 +36,6 @@ use crate::output::Output;
 use crate::peer_set::PeerSet;
 use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler, Work};
-
-/// Bytes of device memory if the system does not report its memory.
-const FALLBACK_MEMORY: u64 = 1 << 30;
 
 /// Options for opening the device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -272,14 +269,10 @@ impl CpuDevice {
     }
 }
 
-/// Returns the bytes of memory of this machine.
+/// Returns the bytes of memory of this machine. A worker has no `/proc/meminfo`.
 fn host_memory() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kilobytes = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.map_or(2 * FALLBACK_MEMORY, |kilobytes| kilobytes << 10)
+    let system = sysinfo();
+    system.totalram.saturating_mul(system.mem_unit.into())
 }
 
 /// Returns the number of bytes from the first to the last one of a fill.

@@ -477,10 +477,8 @@ impl Device for CudaDevice {
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
         let mut device = 0;
-        // SAFETY: the range is mapped until it is unregistered, says the caller. The advice changes no byte of it, and has an
-        // effect where the system's administrator lets shared memory have huge pages on advice.
+        // SAFETY: the range is mapped until it is unregistered, says the caller.
         unsafe {
-            libc::madvise(host, size(bytes), libc::MADV_HUGEPAGE);
             self.driver()
                 .cuMemHostRegister_v2(host, size(bytes), REGISTER_FLAGS)?;
             self.driver()

@@ -89,15 +89,19 @@ impl Calls {
         Ok(self.and_where(call, vec![at_most(argument, AWAITED)?]))
     }
 
-    /// Adds `madvise` with advice on memory of the caller's alone. Left out are the merging of equal pages, which tells of other
-    /// processes' pages, while no cgroup counts what the kernel keeps for it; the failure of pages, which takes them from the
-    /// system; and what moves or frees pages that other processes have mapped as well, who wait for it (`MADV_COLD`,
-    /// `MADV_PAGEOUT`, `MADV_COLLAPSE`).
+    /// Adds `madvise` with advice that takes a time in proportion to the range and concerns memory of the caller's alone. Left out
+    /// are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
+    /// the failure of pages, which takes them from the system; what moves or frees pages that other processes have mapped as well,
+    /// who wait for it (`MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`); and what looks through all of a file, or all of its
+    /// mappings, for each part of the range (`MADV_WILLNEED`, `MADV_REMOVE`).
     ///
     /// # Errors
     /// Never.
     pub fn and_advice(self) -> Result<Self, FilterError> {
-        const LATER: [i32; 8] = [
+        const ADVICE: [i32; 11] = [
+            libc::MADV_DONTNEED,
+            libc::MADV_DONTFORK,
+            libc::MADV_DOFORK,
             libc::MADV_HUGEPAGE,
             libc::MADV_NOHUGEPAGE,
             libc::MADV_DONTDUMP,
@@ -107,11 +111,8 @@ impl Calls {
             libc::MADV_POPULATE_READ,
             libc::MADV_POPULATE_WRITE,
         ];
-        let number = |advice: i32| u64::from(advice.unsigned_abs());
-        let first = at_most(2, number(libc::MADV_DOFORK))?;
-        Ok(self
-            .and_where(libc::SYS_madvise, vec![first])
-            .and_where(libc::SYS_madvise, equals_one_of(2, LATER.map(number))?))
+        let advice = ADVICE.map(|advice| u64::from(advice.unsigned_abs()));
+        Ok(self.and_where(libc::SYS_madvise, equals_one_of(2, advice)?))
     }
 
     /// Adds the creation of threads of this process, in no new namespace.

@@ -2,7 +2,7 @@
 
 use wormhole_link::device::DeviceKind;
 use wormhole_privileges::{
-    Calls, Denial, Filter, FilterError, all_masked, at_most, equals, within,
+    Calls, Denial, Filter, FilterError, all_masked, at_most, equals, equals_one_of, within,
 };
 
 use crate::device::needs;
@@ -12,8 +12,6 @@ const COMMON: &[i64] = &[
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_close,
-    libc::SYS_open,
-    libc::SYS_openat,
     libc::SYS_stat,
     libc::SYS_fstat,
     libc::SYS_lstat,
@@ -24,7 +22,6 @@ const COMMON: &[i64] = &[
     libc::SYS_faccessat2,
     libc::SYS_readlink,
     libc::SYS_readlinkat,
-    libc::SYS_getdents64,
     libc::SYS_getcwd,
     libc::SYS_lseek,
     libc::SYS_dup,
@@ -118,6 +115,17 @@ const LAST_CLOCK: u64 = 15;
 /// (PR_SET_NO_NEW_PRIVS). PR_SET_PDEATHSIG is left out: a worker could use it to outlive its supervisor.
 const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38];
 
+/// Advice that a library may give, and that does nothing. Huge pages are made by a thread of the kernel, also of shared memory
+/// and by a setting of libraries, while others who have the same pages wait.
+const IDLE_ADVICE: [i32; 6] = [
+    libc::MADV_NORMAL,
+    libc::MADV_RANDOM,
+    libc::MADV_SEQUENTIAL,
+    libc::MADV_WILLNEED,
+    libc::MADV_FREE,
+    libc::MADV_HUGEPAGE,
+];
+
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
 
@@ -139,6 +147,13 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let read = all_masked(&[(2, u64::MAX, 0)])?;
     calls = calls
         .and_advice()?
+        .idle_where(
+            libc::SYS_madvise,
+            equals_one_of(
+                2,
+                IDLE_ADVICE.map(|advice| u64::from(advice.unsigned_abs())),
+            )?,
+        )
         .and_where(libc::SYS_prlimit64, vec![read]);
     for call in [libc::SYS_poll, libc::SYS_ppoll] {
         calls = calls.and_waits(call, 1)?;
