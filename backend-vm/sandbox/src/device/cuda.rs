@@ -86,8 +86,10 @@ const IOCTLS: &[u64] = &[
     libc::TCGETS,
 ];
 
-/// Limits that the driver may lower. With a lower one of core dumps the kernel would start a program.
-const LIMITS: [libc::__rlimit_resource_t; 5] = [
+/// Limits that may be lowered: by the worker that of files, in which it captures what the driver prints, others by the driver.
+/// With a lower one of core dumps the kernel would start a program.
+const LIMITS: [libc::__rlimit_resource_t; 6] = [
+    libc::RLIMIT_FSIZE,
     libc::RLIMIT_NOFILE,
     libc::RLIMIT_STACK,
     libc::RLIMIT_MEMLOCK,
