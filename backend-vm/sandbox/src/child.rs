@@ -401,15 +401,20 @@ unsafe fn place_descriptors(plan: &Plan, report: RawFd) -> Outcome {
     }
 }
 
+/// Sets both values of a limit.
+fn limit(resource: Resource, value: Option<u64>) -> rustix::io::Result<()> {
+    let limit = Rlimit {
+        current: value,
+        maximum: value,
+    };
+    setrlimit(resource, limit)
+}
+
 fn limit_resources(plan: &Plan) -> Outcome {
     // Only root may raise limits. A failure does no harm: the driver does not count pinned memory as locked, and RLIMIT_CORE
     // is 0 then.
     for (resource, value) in [(Resource::Memlock, None), (Resource::Core, Some(NO_DUMP))] {
-        let limit = Rlimit {
-            current: value,
-            maximum: value,
-        };
-        let _ = setrlimit(resource, limit);
+        let _ = limit(resource, value);
     }
     let limits = [
         (Resource::Nofile, plan.open_files),
@@ -429,12 +434,8 @@ fn limit_resources(plan: &Plan) -> Outcome {
     ];
     for (resource, value) in limits {
         let most = getrlimit(resource).maximum;
-        let value = Some(most.map_or(value, |most| value.min(most)));
-        let limit = Rlimit {
-            current: value,
-            maximum: value,
-        };
-        setrlimit(resource, limit).map_err(|error| (7, error.raw_os_error()))?;
+        let value = most.map_or(value, |most| value.min(most));
+        limit(resource, Some(value)).map_err(|error| (7, error.raw_os_error()))?;
     }
     Ok(())
 }
