@@ -187,6 +187,34 @@ mod tests {
 
     use super::*;
 
+    /// Sends the orders of a launcher that attaches a window and leaves.
+    fn order_attach_and_end(outside: &UnixStream) {
+        for order in [
+            Message::Attach(Attach::default()),
+            Message::WindowUnmap(WindowRun::default()),
+        ] {
+            send(outside, &order, &[]).unwrap();
+        }
+    }
+
+    /// Serves a tenant whose guest has no control streams.
+    fn serve_without_streams(
+        launcher: &UnixStream,
+        supervisor: UnixStream,
+        device: File,
+        unused: impl FnOnce() -> Result<(), RelayError>,
+    ) -> Result<(), RelayError> {
+        let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
+        let places = Places::of_one_among(1);
+        serve_one(
+            launcher,
+            || Ok(supervisor),
+            (unreachable, &places),
+            device,
+            unused,
+        )
+    }
+
     #[test]
     fn an_opening_is_locked_until_its_last_descriptor_is_closed() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -224,14 +252,8 @@ mod tests {
         device.set_len(4096).unwrap();
         let (free, freed) = channel::<()>();
         let serving = std::thread::spawn(move || {
-            let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
-            serve_one(
-                &launcher,
-                || Ok(near),
-                (unreachable, &Places::of_one_among(1)),
-                device,
-                || freed.recv().map_err(|_| RelayError::NoTenant),
-            )
+            let unused = || freed.recv().map_err(|_| RelayError::NoTenant);
+            serve_without_streams(&launcher, near, device, unused)
         });
         let (mut body, mut answer) = (Vec::new(), Vec::new());
         send(&outside, &Message::Attach(Attach::default()), &[]).unwrap();
@@ -269,18 +291,8 @@ mod tests {
         };
         send(&supervisor, &refused, &[]).unwrap();
         drop(supervisor);
-        send(&outside, &Message::Attach(Attach::default()), &[]).unwrap();
-        let over = Message::WindowUnmap(WindowRun::default());
-        send(&outside, &over, &[]).unwrap();
-        let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
-        serve_one(
-            &launcher,
-            || Ok(near),
-            (unreachable, &Places::of_one_among(1)),
-            device,
-            || Ok(()),
-        )
-        .unwrap();
+        order_attach_and_end(&outside);
+        serve_without_streams(&launcher, near, device, || Ok(())).unwrap();
         let mut body = Vec::new();
         let (message, _) = receive(&outside, &mut body).unwrap().unwrap();
         assert!(matches!(message, Message::Refused { reason: "full", .. }));
@@ -296,9 +308,7 @@ mod tests {
         let (carried, guest) = UnixStream::pair().unwrap();
         let (stream, control) = UnixStream::pair().unwrap();
         let places = Places::of_one_among(1);
-        send(&outside, &Message::Attach(Attach::default()), &[]).unwrap();
-        let over = Message::WindowUnmap(WindowRun::default());
-        send(&outside, &over, &[]).unwrap();
+        order_attach_and_end(&outside);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut body = Vec::new();
@@ -342,14 +352,7 @@ mod tests {
             let mut body = Vec::new();
             receive(&supervisor, &mut body).unwrap().is_some()
         });
-        let unreachable = || Err(io::ErrorKind::ConnectionRefused.into());
-        let served = serve_one(
-            &launcher,
-            || Ok(near),
-            (unreachable, &Places::of_one_among(1)),
-            device,
-            || Err(RelayError::NoTenant),
-        );
+        let served = serve_without_streams(&launcher, near, device, || Err(RelayError::NoTenant));
         assert!(served.is_err());
         assert!(ending.join().unwrap(), "it got the window");
         assert!(receive(&outside, &mut Vec::new()).unwrap().is_none());
