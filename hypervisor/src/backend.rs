@@ -23,7 +23,6 @@ use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
-use wormhole_privileges::drop_capabilities;
 use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -31,6 +30,7 @@ use self::again::{AGAIN, Again, Pause};
 pub use self::frames::{receive, send};
 use crate::backend_vm::{START_LIMIT, read_boot_id};
 use crate::backends::Chosen;
+use crate::confinement;
 use crate::installation::{Installation, InstallationError};
 use crate::say;
 use crate::signals::{PASSED, Set};
@@ -732,17 +732,13 @@ impl Port {
     fn streams(self, holders: Option<Holders>) -> Result<Streams, BackendError> {
         let (sender, openers) = sync_channel::<Opener>(MAX_CONNECTIONS);
         let open = move || {
-            // This process may be confined later, which takes them from one thread.
-            if drop_capabilities().is_err() {
-                return;
-            }
             for opener in openers {
                 if let Ok(stream) = self.open(false) {
                     opener.open(stream);
                 }
             }
         };
-        tasks::spawn("streams", open).map_err(BackendError::Thread)?;
+        confinement::spawn("streams", open).map_err(BackendError::Thread)?;
         Ok(Streams {
             openers: sender,
             holders,

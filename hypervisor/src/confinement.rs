@@ -1,7 +1,9 @@
 //! Confinement of this process before any of its threads reads bytes that a guest writes.
 
 use std::io;
+use std::thread::JoinHandle;
 
+use wormhole_link::tasks;
 use wormhole_privileges::{
     FilesError, Filter, FilterError, drop_capabilities, leave_file_system, report_denied_calls,
 };
@@ -17,6 +19,21 @@ pub enum ConfinementError {
     Capabilities(#[source] io::Error),
     #[error("denied system calls cannot be reported")]
     Report(#[source] io::Error),
+}
+
+/// Starts a thread before this process confines itself, without capabilities: [`enter`] takes them from one thread. A thread
+/// that keeps them does nothing.
+///
+/// # Errors
+/// The thread cannot be made.
+pub fn spawn<T: Default + Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    tasks::spawn(name, move || match drop_capabilities() {
+        Ok(()) => body(),
+        Err(_) => T::default(),
+    })
 }
 
 /// Restricts all threads of this process to the calls of the filter, and removes capabilities and the file system from

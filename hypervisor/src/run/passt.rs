@@ -8,11 +8,10 @@ use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use wormhole_images::{Network, SocketServer};
-use wormhole_link::tasks;
 use wormhole_monitor::{FrameStream, MacAddress};
-use wormhole_privileges::drop_capabilities;
 
 use super::files;
+use crate::confinement;
 use crate::say;
 
 /// The guest's network.
@@ -87,11 +86,7 @@ impl Passt {
             ErrorKind::NotFound => PasstError::Missing,
             _ => PasstError::Start(source),
         })?;
-        let words = tasks::spawn("passt", move || {
-            // It outlives the confinement of this process, which drops those of one thread.
-            drop_capabilities().ok()?;
-            child.stderr.map(last_line)
-        });
+        let words = confinement::spawn("passt", move || child.stderr.map(last_line));
         let words = words.map_err(PasstError::Start)?;
         match self.greet(&mut ours) {
             Ok(()) => Ok(ours),

@@ -4,9 +4,7 @@ use std::io::{self, IsTerminal};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use wormhole_link::tasks;
-use wormhole_privileges::drop_capabilities;
-
+use crate::confinement;
 use crate::say;
 
 /// Pauses between the lines about one phase.
@@ -45,12 +43,7 @@ impl Phases {
     fn told(pauses: Pauses, tell: impl Fn(&'static str, Duration) + Send + 'static) -> Self {
         let (sender, phases) = channel();
         // Without the thread the run is as silent as at no terminal.
-        let told = tasks::spawn("phases", move || {
-            // This process is confined later, which takes them from one thread.
-            if drop_capabilities().is_ok() {
-                tell_of(&phases, pauses, tell);
-            }
-        });
+        let told = confinement::spawn("phases", move || tell_of(&phases, pauses, tell));
         Self(told.is_ok().then_some(sender))
     }
 
