@@ -26,7 +26,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the release of Debian whose own kernel it is.
+    /// Returns the Debian release that ships this kernel.
     pub(crate) fn suite(self) -> Suite {
         match self {
             Self::V6_1 => Suite::Bookworm,
