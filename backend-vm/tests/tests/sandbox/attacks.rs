@@ -131,7 +131,7 @@ impl Attack {
             Attempt::Call(..) => outcome == libc::ENOSYS,
             Attempt::Open(..) => matches!(outcome, libc::ENOENT | libc::ENXIO | libc::ENODEV),
             Attempt::Read(_) => outcome == libc::ENOENT,
-            // Kernels before 6.8 allow nobody so much by default.
+            // By default, kernels before 6.8 refuse control data of this size to every process.
             Attempt::Control(_) => outcome == libc::ENOBUFS,
             Attempt::Other(_) => false,
         }
