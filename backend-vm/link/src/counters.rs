@@ -4,8 +4,8 @@
 //! relaxed stores. The supervisor copies them out; a hostile worker may have written any numbers. The supervisor maps
 //! no page, because its page fault would wait while the worker punches the file, and writes none, because a `write` of
 //! the worker to the same file holds the inode's lock for as long as a page fault on its source buffer makes it wait. A
-//! `pread` of a memfd waits for neither (`shmem_file_read_iter` and `shmem_fault` in mm/shmem.c of Linux). It takes the page's lock,
-//! which no call on a worker's list holds for long.
+//! `pread` of a memfd waits for neither (`shmem_file_read_iter` and `shmem_fault` in mm/shmem.c of Linux). It takes the
+//! page's lock, which no call on a worker's list holds for long.
 
 use std::fs::File;
 use std::io;
