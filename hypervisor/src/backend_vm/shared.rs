@@ -13,7 +13,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -23,6 +23,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use wormhole_images::ports;
 use wormhole_link::channel::Incoming;
 use wormhole_link::users::{Own, peer_of};
@@ -38,7 +40,7 @@ use super::usage::{Relay, Usages};
 use super::{
     BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
 };
-use crate::backend::{receive, send};
+use crate::backend::{BackendError, receive, send};
 use crate::private;
 use crate::run::confinement;
 use crate::say;
@@ -593,6 +595,53 @@ impl Service {
         }
     }
 
+    /// Sends the relay the message of its tenant, and starts the thread that passes the relay's answers on. Returns what the owner
+    /// drops when a launcher that does not read is not waited for any more.
+    fn begin(
+        &self,
+        slot: u32,
+        attach: &Attach,
+        relay: &Arc<Relay>,
+        tenant: &Arc<UnixStream>,
+        acknowledged: SyncSender<bool>,
+    ) -> Result<UnixStream, BackendError> {
+        let (patience, waits) = UnixStream::pair().map_err(BackendError::Stream)?;
+        relay.send(&Message::Attach(*attach))?;
+        let launcher = Launcher {
+            stream: Arc::clone(tenant),
+            waits,
+        };
+        let (relay, desk, usages) = (
+            Arc::clone(relay),
+            Arc::clone(&self.desk),
+            Arc::clone(&self.usages),
+        );
+        let stats = self.stats.clone();
+        let answers = move || {
+            let figures = stats.as_ref().and_then(figures);
+            let control = || desk.control_of(slot);
+            let takes = |message: &Message<'_>| match message {
+                // Its launcher takes no question before this, nor does the relay before the window.
+                Message::Attached => {
+                    usages.enter(slot, &launcher.stream, &relay);
+                    false
+                }
+                Message::Usage { more, tenants } => {
+                    usages.answered(slot, *more, tenants);
+                    true
+                }
+                _ => false,
+            };
+            let is_over = pass_answers(relay.stream(), &launcher, control, figures, takes);
+            usages.leave(slot);
+            // Ends the other direction as well, if it has not ended.
+            let _ = launcher.stream.shutdown(Shutdown::Read);
+            let _ = acknowledged.send(is_over);
+        };
+        tasks::spawn("answers", answers).map_err(BackendError::Thread)?;
+        Ok(patience)
+    }
+
     /// Passes messages between a launcher and the relay of its slot, until one of them ends. Empties the slot. Returns its
     /// quarantine if the VM may still acknowledge the tenant's end.
     fn pass(
@@ -605,45 +654,15 @@ impl Service {
     ) -> Option<Quarantine> {
         let relay = Arc::new(Relay::new(relay));
         let (acknowledged, acknowledgement) = sync_channel(1);
-        let answers = {
-            let (tenant, relay, desk) = (
-                Arc::clone(&tenant),
-                Arc::clone(&relay),
-                Arc::clone(&self.desk),
-            );
-            let usages = Arc::clone(&self.usages);
-            let stats = self.stats.clone();
-            move || {
-                let figures = stats.as_ref().and_then(figures);
-                let control = || desk.control_of(slot);
-                let takes = |message: &Message<'_>| match message {
-                    // Its launcher takes no question before this, nor does the relay before the window.
-                    Message::Attached => {
-                        usages.enter(slot, &tenant, &relay);
-                        false
-                    }
-                    Message::Usage { more, tenants } => {
-                        usages.answered(slot, *more, tenants);
-                        true
-                    }
-                    _ => false,
-                };
-                let is_over = pass_answers(relay.stream(), &tenant, control, figures, takes);
-                usages.leave(slot);
-                // Ends the other direction as well, if it has not ended.
-                let _ = tenant.shutdown(Shutdown::Read);
-                let _ = acknowledged.send(is_over);
-            }
-        };
-        let passing = match relay.send(&Message::Attach(*attach)) {
-            Ok(()) => tasks::spawn("answers", answers).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = &passing {
-            say::line(format_args!("backend VM: a tenant is not served: {error}"));
+        let begun = self.begin(slot, attach, &relay, &tenant, acknowledged);
+        if let Err(error) = &begun {
+            say::line(format_args!(
+                "backend VM: a tenant is not served: {}",
+                chain(error)
+            ));
         }
         // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does.
-        while passing.is_ok()
+        while begun.is_ok()
             && let Some(message) = orders.next(None)
             && !matches!(message, Message::WindowUnmap(_) | Message::AskUsage)
             && relay.send(&message).is_ok()
@@ -655,7 +674,7 @@ impl Service {
             .recv_timeout(self.report_limit)
             .or_else(|_| {
                 // A launcher that does not read must not hold up its own end.
-                let _ = tenant.shutdown(Shutdown::Both);
+                drop(begun);
                 acknowledgement.recv_timeout(self.detach_limit)
             })
             .unwrap_or(false);
@@ -690,6 +709,28 @@ impl Service {
     }
 }
 
+/// A launcher to which the relay's answers are sent.
+struct Launcher {
+    stream: Arc<UnixStream>,
+    /// Ends when the launcher is not waited for any more. The end of its own stream would say that the window is removed.
+    waits: UnixStream,
+}
+
+impl Launcher {
+    /// Sends an answer, once the stream has room for it. A launcher that is gone, or not waited for any more, needs none.
+    fn send(&self, answer: &Message<'_>, descriptors: &[RawFd]) {
+        let mut events = [
+            PollFd::new(&*self.stream, PollFlags::OUT),
+            PollFd::new(&self.waits, PollFlags::IN),
+        ];
+        while poll(&mut events, None) == Err(Errno::INTR) {}
+        // No one else sends on the stream meanwhile.
+        if events[0].revents().contains(PollFlags::OUT) {
+            let _ = send(&self.stream, answer, descriptors);
+        }
+    }
+}
+
 /// An empty slot whose tenant's end the VM has not acknowledged in time.
 struct Quarantine {
     slot: u32,
@@ -710,7 +751,7 @@ fn figures(stats: &VmStats) -> Option<&File> {
 /// acknowledged the end of the tenant.
 fn pass_answers(
     relay: &UnixStream,
-    tenant: &UnixStream,
+    launcher: &Launcher,
     control: impl Fn() -> Option<UnixStream>,
     figures: Option<&File>,
     takes: impl Fn(&Message<'_>) -> bool,
@@ -725,8 +766,8 @@ fn pass_answers(
         }
         let stream = stream_of(&message, &control);
         let descriptor = descriptor_of(&message, stream.as_ref(), figures);
-        // A launcher that is gone needs no answers, but the relay's last one counts.
-        let _ = send(tenant, &message, descriptor.as_slice());
+        // Whether it takes them or not, the relay's last message counts.
+        launcher.send(&message, descriptor.as_slice());
     }
     false
 }
@@ -944,6 +985,20 @@ mod tests {
         relaying.join().unwrap();
         let slots = service.desk.slots.lock();
         assert_eq!(slots.quarantined(), 0);
+    }
+
+    #[test]
+    fn a_launcher_sees_no_end_before_its_window_is_removed() {
+        let (service, noted) = service(1, Duration::from_millis(100));
+        let relay = offer(&service, 0);
+        let (launcher, served) = launch(&service, 4096);
+        assert_eq!(name(&relay), Some("Attach"));
+        launcher.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(name(&launcher), None);
+        // It is not waited for after the first half of the time, and the VM not after the second.
+        assert_eq!(*noted.0.lock(), [(0, "attached"), (0, "detached")]);
+        drop(relay);
+        served.join().unwrap();
     }
 
     #[test]
