@@ -52,7 +52,7 @@ use crate::run::confinement;
 use crate::run::environment::forwarded_variables;
 use crate::run::guest::{GUEST_CID, console, copy};
 use crate::say;
-use crate::wait::until_readable;
+use crate::wait::{until_readable, until_writable};
 
 /// Kernel of a backend VM.
 pub const KERNEL: Kernel = Kernel::V6_1;
@@ -60,6 +60,8 @@ pub const KERNEL: Kernel = Kernel::V6_1;
 pub const MEMORY: u64 = 512 << 20;
 /// Time for a backend VM to boot and to start its supervisor, on an emulated processor too.
 pub const START_LIMIT: Duration = Duration::from_secs(120);
+/// Time within which a backend VM takes a launcher's message.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// Length of a boot's identity, with the end of its line.
 pub const BOOT_ID: usize = 64;
 
@@ -434,9 +436,9 @@ fn serve(
         let (tenant, relay) = (Arc::clone(&tenant), Arc::clone(&relay));
         move || {
             let mut body = Vec::new();
-            // A message that is none ends the tenant, as its launcher's end does.
+            // A message that is none ends the tenant, as its launcher's end does. So does one that the VM does not take.
             while let Ok(Some((message, _))) = receive(&tenant, &mut body) {
-                if send(&relay, &message, &[]).is_err() {
+                if send_within(&relay, &message, SEND_LIMIT).is_err() {
                     break;
                 }
             }
@@ -450,6 +452,19 @@ fn serve(
         control,
         stats.vcpus().first().map(|vcpu| vcpu.file()),
     )
+}
+
+/// Sends a relay a message, if its stream has room in time. No one else may send meanwhile.
+fn send_within(
+    relay: &UnixStream,
+    message: &Message<'_>,
+    limit: Duration,
+) -> Result<(), BackendError> {
+    match until_writable(relay, Instant::now() + limit) {
+        Ok(true) => send(relay, message, &[]),
+        Ok(false) => Err(BackendError::Stream(io::ErrorKind::TimedOut.into())),
+        Err(error) => Err(BackendError::Stream(error)),
+    }
 }
 
 /// Returns the connection that belongs to a message of a relay. It has arrived before the message.
@@ -781,6 +796,14 @@ mod tests {
             relay.write_all(said.as_bytes()).unwrap();
             assert_eq!(read_boot_id(stream, Duration::from_millis(10)), "");
         }
+    }
+
+    #[test]
+    fn a_message_that_a_relay_does_not_take_is_given_up() {
+        let (_vm, relay) = UnixStream::pair().unwrap();
+        let asked = Message::Stream(wormhole_ring::control::Stream { local: 0 });
+        let limit = Duration::from_millis(20);
+        while send_within(&relay, &asked, limit).is_ok() {}
     }
 
     #[test]

@@ -38,7 +38,8 @@ use wormhole_ring::control::{Attach, Message, Refusal, WindowRun};
 use super::slots::{SlotTable, Taken};
 use super::usage::{Relay, Usages};
 use super::{
-    BackendVmError, Machine, Options, Running, START_LIMIT, attend, descriptor_of, make, stream_of,
+    BackendVmError, Machine, Options, Running, SEND_LIMIT, START_LIMIT, attend, descriptor_of,
+    make, stream_of,
 };
 use crate::backend::{BackendError, receive, send};
 use crate::private;
@@ -140,6 +141,7 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
         stats: Some(stats),
         usages: Arc::default(),
         hello_limit: HELLO_LIMIT,
+        send_limit: SEND_LIMIT,
         detach_limit: DETACH_LIMIT,
         report_limit: REPORT_LIMIT,
     });
@@ -500,6 +502,7 @@ struct Service {
     stats: Option<VmStats>,
     usages: Arc<Usages>,
     hello_limit: Duration,
+    send_limit: Duration,
     detach_limit: Duration,
     report_limit: Duration,
 }
@@ -606,7 +609,7 @@ impl Service {
         acknowledged: SyncSender<bool>,
     ) -> Result<UnixStream, BackendError> {
         let (patience, waits) = UnixStream::pair().map_err(BackendError::Stream)?;
-        relay.send(&Message::Attach(*attach))?;
+        relay.send(&Message::Attach(*attach), self.send_limit)?;
         let launcher = Launcher {
             stream: Arc::clone(tenant),
             waits,
@@ -661,21 +664,25 @@ impl Service {
                 chain(error)
             ));
         }
-        // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does.
+        // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does. So does one that the VM
+        // does not take: it could keep a window from being removed otherwise.
         while begun.is_ok()
             && let Some(message) = orders.next(None)
             && !matches!(message, Message::WindowUnmap(_) | Message::AskUsage)
-            && relay.send(&message).is_ok()
+            && relay.send(&message, self.send_limit).is_ok()
         {}
         self.desk.leave(slot);
-        // Fails if the VM has ended, which is no acknowledgement.
-        let _ = relay.send(&Message::WindowUnmap(WindowRun::default()));
+        let end = Instant::now();
+        let left = |limit: Duration| limit.saturating_sub(end.elapsed());
+        // Fails if the VM has ended or takes no message, which is no acknowledgement.
+        let over = Message::WindowUnmap(WindowRun::default());
+        let _ = relay.send(&over, self.send_limit);
         let is_over = acknowledgement
-            .recv_timeout(self.report_limit)
+            .recv_timeout(left(self.report_limit))
             .or_else(|_| {
                 // A launcher that does not read must not hold up its own end.
                 drop(begun);
-                acknowledgement.recv_timeout(self.detach_limit)
+                acknowledgement.recv_timeout(left(self.report_limit + self.detach_limit))
             })
             .unwrap_or(false);
         let emptied = self.memory.detach(slot);
@@ -819,6 +826,7 @@ mod tests {
             stats: None,
             usages: Arc::default(),
             hello_limit: LONG,
+            send_limit: limit,
             detach_limit: limit,
             report_limit: limit,
         };
@@ -997,6 +1005,20 @@ mod tests {
         assert_eq!(name(&launcher), None);
         // It is not waited for after the first half of the time, and the VM not after the second.
         assert_eq!(*noted.0.lock(), [(0, "attached"), (0, "detached")]);
+        drop(relay);
+        served.join().unwrap();
+    }
+
+    #[test]
+    fn a_vm_that_takes_no_message_does_not_keep_a_window() {
+        let (service, noted) = service(1, Duration::from_millis(20));
+        let relay = offer(&service, 0);
+        let (launcher, served) = launch(&service, 4096);
+        let asked = Message::Stream(Stream { local: 0 });
+        // Until the streams take no more, and then until the tenant is ended.
+        while send(&launcher, &asked, &[]).is_ok() {}
+        assert_eq!(*noted.0.lock(), [(0, "attached"), (0, "detached")]);
+        assert_eq!(service.desk.slots.lock().quarantined(), 1);
         drop(relay);
         served.join().unwrap();
     }

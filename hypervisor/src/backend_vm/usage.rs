@@ -15,6 +15,7 @@ use wormhole_link::users::{Peer, peer_of};
 use wormhole_lock::{Condvar, Mutex};
 use wormhole_ring::control::Message;
 
+use super::send_within;
 use crate::backend::{BackendError, send};
 
 /// Time in which tenants count. The answer has the last known figures of one that takes longer.
@@ -45,10 +46,10 @@ impl Relay {
         &self.stream
     }
 
-    /// Sends a message.
-    pub fn send(&self, message: &Message<'_>) -> Result<(), BackendError> {
+    /// Sends a message, if the stream has room for it in time.
+    pub fn send(&self, message: &Message<'_>, limit: Duration) -> Result<(), BackendError> {
         let _sending = self.sending.lock();
-        send(&self.stream, message, &[])
+        send_within(&self.stream, message, limit)
     }
 
     /// Sends a question. Returns false if the stream does not take one at the moment.
