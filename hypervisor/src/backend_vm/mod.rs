@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -32,7 +33,6 @@ use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions, SESSIONS};
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vfio::{DeviceAddress, PassthroughError};
 use wormhole_monitor::devices::vsock::Accepted;
-use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{
     BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, MAX_SLOTS, MAX_VCPUS,
     Refused, Slots, Start, StopHandle, Vm, VmConfig, VmError, VsockConfig, WindowConfig,
@@ -62,6 +62,8 @@ pub const MEMORY: u64 = 512 << 20;
 pub const START_LIMIT: Duration = Duration::from_secs(120);
 /// Time within which a backend VM takes a launcher's message.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// Time within which a backend VM ends its tenant: longer than its supervisor waits for workers.
+const END_LIMIT: Duration = Duration::from_secs(110);
 /// Length of a boot's identity, with the end of its line.
 pub const BOOT_ID: usize = 64;
 
@@ -296,6 +298,8 @@ pub enum BackendVmError {
     Slow,
     #[error("it has opened no stream to its launcher")]
     NoStream,
+    #[error("it has not ended its tenant within {} s", END_LIMIT.as_secs())]
+    Endless,
     #[error("it cannot serve: {0}")]
     Failed(String),
     #[error("{outcome}{}", console(.tail))]
@@ -343,10 +347,11 @@ pub fn run(options: &Options) -> Result<(), BackendVmError> {
             attendant.map_err(BackendVmError::Thread)?,
         )),
     };
+    let figures = stats.vcpus().first().map(|vcpu| vcpu.file());
     let served = match streams.tenant.recv_timeout(START_LIMIT) {
         Ok(relay) => send(&relay, &Message::Attach(attach), &[])
             .map_err(BackendVmError::from)
-            .and_then(|()| serve(tenant, relay, &streams.control, &stats)),
+            .and_then(|()| serve(tenant, relay, &streams.control, figures, END_LIMIT)),
         Err(RecvTimeoutError::Timeout) => Err(BackendVmError::Slow),
         Err(RecvTimeoutError::Disconnected) => Err(BackendVmError::NoStream),
     };
@@ -424,16 +429,20 @@ fn make(
     Ok(vm)
 }
 
-/// Passes messages between launcher and relay until the relay closes its direction.
+/// Passes messages between launcher and relay until the relay closes its direction. Waits for that `limit` long once the
+/// launcher has closed its own.
 fn serve(
     tenant: UnixStream,
     relay: UnixStream,
     control: &Receiver<UnixStream>,
-    stats: &VmStats,
+    figures: Option<&File>,
+    limit: Duration,
 ) -> Result<(), BackendVmError> {
     let (tenant, relay) = (Arc::new(tenant), Arc::new(relay));
+    let is_late = Arc::new(AtomicBool::new(false));
     let orders = {
         let (tenant, relay) = (Arc::clone(&tenant), Arc::clone(&relay));
+        let is_late = Arc::clone(&is_late);
         move || {
             let mut body = Vec::new();
             // A message that is none ends the tenant, as its launcher's end does. So does one that the VM does not take.
@@ -443,15 +452,18 @@ fn serve(
                 }
             }
             drop(relay.shutdown(Shutdown::Write));
+            // This process ends before, unless the VM is in the hands of its tenant.
+            std::thread::sleep(limit);
+            is_late.store(true, Ordering::Release);
+            drop(relay.shutdown(Shutdown::Both));
         }
     };
     tasks::spawn("orders", orders).map_err(BackendVmError::Thread)?;
-    pass_answers(
-        &relay,
-        &tenant,
-        control,
-        stats.vcpus().first().map(|vcpu| vcpu.file()),
-    )
+    let passed = pass_answers(&relay, &tenant, control, figures);
+    match is_late.load(Ordering::Acquire) {
+        true => Err(BackendVmError::Endless),
+        false => passed,
+    }
 }
 
 /// Sends a relay a message, if its stream has room in time. No one else may send meanwhile.
@@ -796,6 +808,17 @@ mod tests {
             relay.write_all(said.as_bytes()).unwrap();
             assert_eq!(read_boot_id(stream, Duration::from_millis(10)), "");
         }
+    }
+
+    #[test]
+    fn a_backend_vm_that_does_not_end_its_tenant_holds_up_no_run() {
+        let (launcher, tenant) = UnixStream::pair().unwrap();
+        let (vm, relay) = UnixStream::pair().unwrap();
+        let (_arrives, control) = sync_channel(1);
+        drop(launcher);
+        let served = serve(tenant, relay, &control, None, Duration::from_millis(20));
+        assert!(matches!(served, Err(BackendVmError::Endless)), "{served:?}");
+        drop(vm);
     }
 
     #[test]
