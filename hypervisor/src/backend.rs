@@ -2,6 +2,7 @@
 
 pub mod again;
 mod frames;
+mod lines;
 
 use std::fs::File;
 use std::net::Shutdown;
@@ -28,11 +29,11 @@ use wormhole_ring::layout::SEGMENT_BYTES;
 
 use self::again::{AGAIN, Again, Pause};
 pub use self::frames::{receive, send};
+use self::lines::Lines;
 use crate::backend_vm::{START_LIMIT, read_boot_id};
 use crate::backends::Chosen;
 use crate::confinement;
 use crate::installation::{Installation, InstallationError};
-use crate::say;
 use crate::signals::{PASSED, Set};
 
 /// Reason why there is no backend, or none any more.
@@ -466,6 +467,7 @@ impl Tenant {
     fn listen(self, mut stream: UnixStream) -> Served {
         let mut served = Served::default();
         let mut pause = Pause::FIRST;
+        let mut lines = Lines::new(Instant::now());
         loop {
             let start = Instant::now();
             let ended = self.handle(&stream, &mut served.sessions);
@@ -487,7 +489,7 @@ impl Tenant {
             }
             self.answer(Err("the backend has ended".to_owned()));
             pause = pause.after(start.elapsed());
-            match self.next(pause) {
+            match self.next(pause, &mut lines) {
                 Some(next) => {
                     served.failure = None;
                     stream = next;
@@ -510,22 +512,17 @@ impl Tenant {
     }
 
     /// Waits for the next backend. Returns the new stream of the tenant; none if the guest ends.
-    fn next(&self, pause: Pause) -> Option<UnixStream> {
+    fn next(&self, pause: Pause, lines: &mut Lines) -> Option<UnixStream> {
         let (again, (window, stop)) = (self.again.as_ref()?, self.window.as_ref()?);
         if self.is_ending() {
             return None;
         }
-        say::line(format_args!(
-            "the guest's backend has ended: its programs get errors until one of this name is there"
-        ));
+        let ended = "the guest's backend has ended: its programs get errors until one of this name is there";
+        lines.say(ended.to_owned());
         let first = Instant::now() + pause.time();
-        let (mut is_cleared, mut said) = (false, String::new());
-        let mut say_once = |reason: String| {
-            if reason != said {
-                say::line(format_args!("the guest has no backend yet: {reason}"));
-                said = reason;
-            }
-        };
+        let mut is_cleared = false;
+        let mut say_why =
+            |reason: &str| lines.say(format!("the guest has no backend yet: {reason}"));
         loop {
             std::thread::sleep(AGAIN);
             if self.is_ending() {
@@ -535,13 +532,13 @@ impl Tenant {
                 continue;
             }
             if !again.is_due() {
-                say_once("programs of the guest still have connections to the last one".to_owned());
+                say_why("programs of the guest still have connections to the last one");
                 continue;
             }
             // No session begins before the window is attached.
             if !is_cleared {
                 if let Err(error) = window.clear() {
-                    say_once(chain(&error));
+                    say_why(&chain(&error));
                     stop.stop();
                     return None;
                 }
@@ -550,14 +547,12 @@ impl Tenant {
             let next = match again.attach(&self.file) {
                 Ok(next) => next,
                 Err(error @ (BackendError::Ended | BackendError::Stream(_))) => {
-                    say_once(format!(
-                        "the process that connects has ended: {}",
-                        chain(&error)
-                    ));
+                    let why = chain(&error);
+                    say_why(&format!("the process that connects has ended: {why}"));
                     return None;
                 }
                 Err(error) => {
-                    say_once(chain(&error));
+                    say_why(&chain(&error));
                     continue;
                 }
             };
@@ -573,7 +568,7 @@ impl Tenant {
             }
             tenancy.stream = stream;
             *self.port.sending.lock() = sending;
-            say::line(format_args!("the guest has a backend again"));
+            lines.say("the guest has a backend again".to_owned());
             return Some(next);
         }
     }

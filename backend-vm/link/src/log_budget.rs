@@ -1,7 +1,7 @@
 //! Limits on the log lines that a tenant causes, so that a guest that fails in a loop, or starts
 //! one process after another, does not fill the disk, and on the refusals that a user is sent. A tenant has one budget of lines of the
-//! supervisor, and one of bytes for the logs of its workers. A backend VM has one of bytes for its whole log. Lines that are
-//! left out are counted.
+//! supervisor, and one of bytes for the logs of its workers. A backend VM has one of bytes for its whole log, and a guest's
+//! launcher one of lines about the backend that the guest has lost. Lines that are left out are counted.
 
 use std::time::Instant;
 
@@ -34,6 +34,12 @@ const MACHINE: Rate = Rate {
     burst: 2 << 20,
     refill: 4 << 10,
     seconds: 1,
+};
+/// Rate of lines about a guest whose backend has ended, in the log of the guest's launcher.
+const LAUNCHER: Rate = Rate {
+    burst: 64,
+    refill: 1,
+    seconds: 60,
 };
 /// Rate of refusals with a sentence. A launcher may leave each of them unread for good.
 const REFUSALS: Rate = Rate {
@@ -98,6 +104,11 @@ impl LogBudget {
     /// Creates a budget of bytes of the log of a backend VM.
     pub fn of_machine(now: Instant) -> Self {
         Self::new(MACHINE, now)
+    }
+
+    /// Creates a budget of lines about a guest whose backend has ended.
+    pub fn of_launcher(now: Instant) -> Self {
+        Self::new(LAUNCHER, now)
     }
 
     /// Creates a budget of refusals.
