@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use wormhole_link::users::{Peer, peer_of};
 
+use crate::listener::connect_at_once;
 use crate::places::Process;
 use crate::say;
 
@@ -75,9 +75,7 @@ pub fn run(options: &Options) -> Result<(), DetachError> {
 
 /// Returns the process that has begun to listen on a socket. Fails with `AGAIN` instead of waiting for room.
 fn listener_of(path: &Path) -> rustix::io::Result<Peer> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = connect_at_once(path)?;
     peer_of(&socket).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 

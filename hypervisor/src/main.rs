@@ -16,6 +16,7 @@ mod device;
 mod guests;
 mod image;
 mod installation;
+mod listener;
 mod places;
 mod private;
 mod ps;

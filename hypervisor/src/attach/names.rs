@@ -4,8 +4,8 @@
 use std::fs::{File, remove_file, symlink_metadata};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use clap::Args;
 use wormhole_link::tasks;
 
-use crate::private;
+use crate::{listener, private};
 
 /// Reason why a name cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -106,9 +106,7 @@ impl Names {
     /// # Errors
     /// The place is taken, or no socket can be made there.
     pub fn bind(&mut self, path: &Path) -> Result<UnixListener, NamesError> {
-        let is_socket = symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        if is_socket && UnixStream::connect(path).err().is_some_and(refused) {
+        if listener::is_left(path) {
             made(path, remove_file(path))?;
         }
         // The socket is the user's alone: its first peer is taken for the guest's monitor.

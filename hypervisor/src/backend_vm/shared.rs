@@ -14,7 +14,6 @@ use std::fs::{self, File};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,10 +41,10 @@ use super::{
     make, stream_of,
 };
 use crate::backend::{BackendError, receive, send};
-use crate::private;
 use crate::run::confinement;
 use crate::say;
 use crate::wait::until_readable;
+use crate::{listener, private};
 
 /// Time within which a launcher that connects sends its window, all of its message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -157,9 +156,7 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
 
 /// Listens at `path` for root and this user. Replaces a socket that no process listens on any more.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    let is_left = fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket())
-        && UnixStream::connect(path).is_err();
-    if is_left {
+    if listener::is_left(path) {
         fs::remove_file(path)?;
     }
     private::listener(path)
