@@ -10,6 +10,7 @@ use wormhole_lock::Mutex;
 use super::block::{Block, Progress};
 use super::check::Findings;
 use super::global::Global;
+use super::helpers::{HELPERS, Permit};
 use super::special::now;
 use super::{GlobalMemory, LaunchConfig, Output};
 use crate::decode::KernelCode;
@@ -21,6 +22,8 @@ use crate::module::Kernel;
 
 /// Number of rounds of turns that a block runs before another may.
 const ROUNDS: u32 = 16;
+/// Maximum number of host threads of a launch.
+const THREADS: usize = 1024;
 /// Maximum number of blocks in progress on one host thread, unless the launch is cooperative.
 const RESIDENT: usize = 32;
 /// Maximum bytes that those blocks may use.
@@ -153,8 +156,8 @@ pub fn launch(
     output: &dyn Output,
 ) -> Result<(), Fault> {
     let code = kernel.code();
-    let fault = |kind| {
-        Box::new(Fault {
+    let failed = |kind| {
+        Err(Fault {
             kind,
             kernel: kernel.name().to_owned(),
             line: 0,
@@ -162,7 +165,6 @@ pub fn launch(
             thread: [0; 3],
         })
     };
-    let failed = |kind| Err(*fault(kind));
     let shared = u64::from(code.dynamic_shared) + u64::from(config.dynamic_shared);
     let threads = config
         .block
@@ -235,33 +237,7 @@ pub fn launch(
         blocks,
         fault: Mutex::new(None),
     };
-    let workers = config
-        .threads
-        .clamp(1, 1024)
-        .min(usize::try_from(blocks).unwrap_or(usize::MAX));
-    let started = Instant::now();
-    thread::scope(|scope| {
-        let mut helpers = workers - 1;
-        let mut hire = || {
-            if helpers > 0 && (config.cooperative || started.elapsed() > ALONE) && !queue.is_empty()
-            {
-                for _ in 0..std::mem::take(&mut helpers) {
-                    let help = || work(&launch, &queue, memory, workers, &mut || {});
-                    let started = thread::Builder::new().spawn_scoped(scope, help);
-                    if started.is_err() {
-                        // The blocks of a cooperative launch wait for each other, so each worker needs its
-                        // thread.
-                        if config.cooperative {
-                            let what = "more threads than the system has left";
-                            queue.fail(&launch, fault(FaultKind::OutOfResources { what }));
-                        }
-                        break;
-                    }
-                }
-            }
-        };
-        work(&launch, &queue, memory, workers, &mut hire);
-    });
+    run(&launch, &queue, memory);
     let first = queue.fault.into_inner();
     match first {
         Some(first) => Err(*first),
@@ -270,22 +246,62 @@ pub fn launch(
     }
 }
 
-/// Runs blocks until none is left.
+/// Runs the blocks of a launch on this thread and, if they take long, on helpers.
+fn run(launch: &Launch<'_>, queue: &Queue, memory: &dyn GlobalMemory) {
+    let blocks = usize::try_from(queue.blocks).unwrap_or(usize::MAX);
+    let threads = launch.config.threads.clamp(1, THREADS);
+    let wanted = threads.min(blocks) - 1;
+    let started = Instant::now();
+    thread::scope(|scope| {
+        // Starts a helper that runs at most `capacity` blocks at a time. Returns false if the system has no thread for it.
+        let help = |permit: Permit<'static>, capacity| {
+            let help = move || {
+                let _permit = permit;
+                work(launch, queue, memory, capacity, &mut || {});
+            };
+            thread::Builder::new().spawn_scoped(scope, help).is_ok()
+        };
+        if launch.config.cooperative {
+            // The blocks wait for each other, so this thread has those for which there is no helper.
+            let permits: Vec<_> = (0..wanted).map_while(|_| HELPERS.permit(threads)).collect();
+            let share = blocks.div_ceil(permits.len() + 1);
+            let mut helped = 0;
+            for permit in permits {
+                if !help(permit, share) {
+                    break;
+                }
+                helped += share;
+            }
+            let rest = blocks.saturating_sub(helped).max(share);
+            return work(launch, queue, memory, rest, &mut || {});
+        }
+        let mut missing = wanted;
+        let mut hire = || {
+            while missing > 0 && started.elapsed() > ALONE && !queue.is_empty() {
+                let Some(permit) = HELPERS.permit(threads) else {
+                    return;
+                };
+                missing = match help(permit, launch.resident) {
+                    true => missing - 1,
+                    false => 0,
+                };
+            }
+        };
+        work(launch, queue, memory, launch.resident, &mut hire);
+    });
+}
+
+/// Runs blocks until none is left, at most `capacity` at a time.
 fn work(
     launch: &Launch<'_>,
     queue: &Queue,
     memory: &dyn GlobalMemory,
-    workers: usize,
+    capacity: usize,
     hire: &mut dyn FnMut(),
 ) {
     let mut global = Global::new(memory);
     let mut resident: VecDeque<Block> = VecDeque::new();
     let mut spare: Option<Block> = None;
-    let capacity = if launch.config.cooperative {
-        usize::try_from(queue.blocks.div_ceil(workers as u64)).unwrap_or(usize::MAX)
-    } else {
-        launch.resident
-    };
     // Number of turns since a block was begun or ended. When every block has had one, another may begin.
     let mut turns = 0;
     let mut wake: Option<u64> = None;

@@ -29,6 +29,7 @@ mod copy;
 mod frame;
 mod global;
 mod heap;
+mod helpers;
 mod launch;
 mod matrix;
 mod mbarrier;
@@ -175,7 +176,8 @@ pub struct LaunchConfig<'a> {
     /// Whether to check shared memory for races between the threads of a block and for reads of
     /// unwritten memory.
     pub check: bool,
-    /// Maximum number of host threads.
+    /// Maximum number of host threads, and of those that help all launches of the process at a time. An ordinary launch has
+    /// those that are free, a cooperative one those that are free at its start.
     pub threads: usize,
 }
 
