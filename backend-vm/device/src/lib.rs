@@ -65,6 +65,13 @@ use wormhole_api::constants::stream_handle;
 pub use wormhole_api::constants::{self, pool_attribute, wait_value as condition};
 pub use wormhole_api::{Access, GraphBranch, LaunchAttribute, Parameter, TexRefTarget};
 
+/// Most kernels of a device that run at the same time: the resident grids of compute capability 9.0 (CUDA programming guide,
+/// "Technical Specifications per Compute Capability"). Up to this many kernels that wait for each other make progress.
+pub const MAX_KERNELS: usize = 128;
+/// Most threads that run the work of a device's streams on processors: one for each kernel, and those for other work while
+/// kernels occupy all others, like the copy engines of a GPU.
+pub const STREAM_THREADS: usize = MAX_KERNELS + 4;
+
 /// Result of a device call.
 pub type Result<T> = std::result::Result<T, CuError>;
 

@@ -38,8 +38,8 @@ pub struct OperatorOptions {
     #[arg(long, value_name = "N", value_parser = count())]
     pub tenants_per_user: Option<usize>,
     /// Sessions, which are CUDA processes, that one tenant may have at the same time; 128 if not given. Where there are
-    /// cgroups, their workers may have 5,120 threads for each, but one of several tenants at most half of the threads
-    /// that all workers may have: three quarters of the system's limit.
+    /// cgroups, their workers may have as many threads for each as the devices need, but one of several tenants at most
+    /// half of the threads that all workers may have: three quarters of the system's limit.
     #[arg(long, value_name = "N", value_parser = count())]
     pub sessions: Option<usize>,
     /// Sessions that all tenants of one user may have at the same time; 1,024 if not given.

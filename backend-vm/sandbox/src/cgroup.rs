@@ -51,7 +51,6 @@ use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_lock::Mutex;
 
 use super::charge;
-use super::child::THREADS;
 
 const WORKERS: &str = "workers-";
 const SPARE: &str = "spare";
@@ -95,19 +94,19 @@ pub struct Limits {
 
 impl Limits {
     /// Limits that leave a quarter of what this process may have to others. There are at most `users` users, each with
-    /// `tenants` tenants, each with `sessions` sessions. Memory is divided equally among the tenants, unless `worker`
+    /// `tenants` tenants, each with `sessions` sessions, whose workers have at most `threads` threads. Memory is divided equally among the tenants, unless `worker`
     /// or `tenant` gives the bytes for one of them. Threads are not: an equal share would be less than an honest tenant
     /// needs. A tenant may have as many as its sessions need, but not the second half while there may be other tenants.
     pub fn of(
         worker: Option<u64>,
         tenant: Option<u64>,
         (users, tenants): (usize, usize),
-        sessions: usize,
+        (sessions, threads): (usize, u64),
     ) -> Self {
         let (users, tenants, sessions) = (users as u64, tenants as u64, sessions as u64);
         Self {
             memory: memory_limit(memory(), worker, tenant, (users, tenants)),
-            tasks: task_limit(tasks(), users.saturating_mul(tenants), sessions),
+            tasks: task_limit(tasks(), users.saturating_mul(tenants), (sessions, threads)),
         }
     }
 }
@@ -131,12 +130,12 @@ fn memory_limit(
     }
 }
 
-fn task_limit(system: u64, tenants: u64, sessions: u64) -> Limit {
+fn task_limit(system: u64, tenants: u64, (sessions, worker): (u64, u64)) -> Limit {
     let all = system / 4 * 3;
     let most = if tenants > 1 { all / 2 } else { all };
     Limit {
-        worker: THREADS,
-        tenant: most.min(sessions.saturating_mul(THREADS)),
+        worker,
+        tenant: most.min(sessions.saturating_mul(worker)),
         user: all,
         all,
     }
@@ -616,14 +615,15 @@ mod tests {
 
     #[test]
     fn one_of_several_tenants_leaves_half_of_the_threads_to_others() {
+        const WORKER: u64 = 300;
         let shares = |tenants, sessions| {
-            let Limit { tenant, all, .. } = task_limit(32_768, tenants, sessions);
+            let Limit { tenant, all, .. } = task_limit(32_768, tenants, (sessions, WORKER));
             (tenant, all)
         };
         assert_eq!(shares(1, 128), (24_576, 24_576), "one may have all");
         assert_eq!(shares(2, 128), (12_288, 24_576));
         assert_eq!(shares(64, 128), (12_288, 24_576));
-        let needed = 2 * THREADS;
+        let needed = 2 * WORKER;
         assert_eq!(shares(1, 2), (needed, 24_576), "what its sessions need");
         assert_eq!(shares(64, 2), (needed, 24_576));
     }

@@ -37,6 +37,8 @@ pub(super) struct Plan {
     pub open_files: u64,
     /// RLIMIT_DATA in bytes; RLIM_INFINITY if it cannot limit the worker.
     pub memory: u64,
+    /// Limit of its threads, where it has a user of its own.
+    pub threads: u64,
     pub filter: Filter,
     pub program: CString,
     pub arguments: Vec<*const libc::c_char>,
@@ -48,8 +50,6 @@ pub(super) const NOBODY: u32 = 65534;
 /// First user of workers whose supervisor is root. No account has such a number. A worker's user is the sum of this and
 /// its process number, so that limits that the kernel counts by user count by worker.
 const FIRST_USER: u32 = 2_000_000_000;
-/// Limit of a worker's threads: enough for its slots, its streams and the processors.
-pub(super) const THREADS: u64 = 5120;
 /// Limit of a worker's timers and of its queued signals. The worker itself has neither; some are left to the driver, which
 /// may have timers. Kernels before 6.13 run each at each tick of the host's clock, if its signal is ignored, and no cgroup
 /// counts the time: a thousand took a tenth of a processor and more.
@@ -426,7 +426,7 @@ fn limit_resources(plan: &Plan) -> Outcome {
         (
             Resource::Nproc,
             if plan.change_user {
-                THREADS
+                plan.threads
             } else {
                 SHARED_THREADS
             },

@@ -46,6 +46,8 @@ pub struct Confinement {
     pub device_files: Vec<PathBuf>,
     /// Bytes of memory that a worker may have.
     pub memory: u64,
+    /// Threads that a worker may have.
+    pub threads: u64,
     /// Cgroups that enforce the limits of memory and tasks.
     pub cgroups: Option<Arc<Cgroups>>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
@@ -197,6 +199,7 @@ impl Confinement {
             } else {
                 libc::RLIM_INFINITY
             },
+            threads: self.threads,
             filter: seccomp::filter(self.kind)?,
             program: executed,
             arguments: pointers(&argument_strings),
@@ -380,6 +383,7 @@ pub fn probe(kind: DeviceKind) -> Result<Isolation, String> {
             kind,
             device_files: Vec::new(),
             memory: libc::RLIM_INFINITY,
+            threads: libc::RLIM_INFINITY,
             cgroups: None,
             library_directories: Vec::new(),
             execution_limit: EXECUTION_LIMIT,

@@ -16,6 +16,9 @@ use wormhole_sandbox::{
 const SCRIPT: &str =
     "echo $$; for at in /proc/[0-9]*; do echo ${at#/proc/}; done; echo end; read line";
 
+/// Limit of a process's threads.
+const THREADS: u64 = 16;
+
 fn confinement(processes: Option<Arc<Processes>>) -> Confinement {
     Confinement {
         isolation: Isolation::Namespaces,
@@ -23,6 +26,7 @@ fn confinement(processes: Option<Arc<Processes>>) -> Confinement {
         kind: DeviceKind::Cuda,
         device_files: Vec::new(),
         memory: 1 << 30,
+        threads: THREADS,
         cgroups: None,
         library_directories: Vec::new(),
         execution_limit: EXECUTION_LIMIT,
@@ -100,6 +104,23 @@ fn a_process_without_one_is_the_first_of_its_own() {
     }
     let (child, own, seen, line) = shell(&confinement(None));
     assert_eq!((own, seen), (1, vec![1]));
+    drop(line);
+    child.wait();
+}
+
+#[test]
+fn a_process_may_have_as_many_threads_as_its_confinement_says() {
+    if !is_root() {
+        return;
+    }
+    let (child, _, _, line) = shell(&confinement(None));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.pid())).unwrap();
+    let limit = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max processes"));
+    let mut limit = limit.unwrap().split_whitespace();
+    let both = [limit.next(), limit.next()];
+    assert_eq!(both, [Some(THREADS.to_string().as_str()); 2]);
     drop(line);
     child.wait();
 }

@@ -13,6 +13,7 @@ use wormhole_link::device::DeviceChoice;
 use wormhole_link::operator::OperatorOptions;
 use wormhole_link::process::keep_ended_children;
 use wormhole_link::{arguments, chain};
+use wormhole_sandbox::device::needs;
 
 use crate::log::Log;
 use crate::{Limits, Listener, Options, Quotas};
@@ -82,14 +83,19 @@ fn quotas(arguments: &Arguments) -> (Quotas, (usize, usize)) {
     let quotas = match operator.tenant_memory {
         Some(_) => quotas,
         None => {
-            let all = Limits::of(operator.worker_memory, None, (1, 1), quotas.sessions)
-                .memory
-                .all;
+            let workers = (quotas.sessions, threads(arguments));
+            let limits = Limits::of(operator.worker_memory, None, (1, 1), workers);
+            let all = limits.memory.all;
             let least = operator.worker_memory.unwrap_or(0).max(TENANT_MEMORY);
             quotas.within_memory(all / users.len() as u64, least)
         }
     };
     (quotas, (users.len(), quotas.tenants_per_user))
+}
+
+/// Returns the threads that a worker has at most.
+fn threads(arguments: &Arguments) -> u64 {
+    (needs(arguments.device.kind()).threads)(&arguments.device)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -144,7 +150,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         arguments.operator.worker_memory,
         arguments.operator.tenant_memory,
         strangers,
-        quotas.sessions,
+        (quotas.sessions, threads(&arguments)),
     );
     // The used parts of a window are memory of its tenant.
     let quotas = Quotas {

@@ -221,7 +221,7 @@ impl Scene {
             stream: None,
             trusted_tenants: true,
             without_namespaces: false,
-            limits: Limits::of(Some(1 << 30), None, (1, 1), 8),
+            limits: Limits::of(Some(1 << 30), None, (1, 1), (8, 512)),
             start_limit: LONG,
             hello_limit: LONG,
             reap_limit: LONG,

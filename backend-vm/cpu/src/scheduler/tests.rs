@@ -2,6 +2,8 @@
 
 use std::sync::mpsc;
 
+use wormhole_device::{MAX_KERNELS, STREAM_THREADS};
+
 use super::*;
 
 /// Creates work that reports its name, and work that waits until it is released.
@@ -243,7 +245,7 @@ fn streams_that_wait_have_no_threads() {
     let mut names = log.names();
     names.sort_unstable();
     assert_eq!(names, (0..MANY).collect::<Vec<_>>());
-    assert!(threads(&scheduler) <= threads::MAX_KERNELS + threads::SPARE);
+    assert!(threads(&scheduler) <= STREAM_THREADS);
     let state = scheduler.shared.state.lock();
     assert_eq!((state.queued, state.queued_bytes), (0, 0));
     assert_eq!(state.streams.len(), 2, "destroyed streams are gone");
@@ -252,9 +254,9 @@ fn streams_that_wait_have_no_threads() {
 #[test]
 fn kernels_that_wait_for_each_other_run_at_once_and_copies_beside_them() {
     let scheduler = Scheduler::new();
-    let all_run = Arc::new(std::sync::Barrier::new(threads::MAX_KERNELS));
+    let all_run = Arc::new(std::sync::Barrier::new(MAX_KERNELS));
     let copied = Arc::new(AtomicBool::new(false));
-    for _ in 0..threads::MAX_KERNELS {
+    for _ in 0..MAX_KERNELS {
         let (all_run, copied) = (Arc::clone(&all_run), Arc::clone(&copied));
         let spin = move || {
             all_run.wait();

@@ -1,9 +1,9 @@
 //! Threads that run the work of all streams.
 //!
 //! A thread takes the stream that has been ready for longest, runs one step of its work and looks for the next one.
-//! Threads are started when work is ready and none is free, at most [`MAX_KERNELS`] + [`SPARE`]. Waiting work has no
-//! thread: the scheduler makes its stream ready when a point is reached, and one more thread, the watcher, polls
-//! conditions without a notification.
+//! Threads are started when work is ready and none is free, at most [`STREAM_THREADS`]. Waiting work has no thread: the
+//! scheduler makes its stream ready when a point is reached, and one more thread, the watcher, polls conditions without a
+//! notification.
 
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,17 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use wormhole_device::CuError;
+use wormhole_device::{CuError, MAX_KERNELS, STREAM_THREADS};
 use wormhole_lock::Condvar;
 
 use super::work::{Condition, Outcome, Turn};
 use super::{Queued, Shared, State};
-
-/// Most kernels that run at the same time: the resident grids of compute capability 9.0 (CUDA programming guide,
-/// "Technical Specifications per Compute Capability"). Up to this many kernels that wait for each other make progress.
-pub const MAX_KERNELS: usize = 128;
-/// Threads for work other than kernels while kernels occupy all others, like the copy engines of a GPU.
-pub const SPARE: usize = 4;
 
 /// Number of checks of a condition before it is passed to the watcher.
 const YIELDS: u32 = 200;
@@ -87,7 +81,7 @@ impl Shared {
 
     /// Starts a thread. Returns false if the limit is reached or the system refuses.
     pub(super) fn hire(self: &Arc<Self>, state: &mut State) -> bool {
-        if state.threads.len() >= MAX_KERNELS + SPARE {
+        if state.threads.len() >= STREAM_THREADS {
             return false;
         }
         let shared = Arc::clone(self);

@@ -1,6 +1,10 @@
 //! Needs of workers that execute PTX on processors.
 
+use rustix::thread::{CpuSet, sched_getaffinity};
+use wormhole_device::STREAM_THREADS;
+use wormhole_link::device::DeviceChoice;
 use wormhole_privileges::{Calls, FilterError, equals, masked};
+use wormhole_ring::layout::SLOTS;
 
 use super::{Found, Needs};
 use crate::seccomp::MEMORY_FILE;
@@ -17,6 +21,7 @@ pub(super) const NEEDS: Needs = Needs {
             environment: Vec::new(),
         })
     },
+    threads,
     limits_memory: true,
     identifies_processes: false,
     has_figures: false,
@@ -28,6 +33,26 @@ const READ: u64 = 1 << 24;
 /// Flags of `open` that make a file. Even where none can be made, the kernel takes the folder's lock for them, for which all
 /// wait who look a name up there.
 const MAKES: i32 = libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+
+/// Threads of a worker beside those that are counted: its main thread, its executor, watcher and registrar, and room.
+const REST: usize = 16;
+
+/// Returns the threads of a worker: one for each answer slot; those of each device's streams, with the one that watches
+/// conditions; the helpers of kernels, one for each processor, and as many that have ended and that the kernel still counts.
+fn threads(device: &DeviceChoice) -> u64 {
+    let devices = match device {
+        DeviceChoice::Cpu(choice) => usize::from(choice.count),
+        DeviceChoice::Cuda(_) => 0,
+    };
+    let (processors, streams) = (processors(), (STREAM_THREADS + 1) * devices);
+    (SLOTS + streams + 2 * processors + REST) as u64
+}
+
+/// Returns the number of processors that this process, and so a worker, may use. The call fails where there are more than a
+/// set has.
+fn processors() -> usize {
+    sched_getaffinity(None).map_or(CpuSet::MAX_CPU, |set| set.count() as usize)
+}
 
 /// Adds the system calls of the device, whose memory lies in memfds.
 fn calls(calls: Calls) -> Result<Calls, FilterError> {

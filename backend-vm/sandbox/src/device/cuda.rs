@@ -15,10 +15,15 @@ pub(super) const NEEDS: Needs = Needs {
     calls,
     root,
     find,
+    threads: |_| THREADS,
     limits_memory: false,
     identifies_processes: true,
     has_figures: true,
 };
+
+/// Threads of a worker: one for each answer slot, a few of the worker's own and of the driver's for each context, and those
+/// that compile.
+const THREADS: u64 = 1024;
 
 /// System calls of the driver beside those of every worker.
 const DRIVER: &[i64] = &[

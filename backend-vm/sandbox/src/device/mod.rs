@@ -22,6 +22,8 @@ pub struct Needs {
     pub(crate) root: fn(&mut Steps, files: &[PathBuf], libraries: &[PathBuf]),
     /// Finds the chosen devices on this system.
     pub find: fn(&DeviceChoice) -> Result<Found, GpuError>,
+    /// Returns how many threads a worker on these devices has at most.
+    pub threads: fn(&DeviceChoice) -> u64,
     /// True if RLIMIT_DATA can limit a worker's memory: false for a driver that reserves more address space than it
     /// uses.
     pub limits_memory: bool,

@@ -102,7 +102,7 @@ impl Setup {
             }
             Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
         };
-        let memory = self.limits.memory.worker;
+        let (memory, threads) = (self.limits.memory.worker, self.limits.tasks.worker);
         let strangers = self.tenants == Tenants::Strangers;
         let cgroups = match Cgroups::prepare(self.limits) {
             Ok(cgroups) => {
@@ -142,6 +142,7 @@ impl Setup {
             kind,
             device_files,
             memory,
+            threads,
             cgroups,
             library_directories,
             execution_limit: wormhole_sandbox::EXECUTION_LIMIT,

@@ -516,7 +516,7 @@ const OTHERS: &[Row] = &[
     ),
     (
         "raise its limit of threads",
-        |_| raise(libc::RLIMIT_NPROC, 5121),
+        |_| raise(libc::RLIMIT_NPROC, 1025),
         both(libc::EPERM),
         Control::Succeeds,
     ),
