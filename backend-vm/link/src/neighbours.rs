@@ -1,19 +1,19 @@
-//! One word in one file, written by the supervisor and read by all workers: whether other tenants use the devices as well.
+//! One word in a file of each tenant, written by the tenant's process and read by its workers: whether other tenants use the
+//! devices as well.
 //!
-//! `F_SEAL_FUTURE_WRITE` leaves the supervisor's own mapping as the only way to write the file. The seal also refuses holes,
-//! for which a page fault of the supervisor would have to wait.
+//! `F_SEAL_FUTURE_WRITE` leaves the process's own mapping as the only way to write the file. The seal also refuses holes. A
+//! worker that holds the page up holds up that process alone.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::counters::PAGE_BYTES;
 use crate::memory::{self, Mapping};
 
-/// The supervisor's side.
+/// The side of the tenant's process.
 #[derive(Debug)]
 pub struct NeighboursFile {
     file: File,
@@ -47,21 +47,19 @@ impl NeighboursFile {
 
     /// Sets whether other tenants use the devices as well.
     pub fn set(&self, has_neighbours: bool) {
-        // SAFETY: the first word of a page that is mapped as long as this lives, of a file that cannot shrink.
-        let word = unsafe { &*self.page.base().cast::<AtomicU64>() };
-        word.store(u64::from(has_neighbours), Ordering::Relaxed);
+        self.word()
+            .store(u64::from(has_neighbours), Ordering::Relaxed);
     }
-}
 
-/// Reads whether there are neighbours, without a mapping.
-///
-/// # Errors
-/// The descriptor is no such page.
-pub fn is_set(page: &OwnedFd) -> io::Result<bool> {
-    let mut word = [0; 8];
-    let page = File::from(page.try_clone()?);
-    page.read_exact_at(&mut word, 0)?;
-    Ok(u64::from_ne_bytes(word) != 0)
+    /// Returns what was set last.
+    pub fn is_set(&self) -> bool {
+        self.word().load(Ordering::Relaxed) != 0
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: the first word of a page that is mapped as long as this lives, of a file that cannot shrink.
+        unsafe { &*self.page.base().cast::<AtomicU64>() }
+    }
 }
 
 /// A worker's side: the page, mapped for the life of the process.
@@ -76,7 +74,7 @@ unsafe impl Send for Neighbours {}
 unsafe impl Sync for Neighbours {}
 
 impl Neighbours {
-    /// Maps the page that the supervisor sent.
+    /// Maps the page of the worker's tenant.
     ///
     /// # Errors
     /// The descriptor is no page that can be mapped.
@@ -85,7 +83,7 @@ impl Neighbours {
         Ok(Self { page })
     }
 
-    /// Returns true if there are neighbours, as last set by the supervisor.
+    /// Returns true if there are neighbours, as last set.
     pub fn has_some(&self) -> bool {
         // SAFETY: the first word of the page, which is only read.
         unsafe { self.page.as_ref() }.load(Ordering::Relaxed) != 0
@@ -105,7 +103,7 @@ mod tests {
         let worker = Neighbours::map(&file).unwrap();
         assert!(!worker.has_some());
         neighbours.set(true);
-        assert!(worker.has_some());
+        assert!(worker.has_some() && neighbours.is_set());
 
         let denied = |result: io::Result<()>, number| {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(number));

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use event_manager::{EventManager, MutEventSubscriber, SubscriberId, SubscriberOps};
 use wormhole_link::channel::{Incoming, Outgoing};
 use wormhole_link::memory;
-use wormhole_link::neighbours::NeighboursFile;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
     ArenaRequest, ArenaRun, Attach, FEATURE_FILES, FEATURE_PROCESS, Fetch, Message, Observe,
@@ -241,7 +240,6 @@ impl Scene {
             signals: Signals::new().expect("a descriptor for signals"),
             sampler: None,
             near: None,
-            neighbours: NeighboursFile::create().expect("a page"),
             forks: Forks::new(),
         };
         let supervisor = Rc::new(RefCell::new(Supervisor::new(options, parts)));

@@ -71,7 +71,6 @@ use std::time::{Duration, Instant};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use wormhole_api::CuResult;
 use wormhole_link::device::DeviceChoice;
-use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::users::peer_of;
 pub use wormhole_sandbox::Limits;
 use wormhole_sandbox::device::needs;
@@ -153,8 +152,6 @@ pub enum SupervisorError {
     Signals(#[source] std::io::Error),
     #[error("the loop of the only tenant cannot be made")]
     Tenant(#[source] std::io::Error),
-    #[error("the word on neighbours cannot be shared with workers")]
-    Neighbours(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
     Sampler(#[source] std::io::Error),
 }
@@ -203,8 +200,6 @@ struct Supervisor {
     refusals: Refusals,
     /// Tenants with a window. Values that depend on a device's whole work reveal other tenants'.
     history: TenantHistory,
-    /// File in which workers read whether there are neighbours.
-    neighbours: NeighboursFile,
     workers: BTreeMap<Id, Worker>,
     pool: WorkerPool,
     hello_limit: Duration,
@@ -261,7 +256,6 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         .then(Sampler::new)
         .transpose()
         .map_err(SupervisorError::Sampler)?;
-    let neighbours = NeighboursFile::create().map_err(SupervisorError::Neighbours)?;
     let pair = match &options.listener {
         Some(_) => None,
         None => Some(pair::sockets().map_err(SupervisorError::Tenant)?),
@@ -275,7 +269,6 @@ pub fn run(mut options: Options) -> Result<(), SupervisorError> {
         descriptors,
         signals,
         sampler,
-        neighbours,
         forks,
         near,
     };
@@ -338,7 +331,6 @@ struct Parts {
     descriptors: Descriptors,
     signals: Signals,
     sampler: Option<Sampler>,
-    neighbours: NeighboursFile,
     forks: Forks,
     near: Option<OwnedFd>,
 }
@@ -364,7 +356,6 @@ impl Supervisor {
             process_logs: ProcessLogs::default(),
             refusals: Refusals::new(descriptors.for_tenants()),
             history: TenantHistory::default(),
-            neighbours: parts.neighbours,
             workers: BTreeMap::new(),
             pool: WorkerPool::new(parts.spawner, parts.abilities, options.start_limit),
             hello_limit: options.hello_limit,

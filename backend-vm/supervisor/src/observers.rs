@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
 use wormhole_link::channel::ChannelError;
-use wormhole_link::neighbours;
+use wormhole_link::neighbours::NeighboursFile;
 use wormhole_ring::control::{Message, Observe, Refusal, facts};
 
 use super::Id;
@@ -234,10 +234,10 @@ impl TenantLoop {
         }
     }
 
-    /// Returns whether other tenants use the devices, as the supervisor has published it last.
+    /// Returns whether other tenants use the devices, as the supervisor has said last.
     fn has_neighbours(&self) -> bool {
-        let page = self.neighbours.as_ref();
-        page.is_none_or(|page| neighbours::is_set(page).unwrap_or(true))
+        let file = self.neighbours.as_ref();
+        file.is_none_or(NeighboursFile::is_set)
     }
 
     /// Returns the facts on a device that a tenant may see; none for a device that does not exist.

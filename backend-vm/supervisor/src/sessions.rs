@@ -18,6 +18,7 @@ use std::os::unix::net::UnixDatagram;
 use event_manager::EventOps;
 use wormhole_link::counters::CountersFile;
 use wormhole_link::device;
+use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::report::SessionReport;
 use wormhole_link::usage::Usage;
 use wormhole_ring::control::{Band, FEATURE_FILES, Grant, Message, Refusal, WindowRun};
@@ -101,9 +102,9 @@ impl Session {
     }
 
     /// Returns the descriptors to send with the worker's assignment.
-    pub fn descriptors(&mut self, neighbours: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    pub fn descriptors(&mut self, neighbours: &NeighboursFile) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
-        let word = neighbours.try_clone()?;
+        let word = neighbours.descriptor()?;
         let mut descriptors = vec![self.file.descriptor()?, page.into(), word];
         if self.features & FEATURE_FILES != 0 {
             let (guest, worker) = UnixDatagram::pair()?;

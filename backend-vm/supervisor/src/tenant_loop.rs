@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use wormhole_link::channel::MAX_RECEIVED;
+use wormhole_link::neighbours::NeighboursFile;
 use wormhole_sandbox::Ending;
 
 use super::assigned::Worker;
@@ -56,8 +57,8 @@ pub struct TenantLoop {
     held: Option<(Order, Vec<OwnedFd>)>,
     /// Limits and facts; none until there is a tenant.
     pub(super) service: Option<Service>,
-    /// File in which workers read whether there are neighbours.
-    pub(super) neighbours: Option<OwnedFd>,
+    /// File in which the tenant's workers read whether there are neighbours; none until there is a tenant.
+    pub(super) neighbours: Option<NeighboursFile>,
     pub(super) descriptors: Descriptors,
     pub(super) sources: Sources<Source>,
     next_id: Id,
@@ -307,6 +308,7 @@ impl TenantLoop {
                 self.hear_scrubber(ops);
             }
             Order::ScrubberEnded { pid } => self.scrubber_ended(ops, pid),
+            Order::Neighbours(some) => self.neighbours.iter().for_each(|file| file.set(some)),
             Order::Figures { is_last, part } => self.figures(ops, is_last, &part),
             Order::CountUsage => self.count_usage(ops),
             Order::Usage { is_last, part } => self.usage_answered(ops, is_last, &part),
@@ -322,10 +324,18 @@ impl TenantLoop {
     }
 
     fn begin(&mut self, ops: &mut EventOps<'_>, service: Service, descriptors: Vec<OwnedFd>) {
-        let Ok([stream, neighbours]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        let Ok([stream]) = <[OwnedFd; 1]>::try_from(descriptors) else {
             tracing::error!("no descriptor is left for a tenant's stream");
             self.is_cut = true;
             return;
+        };
+        let neighbours = match NeighboursFile::create() {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::error!("the word on neighbours cannot be shared with workers: {error}");
+                self.is_cut = true;
+                return;
+            }
         };
         let attach_end = service.attach_limit.map(|limit| Instant::now() + limit);
         attach_end
@@ -546,8 +556,7 @@ mod tests {
             hashes: Vec::new(),
         };
         let (launcher, stream) = UnixStream::pair().unwrap();
-        let (neighbours, _) = UnixStream::pair().unwrap();
-        let given = [stream.into(), neighbours.into()];
+        let given = [stream.into()];
         datagram::send(&near, &Order::Serve(service).encode(), &given, false).unwrap();
         drop(given);
         let mut run = || {

@@ -169,23 +169,14 @@ impl Supervisor {
             lines,
         } = waiting;
         let token = self.sources.add(Source::Tenant(id));
-        let neighbours = self.neighbours.descriptor();
-        let neighbours = neighbours.map_err(|error| error.to_string());
-        let ready = neighbours.and_then(|neighbours| {
-            let watched = end.register(ops, token);
-            watched.map_or_else(|error| Err(error.to_string()), |()| Ok(neighbours))
-        });
-        let neighbours = match ready {
-            Ok(neighbours) => neighbours,
-            Err(reason) => {
-                let owner = Owner { tenant: id, user };
-                self.pass_on_error(owner, &format!("it cannot serve: {reason}"));
-                self.sources.remove(token);
-                process.into_iter().for_each(|process| process.kill());
-                let refusal = Refusal::NoDevice;
-                return self.refusals.refuse(Some(user), stream, refusal, &reason);
-            }
-        };
+        if let Err(error) = end.register(ops, token) {
+            let (owner, reason) = (Owner { tenant: id, user }, error.to_string());
+            self.pass_on_error(owner, &format!("it cannot serve: {reason}"));
+            self.sources.remove(token);
+            process.into_iter().for_each(|process| process.kill());
+            let refusal = Refusal::NoDevice;
+            return self.refusals.refuse(Some(user), stream, refusal, &reason);
+        }
         let service = Service {
             tenant: id,
             attach_limit: attaches.then_some(self.hello_limit),
@@ -199,7 +190,8 @@ impl Supervisor {
             hashes: self.pool.hashes.clone(),
         };
         let launcher = peer_of(&stream).map_or(0, |peer| peer.process);
-        end.give(&Order::Serve(service), vec![stream, neighbours]);
+        end.give(&Order::Serve(service), vec![stream]);
+        end.order(&Order::Neighbours(self.history.has_neighbours()));
         if self.pool.device_works {
             end.order(&self.devices());
         }
@@ -477,11 +469,16 @@ impl Supervisor {
         }
     }
 
-    /// Publishes to the workers whether more than one tenant uses the devices.
+    /// Counts the tenants that use the devices. Their processes publish to the workers whether there is more than one.
     fn count_neighbours(&mut self) {
+        let before = self.history.has_neighbours();
         let attached = self.tenants.values().filter(|one| one.is_neighbour);
         self.history.set(attached.count());
-        self.neighbours.set(self.history.has_neighbours());
+        let has_neighbours = self.history.has_neighbours();
+        if has_neighbours != before {
+            let order = Order::Neighbours(has_neighbours);
+            self.tenants.values_mut().for_each(|one| one.order(&order));
+        }
     }
 
     /// Sends the tenants that wait for it the facts on the devices, or the reason why there is none.

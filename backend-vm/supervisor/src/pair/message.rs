@@ -41,8 +41,10 @@ pub struct Service {
 /// Message to a tenant's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Serve the tenant whose stream comes with this, and the file with the word on neighbours.
+    /// Serve the tenant whose stream comes with this.
     Serve(Service),
+    /// Tell the workers whether other tenants use the devices as well. Until the first of these none do.
+    Neighbours(bool),
     /// The supervisor has closed its copies of the descriptors sent so far.
     Released,
     /// Facts on the devices, or the reason why no worker has one.
@@ -218,6 +220,7 @@ impl Order {
             Self::Lost(reason) => [&[14], text(reason)].concat(),
             Self::CountUsage => vec![15],
             Self::Usage { is_last, part } => [&[16, u8::from(*is_last)], text(part)].concat(),
+            Self::Neighbours(some) => vec![17, u8::from(*some)],
         }
     }
 
@@ -267,6 +270,7 @@ impl Order {
                 is_last: fields.byte()? != 0,
                 part: fields.text()?,
             },
+            17 => Self::Neighbours(fields.byte()? != 0),
             _ => return None,
         };
         fields.end().map(|()| order)
@@ -385,6 +389,8 @@ mod tests {
         vec![
             Order::Serve(service),
             Order::Serve(waits),
+            Order::Neighbours(false),
+            Order::Neighbours(true),
             Order::Released,
             Order::Device(Ok(facts.clone())),
             Order::Device(Err(reason.clone())),

@@ -94,6 +94,8 @@ const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
 /// Environment of a guest whose worker reports when it gets neighbours, and when it has none any
 /// more.
 const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
+/// Words of that worker before the number of the file in which it reads that.
+const FILE: &str = "it reads in file ";
 /// Environment of a guest whose worker says its process number.
 const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 /// Environment of a guest whose worker uses most of its tenant's log budget.
@@ -327,6 +329,10 @@ fn a_worker_knows_while_its_tenant_has_neighbours() {
         );
     };
     waits("neighbours: true", 2);
+    let log = backend.log();
+    let files = log.lines().filter_map(|line| line.split_once(FILE));
+    let files: BTreeSet<&str> = files.map(|(_, number)| number).collect();
+    assert_eq!(files.len(), 2, "workers of two tenants share one");
     drop((control, neighbour));
     waits("neighbours: false", 2);
     assert_eq!(said("neighbours: true"), 2);
@@ -531,6 +537,8 @@ fn worker(mut stub: Stub) {
 }
 
 fn watch(mut stub: Stub, neighbours: &OwnedFd) -> ! {
+    let file = rustix::fs::fstat(neighbours).unwrap();
+    stub.say(&format!("{FILE}{}", file.st_ino));
     let neighbours = Neighbours::map(neighbours).unwrap();
     let mut said = None;
     loop {
