@@ -89,17 +89,26 @@ impl Calls {
         Ok(self.and_where(call, vec![at_most(argument, AWAITED)?]))
     }
 
-    /// Adds `madvise` with advice that takes a time in proportion to the range and concerns memory of the caller's alone. Left out
-    /// are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
+    /// Adds `madvise` with all that [`and_lasting_advice`](Self::and_lasting_advice) has, and with the advice to discard pages.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn and_advice(self) -> Result<Self, FilterError> {
+        let discards = equals(2, libc::MADV_DONTNEED.unsigned_abs().into())?;
+        let calls = self.and_lasting_advice()?;
+        Ok(calls.and_where(libc::SYS_madvise, vec![discards]))
+    }
+
+    /// Adds `madvise` with advice that takes a time in proportion to the range, concerns memory of the caller's alone and leaves its
+    /// contents. Left out are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
     /// the failure of pages, which takes them from the system; what moves or frees pages that other processes have mapped as well,
     /// who wait for it (`MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`); and what looks through all of a file, or all of its
     /// mappings, for each part of the range (`MADV_WILLNEED`, `MADV_REMOVE`).
     ///
     /// # Errors
     /// Never.
-    pub fn and_advice(self) -> Result<Self, FilterError> {
-        const ADVICE: [i32; 11] = [
-            libc::MADV_DONTNEED,
+    pub fn and_lasting_advice(self) -> Result<Self, FilterError> {
+        const ADVICE: [i32; 10] = [
             libc::MADV_DONTFORK,
             libc::MADV_DOFORK,
             libc::MADV_HUGEPAGE,

@@ -111,9 +111,12 @@ const CLOCKS: &[i64] = &[
 ];
 const LAST_CLOCK: u64 = 15;
 
-/// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME) or a mapping (PR_SET_VMA), or come before a filter
-/// (PR_SET_NO_NEW_PRIVS). PR_SET_PDEATHSIG is left out: a worker could use it to outlive its supervisor.
-const PRCTL: &[u64] = &[15, 16, 0x5356_4d41, 38];
+/// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME), or come before a filter (PR_SET_NO_NEW_PRIVS).
+/// PR_SET_PDEATHSIG is left out: a worker could use it to outlive its supervisor.
+const PRCTL: &[u64] = &[15, 16, 38];
+/// `prctl` operation (PR_SET_VMA) by which libraries name mappings. It does nothing: the kernel goes through all mappings of a
+/// range, also after the process was killed.
+const NAMES_MAPPING: u64 = 0x5356_4d41;
 
 /// Advice that a library may give, and that does nothing. Huge pages are made by a thread of the kernel, also of shared memory
 /// and by a setting of libraries, while others who have the same pages wait.
@@ -125,6 +128,9 @@ const IDLE_ADVICE: [i32; 6] = [
     libc::MADV_FREE,
     libc::MADV_HUGEPAGE,
 ];
+
+/// Advice to discard pages. Each kind of device says in what range.
+pub(super) const DISCARDS: u64 = libc::MADV_DONTNEED.unsigned_abs() as u64;
 
 /// Flags of `memfd_create`. `MFD_HUGETLB` is left out, as `MAP_HUGETLB` is.
 pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) as u64;
@@ -146,7 +152,8 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     // It reads limits. A lower one of core dumps would have the kernel start a program.
     let read = all_masked(&[(2, u64::MAX, 0)])?;
     calls = calls
-        .and_advice()?
+        .and_lasting_advice()?
+        .idle_where(libc::SYS_prctl, vec![equals(0, NAMES_MAPPING)?])
         .idle_where(
             libc::SYS_madvise,
             equals_one_of(

@@ -199,6 +199,7 @@ impl Confinement {
             } else {
                 libc::RLIM_INFINITY
             },
+            huge_pages: needs(self.kind).huge_pages,
             threads: self.threads,
             filter: seccomp::filter(self.kind)?,
             program: executed,

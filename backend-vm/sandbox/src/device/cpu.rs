@@ -3,11 +3,11 @@
 use rustix::thread::{CpuSet, sched_getaffinity};
 use wormhole_device::STREAM_THREADS;
 use wormhole_link::device::DeviceChoice;
-use wormhole_privileges::{Calls, FilterError, equals, masked};
+use wormhole_privileges::{Calls, FilterError, all_masked, equals, masked};
 use wormhole_ring::layout::SLOTS;
 
 use super::{Found, Needs};
-use crate::seccomp::MEMORY_FILE;
+use crate::seccomp::{DISCARDS, MEMORY_FILE};
 
 pub(super) const NEEDS: Needs = Needs {
     calls,
@@ -22,6 +22,9 @@ pub(super) const NEEDS: Needs = Needs {
         })
     },
     threads,
+    // A thread of the kernel makes them, also of text of libraries, and other processes wait meanwhile for pages that they share
+    // with the worker. Nothing of the worker asks for them.
+    huge_pages: false,
     limits_memory: true,
     identifies_processes: false,
     has_figures: false,
@@ -29,6 +32,10 @@ pub(super) const NEEDS: Needs = Needs {
 
 /// Bytes that one read copies. A longer one goes on after the process was killed.
 const READ: u64 = 1 << 24;
+
+/// Bytes of address space that one call discards. The allocator discards parts of its heaps, of 64 MiB, and of stacks. The
+/// kernel looks through page tables without pages in a longer range, also after the process was killed.
+const DISCARDED: u64 = 1 << 30;
 
 /// Flags of `open` that make a file. Even where none can be made, the kernel takes the folder's lock for them, for which all
 /// wait who look a name up there.
@@ -57,11 +64,14 @@ fn processors() -> usize {
 /// Adds the system calls of the device, whose memory lies in memfds.
 fn calls(calls: Calls) -> Result<Calls, FilterError> {
     let few = masked(2, !(READ - 1), 0)?;
+    let advice = u64::from(u32::MAX);
+    let discards = all_masked(&[(1, !(DISCARDED - 1), 0), (2, advice, DISCARDS)])?;
     let makes = u64::from(MAKES.unsigned_abs());
     Ok(calls
         .and_where(libc::SYS_memfd_create, vec![equals(1, MEMORY_FILE)?])
         .and_where(libc::SYS_open, vec![masked(1, makes, 0)?])
         .and_where(libc::SYS_openat, vec![masked(2, makes, 0)?])
+        .and_where(libc::SYS_madvise, vec![discards])
         .and_where(libc::SYS_read, vec![few.clone()])
         .and_where(libc::SYS_pread64, vec![few]))
 }

@@ -9,13 +9,15 @@ use wormhole_privileges::{Calls, FilterError, all_equal, equals, equals_one_of, 
 use super::gpus::{GpuError, Gpus};
 use super::{Found, Needs};
 use crate::root::Steps;
-use crate::seccomp::{MEMORY_FILE, with_clock};
+use crate::seccomp::{DISCARDS, MEMORY_FILE, with_clock};
 
 pub(super) const NEEDS: Needs = Needs {
     calls,
     root,
     find,
     threads: |_| THREADS,
+    // The driver's speed may depend on them.
+    huge_pages: true,
     limits_memory: false,
     identifies_processes: true,
     has_figures: true,
@@ -143,6 +145,7 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
         // worker has the kernel kill others when that node is full.
         .idle_where(libc::SYS_mbind, Vec::new())
         .idle_where(libc::SYS_set_mempolicy, Vec::new())
+        .and_where(libc::SYS_madvise, vec![equals(2, DISCARDS)?])
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);
     let limits = LIMITS.map(u64::from);

@@ -269,6 +269,7 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ),
     ("seccomp", libc::SYS_seccomp, [1, 0, 0]),
     ("outlive the supervisor", libc::SYS_prctl, [1, 0, 0]),
+    ("be given huge pages", libc::SYS_prctl, [41, 0, 0]),
     ("become dumpable", libc::SYS_prctl, [4, 1, 0]),
     ("execveat", libc::SYS_execveat, [1000, 0, 0]),
     ("shmget", libc::SYS_shmget, [0x5748, 0, 0]),
@@ -328,6 +329,7 @@ const DRIVER_CALLS: &[(&str, i64, [i64; 3])] = &[
     ("listen", libc::SYS_listen, [1000, 0, 0]),
     ("chmod", libc::SYS_chmod, [0, 0, 0]),
     ("unlink", libc::SYS_unlink, [0, 0, 0]),
+    ("discard a large range", libc::SYS_madvise, [1, 1 << 30, 4]),
     (
         "memfd_create of another kind",
         libc::SYS_memfd_create,
@@ -786,6 +788,11 @@ pub fn all() -> Vec<Attack> {
         &("give pages a policy", libc::SYS_mbind, [1, 4096, 0]),
         Some(0),
     ));
+    // The call returns success to any library, although not even the address is one of a page.
+    attacks.push(Attack {
+        refusals: both(0),
+        ..call(&("name pages", libc::SYS_prctl, [0x5356_4d41, 0, 1]), None)
+    });
     attacks.extend(DRIVER_CALLS.iter().map(|row| call(row, None)));
     attacks.extend(FILES.iter().map(|&(path, flags, refusals)| Attack {
         name: format!("open {path}"),
