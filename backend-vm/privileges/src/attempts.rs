@@ -77,9 +77,10 @@ pub const BEYOND_CHANGES: [Attempt; 12] = [
 ];
 
 /// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
-fn attempts() -> [Attempt; 21] {
+fn attempts() -> [Attempt; 22] {
     const KVM_CREATE_VM: i64 = 0xae01;
     let fork = i64::from(libc::SIGCHLD);
+    let collapse = i64::from(libc::MADV_COLLAPSE);
     let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
     let memory = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     [
@@ -93,6 +94,10 @@ fn attempts() -> [Attempt; 21] {
         ("tgkill", [libc::SYS_tgkill, 1, 1, 0, 0, 0]),
         ("mmap", [libc::SYS_mmap, 0, 4096, executable, memory, -1]),
         ("ioctl", [libc::SYS_ioctl, -1, KVM_CREATE_VM, 0, 0, 0]),
+        (
+            "madvise",
+            [libc::SYS_madvise, NOWHERE, 1 << 36, collapse, 0, 0],
+        ),
         (
             "process_vm_writev",
             [libc::SYS_process_vm_writev, 1, 0, 0, 0, 0],

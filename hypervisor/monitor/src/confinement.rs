@@ -13,9 +13,11 @@ use kvm_bindings::{
     kvm_xsave,
 };
 use wormhole_privileges::{
-    Calls, Denial, FilesError, Filter, FilterError, drop_capabilities, equals, equals_one_of,
-    leave_file_system, masked, report_denied_calls,
+    Calls, Denial, FilesError, Filter, FilterError, all_masked, drop_capabilities, equals,
+    equals_one_of, leave_file_system, masked, report_denied_calls,
 };
+
+use crate::ram::COLLAPSED;
 
 vmm_sys_util::ioctl_io_nr!(KVM_RUN, KVMIO, 0x80);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_REGS, KVMIO, 0x81, kvm_regs);
@@ -139,13 +141,15 @@ const ABSENT: &[i64] = &[
 fn common() -> Result<Calls, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
+    let collapse = libc::MADV_COLLAPSE.unsigned_abs().into();
+    let collapsed = all_masked(&[
+        (1, !(2 * COLLAPSED as u64 - 1), 0),
+        (2, u32::MAX.into(), collapse),
+    ])?;
     Ok(Calls::any(COMMON)
         .and_advice()?
         // For a window that is prefaulted.
-        .and_where(
-            libc::SYS_madvise,
-            vec![equals(2, libc::MADV_COLLAPSE.unsigned_abs().into())?],
-        )
+        .and_where(libc::SYS_madvise, vec![collapsed])
         // No executable memory: neither a new mapping nor a changed one.
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])

@@ -21,7 +21,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::aperture::{MAX_SLOTS, Slots};
 use crate::devices::vfio::PassthroughError;
-use crate::ram::{self, Advice, AlignedMapping, GuestRam, RamRegion};
+use crate::ram::{self, Advice, AlignedMapping, COLLAPSED, GuestRam, RamRegion};
 
 /// End of RAM below 4 GiB, and start of PCI memory.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
@@ -476,9 +476,13 @@ struct Part {
 impl Part {
     /// Allocates the part's memory. Other pages come at the first access.
     fn allocate(&self) {
+        let pieces = (0..self.size).step_by(COLLAPSED).map(|at| {
+            let bytes = COLLAPSED.min(self.size - at);
+            (Advice::Collapse, at, bytes)
+        });
         // The kernel collapses no range that has no page yet.
-        for advice in [Advice::Populate, Advice::Collapse] {
-            if let Err(error) = ram::advise(self.start, self.size, advice) {
+        for (advice, at, bytes) in std::iter::once((Advice::Populate, 0, self.size)).chain(pieces) {
+            if let Err(error) = ram::advise(self.start.wrapping_add(at), bytes, advice) {
                 tracing::debug!(?advice, %error, "a part of the window is not allocated in advance");
             }
         }

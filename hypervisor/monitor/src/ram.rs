@@ -98,6 +98,10 @@ pub(crate) enum Advice {
     Collapse = libc::MADV_COLLAPSE as isize,
 }
 
+/// Bytes that one call collapses at most. The kernel looks through a longer range although a thread has been killed, and on some
+/// kernels without a schedule.
+pub(crate) const COLLAPSED: usize = 1 << 30;
+
 /// Gives advice on a range of mapped memory.
 pub(crate) fn advise(start: *mut u8, len: usize, advice: Advice) -> io::Result<()> {
     // SAFETY: no advice of the enumeration changes contents or mappings, so the range may be any.
