@@ -92,6 +92,30 @@ std::vector<Bytes> fat_binaries() {
     return found;
 }
 
+// Number of 8 bytes at an offset of an image.
+std::uint64_t number_at(const Bytes &image, std::size_t place) {
+    HOLDS(place + 8 <= image.size());
+    std::uint64_t number = 0;
+    std::memcpy(&number, &image[place], sizeof number);
+    return number;
+}
+
+// Offset of a symbol's value in an ELF image, with the symbol's size behind it; the symbol has a section.
+std::size_t symbol_value(const Bytes &image) {
+    constexpr std::size_t header_bytes = 64, symbol_bytes = 24, symbols = 2;
+    const std::size_t table = number_at(image, 40);
+    for (std::size_t header = table; header + header_bytes <= image.size(); header += header_bytes) {
+        if (static_cast<std::uint32_t>(number_at(image, header) >> 32) != symbols) continue;
+        const std::size_t start = number_at(image, header + 24), bytes = number_at(image, header + 32);
+        for (std::size_t symbol = start; symbol < start + bytes; symbol += symbol_bytes) {
+            const std::size_t section = number_at(image, symbol) >> 48;
+            if (section != 0 && section < 0xff00) return symbol + 8;
+        }
+    }
+    HOLDS(!"the image has a symbol");
+    return 0;
+}
+
 // The header of an ELF image of a device, with nothing behind it.
 Bytes bare_header() {
     Bytes header(64);
@@ -149,6 +173,19 @@ int main() {
         }
     }
     HOLDS(refused > 0);
+
+    // A symbol that lies elsewhere than in its section, or is longer, would name memory of others. The linker of the CPU
+    // device writes text.
+    if (images.back()[0] == 0x7f) {
+        const std::size_t value = symbol_value(images.back());
+        const std::uint64_t far = 1ull << 44;
+        for (const std::size_t place : {value, value + 8}) {
+            Bytes damaged = images.back();
+            std::memcpy(&damaged[place], &far, sizeof far);
+            CUmodule module = nullptr;
+            HOLDS(edge.load(damaged, &module) == CUDA_ERROR_INVALID_IMAGE);
+        }
+    }
 
     CUdeviceptr place = 0;
     WORKS(cuMemAlloc, &place, 4);

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 
+use object::LittleEndian;
+use object::elf::{FileHeader64, SHT_SYMTAB, STT_OBJECT};
+use object::read::elf::{FileHeader, SectionHeader, Sym};
 use wormhole_device::{ManagedPlace, Result};
 use wormhole_fatbin::Entry;
 
@@ -16,7 +19,8 @@ const START: u64 = 0x7000_0000_0000;
 /// Processes an image as a device of compute capability 9.0 does.
 ///
 /// # Panics
-/// The driver would get something else than a whole ELF file, or text with one zero byte, at its end.
+/// The driver would get something else than a whole ELF file whose variables lie in their sections, or text with one
+/// zero byte, at its end.
 pub fn take_apart(image: &[u8], force_ptx: bool) {
     let Ok(ways) = alternatives(image, 90, force_ptx) else {
         return;
@@ -51,6 +55,7 @@ fn check(code: Result<Code<'_>>) {
         return;
     }
     assert!(elf::is_whole(code.bytes()));
+    assert_variables_lie_in_sections(code.bytes());
     let Ok(Some(managed)) = managed::Code::read(code.bytes().to_vec()) else {
         return;
     };
@@ -64,8 +69,30 @@ fn check(code: Result<Code<'_>>) {
     // The image keeps its length and is whole, and no value lies outside the place.
     assert_eq!(placed.code.bytes().len(), code.bytes().len());
     assert!(elf::is_whole(placed.code.bytes()));
+    assert_variables_lie_in_sections(placed.code.bytes());
     for (address, values) in placed.initial {
         let end = address.checked_add(values.len() as u64).expect("an end");
         assert!(address >= START && end <= START + place.bytes);
+    }
+}
+
+/// Panics if a data object of global memory or of a constant bank reaches beyond its section.
+fn assert_variables_lie_in_sections(image: &[u8]) {
+    let header = FileHeader64::<LittleEndian>::parse(image).expect("a header");
+    let endian = header.endian().expect("an order of bytes");
+    let sections = header.sections(endian, image).expect("sections");
+    let symbols = sections.symbols(endian, image, SHT_SYMTAB);
+    for symbol in symbols.expect("symbols").iter() {
+        let home = usize::from(symbol.st_shndx(endian));
+        let Ok(section) = sections.section(object::SectionIndex(home)) else {
+            continue;
+        };
+        let name = sections.section_name(endian, section).expect("a name");
+        let has_variables = name.starts_with(b".nv.global") || name.starts_with(b".nv.constant");
+        if home == 0 || !has_variables || symbol.st_type() != STT_OBJECT {
+            continue;
+        }
+        let room = section.sh_size(endian).checked_sub(symbol.st_value(endian));
+        assert!(room.is_some_and(|room| symbol.st_size(endian) <= room));
     }
 }

@@ -372,6 +372,8 @@ pub(crate) mod tests {
 
     const STRINGS: u32 = 3;
     const START: u64 = 0x7000_0000_0000;
+    /// Offset among the names of one that a section of shared memory has.
+    pub const SHARED_NAME: u8 = 7;
 
     /// Whole image with a managed variable `x` of 8 bytes with the initial value 5, one `y` of 16 bytes without values, and
     /// a device variable `z`; a constant bank contains the addresses of `x + 4`, `z` and `y`.
@@ -423,7 +425,7 @@ pub(crate) mod tests {
             entry(16, 2, GENERIC_ADDRESS, 0),
         ];
         section(SYMBOLS, &symbols.concat(), 2, 0);
-        section(STRINGS, b"\0x\0y\0z\0", 0, 0);
+        section(STRINGS, b"\0x\0y\0z\0.nv.shared.k\0", 0, 0);
         section(
             PROGRAM_BITS,
             &[7_u64, 5].map(u64::to_le_bytes).concat(),
