@@ -41,16 +41,22 @@ const CALL_GRAPH: u32 = 0x7000_0001;
 const ENTRY: u8 = 0x10;
 /// Callees from here on are marks between the lists of the call graph. The first list has the calls.
 const FIRST_MARK: u32 = 0xffff_fff0;
+/// Most bytes of all names. Names in a file may overlap, so a small file can have large ones.
+const MOST_NAMES: usize = 16 << 20;
 
-/// Returns the kernels of an ELF file that call `vprintf`. `None` if that is unknown.
+/// Returns the kernels of an ELF file that call `vprintf`. `None` if that is unknown, or the names are too long.
 pub fn of_machine_code(image: &[u8]) -> Option<HashSet<String>> {
+    kernels(image, MOST_NAMES)
+}
+
+fn kernels(image: &[u8], most_names: usize) -> Option<HashSet<String>> {
     let header = FileHeader64::<LittleEndian>::parse(image).ok()?;
     let endian = header.endian().ok()?;
     let sections = header.sections(endian, image).ok()?;
     let symbols = sections
         .symbols(endian, image, object::elf::SHT_SYMTAB)
         .ok()?;
-    let mut kernels = HashSet::new();
+    let (mut kernels, mut left) = (HashSet::new(), most_names);
     for section in sections
         .iter()
         .filter(|section| section.sh_type(endian) == CALL_GRAPH)
@@ -74,8 +80,11 @@ pub fn of_machine_code(image: &[u8]) -> Option<HashSet<String>> {
             if caller.st_other() & ENTRY == 0 {
                 return None;
             }
-            let name = caller.name(endian, symbols.strings()).ok()?;
-            kernels.insert(String::from_utf8(name.to_vec()).ok()?);
+            let name = str::from_utf8(caller.name(endian, symbols.strings()).ok()?).ok()?;
+            if !kernels.contains(name) {
+                left = left.checked_sub(name.len())?;
+                kernels.insert(name.to_owned());
+            }
         }
     }
     // The name is in the file, so somebody must call it.
@@ -167,6 +176,9 @@ mod tests {
         let linked = include_bytes!("../tests/data/printing.cubin");
         let kernels = names(["direct", "by_function", "by_address"]);
         assert_eq!(of_machine_code(linked), kernels);
+        let bytes = "direct".len() + "by_function".len() + "by_address".len();
+        assert_eq!(super::kernels(linked, bytes), kernels);
+        assert_eq!(super::kernels(linked, bytes - 1), None);
         let relocatable = include_bytes!("../tests/data/printing_relocatable.cubin");
         assert_eq!(of_machine_code(relocatable), None);
         for length in 0..linked.len() {
