@@ -410,8 +410,22 @@ pub(crate) mod tests {
         let packed = |flags, data: &[u8]| unpacked(&[part(PTX, 75, flags, data, TEXT.len())]);
         assert_eq!(packed(LZ4, &lz4).unwrap(), expected);
         assert_eq!(packed(ZSTD_OF_DRIVER, &zstd).unwrap(), expected);
-        let shorter = part(PTX, 75, LZ4, &lz4, TEXT.len() - 1);
-        assert_eq!(unpacked(&[shorter]), Err(CuError::INVALID_IMAGE));
+        for (flags, data) in [(LZ4, &lz4), (ZSTD, &zstd)] {
+            for bytes in [0, TEXT.len() - 1, TEXT.len() + 1] {
+                let other = part(PTX, 75, flags, data, bytes);
+                let refused = unpacked(&[other]);
+                assert_eq!(refused, Err(CuError::INVALID_IMAGE), "{flags:#x} {bytes}");
+            }
+        }
+        // Another reader would find more, or something else.
+        for (flags, data) in [
+            (ZSTD, [&zstd[..], b"\0"].concat()),
+            (ZSTD, [&zstd[..], &zstd].concat()),
+            (ZSTD | LZ4, zstd.clone()),
+            (ZSTD | LZ4, lz4.clone()),
+        ] {
+            assert_eq!(packed(flags, &data), Err(CuError::INVALID_IMAGE));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use object::elf::{EM_CUDA, FileHeader64, SHT_PROGBITS};
 use object::read::archive::{ArchiveFile, ArchiveKind};
 use object::read::elf::{FileHeader, SectionHeader};
 
-use crate::{FatbinError, is_fatbin, whole};
+use crate::{FatbinError, is_fatbin, whole, within_limit};
 
 /// Names of the sections that hold fatbins: in plain compilations, and in relocatable ones.
 const SECTIONS: [&[u8]; 2] = [b".nv_fatbin", b"__nv_relfatbin"];
@@ -49,7 +49,7 @@ pub enum Content<'a> {
 /// Finds the device code in an object file.
 ///
 /// # Errors
-/// The file is damaged, or has no device code. Fatbins, in a section or as the file itself, are followed by something else
+/// The file is damaged, or has no device code, or more fatbins than the limit. Fatbins, in a section or as the file itself, are followed by something else
 /// than zeros, or by another fatbin behind more zeros than align it.
 pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
     if is_fatbin(data) {
@@ -74,7 +74,10 @@ pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
                 return Err(HostError::Kind);
             }
             let content = section.data(endian, data).map_err(bad)?;
-            found.get_or_insert_with(Vec::new).extend(whole(content)?);
+            let found = found.get_or_insert_with(Vec::new);
+            found.extend(whole(content)?);
+            // Sections may overlap, so a small file can have any number of them.
+            within_limit(found.len())?;
         }
     }
     found.map(Content::Fatbins).ok_or(HostError::NoFatbin)
@@ -151,6 +154,52 @@ mod tests {
         fatbin.extend([1, 0, 16, 0]);
         fatbin.extend([0; 8]);
         fatbin
+    }
+
+    /// Two sections have the same 2,049 fatbins.
+    #[test]
+    fn fatbins_of_all_sections_together_are_bounded() {
+        let object = |fatbins: usize| {
+            let mut file = vec![0; 64];
+            file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+            file[16] = 1;
+            file[18] = 62;
+            file[20] = 1;
+            file[52] = 64;
+            file[58] = 64;
+            file[60] = 4;
+            file[62] = 1;
+            let names = b"\0.nv_fatbin\0\0\0\0\0";
+            file.extend_from_slice(names);
+            let content = empty().repeat(fatbins);
+            let start = file.len();
+            file.extend_from_slice(&content);
+            let headers = file.len() as u64;
+            file[40..48].copy_from_slice(&headers.to_le_bytes());
+            let header = |name: u8, kind: u8, offset: usize, bytes: usize| {
+                let mut header = [0; 64];
+                (header[0], header[4]) = (name, kind);
+                header[24..32].copy_from_slice(&(offset as u64).to_le_bytes());
+                header[32..40].copy_from_slice(&(bytes as u64).to_le_bytes());
+                header
+            };
+            file.extend(header(0, 0, 0, 0));
+            file.extend(header(0, 3, 64, names.len()));
+            for _ in 0..2 {
+                file.extend(header(1, 1, start, content.len()));
+            }
+            file
+        };
+        let small = object(2048);
+        let found = of_object(&small);
+        assert!(matches!(found, Ok(Content::Fatbins(fatbins)) if fatbins.len() == 4096));
+        let large = object(2049);
+        let refused = of_object(&large);
+        let limit = FatbinError::Entries {
+            found: 4098,
+            limit: 4096,
+        };
+        assert!(matches!(refused, Err(HostError::Fatbin(error)) if error == limit));
     }
 
     #[test]

@@ -224,12 +224,12 @@ impl<'a> Entry<'a> {
                 return Err(FatbinError::Entry { found, limit });
             }
         };
-        let (name, bytes) = if self.flags & FLAG_ZSTD != 0 {
-            ("zstd", self.unpack_zstd())
-        } else if self.flags & FLAG_LZ4 != 0 {
-            ("LZ4", self.unpack_lz4(size))
-        } else {
-            return Ok(Cow::Borrowed(self.payload));
+        let (name, bytes) = match (self.flags & FLAG_ZSTD != 0, self.flags & FLAG_LZ4 != 0) {
+            (false, false) => return Ok(Cow::Borrowed(self.payload)),
+            (true, false) => ("zstd", self.unpack_zstd()),
+            (false, true) => ("LZ4", self.unpack_lz4(size)),
+            // Another reader might choose the other one.
+            (true, true) => ("zstd and LZ4", None),
         };
         bytes
             .filter(|bytes| bytes.len() == size)
@@ -238,10 +238,13 @@ impl<'a> Entry<'a> {
     }
 
     fn unpack_zstd(&self) -> Option<Vec<u8>> {
-        let decoder = ruzstd::decoding::StreamingDecoder::new(self.payload).ok()?;
+        let mut decoder = ruzstd::decoding::StreamingDecoder::new(self.payload).ok()?;
         let mut bytes = Vec::new();
-        decoder.take(self.bytes).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
+        // One byte more shows a frame that is longer than the entry says.
+        let most = self.bytes.saturating_add(1);
+        decoder.by_ref().take(most).read_to_end(&mut bytes).ok()?;
+        // Another reader would go on with what follows the frame.
+        decoder.into_inner().is_empty().then_some(bytes)
     }
 
     fn unpack_lz4(&self, size: usize) -> Option<Vec<u8>> {
