@@ -198,10 +198,12 @@ fn declarator<'a>(
             .checked_mul(*extent)
             .ok_or_else(|| too_large.clone())?;
     }
-    if variable
-        .bytes()
-        .is_none_or(|bytes| bytes > MAX_VARIABLE_BYTES)
-    {
+    let is_too_large = |variable: &Variable<'_>| {
+        variable
+            .bytes()
+            .is_none_or(|bytes| bytes > MAX_VARIABLE_BYTES)
+    };
+    if is_too_large(&variable) {
         return Err(too_large);
     }
     if lexer.accept(b'=')? {
@@ -225,6 +227,9 @@ fn declarator<'a>(
                 .iter()
                 .skip(1)
                 .fold(rows, |product, extent| product.saturating_mul(*extent));
+            if is_too_large(&variable) {
+                return Err(too_large);
+            }
         }
         let total = variable.count.saturating_mul(u64::from(variable.vector));
         if variable.init.iter().any(|item| item.index >= total) {

@@ -485,4 +485,17 @@ mod tests {
             Err(ParseError::TooMuch { .. })
         ));
     }
+
+    /// The count of rows follows from the initial values.
+    #[test]
+    fn a_variable_is_bounded_also_where_its_values_count_its_rows() {
+        let text =
+            |columns: u64| format!("{HEAD}.global .b32 a[][{columns}][4] = {{{{{{1}}}}}};\n");
+        assert!(parse_module(&text(16)).is_ok());
+        for columns in [1 << 30, 1 << 61, 1 << 62, u64::MAX >> 1] {
+            let text = text(columns);
+            let refused = matches!(parse_module(&text), Err(ParseError::TooMuch { .. }));
+            assert!(refused, "{columns}");
+        }
+    }
 }
