@@ -6,6 +6,7 @@
 
 mod layer;
 mod removal;
+mod rooted;
 mod users;
 
 use std::fs::File;
@@ -78,7 +79,7 @@ pub enum OciError {
     Depth(usize),
     #[error("the paths of a layer take more than {0} bytes")]
     Names(u64),
-    #[error("the image has more than {0} bytes")]
+    #[error("the image has more than {0} bytes: the limit, or half of the free space below TMPDIR")]
     Bytes(u64),
 }
 

@@ -1,7 +1,6 @@
 //! Unpacks layers of an image, one over the other (layer.md of the OCI's image specification, 1.1).
 //!
-//! The kernel resolves each path with the folder as its root (openat2(2), RESOLVE_IN_ROOT), so that no link and no `..`
-//! leads out. Files belong to the caller, or if that is root to whom the image says. Devices, sockets and pipes are left out, since a guest has its own `/dev`, and so are
+//! The kernel resolves each path with the folder as its root, so that no link and no `..` leads out. Files belong to the caller, or if that is root to whom the image says. Devices, sockets and pipes are left out, since a guest has its own `/dev`, and so are
 //! the set-user-ID and set-group-ID bits and extended attributes.
 
 mod made;
@@ -14,8 +13,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, chownat, fchmod,
-    futimens, linkat, mkdirat, openat, openat2, statat, symlinkat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, chownat, fchmod, fstat,
+    fstatvfs, futimens, linkat, mkdirat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
@@ -23,6 +22,7 @@ use tar::{Archive, Entry, EntryType, PaxExtensions};
 
 use self::made::{Made, Place};
 use super::OciError;
+use super::rooted::open_in;
 
 /// Most files and folders of an image, in all layers.
 const MOST_FILES: u64 = 4 << 20;
@@ -50,6 +50,8 @@ pub struct Unpacking {
     has_owners: bool,
     files: u64,
     bytes: u64,
+    /// Most bytes, also for the other users of the file system: half of what was free at the beginning.
+    most_bytes: u64,
 }
 
 /// Names from the headers before a file.
@@ -64,11 +66,14 @@ impl Unpacking {
     pub fn new(folder: &Path) -> Result<Self, OciError> {
         let root = openat(CWD, folder, FOLDER, Mode::empty());
         let root = root.map_err(|error| failed(folder, error))?;
+        let system = fstatvfs(&root).map_err(|error| failed(folder, error))?;
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
         Ok(Self {
             root,
             has_owners: geteuid().is_root(),
             files: 0,
             bytes: 0,
+            most_bytes: MOST_BYTES.min(free / 2),
         })
     }
 
@@ -113,14 +118,16 @@ impl Unpacking {
         let parent = path.parent().unwrap_or(Path::new(""));
         let folder = self.folder(parent)?;
         if name.as_bytes() == OPAQUE {
-            return clear(&folder, made.place(parent), made, 0).map_err(wrong);
+            let place = made.place(parent);
+            return clear(&folder, place, made, 0).map_err(wrong);
         }
         if let Some(name) = name.as_bytes().strip_prefix(WHITEOUT) {
             let name = OsStr::from_bytes(name);
             if Path::new(name).file_name() != Some(name) {
                 return Err(OciError::Outside(path));
             }
-            return remove_lower(&folder, name, made.place(parent), made, 0).map_err(wrong);
+            let place = made.place(parent);
+            return remove_lower(&folder, name, place, made, 0).map_err(wrong);
         }
         let header = entry.header();
         let mode = header.mode().unwrap_or(0o644) & 0o1777;
@@ -137,14 +144,14 @@ impl Unpacking {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
                 let file = openat(&folder, name, flags, Mode::RUSR | Mode::WUSR).map_err(wrong)?;
                 let mut file = File::from(file);
-                let left = MOST_BYTES - self.bytes;
+                let left = self.most_bytes - self.bytes;
                 let copied = io::copy(&mut entry.take(left + 1), &mut file);
                 let copied = copied.map_err(|source| OciError::Entry {
                     path: path.clone(),
                     source,
                 })?;
                 if copied > left {
-                    return Err(OciError::Bytes(MOST_BYTES));
+                    return Err(OciError::Bytes(self.most_bytes));
                 }
                 self.bytes += copied;
                 // The caller can read it, as the server of the guest's files does.
@@ -231,13 +238,7 @@ impl Unpacking {
             path
         };
         let flags = FOLDER.difference(OFlags::NOFOLLOW);
-        openat2(
-            &self.root,
-            path,
-            flags,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT,
-        )
+        open_in(&self.root, path, flags)
     }
 }
 
@@ -336,7 +337,7 @@ fn remove(folder: &OwnedFd, name: &OsStr, depth: usize) -> Result<(), Errno> {
         removed => return removed,
     }
     let inner = openat(folder, name, FOLDER, Mode::empty())?;
-    clear(&inner, None, &Made::default(), depth + 1)?;
+    clear(&inner, None, &mut Made::default(), depth + 1)?;
     unlinkat(folder, name, AtFlags::REMOVEDIR)
 }
 
@@ -345,7 +346,7 @@ fn remove_lower(
     folder: &OwnedFd,
     name: &OsStr,
     place: Option<Place>,
-    made: &Made,
+    made: &mut Made,
     depth: usize,
 ) -> Result<(), Errno> {
     let Some(place) = made.below(place, name) else {
@@ -359,9 +360,18 @@ fn remove_lower(
 }
 
 /// Removes all that lower layers have in a folder at `place`.
-fn clear(folder: &OwnedFd, place: Option<Place>, made: &Made, depth: usize) -> Result<(), Errno> {
+fn clear(
+    folder: &OwnedFd,
+    place: Option<Place>,
+    made: &mut Made,
+    depth: usize,
+) -> Result<(), Errno> {
     if depth > MOST_DEPTH {
         return Err(Errno::NAMETOOLONG);
+    }
+    let stat = fstat(folder)?;
+    if !made.clear(stat.st_dev, stat.st_ino) {
+        return Ok(());
     }
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {
@@ -404,5 +414,56 @@ mod tests {
         };
         assert!(unpacked(5).is_ok());
         assert!(matches!(unpacked(4), Err(OciError::Files(MOST_FILES))));
+    }
+
+    fn unpacked_files(folder: &Path) -> Vec<OsString> {
+        let files = std::fs::read_dir(folder).expect("a folder");
+        let mut names: Vec<_> = files
+            .map(|file| file.expect("a file").file_name())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_folder_is_cleared_once_however_often_a_layer_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut unpacking = Unpacking::new(folder.path()).expect("a folder");
+        let mut unpack = |names: &[&str]| {
+            let layer = layer(names);
+            unpacking.layer(Path::new("layer"), &layer[..])
+        };
+        unpack(&["a/lower", "a/b/lower"]).expect("unpacked");
+        let marks = ["a/.wh..wh..opq", ".wh.a", "a/b/.wh..wh..opq", "a/.wh.b"];
+        let before = ["a/first", "a/b/first"];
+        let after = ["a/second", "a/b/second", "a/.wh..wh..opq"];
+        unpack(&[&before[..], &marks, &after, &marks].concat()).expect("unpacked");
+        let at = |path: &str| unpacked_files(&folder.path().join(path));
+        assert_eq!(at("a"), ["b", "first", "second"]);
+        assert_eq!(at("a/b"), ["first", "second"]);
+        // The next layer sees all of it as lower.
+        unpack(&["a/third", "a/.wh..wh..opq"]).expect("unpacked");
+        assert_eq!(at("a"), ["third"]);
+    }
+
+    #[test]
+    fn an_image_takes_half_of_the_free_space_at_most() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut unpacking = Unpacking::new(folder.path()).expect("a folder");
+        let system = rustix::fs::statvfs(folder.path()).expect("a file system");
+        let whole = system.f_blocks * system.f_frsize;
+        assert!(unpacking.most_bytes <= whole / 2);
+        unpacking.most_bytes = 10;
+        let mut file = |name: &str, bytes: &[u8]| {
+            let mut layer = Builder::new(Vec::new());
+            let mut header = Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            let added = layer.append_data(&mut header, name, bytes);
+            added.expect("added");
+            let layer = layer.into_inner().expect("a layer");
+            unpacking.layer(Path::new("layer"), &layer[..])
+        };
+        assert!(file("first", &[0; 8]).is_ok());
+        assert!(matches!(file("second", &[0; 3]), Err(OciError::Bytes(10))));
     }
 }

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use wormhole_init::User;
 
 use super::OciError;
+use super::rooted::open_in;
 
 /// Most bytes of a list of users or groups.
 const MOST: u64 = 1 << 20;
@@ -63,7 +64,7 @@ pub fn find(folder: &Path, text: &str) -> Result<Option<User>, OciError> {
 fn lines(folder: &Path, path: &str) -> io::Result<Vec<Vec<String>>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let root = openat(CWD, folder, flags | OFlags::DIRECTORY, Mode::empty())?;
-    let file = openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+    let file = open_in(&root, Path::new(path), flags);
     let mut text = Vec::new();
     match file {
         Err(rustix::io::Errno::NOENT) => return Ok(Vec::new()),

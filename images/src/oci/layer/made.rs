@@ -1,6 +1,6 @@
 //! Paths that a layer has made, which its whiteouts do not remove.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
@@ -23,6 +23,8 @@ pub struct Made {
     /// Places by those of their folders and their names.
     places: HashMap<(Place, OsString), Place>,
     bytes: u64,
+    /// Folders without anything of lower layers, by device and inode.
+    cleared: HashSet<(u64, u64)>,
 }
 
 impl Made {
@@ -52,6 +54,12 @@ impl Made {
             }
             _ => Err(OciError::Names(MOST_BYTES)),
         }
+    }
+
+    /// Notes that all of lower layers is being removed from a folder, by device and inode. Returns false if it was before:
+    /// only this layer adds to it afterwards.
+    pub fn clear(&mut self, device: u64, inode: u64) -> bool {
+        self.cleared.insert((device, inode))
     }
 
     /// Returns the place of a path. `None` if the layer has not made it.
