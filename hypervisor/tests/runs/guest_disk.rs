@@ -528,6 +528,9 @@ fn works(console: &mut Console) -> Result<(), String> {
     assert_eq!((said.trim(), status), ("1000", 0));
     let (said, status) = console.run("/srv/guest/vector_add");
     assert!(status == 0 && said.contains("PASS vector_add"), "{said}");
+    // Root has no password either, and a process becomes root by a login at the console alone.
+    let (said, status) = console.run("su --command 'id -u' root </dev/null");
+    assert!(status == 1 && !said.contains('0'), "{said}");
     console.write_line("exit");
 
     console.log_in("root");

@@ -15,6 +15,15 @@ rm -f "$root/var/lib/dbus/machine-id"
 chroot "$root" useradd --create-home --shell /bin/bash --groups wormhole user
 chroot "$root" passwd --quiet --delete user
 chroot "$root" passwd --quiet --delete root
+# A login alone is without a password: by su any process of the guest would become root.
+pam="$root/etc/pam.d"
+sed -i 's/\(pam_unix\.so.*\) nullok/\1/' "$pam/common-auth"
+own='auth\t[success=1 default=ignore]\tpam_unix.so nullok\nauth\trequisite\tpam_deny.so\nauth\trequired\tpam_permit.so'
+sed -i "s/^@include common-auth\$/$own/" "$pam/login"
+if grep -q nullok "$pam/common-auth" || ! grep -q nullok "$pam/login"; then
+    echo "Debian has other rules for logins in /etc/pam.d than expected" >&2
+    exit 1
+fi
 
 # An address on the kernel's command line (ip=) goes first; otherwise the network is asked for one.
 cat >"$root/etc/systemd/network/90-wormhole.network" <<'EOF'
