@@ -23,7 +23,7 @@
 //! Environment: `WORMHOLE_CONTROL` (`unix:PATH`, `unix:@NAME`, `vsock:CID:PORT`), `WORMHOLE_WINDOW` (the
 //! window's device in a VM; `/dev/wormhole-window` if not set), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`,
 //! `debug`, `trace`), `CUDA_VISIBLE_DEVICES`, `CUDA_LAUNCH_BLOCKING`; other `CUDA_` variables travel to the host's
-//! driver.
+//! driver. A program with more rights than its caller ignores the first two.
 //!
 //! Invariants:
 //! - The launch path allocates nothing, takes no lock and formats nothing.

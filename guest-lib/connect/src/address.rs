@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use wormhole_ring::control::VSOCK_PORT;
 
+use crate::environment;
+
 /// Error from connecting to the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -139,7 +141,7 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
 /// # Errors
 /// No backend is configured, it cannot be reached, or its listener belongs to an untrusted user.
 pub fn connect() -> Result<UnixStream, ConnectError> {
-    let value = std::env::var("WORMHOLE_CONTROL").ok();
+    let value = environment::trusted("WORMHOLE_CONTROL");
     let in_vm = std::path::Path::new("/dev/vsock").exists();
     let address = Address::from_environment(value.as_deref(), in_vm)?;
     let name = || match &value {

@@ -1,6 +1,7 @@
 //! Shared parts of what runs in a guest: connecting to the backend, asking it for facts, and logging.
 
 mod address;
+pub mod environment;
 pub mod log;
 mod observer;
 

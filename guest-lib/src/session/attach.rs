@@ -7,7 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
-use wormhole_connect::{ConnectError, WINDOW};
+use wormhole_connect::{ConnectError, WINDOW, environment::trusted};
 use wormhole_lock::Mutex;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
@@ -245,7 +245,7 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
 }
 
 fn open_window() -> Result<File, AttachError> {
-    let path = std::env::var("WORMHOLE_WINDOW").unwrap_or_else(|_| WINDOW.to_owned());
+    let path = trusted("WORMHOLE_WINDOW").unwrap_or_else(|| WINDOW.to_owned());
     OpenOptions::new()
         .read(true)
         .write(true)
