@@ -767,7 +767,10 @@ fn the_units_of_backends_and_guests_are_valid() {
         let mut command = Command::new("systemd-analyze");
         command.arg("verify").arg(path).output()
     };
+    // The journal has no limit for a guest's console, nor the terminals to which it writes lines of the highest priority.
+    assert!(unit(GUEST_UNIT).contains("\nStandardOutput=null\n"));
     for name in UNITS.into_iter().chain([VM_UNIT, GUEST_UNIT]) {
+        assert!(unit(name).contains("\nSyslogLevelPrefix=no\n"), "{name}");
         let verified = match verify(name, &unit(name)) {
             Err(error) => {
                 println!("skipped: systemd-analyze cannot be started: {error}");
