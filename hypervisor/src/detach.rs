@@ -85,12 +85,16 @@ fn attached(listener: Peer) -> Option<Process> {
     let pid = u32::try_from(listener.process).ok()?;
     // Found first: the facts are those of this process, or of a later one, which is then not ended.
     let process = Process::of(pid)?;
-    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let mut words = line.split(|byte| *byte == 0).skip(1);
-    let is_attach = words.next() == Some(COMMAND.as_bytes())
-        && user_of(pid) == Some(listener.user)
+    // Before its command line, which lies in its memory: another user's process can keep who reads that waiting.
+    let is_own = user_of(pid) == Some(listener.user)
         && program_of("self").is_some_and(|own| program_of(&pid.to_string()) == Some(own));
-    is_attach.then_some(process)
+    (is_own && is_attach(pid)).then_some(process)
+}
+
+/// Returns whether a process was started as `attach`.
+fn is_attach(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).nth(1) == Some(COMMAND.as_bytes())
 }
 
 /// Returns the effective user of a process.
