@@ -190,8 +190,16 @@ pub fn enable(path: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
 /// # Errors
 /// The kernel does not accept the limits.
 pub fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
-    write(&path.join("pids.max"), &tasks.to_string())?;
+    limit_tasks(path, tasks)?;
     write(&path.join("memory.max"), &memory.to_string())
+}
+
+/// Limits the tasks of a cgroup.
+///
+/// # Errors
+/// The kernel does not accept the limit.
+pub fn limit_tasks(path: &Path, tasks: u64) -> Result<(), CgroupError> {
+    write(&path.join("pids.max"), &tasks.to_string())
 }
 
 /// Waits until the cgroup has no process, or for `patience` without a change.

@@ -23,8 +23,8 @@ pub struct OperatorOptions {
     pub trusted_tenants: bool,
     /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. As much as its
     /// tenant if not given. A cgroup of each worker's own limits it where the
-    /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
-    /// device, for private memory, and nothing does with CUDA.
+    /// supervisor's own is delegated to it (systemd: Delegate=yes) and there is one tenant, or they trust each other;
+    /// elsewhere a resource limit does on the CPU device, for private memory, and nothing does with CUDA.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub worker_memory: Option<u64>,
     /// Memory that the workers of one tenant may have together, where there are cgroups. If not given, three quarters of

@@ -12,7 +12,12 @@
 //! | `workers-PID/user-U` | the tenants of one user, those that are there and those that have left: a limit of memory, and the same `cpu.weight` as every other user |
 //! | `workers-PID/user-U/tenant-T` | the processes of one tenant, or of the user's next one: limits of memory and tasks, and the same `cpu.weight` as the user's other tenants. In `workers-PID` if the supervisor serves one tenant alone |
 //! | `workers-PID/user-U/tenant-T/loop` | the supervisor's processes that serve this tenant. `cpu.weight` is 10000: they come before the tenant's workers |
-//! | `spare/N`, `tenant-T/N` | one worker. It starts in `spare`, and moves to its tenant's cgroup with its first session |
+//! | `spare/N`, `tenant-T/N` | one worker, with a limit of tasks. It starts in `spare`, and moves to its tenant's cgroup with its first session |
+//!
+//! The memory of a worker is limited by its tenant's cgroup. To make a cgroup with the memory controller charges the parent,
+//! so that the process that makes one below a tenant at its limit reclaims the tenant's memory itself, while it holds a
+//! lock that all cgroups of the system share. A worker can make that take minutes. Only where tenants trust each other
+//! and the operator limits the memory of each worker, a worker's cgroup has that controller.
 //!
 //! A worker's cgroup is removed when the worker is reaped, a tenant's when its processes have ended and nothing is charged
 //! to it any more ([`charge`](super::charge)), the rest when the supervisor ends. A supervisor that is killed leaves empty
@@ -58,6 +63,8 @@ const USER: &str = "user-";
 const TENANT: &str = "tenant-";
 const LOOP: &str = "loop";
 const REFUSED: &str = "refused";
+/// Controller of `memory.max`.
+const MEMORY: &str = "memory";
 /// Controller of `cpu.weight`. A tenant has no share of the processors without it.
 const PROCESSORS: &str = "cpu";
 /// The highest `cpu.weight`; the default is 100 (cgroup v2, "CPU Interface Files").
@@ -88,6 +95,8 @@ pub struct Limit {
 pub struct Limits {
     /// Bytes of memory.
     pub memory: Limit,
+    /// Whether each worker's cgroup limits its memory.
+    pub by_worker: bool,
     /// Threads.
     pub tasks: Limit,
 }
@@ -106,6 +115,7 @@ impl Limits {
         let (users, tenants, sessions) = (users as u64, tenants as u64, sessions as u64);
         Self {
             memory: memory_limit(memory(), worker, tenant, (users, tenants)),
+            by_worker: worker.is_some() && users.saturating_mul(tenants) <= 1,
             tasks: task_limit(tasks(), users.saturating_mul(tenants), (sessions, threads)),
         }
     }
@@ -181,6 +191,7 @@ pub struct Cgroups {
     limits: Limits,
     controllers: Vec<&'static str>,
     next: AtomicU64,
+    spare: Arc<Level>,
     /// Levels of the tenants that have processes, by the tenant's number.
     tenants: Mutex<BTreeMap<u32, Weak<Level>>>,
     /// Places in these levels for the processes that serve the tenants.
@@ -210,6 +221,8 @@ impl Cgroups {
         }
         let (directory, lock) = own_directory(base)?;
         let cgroups = Self {
+            // Stays until `remove_tree` removes the whole directory.
+            spare: Level::new(directory.join(SPARE), true),
             directory,
             _lock: lock,
             limits,
@@ -221,9 +234,8 @@ impl Cgroups {
         };
         limit(&cgroups.directory, limits.memory.all, limits.tasks.all)?;
         enable(&cgroups.directory, &cgroups.controllers)?;
-        // `spare` stays until `remove_tree` removes the whole directory.
-        let spare = cgroups.directory.join(SPARE);
-        cgroups.make_level(&spare, limits.memory.all, limits.tasks.all)?;
+        let (memory, tasks) = (limits.memory.all, limits.tasks.all);
+        cgroups.make_level(&cgroups.spare.path, (memory, tasks), &cgroups.of_workers())?;
         let refused = cgroups.refused();
         fs::create_dir(&refused).map_err(failed("made", &refused))?;
         limit(&refused, LEAST_MEMORY, limits.tasks.all)?;
@@ -262,13 +274,25 @@ impl Cgroups {
     /// # Errors
     /// Fails if the kernel does not make the cgroup, or does not accept its limits.
     pub(super) fn make(self: &Arc<Self>) -> Result<Cgroup, CgroupError> {
-        self.make_in(&self.directory.join(SPARE), None)
+        self.make_in(Arc::clone(&self.spare))
     }
 
-    /// Makes a cgroup with others below it. `memory` and `tasks` limit all of them together.
-    fn make_level(&self, path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
+    /// Returns the controllers of the workers' cgroups.
+    fn of_workers(&self) -> Vec<&'static str> {
+        let controllers = self.controllers.iter().copied();
+        let has = |name: &&str| *name != MEMORY || self.limits.by_worker;
+        controllers.filter(has).collect()
+    }
+
+    /// Makes a cgroup with others below it, which have these controllers. `memory` and `tasks` limit all of them together.
+    fn make_level(
+        &self,
+        path: &Path,
+        (memory, tasks): (u64, u64),
+        controllers: &[&str],
+    ) -> Result<(), CgroupError> {
         fs::create_dir(path).map_err(failed("made", path))?;
-        let limited = limit(path, memory, tasks).and_then(|()| enable(path, &self.controllers));
+        let limited = limit(path, memory, tasks).and_then(|()| enable(path, controllers));
         if limited.is_err() {
             let _ = fs::remove_dir(path);
         }
@@ -324,19 +348,16 @@ impl Cgroups {
         if let Some(level) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return Ok(level);
         }
-        let Limits { memory, tasks } = self.limits;
+        let Limits { memory, tasks, .. } = self.limits;
         if let Some(user) = self.user_of(tenant).filter(|user| !user.exists()) {
-            self.make_level(&user, memory.user, tasks.user)?;
+            self.make_level(&user, (memory.user, tasks.user), &self.controllers)?;
         }
         let path = self.tenants_path(tenant);
         // It may be there: charged with what an earlier process of the tenant has left.
         if !path.exists() {
-            self.make_level(&path, memory.tenant, tasks.tenant)?;
+            self.make_level(&path, (memory.tenant, tasks.tenant), &self.of_workers())?;
         }
-        let level = Arc::new(Level {
-            path,
-            keeps_charge: true,
-        });
+        let level = Level::new(path, true);
         tenants.insert(tenant, Arc::downgrade(&level));
         Ok(level)
     }
@@ -368,10 +389,7 @@ impl Cgroups {
             None => {
                 let path = level.path.join(LOOP);
                 fs::create_dir(&path).map_err(failed("made", &path))?;
-                let place = Arc::new(Level {
-                    path,
-                    keeps_charge: false,
-                });
+                let place = Level::new(path, false);
                 if self.controllers.contains(&PROCESSORS) {
                     write(&place.path.join("cpu.weight"), FIRST_WEIGHT)?;
                 }
@@ -381,18 +399,14 @@ impl Cgroups {
         };
         enter(&place.path, process)?;
         Ok(Place {
-            place,
-            _level: level,
+            _place: place,
+            level,
         })
     }
 
-    fn make_in(
-        self: &Arc<Self>,
-        place: &Path,
-        level: Option<Arc<Level>>,
-    ) -> Result<Cgroup, CgroupError> {
+    fn make_in(self: &Arc<Self>, level: Arc<Level>) -> Result<Cgroup, CgroupError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = place.join(number.to_string());
+        let path = level.path.join(number.to_string());
         fs::create_dir(&path).map_err(failed("made", &path))?;
         let handle = match File::open(&path) {
             Ok(handle) => handle,
@@ -404,13 +418,15 @@ impl Cgroups {
         let cgroup = Cgroup {
             path,
             handle,
-            _level: level,
+            level,
             parent: Arc::clone(self),
         };
-        let Limits { memory, tasks } = self.limits;
-        limit(&cgroup.path, memory.worker, tasks.worker)?;
-        // The OOM killer ends the whole worker: its threads cannot work without each other.
-        cgroup.set("memory.oom.group", "1")?;
+        let Limits { memory, tasks, .. } = self.limits;
+        if self.limits.by_worker {
+            limit(&cgroup.path, memory.worker, tasks.worker)?;
+        } else {
+            wormhole_cgroups::limit_tasks(&cgroup.path, tasks.worker)?;
+        }
         Ok(cgroup)
     }
 }
@@ -426,11 +442,32 @@ fn limit(path: &Path, memory: u64, tasks: u64) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The cgroup of a tenant, or one in it, which is removed with this value. A tenant's has to keep what is charged to it.
+/// The cgroup of a tenant, or one in it, which is removed with this value, or that of idle workers. A tenant's has to keep what
+/// is charged to it.
 #[derive(Debug)]
 struct Level {
     path: PathBuf,
     keeps_charge: bool,
+    /// Processes that the OOM killer has ended and that were counted as such.
+    counted: AtomicU64,
+}
+
+impl Level {
+    fn new(path: PathBuf, keeps_charge: bool) -> Arc<Self> {
+        Arc::new(Self {
+            counted: AtomicU64::new(killed_for_memory(&path)),
+            path,
+            keeps_charge,
+        })
+    }
+
+    /// Returns whether a process here that has ended by SIGKILL was ended by the OOM killer. Each that it has ended counts once.
+    fn counts_one_more(&self) -> bool {
+        let killed = killed_for_memory(&self.path);
+        let one_more = |counted| (counted < killed).then_some(counted + 1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.counted.fetch_update(set, fetch, one_more).is_ok()
+    }
 }
 
 /// Place of a process that serves a tenant. Its cgroup is removed with the last of these values,
@@ -438,14 +475,14 @@ struct Level {
 #[derive(Debug)]
 pub struct Place {
     // Removed in this order.
-    place: Arc<Level>,
-    _level: Arc<Level>,
+    _place: Arc<Level>,
+    level: Arc<Level>,
 }
 
 impl Place {
-    /// Returns whether the OOM killer has ended a process of this place.
+    /// Returns whether the OOM killer has ended the process, which SIGKILL has ended.
     pub fn ran_out_of_memory(&self) -> bool {
-        ran_out_of_memory(&self.place.path)
+        self.level.counts_one_more()
     }
 }
 
@@ -469,23 +506,17 @@ pub(super) struct Cgroup {
     path: PathBuf,
     handle: File,
     // Fields drop in this order, after the worker's cgroup: first the tenant's, then the supervisor's.
-    _level: Option<Arc<Level>>,
+    level: Arc<Level>,
     parent: Arc<Cgroups>,
 }
 
 impl Cgroup {
-    fn set(&self, name: &str, value: &str) -> Result<(), CgroupError> {
-        write(&self.path.join(name), value)
-    }
-
     /// Moves a worker into a cgroup of its tenant's, for the rest of its life.
     ///
     /// # Errors
     /// Fails if the kernel does not make the cgroup, or does not move the process.
     pub fn move_to(&mut self, tenant: u32, process: libc::pid_t) -> Result<(), CgroupError> {
-        let level = self.parent.level_of(tenant)?;
-        let place = level.path.clone();
-        let cgroup = self.parent.make_in(&place, Some(level))?;
+        let cgroup = self.parent.make_in(self.parent.level_of(tenant)?)?;
         match write(&cgroup.path.join("cgroup.procs"), &process.to_string()) {
             // ESRCH: the worker has ended, and is not reaped yet.
             Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => {}
@@ -497,9 +528,9 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Returns whether the OOM killer has ended a process of this cgroup (`oom_kill` in `memory.events`).
+    /// Returns whether the OOM killer has ended the worker, which SIGKILL has ended.
     pub fn ran_out_of_memory(&self) -> bool {
-        ran_out_of_memory(&self.path)
+        self.level.counts_one_more()
     }
 }
 
@@ -517,11 +548,11 @@ impl Drop for Cgroup {
     }
 }
 
-fn ran_out_of_memory(cgroup: &Path) -> bool {
-    read(&cgroup.join("memory.events")).is_ok_and(|events| {
-        let count = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
-        events.lines().find_map(count).unwrap_or(0) > 0
-    })
+/// Returns the processes that the OOM killer has ended in a cgroup and below it (`oom_kill` in `memory.events`).
+fn killed_for_memory(cgroup: &Path) -> u64 {
+    let events = read(&cgroup.join("memory.events")).unwrap_or_default();
+    let count = |line: &str| line.strip_prefix("oom_kill ")?.parse().ok();
+    events.lines().find_map(count).unwrap_or(0)
 }
 
 /// Moves a process, unless it has ended.

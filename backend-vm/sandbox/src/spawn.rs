@@ -300,7 +300,7 @@ impl Child {
         self.pid
     }
 
-    /// Returns whether the OOM killer has ended a process of its cgroup.
+    /// Returns whether the OOM killer has ended the process, which SIGKILL has ended.
     pub fn ran_out_of_memory(&self) -> bool {
         self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory)
     }

@@ -354,6 +354,11 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
         let served = served.filter(|pid| processes.lines().any(|line| line == pid.to_string()));
         assert_eq!(served.count(), 1, "{processes}");
         assert_eq!(read("loop/cpu.weight"), "10000\n");
+        // To make a cgroup with a limit of memory charges the tenant, which may be at its own.
+        for below in names(&user.join(level)) {
+            let file = user.join(level).join(below).join("memory.max");
+            assert!(!file.exists(), "{}", file.display());
+        }
     }
     let own = fs::read_to_string(base.join("supervisor/cpu.weight")).unwrap();
     assert_eq!(own, "10000\n");

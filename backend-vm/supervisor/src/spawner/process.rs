@@ -30,6 +30,8 @@ use crate::{datagram, environment, log, pair, process_logs, scrubber, tenant_loo
 const AGAIN: Duration = Duration::from_millis(5);
 /// Exit status of a process that was forked and has panicked.
 const PANICKED: i32 = 101;
+/// End of a process that the OOM killer has ended, among others.
+const KILLED: Ending = Ending::Signalled(libc::SIGKILL);
 /// Number of orders executed before started and ended processes have their turn.
 const TURN: usize = 16;
 /// Largest number of characters of a reason.
@@ -201,7 +203,7 @@ impl Spawner {
             let report = Report::Ended {
                 ticket,
                 ending,
-                out_of_memory: child.ran_out_of_memory(),
+                out_of_memory: ending == KILLED && child.ran_out_of_memory(),
             };
             self.report(&report, Vec::new());
         }
@@ -212,13 +214,13 @@ impl Spawner {
             return;
         };
         if let Ok(Some((_, status))) = waitpid(Pid::from_raw(forked.pid), WaitOptions::NOHANG) {
-            let place = forked.place.as_ref();
-            let out_of_memory = place.is_some_and(CgroupPlace::ran_out_of_memory);
-            self.forked.remove(&ticket);
             let ending = match status.terminating_signal() {
                 Some(signal) => Ending::Signalled(signal),
                 None => Ending::Exited(status.exit_status().unwrap_or_default()),
             };
+            let place = forked.place.as_ref().filter(|_| ending == KILLED);
+            let out_of_memory = place.is_some_and(CgroupPlace::ran_out_of_memory);
+            self.forked.remove(&ticket);
             let report = Report::Ended {
                 ticket,
                 ending,

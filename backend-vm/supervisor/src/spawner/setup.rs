@@ -125,9 +125,13 @@ impl Setup {
             }
         };
         if cgroups.is_some() {
-            let Limits { memory, tasks } = self.limits;
+            let Limits { memory, tasks, .. } = self.limits;
+            let worker = match self.limits.by_worker {
+                true => memory.worker,
+                false => memory.tenant,
+            };
             let [worker, tenant, all] =
-                [memory.worker, memory.tenant, memory.all].map(|bytes| bytes >> 20);
+                [worker, memory.tenant, memory.all].map(|bytes| bytes >> 20);
             tracing::info!(
                 "by cgroups a worker may have {worker} MiB of memory, a tenant {tenant} MiB, all workers {all} MiB; and \
                  {}, {} and {} threads",
