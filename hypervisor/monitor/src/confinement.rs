@@ -396,8 +396,7 @@ mod tests {
     /// seccomp filter.
     fn confined(thread: i32) -> bool {
         let standing = standing(thread);
-        // SAFETY: the call takes no arguments and cannot fail.
-        let root = unsafe { libc::geteuid() } == 0;
+        let root = rustix::process::geteuid().is_root();
         let none = "0000000000000000";
         standing[0] == none && (!root || standing[1] == none) && standing[2..] == ["1", "2"]
     }
@@ -419,8 +418,7 @@ mod tests {
     }
 
     fn thread_number() -> i32 {
-        // SAFETY: the call takes no arguments and cannot fail.
-        unsafe { libc::gettid() }
+        rustix::thread::gettid().as_raw_nonzero().get()
     }
 
     fn has_its_calls_and_no_others(name: &str, confinement: Confinement, test: &str) {
