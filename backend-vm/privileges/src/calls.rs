@@ -229,13 +229,12 @@ fn add(to: &mut Rules, call: i64, rules: Vec<SeccompRule>) {
 pub struct Filter(Vec<BpfProgram>);
 
 impl Filter {
-    /// Compiles a filter under which these calls fail with EPERM. It allows all others.
+    /// Compiles a filter under which the calls of the list fail with EPERM. It allows all others.
     ///
     /// # Errors
     /// The list is too long for the kernel, or empty.
-    pub fn against(calls: &[i64]) -> Result<Self, FilterError> {
-        let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
-        Ok(Self(vec![answer(calls, libc::EPERM)?]))
+    pub fn against(calls: Calls) -> Result<Self, FilterError> {
+        Ok(Self(vec![answer(calls.allowed, libc::EPERM)?]))
     }
 
     /// Restricts this thread, and those that it starts, to the calls of the list. Allocates nothing, so that a process
@@ -371,12 +370,12 @@ mod tests {
     #[test]
     fn a_filter_against_calls_allows_all_others() {
         let confined = std::thread::spawn(|| {
-            let calls = [libc::SYS_getppid, libc::SYS_seccomp];
-            Filter::against(&calls).unwrap().install().unwrap();
+            let filter = || Filter::against(Calls::any(&[libc::SYS_getppid, libc::SYS_seccomp]));
+            filter().unwrap().install().unwrap();
             // SAFETY: these calls take no arguments.
             let results =
                 [libc::SYS_getppid, libc::SYS_getpid].map(|call| unsafe { libc::syscall(call) });
-            (results, Filter::against(&calls).unwrap().install())
+            (results, filter().unwrap().install())
         });
         let ([parent, own], again) = confined.join().unwrap();
         assert_eq!((parent, own), (-1, std::process::id().into()));

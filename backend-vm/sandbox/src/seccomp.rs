@@ -45,11 +45,9 @@ const COMMON: &[i64] = &[
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_set_tid_address,
-    libc::SYS_membarrier,
     libc::SYS_sched_yield,
     libc::SYS_getcpu,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -72,9 +70,10 @@ const COMMON: &[i64] = &[
     libc::SYS_time,
     libc::SYS_arch_prctl,
     libc::SYS_restart_syscall,
-    // The worker's program. It gives both calls up before it reads a byte of a guest's.
+    // The worker's program. It gives these calls up before it reads a byte of a guest's.
     libc::SYS_execve,
     libc::SYS_seccomp,
+    libc::SYS_mseal,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
@@ -114,6 +113,8 @@ const LAST_CLOCK: u64 = 15;
 /// `prctl` operations that name a thread (PR_SET_NAME, PR_GET_NAME), or come before a filter (PR_SET_NO_NEW_PRIVS).
 /// PR_SET_PDEATHSIG is left out: a worker could use it to outlive its supervisor.
 const PRCTL: &[u64] = &[15, 16, 38];
+/// `prctl` operation (PR_SET_DUMPABLE) by which a worker keeps the kernel from dumping its memory.
+const DUMPABLE: u64 = 4;
 /// `prctl` operation (PR_SET_VMA) by which libraries name mappings. It does nothing: the kernel goes through all mappings of a
 /// range, also after the process was killed.
 const NAMES_MAPPING: u64 = 0x5356_4d41;
@@ -146,6 +147,8 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     for &operation in PRCTL {
         calls = calls.and_where(libc::SYS_prctl, vec![equals(0, operation)?]);
     }
+    let not_dumpable = all_masked(&[(0, u64::from(u32::MAX), DUMPABLE), (1, u64::MAX, 0)])?;
+    calls = calls.and_where(libc::SYS_prctl, vec![not_dumpable]);
     for &call in CLOCKS {
         calls = with_clock(calls, call)?;
     }

@@ -64,8 +64,7 @@ fn shell(confinement: &Confinement) -> (Child, u32, Vec<u32>, OwnedFd) {
 }
 
 fn is_root() -> bool {
-    // SAFETY: it takes nothing and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
+    let root = rustix::process::geteuid().is_root();
     let can = root && matches!(probe(DeviceKind::Cuda), Ok(Isolation::Namespaces));
     if !can {
         println!("skipped: only root makes these namespaces");

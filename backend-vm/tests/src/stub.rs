@@ -8,6 +8,7 @@ use std::path::Path;
 
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_link::channel::{self, Incoming, Outgoing};
+use wormhole_link::device::DeviceChoice;
 use wormhole_ring::control::{ArenaRun, Fetch, Message};
 
 /// Kind of events among the kinds of shared objects.
@@ -23,7 +24,8 @@ pub fn main(tests: &[(&str, fn())], worker: fn(Stub)) {
         // confined.
         Some("--version") => {}
         Some("--device") => {
-            wormhole_worker::execute_nothing_else().unwrap();
+            let device: DeviceChoice = arguments[2].parse().unwrap();
+            wormhole_worker::confine(device.kind()).unwrap();
             worker(Stub::inherited(protocol_of(Path::new(&arguments[0]))));
         }
         // Argument of `cargo test` that lists the tests.

@@ -3,7 +3,7 @@
 //! Not every system delegates cgroups, so this runs in the emulated host. There this executable
 //! plays a third part beside test and worker: it is the only program that runs.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -39,8 +39,8 @@ const MACHINE: &str = "--machine";
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
 /// Environment of a guest whose worker uses a part of the allowed memory.
 const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
-/// File that a worker waits for before it takes memory, in its own `/tmp`.
-const ALLOWED: &str = "/tmp/allowed";
+/// Name of the file in memory whose first byte a worker waits for before it takes more memory.
+const ALLOWED: &CStr = c"allowed";
 /// Environment of a guest whose worker says its process number.
 const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 const MEMORY: usize = 96 << 20;
@@ -102,7 +102,8 @@ fn worker(mut stub: Stub) {
         }
         _ => stub::idle(),
     };
-    while !Path::new(ALLOWED).exists() {
+    let allowed = File::from(memory::anonymous_file(ALLOWED).unwrap());
+    while allowed.metadata().unwrap().len() == 0 {
         std::thread::yield_now();
     }
     // Shared memory, which no resource limit counts.
@@ -122,12 +123,17 @@ fn worker(mut stub: Stub) {
 /// not charged there.
 fn let_eat(place: &Path) {
     let allow = |process: &str| {
-        let of_process = PathBuf::from(format!("/proc/{process}"));
-        let environment = fs::read(of_process.join("environ")).unwrap_or_default();
-        let mut variables = environment.split(|byte| *byte == 0);
-        let waits =
-            variables.any(|one| [EAT, SIP].iter().any(|text| one == text.trim().as_bytes()));
-        waits && File::create_new(of_process.join("root").join(&ALLOWED[1..])).is_ok()
+        let descriptors = fs::read_dir(format!("/proc/{process}/fd"));
+        let descriptors = descriptors.into_iter().flatten().flatten();
+        let file = descriptors.map(|entry| entry.path()).find(|path| {
+            let target = fs::read_link(path).unwrap_or_default();
+            let name = ALLOWED.to_str().unwrap();
+            target
+                .to_string_lossy()
+                .starts_with(&format!("/memfd:{name}"))
+        });
+        let file = file.and_then(|path| File::options().write(true).open(path).ok());
+        file.is_some_and(|file| file.metadata().unwrap().len() == 0 && file.set_len(1).is_ok())
     };
     wait_until(
         || {

@@ -1,10 +1,11 @@
 //! The worker's command line.
 
 use std::fs::File;
-use std::os::fd::FromRawFd;
+use std::os::fd::{BorrowedFd, FromRawFd};
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::fs::{FileType, Stat, fcntl_getfl, fstat};
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::process::{CONTROL, LOG};
 use wormhole_link::{arguments, chain};
@@ -38,7 +39,7 @@ pub fn main() -> ExitCode {
         return ExitCode::from(arguments::USAGE);
     }
     log_to_supervisor();
-    if let Err(error) = crate::execute_nothing_else() {
+    if let Err(error) = crate::confine(arguments.device.kind()) {
         tracing::error!("{}", chain(&error));
         return ExitCode::FAILURE;
     }
@@ -55,15 +56,10 @@ pub fn main() -> ExitCode {
 
 /// Returns whether the control stream and the log are open at their descriptor numbers.
 fn is_started_by_supervisor() -> bool {
-    // SAFETY: all zeros are a valid value of this structure.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: fstat and fcntl accept numbers that are no open descriptors; the structure is local
-    // and the kernel fills it.
-    unsafe {
-        libc::fstat(CONTROL, &raw mut status) == 0
-            && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
-            && libc::fcntl(LOG, libc::F_GETFL) >= 0
-    }
+    // SAFETY: the kernel accepts numbers that are no open descriptors, and nothing closes these meanwhile.
+    let [control, log] = unsafe { [CONTROL, LOG].map(|number| BorrowedFd::borrow_raw(number)) };
+    let kind = |status: Stat| FileType::from_raw_mode(status.st_mode);
+    fstat(control).is_ok_and(|status| kind(status) == FileType::Socket) && fcntl_getfl(log).is_ok()
 }
 
 /// Directs log lines to the supervisor's socket. The supervisor writes them to its own log.

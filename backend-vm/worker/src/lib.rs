@@ -32,7 +32,7 @@ pub mod watcher;
 mod window;
 
 pub use self::command::main;
-pub use self::confinement::execute_nothing_else;
+pub use self::confinement::confine;
 pub use self::window::reserve_bands;
 
 use std::io;

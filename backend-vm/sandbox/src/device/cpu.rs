@@ -37,8 +37,7 @@ const READ: u64 = 1 << 24;
 /// kernel looks through page tables without pages in a longer range, also after the process was killed.
 const DISCARDED: u64 = 1 << 30;
 
-/// Flags of `open` that make a file. Even where none can be made, the kernel takes the folder's lock for them, for which all
-/// wait who look a name up there.
+/// Flags of `open` that make a file. The worker opens none once its program has started.
 const MAKES: i32 = libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY);
 
 /// Threads of a worker beside those that are counted: its main thread, its executor, watcher and registrar, and room.

@@ -46,6 +46,8 @@ const DRIVER: &[i64] = &[
     libc::SYS_mincore,
     libc::SYS_msync,
     libc::SYS_get_mempolicy,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_membarrier,
     libc::SYS_sched_getparam,
     libc::SYS_sched_getscheduler,
     libc::SYS_sched_get_priority_max,

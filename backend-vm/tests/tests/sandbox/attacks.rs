@@ -112,12 +112,15 @@ pub struct Attack {
 
 impl Attack {
     /// Returns the error that refuses a worker of this profile. Files that this system lacks do not
-    /// exist for the worker either.
+    /// exist for a worker on a GPU either.
     pub fn refusal(&self, profile: Profile) -> Option<i32> {
-        let refusal = self.refusals[usize::from(profile == Profile::Cuda)]?;
-        match self.attempt {
-            Attempt::Open(path, _) if !Path::new(path).exists() => Some(libc::ENOENT),
-            _ => Some(refusal),
+        let [cpu, cuda] = self.refusals;
+        match (profile, &self.attempt) {
+            (Profile::Cpu, _) => cpu,
+            (Profile::Cuda, Attempt::Open(path, _)) if !Path::new(path).exists() => {
+                cuda.and(Some(libc::ENOENT))
+            }
+            (Profile::Cuda, _) => cuda,
         }
     }
 
@@ -339,61 +342,46 @@ const DRIVER_CALLS: &[(&str, i64, [i64; 3])] = &[
 
 const READ: i32 = libc::O_RDONLY | libc::O_NONBLOCK;
 
-/// Files of the host, of other processes, and of the system.
-const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
-    ("/etc/passwd", READ, both(libc::ENOENT)),
-    ("/etc/shadow", READ, both(libc::ENOENT)),
-    ("/root/.bashrc", READ, both(libc::ENOENT)),
-    ("/home", READ, both(libc::ENOENT)),
-    ("/var", READ, both(libc::ENOENT)),
-    ("/run", READ, both(libc::ENOENT)),
-    ("/srv", READ, both(libc::ENOENT)),
-    ("/dev/kvm", READ, both(libc::ENOENT)),
-    ("/dev/mem", READ, both(libc::ENOENT)),
-    ("/dev/kmsg", READ, both(libc::ENOENT)),
-    ("/dev/ptmx", READ, both(libc::ENOENT)),
-    ("/dev/shm", READ, [Some(libc::ENOENT), None]),
-    ("/sys/fs", READ, both(libc::ENOENT)),
-    ("/sys/fs/cgroup", READ, both(libc::ENOENT)),
-    ("/sys/kernel", READ, both(libc::ENOENT)),
-    ("/sys/class", READ, both(libc::ENOENT)),
-    ("/sys/devices", READ, [Some(libc::ENOENT), None]),
-    ("/sys/devices/virtual", READ, both(libc::ENOENT)),
-    ("/sys/devices/system/cpu/cpu0", READ, both(libc::ENOENT)),
-    ("/sys/devices/system/cpu/cpufreq", READ, both(libc::ENOENT)),
+/// Files of the host, of other processes, and of the system, with the error for a worker on a GPU. On the CPU device no file
+/// is opened by its path.
+const FILES: &[(&str, i32, Option<i32>)] = &[
+    ("/etc/passwd", READ, Some(libc::ENOENT)),
+    ("/etc/shadow", READ, Some(libc::ENOENT)),
+    ("/root/.bashrc", READ, Some(libc::ENOENT)),
+    ("/home", READ, Some(libc::ENOENT)),
+    ("/var", READ, Some(libc::ENOENT)),
+    ("/run", READ, Some(libc::ENOENT)),
+    ("/srv", READ, Some(libc::ENOENT)),
+    ("/dev/kvm", READ, Some(libc::ENOENT)),
+    ("/dev/mem", READ, Some(libc::ENOENT)),
+    ("/dev/kmsg", READ, Some(libc::ENOENT)),
+    ("/dev/ptmx", READ, Some(libc::ENOENT)),
+    ("/dev/shm", READ, None),
+    ("/sys/fs", READ, Some(libc::ENOENT)),
+    ("/sys/fs/cgroup", READ, Some(libc::ENOENT)),
+    ("/sys/kernel", READ, Some(libc::ENOENT)),
+    ("/sys/class", READ, Some(libc::ENOENT)),
+    ("/sys/devices", READ, None),
+    ("/sys/devices/virtual", READ, Some(libc::ENOENT)),
+    ("/sys/devices/system/cpu/cpu0", READ, Some(libc::ENOENT)),
+    ("/sys/devices/system/cpu/cpufreq", READ, Some(libc::ENOENT)),
     (
         "/sys/devices/system/node/node0/meminfo",
         READ,
-        both(libc::ENOENT),
+        Some(libc::ENOENT),
     ),
-    ("/proc/pressure/cpu", READ, both(libc::ENOENT)),
-    (
-        "/proc/sys/kernel/osrelease",
-        READ,
-        [Some(libc::ENOENT), None],
-    ),
-    ("/proc/irq/0", READ, both(libc::ENOENT)),
-    ("/proc/self/smaps", READ, [Some(libc::ENOENT), None]),
-    (
-        "/proc/kcore",
-        READ,
-        [Some(libc::ENOENT), Some(libc::EACCES)],
-    ),
+    ("/proc/pressure/cpu", READ, Some(libc::ENOENT)),
+    ("/proc/sys/kernel/osrelease", READ, None),
+    ("/proc/irq/0", READ, Some(libc::ENOENT)),
+    ("/proc/self/smaps", READ, None),
+    ("/proc/kcore", READ, Some(libc::EACCES)),
     (
         "/proc/sys/kernel/core_pattern",
         libc::O_WRONLY,
-        [Some(libc::ENOENT), Some(libc::EACCES)],
+        Some(libc::EACCES),
     ),
-    (
-        "/proc/sysrq-trigger",
-        libc::O_WRONLY,
-        [Some(libc::ENOENT), Some(libc::EACCES)],
-    ),
-    (
-        "/sys/bus/pci/rescan",
-        libc::O_WRONLY,
-        [Some(libc::ENOENT), Some(libc::EACCES)],
-    ),
+    ("/proc/sysrq-trigger", libc::O_WRONLY, Some(libc::EACCES)),
+    ("/sys/bus/pci/rescan", libc::O_WRONLY, Some(libc::EACCES)),
 ];
 
 const fn both(errno: i32) -> [Option<i32>; 2] {
@@ -480,13 +468,13 @@ const OTHERS: &[Row] = &[
     (
         "open the supervisor's memory",
         |targets| open_memory(targets.supervisor),
-        both(libc::ENOENT),
+        [Some(libc::EPERM), Some(libc::ENOENT)],
         Control::Succeeds,
     ),
     (
         "open a sibling's memory",
         |targets| open_memory(targets.sibling),
-        both(libc::ENOENT),
+        [Some(libc::EPERM), Some(libc::ENOENT)],
         Control::Succeeds,
     ),
     (
@@ -495,7 +483,7 @@ const OTHERS: &[Row] = &[
             let path = format!("/proc/{}/root/etc/passwd", targets.supervisor);
             open(Path::new(&path), READ)
         },
-        both(libc::ENOENT),
+        [Some(libc::EPERM), Some(libc::ENOENT)],
         Control::Succeeds,
     ),
     (
@@ -606,13 +594,10 @@ const OTHERS: &[Row] = &[
     (
         "write into the workers' executable",
         |_| {
-            let mut program = PathBuf::from("/worker");
-            if !program.exists() {
-                program = std::fs::read_link("/proc/self/exe").unwrap();
-            }
-            open(&program, libc::O_WRONLY)
+            let own = std::fs::read_link("/proc/self/exe");
+            open(&own.unwrap_or_else(|_| "/worker".into()), libc::O_WRONLY)
         },
-        both(libc::EACCES),
+        [Some(libc::EPERM), Some(libc::EACCES)],
         Control::GoesOn,
     ),
     (
@@ -794,11 +779,11 @@ pub fn all() -> Vec<Attack> {
         ..call(&("name pages", libc::SYS_prctl, [0x5356_4d41, 0, 1]), None)
     });
     attacks.extend(DRIVER_CALLS.iter().map(|row| call(row, None)));
-    attacks.extend(FILES.iter().map(|&(path, flags, refusals)| Attack {
+    attacks.extend(FILES.iter().map(|&(path, flags, refusal)| Attack {
         name: format!("open {path}"),
         control: Control::Succeeds,
         attempt: Attempt::Open(path, flags),
-        refusals,
+        refusals: [Some(libc::EPERM), refusal],
     }));
     attacks.extend(READS.iter().map(|&(name, path)| Attack {
         name: name.to_owned(),
@@ -922,7 +907,7 @@ fn move_by_number(pid: i32) -> Outcome {
 }
 
 fn own_descriptor(targets: &Targets) -> Outcome {
-    let file = File::open("/dev/null").unwrap();
+    let file = wormhole_link::memory::anonymous_file(c"own").unwrap();
     // SAFETY: an open descriptor and an integer; nothing is announced on it.
     outcome(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, targets.supervisor) }.into())
 }
@@ -1198,7 +1183,13 @@ pub fn control(targets: &Targets) -> Vec<(Attack, Outcome)> {
         files: [0, 1, 2].map(|at| Some(resizable[at].as_raw_fd())),
         ..targets.clone()
     };
-    let _more: Vec<File> = (0..8).map(|_| File::open("/dev/null").unwrap()).collect();
+    let _more: Vec<File> = (0..8)
+        .map(|_| {
+            wormhole_link::memory::anonymous_file(c"more")
+                .unwrap()
+                .into()
+        })
+        .collect();
     all()
         .into_iter()
         .map(|attack| {

@@ -3,12 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::Resource;
+use rustix::process::{DumpableBehavior, Resource, set_dumpable_behavior};
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 use wormhole_link::device::CpuChoice;
+use wormhole_privileges::{Calls, FilterError, masked};
 
 use super::Opened;
+
+/// Gives up dumps of the process's memory, which some settings of the kernel send to a service of the host, and all calls with a
+/// path, and `uname`, which takes a lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims
+/// pages of a file that is mapped often so slowly that others wait for it.
+pub(super) fn give_up(calls: Calls) -> Result<Calls, FilterError> {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("the kernel may dump the worker's memory: {error}");
+    }
+    let empty = libc::AT_EMPTY_PATH.unsigned_abs().into();
+    let paths = Calls::any(&[
+        libc::SYS_open,
+        libc::SYS_openat,
+        libc::SYS_stat,
+        libc::SYS_lstat,
+        libc::SYS_access,
+        libc::SYS_faccessat,
+        libc::SYS_faccessat2,
+        libc::SYS_readlink,
+        libc::SYS_readlinkat,
+        libc::SYS_getcwd,
+        libc::SYS_uname,
+    ]);
+    // With an empty path they tell of an open file. A filter cannot read the path itself.
+    Ok(calls
+        .and_all(paths)
+        .and_where(libc::SYS_newfstatat, vec![masked(3, empty, 0)?])
+        .and_where(libc::SYS_statx, vec![masked(2, empty, 0)?]))
+}
 
 pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {
     let options = Options {
