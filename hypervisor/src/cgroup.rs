@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use clap::Args;
-use wormhole_cgroups::{CgroupError, Delegated, children, failed, limit, wait_until_empty, write};
+use wormhole_cgroups::{
+    CgroupError, Delegated, children, failed, limit, limit_tasks, wait_until_empty, write,
+};
 
 use crate::installation::Installation;
 
@@ -48,8 +50,8 @@ pub fn remove(options: &Options) {
 }
 
 /// Moves this process, which is to be the monitor of a VM with so many bytes of memory and window, into a cgroup of its own
-/// where that can be. Call it when all other processes are started, and before the VM is made.
-pub fn enter(installation: &Installation, bytes: u64) {
+/// where that can be. `None` limits no memory. Call it when all other processes are started, and before the VM is made.
+pub fn enter(installation: &Installation, bytes: Option<u64>) {
     let Ok(delegated) = Delegated::find() else {
         return;
     };
@@ -59,7 +61,10 @@ pub fn enter(installation: &Installation, bytes: u64) {
     }
     for _ in 0..TURNS {
         let entered = Cgroup::make(delegated.path()).and_then(|cgroup| {
-            limit(&cgroup.path, most(bytes), TASKS)?;
+            match bytes {
+                Some(bytes) => limit(&cgroup.path, most(bytes), TASKS)?,
+                None => limit_tasks(&cgroup.path, TASKS)?,
+            }
             cgroup.enter(installation)
         });
         match entered {

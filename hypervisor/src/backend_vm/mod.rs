@@ -389,11 +389,13 @@ fn make(
         variables: forwarded_variables(),
         window: machine.window_bytes,
     })?;
-    let windows = match &machine.window {
-        WindowConfig::Aperture(slots) => u64::from(slots.count) * slots.bytes,
-        WindowConfig::Whole(_) => machine.window_bytes,
+    let limit = match &machine.window {
+        // A window that has left stays charged to this process as long as its launcher has it. One tenant's must not end the VM
+        // of all.
+        WindowConfig::Aperture(_) => None,
+        WindowConfig::Whole(_) => Some(machine.memory + machine.window_bytes),
     };
-    cgroup::enter(&installation, machine.memory + windows);
+    cgroup::enter(&installation, limit);
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {

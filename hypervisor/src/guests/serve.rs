@@ -171,7 +171,7 @@ fn make(
     };
     let control = backend.streams().map_err(RunError::from)?;
     let memory = machine.memory + machine.window + Disk::bytes_in_memory(&machine.disks());
-    cgroup::enter(&installation, memory);
+    cgroup::enter(&installation, Some(memory));
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start,

@@ -143,7 +143,7 @@ pub fn run(
     let (sender, streams) = channel();
     let control = Arc::new(OnceLock::new());
     let memory = options.memory().0 + options.window() + Disk::bytes_in_memory(&options.disk);
-    cgroup::enter(installation, memory);
+    cgroup::enter(installation, Some(memory));
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {
