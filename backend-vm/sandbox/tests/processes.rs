@@ -174,8 +174,8 @@ fn a_namespace_that_has_ended_has_a_successor() {
     }
     let confinement = confinement(Some(Arc::new(Processes::new().unwrap())));
     let (child, _, _, line) = shell(&confinement);
-    // SAFETY: it takes integers.
-    assert_eq!(unsafe { libc::kill(first_process(), libc::SIGKILL) }, 0);
+    let first = rustix::process::Pid::from_raw(first_process()).unwrap();
+    rustix::process::kill_process(first, rustix::process::Signal::KILL).unwrap();
     assert_eq!(child.wait(), Some(Ending::Signalled(libc::SIGKILL)));
     drop(line);
     let (child, own, seen, line) = shell(&confinement);

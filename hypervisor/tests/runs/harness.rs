@@ -376,8 +376,9 @@ impl Underway {
         assert!(!named.is_empty(), "no process {name} among {family:?}");
         for pid in named {
             let pid = libc::pid_t::try_from(*pid).expect("a process number");
-            // SAFETY: kill takes no pointers.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            let pid = Pid::from_raw(pid).expect("a process number");
+            // It may have ended.
+            let _ = kill_process(pid, Signal::KILL);
         }
     }
 
