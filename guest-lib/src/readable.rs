@@ -6,21 +6,16 @@
 
 use std::io;
 use std::iter::successors;
-use std::sync::LazyLock;
+
+use rustix::param::page_size;
 
 /// Ranges of one `process_vm_readv` (`UIO_MAXIOV`).
 const MOST_RANGES: usize = 1024;
 
-static PAGE: LazyLock<usize> = LazyLock::new(|| {
-    // SAFETY: a question without a pointer.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(page).unwrap_or(4096)
-});
-
 /// Returns the number of bytes from `start` on that can be read, at most `wanted`. If `process_vm_readv` is refused, as
 /// by a system-call filter, all of them count as readable.
 pub fn readable(start: *const u8, wanted: usize) -> usize {
-    let page = *PAGE;
+    let page = page_size();
     let first = start.addr();
     let Some(end) = first.checked_add(wanted) else {
         return readable(start, usize::MAX - first);
@@ -86,19 +81,19 @@ pub mod tests {
 
     impl Edge {
         pub fn new(pages: usize) -> Self {
-            let bytes = pages * *PAGE;
+            let bytes = pages * page_size();
             // SAFETY: a new mapping where the system likes, whose last page is then closed.
             let start = unsafe {
                 let start = libc::mmap(
                     std::ptr::null_mut(),
-                    bytes + *PAGE,
+                    bytes + page_size(),
                     libc::PROT_READ | libc::PROT_WRITE,
                     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                     -1,
                     0,
                 );
                 assert_ne!(start, libc::MAP_FAILED);
-                let closed = libc::mprotect(start.byte_add(bytes), *PAGE, libc::PROT_NONE);
+                let closed = libc::mprotect(start.byte_add(bytes), page_size(), libc::PROT_NONE);
                 assert_eq!(closed, 0);
                 start.cast()
             };
@@ -124,7 +119,7 @@ pub mod tests {
     impl Drop for Edge {
         fn drop(&mut self) {
             // SAFETY: the mapping is this one's own.
-            unsafe { libc::munmap(self.start.cast(), self.bytes + *PAGE) };
+            unsafe { libc::munmap(self.start.cast(), self.bytes + page_size()) };
         }
     }
 

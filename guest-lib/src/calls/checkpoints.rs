@@ -5,6 +5,8 @@ use std::ffi::c_void;
 
 use wormhole_api::constants::process_state::RUNNING;
 
+use rustix::process::{Pid, test_kill_process};
+
 use crate::error::{CuError, Result};
 use crate::parameter::{Out, Pointer};
 
@@ -13,13 +15,14 @@ fn this(pid: i32) -> Result {
     if u32::try_from(pid).is_ok_and(|pid| pid == std::process::id()) {
         return Ok(());
     }
-    // SAFETY: signal 0 only checks that the process exists.
-    let exists = pid > 0 && unsafe { libc::kill(pid, 0) } == 0;
-    Err(if exists {
-        CuError::NOT_SUPPORTED
-    } else {
-        CuError::OPERATING_SYSTEM
-    })
+    let process = (pid > 0).then(|| Pid::from_raw(pid)).flatten();
+    Err(
+        if process.is_some_and(|process| test_kill_process(process).is_ok()) {
+            CuError::NOT_SUPPORTED
+        } else {
+            CuError::OPERATING_SYSTEM
+        },
+    )
 }
 
 pub fn cuCheckpointProcessGetState(pid: i32, state: Out<'_, u32>) -> Result {
