@@ -5,6 +5,7 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::Path;
 
 use wormhole_init::User;
 
@@ -30,8 +31,9 @@ const DESCRIPTORS: [(&str, &str); 4] = [
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// Beginnings of the names of devices that are there for the program: disks, the window, and page faults that a process
-/// serves itself.
+/// Device for page faults that a process serves itself.
+const FAULTS: &str = "/dev/userfaultfd";
+/// Beginnings of the names of devices that are there for the program: disks, the window, and that for page faults.
 const OF_THE_PROGRAM: [&[u8]; 3] = [b"vd", b"dax", b"userfaultfd"];
 
 #[derive(Debug, thiserror::Error)]
@@ -70,8 +72,13 @@ pub fn mount() -> Result<(), SystemError> {
     Ok(())
 }
 
-/// Gives the devices of the program to its user.
+/// Gives the devices of the program to its user. On a kernel without a device for page faults (before Linux 6.1), the user may
+/// make the system call instead.
 pub fn give_devices(user: &User) -> io::Result<()> {
+    if !Path::new(FAULTS).exists() {
+        // Managed memory stays on the host if this fails.
+        let _ = fs::write("/proc/sys/vm/unprivileged_userfaultfd", "1");
+    }
     for device in fs::read_dir("/dev")? {
         let device = device?;
         let name = device.file_name();
