@@ -37,8 +37,6 @@ pub(super) struct Plan {
     pub open_files: u64,
     /// RLIMIT_DATA in bytes; RLIM_INFINITY if it cannot limit the worker.
     pub memory: u64,
-    /// Whether the kernel may give it huge pages that it has not asked for.
-    pub huge_pages: bool,
     /// Limit of its threads, where it has a user of its own.
     pub threads: u64,
     pub filter: Filter,
@@ -143,10 +141,6 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
         }
         place_descriptors(plan, report)?;
         limit_resources(plan)?;
-        if !plan.huge_pages {
-            // Kernels before 3.15 do not know it. An executed program keeps it, and may not undo it.
-            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-        }
         drop_privileges(plan, user)?;
         tie_to_parent(plan)?;
         if plan.filter.install().is_err() {

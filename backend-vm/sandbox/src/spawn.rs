@@ -199,7 +199,6 @@ impl Confinement {
             } else {
                 libc::RLIM_INFINITY
             },
-            huge_pages: needs(self.kind).huge_pages,
             threads: self.threads,
             filter: seccomp::filter(self.kind)?,
             program: executed,

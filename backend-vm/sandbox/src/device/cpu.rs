@@ -22,9 +22,6 @@ pub(super) const NEEDS: Needs = Needs {
         })
     },
     threads,
-    // A thread of the kernel makes them, also of text of libraries, and other processes wait meanwhile for pages that they share
-    // with the worker. Nothing of the worker asks for them.
-    huge_pages: false,
     limits_memory: true,
     identifies_processes: false,
     has_figures: false,

@@ -17,7 +17,6 @@ pub(super) const NEEDS: Needs = Needs {
     find,
     threads: |_| THREADS,
     // The driver's speed may depend on them.
-    huge_pages: true,
     limits_memory: false,
     identifies_processes: true,
     has_figures: true,

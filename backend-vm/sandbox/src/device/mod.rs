@@ -24,8 +24,6 @@ pub struct Needs {
     pub find: fn(&DeviceChoice) -> Result<Found, GpuError>,
     /// Returns how many threads a worker on these devices has at most.
     pub threads: fn(&DeviceChoice) -> u64,
-    /// True if the kernel may give a worker huge pages that it has not asked for.
-    pub huge_pages: bool,
     /// True if RLIMIT_DATA can limit a worker's memory: false for a driver that reserves more address space than it
     /// uses.
     pub limits_memory: bool,
