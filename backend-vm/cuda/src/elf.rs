@@ -9,16 +9,18 @@ use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 
+/// NVIDIA's type of sections of global memory, without bytes in a relocatable file.
+const GLOBAL: u32 = 0x7000_0007;
 /// NVIDIA's section types without bytes in a relocatable file, like `SHT_NOBITS`: global and shared memory (found in
 /// files that `nvcc` 13 writes).
-pub const WITHOUT_BYTES: [u32; 2] = [0x7000_0007, 0x7000_000a];
+pub const WITHOUT_BYTES: [u32; 2] = [GLOBAL, 0x7000_000a];
 
 /// Prefixes of the names of sections of shared memory. Symbols may lie behind the end of such a section: that of an
 /// array of unknown size, and in relocatable files those whose place is aligned (as `nvcc` 13 writes them).
 const SHARED: [&[u8]; 2] = [b".nv.shared", b".nv_debug.shared"];
 /// End of shared memory, whose addresses have 32 bits.
 const SHARED_END: u64 = 1 << 32;
-/// End of symbols without a section. The value of an undefined one is an alignment or an offset in shared memory, its
+/// End of symbols without a section, and of sections without bytes. The value of an undefined one is an alignment or an offset in shared memory, its
 /// size that of a variable of another file, and no device has as much memory.
 const OUTER_END: u64 = 1 << 40;
 
@@ -50,11 +52,13 @@ pub fn machine(image: &[u8]) -> Option<u16> {
             section.data(endian, image).ok()?;
         }
         let name = sections.section_name(endian, section).ok()?;
-        let is_shared = SHARED.iter().any(|prefix| name.starts_with(prefix));
+        let is_shared = section.sh_type(endian) != GLOBAL
+            && SHARED.iter().any(|prefix| name.starts_with(prefix));
         ends.push(if is_shared {
             SHARED_END
         } else {
-            section.sh_size(endian)
+            // The file bounds only a section that has bytes in it.
+            section.sh_size(endian).min(OUTER_END)
         });
         let link = usize::try_from(section.sh_link(endian)).ok()?;
         if link >= sections.len() {
