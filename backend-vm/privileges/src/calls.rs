@@ -107,7 +107,7 @@ impl Calls {
     ///
     /// # Errors
     /// Never.
-    pub fn and_lasting_advice(self) -> Result<Self, FilterError> {
+    fn and_lasting_advice(self) -> Result<Self, FilterError> {
         const ADVICE: [i32; 10] = [
             libc::MADV_DONTFORK,
             libc::MADV_DOFORK,

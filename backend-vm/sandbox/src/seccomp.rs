@@ -119,9 +119,17 @@ const DUMPABLE: u64 = 4;
 /// range, also after the process was killed.
 const NAMES_MAPPING: u64 = 0x5356_4d41;
 
-/// Advice that a library may give, and that does nothing. Huge pages are made by a thread of the kernel, also of shared memory
-/// and by a setting of libraries, while others who have the same pages wait.
-const IDLE_ADVICE: [i32; 6] = [
+/// Advice that a library may give, and that does nothing. Some of it splits a mapping, also one that is sealed, under a lock of
+/// the mapped file. Huge pages are made by a thread of the kernel, also of shared memory and by a setting of libraries, while
+/// others who have the same pages wait.
+const IDLE_ADVICE: [i32; 13] = [
+    libc::MADV_DONTFORK,
+    libc::MADV_DOFORK,
+    libc::MADV_NOHUGEPAGE,
+    libc::MADV_DONTDUMP,
+    libc::MADV_DODUMP,
+    libc::MADV_WIPEONFORK,
+    libc::MADV_KEEPONFORK,
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
     libc::MADV_SEQUENTIAL,
@@ -129,6 +137,9 @@ const IDLE_ADVICE: [i32; 6] = [
     libc::MADV_FREE,
     libc::MADV_HUGEPAGE,
 ];
+
+/// Advice to have pages.
+const TOUCHED: [i32; 2] = [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE];
 
 /// Advice to discard pages. Each kind of device says in what range.
 pub(super) const DISCARDS: u64 = libc::MADV_DONTNEED.unsigned_abs() as u64;
@@ -155,7 +166,10 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     // It reads limits. A lower one of core dumps would have the kernel start a program.
     let read = all_masked(&[(2, u64::MAX, 0)])?;
     calls = calls
-        .and_lasting_advice()?
+        .and_where(
+            libc::SYS_madvise,
+            equals_one_of(2, TOUCHED.map(|advice| u64::from(advice.unsigned_abs())))?,
+        )
         .idle_where(libc::SYS_prctl, vec![equals(0, NAMES_MAPPING)?])
         .idle_where(
             libc::SYS_madvise,

@@ -127,7 +127,7 @@ fn scribble(mut stub: Stub) {
     let random = Random::new(u64::from(std::process::id()));
     let maps = event.map(|file| {
         let file = File::from(file);
-        let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+        let bytes = usize::try_from(rustix::fs::fstat(&file).unwrap().st_size).unwrap();
         (Mapping::new(&file, 0, bytes).unwrap(), bytes)
     });
     for round in 0..4 {

@@ -58,7 +58,7 @@ fn worker(mut stub: Stub) {
         let sent = files.send_with_fd(&b"yours"[..], file.as_raw_fd());
         stub.say(&format!("hands a descriptor over: {sent:?}"));
     }
-    let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    let bytes = usize::try_from(rustix::fs::fstat(&file).unwrap().st_size).unwrap();
     let mapping = Mapping::new(&file, 0, bytes).unwrap();
     loop {
         let mut found = 0;

@@ -17,7 +17,7 @@ use crate::open;
 pub fn confine(kind: DeviceKind) -> Result<(), FilterError> {
     seal_objects();
     let calls = Calls::any(&[libc::SYS_execve, libc::SYS_seccomp, libc::SYS_mseal]);
-    Filter::against(open::give_up(kind, calls)?)?.install_on_all_threads()
+    Filter::against(open::give_up(kind, calls))?.install_on_all_threads()
 }
 
 /// Seals the mappings of the program and of its libraries (Linux 6.10). To split or to move a mapping of a file takes a lock of

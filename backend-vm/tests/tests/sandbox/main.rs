@@ -495,7 +495,7 @@ fn worker(mut stub: Stub) {
         }
         Ok("SPILL") => {
             let file = File::from(window);
-            let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+            let bytes = usize::try_from(rustix::fs::fstat(&file).unwrap().st_size).unwrap();
             let mapping = Mapping::new(&file, 0, bytes).unwrap();
             // After the header, which the supervisor writes to.
             for at in (PAGE..bytes).step_by(PAGE) {

@@ -7,19 +7,18 @@ use rustix::process::{DumpableBehavior, Resource, set_dumpable_behavior};
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 use wormhole_link::device::CpuChoice;
-use wormhole_privileges::{Calls, FilterError, masked};
+use wormhole_privileges::Calls;
 
 use super::Opened;
 
 /// Gives up dumps of the process's memory, which some settings of the kernel send to a service of the host, and all calls with a
 /// path, and `uname`, which takes a lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims
 /// pages of a file that is mapped often so slowly that others wait for it.
-pub(super) fn give_up(calls: Calls) -> Result<Calls, FilterError> {
+pub(super) fn give_up(calls: Calls) -> Calls {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("the kernel may dump the worker's memory: {error}");
     }
-    let empty = libc::AT_EMPTY_PATH.unsigned_abs().into();
-    let paths = Calls::any(&[
+    calls.and_all(Calls::any(&[
         libc::SYS_open,
         libc::SYS_openat,
         libc::SYS_stat,
@@ -30,13 +29,11 @@ pub(super) fn give_up(calls: Calls) -> Result<Calls, FilterError> {
         libc::SYS_readlink,
         libc::SYS_readlinkat,
         libc::SYS_getcwd,
+        // Also with AT_EMPTY_PATH, which permits an empty path and demands none.
+        libc::SYS_newfstatat,
+        libc::SYS_statx,
         libc::SYS_uname,
-    ]);
-    // With an empty path they tell of an open file. A filter cannot read the path itself.
-    Ok(calls
-        .and_all(paths)
-        .and_where(libc::SYS_newfstatat, vec![masked(3, empty, 0)?])
-        .and_where(libc::SYS_statx, vec![masked(2, empty, 0)?]))
+    ]))
 }
 
 pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {

@@ -8,18 +8,15 @@ use std::time::Duration;
 
 use wormhole_device::Device;
 use wormhole_link::device::{DeviceChoice, DeviceKind};
-use wormhole_privileges::{Calls, FilterError};
+use wormhole_privileges::Calls;
 
 use crate::{WorkerError, reserve_bands};
 
 /// Gives up what a device of this kind needs no more once the worker's program has started. Adds the system calls among that.
-///
-/// # Errors
-/// Never.
-pub fn give_up(kind: DeviceKind, calls: Calls) -> Result<Calls, FilterError> {
+pub fn give_up(kind: DeviceKind, calls: Calls) -> Calls {
     match kind {
         DeviceKind::Cpu => cpu::give_up(calls),
-        DeviceKind::Cuda => Ok(calls),
+        DeviceKind::Cuda => calls,
     }
 }
 

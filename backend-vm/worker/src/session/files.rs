@@ -98,7 +98,8 @@ fn is_shared_memory(file: &File, end: u64) -> bool {
     let Ok(system) = rustix::fs::fstatfs(file) else {
         return false;
     };
-    let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+    let size = rustix::fs::fstat(file).map_or(0, |status| status.st_size);
+    let bytes = u64::try_from(size).unwrap_or(0);
     system.f_type == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
 }
 
