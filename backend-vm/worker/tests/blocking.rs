@@ -9,14 +9,15 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Key;
 use wormhole_api::{
-    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, Decode, DevicePtr, Element, Fence,
-    FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig,
-    Handle, Items, LaunchKernel, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemSet, Message,
-    Module, ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy,
-    ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamQuery, TakeOutput,
+    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, CuResult, Decode, DevicePtr, Element,
+    Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
+    FunctionSetCacheConfig, Handle, Items, LaunchKernel, LibraryGetModule, MemAlloc, MemAllocReply,
+    MemFree, MemGetInfo, MemSet, Message, Module, ModuleGetFunction, ModuleGetGlobal, ModuleLoad,
+    ModuleUnload, Occupancy, ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamQuery,
+    TakeOutput,
 };
 use wormhole_backend_tests::backend::wait_until;
-use wormhole_backend_tests::messages::module_load;
+use wormhole_backend_tests::messages::{library_load, module_load};
 use wormhole_device::{Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_worker::session::Event;
@@ -215,6 +216,57 @@ fn a_look_up_in_an_image_that_goes_meanwhile_is_an_invalid_handle() {
     device.let_go("function");
     assert_eq!(served.answer(1, 10).0, 400);
     assert_eq!(served.answer(2, 10).0, 0);
+}
+
+/// Asserts that a look-up of a module's thing, in the device's function `call`, finds nothing for another image that has
+/// been given the module's handle meanwhile.
+fn finds_nothing_for_another_image(ready: &Ready, look_up: &impl Message, call: &'static str) {
+    let (served, device, module) = (&ready.served, &ready.device, ready.module);
+    let library = handle(1);
+    let image = ready.load(module);
+    let load = library_load(library, image.image, image.bytes);
+    served.call(3, 10, &load);
+    let before = device.arrivals(call);
+    device.hold(call);
+    served.ask(1, 10, look_up);
+    device.wait_for(call, before + 1);
+    served.ask(2, 10, &ModuleUnload { module });
+    let new = module;
+    served.call(3, 11, &LibraryGetModule { library, new });
+    device.let_go(call);
+    assert_eq!(served.answer(1, 10).0, CuResult::INVALID_HANDLE.0, "{call}");
+    assert_eq!(served.answer(2, 10).0, 0);
+    assert_eq!(device.arrivals("unload"), 1);
+}
+
+#[test]
+fn a_variable_goes_with_its_image_though_another_image_has_the_handle() {
+    let ready = ready();
+    let (module, name) = (ready.module, b"variable");
+    finds_nothing_for_another_image(&ready, &ModuleGetGlobal { module, name }, "global");
+    let variable = DevicePtr(ready.device.last_made());
+    let fill = MemSet {
+        destination: variable,
+        ..ready.fill(7)
+    };
+    ready.served.record(&fill);
+    let stream = ready.stream;
+    ready.served.call(3, 12, &StreamQuery { stream });
+    assert!(!ready.device.log().contains(&7), "its memory is freed");
+}
+
+#[test]
+fn a_kernel_goes_with_its_image_though_another_image_has_the_handle() {
+    let ready = ready();
+    let function = handle(2);
+    finds_nothing_for_another_image(&ready, &ready.look_up(function), "function");
+    let launch = LaunchKernel {
+        function,
+        ..ready.launch(7, &[0; 8])
+    };
+    ready.served.ask(1, 11, &launch);
+    let refused = CuResult::INVALID_HANDLE.0;
+    assert_eq!(ready.served.answer(1, 11).0, refused);
 }
 
 #[test]

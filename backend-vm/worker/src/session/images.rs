@@ -419,6 +419,19 @@ impl Serve<ModuleGetFunction<'_>> for Session {
 }
 
 impl Session {
+    /// Checks that a handle names the image that a job has used. Another thread may have unloaded the image meanwhile, and
+    /// given the handle to another image: what the job has found would then outlive its own image.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: it does not.
+    fn still_names(&self, handle: ImageHandle, used: &Arc<Loaded>) -> Result<(), CuResult> {
+        if Arc::ptr_eq(&self.objects.image(handle)?.loaded, used) {
+            Ok(())
+        } else {
+            Err(CuResult::INVALID_HANDLE)
+        }
+    }
+
     fn enter_function(
         &mut self,
         handle: ImageHandle,
@@ -426,8 +439,7 @@ impl Session {
         image: Arc<Loaded>,
         found: &LoadedFunction,
     ) -> Result<(), CuResult> {
-        // Another thread may have unloaded the image meanwhile.
-        self.objects.image(handle)?;
+        self.still_names(handle, &image)?;
         let ends = found.parameters.iter();
         let ends = ends.map(|parameter| u64::from(parameter.offset) + u64::from(parameter.size));
         let object = FunctionObject {
@@ -448,23 +460,24 @@ impl Session {
         name: &[u8],
     ) -> Outcome<R> {
         let (image, name) = self.named(handle, name)?;
+        let used = Arc::clone(&image);
         self.ask(
             call,
             image.device.clone(),
             move |device| device.global(image.raw, &name),
-            move |session, (address, bytes)| match session.enter_global(handle, address, bytes) {
-                Ok(()) => {
-                    let address = DevicePtr(address);
-                    match handle {
-                        ImageHandle::Module(_) => {
-                            Answer::reply(&ModuleGetGlobalReply { address, bytes })
-                        }
-                        ImageHandle::Library(_) => {
-                            Answer::reply(&LibraryGetGlobalReply { address, bytes })
-                        }
+            move |session, (start, bytes)| {
+                if let Err(error) = session.enter_global(handle, &used, start, bytes) {
+                    return Answer::failed(error);
+                }
+                let address = DevicePtr(start);
+                match handle {
+                    ImageHandle::Module(_) => {
+                        Answer::reply(&ModuleGetGlobalReply { address, bytes })
+                    }
+                    ImageHandle::Library(_) => {
+                        Answer::reply(&LibraryGetGlobalReply { address, bytes })
                     }
                 }
-                Err(error) => Answer::failed(error),
             },
         )
     }
@@ -494,10 +507,11 @@ impl Session {
     fn enter_global(
         &mut self,
         handle: ImageHandle,
+        used: &Arc<Loaded>,
         address: u64,
         bytes: u64,
     ) -> Result<(), CuResult> {
-        // Another thread may have unloaded the image meanwhile.
+        self.still_names(handle, used)?;
         let image = self.objects.image_mut(handle)?;
         if image.loaded.holds_managed(address) {
             // Managed variables lie in arena, so the arena's ranges admit them.
