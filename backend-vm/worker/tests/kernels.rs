@@ -9,13 +9,16 @@ use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
 use support::served::{Served, handle};
 use wormhole_api::constants::function_attribute::MAX;
+use wormhole_api::constants::launch_attribute::{
+    LAUNCH_COMPLETION_EVENT as LAUNCH_COMPLETION, PROGRAMMATIC_EVENT as PROGRAMMATIC,
+};
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function,
+    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, EventDestroy, Function,
     FunctionGetAttribute, FunctionSetAttribute, Handle, Items, LaunchAttribute, LaunchKernel,
     LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply,
-    ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate, TensorMapEncode,
-    TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
+    ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate, StreamQuery,
+    TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
     TextureLinearWidth, TextureLinearWidthReply,
 };
 use wormhole_backend_tests::messages::module_load;
@@ -244,11 +247,63 @@ fn the_cache_is_reset_on_the_device() {
     assert_eq!(ready.device.arrivals("reset_persisting_l2"), 1);
 }
 
+/// Attribute of a launch that records an event.
+fn event(id: u32, handle: u64, at_start: u8) -> LaunchAttribute {
+    let mut value = [0; 64];
+    value[..8].copy_from_slice(&handle.to_le_bytes());
+    value[12] = at_start;
+    let reserved = 0;
+    LaunchAttribute {
+        id,
+        reserved,
+        value,
+    }
+}
+
+fn launch_with(attributes: &[LaunchAttribute]) -> LaunchKernel<'_> {
+    LaunchKernel {
+        function: handle(1),
+        stream: handle(1),
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: Items::new(attributes),
+        parameters: &[0; 8],
+    }
+}
+
+#[test]
+fn an_event_that_a_launch_records_lives_until_the_launch_is_made() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    let stream = handle(1);
+    served.record(&StreamCreate {
+        new: stream,
+        flags: 0,
+        priority: 0,
+    });
+    for (sequence, id) in [(3, PROGRAMMATIC), (4, LAUNCH_COMPLETION)] {
+        let new = handle(1);
+        served.record(&EventCreate { new, flags: 2 });
+        let attributes = [event(id, new.to_wire(), 0)];
+        let (launched, destroyed) = ["launch", "destroy_event"]
+            .map(|call| device.arrivals(call))
+            .into();
+        device.hold("launch");
+        served.ask(0, sequence, &launch_with(&attributes));
+        device.wait_for("launch", launched + 1);
+        served.record(&EventDestroy { event: new });
+        // Served after the record.
+        served.call(1, sequence, &StreamQuery { stream });
+        assert_eq!(device.arrivals("destroy_event"), destroyed);
+        device.let_go("launch");
+        assert_eq!(served.answer(0, sequence).0, 0);
+        device.wait_for("destroy_event", destroyed + 1);
+    }
+}
+
 #[test]
 fn launches_record_the_events_that_they_name_if_these_are_for_it() {
-    use wormhole_api::constants::launch_attribute::{
-        LAUNCH_COMPLETION_EVENT as LAUNCH_COMPLETION, PROGRAMMATIC_EVENT as PROGRAMMATIC,
-    };
     let ready = ready();
     // Without timing, with timing, and interprocess.
     for (number, flags) in [(1, 2), (2, 0)] {
@@ -262,31 +317,11 @@ fn launches_record_the_events_that_they_name_if_these_are_for_it() {
         flags: 0,
         priority: 0,
     });
-    let event = |id: u32, handle: u64, at_start: u8| {
-        let mut value = [0; 64];
-        value[..8].copy_from_slice(&handle.to_le_bytes());
-        value[12] = at_start;
-        let reserved = 0;
-        LaunchAttribute {
-            id,
-            reserved,
-            value,
-        }
-    };
     let wire = |number: u32| handle::<EventKind>(number).to_wire();
     let mut sequence = 3;
     let mut launch = |attributes: &[LaunchAttribute]| {
-        let message = LaunchKernel {
-            function: handle(1),
-            stream: handle(1),
-            grid: [1; 3],
-            block: [1; 3],
-            shared: 0,
-            attributes: Items::new(attributes),
-            parameters: &[0; 8],
-        };
         sequence += 1;
-        ready.try_ask(sequence, &message).0
+        ready.try_ask(sequence, &launch_with(attributes)).0
     };
     let arrivals = || {
         [

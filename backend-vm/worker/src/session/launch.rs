@@ -49,7 +49,7 @@ impl Session {
         attributes: &mut Vec<LaunchAttribute>,
     ) -> Outcome<()> {
         let (given, parameters) = (&message.attributes, message.parameters);
-        let (function, events) = self.admit_launch(
+        let (function, held) = self.admit_launch(
             Scope::Launch,
             message.function,
             given,
@@ -59,7 +59,7 @@ impl Session {
         let stream = self.objects.stream(call, message.stream)?;
         let device = &stream.device;
         let raw = device.own(&function.image.device, function.raw);
-        let (raw, events) = self.done(raw.and_then(|raw| Ok((raw, events.on(device)?))))?;
+        let (raw, events) = self.done(raw.and_then(|raw| Ok((raw, held.on(device)?))))?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
         if call.slot.is_none() {
             let launched = device.launch(&Launch {
@@ -77,6 +77,8 @@ impl Session {
         let stream = Arc::clone(stream);
         let (attributes, parameters) = (attributes.clone(), parameters.to_vec());
         let launch = move |device: &dyn Device, function| {
+            // The guest may destroy the events meanwhile.
+            let _held = held;
             device.launch(&Launch {
                 function,
                 stream: stream.raw,

@@ -379,6 +379,7 @@ impl Device for Recorder {
         Ok(RawEvent(self.make()))
     }
     fn destroy_event(&self, event: RawEvent) -> Result<()> {
+        self.arrive("destroy_event");
         self.end(event.0)
     }
     fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()> {
