@@ -252,8 +252,9 @@ impl Objects {
     }
 
     /// Forgets the objects of the context, and returns those that must be destroyed before the
-    /// context is reset. Pools and mappable memory belong to no context and stay.
-    pub fn reset(&mut self) -> Ending {
+    /// context is reset, and the requests to unload images that go with it. Pools and mappable
+    /// memory belong to no context and stay.
+    pub fn reset(&mut self) -> (Ending, Vec<Call>) {
         let streams = self.streams.drain().chain(self.reclaim.clear());
         let ending = self.green_contexts.clear(streams.collect());
         self.events.drain().for_each(drop);
@@ -262,6 +263,42 @@ impl Objects {
         self.functions.drain().for_each(drop);
         self.arrays.clear();
         self.graphs.clear();
-        ending
+        let unloading = self.unloading.drain(..);
+        (ending, unloading.map(|(call, _)| call).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use wormhole_cpu_device::{CpuDevice, Options};
+    use wormhole_device::{Device, RawModule};
+    use wormhole_link::counters::CountersFile;
+    use wormhole_link::neighbours::{Neighbours, NeighboursFile};
+
+    use super::*;
+
+    #[test]
+    fn no_image_of_before_a_reset_is_unloaded_after_it() {
+        let device = CpuDevice::open(&Options::default()).unwrap();
+        let devices = Devices::new(vec![Arc::new(device) as Arc<dyn Device>]);
+        let file = CountersFile::create().unwrap();
+        let page = OwnedFd::from(file.file().try_clone().unwrap());
+        let neighbours = NeighboursFile::create().unwrap();
+        let word = Neighbours::map(&neighbours.descriptor().unwrap()).unwrap();
+        let counters = Arc::new(Counters::map(&page, word).unwrap());
+        let mut objects = Objects::new(&devices, &counters);
+        let image = Arc::new(Loaded::new(devices[0].clone(), RawModule(1), None));
+        let call = Call {
+            slot: None,
+            sequence: 7,
+            device: 0,
+        };
+        objects.unloading.push((call, image));
+        let (_, unloads) = objects.reset();
+        assert!(objects.unloading.is_empty());
+        let sequences: Vec<u64> = unloads.iter().map(|call| call.sequence).collect();
+        assert_eq!(sequences, [7], "its request is to be answered");
     }
 }

@@ -82,16 +82,29 @@ impl Session {
             self.reset.end();
             return Err(CuResult::INVALID_VALUE);
         };
-        let ending = self.objects.reset();
+        let (ending, unloads) = self.objects.reset();
         self.addresses.reset();
         self.placements.reset(&mut self.addresses);
         self.shares.unshare_context(&self.registrar);
         let watcher = self.watcher.pause(self.objects.legacy());
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
+        let unloads = unloads.iter();
+        let unloads: Vec<_> = unloads
+            .filter_map(|call| Some((call.slot?, call.sequence)))
+            .inspect(|_| self.reset.job_begun())
+            .collect();
         self.registrar.run(Task::new(move |registrations| {
             ending.end();
             let result = registrations.reset();
             drop(watcher);
+            // The reset has unloaded their images.
+            for (slot, sequence) in unloads {
+                notifier.send(Event::Finished {
+                    slot,
+                    sequence,
+                    finish: Box::new(|_| Answer::done()),
+                });
+            }
             let finish = move |session: &mut Session| {
                 session.reset.end();
                 match result {
