@@ -13,8 +13,8 @@ use wormhole_api::{
     Element, GraphBegin, GraphBody, GraphBranch, GraphCondition, GraphConditional, GraphCopy,
     GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind,
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
-    Handle, Items, MemAlloc, MemAllocReply, MemFree, MemoryOperation, Message, Module,
-    ModuleGetFunction, ModuleUnload,
+    Handle, Items, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemMap, MemUnmap,
+    MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
@@ -736,13 +736,15 @@ fn no_graph_is_made_of_memory_that_is_gone() {
 /// Asserts that the device frees what this message frees, by its function `call`, once the graph is made that is being made
 /// when the message comes.
 fn is_freed_behind_a_graph<M: Message>(mut ready: Ready, free: &M, call: &'static str) {
+    ready.served.call(1, 2, &MemGetInfo {});
+    let of_jobs = ready.device.threads("mem_get_info");
     let graph = ready.describe(1);
     ready.device.hold("instantiate");
     ready
         .served
         .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
     ready.device.wait_for("instantiate", 1);
-    ready.served.ask(1, 2, free);
+    ready.served.ask(1, 3, free);
     // Requests are served in order.
     assert_eq!(
         ready.status(free),
@@ -752,8 +754,10 @@ fn is_freed_behind_a_graph<M: Message>(mut ready: Ready, free: &M, call: &'stati
     assert_eq!(ready.device.arrivals(call), 0);
     ready.device.let_go("instantiate");
     assert_eq!(ready.served.answer(2, 1).0, 0);
-    assert_eq!(ready.served.answer(1, 2).0, 0);
+    assert_eq!(ready.served.answer(1, 3).0, 0);
     assert_eq!(ready.device.arrivals(call), 1);
+    // The thread of the slot would have freed it at once.
+    assert_ne!(ready.device.threads(call), of_jobs);
 }
 
 #[test]
@@ -776,4 +780,25 @@ fn addresses_stay_reserved_while_a_graph_is_being_made() {
     let payload = ready.served.call(1, 1, &reserve);
     let address = AddressReserveReply::decode(&payload).unwrap().address;
     is_freed_behind_a_graph(ready, &AddressFree { address, bytes }, "address_free");
+}
+
+#[test]
+fn memory_stays_mapped_while_a_graph_is_being_made() {
+    let ready = ready();
+    let (bytes, memory) = (2 << 20, handle(1));
+    let reserve = AddressReserve {
+        bytes,
+        alignment: 0,
+        hint: 0,
+    };
+    let payload = ready.served.call(1, 1, &reserve);
+    let address = AddressReserveReply::decode(&payload).unwrap().address;
+    let create = MemCreate {
+        new: memory,
+        bytes,
+        handle_types: 0,
+    };
+    ready.served.call(3, 1, &create);
+    ready.served.call(3, 2, &MemMap { address, memory });
+    is_freed_behind_a_graph(ready, &MemUnmap { address, bytes }, "mem_unmap");
 }

@@ -273,11 +273,30 @@ impl Session {
         device: SessionDevice,
         free: impl FnOnce(&dyn Device) -> wormhole_device::Result<()> + Send + Sync + 'static,
     ) -> Outcome<R> {
+        self.free_and_finish(call, device, free, |_, freed| freed)
+    }
+
+    /// As [`free`](Self::free). `finish` runs on the executor and returns the answer.
+    pub(super) fn free_and_finish<R>(
+        &mut self,
+        call: &Call,
+        device: SessionDevice,
+        free: impl FnOnce(&dyn Device) -> wormhole_device::Result<()> + Send + Sync + 'static,
+        finish: impl FnOnce(&mut Self, wormhole_device::Result<()>) -> Result<(), CuResult>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Outcome<R> {
         if self.addresses.has_users() {
-            self.change(call, move |_| free(&*device), |_, freed| freed)
-        } else {
-            self.order(call, device, free)
+            return self.change(call, move |_| free(&*device), finish);
         }
+        self.defer(call, device, move |device: &dyn Device| {
+            let freed = free(device);
+            Box::new(move |session: &mut Self| {
+                let finished = finish(session, freed);
+                Answer::of(session.done(finished))
+            })
+        })
     }
 }
 

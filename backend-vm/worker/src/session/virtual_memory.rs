@@ -349,19 +349,19 @@ impl Serve<MemUnmap> for Session {
         // However the job ends, no copy may name the range from here on.
         self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
-        let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
-            let unmapped = device.mem_unmap(address, bytes);
-            Box::new(move |session: &mut Session| match unmapped {
-                Ok(()) => {
-                    session.addresses.virtual_memory.remove(&starts);
-                    Answer::done()
+        let outcome = self.free_and_finish(
+            call,
+            self.here(call),
+            move |device| device.mem_unmap(address, bytes),
+            move |session, unmapped| {
+                let virtual_memory = &mut session.addresses.virtual_memory;
+                match unmapped {
+                    Ok(()) => virtual_memory.remove(&starts),
+                    Err(_) => virtual_memory.end_change(&starts),
                 }
-                Err(error) => {
-                    session.addresses.virtual_memory.end_change(&starts);
-                    Answer::failed(session.failed(error))
-                }
-            })
-        });
+                unmapped
+            },
+        );
         if !matches!(outcome, Ok(Served::Deferred)) {
             self.addresses.virtual_memory.end_change(&marked);
         }
