@@ -194,25 +194,18 @@ impl Serve<FileMap> for Session {
     }
 }
 
-/// Removes the range from the addresses that may be named. A range that cannot be unregistered
-/// stays mapped until the session ends.
+/// Removes the range from the addresses that may be named. It stays mapped while a job gives the
+/// device addresses of a description, and until the session ends if it cannot be unregistered.
 impl Serve<FileUnmap> for Session {
     fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
         let address = message.address.0;
         let Some(bytes) = self.addresses.files.withdraw(address) else {
             return Err(self.addresses.refused());
         };
-        let registrar = self.registrar.clone();
-        self.defer(call, self.here(call), move |_: &dyn Device| {
-            let task = move |registrations: &mut _| unmap(registrations, address, bytes);
-            let unmapped = by_registrar(&registrar, task);
-            Box::new(move |session: &mut Self| match unmapped {
-                Ok(()) => {
-                    session.addresses.files.release(address);
-                    Answer::done()
-                }
-                Err(error) => Answer::failed(session.failed(error)),
-            }) as Finish
-        })
+        self.change(
+            call,
+            move |registrations| unmap(registrations, address, bytes),
+            move |session, unmapped| unmapped.map(|()| session.addresses.files.release(address)),
+        )
     }
 }
