@@ -129,6 +129,8 @@ pub struct EventObject {
     pub raw: RawEvent,
     /// Whether a launch may record it: the event has no timing and is not shared between processes.
     pub of_launches: bool,
+    /// Whether it is shared between processes.
+    pub shared: bool,
 }
 
 /// A loaded image. Jobs hold it while they use it or one of its kernels; it is unloaded when the

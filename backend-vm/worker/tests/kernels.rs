@@ -14,15 +14,15 @@ use wormhole_api::constants::launch_attribute::{
 };
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, EventDestroy, Function,
-    FunctionGetAttribute, FunctionSetAttribute, Handle, Items, LaunchAttribute, LaunchKernel,
-    LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply,
-    ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate, StreamQuery,
-    TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
-    TextureLinearWidth, TextureLinearWidthReply,
+    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, EventDestroy,
+    EventElapsed, Function, FunctionGetAttribute, FunctionSetAttribute, Handle, Items,
+    LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
+    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind,
+    StreamCreate, StreamQuery, TensorMapEncode, TensorMapEncodeReply, TensorMapMode,
+    TensorMapReplace, TensorMapReplaceReply, TextureLinearWidth, TextureLinearWidthReply,
 };
 use wormhole_backend_tests::messages::module_load;
-use wormhole_device::Device;
+use wormhole_device::{CuError, Device};
 use wormhole_worker::session::Event;
 
 /// A session with an arena, a module and a function.
@@ -300,6 +300,23 @@ fn an_event_that_a_launch_records_lives_until_the_launch_is_made() {
         assert_eq!(served.answer(0, sequence).0, 0);
         device.wait_for("destroy_event", destroyed + 1);
     }
+}
+
+#[test]
+fn no_time_between_shared_events_is_asked_of_the_device() {
+    let ready = ready();
+    let [shared, plain] = [1, 2].map(handle);
+    ready.ask(3, &SharedEventCreate { new: shared });
+    let (new, flags) = (plain, 0);
+    ready.served.record(&EventCreate { new, flags });
+    for (sequence, start, end) in [(4, shared, shared), (5, shared, plain), (6, plain, shared)] {
+        let refused = ready.try_ask(sequence, &EventElapsed { start, end }).0;
+        assert_eq!(refused, CuError::INVALID_HANDLE.0);
+    }
+    assert_eq!(ready.device.arrivals("event_elapsed"), 0);
+    let (start, end) = (plain, plain);
+    ready.try_ask(7, &EventElapsed { start, end });
+    assert_eq!(ready.device.arrivals("event_elapsed"), 1);
 }
 
 #[test]

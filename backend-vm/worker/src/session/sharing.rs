@@ -287,6 +287,7 @@ impl Session {
                 device,
                 raw,
                 of_launches: false,
+                shared: true,
             };
             Answer::of(session.enter_event(new, event))
         })

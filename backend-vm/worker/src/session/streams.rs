@@ -169,6 +169,7 @@ impl Serve<EventCreate> for Session {
             device: here,
             raw,
             of_launches: flags & DISABLE_TIMING != 0,
+            shared: false,
         };
         self.enter_event(new, event).map(Served::Done)
     }
@@ -217,6 +218,10 @@ impl Serve<EventElapsed> for Session {
     fn serve(&mut self, _: &Call, message: &EventElapsed) -> Outcome<EventElapsedReply> {
         let start = self.objects.events.get(message.start)?;
         let end = self.objects.events.get(message.end)?;
+        // Shared events have no timing, and the device's handles of them may be no driver's.
+        if start.shared || end.shared {
+            return Err(CuResult::INVALID_HANDLE);
+        }
         let own = start.device.own(&end.device, end.raw);
         match own.and_then(|end| start.device.event_elapsed(start.raw, end)) {
             Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),

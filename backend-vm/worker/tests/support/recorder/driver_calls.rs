@@ -60,6 +60,7 @@ impl DriverCalls for Recorder {
         Ok(RawStream(made))
     }
     fn event_elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
+        self.arrive("event_elapsed");
         Err(CuError::NOT_SUPPORTED)
     }
     fn context_get_limit(&self, limit: u32) -> Result<u64> {
