@@ -31,6 +31,15 @@ impl Devices {
         idle.and_then(|()| self.synchronize_peers())
     }
 
+    /// Ends the memory that a device has placed at an address. Work of the other devices reaches it
+    /// too, and is waited for.
+    pub fn displace(&self, owner: &SessionDevice, address: u64, bytes: u64) -> Result<()> {
+        self.iter()
+            .filter(|device| *device != owner)
+            .try_for_each(|device| device.synchronize())?;
+        owner.displace(address, bytes)
+    }
+
     /// Resets every device's context, after waiting until no device has work that reaches another.
     pub fn reset(&self) -> Result<()> {
         if self.count() > 1 {

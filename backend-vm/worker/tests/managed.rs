@@ -5,6 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
+use support::recorder::Recorder;
 use support::whole;
 use wormhole_api::{
     ContextReset, CuResult, DevicePtr, Element, Handle, ManagedClose, ManagedFetch, ManagedIdle,
@@ -21,7 +22,7 @@ const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments of one test: the session's, and the arena.
 const SHARE: u32 = 5;
 const ARENA: u32 = 4;
-const WINDOW: u64 = 8 * SHARE as u64 * SEGMENT;
+const WINDOW: u64 = 9 * SHARE as u64 * SEGMENT;
 const MEMORY: u64 = 64 << 20;
 
 struct Served {
@@ -42,6 +43,10 @@ fn serve(number: u32) -> Served {
         .into_iter()
         .map(|device| Arc::new(device) as Arc<dyn Device>)
         .collect();
+    serve_on(devices, number)
+}
+
+fn serve_on(devices: Vec<Arc<dyn Device>>, number: u32) -> Served {
     let first = number * SHARE;
     let mut served = Served {
         guest: whole::serve(devices, first, ARENA, WINDOW),
@@ -234,6 +239,23 @@ fn a_busy_device_keeps_memory_where_it_is() {
     served.release(6);
     served.synchronize();
     assert_eq!(served.fetch(0, SEGMENT, false), 0);
+}
+
+#[test]
+fn memory_goes_once_no_device_has_work_that_may_reach_it() {
+    let devices = [0, 1].map(|_| Arc::new(Recorder::new()));
+    let [owner, other] = &devices;
+    let of_worker = devices.iter().map(|device| Arc::clone(device) as _);
+    let mut served = serve_on(of_worker.collect(), 8);
+    assert_eq!(served.place(), 0);
+    other.hold("synchronize");
+    let address = DevicePtr(served.address);
+    let closing = served.guest.start(1, &ManagedClose { address });
+    other.wait_for("synchronize", 1);
+    assert_eq!(owner.arrivals("displace"), 0);
+    other.let_go("synchronize");
+    assert_eq!(served.guest.wait(1, closing).unwrap().status, 0);
+    assert_eq!(owner.arrivals("displace"), 1);
 }
 
 #[test]

@@ -368,11 +368,12 @@ impl Serve<ManagedClose> for Session {
         };
         managed.changing = true;
         let (device, bytes, placed) = (managed.device.clone(), managed.bytes, managed.placed);
+        let devices = self.devices.clone();
         let closed = self.change(
             call,
             move |registrations| {
                 if placed {
-                    return device.displace(address, bytes);
+                    return devices.displace(&device, address, bytes);
                 }
                 registrations.remove(address)?;
                 Window::unmap_again(address, bytes);

@@ -494,6 +494,14 @@ impl VirtualMemory for Recorder {
             recommended: STEP,
         })
     }
+    fn place(&self, _: u64, _: u64) -> Result<()> {
+        self.arrive("place");
+        Ok(())
+    }
+    fn displace(&self, _: u64, _: u64) -> Result<()> {
+        self.arrive("displace");
+        Ok(())
+    }
     fn create_memory(&self, _: u64, _: u32) -> Result<RawMemory> {
         self.arrive("create_memory");
         Ok(RawMemory(self.make()))
