@@ -206,7 +206,8 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         let limits = limits_of(guest, 256 + 258);
         let used = said.lines().find_map(|line| line.strip_prefix(&*limits));
         let used: Result<u64, _> = used.expect(&said).parse();
-        assert!(used.is_ok_and(|used| used > 32 << 20), "{said}");
+        // The third one has only begun to boot.
+        assert!(used.is_ok_and(|used| used > 16 << 20), "{said}");
     }
     for words in [
         "no thread of victim has a capability",
