@@ -509,10 +509,17 @@ impl Scene {
         Some(())
     }
 
-    /// Receives the orders sent to the spawner. Forks the processes of tenants at once.
-    fn receive_orders(&mut self) {
+    /// Receives the orders sent to the spawner. Forks the processes of tenants, and assigns workers, at once. Returns whether
+    /// it has assigned one.
+    fn receive_orders(&mut self) -> bool {
+        let mut answered = false;
         while let Ok(Some((bytes, _))) = datagram::receive(&self.spawner, false) {
             let order = Order::decode(&bytes).expect("an order");
+            if let Order::Assign { ticket, .. } = order {
+                self.report(&Report::Assigned { ticket }, &[]);
+                answered = true;
+                continue;
+            }
             let Order::Fork {
                 ticket,
                 role: Role::Tenant { user, .. },
@@ -539,6 +546,7 @@ impl Scene {
             });
             self.report(&Report::Forked { ticket, pid: 1 }, &[near]);
         }
+        answered
     }
 
     /// Executes the orders sent to the spawner. The bits of `failures` select the starts that fail.
@@ -575,6 +583,7 @@ impl Scene {
                         .into_iter()
                         .for_each(|killed| self.end_loop(killed, ENDED));
                 }
+                // Answered as it is received.
                 Order::Assign { .. } => {}
                 Order::Remove { tenant } => self.report(&Report::Removed { tenant }, &[]),
                 Order::Fork { ticket, .. } if fails & 1 == 1 => {
@@ -678,12 +687,12 @@ impl Scene {
                 assert!(rounds < ROUNDS, "the event loop never rests");
             }
             let loops = self.loops.len();
-            self.receive_orders();
+            let answered = self.receive_orders();
             let is_done = |one: &PlayedLoop| one.state.borrow().is_done();
             let done = self.loops.iter().position(is_done);
             match done {
                 Some(done) => self.end_loop(done, ENDED),
-                None if self.loops.len() == loops => break,
+                None if self.loops.len() == loops && !answered => break,
                 None => {}
             }
         }

@@ -227,7 +227,7 @@ impl Supervisor {
             };
             end.flush();
             let reason = match end.report() {
-                Ok(Some(report)) => match self.execute(ops, id, report) {
+                Ok(Some(report)) => match self.execute(id, report) {
                     Ok(()) => continue,
                     Err(reason) => reason,
                 },
@@ -244,12 +244,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// The process asked for more than it may have, which it never does by itself.
-    fn execute(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        id: Id,
-        report: Report,
-    ) -> Result<(), &'static str> {
+    fn execute(&mut self, id: Id, report: Report) -> Result<(), &'static str> {
         let queued = self.queue_limit();
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return Ok(());
@@ -315,7 +310,7 @@ impl Supervisor {
                     account: Some(id),
                     user,
                 };
-                self.find_worker(ops, start);
+                self.find_worker(start);
             }
             Report::Taken { session } => {
                 if tenant.sessions.contains(&session) {

@@ -97,6 +97,8 @@ pub(super) struct Worker {
     /// Whether a session was given this spare, and the tenant's process has not reported the session as `Taken`. The
     /// supervisor starts the next spare after that report.
     is_owed: bool,
+    /// Whether it is in the cgroup of its session's tenant. Memory that it touches before does not count for the tenant.
+    is_placed: bool,
     state: WorkerState,
     /// Time at which it entered that state.
     since: Instant,
@@ -342,9 +344,22 @@ impl Supervisor {
             }
             Spawned::NotForked { ticket, reason } => self.not_forked(ticket, &reason),
             Spawned::Removed { tenant } => self.tenant_removed(ops, tenant),
+            Spawned::Assigned { ticket } => self.assigned(ops, ticket),
             Spawned::NotAssigned { ticket, reason } => self.not_assigned(ticket, &reason),
             // Sent once, before all other reports.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}
+        }
+    }
+
+    /// Gives a worker that is in its tenant's cgroup to the tenant's process, if it is ready.
+    fn assigned(&mut self, ops: &mut EventOps<'_>, ticket: u64) {
+        let mut workers = self.workers.iter_mut();
+        if let Some((id, worker)) = workers.find(|(_, one)| one.process.ticket() == ticket) {
+            let id = *id;
+            worker.is_placed = true;
+            if worker.state == WorkerState::Ready {
+                self.give_worker(ops, id);
+            }
         }
     }
 
@@ -435,6 +450,7 @@ impl Supervisor {
                 cause: (start.user, start.account),
                 environment: start.environment,
                 is_owed: false,
+                is_placed: false,
                 state: WorkerState::Starting(end),
                 since: Instant::now(),
                 session: start.session,
@@ -446,7 +462,7 @@ impl Supervisor {
         }
     }
 
-    /// Counts a worker among a tenant's.
+    /// Counts a worker among a tenant's, and has it moved into the tenant's cgroup.
     fn bind_worker(&mut self, id: Id, wanted: Wanted) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.session = Some(wanted);
@@ -481,7 +497,7 @@ impl Supervisor {
     }
 
     /// Assigns a session a spare worker with the same protocol and environment, or requests one.
-    pub(super) fn find_worker(&mut self, ops: &mut EventOps<'_>, wanted: Start) {
+    pub(super) fn find_worker(&mut self, wanted: Start) {
         let Some(session) = wanted.session else {
             return;
         };
@@ -527,15 +543,12 @@ impl Supervisor {
         if let Some(worker) = self.workers.get_mut(&spare) {
             worker.cause = (wanted.user, wanted.account);
             worker.is_owed = true;
-            if worker.state == WorkerState::Ready {
-                self.give_worker(ops, spare);
-            }
         }
     }
 
-    /// Gives a ready worker to its tenant's process.
+    /// Gives a ready worker to its tenant's process, once it is in the tenant's cgroup.
     fn give_worker(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        let Some(worker) = self.workers.get_mut(&id) else {
+        let Some(worker) = self.workers.get_mut(&id).filter(|one| one.is_placed) else {
             return;
         };
         let Some((tenant, session)) = worker.session else {

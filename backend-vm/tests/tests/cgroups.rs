@@ -3,7 +3,7 @@
 //! Not every system delegates cgroups, so this runs in the emulated host. There this executable
 //! plays a third part beside test and worker: it is the only program that runs.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -39,8 +39,6 @@ const MACHINE: &str = "--machine";
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
 /// Environment of a guest whose worker uses a part of the allowed memory.
 const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
-/// Name of the file in memory whose first byte a worker waits for before it takes more memory.
-const ALLOWED: &CStr = c"allowed";
 /// Environment of a guest whose worker says its process number.
 const NUMBER: &str = "CUDA_MODULE_LOADING=NUMBER\n";
 const MEMORY: usize = 96 << 20;
@@ -102,10 +100,6 @@ fn worker(mut stub: Stub) {
         }
         _ => stub::idle(),
     };
-    let allowed = File::from(memory::anonymous_file(ALLOWED).unwrap());
-    while rustix::fs::fstat(&allowed).unwrap().st_size == 0 {
-        std::thread::yield_now();
-    }
     // Shared memory, which no resource limit counts.
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -117,44 +111,6 @@ fn worker(mut stub: Stub) {
     }
     stub.say("it has eaten");
     stub::idle();
-}
-
-/// Lets a further worker that waits for it take memory, once it is in its tenant's cgroup: memory that it allocates before is
-/// not charged there.
-fn let_eat(place: &Path) {
-    let allow = |process: &str| {
-        let descriptors = fs::read_dir(format!("/proc/{process}/fd"));
-        let descriptors = descriptors.into_iter().flatten().flatten();
-        let file = descriptors.map(|entry| entry.path()).find(|path| {
-            let target = fs::read_link(path).unwrap_or_default();
-            let name = ALLOWED.to_str().unwrap();
-            target
-                .to_string_lossy()
-                .starts_with(&format!("/memfd:{name}"))
-        });
-        let file = file.and_then(|path| File::options().write(true).open(path).ok());
-        file.is_some_and(|file| file.metadata().unwrap().len() == 0 && file.set_len(1).is_ok())
-    };
-    wait_until(
-        || {
-            let processes = processes_of_tenants(place, false);
-            processes.lines().any(allow)
-        },
-        || "a worker in its tenant's cgroup".into(),
-    );
-}
-
-/// Returns the processes in a cgroup and those below it, if it is a tenant's, or below one.
-fn processes_of_tenants(cgroup: &Path, is_tenant: bool) -> String {
-    let mut found = match is_tenant {
-        true => fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default(),
-        false => String::new(),
-    };
-    for name in names(cgroup) {
-        let is_tenant = is_tenant || name.starts_with("tenant-");
-        found += &processes_of_tenants(&cgroup.join(name), is_tenant);
-    }
-    found
 }
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -208,7 +164,6 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     let place = workers_of(base, &backend);
     let mut neighbour = assign(&mut backend, "");
     let doomed = assign(&mut backend, EAT);
-    let_eat(&place);
     backend.wait_for_log("more memory than workers may have");
     drop(doomed);
     let end = backend.report().end;
@@ -336,15 +291,12 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     let _first = assign(&mut backend, SIP);
-    let_eat(&place);
     backend.wait_for_log("it has eaten");
     let _second = assign(&mut backend, SIP);
-    let_eat(&place);
     // Two workers exceed the limit, so at least one ends.
     backend.wait_for_log("more memory than workers may have");
     // The neighbour has a limit of its own.
     let theirs = ask(&mut neighbour, SIP);
-    let_eat(&place);
     wait_until_two_have_eaten(&backend);
     let levels = tenants_below(&user);
     // The first tenant's cgroup exists while one of its workers does.
@@ -386,12 +338,10 @@ fn tenants_share_the_memory_that_the_operator_does_not_divide(base: &Path) {
     let place = workers_of(base, &backend);
     let user = tenants_of(&place);
     let _first = assign(&mut backend, SIP);
-    let_eat(&place);
     backend.wait_for_log("it has eaten");
     let mut second = Tenant::join(&socket);
     second.attach(64, Attach::default()).unwrap();
     let theirs = ask(&mut second, SIP);
-    let_eat(&place);
     wait_until_two_have_eaten(&backend);
     let half = number(place.join("memory.max")) / 2;
     let levels = tenants_below(&user);

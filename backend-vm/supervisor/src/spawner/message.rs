@@ -79,6 +79,10 @@ pub enum Report {
     Removed {
         tenant: u32,
     },
+    /// A worker is in its tenant's cgroup, if there are cgroups.
+    Assigned {
+        ticket: u64,
+    },
     /// A worker was not moved into its tenant's cgroup, and is killed.
     NotAssigned {
         ticket: u64,
@@ -202,6 +206,7 @@ impl Report {
                 [&[7], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
             }
             Self::Removed { tenant } => [&[8], &tenant.to_le_bytes()[..]].concat(),
+            Self::Assigned { ticket } => [&[10], &ticket.to_le_bytes()[..]].concat(),
             Self::NotAssigned { ticket, reason } => {
                 [&[9], &ticket.to_le_bytes()[..], reason.as_bytes()].concat()
             }
@@ -258,6 +263,9 @@ impl Report {
                 9 => Self::NotAssigned {
                     ticket: fields.number()?,
                     reason: fields.text()?,
+                },
+                10 => Self::Assigned {
+                    ticket: fields.number()?,
                 },
                 _ => return None,
             };
@@ -344,6 +352,7 @@ mod tests {
                 reason: "why".to_owned(),
             },
             Report::Removed { tenant: u32::MAX },
+            Report::Assigned { ticket: 3 },
             Report::NotAssigned {
                 ticket: 3,
                 reason: "why".to_owned(),

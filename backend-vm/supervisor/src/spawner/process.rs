@@ -270,13 +270,18 @@ impl Spawner {
     /// Moves a worker into its tenant's cgroup. Kills it if that fails, because it would escape the
     /// tenant's limits. The supervisor logs the reason, as far as the tenant's budget of lines permits.
     fn assign(&mut self, ticket: u64, tenant: u32) {
-        if let Some(child) = self.workers.get_mut(&ticket)
-            && let Err(error) = child.move_to(tenant)
-        {
-            child.kill();
-            let reason = shortened(&error);
-            self.report(&Report::NotAssigned { ticket, reason }, Vec::new());
-        }
+        let Some(child) = self.workers.get_mut(&ticket) else {
+            return;
+        };
+        let report = match child.move_to(tenant) {
+            Ok(()) => Report::Assigned { ticket },
+            Err(error) => {
+                child.kill();
+                let reason = shortened(&error);
+                Report::NotAssigned { ticket, reason }
+            }
+        };
+        self.report(&report, Vec::new());
     }
 
     /// Checks some of the tenants whose turn it is.
