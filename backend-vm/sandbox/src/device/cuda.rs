@@ -45,7 +45,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_mincore,
     libc::SYS_msync,
     libc::SYS_get_mempolicy,
-    libc::SYS_sched_setaffinity,
     libc::SYS_membarrier,
     libc::SYS_sched_getparam,
     libc::SYS_sched_getscheduler,
@@ -68,7 +67,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_statfs,
-    libc::SYS_sched_setscheduler,
     libc::SYS_times,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
@@ -145,6 +143,9 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
         // Policies of a shared file stay in memory of the kernel that no cgroup counts. With one node for all its memory a
         // worker has the kernel kill others when that node is full.
         .idle_where(libc::SYS_mbind, Vec::new())
+        // A thread that runs only while no other does could stand with a lock of the kernel for as long as others run.
+        .idle_where(libc::SYS_sched_setscheduler, Vec::new())
+        .idle_where(libc::SYS_sched_setaffinity, Vec::new())
         .idle_where(libc::SYS_set_mempolicy, Vec::new())
         .and_where(libc::SYS_madvise, vec![equals(2, DISCARDS)?])
         .and_where(libc::SYS_ioctl, nvidia)
