@@ -3,9 +3,8 @@
 
 use std::ffi::c_void;
 
-use wormhole_api::constants::process_state::RUNNING;
-
 use rustix::process::{Pid, test_kill_process};
+use wormhole_api::constants::process_state::RUNNING;
 
 use crate::error::{CuError, Result};
 use crate::parameter::{Out, Pointer};
@@ -15,14 +14,11 @@ fn this(pid: i32) -> Result {
     if u32::try_from(pid).is_ok_and(|pid| pid == std::process::id()) {
         return Ok(());
     }
-    let process = (pid > 0).then(|| Pid::from_raw(pid)).flatten();
-    Err(
-        if process.is_some_and(|process| test_kill_process(process).is_ok()) {
-            CuError::NOT_SUPPORTED
-        } else {
-            CuError::OPERATING_SYSTEM
-        },
-    )
+    let process = Pid::from_raw(pid.max(0));
+    Err(match process.map(test_kill_process) {
+        Some(Ok(())) => CuError::NOT_SUPPORTED,
+        Some(Err(_)) | None => CuError::OPERATING_SYSTEM,
+    })
 }
 
 pub fn cuCheckpointProcessGetState(pid: i32, state: Out<'_, u32>) -> Result {
