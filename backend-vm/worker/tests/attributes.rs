@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use support::recorder::Recorder;
-use support::served::{Served, handle};
+use support::served::{Served, handle, launch_with};
 use wormhole_api::{
     ClusterOccupancy, ClusterQuestion, Decode, DevicePtr, GraphBegin, GraphInstantiate,
-    GraphKernel, Items, LaunchAttribute, LaunchKernel, MemAlloc, MemAllocReply, Message,
-    ModuleGetFunction, StreamCreate, StreamSetAttribute,
+    GraphKernel, Items, LaunchAttribute, MemAlloc, MemAllocReply, Message, ModuleGetFunction,
+    StreamCreate, StreamSetAttribute,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
@@ -128,18 +128,6 @@ impl Ready {
             id: attribute.id,
             value: attribute.value,
         })
-    }
-}
-
-fn launch_with(attributes: &[LaunchAttribute]) -> LaunchKernel<'_> {
-    LaunchKernel {
-        function: handle(1),
-        stream: handle(1),
-        grid: [1; 3],
-        block: [1; 3],
-        shared: 0,
-        attributes: Items::new(attributes),
-        parameters: &[0; 8],
     }
 }
 

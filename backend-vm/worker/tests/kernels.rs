@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
-use support::served::{Served, handle};
+use support::served::{Served, handle, launch_with};
 use wormhole_api::constants::function_attribute::MAX;
 use wormhole_api::constants::launch_attribute::{
     LAUNCH_COMPLETION_EVENT as LAUNCH_COMPLETION, PROGRAMMATIC_EVENT as PROGRAMMATIC,
@@ -16,10 +16,10 @@ use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, EventDestroy,
     EventElapsed, Function, FunctionGetAttribute, FunctionSetAttribute, Handle, Items,
-    LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
-    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind,
-    StreamCreate, StreamQuery, TensorMapEncode, TensorMapEncodeReply, TensorMapMode,
-    TensorMapReplace, TensorMapReplaceReply, TextureLinearWidth, TextureLinearWidthReply,
+    LaunchAttribute, LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels,
+    ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate,
+    StreamQuery, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
+    TensorMapReplaceReply, TextureLinearWidth, TextureLinearWidthReply,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::{CuError, Device};
@@ -257,18 +257,6 @@ fn event(id: u32, handle: u64, at_start: u8) -> LaunchAttribute {
         id,
         reserved,
         value,
-    }
-}
-
-fn launch_with(attributes: &[LaunchAttribute]) -> LaunchKernel<'_> {
-    LaunchKernel {
-        function: handle(1),
-        stream: handle(1),
-        grid: [1; 3],
-        block: [1; 3],
-        shared: 0,
-        attributes: Items::new(attributes),
-        parameters: &[0; 8],
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use wormhole_api::handle::{HandleKind, Key};
-use wormhole_api::{Handle, Message};
+use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Message};
 use wormhole_device::Device;
 use wormhole_link::counters::{Counters, CountersFile};
 use wormhole_link::neighbours::{Neighbours, NeighboursFile};
@@ -30,6 +30,19 @@ pub fn handle<K: HandleKind>(index: u32) -> Handle<K> {
         generation: 1,
     })
     .unwrap()
+}
+
+/// Returns the launch of one block of one thread of the first function on the first stream.
+pub fn launch_with(attributes: &[LaunchAttribute]) -> LaunchKernel<'_> {
+    LaunchKernel {
+        function: handle(1),
+        stream: handle(1),
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: Items::new(attributes),
+        parameters: &[0; 8],
+    }
 }
 
 /// One ring with its executor, which runs on a thread of its own.
