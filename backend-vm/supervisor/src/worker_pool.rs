@@ -329,14 +329,10 @@ impl Supervisor {
                 ticket,
                 ending,
                 out_of_memory,
-            } => {
-                let mut workers = self.workers.iter();
-                let ended = workers.find(|(_, worker)| worker.process.ticket() == ticket);
-                match ended.map(|(id, _)| *id) {
-                    Some(id) => self.worker_ended(ops, id, ending, out_of_memory),
-                    None => self.fork_ended(ops, ticket, (ending, out_of_memory)),
-                }
-            }
+            } => match self.worker_with(ticket) {
+                Some(id) => self.worker_ended(ops, id, ending, out_of_memory),
+                None => self.fork_ended(ops, ticket, (ending, out_of_memory)),
+            },
             Spawned::Forked { ticket, pid } => {
                 let mut descriptors = heard.descriptors.into_iter();
                 let ends = (descriptors.next(), descriptors.next());
@@ -353,9 +349,9 @@ impl Supervisor {
 
     /// Gives a worker that is in its tenant's cgroup to the tenant's process, if it is ready.
     fn assigned(&mut self, ops: &mut EventOps<'_>, ticket: u64) {
-        let mut workers = self.workers.iter_mut();
-        if let Some((id, worker)) = workers.find(|(_, one)| one.process.ticket() == ticket) {
-            let id = *id;
+        if let Some(id) = self.worker_with(ticket)
+            && let Some(worker) = self.workers.get_mut(&id)
+        {
             worker.is_placed = true;
             if worker.state == WorkerState::Ready {
                 self.give_worker(ops, id);
@@ -363,10 +359,16 @@ impl Supervisor {
         }
     }
 
+    fn worker_with(&self, ticket: u64) -> Option<Id> {
+        let mut workers = self.workers.iter();
+        let found = workers.find(|(_, worker)| worker.process.ticket() == ticket);
+        found.map(|(id, _)| *id)
+    }
+
     /// Logs why a worker is killed. A tenant whose memory is used up can cause such a line with each session.
     fn not_assigned(&mut self, ticket: u64, reason: &str) {
-        let mut workers = self.workers.values();
-        if let Some(worker) = workers.find(|worker| worker.process.ticket() == ticket)
+        let worker = self.worker_with(ticket);
+        if let Some(worker) = worker.and_then(|id| self.workers.get(&id))
             && let Some((tenant, _)) = worker.session
         {
             let pid = worker.process.pid();
