@@ -20,8 +20,8 @@ pub const WITHOUT_BYTES: [u32; 2] = [GLOBAL, 0x7000_000a];
 const SHARED: [&[u8]; 2] = [b".nv.shared", b".nv_debug.shared"];
 /// End of shared memory, whose addresses have 32 bits.
 const SHARED_END: u64 = 1 << 32;
-/// End of symbols without a section, and of sections without bytes. The value of an undefined one is an alignment or an offset in shared memory, its
-/// size that of a variable of another file, and no device has as much memory.
+/// End of symbols without a section, and of those in sections without bytes: no device has as much memory. The value of an
+/// undefined symbol is an alignment or an offset in shared memory, its size that of a variable of another file.
 const OUTER_END: u64 = 1 << 40;
 
 type Header = FileHeader64<LittleEndian>;

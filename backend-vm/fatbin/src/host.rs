@@ -49,8 +49,8 @@ pub enum Content<'a> {
 /// Finds the device code in an object file.
 ///
 /// # Errors
-/// The file is damaged, or has no device code, or more fatbins than the limit. Fatbins, in a section or as the file itself, are followed by something else
-/// than zeros, or by another fatbin behind more zeros than align it.
+/// The file is damaged, or has no device code, or more fatbins than the limit. Fatbins, in a section or as the file itself, are
+/// followed by something else than zeros, or by another fatbin behind more zeros than align it.
 pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
     if is_fatbin(data) {
         return Ok(Content::Fatbins(whole(data)?));

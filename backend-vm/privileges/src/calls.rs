@@ -89,26 +89,17 @@ impl Calls {
         Ok(self.and_where(call, vec![at_most(argument, AWAITED)?]))
     }
 
-    /// Adds `madvise` with all that [`and_lasting_advice`](Self::and_lasting_advice) has, and with the advice to discard pages.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn and_advice(self) -> Result<Self, FilterError> {
-        let discards = equals(2, libc::MADV_DONTNEED.unsigned_abs().into())?;
-        let calls = self.and_lasting_advice()?;
-        Ok(calls.and_where(libc::SYS_madvise, vec![discards]))
-    }
-
-    /// Adds `madvise` with advice that takes a time in proportion to the range, concerns memory of the caller's alone and leaves its
-    /// contents. Left out are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
+    /// Adds `madvise` with advice that takes a time in proportion to the range and concerns memory of the caller's alone. Left out
+    /// are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
     /// the failure of pages, which takes them from the system; what moves or frees pages that other processes have mapped as well,
     /// who wait for it (`MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`); and what looks through all of a file, or all of its
     /// mappings, for each part of the range (`MADV_WILLNEED`, `MADV_REMOVE`).
     ///
     /// # Errors
     /// Never.
-    fn and_lasting_advice(self) -> Result<Self, FilterError> {
-        const ADVICE: [i32; 10] = [
+    pub fn and_advice(self) -> Result<Self, FilterError> {
+        const ADVICE: [i32; 11] = [
+            libc::MADV_DONTNEED,
             libc::MADV_DONTFORK,
             libc::MADV_DOFORK,
             libc::MADV_HUGEPAGE,
@@ -229,12 +220,13 @@ fn add(to: &mut Rules, call: i64, rules: Vec<SeccompRule>) {
 pub struct Filter(Vec<BpfProgram>);
 
 impl Filter {
-    /// Compiles a filter under which the calls of the list fail with EPERM. It allows all others.
+    /// Compiles a filter under which these calls fail with EPERM. It allows all others.
     ///
     /// # Errors
     /// The list is too long for the kernel, or empty.
-    pub fn against(calls: Calls) -> Result<Self, FilterError> {
-        Ok(Self(vec![answer(calls.allowed, libc::EPERM)?]))
+    pub fn against(calls: &[i64]) -> Result<Self, FilterError> {
+        let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
+        Ok(Self(vec![answer(calls, libc::EPERM)?]))
     }
 
     /// Restricts this thread, and those that it starts, to the calls of the list. Allocates nothing, so that a process
@@ -370,12 +362,12 @@ mod tests {
     #[test]
     fn a_filter_against_calls_allows_all_others() {
         let confined = std::thread::spawn(|| {
-            let filter = || Filter::against(Calls::any(&[libc::SYS_getppid, libc::SYS_seccomp]));
-            filter().unwrap().install().unwrap();
+            let calls = [libc::SYS_getppid, libc::SYS_seccomp];
+            Filter::against(&calls).unwrap().install().unwrap();
             // SAFETY: these calls take no arguments.
             let results =
                 [libc::SYS_getppid, libc::SYS_getpid].map(|call| unsafe { libc::syscall(call) });
-            (results, filter().unwrap().install())
+            (results, Filter::against(&calls).unwrap().install())
         });
         let ([parent, own], again) = confined.join().unwrap();
         assert_eq!((parent, own), (-1, std::process::id().into()));

@@ -103,9 +103,10 @@ pub struct Limits {
 
 impl Limits {
     /// Limits that leave a quarter of what this process may have to others. There are at most `users` users, each with
-    /// `tenants` tenants, each with `sessions` sessions, whose workers have at most `threads` threads. Memory is divided equally among the tenants, unless `worker`
-    /// or `tenant` gives the bytes for one of them. Threads are not: an equal share would be less than an honest tenant
-    /// needs. A tenant may have as many as its sessions need, but not the second half while there may be other tenants.
+    /// `tenants` tenants, each with `sessions` sessions, whose workers have at most `threads` threads. Memory is divided
+    /// equally among the tenants, unless `worker` or `tenant` gives the bytes for one of them. Threads are not: an equal
+    /// share would be less than an honest tenant needs. A tenant may have as many as its sessions need, but not the second
+    /// half while there may be other tenants.
     pub fn of(
         worker: Option<u64>,
         tenant: Option<u64>,
@@ -465,8 +466,10 @@ impl Level {
     fn counts_one_more(&self) -> bool {
         let killed = killed_for_memory(&self.path);
         let one_more = |counted| (counted < killed).then_some(counted + 1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.counted.fetch_update(set, fetch, one_more).is_ok()
+        let counted = self
+            .counted
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        counted.is_ok()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use wormhole_link::device::DeviceKind;
-use wormhole_privileges::{Calls, Filter, FilterError};
+use wormhole_privileges::{Filter, FilterError};
 
 use crate::open;
 
@@ -16,15 +16,16 @@ use crate::open;
 /// The kernel refuses the filter.
 pub fn confine(kind: DeviceKind) -> Result<(), FilterError> {
     seal_objects();
-    let calls = Calls::any(&[libc::SYS_execve, libc::SYS_seccomp, libc::SYS_mseal]);
-    Filter::against(open::give_up(kind, calls))?.install_on_all_threads()
+    let own = [libc::SYS_execve, libc::SYS_seccomp, libc::SYS_mseal];
+    let calls = [&own[..], open::give_up(kind)].concat();
+    Filter::against(&calls)?.install_on_all_threads()
 }
 
 /// Seals the mappings of the program and of its libraries (Linux 6.10). To split or to move a mapping of a file takes a lock of
 /// the file, for which every process waits that maps the file or ends, and all processes map the C library.
 fn seal_objects() {
     let mut segments: Vec<(usize, usize)> = Vec::new();
-    // SAFETY: the callback takes the pointer for what it is, and is not called after this call.
+    // SAFETY: `add_segments` casts the pointer back to this vector, and nothing calls it after this call.
     unsafe { libc::dl_iterate_phdr(Some(add_segments), (&raw mut segments).cast()) };
     for (start, len) in segments {
         // SAFETY: the call changes no memory. Nothing changes the mappings of these objects, since nothing unloads them.
@@ -71,7 +72,7 @@ mod tests {
         let own = (confine as fn(_) -> _) as usize / page * page;
         let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         seal_objects();
-        // SAFETY: the page stays what it is, or can be written as well.
+        // SAFETY: the call makes at most a page of this program's code writable, and nothing writes to it.
         let changed = unsafe { libc::mprotect(std::ptr::without_provenance_mut(own), page, all) };
         let release = rustix::system::uname();
         let mut numbers = release.release().to_str().unwrap_or("").split('.');

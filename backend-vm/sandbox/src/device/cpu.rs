@@ -34,7 +34,8 @@ const READ: u64 = 1 << 24;
 /// kernel looks through page tables without pages in a longer range, also after the process was killed.
 const DISCARDED: u64 = 1 << 30;
 
-/// Flags of `open` that make a file. The worker opens none once its program has started.
+/// Flags of `open` that make a file, for which the kernel takes the folder's lock even where none can be made. Once its program
+/// has started, the worker opens no file at all.
 const MAKES: i32 = libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY);
 
 /// Threads of a worker beside those that are counted: its main thread, its executor, watcher and registrar, and room.

@@ -16,7 +16,6 @@ pub(super) const NEEDS: Needs = Needs {
     root,
     find,
     threads: |_| THREADS,
-    // The driver's speed may depend on them.
     limits_memory: false,
     identifies_processes: true,
     has_figures: true,
@@ -143,10 +142,10 @@ fn calls(calls: Calls) -> Result<Calls, FilterError> {
         // Policies of a shared file stay in memory of the kernel that no cgroup counts. With one node for all its memory a
         // worker has the kernel kill others when that node is full.
         .idle_where(libc::SYS_mbind, Vec::new())
+        .idle_where(libc::SYS_set_mempolicy, Vec::new())
         // A thread that runs only while no other does could stand with a lock of the kernel for as long as others run.
         .idle_where(libc::SYS_sched_setscheduler, Vec::new())
         .idle_where(libc::SYS_sched_setaffinity, Vec::new())
-        .idle_where(libc::SYS_set_mempolicy, Vec::new())
         .and_where(libc::SYS_madvise, vec![equals(2, DISCARDS)?])
         .and_where(libc::SYS_ioctl, nvidia)
         .and_where(libc::SYS_socket, vec![unix]);

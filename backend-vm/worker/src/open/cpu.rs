@@ -7,33 +7,35 @@ use rustix::process::{DumpableBehavior, Resource, set_dumpable_behavior};
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 use wormhole_link::device::CpuChoice;
-use wormhole_privileges::Calls;
 
 use super::Opened;
 
-/// Gives up dumps of the process's memory, which some settings of the kernel send to a service of the host, and all calls with a
-/// path, and `uname`, which takes a lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims
-/// pages of a file that is mapped often so slowly that others wait for it.
-pub(super) fn give_up(calls: Calls) -> Calls {
+/// System calls with a path, also with `AT_EMPTY_PATH`, which permits an empty path and demands none; and `uname`, which takes a
+/// lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims pages of a file that is mapped often
+/// so slowly that others wait for it.
+const GIVEN_UP: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_uname,
+];
+
+/// Gives up dumps of the process's memory, which some settings of the kernel send to a service of the host. Returns the system
+/// calls to be denied.
+pub(super) fn give_up() -> &'static [i64] {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("the kernel may dump the worker's memory: {error}");
     }
-    calls.and_all(Calls::any(&[
-        libc::SYS_open,
-        libc::SYS_openat,
-        libc::SYS_stat,
-        libc::SYS_lstat,
-        libc::SYS_access,
-        libc::SYS_faccessat,
-        libc::SYS_faccessat2,
-        libc::SYS_readlink,
-        libc::SYS_readlinkat,
-        libc::SYS_getcwd,
-        // Also with AT_EMPTY_PATH, which permits an empty path and demands none.
-        libc::SYS_newfstatat,
-        libc::SYS_statx,
-        libc::SYS_uname,
-    ]))
+    GIVEN_UP
 }
 
 pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {

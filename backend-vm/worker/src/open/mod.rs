@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use wormhole_device::Device;
 use wormhole_link::device::{DeviceChoice, DeviceKind};
-use wormhole_privileges::Calls;
 
 use crate::{WorkerError, reserve_bands};
 
-/// Gives up what a device of this kind needs no more once the worker's program has started. Adds the system calls among that.
-pub fn give_up(kind: DeviceKind, calls: Calls) -> Calls {
+/// Gives up what a device of this kind needs no more once the worker's program has started. Returns the system calls that the
+/// caller is to deny.
+pub fn give_up(kind: DeviceKind) -> &'static [i64] {
     match kind {
-        DeviceKind::Cpu => cpu::give_up(calls),
-        DeviceKind::Cuda => calls,
+        DeviceKind::Cpu => cpu::give_up(),
+        DeviceKind::Cuda => &[],
     }
 }
 
