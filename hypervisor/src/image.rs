@@ -67,7 +67,7 @@ pub struct Options {
     /// The Debian kernel to take.
     #[arg(long, value_enum, default_value = "6.1")]
     kernel: Kernel,
-    /// Folder of images; WORMHOLE_IMAGES, the installation's or the user's data folder if not given.
+    /// Folder of images; WORMHOLE_IMAGES, the installation's, or that of the user if not given.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Build again what is there already.

@@ -144,14 +144,22 @@ impl std::fmt::Debug for BuildOptions<'_> {
     }
 }
 
-/// Returns the folder of images: `$WORMHOLE_IMAGES`, else `installed` if that folder exists, else `wormhole/images` in
-/// the user's data folder. `None` if HOME is not set either.
+/// Folder of root's images. Services that systemd starts have no HOME.
+pub const OF_ROOT: &str = "/var/lib/wormhole/images";
+
+/// Returns the folder of images: `$WORMHOLE_IMAGES`, else `installed` if that folder exists, else [`OF_ROOT`] for root and
+/// `wormhole/images` in the data folder of another user. `None` if that user's HOME is not set either.
 pub fn default_folder(installed: &Path) -> Option<PathBuf> {
-    folder_of(installed, |name| std::env::var_os(name))
+    let is_root = rustix::process::geteuid().is_root();
+    folder_of(installed, is_root, |name| std::env::var_os(name))
 }
 
 /// Returns the folder of images as [`default_folder`] does, with these variables.
-fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn folder_of(
+    installed: &Path,
+    is_root: bool,
+    variables: impl Fn(&str) -> Option<OsString>,
+) -> Option<PathBuf> {
     let variable = |name| {
         variables(name)
             .filter(|value| !value.is_empty())
@@ -159,6 +167,7 @@ fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> 
     };
     variable("WORMHOLE_IMAGES")
         .or_else(|| installed.is_dir().then(|| installed.to_path_buf()))
+        .or_else(|| is_root.then(|| OF_ROOT.into()))
         .or_else(|| {
             variable("XDG_DATA_HOME")
                 .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
@@ -405,7 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn images_are_looked_for_where_the_user_says_then_in_the_installation_then_at_home() {
+    fn images_are_looked_for_where_the_user_says_then_in_the_installation_then_in_a_folder_of_the_user()
+     {
         let prefix = tempfile::tempdir().expect("a folder");
         let installed = prefix.path().join("share/wormhole/images");
         let home = |name: &str| (name == "HOME").then(|| OsString::from("/users/one"));
@@ -414,14 +424,18 @@ mod tests {
             _ => home(name),
         };
         assert_eq!(
-            folder_of(&installed, home).as_deref(),
+            folder_of(&installed, false, home).as_deref(),
             Some(Path::new("/users/one/.local/share/wormhole/images"))
         );
-        assert_eq!(folder_of(&installed, |_| None), None);
-        fs::create_dir_all(&installed).expect("a folder");
-        assert_eq!(folder_of(&installed, home).as_ref(), Some(&installed));
+        assert_eq!(folder_of(&installed, false, |_| None), None);
         assert_eq!(
-            folder_of(&installed, says).as_deref(),
+            folder_of(&installed, true, |_| None).as_deref(),
+            Some(Path::new(OF_ROOT))
+        );
+        fs::create_dir_all(&installed).expect("a folder");
+        assert_eq!(folder_of(&installed, true, home).as_ref(), Some(&installed));
+        assert_eq!(
+            folder_of(&installed, true, says).as_deref(),
             Some(Path::new("/elsewhere"))
         );
     }

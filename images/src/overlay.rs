@@ -19,7 +19,7 @@ use wormhole_init::{
 use crate::cpio::Archive;
 use crate::emulated_host::HOST_COLLECT_BYTES;
 use crate::error::{ImageError, io};
-use crate::image::Image;
+use crate::image::{Image, OF_ROOT};
 use crate::libraries::{CACHE, Search, is_elf};
 
 pub use self::backend::{BackendRun, backend_overlay};
@@ -61,9 +61,6 @@ pub const HOST_FILES: &str = "/host";
 pub fn volume_place(number: usize) -> PathBuf {
     Path::new("/volumes").join(number.to_string())
 }
-
-/// Folder of the images in the emulated host.
-const IMAGES: &str = "/var/lib/wormhole/images";
 
 /// Library names that the guest libraries provide, regardless of an NVIDIA driver on this machine.
 const FRONTEND_NAMES: [&str; 4] = [
@@ -243,10 +240,10 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
         overlay.take(path)?;
     }
     for image in &run.images {
-        image.pack(&mut overlay.archive, IMAGES.trim_start_matches('/'))?;
+        image.pack(&mut overlay.archive, OF_ROOT.trim_start_matches('/'))?;
     }
     let mut variables = common_variables(&run.variables, PARTS);
-    variables.push(("WORMHOLE_IMAGES".into(), IMAGES.into()));
+    variables.push(("WORMHOLE_IMAGES".into(), OF_ROOT.into()));
     variables.extend(
         run.variables
             .iter()
