@@ -421,7 +421,9 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }
-    let refusals = said.lines().filter_map(|line| line.strip_prefix("refused: "));
+    let refusals = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("refused: "));
     let too_large = "a window of 536870912 bytes is larger than a slot, which has 270532608";
     let no_iommu = "the device 0000:00:00.0 has no IOMMU, which would confine it to the VM's memory: enable the IOMMU in the \
                     firmware and by the kernel parameter intel_iommu=on";

@@ -1,7 +1,7 @@
 //! Works on the disk image of Debian as its users do.
 //!
 //! One test boots it by Wormhole's own monitor, with a backend and a tap interface, and one its kernel alone. One boots it
-//! in a guest of QEMU as docs/qemu.md describes it, with a backend outside. Its systemd starts a guest there.
+//! in a guest of QEMU as docs/qemu.md describes it, with a backend outside. Its systemd starts a guest and a backend VM there.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -393,7 +393,14 @@ int main(void) {
 }
 "#;
 
-/// Puts an installation on the disk, the unit of guests, and the files of a guest.
+/// Options of the backend VM that systemd starts.
+const TWO: &str = r#"
+slots = 1
+slot-size = "258M"
+memory = "384M"
+"#;
+
+/// Puts an installation on the disk, the units of guests and of backend VMs, and the files of a guest.
 fn install(disk: &Disk) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str, text: &str| {
@@ -423,13 +430,19 @@ fn install(disk: &Disk) {
     let state = file("state", &format!("new\n{:1020}", ""));
     let parts = ["init", "supervisor", "worker"];
     let parts = parts.map(|part| stage().join(format!("lib/wormhole/wormhole-{part}")));
-    let unit = root().join("images/units/wormhole-guest@.service");
+    let units = ["wormhole-guest@.service", "wormhole-backend-vm@.service"];
+    let units = units.map(|unit| root().join("images/units").join(unit));
+    let image = fs::read_dir(images().join("backend-6.1")).expect("an image");
+    let image: Vec<PathBuf> = image.map(|file| file.expect("a file").path()).collect();
     let files = [kernel, folder.path().join("guest.img"), state, vector_add];
     let all = [
         "mkdir /srv/guest\nmkdir /etc/wormhole\nmkdir /etc/wormhole/guests\n",
+        "mkdir /var/lib/wormhole\nmkdir /var/lib/wormhole/images\nmkdir /var/lib/wormhole/images/backend-6.1\n",
         &copies(&files, "/srv/guest"),
         &copies(&[file("one.toml", ONE)], "/etc/wormhole/guests"),
-        &copies(&[unit], "/etc/systemd/system"),
+        &copies(&[file("two.toml", TWO)], "/etc/wormhole"),
+        &copies(&units, "/etc/systemd/system"),
+        &copies(&image, "/var/lib/wormhole/images/backend-6.1"),
         &copies(&[stage().join("bin/wormhole")], "/usr/bin"),
         &copies(&parts, "/usr/lib/wormhole"),
     ];
@@ -469,8 +482,50 @@ fn start_and_stop_by_unit(console: &mut Console) -> Result<(), String> {
     Ok(())
 }
 
+/// Has systemd start a backend VM, starts a guest against it, and kills its process. systemd starts another one, and stops it.
+/// Returns the journal of the unit if QEMU's emulation of virtualization failed.
+fn serve_by_unit(console: &mut Console) -> Result<(), String> {
+    const UNIT: &str = "wormhole-backend-vm@two";
+    let mut start = |command: &str| match console.run(command) {
+        (_, 0) => Ok(()),
+        _ => {
+            let (journal, _) = console.run(&format!("journalctl --no-pager --unit {UNIT}"));
+            assert!(journal.contains("(triple fault)"), "{command}: {journal}");
+            Err(journal)
+        }
+    };
+    start(&format!("systemctl start {UNIT}"))?;
+    start("wormhole guest start two --backend two --config /etc/wormhole/guests/one.toml")?;
+    let waits = "wormhole guest logs two | grep 'waits for its power button'";
+    start(&format!(
+        "until {waits}; do wormhole guest list | grep two || break; sleep 1; done; {waits}"
+    ))?;
+    let (said, _) = console.run("wormhole guest logs two; wormhole backend list --json");
+    for words in ["PASS vector_add", "\"placement\": \"vm\""] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let (said, status) = console.run("wormhole guest stop two");
+    assert_eq!(status, 0, "{said}");
+    let restarts = format!("$(systemctl show -P NRestarts {UNIT})");
+    let (said, status) = console.run(&format!(
+        "systemctl kill --kill-whom=main --signal=KILL {UNIT} && \
+         until [ {restarts} = 1 ] && systemctl is-active {UNIT}; do sleep 1; done"
+    ));
+    assert_eq!(status, 0, "{said}");
+    let (said, _) = console.run("wormhole backend list");
+    assert!(said.contains("two"), "{said}");
+    let (said, status) = console.run(&format!("systemctl stop {UNIT}"));
+    assert_eq!(status, 0, "{said}");
+    let shown = format!("systemctl show -P Result -P ExecMainStatus {UNIT}");
+    let left = "ls /run/wormhole";
+    let (said, _) = console.run(&format!("{shown}; systemctl is-active {UNIT}; {left}"));
+    let ends: Vec<&str> = said.split_whitespace().collect();
+    assert_eq!(ends, ["success", "0", "inactive"]);
+    Ok(())
+}
+
 #[test]
-fn debian_boots_from_its_disk_and_its_systemd_starts_a_guest() {
+fn debian_boots_from_its_disk_and_its_systemd_starts_a_guest_and_a_backend_vm() {
     let _beside = beside_other_guests();
     for_emulation(|| {
         let disk = match Disk::new() {
@@ -538,6 +593,7 @@ fn works(console: &mut Console) -> Result<(), String> {
     let (_, status) = console.run("setpriv --reuid=1 --clear-groups test -w /dev/dax0.0");
     assert_eq!(status, 1);
     start_and_stop_by_unit(console)?;
+    serve_by_unit(console)?;
     let (said, _) = console.run("systemctl --failed --no-legend --plain");
     assert_eq!(said.trim(), "", "units have failed");
     console.write_line("poweroff");
