@@ -17,6 +17,7 @@ mod guests;
 mod image;
 mod installation;
 mod listener;
+mod phases;
 mod places;
 mod private;
 mod ps;

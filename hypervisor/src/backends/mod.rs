@@ -22,6 +22,7 @@ pub use self::usage::Client;
 use crate::backend::BackendError;
 use crate::backend_vm::Unserved;
 use crate::installation::InstallationError;
+use crate::phases::Phases;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::say;
 use crate::table::{self, Column};
@@ -180,6 +181,7 @@ pub fn run(action: Action) -> Result<(), BackendsError> {
 fn stop(name: Name) -> Result<(), BackendsError> {
     let place = Place::own(name.clone())?;
     let held = place.hold()?;
+    let phase = Phases::of("waiting until the backend ends");
     let stopped = match place.running()? {
         None => Ok(End::Gone),
         Some(record) => record.process.end(END_LIMIT),
@@ -188,6 +190,7 @@ fn stop(name: Name) -> Result<(), BackendsError> {
         name: name.clone(),
         source,
     })?;
+    drop(phase);
     held.remove();
     if stopped == End::Gone {
         return Err(BackendsError::NotRunning(name));

@@ -16,6 +16,7 @@ use crate::backend_vm::{self, Unserved, VmOptions, read_boot_id};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
+use crate::phases::Phases;
 use crate::places::{Detached, Name, Process, Record, last_line, notify};
 use crate::say;
 use crate::signals::Set;
@@ -70,7 +71,13 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
         watched.block();
     }
     let mut supervisor = Supervisor::start(options, &installation, &place, &held, watched)?;
-    if let Err(error) = supervisor.serves(options, &place, &held) {
+    let phase = Phases::of(match options.placement {
+        Placement::Host => "starting the backend",
+        Placement::Vm => "booting the backend VM",
+    });
+    let serves = supervisor.serves(options, &place, &held);
+    drop(phase);
+    if let Err(error) = serves {
         let error = supervisor.reason(options, &place, error);
         held.remove();
         return Err(error);

@@ -21,6 +21,7 @@ use wormhole_link::harmless;
 
 use crate::attach::names::NamesError;
 use crate::installation::InstallationError;
+use crate::phases::Phases;
 use crate::places::{self, End, Kind, Name, PlaceError, Record};
 use crate::run::{RunError, USAGE};
 use crate::say;
@@ -240,6 +241,7 @@ fn stop(name: &Name, timeout: u64) -> Result<(), GuestsError> {
         return Err(GuestsError::NotRunning(name.clone()));
     }
     let held = place.hold()?;
+    let phase = Phases::of("waiting until the guest switches itself off");
     let ended = match place.record()? {
         None => Ok(End::Gone),
         Some(record) => record.process.end(Duration::from_secs(timeout)),
@@ -248,6 +250,7 @@ fn stop(name: &Name, timeout: u64) -> Result<(), GuestsError> {
         name: name.clone(),
         source,
     })?;
+    drop(phase);
     let sentence = sentence_of(&place);
     held.remove();
     match (ended, sentence) {

@@ -25,6 +25,7 @@ use wormhole_monitor::{AfterSnapshot, Snapshot, SnapshotError, SnapshotHandle, V
 use super::machine::{self, Machine};
 use super::start::END_LIMIT;
 use super::{GuestsError, Place};
+use crate::phases::Phases;
 use crate::places::{Name, is_believed};
 use crate::say;
 
@@ -186,6 +187,7 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
         path: folder.to_owned(),
         source,
     })?;
+    let phase = Phases::of("saving the guest");
     let files = match save_in(&place, folder, stop) {
         Ok(files) => files,
         Err(error) => {
@@ -196,6 +198,7 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
             return Err(error);
         }
     };
+    phase.begin("writing the snapshot to stable storage");
     // The files stay, whatever happens from here on: a guest that has ended has no other copy.
     for file in files {
         file.sync_data().map_err(|source| GuestsError::Unsynced {
@@ -204,6 +207,7 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
             source,
         })?;
     }
+    drop(phase);
     let end = match stop {
         true => {
             // Fails only for a process of another user.

@@ -16,6 +16,7 @@ use crate::backends::Chosen;
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
+use crate::phases::Phases;
 use crate::places::{Detached, Name, Process, Record, last_line};
 use crate::run::network::EndOption;
 use crate::run::resources::{self, Processors};
@@ -247,9 +248,11 @@ fn in_background(
         end(&mut process);
         return Err(error);
     }
+    let phase = Phases::of("waiting until the guest runs");
     if let Ok(1) = running.read(&mut [0]) {
         return Ok(());
     }
+    drop(phase);
     end(&mut process);
     let reason = last_line(&place.log(), "wormhole");
     Err(GuestsError::Ended {

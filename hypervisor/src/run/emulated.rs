@@ -29,10 +29,10 @@ use super::environment::{LIBRARY_PATH, forwarded_variables};
 use super::files::{Export, HostFiles};
 use super::guest::GuestError;
 use super::network::{self, Bridged};
-use super::phases::Phases;
 use super::summary::Summary;
 use super::volumes::Volume;
 use super::{Ended, Input, Options, Placement, RunError, Size, images};
+use crate::phases::Phases;
 
 /// File to which the inner command writes its summary.
 const SUMMARY: &str = "/run/summary.json";

@@ -31,10 +31,10 @@ use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::confinement;
 use super::files::{self, Export};
-use super::phases::Phases;
 use super::summary::{BackendVmSummary, Summary};
 use super::volumes::Volume;
 use super::{Disk, Ended, Input, Options, RunError, images, network, resources};
+use crate::phases::Phases;
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
 pub const GUEST_CID: u32 = 3;

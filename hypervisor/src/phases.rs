@@ -1,4 +1,4 @@
-//! Names what a run does to a person who waits for its program.
+//! Names the phases of a command to a person who waits for it.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,7 +21,7 @@ const PAUSES: Pauses = Pauses {
     next: Duration::from_secs(15),
 };
 
-/// The phases of a run before its program starts.
+/// The phases of a command. The current one ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Phases(Option<Sender<Option<&'static str>>>);
 
@@ -29,7 +29,7 @@ impl Phases {
     /// Names phases if a person waits: standard error is a terminal, and `quiet` is not set.
     pub fn new(quiet: bool) -> Self {
         match !quiet && io::stderr().is_terminal() {
-            true => Self::told(PAUSES, |phase, lasts| {
+            true => Self::reported(PAUSES, |phase, lasts| {
                 if lasts < PAUSES.next {
                     say::line(format_args!("{phase}"));
                 } else {
@@ -40,11 +40,18 @@ impl Phases {
         }
     }
 
-    fn told(pauses: Pauses, tell: impl Fn(&'static str, Duration) + Send + 'static) -> Self {
+    /// Names one phase, until the value is dropped.
+    pub fn of(phase: &'static str) -> Self {
+        let phases = Self::new(false);
+        phases.begin(phase);
+        phases
+    }
+
+    fn reported(pauses: Pauses, report: impl Fn(&'static str, Duration) + Send + 'static) -> Self {
         let (sender, phases) = channel();
-        // Without the thread the run is as silent as at no terminal.
-        let told = confinement::spawn("phases", move || tell_of(&phases, pauses, tell));
-        Self(told.is_ok().then_some(sender))
+        // Without the thread the command is as silent as at no terminal.
+        let thread = confinement::spawn("phases", move || report_each(&phases, pauses, report));
+        Self(thread.is_ok().then_some(sender))
     }
 
     /// Begins a phase.
@@ -52,7 +59,7 @@ impl Phases {
         self.next(Some(phase));
     }
 
-    /// Ends the last phase: the program starts.
+    /// Ends the last phase.
     pub fn end(&self) {
         self.next(None);
     }
@@ -65,11 +72,11 @@ impl Phases {
     }
 }
 
-/// Tells of each phase that lasts longer than the first pause, and again after each further one.
-fn tell_of(
+/// Reports each phase that lasts longer than the first pause, and again after each further one.
+fn report_each(
     phases: &Receiver<Option<&'static str>>,
     pauses: Pauses,
-    tell: impl Fn(&'static str, Duration),
+    report: impl Fn(&'static str, Duration),
 ) {
     let (mut current, mut start, mut pause) = (None, Instant::now(), pauses.first);
     loop {
@@ -81,7 +88,7 @@ fn tell_of(
             Ok(phase) => (current, start, pause) = (phase, Instant::now(), pauses.first),
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(phase) = current {
-                    tell(phase, start.elapsed());
+                    report(phase, start.elapsed());
                 }
                 pause = pauses.next;
             }
@@ -97,14 +104,14 @@ mod tests {
     /// Returns phases with these pauses, and a channel with the name of a phase for each line about it.
     fn heard(first: Duration, next: Duration) -> (Phases, Receiver<&'static str>) {
         let (said, heard) = channel();
-        let tell = move |phase, _| {
+        let report = move |phase, _| {
             let _ = said.send(phase);
         };
-        (Phases::told(Pauses { first, next }, tell), heard)
+        (Phases::reported(Pauses { first, next }, report), heard)
     }
 
     #[test]
-    fn a_phase_that_lasts_is_told_once_and_no_other() {
+    fn a_phase_that_lasts_is_reported_once_and_no_other() {
         let (phases, heard) = heard(Duration::ZERO, Duration::MAX);
         phases.begin("boots");
         assert_eq!(heard.recv(), Ok("boots"));
@@ -116,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_that_lasts_longer_is_told_again_until_it_ends() {
+    fn a_phase_that_lasts_longer_is_reported_again_until_it_ends() {
         let (phases, heard) = heard(Duration::ZERO, Duration::from_millis(1));
         phases.begin("boots");
         assert_eq!([heard.recv(), heard.recv()], [Ok("boots"); 2]);
@@ -126,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn short_phases_are_not_told() {
+    fn short_phases_are_not_reported() {
         let (phases, heard) = heard(Duration::MAX, Duration::MAX);
         for phase in ["boots", "runs"] {
             phases.begin(phase);
