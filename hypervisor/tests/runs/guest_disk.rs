@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use wormhole_images::{DiskFile, Image, Kernel};
 
-use crate::documents::{commands_of, root};
+use crate::documents::{blocks_of, commands_of, root};
 use crate::emulated::{script_with, shown};
 use crate::guest::PROGRAMS;
 use crate::guest_network::{GUEST, HOST, PORT};
 use crate::guest_of_qemu;
 use crate::harness::{
-    DISK_PACKAGE, Ended, Underway, beside_other_guests, finish, for_emulation, images, program,
+    DISK_PACKAGES, Ended, Underway, beside_other_guests, finish, for_emulation, images, program,
     stage, wormhole,
 };
 
@@ -156,12 +156,13 @@ fn copies(files: &[PathBuf], folder: &str) -> String {
     copies.collect()
 }
 
-/// Commands of the disk's ordinary user. `PACKAGE` stands for the program of the package that the disk was built with, and
-/// `PROGRAMS` for those of the demo.
+/// Commands of the disk's ordinary user. `HELLO` and `STRACE` stand for the programs of the packages that the disk was
+/// built with, and `PROGRAMS` for those of the demo.
 const TRY: &str = r#"#!/bin/bash
 echo "user $(id -u), library path [$LD_LIBRARY_PATH]"
 wormhole-guest check
-PACKAGE
+STRACE -o /tmp/calls HELLO
+grep ^exit_group /tmp/calls
 for program in PROGRAMS; do $program || echo "FAILED $program $?"; done
 head -n 1 </dev/tcp/HOST/PORT
 ls /sys/bus/platform/drivers/pvpanic-mmio
@@ -240,15 +241,17 @@ fn login() -> String {
         .replace("STOP", &own(stop))
 }
 
-/// Commands of a person who boots the disk's kernel with a shell as its first process, and uses the virtio console.
-/// `$2` is the folder of the disk's image.
+/// Commands of a person who boots the disk by the file of options of docs/guests.md, with a shell as its first process, and uses
+/// the virtio console. `$2` is the folder of the disk's image.
 const VIRTIO_CONSOLE: &str = r#"
 set -e
 command=$1 image=$2
 said() { shown debian "$1"; }
 mount -t cgroup2 none /sys/fs/cgroup
-"$command" guest start debian --kernel "$image/vmlinuz" --initrd "$image/initrd" --disk /dev/vda:ro --memory 256M \
-    --append "root=/dev/vda ro init=/bin/bash"
+cd "$image"
+ln -s /dev/vda disk.raw
+echo 'OPTIONS' >debian.toml
+"$command" guest start --config debian.toml --memory 256M --append "root=/dev/vda ro init=/bin/bash"
 said "root@"
 for task in /proc/[0-9]*/task/*; do
     case $(< $task/comm) in
@@ -273,7 +276,8 @@ fn input_of_the_console_reaches_the_virtio_console_once_the_guest_speaks_there()
         Ok(disk) => disk,
         Err(reason) => return println!("skipped: {reason}"),
     };
-    let said = boot(VIRTIO_CONSOLE, &disk, &[]);
+    let options = blocks_of(&root().join("docs/guests.md"), "toml").swap_remove(0);
+    let said = boot(&VIRTIO_CONSOLE.replace("OPTIONS", &options), &disk, &[]);
     for words in [
         "vcpu0 has no network",
         "disk-0 has no network",
@@ -324,8 +328,10 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
         Ok(disk) => disk,
         Err(reason) => return println!("skipped: {reason}"),
     };
+    let [hello, strace] = DISK_PACKAGES;
     let commands = with_network(TRY)
-        .replace("PACKAGE", DISK_PACKAGE)
+        .replace("HELLO", hello)
+        .replace("STRACE", strace)
         .replace("PROGRAMS", &PROGRAMS.join(" "));
     let folder = tempfile::tempdir().expect("a folder");
     let attempt = folder.path().join("try");
@@ -342,6 +348,7 @@ fn debian_boots_in_a_guest_and_its_user_runs_the_demo() {
         "ok    device     ",
         "All is well",
         "Hello, world!",
+        "exit_group(0)",
         GREETING,
         "QEMU0001:00",
         "failed units []",

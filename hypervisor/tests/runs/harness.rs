@@ -55,8 +55,9 @@ macro_rules! per_thread_programs {
 }
 pub(crate) use per_thread_programs;
 
-/// Debian package with which the set-up builds the disk of the images. Its program has the same name.
-pub const DISK_PACKAGE: &str = "hello";
+/// Debian packages with which the set-up builds the disk of the images, as a command of docs/images.md does. Each has a program of
+/// its name.
+pub const DISK_PACKAGES: [&str; 2] = ["hello", "strace"];
 
 /// Returns the folder of images.
 pub fn images() -> PathBuf {

@@ -18,9 +18,9 @@ use crate::stage::{self, Stage};
 use crate::{linker, older_cuda, programs, python, toolchain};
 use host::Facts;
 
-/// Debian package that the tests' disk has beside those of each disk. Tests execute its program (`DISK_PACKAGE` in
-/// `hypervisor/tests/runs/harness.rs`).
-const DISK_PACKAGE: &str = "hello";
+/// Debian packages that the tests' disk has beside those of each disk, as in a command of docs/images.md. A test executes their
+/// programs (`DISK_PACKAGES` in `hypervisor/tests/runs/harness.rs`).
+const DISK_PACKAGES: [&str; 2] = ["hello", "strace"];
 
 /// Folders below `target` that set-up fills.
 const FOLDERS: [&str; 8] = [
@@ -137,12 +137,13 @@ fn with_debian(
     root: &Path,
     build: impl FnOnce(&DebianOptions<'_>) -> Result<(), ImageError>,
 ) -> Result<(), Failure> {
-    let package = DISK_PACKAGE.parse();
-    let package = package.map_err(|error: NotAPackage| Failure::new(error.to_string()))?;
+    let packages: Result<Vec<_>, NotAPackage> =
+        DISK_PACKAGES.iter().map(|name| name.parse()).collect();
+    let packages = packages.map_err(|error| Failure::new(error.to_string()))?;
     let built = build(&DebianOptions {
         folder: &images(root),
         suite: Suite::Bookworm,
-        packages: &[package],
+        packages: &packages,
         rebuild: false,
         progress: &step,
     });
