@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::documents;
 use crate::harness::{
     Ended, Finished, PATIENCE, Underway, alone, descendants, eventually, finish, leftovers,
     program, running, stage, with_own_signals, wormhole,
@@ -785,6 +786,43 @@ fn the_units_of_backends_and_guests_are_valid() {
         let wrong = verify(name, &wrong).expect("as before");
         let said = String::from_utf8_lossy(&wrong.stderr);
         assert!(said.contains("'Typ'"), "{said}");
+    }
+}
+
+/// systemd does not read the drop-in of the page without a word where it is wrong, and it says nothing of it here.
+#[test]
+fn the_drop_in_that_orders_a_guest_after_its_backend_is_valid() {
+    const NAME: &str = "wormhole-guest@debian.service";
+    let drop_in = documents::blocks_of(&documents::root().join("docs/guests.md"), "text");
+    let drop_in = drop_in.iter().find(|block| block.contains("[Service]"));
+    let (place, drop_in) = drop_in
+        .and_then(|block| block.split_once('\n'))
+        .expect("a drop-in and its place");
+    assert!(
+        place.ends_with(&format!("/{NAME}.d/backend.conf")),
+        "{place}"
+    );
+    let said_of = |drop_in: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let parts = folder.path().join(format!("{NAME}.d"));
+        fs::create_dir(&parts).expect("a folder");
+        fs::write(folder.path().join(GUEST_UNIT), unit(GUEST_UNIT)).expect("room");
+        fs::write(parts.join("backend.conf"), drop_in).expect("room");
+        let mut command = Command::new("systemd-analyze");
+        let verified = command.arg("verify").arg(folder.path().join(NAME)).output();
+        verified.map(|run| String::from_utf8_lossy(&run.stderr).into_owned())
+    };
+    match said_of(drop_in) {
+        Err(error) => println!("skipped: systemd-analyze cannot be started: {error}"),
+        Ok(said) => {
+            assert!(!said.contains("backend.conf"), "{said}");
+            let wrong = said_of(&drop_in.replace("RestartSec", "RestartSek"));
+            let said = wrong.expect("as before");
+            assert!(
+                said.contains("backend.conf:") && said.contains("'RestartSek'"),
+                "{said}"
+            );
+        }
     }
 }
 
