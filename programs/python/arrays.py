@@ -8,7 +8,7 @@ from numba import cuda
 SIZE = 48
 
 
-@cuda.jit
+@cuda.jit(cache=True)
 def multiply(left, right, product):
     row, column = cuda.grid(2)
     if row < product.shape[0] and column < product.shape[1]:

@@ -138,6 +138,31 @@ fn programs_of_a_checkout_are_built_and_those_that_fail_are_listed() {
     }
 }
 
+/// QEMU's emulation of virtualization fails now and then, and never thrice.
+#[test]
+fn the_benchmark_of_monitors_boots_all_of_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let json = folder.path().join("figures.json");
+    let passes = |_| {
+        let mut bench = xtask();
+        bench.args(["bench", "monitors", "--rounds", "1", "--json"]);
+        let output = bench.arg(&json).output().expect("it starts");
+        println!("{}", said(&output));
+        output.status.success()
+    };
+    assert!((0..3).any(passes));
+    let figures = fs::read(json).expect("the figures");
+    let figures: serde_json::Value = serde_json::from_slice(&figures).expect("JSON");
+    let rows = figures["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 9, "{figures}");
+    for row in rows {
+        assert!(row["ratio"].as_f64() > Some(0.0), "{row}");
+        if row["quantity"] == "memory" {
+            assert!(row["medians"]["wormhole"].as_f64() <= Some(8.0), "{row}");
+        }
+    }
+}
+
 /// Runs a command that runs tests of Python packages from PyPI, and returns its last line.
 fn last_line(arguments: &[&str]) -> String {
     let output = xtask().args(arguments).output().expect("it starts");
@@ -183,7 +208,7 @@ fn numpy_numba_and_cupy_pass_in_a_guest() {
     if !fits(11..=14) {
         return;
     }
-    let programs = ["cupy_arrays", "numpy_arrays", "vector_add"];
+    let programs = ["cupy_arrays", "numpy_arrays", "vector_add", "arrays"];
     let text = passes(&programs, &["--guest"]);
     for program in programs {
         assert_passes(&text, program, "in a guest");
@@ -191,11 +216,10 @@ fn numpy_numba_and_cupy_pass_in_a_guest() {
 }
 
 #[test]
-fn kernels_that_numba_compiles_anew_and_a_module_of_its_tests_pass_on_the_cpu_device() {
+fn a_module_of_numbas_tests_passes_on_the_cpu_device() {
     if !fits(11..=14) {
         return;
     }
-    passes(&["arrays"], &[]);
     assert_eq!(
         last_line(&["numba", "--module", "cudapy.test_blackscholes"]),
         "numba: 1 passed, 0 failed, 0 skipped (100 % of those applicable passed)"
