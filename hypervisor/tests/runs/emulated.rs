@@ -64,6 +64,26 @@ within() {
 }
 "#;
 
+/// The shell function `counts BACKEND PROCESS`, for `within`. It gets the backend's current stats into `$stats`. It succeeds if all
+/// figures of the guest of this process are above those of the last time, which `counted=()` forgets.
+pub const COUNTS: &str = r#"
+declare -A counted now
+counts() {
+    local own figure value
+    stats=$("$command" stats $1 --json)
+    own=${stats#*\"process\": $2,}
+    own=${own%%\}*}
+    [[ $own == *'"is_current": true'* ]] || return 1
+    for figure in records bytes_to_device bytes_from_device vm_exits; do
+        value=${own#*\"$figure\": }
+        value=${value%%[!0-9]*}
+        ((${value:-0} > ${counted[$figure]:-0})) || return 1
+        now[$figure]=$value
+    done
+    for figure in "${!now[@]}"; do counted[$figure]=${now[$figure]}; done
+}
+"#;
+
 /// Mounts the hierarchy of cgroups, and makes the shell function `limits_of NAME PID`. It says which limits the cgroup of a VM's
 /// monitor has, and leaves its folder in `$group`. It calls the script's `fail` if the monitor has none of its own, as does
 /// `powers_of NAME PID` if one of its threads has a capability.

@@ -9,7 +9,7 @@ use wormhole_images::Image;
 
 use crate::backends::{VM_UNIT, unit_command};
 use crate::documents;
-use crate::emulated::{CGROUPS, WITHIN, script_with};
+use crate::emulated::{CGROUPS, COUNTS, WITHIN, script_with};
 use crate::guest_of_qemu;
 use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wormhole};
 
@@ -146,22 +146,6 @@ tenant() {
     says /run/$1 "attached: *"
 }
 show() { while read -r line; do echo "log: $line"; done <"$1"; }
-# Gets current stats in which all figures of the victim are above those of the last time.
-declare -A counted now
-counts() {
-    local own figure value
-    stats=$("$command" stats many --json)
-    own=${stats#*\"process\": $victim,}
-    own=${own%%\}*}
-    [[ $own == *'"is_current": true'* ]] || return 1
-    for figure in records bytes_to_device bytes_from_device vm_exits; do
-        value=${own#*\"$figure\": }
-        value=${value%%[!0-9]*}
-        ((${value:-0} > ${counted[$figure]:-0})) || return 1
-        now[$figure]=$value
-    done
-    for figure in "${!now[@]}"; do counted[$figure]=${now[$figure]}; done
-}
 
 # The VM's supervisor says what this guest does to it.
 (guest "hostile streams 3") >/run/hostile 2>&1 || echo "the hostile guest ends with $?"
@@ -169,7 +153,7 @@ within 60 "a line of the VM's log" contains $log "the guest broke the protocol: 
 guest copying >/run/victim 2>&1 &
 victim=$!
 says /run/victim copying
-within 120 "figures of the victim" counts
+within 120 "figures of the victim" counts many $victim
 echo "stats of the victim $victim: ${stats//$'\n'/}"
 "$command" stats many
 guest copying >/run/survivor 2>&1 &
@@ -182,12 +166,12 @@ for ((cycle = 1; cycle <= 50; cycle++)); do
 done
 echo "50 windows came and went in $((SECONDS - before)) s"
 within 600 "a line of the survivor" has_line /run/survivor $survivor
-within 120 "further figures of the victim" counts
+within 120 "further figures of the victim" counts many $victim
 echo "stats before the kill: ${stats//$'\n'/}"
 kill -9 $victim || fail "the victim has ended"
-victim=$survivor counted=()
-within 120 "figures of the survivor" counts
-within 120 "further figures of the survivor" counts
+counted=()
+within 120 "figures of the survivor" counts many $survivor
+within 120 "further figures of the survivor" counts many $survivor
 kill -TERM $survivor
 status=0
 wait $survivor || status=$?
@@ -344,7 +328,7 @@ fn several_guests_have_windows_in_a_backend_vm_that_come_and_go() {
     .map(PathBuf::from);
     let said = script_with(
         &[Image::guest, Image::backend],
-        &[WITHIN, CGROUPS, SHARED].concat(),
+        &[WITHIN, COUNTS, CGROUPS, SHARED].concat(),
         &[
             folder.into(),
             initrd.clone().into(),

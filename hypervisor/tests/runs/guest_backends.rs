@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::emulated::{CGROUPS, WITHIN, limits_of, script, shown};
+use crate::emulated::{CGROUPS, COUNTS, WITHIN, limits_of, script, shown};
 use crate::guest_of_qemu;
 use crate::harness::{beside_other_guests, program};
 
@@ -22,16 +22,18 @@ guest() { exec "$command" run --host kvm --kernel 6.1 --backend default --memory
 exec 3< <(guest spin)
 victim=$!
 read -r line <&3 && [ "$line" = spinning ]
-exec 4< <(guest printf)
+exec 4< <(guest copying)
 survivor=$!
-read -r line <&4 && [ "$line" = "host: before" ]
+read -r line <&4 && [ "$line" = copying ]
 limits_of victim $victim
 powers_of victim $victim
 kill -9 $victim
 within 60 "the end of the victim's cgroup" is_gone $group
-while read -r line <&4; do last=$line; done
-wait $survivor
-[ "$last" = "PASS printf" ] && echo "the survivor passes"
+within 120 "figures of the survivor" counts default $survivor
+within 120 "further figures of the survivor" counts default $survivor
+kill -TERM $survivor
+while read -r line <&4; do echo "the survivor says $line"; done
+wait $survivor || echo "the survivor ends with $?"
 passed=$(guest vector_add)
 [[ $passed == *"PASS vector_add"* ]] && echo "a later guest passes"
 exec 5< <(exec perl -e '$| = 1; socket(S, 1, 2, 0) and bind(S, pack("SZ*", 1, "/run/notify")) or die;
@@ -53,7 +55,7 @@ subfolders /sys/fs/cgroup/other
 const GUESTS: &str = r#"
 start() {
     "$command" guest start "$1" --backend default --memory 256M --append quiet \
-        --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$4" 2>&1
+        --kernel /var/lib/wormhole/images/guest-6.1/vmlinuz --initrd "$4" "${@:5}" 2>&1
 }
 shopt -s nullglob dotglob
 left() { left=(/run/wormhole/.guests/*); echo "left $1: ${left[*]}"; }
@@ -101,10 +103,22 @@ delegated=/sys/fs/cgroup/delegated
 mkdir $delegated $delegated/vm-1.7
 perl -e 'my ($name, $mark) = ("trusted.delegate", "1");
     syscall(188, $ARGV[0], $name, $mark, 1, 0) == 0 or die "no mark as of systemd: $!"' $delegated
-(echo $BASHPID >$delegated/cgroup.procs && start three "${@:2}")
+(echo $BASHPID >$delegated/cgroup.procs && start three "${@:2}" --pin 1 --dedicated --prefault)
 three=$("$command" guest list --json)
-three=${three#*\"pid\": }
-limits_of three ${three%%,*}
+three=${three#*\"pid\": } three=${three%%,*}
+shown three "ready for words"
+for task in /proc/$three/task/*; do
+    [ "$(<$task/comm)" != vcpu0 ] || while read -r key value; do
+        [ $key != Cpus_allowed_list: ] || echo "three runs on $value"
+    done <$task/status
+done
+{ echo spin; shown three spinning; } | "$command" guest console three >/dev/null 2>&1
+# Memory of the guest that is not there, and huge pages of its window, in KiB.
+perl -ne '/^[0-9a-f]+-/ and $window = /wormhole-window/; /^Size: +(\d+)/ and $size = $1;
+    /^Rss: +(\d+)/ and !$window and $size >= 250 << 10 and $absent += $size - $1;
+    /^ShmemPmdMapped: +(\d+)/ and $huge += $1;
+    END { print "three: $absent absent, huge $huge\n" }' "/proc/$three/smaps"
+limits_of three $three
 echo "cgroup of three: $group"
 is_gone $delegated/vm-1.7 && echo "no cgroup of an earlier guest is left"
 "$command" guest stop three --timeout 1
@@ -126,7 +140,8 @@ const WORDS: &str = r#"
 echo ready for words
 while read -r word; do
     case $word in
-    vector_add) "$program" ;;
+    vector_add) "$folder/vector_add" ;;
+    spin) "$folder/spin" & ;;
     crash) echo c >/proc/sysrq-trigger ;;
     esac
 done </dev/console
@@ -135,7 +150,7 @@ done </dev/console
 #[test]
 fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     let _beside = beside_other_guests();
-    let programs = ["spin", "printf", "vector_add"].map(|name| program("static", name));
+    let programs = ["spin", "copying", "vector_add"].map(|name| program("static", name));
     let folder = programs[0].parent().expect("the folder of programs");
     let home = tempfile::tempdir().expect("a folder");
     let vector_add = programs[2].display().to_string();
@@ -148,8 +163,8 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     let obedient = home.path().join(guest_of_qemu::initrd(
         home.path(),
         "words.img",
-        &format!("program={vector_add}{WORDS}"),
-        &["vector_add"],
+        &format!("folder={}{WORDS}", folder.display()),
+        &["spin", "vector_add"],
     ));
     let arguments = [
         folder.into(),
@@ -166,6 +181,7 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     let files = [&programs[..], &[initrd, obedient], &tools].concat();
     let all = [
         WITHIN,
+        COUNTS,
         CGROUPS,
         &shown(1000, 0.2),
         START,
@@ -201,12 +217,17 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         kilobytes.is_ok_and(|kilobytes| kilobytes[0] <= 8 << 10 && kilobytes[1] >= 2 << 10),
         "{said}"
     );
+    // It is pinned, and has all of its memory, and huge pages of the window.
+    let huge = said
+        .lines()
+        .find_map(|line| line.strip_prefix("three: 0 absent, huge "));
+    let huge: Result<u64, _> = huge.expect(&said).parse();
+    assert!(huge.is_ok_and(|huge| huge >= 2 << 10), "{said}");
     // A guest of 256 MiB has a window of 258 MiB. Its memory counts in the cgroup of its monitor.
     for guest in ["victim", "one", "two", "three"] {
         let limits = limits_of(guest, 256 + 258);
         let used = said.lines().find_map(|line| line.strip_prefix(&*limits));
         let used: Result<u64, _> = used.expect(&said).parse();
-        // The third one has only begun to boot.
         assert!(used.is_ok_and(|used| used > 16 << 20), "{said}");
     }
     for words in [
@@ -215,7 +236,7 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         "cgroup of three: /sys/fs/cgroup/delegated/vm-",
         "no cgroup of an earlier guest is left",
         "bare is READY=1",
-        "the survivor passes",
+        "the survivor ends with 143\n",
         "a later guest passes",
         "a guest without a program passes, and ends with 0",
         "guest one runs: `wormhole guest console one` attaches to its console",
@@ -224,6 +245,7 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
         "is attached to the console of guest one: detach it with Ctrl-], or end it, status 2",
         "guest one had ended: the guest's kernel panicked: ",
         "left after the kill: \n",
+        "three runs on 1\n",
         "guest three is killed: it did not switch itself off within 1 s of its power button",
         "left after the stop: \n",
         "guest four does not start: ",
@@ -233,5 +255,7 @@ fn two_guests_share_a_backend_and_one_killed_harms_no_other() {
     ] {
         assert!(said.contains(words), "{said}");
     }
-    assert!(!said.contains("/sys/fs/cgroup/other has "), "{said}");
+    for words in ["/sys/fs/cgroup/other has ", "the survivor says "] {
+        assert!(!said.contains(words), "{said}");
+    }
 }
