@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::thread;
+
+use wormhole_lock::Mutex;
 
 use crate::command::{Failure, Run, step};
 use crate::toolchain::Toolkit;
@@ -43,7 +44,7 @@ pub fn build(toolkit: &Toolkit, builds: Vec<Build>) -> Result<(), Failure> {
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let workers = workers.min(builds.len());
     let queue = Mutex::new(builds.into_iter());
-    let next = || queue.lock().ok()?.next();
+    let next = || queue.lock().next();
     let work = || -> Result<(), Failure> {
         while let Some(build) = next() {
             let made = build.make(toolkit);
