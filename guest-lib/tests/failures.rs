@@ -186,7 +186,7 @@ const CALLS: [&str; 23] = [
     "cuMemGetInfo",
     "cuCtxGetLimit",
     "cuModuleUnload",
-    "cuGraphInstantiate",
+    "cuGraphInstantiate and a wait",
     "cuGraphLaunch and a wait",
 ];
 
@@ -235,8 +235,13 @@ fn call(name: &str, ready: &Ready) -> u32 {
             "cuMemGetInfo" => cuMemGetInfo_v2(&raw mut word, &raw mut other),
             "cuCtxGetLimit" => cuCtxGetLimit(&raw mut word, 0),
             "cuModuleUnload" => cuModuleUnload(module),
-            "cuGraphInstantiate" => cuGraphInstantiateWithFlags(&raw mut made, graph, 0),
-            // The launch does not wait, so it may succeed or return the error.
+            // The instantiation and the launch do not wait, so they may succeed or return the error.
+            "cuGraphInstantiate and a wait" => {
+                match cuGraphInstantiateWithFlags(&raw mut made, graph, 0) {
+                    0 => cuStreamSynchronize(stream),
+                    error => error,
+                }
+            }
             "cuGraphLaunch and a wait" => match cuGraphLaunch(executable, stream) {
                 0 => cuStreamSynchronize(stream),
                 error => error,

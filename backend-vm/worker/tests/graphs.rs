@@ -3,7 +3,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use support::recorder::Recorder;
 use support::served::{Served, handle};
@@ -23,6 +23,7 @@ use wormhole_worker::session::Event;
 
 const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
 const INVALID_HANDLE: u32 = wormhole_api::CuResult::INVALID_HANDLE.0;
+const OUT_OF_MEMORY: u32 = wormhole_api::CuResult::OUT_OF_MEMORY.0;
 /// Bytes of the session's memory.
 const BYTES: u64 = 4096;
 
@@ -269,9 +270,106 @@ fn a_description_names_what_the_session_has_or_is_never_executed() {
 }
 
 #[test]
+fn a_graph_that_nobody_waits_for_is_made_before_the_records_behind_it() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    for index in 1..50 {
+        let graph = handle(index);
+        ready.served.record(&GraphBegin { new: graph });
+        ready.served.record(&GraphKernel {
+            graph,
+            function: handle(1),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(&[]),
+            parameters: &[0; 8],
+        });
+        ready.served.record(&GraphInstantiate { graph, flags: 0 });
+        for _ in 0..3 {
+            ready.served.record(&GraphLaunch {
+                graph,
+                stream: Handle::LEGACY,
+            });
+        }
+        ready.served.record(&GraphDestroy { graph });
+    }
+    let from = ready.describe(60);
+    ready.served.record(&GraphInstantiate {
+        graph: from,
+        flags: 0,
+    });
+    // An update finds the executable graph too.
+    let update = ready.describe(61);
+    assert_eq!(
+        ready.status(&GraphUpdate {
+            graph: from,
+            from: update
+        }),
+        0
+    );
+    assert_eq!(ready.served.status.load(), None);
+    assert_eq!(ready.device.arrivals("instantiate"), 50);
+    // The executor made them all, in the order of the ring.
+    let threads = ready.device.threads("instantiate");
+    assert!(threads.iter().all(|thread| *thread == threads[0]));
+    // No handle of the driver's outlives its module.
+    ready.load(2);
+    assert_eq!(ready.status(&ModuleUnload { module }), 0);
+}
+
+#[test]
+fn a_graph_that_nobody_waits_for_and_that_fails_ends_the_session_with_its_error() {
+    type Break = fn(&mut Ready, Handle<Graph>);
+    let breaks: [(Break, u32); 5] = [
+        (
+            |ready, _| ready.device.lacks_memory.store(true, Ordering::Release),
+            OUT_OF_MEMORY,
+        ),
+        (
+            |ready, graph| assert_eq!(ready.fill(graph, 4096), 0),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| assert_eq!(ready.kernel(graph, 9), 0),
+            INVALID_HANDLE,
+        ),
+        (
+            |ready, graph| {
+                let module = ready.load(1);
+                assert_eq!(ready.kernel(graph, 1), 0);
+                assert_eq!(ready.status(&ModuleUnload { module }), 0);
+            },
+            INVALID_HANDLE,
+        ),
+        (
+            |ready, graph| {
+                assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+            },
+            INVALID_HANDLE,
+        ),
+    ];
+    for (number, (harm, code)) in breaks.into_iter().enumerate() {
+        let mut ready = ready();
+        let graph = ready.describe(5);
+        harm(&mut ready, graph);
+        ready.served.record(&GraphInstantiate { graph, flags: 0 });
+        // The handle names no graph, so that it can be used again.
+        ready.describe(5);
+        let cause = ready.served.status.load().unwrap();
+        assert_eq!(cause.result, code, "case {number}");
+        let arrived = usize::from(code == OUT_OF_MEMORY);
+        assert_eq!(
+            ready.device.arrivals("instantiate"),
+            arrived,
+            "case {number}"
+        );
+    }
+}
+
+#[test]
 fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
     const NOT_SUPPORTED: u32 = wormhole_api::CuResult::NOT_SUPPORTED.0;
-    const OUT_OF_MEMORY: u32 = wormhole_api::CuResult::OUT_OF_MEMORY.0;
     fn add(condition: u32, branch: GraphBranch, bodies: u32) -> impl Fn(&mut Ready, Handle<Graph>) {
         move |ready, graph| {
             ready.condition(graph);

@@ -216,7 +216,10 @@ pub fn instantiate(
                 graph: handle,
                 flags: flags & USE_NODE_PRIORITY,
             };
-            scope.session.request(&message, |()| ())
+            match plan.is_accepted(scope) {
+                true => scope.session.record(&message),
+                false => scope.session.request(&message, |()| ()),
+            }
         }
         Err(error) => {
             // The backend still has the partial description.

@@ -6,6 +6,7 @@
 //! One lock guards the whole model. A launch locks it only if the guest has a part in the graph besides the launch
 //! itself.
 
+mod accepted;
 pub mod capture;
 pub mod conditional;
 pub mod dot;

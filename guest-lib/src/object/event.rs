@@ -98,6 +98,11 @@ pub fn is_on(event: Handle<EventKind>, device: usize) -> bool {
     facts.is_some_and(|facts| facts.device.load(Ordering::Relaxed) == device)
 }
 
+/// Returns whether several processes share the event.
+pub fn is_shared(event: Handle<EventKind>) -> bool {
+    EVENTS.get(event).is_some_and(Event::is_shared)
+}
+
 /// Notes that a launch records the event. The event may be complete before the launch is, so it has no fence.
 pub fn recorded_by_launch(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {

@@ -525,7 +525,8 @@ impl Session {
     }
 }
 
-/// On failure the handle names no graph.
+/// A graph that the device must accept is a record, so that the records behind it find the executable graph. Any other
+/// is a request, and a job. On failure the handle names no graph.
 impl Serve<GraphInstantiate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
         let (graph, flags) = (message.graph, message.flags);
@@ -537,26 +538,45 @@ impl Serve<GraphInstantiate> for Session {
                 return Err(error);
             }
         };
+        if call.slot.is_none() {
+            let result = owner.instantiate(&description, flags);
+            drop((held, description));
+            return self.instantiated(graph, owner, result).map(Served::Done);
+        }
         let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
             drop((held, description));
-            Box::new(move |session: &mut Session| match result {
-                Ok(raw) => {
-                    let graphs = &mut session.objects.graphs;
-                    let uses = graphs.uses_of_taken(graph);
-                    graphs.becomes_executable(graph, owner, raw, uses);
-                    Answer::done()
-                }
-                Err(error) => {
-                    session.end_taken(graph);
-                    Answer::failed(session.failed(error))
-                }
+            Box::new(move |session: &mut Session| {
+                Answer::of(session.instantiated(graph, owner, result))
             }) as Finish
         });
         if outcome.is_err() {
             self.end_taken(graph);
         }
         outcome
+    }
+}
+
+impl Session {
+    /// Stores the executable graph of a description that was taken, or removes its handle.
+    fn instantiated(
+        &mut self,
+        graph: Handle<Graph>,
+        owner: SessionDevice,
+        result: wormhole_device::Result<RawGraph>,
+    ) -> Result<(), CuResult> {
+        match result {
+            Ok(raw) => {
+                let graphs = &mut self.objects.graphs;
+                let uses = graphs.uses_of_taken(graph);
+                graphs.becomes_executable(graph, owner, raw, uses);
+                Ok(())
+            }
+            Err(error) => {
+                self.end_taken(graph);
+                Err(self.failed(error))
+            }
+        }
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Recorder {
     pub refuses_memory: AtomicBool,
     /// Whether unregistering host memory fails.
     pub keeps_memory: AtomicBool,
+    /// Whether no memory is left for another executable graph.
+    pub lacks_memory: AtomicBool,
     /// Stream whose work has faulted. A query of the stream reports it.
     pub faulted: Mutex<Option<RawStream>>,
     /// Called with the flags of a new stream, and with 1000 more than the number of a queried
@@ -95,6 +97,7 @@ impl Recorder {
             withholds_fences: AtomicBool::new(false),
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
+            lacks_memory: AtomicBool::new(false),
             faulted: Mutex::default(),
             crash: None,
             edges: Mutex::default(),
@@ -232,6 +235,9 @@ impl Recorder {
 impl Graphs for Recorder {
     fn instantiate(&self, graph: &GraphDescription, _: u64) -> Result<RawGraph> {
         self.arrive("instantiate");
+        if self.lacks_memory.load(Ordering::Acquire) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         self.check_nodes(graph)?;
         self.edges.lock().unwrap().clone_from(&graph.edges);
         let made = self.make();
