@@ -4,7 +4,8 @@
 //! and is never dereferenced. Entries are never freed: a reader that races with a destroy sees an old entry, not freed
 //! memory. Reading takes no lock.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -18,6 +19,39 @@ const SEGMENT: usize = 1024;
 const SEGMENTS: usize = INDICES as usize / SEGMENT;
 /// Set in an entry's generation word while it is live.
 const LIVE: u32 = 1 << 31;
+
+/// Map by handles, or by other numbers that this library makes. A program does not choose them, so their hash need not
+/// resist it.
+pub type HandleMap<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
+
+pub type HandleSet<K> = HashSet<K, BuildHasherDefault<Mix>>;
+
+/// Hash of [`HandleMap`]. The multiplication carries all bits of a number upwards; the map uses both ends of the result.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        /// 2⁶⁴ divided by the golden ratio, odd.
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (self.0 ^ number).wrapping_mul(GOLDEN);
+    }
+
+    #[inline]
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0.rotate_left(u64::BITS / 2)
+    }
+}
 
 /// Returns the pointer that a program has for a handle.
 pub fn to_pointer<K: HandleKind>(handle: Handle<K>) -> *mut std::ffi::c_void {

@@ -49,6 +49,8 @@ unsafe extern "C" {
     ) -> u32;
     fn cuGraphInstantiateWithFlags(made: *mut Pointer, graph: Pointer, flags: u64) -> u32;
     fn cuGraphLaunch(graph: Pointer, stream: Pointer) -> u32;
+    fn cuStreamBeginCapture_v2(stream: Pointer, mode: u32) -> u32;
+    fn cuStreamEndCapture(stream: Pointer, graph: *mut Pointer) -> u32;
 }
 
 /// Allocator that counts each thread's allocations.
@@ -158,5 +160,42 @@ fn a_launch_of_a_kernel_is_one_message_and_allocates_nothing() {
             std::thread::yield_now();
         }
         assert_eq!(sent, vec!["LaunchKernel"; LAUNCHES]);
+    });
+}
+
+#[test]
+fn a_captured_launch_allocates_its_kernel_and_its_parameters_alone() {
+    const LAUNCHES: usize = 1000;
+    in_process(|| {
+        let backend = Backend::start();
+        let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+        let mut graph = null_mut();
+        let mut value = 7_u32;
+        let mut parameters = [(&raw mut value).cast()];
+        // SAFETY: every place is writable, every handle is one of the library's, and the kernel has one parameter of
+        // four bytes.
+        unsafe {
+            assert_eq!(cuInit(0), 0);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuCtxSetCurrent(context), 0);
+            assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
+            let image = c".version 8.0".as_ptr().cast();
+            assert_eq!(cuModuleLoadData(&raw mut module, image), 0);
+            let found = cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr());
+            assert_eq!(found, 0);
+            assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
+            let before = ALLOCATED.get();
+            for _ in 0..LAUNCHES {
+                let values = parameters.as_mut_ptr();
+                let launched =
+                    cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, null_mut());
+                assert_eq!(launched, 0);
+            }
+            // Beside these, the tables of nodes and of handles grow now and then.
+            let allocated = ALLOCATED.get() - before;
+            assert!(allocated <= 2 * LAUNCHES + 64, "{allocated}");
+            assert_eq!(cuStreamEndCapture(stream, &raw mut graph), 0);
+            assert!(!backend.shared.take().contains(&"LaunchKernel".to_owned()));
+        }
     });
 }

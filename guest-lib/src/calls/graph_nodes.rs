@@ -54,7 +54,7 @@ impl<'a> Place<'a> {
         let node = with(|model| {
             model.check_dependencies(graph, &before)?;
             let work = work(scope, model)?;
-            model.add(graph, &before, work)
+            model.add(graph, before.into(), work)
         })?;
         self.node.put(to_pointer(node))
     }

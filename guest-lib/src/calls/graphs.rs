@@ -214,7 +214,7 @@ pub fn cuGraphNodeGetDependencies_v2(
     numDependencies: InOut<'_, usize>,
 ) -> Result {
     let node = node_handle(hNode)?;
-    let before = |model: &mut Model| Ok(model.node(node)?.before.clone());
+    let before = |model: &mut Model| Ok(model.node(node)?.before.to_vec());
     put_edges(dependencies, edgeData, numDependencies, before)
 }
 
@@ -225,7 +225,7 @@ pub fn cuGraphNodeGetDependentNodes_v2(
     numDependentNodes: InOut<'_, usize>,
 ) -> Result {
     let node = node_handle(hNode)?;
-    let after = |model: &mut Model| Ok(model.node(node)?.after.clone());
+    let after = |model: &mut Model| Ok(model.node(node)?.after.to_vec());
     put_edges(dependentNodes, edgeData, numDependentNodes, after)
 }
 

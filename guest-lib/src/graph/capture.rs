@@ -8,8 +8,6 @@
 
 mod nodes;
 
-use std::collections::HashMap;
-
 use wormhole_api::Handle;
 use wormhole_api::constants::capture_mode::RELAXED;
 use wormhole_api::constants::capture_status::{ACTIVE, INVALIDATED, NONE};
@@ -19,8 +17,8 @@ use wormhole_api::handle::{Event, Stream};
 pub use self::nodes::take;
 use crate::error::{CuError, Result};
 use crate::graph::work::Work;
-use crate::graph::{Edge, GraphHandle, Model, NodeHandle, with};
-use crate::handle::to_pointer;
+use crate::graph::{Edge, Edges, GraphHandle, Model, NodeHandle, with};
+use crate::handle::{HandleMap, to_pointer};
 use crate::object::capture_mode::{self, UnderWay};
 use crate::object::event;
 use crate::object::stream::{self, Target};
@@ -43,7 +41,7 @@ struct Capture {
 #[derive(Debug, Default)]
 struct Tail {
     capture: u64,
-    before: Vec<Edge>,
+    before: Edges,
     /// Node of the stream's last work, unless the program has replaced the stream's dependencies since.
     own: Option<NodeHandle>,
     /// Arrays of the stream's last `cuStreamGetCaptureInfo`.
@@ -62,16 +60,16 @@ struct Shown {
 #[derive(Clone, Debug)]
 struct Recorded {
     capture: u64,
-    before: Vec<Edge>,
+    before: Edges,
 }
 
 /// All captures of the process.
 #[derive(Debug, Default)]
 pub struct Captures {
     last: u64,
-    live: HashMap<u64, Capture>,
-    tails: HashMap<Handle<Stream>, Tail>,
-    events: HashMap<Handle<Event>, Recorded>,
+    live: HandleMap<u64, Capture>,
+    tails: HandleMap<Handle<Stream>, Tail>,
+    events: HandleMap<Handle<Event>, Recorded>,
 }
 
 /// Result of `cuStreamGetCaptureInfo`.
@@ -133,6 +131,19 @@ impl Captures {
         }
     }
 
+    /// Returns the capture of a stream, which must be valid, and the stream's state in it.
+    fn valid(&self, target: Target) -> Result<(&Capture, &Tail)> {
+        if target.handle.is_legacy() {
+            return Err(self.implicit());
+        }
+        let tail = self.tails.get(&target.handle);
+        let tail = tail.ok_or(CuError::ILLEGAL_STATE)?;
+        match self.live.get(&tail.capture) {
+            Some(capture) if capture.under_way.is_valid() => Ok((capture, tail)),
+            _ => Err(CuError::STREAM_CAPTURE_INVALIDATED),
+        }
+    }
+
     /// Invalidates all captures of blocking streams, because the legacy stream was used.
     fn implicit(&self) -> CuError {
         for capture in self.live.values() {
@@ -147,7 +158,7 @@ impl Captures {
     }
 
     /// Adds a stream to a capture.
-    fn join(&mut self, id: u64, target: Target, before: Vec<Edge>) {
+    fn join(&mut self, id: u64, target: Target, before: Edges) {
         if let Some(capture) = self.live.get_mut(&id) {
             capture.streams.push(target.handle);
             target.begin_capture(leave);
@@ -175,23 +186,14 @@ impl Captures {
 impl Model {
     /// Returns the capture of a stream, which must be valid.
     fn capture_of(&mut self, target: Target) -> Result<u64> {
-        if target.handle.is_legacy() {
-            return Err(self.captures.implicit());
-        }
-        let tail = self.captures.tails.get(&target.handle);
-        let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
-        match self.captures.live.get(&id) {
-            Some(capture) if capture.under_way.is_valid() => Ok(id),
-            _ => Err(CuError::STREAM_CAPTURE_INVALIDATED),
-        }
+        self.captures.valid(target).map(|(_, tail)| tail.capture)
     }
 
     /// Adds a node for work of a stream.
     fn captured(&mut self, target: Target, work: Work) -> Result<NodeHandle> {
-        let id = self.capture_of(target)?;
-        let captures = &self.captures;
-        let graph = captures.live[&id].graph;
-        let mut before = captures.tails[&target.handle].before.clone();
+        let (capture, tail) = self.captures.valid(target)?;
+        let graph = capture.graph;
+        let mut before = tail.before.clone();
         if !matches!(work, Work::Kernel(_)) {
             // Only kernels can begin early.
             let early = before
@@ -199,9 +201,9 @@ impl Model {
                 .filter(|edge| edge.data.r#type == PROGRAMMATIC);
             early.for_each(|edge| edge.data = CUgraphEdgeData::default());
         }
-        let node = self.add(graph, &before, work)?;
+        let node = self.add(graph, before, work)?;
         if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
-            tail.before = vec![edge(node)];
+            tail.before = Edges::One(edge(node));
             tail.own = Some(node);
         }
         Ok(node)
@@ -226,9 +228,9 @@ impl Model {
         let (graph, before, owns) = match into {
             Some((graph, before)) => {
                 self.check_dependencies(graph, &before)?;
-                (graph, before, false)
+                (graph, before.into(), false)
             }
-            None => (self.create()?, Vec::new(), true),
+            None => (self.create()?, Edges::default(), true),
         };
         let captures = &mut self.captures;
         captures.last += 1;
@@ -281,12 +283,14 @@ impl Model {
     /// not; NCCL leaves nodes of its own unjoined so.
     fn is_joined(&self, id: u64, origin: Handle<Stream>) -> bool {
         let capture = &self.captures.live[&id];
-        let last = self.captures.tails[&origin].before.iter();
-        let last: Vec<NodeHandle> = last.map(|edge| edge.node).collect();
+        let last = &self.captures.tails[&origin].before;
+        let is_last = |node: &NodeHandle| last.iter().any(|edge| edge.node == *node);
         let others = capture.streams.iter();
         let own = others.filter_map(|stream| self.captures.tails.get(stream)?.own);
-        let all: Vec<NodeHandle> = own.chain(capture.left.iter().copied()).collect();
-        self.all_before(&all, &last)
+        let all = own.chain(capture.left.iter().copied());
+        // A capture of one stream has none of these.
+        let earlier: Vec<NodeHandle> = all.filter(|node| !is_last(node)).collect();
+        earlier.is_empty() || self.all_before(&earlier, last)
     }
 
     /// Implements `cuStreamIsCapturing`.
@@ -342,7 +346,7 @@ impl Model {
         if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
             match adds {
                 true => add_missing(&mut tail.before, &before),
-                false => (tail.before, tail.own) = (before, None),
+                false => (tail.before, tail.own) = (before.into(), None),
             }
         }
         Ok(())
@@ -396,8 +400,8 @@ fn edge(node: NodeHandle) -> Edge {
 }
 
 /// Adds dependencies. Two different dependencies on one node become a plain one, which is as strong as both.
-fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
-    let known: HashMap<NodeHandle, usize> = (0..)
+fn add_missing(edges: &mut Edges, more: &[Edge]) {
+    let known: HandleMap<NodeHandle, usize> = (0..)
         .zip(&*edges)
         .map(|(at, edge)| (edge.node, at))
         .collect();

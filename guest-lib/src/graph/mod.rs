@@ -10,6 +10,7 @@ mod accepted;
 pub mod capture;
 pub mod conditional;
 pub mod dot;
+mod edges;
 pub mod executable;
 mod memory;
 pub mod order;
@@ -18,7 +19,7 @@ pub mod submit;
 pub mod user_object;
 pub mod work;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
 use wormhole_api::Handle;
@@ -28,12 +29,13 @@ use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
 use wormhole_lock::Mutex;
 
 use self::conditional::Condition;
+pub use self::edges::Edges;
 pub use self::memory::{GraphMemory, free, usage};
 use self::user_object::Held;
 use self::work::Work;
 use crate::error::{CuError, Result};
 use crate::graph::capture::Captures;
-use crate::handle::{Table, from_pointer};
+use crate::handle::{HandleMap, HandleSet, Table, from_pointer};
 use crate::types::{CUgraph, CUgraphEdgeData, CUgraphNode};
 
 pub type GraphHandle = Handle<GraphTemplate>;
@@ -55,8 +57,8 @@ pub struct Edge {
 pub struct Node {
     pub graph: GraphHandle,
     pub work: Work,
-    pub before: Vec<Edge>,
-    pub after: Vec<Edge>,
+    pub before: Edges,
+    pub after: Edges,
     /// Node that this node was cloned from.
     original: Option<NodeHandle>,
 }
@@ -79,12 +81,12 @@ pub struct Graph {
 /// All graphs of the process.
 #[derive(Debug, Default)]
 pub struct Model {
-    graphs: HashMap<GraphHandle, Graph>,
-    nodes: HashMap<NodeHandle, Node>,
-    pub executables: HashMap<ExecutableHandle, executable::Executable>,
+    graphs: HandleMap<GraphHandle, Graph>,
+    nodes: HandleMap<NodeHandle, Node>,
+    pub executables: HandleMap<ExecutableHandle, executable::Executable>,
     pub captures: Captures,
     /// Memory that launches have allocated and that is not freed yet, by address.
-    pub live: HashMap<u64, Arc<GraphMemory>>,
+    pub live: HandleMap<u64, Arc<GraphMemory>>,
     gone: Gone,
     made: u64,
 }
@@ -192,10 +194,12 @@ impl Model {
     /// Refuses dependencies that are no nodes of the graph, or that are repeated.
     pub fn check_dependencies(&self, graph: GraphHandle, before: &[Edge]) -> Result {
         self.graph(graph)?;
-        let mut seen = HashSet::new();
+        let mut seen = HandleSet::default();
         for edge in before {
             let node = self.node(edge.node)?;
-            if node.graph != graph || !seen.insert(edge.node) {
+            // A single dependency is not repeated.
+            let is_repeated = before.len() > 1 && !seen.insert(edge.node);
+            if node.graph != graph || is_repeated {
                 return Err(CuError::INVALID_VALUE);
             }
             check_data(node, edge.data)?;
@@ -203,8 +207,8 @@ impl Model {
         Ok(())
     }
 
-    pub fn add(&mut self, graph: GraphHandle, before: &[Edge], work: Work) -> Result<NodeHandle> {
-        self.check_dependencies(graph, before)?;
+    pub fn add(&mut self, graph: GraphHandle, before: Edges, work: Work) -> Result<NodeHandle> {
+        self.check_dependencies(graph, &before)?;
         if let Work::Free(address) = work {
             let freed = |work: &Work| matches!(work, Work::Free(other) if *other == address);
             // A graph that was instantiated with an allocation cannot become one that frees it.
@@ -221,7 +225,7 @@ impl Model {
             self.check_has_no_conditions(child)?;
         }
         let handle = NODES.mint(|()| {})?;
-        for edge in before {
+        for edge in &before {
             let after = Edge {
                 node: handle,
                 data: edge.data,
@@ -237,8 +241,8 @@ impl Model {
         let node = Node {
             graph,
             work,
-            before: before.to_vec(),
-            after: Vec::new(),
+            before,
+            after: Edges::default(),
             original: None,
         };
         self.nodes.insert(handle, node);
@@ -277,12 +281,12 @@ impl Model {
         let (before, after) = (node.before.clone(), node.after.clone());
         let graph = node.graph;
         self.check_has_no_memory(graph)?;
-        for edge in before {
+        for edge in &before {
             self.node_mut(edge.node)?
                 .after
                 .retain(|other| other.node != handle);
         }
-        for edge in after {
+        for edge in &after {
             self.node_mut(edge.node)?
                 .before
                 .retain(|other| other.node != handle);
@@ -383,14 +387,14 @@ impl Model {
         self.check_has_no_memory(graph)?;
         self.check_has_no_conditions(graph)?;
         let clone = self.create()?;
-        let mut copies: HashMap<NodeHandle, NodeHandle> = HashMap::new();
+        let mut copies: HandleMap<NodeHandle, NodeHandle> = HandleMap::default();
         let nodes = self.graph(graph)?.nodes.clone();
         for original in &nodes {
             let work = match self.node(*original)?.work.clone() {
                 Work::Child(child) => Work::Child(self.clone_graph(child)?),
                 work => work,
             };
-            let copy = self.add(clone, &[], work)?;
+            let copy = self.add(clone, Edges::default(), work)?;
             self.node_mut(copy)?.original = Some(*original);
             copies.insert(*original, copy);
         }
@@ -403,7 +407,7 @@ impl Model {
                         let node = *copies.get(&edge.node)?;
                         Some(Edge { node, ..*edge })
                     })
-                    .collect::<Vec<_>>()
+                    .collect::<Edges>()
             };
             let (before, after) = (copied(&node.before), copied(&node.after));
             if let Some(copy) = copies.get(original) {
@@ -433,18 +437,18 @@ impl Model {
     }
 
     /// Returns true if every node of `nodes` precedes one of `last`, or is one of them.
-    pub fn all_before(&self, nodes: &[NodeHandle], last: &[NodeHandle]) -> bool {
-        let mut wanted: HashSet<NodeHandle> = nodes.iter().copied().collect();
-        let mut seen = HashSet::new();
-        let mut next = last.to_vec();
+    pub fn all_before(&self, nodes: &[NodeHandle], last: &[Edge]) -> bool {
+        let mut wanted: HandleSet<NodeHandle> = nodes.iter().copied().collect();
+        let mut seen = HandleSet::default();
+        let mut next: Vec<NodeHandle> = last.iter().map(|edge| edge.node).collect();
         while let Some(node) = next.pop() {
             if wanted.is_empty() {
                 break;
             }
             if seen.insert(node) {
                 wanted.remove(&node);
-                let before = self.nodes.get(&node).map(|node| node.before.as_slice());
-                next.extend(before.unwrap_or_default().iter().map(|edge| edge.node));
+                let before = self.nodes.get(&node).map(|node| &node.before);
+                next.extend(before.into_iter().flatten().map(|edge| edge.node));
             }
         }
         wanted.is_empty()

@@ -1,7 +1,7 @@
 //! Orders the steps of a graph for execution, and describes them to the backend.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use wormhole_api::handle::Event;
@@ -16,7 +16,7 @@ use super::conditional::Condition;
 use super::work::{Work, check_fill, copied, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
-use crate::handle::to_pointer;
+use crate::handle::{HandleMap, to_pointer};
 use crate::memory::end::End;
 use crate::memory::residence;
 use crate::object::context::Scope;
@@ -48,7 +48,7 @@ pub struct Step {
 pub struct Plan {
     pub steps: Vec<Step>,
     /// Steps of each node.
-    pub places: HashMap<NodeHandle, Range<usize>>,
+    pub places: HandleMap<NodeHandle, Range<usize>>,
     conditions: Vec<Condition>,
     /// Number of bodies of conditional steps. Bodies are numbered from 1, in the order of these steps.
     bodies: u32,
@@ -62,7 +62,7 @@ pub struct Cycle(pub NodeHandle);
 #[derive(Debug, Default)]
 pub struct Served {
     /// Words of the steps that the guest performs.
-    pub words: HashMap<usize, NodeWords>,
+    pub words: HandleMap<usize, NodeWords>,
     /// Arena through which copies of pageable memory go.
     pub staging: Vec<u64>,
 }
@@ -110,7 +110,7 @@ impl Plan {
         body: u32,
     ) -> Result<std::result::Result<Vec<usize>, Cycle>> {
         let nodes = &model.graph(graph)?.nodes;
-        let numbers: HashMap<NodeHandle, usize> = nodes
+        let numbers: HandleMap<NodeHandle, usize> = nodes
             .iter()
             .enumerate()
             .map(|(n, node)| (*node, n))
@@ -501,8 +501,8 @@ mod tests {
     }
 
     fn empty(model: &mut Model, graph: GraphHandle, before: &[NodeHandle]) -> NodeHandle {
-        let before: Vec<_> = before.iter().copied().map(edge).collect();
-        model.add(graph, &before, Work::Empty).unwrap()
+        let before = before.iter().copied().map(edge).collect();
+        model.add(graph, before, Work::Empty).unwrap()
     }
 
     fn plan(model: &Model, graph: GraphHandle) -> Plan {
@@ -552,7 +552,7 @@ mod tests {
         let before = empty(&mut model, graph, &[]);
         let copy = model.clone_graph(inner).unwrap();
         let child = model
-            .add(graph, &[edge(before)], Work::Child(copy))
+            .add(graph, vec![edge(before)].into(), Work::Child(copy))
             .unwrap();
         let after = empty(&mut model, graph, &[child]);
         let plan = plan(&model, graph);

@@ -1,11 +1,11 @@
 //! Work of graph nodes.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use wormhole_api::handle::Event;
 use wormhole_api::limits::MEMORY_OPERATIONS;
-use wormhole_api::{Element, Handle, LaunchAttribute};
+use wormhole_api::{Element, Handle, LaunchAttribute, Parameter};
 
 use super::conditional::Conditional;
 use super::{GraphHandle, GraphMemory};
@@ -96,13 +96,14 @@ pub struct Kernel {
     pub attributes: Vec<LaunchAttribute>,
     /// The packed parameter buffer.
     pub parameters: Box<[u8]>,
-    /// Address of each parameter in the buffer, for the program.
-    values: Box<[*mut c_void]>,
+    layout: &'static [Parameter],
+    /// Address of each parameter in the buffer, once the program has asked.
+    values: OnceLock<Box<[*mut c_void]>>,
 }
 
 // SAFETY: the pointers are a handle, and addresses in memory that the value itself owns.
 unsafe impl Send for Kernel {}
-// SAFETY: the value is never changed after its creation.
+// SAFETY: the value is never changed after its creation, but for the list of addresses, which is made once.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -113,18 +114,23 @@ impl Kernel {
         parameters: &[u8],
     ) -> Result<Self> {
         let (_, facts) = function::find(function)?;
-        let parameters: Box<[u8]> = parameters.into();
-        let layout = facts.parameters.iter();
-        let values = layout
-            .filter_map(|parameter| parameters.get(parameter.offset as usize..))
-            .map(|value| value.as_ptr().cast_mut().cast())
-            .collect();
         Ok(Self {
             function,
             shape,
             attributes,
-            parameters,
-            values,
+            parameters: parameters.into(),
+            layout: &facts.parameters,
+            values: OnceLock::new(),
+        })
+    }
+
+    fn values(&self) -> &[*mut c_void] {
+        self.values.get_or_init(|| {
+            let layout = self.layout.iter();
+            layout
+                .filter_map(|parameter| self.parameters.get(parameter.offset as usize..))
+                .map(|value| value.as_ptr().cast_mut().cast())
+                .collect()
         })
     }
 
@@ -170,10 +176,9 @@ impl Kernel {
             blockDimY: high,
             blockDimZ: deep,
             sharedMemBytes: self.shape.shared,
-            kernelParams: if self.values.is_empty() {
-                std::ptr::null_mut()
-            } else {
-                self.values.as_ptr().cast_mut()
+            kernelParams: match self.values() {
+                [] => std::ptr::null_mut(),
+                values => values.as_ptr().cast_mut(),
             },
             extra: std::ptr::null_mut(),
         }

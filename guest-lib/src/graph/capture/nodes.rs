@@ -12,7 +12,7 @@ use super::{Recorded, refuse};
 use crate::error::{CuError, Result};
 use crate::graph::submit::Operation;
 use crate::graph::work::{HostCall, Kernel, Operations, Work};
-use crate::graph::{Edge, GraphMemory, with};
+use crate::graph::{Edge, Edges, GraphMemory, with};
 use crate::handle::to_pointer;
 use crate::memory::pool::Alloc;
 use crate::object::context::{self, Scope};
@@ -78,10 +78,10 @@ fn kernel(target: Target, launch: &Launch<'_>) -> Result {
     let work = Work::Kernel(Arc::new(kernel));
     with(|model| {
         let node = model.captured(target, work)?;
-        let capture = model.capture_of(target)?;
         for recorded in launch.attributes.events() {
+            let capture = model.capture_of(target)?;
             let data = dependency(recorded.when);
-            let before = vec![Edge { node, data }];
+            let before = Edges::One(Edge { node, data });
             let place = Recorded { capture, before };
             model.captures.events.insert(recorded.event, place);
             event::recorded_in_capture(recorded.event);
