@@ -881,6 +881,33 @@ fn addresses_stay_reserved_while_a_graph_is_being_made() {
 }
 
 #[test]
+fn addresses_that_a_record_frees_stay_reserved_while_a_graph_is_being_made() {
+    let mut ready = ready();
+    let bytes = 2 << 20;
+    let reserve = AddressReserve {
+        bytes,
+        alignment: 0,
+        hint: 0,
+    };
+    let payload = ready.served.call(1, 1, &reserve);
+    let address = AddressReserveReply::decode(&payload).unwrap().address;
+    let graph = ready.describe(1);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    let free = AddressFree { address, bytes };
+    ready.served.record(&free);
+    assert_eq!(ready.status(&free), INVALID_VALUE, "no longer the guest's");
+    assert_eq!(ready.device.arrivals("address_free"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(2, 1).0, 0);
+    ready.device.wait_for("address_free", 1);
+    assert_eq!(ready.served.status.load(), None);
+}
+
+#[test]
 fn memory_stays_mapped_while_a_graph_is_being_made() {
     let ready = ready();
     let (bytes, memory) = (2 << 20, handle(1));

@@ -237,6 +237,32 @@ fn reservations_and_mappings_are_made_where_records_are_executed() {
 }
 
 #[test]
+fn records_find_the_mappings_of_records_before_them() {
+    let mut ready = ready();
+    let base = ready.reserve();
+    let memory = ready.create(1, UNIT);
+    for address in [base, base + 2 * UNIT].map(DevicePtr) {
+        ready.served.record(&MemMap { address, memory });
+    }
+    assert_eq!(ready.fill(base, UNIT), 0);
+    for address in [base, base + 2 * UNIT] {
+        assert_eq!(ready.unmap(address, UNIT), 0);
+    }
+    let free = AddressFree {
+        address: DevicePtr(base),
+        bytes: 4 * UNIT,
+    };
+    ready.served.record(&free);
+    assert_eq!(ready.status(&free), INVALID_VALUE);
+    assert_eq!(ready.served.status.load(), None);
+    // A guest that names what it does not have ends its own session.
+    ready.served.record(&free);
+    assert_eq!(ready.status(&free), INVALID_VALUE);
+    let cause = ready.served.status.load();
+    assert_eq!(cause.map(|cause| cause.result), Some(INVALID_VALUE));
+}
+
+#[test]
 fn memory_that_a_stream_freed_is_allocated_where_records_are_executed() {
     let mut ready = ready();
     let pool = handle(1);

@@ -6,6 +6,7 @@ pub mod map;
 pub mod pool;
 pub mod pool_reuse;
 pub mod registration;
+mod reservations;
 pub mod residence;
 mod slabs;
 pub mod virtual_memory;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use wormhole_api::handle::Memory as MemoryKind;
 use wormhole_api::{
@@ -20,6 +20,7 @@ use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::map::{Allocation, Origin};
 use crate::memory::memory_map;
+use crate::memory::reservations::{BLOCK, Reservations, Whole};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
 use crate::pages::PAGE;
@@ -56,16 +57,16 @@ pub struct Granularity {
     pub recommended: u64,
 }
 
-/// Reserved ranges: start and bytes.
-type Reserved = BTreeMap<u64, u64>;
-
 /// Access of devices to each mapping, by its start and the device's ordinal.
 static ACCESSES: Mutex<BTreeMap<(u64, usize), Access>> = Mutex::new(BTreeMap::new());
 static MEMORIES: Table<MemoryKind, Memory> = Table::new();
 /// Reservations of this process. The lock is held during every change of reservations and mappings.
-static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
+static RESERVED: LazyLock<Mutex<Reservations>> = LazyLock::new(Mutex::default);
 
-fn reserved() -> MutexGuard<'static, Reserved> {
+/// Number of mappings up to which the backend has room for one more.
+const MAPPINGS: usize = 1 << 16;
+
+fn reserved() -> MutexGuard<'static, Reservations> {
     RESERVED.lock()
 }
 
@@ -108,47 +109,67 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
     if !hint.is_multiple_of(PAGE) || pinned {
         return Err(CuError::INVALID_VALUE);
     }
+    scope.session.alive()?;
     let mut reserved = reserved();
+    // The program may have mappings of its own outside the ranges reserved for device memory.
+    let hint = match scope.session.is_reserved(hint, bytes) {
+        true => hint,
+        false => 0,
+    };
+    if reserved.may_be_part(bytes, hint) {
+        if let Some(address) = reserved.take(bytes, alignment, hint) {
+            return Ok(address);
+        }
+        // Without room for a block there may be room for the range.
+        if let Ok(block) = reserve_there(scope, BLOCK, 0, 0) {
+            reserved.insert_block(block);
+            if let Some(address) = reserved.take(bytes, alignment, hint) {
+                return Ok(address);
+            }
+        }
+    }
+    let address = reserve_there(scope, bytes, alignment, hint)?;
+    reserved.insert(address, bytes);
+    Ok(address)
+}
+
+/// Reserves a range at the backend.
+fn reserve_there(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
     let message = AddressReserve {
         bytes,
         alignment,
-        // The program may have mappings of its own outside the ranges reserved for device memory.
-        hint: if scope.session.is_reserved(hint, bytes) {
-            hint
-        } else {
-            0
-        },
+        hint,
     };
     let address = scope.session.request(&message, |reply| reply.address.0)?;
     if !scope.session.is_reserved(address, bytes) {
         log::error_once!(
             "addresses at {address:#x} cannot be reserved: this program has something of its own there"
         );
-        let message = AddressFree {
-            address: DevicePtr(address),
-            bytes,
-        };
-        scope.session.request(&message, |()| ())?;
+        free_there(scope, Whole { address, bytes })?;
         return Err(CuError::OUT_OF_MEMORY);
     }
-    reserved.insert(address, bytes);
     Ok(address)
+}
+
+/// Frees a range that the backend has reserved. It names no mapping, so nothing can fail there.
+fn free_there(scope: Scope, Whole { address, bytes }: Whole) -> Result {
+    scope.session.record(&AddressFree {
+        address: DevicePtr(address),
+        bytes,
+    })
 }
 
 /// Implements `cuMemAddressFree`.
 pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
+    scope.session.alive()?;
     let mut reserved = reserved();
-    let known = reserved.get(&address) == Some(&bytes);
-    if !known || memory_map().overlaps(address, bytes) {
+    if !reserved.is_range(address, bytes) || memory_map().overlaps(address, bytes) {
         return Err(CuError::INVALID_VALUE);
     }
-    let message = AddressFree {
-        address: DevicePtr(address),
-        bytes,
-    };
-    scope.session.request(&message, |()| ())?;
-    reserved.remove(&address);
-    Ok(())
+    match reserved.remove(address) {
+        Some(whole) => free_there(scope, whole),
+        None => Ok(()),
+    }
 }
 
 /// Mints a handle for memory that `made` has the worker create; `made` returns the memory's size.
@@ -288,15 +309,15 @@ pub fn retain(address: u64) -> Result<CUmemGenericAllocationHandle> {
 
 /// Implements `cuMemMap`.
 pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocationHandle) -> Result {
-    let reserved = reserved();
+    scope.session.alive()?;
+    let mut reserved = reserved();
     let (handle, facts) = find(memory)?;
     // The driver maps whole allocations only.
     if bytes != 0 && facts.bytes.load(Ordering::Relaxed) != bytes {
         return Err(CuError::NOT_SUPPORTED);
     }
     let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
-    let around = reserved.range(..=address).next_back();
-    let inside = around.is_some_and(|(start, length)| end <= start + length);
+    let inside = reserved.contains(address, end);
     let aligned = address.is_multiple_of(granularity(scope)?.minimum);
     if bytes == 0 || !inside || !aligned || memory_map().overlaps(address, bytes) {
         return Err(CuError::INVALID_VALUE);
@@ -305,7 +326,12 @@ pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocatio
         address: DevicePtr(address),
         memory: handle,
     };
-    scope.session.request(&message, |()| ())?;
+    // The driver only notes a mapping whose range and memory are good.
+    match reserved.mappings < MAPPINGS {
+        true => scope.session.record(&message)?,
+        false => scope.session.request(&message, |()| ())?,
+    }
+    reserved.mappings += 1;
     facts.mappings.fetch_add(1, Ordering::AcqRel);
     let origin = Origin::Mapped { memory: handle };
     memory_map().insert(address, bytes, origin, scope.context);
@@ -334,7 +360,7 @@ fn filled(address: u64, bytes: u64) -> Result<Vec<Allocation>> {
 
 /// Implements `cuMemUnmap`.
 pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
-    let _changing = reserved();
+    let mut reserved = reserved();
     let mappings = filled(address, bytes)?;
     let message = MemUnmap {
         address: DevicePtr(address),
@@ -350,6 +376,7 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
         }
         return Err(error);
     }
+    reserved.mappings -= mappings.len();
     let mut outcome = Ok(());
     for mapping in mappings {
         let all = (mapping.base, 0)..=(mapping.base, usize::MAX);

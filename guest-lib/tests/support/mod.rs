@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::{
-    Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode, EventElapsedReply,
-    Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply, MemAllocReply,
-    MemGetInfoReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH, Parameter,
-    PoolAllocReply, Request, SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
+    AddressReserveReply, Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode,
+    EventElapsedReply, Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply,
+    MemAllocReply, MemGetInfoReply, MemGranularityReply, ModuleGetFunctionReply, ModuleLoadReply,
+    PROTOCOL_HASH, Parameter, PoolAllocReply, Request, SlabAllocReply, SynchronizeReply,
+    TakeOutputReply, decode,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
@@ -39,6 +40,8 @@ const SESSION: usize = 1;
 pub const WINDOW_BYTES: usize = SEGMENTS * SEGMENT_BYTES;
 /// Size of the device's only allocation, which every allocation returns.
 pub const DEVICE_BYTES: usize = 4 << 20;
+/// Unit of mappings and reserved addresses.
+pub const GRANULE: u64 = 2 << 20;
 
 /// Log of the backend's input, and settings of its behaviour.
 #[derive(Debug, Default)]
@@ -332,6 +335,8 @@ struct Executor {
     slots: AnswerSlots,
     fences: Fences,
     device: Vec<u8>,
+    /// End of the addresses that are reserved.
+    reserved: u64,
     managed: managed::Managed,
     shared: Arc<Shared>,
     /// Fences that a slow device has not written yet.
@@ -356,6 +361,7 @@ impl Executor {
             status: Status::new(memory),
             has_failed: false,
             device: vec![0; DEVICE_BYTES],
+            reserved: APERTURE_LOW.0,
             managed: managed::Managed::new(base),
             shared,
             late: Vec::new(),
@@ -459,6 +465,18 @@ impl Executor {
                     address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
                 },
             ),
+            Request::MemGranularity(_) => self.answer(
+                head,
+                &MemGranularityReply {
+                    minimum: GRANULE,
+                    recommended: GRANULE,
+                },
+            ),
+            Request::AddressReserve(wanted) => {
+                let address = wormhole_api::DevicePtr(self.reserved);
+                self.reserved += wanted.bytes;
+                self.answer(head, &AddressReserveReply { address });
+            }
             Request::PoolAlloc(_) => self.answer(
                 head,
                 &PoolAllocReply {

@@ -12,11 +12,11 @@
 //!   keeps the number of its pending launches below that at which the driver's own call blocks. A
 //!   guest that sends a first launch as a record, or too many of them, holds up only itself. The
 //!   instantiation of a short graph whose nodes the guest has checked takes some 100 µs, in which
-//!   the driver waits for nothing.
+//!   the driver waits for nothing. Mapping memory and freeing addresses are notes of the driver's.
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
-//!   `cuEventElapsedTime`, `cuMemAddressReserve`, `cuMemAddressFree`, `cuMemMap`, and
-//!   `cuMemAllocFromPoolAsync` for memory that the stream has freed), and those that the session
-//!   answers: `ManagedIdle`, `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while output is queued here.
+//!   `cuEventElapsedTime`, `cuMemAddressReserve`, and `cuMemAllocFromPoolAsync` for memory that the
+//!   stream has freed), and those that the session answers: `ManagedIdle`, `DeviceDescribe`,
+//!   `LibraryGetModule`, and `TakeOutput` while output is queued here.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so no later work of that
 //! thread is in the ring yet; work that other threads sent meanwhile is unordered relative to it.

@@ -18,6 +18,7 @@ use wormhole_link::device::MOST;
 use super::addresses::{admitted, in_bands};
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
+use crate::registrar::Task;
 
 /// Mappable memory. Each mapping holds a reference, and memory with mappings is not released.
 #[derive(Debug)]
@@ -260,6 +261,7 @@ impl Serve<AddressReserve> for Session {
     }
 }
 
+/// Addresses that a job may give to the device stay reserved there until it is done, and are no longer the guest's.
 impl Serve<AddressFree> for Session {
     fn serve(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
         let bytes = message.bytes;
@@ -273,9 +275,18 @@ impl Serve<AddressFree> for Session {
                 .done(device.address_free(address, bytes))
                 .map(Served::Done);
         }
-        self.free(call, device, move |device| {
-            device.address_free(address, bytes)
-        })
+        if call.slot.is_some() {
+            return self.free(call, device, move |device| {
+                device.address_free(address, bytes)
+            });
+        }
+        let freed = Task::new(move |_| {
+            if let Err(error) = device.address_free(address, bytes) {
+                tracing::debug!("freeing addresses: {error}");
+            }
+        });
+        self.addresses.once_unused(freed, &self.registrar);
+        Ok(Served::Done(()))
     }
 }
 

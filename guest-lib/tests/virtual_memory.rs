@@ -1,0 +1,252 @@
+//! Reserved addresses and mappings: what the library answers by itself, and what it refuses at the call.
+
+mod support;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use cuda as _;
+use support::{Backend, GRANULE, in_process};
+use wormhole_api::CuResult;
+use wormhole_api::constants::memory_allocation_type::PINNED;
+use wormhole_api::constants::memory_location::DEVICE;
+use wormhole_api::ctypes::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+
+type Pointer = *mut c_void;
+
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> u32;
+    fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> u32;
+    fn cuCtxSetCurrent(context: Pointer) -> u32;
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
+    fn cuMemAddressReserve(
+        address: *mut u64,
+        bytes: usize,
+        alignment: usize,
+        hint: u64,
+        flags: u64,
+    ) -> u32;
+    fn cuMemAddressFree(address: u64, bytes: usize) -> u32;
+    fn cuMemCreate(
+        memory: *mut u64,
+        bytes: usize,
+        properties: *const CUmemAllocationProp,
+        flags: u64,
+    ) -> u32;
+    fn cuMemRelease(memory: u64) -> u32;
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, memory: u64, flags: u64) -> u32;
+    fn cuMemUnmap(address: u64, bytes: usize) -> u32;
+    fn cuMemSetAccess(
+        address: u64,
+        bytes: usize,
+        access: *const CUmemAccessDesc,
+        count: usize,
+    ) -> u32;
+}
+
+const INVALID_VALUE: u32 = CuResult::INVALID_VALUE.0;
+const NOT_SUPPORTED: u32 = CuResult::NOT_SUPPORTED.0;
+const LAUNCH_FAILED: u32 = CuResult::LAUNCH_FAILED.0;
+const UNIT: usize = 2 << 20;
+const _: () = assert!(UNIT as u64 == GRANULE);
+
+const HERE: CUmemLocation = CUmemLocation {
+    r#type: DEVICE,
+    id: 0,
+};
+
+fn backend() -> Backend {
+    let backend = Backend::start();
+    let mut context = null_mut();
+    // SAFETY: every place is writable, the handle is the library's.
+    unsafe {
+        assert_eq!(cuInit(0), 0);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+        assert_eq!(cuCtxSetCurrent(context), 0);
+    }
+    messages(&backend);
+    backend
+}
+
+/// Returns the messages since the last call, after a request, behind which no record is outstanding.
+fn messages(backend: &Backend) -> Vec<String> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both places are writable.
+    assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
+    let mut sent = backend.shared.take();
+    assert_eq!(sent.pop().as_deref(), Some("MemGetInfo?"));
+    sent
+}
+
+fn reserve_at(bytes: usize, alignment: usize, hint: u64) -> Result<u64, u32> {
+    let mut address = 0;
+    // SAFETY: the place is writable.
+    match unsafe { cuMemAddressReserve(&raw mut address, bytes, alignment, hint, 0) } {
+        0 => Ok(address),
+        error => Err(error),
+    }
+}
+
+fn reserve(bytes: usize) -> u64 {
+    reserve_at(bytes, 0, 0).unwrap()
+}
+
+fn free(address: u64, bytes: usize) -> u32 {
+    // SAFETY: plain call.
+    unsafe { cuMemAddressFree(address, bytes) }
+}
+
+fn create(bytes: usize) -> u64 {
+    let properties = CUmemAllocationProp {
+        r#type: PINNED,
+        requestedHandleTypes: 0,
+        location: HERE,
+        win32HandleMetaData: null_mut(),
+        compressionType: 0,
+        gpuDirectRDMACapable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+    let mut memory = 0;
+    // SAFETY: both places are good.
+    let created = unsafe { cuMemCreate(&raw mut memory, bytes, &raw const properties, 0) };
+    assert_eq!(created, 0);
+    memory
+}
+
+fn map(address: u64, bytes: usize, memory: u64) -> u32 {
+    // SAFETY: plain call.
+    unsafe { cuMemMap(address, bytes, 0, memory, 0) }
+}
+
+#[test]
+fn small_ranges_are_reserved_and_freed_without_the_backend() {
+    in_process(|| {
+        let backend = backend();
+        let first = reserve(UNIT);
+        assert_eq!(messages(&backend), ["MemGranularity?", "AddressReserve?"]);
+        let mut ranges = vec![(first, UNIT)];
+        for units in 1..8 {
+            ranges.push((reserve(units * UNIT), units * UNIT));
+        }
+        let aligned = reserve_at(UNIT, 16 * UNIT, 0).unwrap();
+        assert!(aligned.is_multiple_of(16 * GRANULE));
+        ranges.push((aligned, UNIT));
+        ranges.sort_unstable();
+        let apart = |pair: &[(u64, usize)]| pair[0].0 + pair[0].1 as u64 <= pair[1].0;
+        assert!(ranges.windows(2).all(apart), "{ranges:x?}");
+        assert_eq!(free(first, UNIT), 0);
+        // A hint at a free range is taken.
+        assert_eq!(reserve_at(UNIT, 0, first), Ok(first));
+        assert!(
+            ranges
+                .iter()
+                .all(|(address, bytes)| free(*address, *bytes) == 0)
+        );
+        assert_eq!(messages(&backend), [""; 0]);
+    });
+}
+
+#[test]
+fn what_is_wrong_with_a_range_is_said_at_the_call() {
+    in_process(|| {
+        let backend = backend();
+        let (small, large) = (reserve(4 * UNIT), reserve(64 * UNIT));
+        assert_eq!(
+            messages(&backend),
+            ["MemGranularity?", "AddressReserve?", "AddressReserve?"]
+        );
+        for refused in [
+            reserve_at(0, 0, 0),
+            reserve_at(UNIT + 1, 0, 0),
+            reserve_at(UNIT, 3, 0),
+            reserve_at(UNIT, 0, 1),
+        ] {
+            assert_eq!(refused, Err(INVALID_VALUE));
+        }
+        for (address, bytes) in [
+            (small, UNIT),
+            (small, 5 * UNIT),
+            (small + GRANULE, 3 * UNIT),
+            (small + 4 * GRANULE, UNIT),
+            (large, UNIT),
+            (0, UNIT),
+            (u64::MAX, UNIT),
+        ] {
+            assert_eq!(free(address, bytes), INVALID_VALUE, "{address:#x}");
+        }
+        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!([free(small, 4 * UNIT), free(large, 64 * UNIT)], [0; 2]);
+        assert_eq!(messages(&backend), ["AddressFree"]);
+        let again = [free(small, 4 * UNIT), free(large, 64 * UNIT)];
+        assert_eq!(again, [INVALID_VALUE; 2]);
+        assert_eq!(messages(&backend), [""; 0]);
+    });
+}
+
+#[test]
+fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
+    in_process(|| {
+        let backend = backend();
+        let (base, memory, other) = (reserve(4 * UNIT), create(UNIT), create(2 * UNIT));
+        messages(&backend);
+        let end = base + 4 * GRANULE;
+        for (address, bytes, memory, code) in [
+            (base, UNIT, memory + 64, INVALID_VALUE),
+            (base, UNIT, 0, INVALID_VALUE),
+            (base, 0, memory, INVALID_VALUE),
+            (base, UNIT, other, NOT_SUPPORTED),
+            (base + 4096, UNIT, memory, INVALID_VALUE),
+            (base - GRANULE, UNIT, memory, INVALID_VALUE),
+            (end, UNIT, memory, INVALID_VALUE),
+            (end - GRANULE, 2 * UNIT, other, INVALID_VALUE),
+            (u64::MAX - 1, UNIT, memory, INVALID_VALUE),
+        ] {
+            assert_eq!(map(address, bytes, memory), code, "{address:#x}");
+        }
+        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(map(base + GRANULE, UNIT, memory), 0);
+        assert_eq!(messages(&backend), ["MemMap"]);
+        for address in [base, base + GRANULE] {
+            assert_eq!(map(address, 2 * UNIT, other), INVALID_VALUE);
+        }
+        assert_eq!(map(base + GRANULE, UNIT, memory), INVALID_VALUE);
+        assert_eq!(free(base, 4 * UNIT), INVALID_VALUE);
+        assert_eq!(messages(&backend), [""; 0]);
+        let access = CUmemAccessDesc {
+            location: HERE,
+            flags: 3,
+        };
+        // SAFETY: the place is good.
+        unsafe {
+            let set = cuMemSetAccess(base + GRANULE, UNIT, &raw const access, 1);
+            assert_eq!(set, 0);
+            let set = cuMemSetAccess(base, 2 * UNIT, &raw const access, 1);
+            assert_eq!(set, INVALID_VALUE);
+            assert_eq!(cuMemUnmap(base, 2 * UNIT), INVALID_VALUE);
+            assert_eq!(cuMemUnmap(base + GRANULE, UNIT), 0);
+            assert_eq!(cuMemUnmap(base + GRANULE, UNIT), INVALID_VALUE);
+            assert_eq!([cuMemRelease(memory), cuMemRelease(other)], [0; 2]);
+        }
+        assert_eq!(map(base, UNIT, memory), INVALID_VALUE);
+        assert_eq!(free(base, 4 * UNIT), 0);
+        assert_eq!(
+            messages(&backend),
+            ["MemSetAccess?", "MemUnmap?", "MemRelease?", "MemRelease?"]
+        );
+    });
+}
+
+#[test]
+fn after_a_fault_no_range_is_reserved_mapped_or_freed() {
+    in_process(|| {
+        let backend = backend();
+        let (base, memory) = (reserve(UNIT), create(UNIT));
+        messages(&backend);
+        backend.fail(CuResult::LAUNCH_FAILED);
+        assert_eq!(reserve_at(UNIT, 0, 0), Err(LAUNCH_FAILED));
+        assert_eq!(map(base, UNIT, memory), LAUNCH_FAILED);
+        assert_eq!(free(base, UNIT), LAUNCH_FAILED);
+        assert_eq!(backend.shared.take(), [""; 0]);
+    });
+}
