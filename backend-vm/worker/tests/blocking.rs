@@ -203,6 +203,42 @@ fn an_image_is_unloaded_when_no_job_uses_it() {
 }
 
 #[test]
+fn an_image_that_nobody_waits_for_is_unloaded_when_no_job_uses_it() {
+    let ready = ready();
+    let (served, device, module) = (&ready.served, &ready.device, ready.module);
+    device.hold("unload");
+    served.call(2, 10, &ready.load(handle(2)));
+    served.record(&ModuleUnload { module: handle(2) });
+    device.wait_for("unload", 1);
+    // It holds nobody up.
+    let stream = ready.stream;
+    served.call(3, 10, &StreamQuery { stream });
+    device.let_go("unload");
+
+    device.hold("launch");
+    served.ask(1, 10, &ready.launch(1, &[0; 8]));
+    device.wait_for("launch", 1);
+    served.record(&ModuleUnload { module });
+    served.ask(3, 11, &ready.launch(2, &[0; 8]));
+    assert_eq!(served.answer(3, 11).0, 400);
+    let used = "a kernel of it is being launched";
+    assert_eq!(device.arrivals("unload"), 1, "{used}");
+    device.let_go("launch");
+    assert_eq!(served.answer(1, 10).0, 0);
+    device.wait_for("unload", 2);
+    let executor = device.threads("query_stream");
+    let threads = device.threads("unload");
+    assert!(threads.iter().all(|thread| !executor.contains(thread)));
+    assert_eq!(served.status.load(), None);
+    // A module that is gone ends the session, as in any record.
+    served.record(&ModuleUnload { module });
+    served.ask(3, 12, &StreamQuery { stream });
+    served.answer(3, 12);
+    let cause = served.status.load();
+    assert_eq!(cause.map(|cause| cause.result), Some(400));
+}
+
+#[test]
 fn a_look_up_in_an_image_that_goes_meanwhile_is_an_invalid_handle() {
     let ready = ready();
     let (served, device) = (&ready.served, &ready.device);

@@ -575,6 +575,29 @@ fn a_module_is_unloaded_when_no_graph_is_being_made_of_it() {
 }
 
 #[test]
+fn a_module_that_a_record_unloads_stays_while_a_graph_is_being_made() {
+    let mut ready = ready();
+    let (used, other) = (ready.load(1), ready.load(2));
+    let graph = ready.describe(1);
+    assert_eq!(ready.kernel(graph, 1), 0);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(1, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    for module in [used, other] {
+        ready.served.record(&ModuleUnload { module });
+        assert_eq!(ready.status(&ModuleUnload { module }), INVALID_HANDLE);
+    }
+    assert_eq!(ready.device.arrivals("unload"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(1, 1).0, 0);
+    ready.device.wait_for("unload", 2);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    assert_eq!(ready.served.status.load(), None);
+}
+
+#[test]
 fn while_a_module_is_being_unloaded_no_graph_uses_its_kernels() {
     let mut ready = ready();
     let module = ready.load(1);

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use wormhole_api::handle::Event;
 use wormhole_api::{
@@ -320,6 +321,7 @@ impl Description<'_> {
         match work {
             Work::Kernel(kernel) => {
                 let (function, facts) = function::find(kernel.function)?;
+                facts.in_graph.store(true, Ordering::Relaxed);
                 if facts.prints {
                     // No launch of the graph says which kernels it contains.
                     output::expect_always();

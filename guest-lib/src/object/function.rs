@@ -121,6 +121,8 @@ pub struct Function {
     pub prints: bool,
     /// True once the kernel has run. Until then its first launch may fail for reasons that later launches cannot.
     pub launched: AtomicBool,
+    /// True once an executable graph contains the kernel.
+    pub in_graph: AtomicBool,
     /// True after a reset, until the function is looked up again at its next use.
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
@@ -226,6 +228,7 @@ impl Function {
             parameters,
             prints: flags & PRINTS != 0,
             launched: AtomicBool::new(false),
+            in_graph: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
             legacy: Mutex::default(),

@@ -92,7 +92,8 @@ pub trait Loadable: HandleKind + 'static {
     /// Requests the load. Returns flags, and the size of the memory that managed variables need. If that is not 0, the
     /// image is not loaded yet.
     fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<(u32, u64)>;
-    fn unload(scope: Scope, handle: Handle<Self>) -> Result;
+    /// Unloads the image. Waits if the device may be using it.
+    fn unload(scope: Scope, handle: Handle<Self>, waits: bool) -> Result;
     fn function(
         scope: Scope,
         image: Handle<Self>,
@@ -130,8 +131,11 @@ macro_rules! loadable {
                     .request(&message, |reply| (reply.flags, reply.managed))
             }
 
-            fn unload(scope: Scope, $image: Handle<Self>) -> Result {
-                scope.session.request(&$unload { $image }, |()| ())
+            fn unload(scope: Scope, $image: Handle<Self>, waits: bool) -> Result {
+                match waits {
+                    true => scope.session.request(&$unload { $image }, |()| ()),
+                    false => scope.session.record(&$unload { $image }),
+                }
             }
 
             fn function(
@@ -405,7 +409,7 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     let mut sent = if contents.stale {
         Ok(())
     } else {
-        K::unload(contents.own(scope), handle)
+        K::unload(contents.own(scope), handle, contents.may_be_in_use())
     };
     for copy in contents.elsewhere.values() {
         sent = sent.and(unload::<K>(
@@ -518,6 +522,18 @@ impl Contents {
         {
             memory::free_variables(scope, variables.memory);
         }
+    }
+
+    /// Returns true if work on the device may use the image: if a kernel of it has been launched or is part of a graph, or
+    /// if the program has the address of a variable.
+    fn may_be_in_use(&self) -> bool {
+        let is_used = |function: &Handle<FunctionKind>| {
+            function::facts(*function).is_ok_and(|facts| {
+                facts.launched.load(Ordering::Relaxed) || facts.in_graph.load(Ordering::Relaxed)
+            })
+        };
+        let has_addresses = !self.globals.is_empty() || self.managed.is_some();
+        has_addresses || self.module.is_some() || self.functions.values().any(is_used)
     }
 
     fn forget(&self) {

@@ -18,9 +18,9 @@ use wormhole_api::constants::kernel_flags::PRINTS;
 use wormhole_api::{
     AddressReserveReply, Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode,
     EventElapsedReply, Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply,
-    MemAllocReply, MemGetInfoReply, MemGranularityReply, ModuleGetFunctionReply, ModuleLoadReply,
-    PROTOCOL_HASH, Parameter, PoolAllocReply, Request, SlabAllocReply, SynchronizeReply,
-    TakeOutputReply, decode,
+    MemAllocReply, MemGetInfoReply, MemGranularityReply, ModuleGetFunctionReply,
+    ModuleGetGlobalReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, PoolAllocReply, Request,
+    SlabAllocReply, SynchronizeReply, TakeOutputReply, decode,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::bootstrap::Bootstrap;
@@ -495,6 +495,13 @@ impl Executor {
                 &ModuleLoadReply {
                     flags: self.shared.image_flags.load(Ordering::Acquire),
                     managed: 0,
+                },
+            ),
+            Request::ModuleGetGlobal(_) => self.answer(
+                head,
+                &ModuleGetGlobalReply {
+                    address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
+                    bytes: 4,
                 },
             ),
             Request::ModuleGetFunction(message) => self.answer(

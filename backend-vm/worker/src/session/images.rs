@@ -324,8 +324,8 @@ impl Session {
     }
 
     /// Removes an image and the functions and variables found in it, so that none may be named any
-    /// more. The device unloads it, and may block, on the caller's job thread once no other job
-    /// uses it.
+    /// more. The device unloads it once no other job uses it, and may block: on the caller's job
+    /// thread, or on the registrar if nobody waits.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let (image, globals) = self.objects.remove_image(handle)?;
         for start in globals {
@@ -348,7 +348,7 @@ impl Serve<ModuleUnload> for Session {
 }
 
 impl Session {
-    /// Starts the job that unloads an image, or leaves the image to [`unload_unused`](Self::unload_unused) while another
+    /// Has an image unloaded, or leaves the image to [`unload_unused`](Self::unload_unused) while another
     /// job uses it. Takes the image out of its `Arc` first: from then on no graph can upgrade its `Weak`, so that none is
     /// made or launched of functions that the device is freeing.
     fn unload_unless_used(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<()> {
@@ -359,7 +359,16 @@ impl Session {
                 return Ok(Served::Deferred);
             }
         };
-        self.free(call, image.device.clone(), move |_| image.unload())
+        if call.slot.is_some() {
+            return self.free(call, image.device.clone(), move |_| image.unload());
+        }
+        // No graph names the image by this reference.
+        let image = Arc::new(image);
+        match self.addresses.has_users() {
+            true => self.objects.unloading.push((*call, image)),
+            false => self.unload_quietly(image),
+        }
+        Ok(Served::Deferred)
     }
 
     /// Unloads the images that no job uses any more. Returns the requests that failed, with the

@@ -1,0 +1,177 @@
+//! Modules: what the library sends to the backend, and whether it waits.
+
+mod support;
+
+use std::ffi::{c_char, c_void};
+use std::ptr::null_mut;
+
+use cuda as _;
+use support::{Backend, in_process};
+use wormhole_api::CuResult;
+
+type Pointer = *mut c_void;
+
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> u32;
+    fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> u32;
+    fn cuCtxSetCurrent(context: Pointer) -> u32;
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
+    fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
+    fn cuModuleUnload(module: Pointer) -> u32;
+    fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
+    fn cuModuleGetGlobal_v2(
+        address: *mut u64,
+        bytes: *mut usize,
+        module: Pointer,
+        name: *const c_char,
+    ) -> u32;
+    fn cuLaunchKernel(
+        function: Pointer,
+        wide: u32,
+        high: u32,
+        deep: u32,
+        block_wide: u32,
+        block_high: u32,
+        block_deep: u32,
+        shared: u32,
+        stream: Pointer,
+        parameters: *mut Pointer,
+        extra: *mut Pointer,
+    ) -> u32;
+    fn cuStreamCreate(stream: *mut Pointer, flags: u32) -> u32;
+    fn cuStreamBeginCapture_v2(stream: Pointer, mode: u32) -> u32;
+    fn cuStreamEndCapture(stream: Pointer, graph: *mut Pointer) -> u32;
+    fn cuGraphInstantiateWithFlags(made: *mut Pointer, graph: Pointer, flags: u64) -> u32;
+}
+
+const INVALID_HANDLE: u32 = CuResult::INVALID_HANDLE.0;
+const LAUNCH_FAILED: u32 = CuResult::LAUNCH_FAILED.0;
+
+struct Ready {
+    backend: Backend,
+    stream: Pointer,
+}
+
+fn ready() -> Ready {
+    let backend = Backend::start();
+    let [mut context, mut stream] = [null_mut(); 2];
+    // SAFETY: every place is writable, the handle is the library's.
+    unsafe {
+        assert_eq!(cuInit(0), 0);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+        assert_eq!(cuCtxSetCurrent(context), 0);
+        assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
+    }
+    Ready { backend, stream }
+}
+
+impl Ready {
+    /// Returns the messages since the last call, after a request, behind which no record is outstanding.
+    fn messages(&self) -> Vec<String> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both places are writable.
+        assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
+        let mut sent = self.backend.shared.take();
+        assert_eq!(sent.pop().as_deref(), Some("MemGetInfo?"));
+        sent
+    }
+
+    fn launch(&self, function: Pointer) {
+        let mut value = 7_u32;
+        let mut values = [(&raw mut value).cast()];
+        let values = values.as_mut_ptr();
+        // SAFETY: the library's handles, and a kernel with one parameter of four bytes.
+        let launched = unsafe {
+            cuLaunchKernel(
+                function,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                self.stream,
+                values,
+                null_mut(),
+            )
+        };
+        assert_eq!(launched, 0);
+    }
+}
+
+fn load() -> Pointer {
+    let mut module = null_mut();
+    // SAFETY: the place is writable, the image is a C string.
+    let loaded = unsafe { cuModuleLoadData(&raw mut module, c".version 8.0".as_ptr().cast()) };
+    assert_eq!(loaded, 0);
+    module
+}
+
+fn unload(module: Pointer) -> u32 {
+    // SAFETY: any pointer is refused or a handle.
+    unsafe { cuModuleUnload(module) }
+}
+
+fn look_up(module: Pointer) -> Pointer {
+    let mut function = null_mut();
+    // SAFETY: the place is writable, the handle is the library's.
+    let found = unsafe { cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr()) };
+    assert_eq!(found, 0);
+    function
+}
+
+#[test]
+fn only_a_module_that_the_device_may_be_using_is_waited_for() {
+    /// Uses a module.
+    type Use = fn(&Ready, Pointer);
+    let uses: [(&str, Use); 5] = [
+        ("ModuleUnload", |_, _| ()),
+        ("ModuleUnload", |_, module| _ = look_up(module)),
+        ("ModuleUnload?", |ready, module| {
+            ready.launch(look_up(module))
+        }),
+        ("ModuleUnload?", |_, module| {
+            let (mut address, mut bytes) = (0, 0);
+            let name = c"variable".as_ptr();
+            // SAFETY: the places are writable, the handle is the library's.
+            let found =
+                unsafe { cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name) };
+            assert_eq!(found, 0);
+        }),
+        ("ModuleUnload?", |ready, module| {
+            let [mut graph, mut made] = [null_mut(); 2];
+            // SAFETY: the places are writable, the handles are the library's.
+            unsafe {
+                assert_eq!(cuStreamBeginCapture_v2(ready.stream, 2), 0);
+                ready.launch(look_up(module));
+                assert_eq!(cuStreamEndCapture(ready.stream, &raw mut graph), 0);
+                assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);
+            }
+        }),
+    ];
+    for (message, used) in uses {
+        in_process(|| {
+            let ready = ready();
+            let module = load();
+            used(&ready, module);
+            ready.messages();
+            assert_eq!(unload(module), 0);
+            assert_eq!(ready.messages(), [message]);
+            assert_eq!(unload(module), INVALID_HANDLE);
+            assert_eq!(ready.messages(), [""; 0]);
+        });
+    }
+}
+
+#[test]
+fn after_a_fault_a_module_is_not_unloaded() {
+    in_process(|| {
+        let ready = ready();
+        let module = load();
+        ready.messages();
+        ready.backend.fail(CuResult::LAUNCH_FAILED);
+        assert_eq!(unload(module), LAUNCH_FAILED);
+        assert_eq!(ready.backend.shared.take(), [""; 0]);
+    });
+}
