@@ -7,6 +7,9 @@ use wormhole_ring::waits::Waits;
 
 /// Number of records from one look to the next.
 const RECORDS: u32 = 16;
+/// Number of looks of an idle executor, some 100 ns each, from one question for the processor to the next: a record that
+/// comes meanwhile has to wait for the answer.
+const LOOKS: u32 = 8;
 
 /// Executor's view of the guest's waiting threads.
 #[derive(Debug)]
@@ -15,6 +18,7 @@ pub struct Sleepers {
     /// Facts that the guest's threads can read.
     told: Executor,
     records: u32,
+    looks: u32,
 }
 
 impl Sleepers {
@@ -27,6 +31,7 @@ impl Sleepers {
             waits,
             told,
             records: 0,
+            looks: 0,
         }
     }
 
@@ -35,7 +40,8 @@ impl Sleepers {
     pub fn executes(&mut self, status: &Status) {
         self.records = self.records.wrapping_add(1);
         if self.records.is_multiple_of(RECORDS) {
-            self.look(status);
+            self.wake();
+            self.tell_processor(status);
         }
     }
 
@@ -44,10 +50,21 @@ impl Sleepers {
     /// to sleep.
     #[inline]
     pub fn look(&mut self, status: &Status) {
+        self.wake();
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS) {
+            self.tell_processor(status);
+        }
+    }
+
+    fn wake(&self) {
         if self.waits.wake() {
             // A woken thread may have to run on this processor.
             std::thread::yield_now();
         }
+    }
+
+    fn tell_processor(&mut self, status: &Status) {
         let processor = u32::try_from(sched_getcpu()).ok();
         if processor != self.told.processor {
             self.told.processor = processor;
