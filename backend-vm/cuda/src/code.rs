@@ -111,13 +111,25 @@ impl<'a> Code<'a> {
 /// First bytes of an archive (ar(5)), which has lengths in it although it can be text.
 const ARCHIVE: &str = "!<";
 
+/// Returns whether a text has no control characters but white space.
+fn is_text(written: &str) -> bool {
+    if !written.is_ascii() {
+        return written
+            .chars()
+            .all(|letter| !letter.is_control() || letter.is_ascii_whitespace());
+    }
+    // Without an exit in each piece the compiler looks at many bytes at a time.
+    let is_letter = |byte: &u8| !byte.is_ascii_control() | byte.is_ascii_whitespace();
+    let mut pieces = written.as_bytes().chunks(64);
+    pieces.all(|piece| piece.iter().fold(true, |all, byte| all & is_letter(byte)))
+}
+
 /// Terminates PTX by a zero byte. `None` if a control character precedes the end: such bytes are not text.
 fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, [u8]>> {
     let end = memchr::memchr(0, &bytes).unwrap_or(bytes.len());
     let written = std::str::from_utf8(&bytes[..end]).ok()?;
-    let is_text = |letter: char| !letter.is_control() || letter.is_ascii_whitespace();
     let is_other = written.is_empty() || written.starts_with(ARCHIVE);
-    if is_other || !written.chars().all(is_text) {
+    if is_other || !is_text(written) {
         return None;
     }
     Some(match bytes {
@@ -466,6 +478,20 @@ pub(crate) mod tests {
         let begun = Attempts::default().begin(&ways[0]);
         assert_eq!(begun, Err(CuError::OUT_OF_MEMORY));
         assert_eq!(Attempts::default().begin(&Alternative::Plain(TEXT)), Ok(()));
+    }
+
+    #[test]
+    fn a_text_has_no_control_characters_wherever_they_are() {
+        for before in ["", "é", "\t\r\n \u{c}"] {
+            for length in [0, 1, 63, 64, 65, 1000] {
+                let written = format!("{before}{}", "x".repeat(length));
+                assert!(is_text(&written), "{length}");
+                for control in ['\u{1}', '\u{b}', '\u{1f}', '\u{7f}', '\u{85}'] {
+                    assert!(!is_text(&format!("{written}{control}")), "{length}");
+                    assert!(!is_text(&format!("{control}{written}")), "{length}");
+                }
+            }
+        }
     }
 
     #[test]
