@@ -4,6 +4,7 @@
 //! memory, so `process_vm_readv` probes the range first. Pages of a mapped file behind the file's end count as
 //! unmapped.
 
+use std::cell::Cell;
 use std::io;
 use std::iter::successors;
 
@@ -11,6 +12,41 @@ use rustix::param::page_size;
 
 /// Ranges of one `process_vm_readv` (`UIO_MAXIOV`).
 const MOST_RANGES: usize = 1024;
+
+/// Range that was found to be readable last. Asking the system takes longer than reading a short image.
+#[derive(Debug, Default)]
+pub struct Known {
+    start: Cell<usize>,
+    end: Cell<usize>,
+}
+
+impl Known {
+    /// Returns what [`readable`] does, and remembers it, up to the end of the page.
+    pub fn readable(&self, start: *const u8, wanted: usize) -> usize {
+        let first = start.addr();
+        let known = match (self.start.get()..self.end.get()).contains(&first) {
+            true => self.end.get() - first,
+            false => 0,
+        };
+        if known >= wanted {
+            return wanted;
+        }
+        if known == 0 {
+            self.start.set(first);
+        }
+        let (from, rest) = (start.wrapping_add(known), wanted - known);
+        let end = from.addr().checked_add(rest);
+        let end = end.and_then(|end| end.checked_next_multiple_of(page_size()));
+        let found = readable(from, end.map_or(rest, |end| end - from.addr()));
+        self.end.set(from.addr() + found);
+        wanted.min(known + found)
+    }
+}
+
+/// Returns the number of bytes from `start` to the end of its page.
+pub fn rest_of_page(start: *const u8) -> usize {
+    page_size() - start.addr() % page_size()
+}
 
 /// Returns the number of bytes from `start` on that can be read, at most `wanted`. If `process_vm_readv` is refused, as
 /// by a system-call filter, all of them count as readable.
@@ -135,11 +171,26 @@ pub mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn what_is_known_to_be_readable_is(
+            asked in proptest::collection::vec((0..3_usize, 0..20_000_usize, 0..20_000_usize), 1..12)
+        ) {
+            let edges = [Edge::new(1), Edge::new(2), Edge::new(4)];
+            let known = Known::default();
+            for (edge, before, wanted) in asked {
+                let start = edges[edge].before_end(before.min(edges[edge].bytes));
+                proptest::prop_assert_eq!(known.readable(start, wanted), readable(start, wanted));
+            }
+        }
+    }
+
     #[test]
     fn nothing_is_readable_where_nothing_is_mapped() {
         for address in [0, 1, 1 << 46, 1 << 63, usize::MAX - 1, usize::MAX] {
             let nowhere = std::ptr::without_provenance(address);
             assert_eq!(readable(nowhere, 64), 0, "{address:#x}");
+            assert_eq!(Known::default().readable(nowhere, 64), 0, "{address:#x}");
         }
     }
 }

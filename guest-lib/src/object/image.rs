@@ -4,13 +4,13 @@
 //! before it is read.
 
 use std::borrow::Cow;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
 use crate::error::{CuError, Result};
 use crate::parameter::Pointer;
-use crate::readable::readable;
+use crate::readable::{Known, rest_of_page};
 
 /// `__fatBinC_Wrapper_t`: magic, version, pointer to the image. Version 2 has a pointer to the null-terminated list
 /// of the images that it was linked from.
@@ -26,14 +26,15 @@ const TEXT_STEP: usize = 64 << 10;
 
 /// Memory of the program from an address on, of unknown length: an image, its wrapper or the wrapper's list.
 #[derive(Clone, Copy)]
-struct Memory<'a>(*const u8, PhantomData<&'a [u8]>);
+struct Memory<'k, 'a>(*const u8, &'k Known, PhantomData<&'a [u8]>);
 
-impl<'a> Memory<'a> {
+impl<'a> Memory<'_, 'a> {
     /// Returns the memory at an address that a wrapper or its list contains.
-    fn behind(header: &[u8], offset: usize) -> Result<Self> {
+    fn behind(self, header: &[u8], offset: usize) -> Result<Self> {
         let address = u64::from_le_bytes(word(header, offset)?);
         let address = usize::try_from(address).map_err(|_| CuError::INVALID_IMAGE)?;
-        Ok(Self(ptr::with_exposed_provenance(address), PhantomData))
+        let address = ptr::with_exposed_provenance(address);
+        Ok(Self(address, self.1, PhantomData))
     }
 
     fn is_null(self) -> bool {
@@ -41,12 +42,12 @@ impl<'a> Memory<'a> {
     }
 
     fn skip(self, bytes: usize) -> Self {
-        Self(self.0.wrapping_add(bytes), PhantomData)
+        Self(self.0.wrapping_add(bytes), self.1, PhantomData)
     }
 
     /// Returns the bytes up to the first that cannot be read, at most `most`.
     fn up_to(self, most: usize) -> &'a [u8] {
-        let length = readable(self.0, most);
+        let length = self.1.readable(self.0, most);
         if length == 0 {
             return &[];
         }
@@ -89,16 +90,17 @@ impl<'a> Memory<'a> {
 
     /// Returns the length of a text with its zero byte.
     fn text_length(self) -> Result<usize> {
-        let mut length = 0;
+        let (mut length, mut step) = (0, rest_of_page(self.0));
         loop {
-            let part = self.skip(length).up_to(TEXT_STEP);
+            let part = self.skip(length).up_to(step);
             if part.is_empty() {
                 return Err(CuError::INVALID_IMAGE);
             }
-            if let Some(end) = part.iter().position(|byte| *byte == 0) {
-                return Ok(length + end + 1);
+            if let Ok(text) = CStr::from_bytes_until_nul(part) {
+                return Ok(length + text.to_bytes_with_nul().len());
             }
             length += part.len();
+            step = TEXT_STEP;
         }
     }
 }
@@ -110,28 +112,29 @@ impl<'a> Memory<'a> {
 /// `INVALID_IMAGE`, also if the image extends into memory that cannot be read.
 pub fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
     image.not_null()?;
-    let start = Memory(image.as_ptr().cast_const().cast(), PhantomData);
+    let known = Known::default();
+    let start = Memory(image.as_ptr().cast_const().cast(), &known, PhantomData);
     if start.head::<4>().map(u32::from_le_bytes) != Ok(WRAPPER_MAGIC) {
         return start.image().map(Cow::Borrowed);
     }
     let wrapper = start.head::<16>()?;
-    let first = Memory::behind(&wrapper, 8)?.image()?;
+    let first = start.behind(&wrapper, 8)?.image()?;
     if word(&wrapper, 4).map(u32::from_le_bytes) != Ok(WRAPPER_OF_LINKED) {
         return Ok(Cow::Borrowed(first));
     }
     let wrapper = start.head::<24>()?;
-    with_inputs(first, Memory::behind(&wrapper, 16)?)
+    with_inputs(first, start.behind(&wrapper, 16)?)
 }
 
 /// Concatenates a linked fat binary and the images of its null-terminated list.
-fn with_inputs<'a>(linked: &'a [u8], list: Memory<'a>) -> Result<Cow<'a, [u8]>> {
+fn with_inputs<'a>(linked: &'a [u8], list: Memory<'_, 'a>) -> Result<Cow<'a, [u8]>> {
     if list.is_null() {
         return Ok(Cow::Borrowed(linked));
     }
     let mut all = linked.to_vec();
     for index in 0..MOST_LINKED {
         let entry = list.skip(index * size_of::<u64>()).head::<8>()?;
-        let input = Memory::behind(&entry, 0)?;
+        let input = list.behind(&entry, 0)?;
         if input.is_null() {
             return Ok(Cow::Owned(all));
         }
