@@ -20,19 +20,26 @@ const SEGMENTS: usize = INDICES as usize / SEGMENT;
 /// Set in an entry's generation word while it is live.
 const LIVE: u32 = 1 << 31;
 
-/// Map by handles, or by other numbers that this library makes. A program does not choose them, so their hash need not
-/// resist it.
+/// Map by handles, by other numbers that this library makes, or by names in the program's own code. A program that chose
+/// keys to collide would only slow itself down, so their hash need not prevent it.
 pub type HandleMap<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
 
 pub type HandleSet<K> = HashSet<K, BuildHasherDefault<Mix>>;
 
-/// Hash of [`HandleMap`]. The multiplication carries all bits of a number upwards; the map uses both ends of the result.
+/// Hash of [`HandleMap`]. The multiplication carries all bits of a number upwards. The map uses both ends of the result, so
+/// it is turned until the highest bits are at the lower end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix(u64);
 
 impl Hasher for Mix {
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.write_u64(u64::from_le_bytes(*word));
+        }
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        self.write_u64(u64::from_le_bytes(last));
     }
 
     #[inline]
@@ -49,7 +56,7 @@ impl Hasher for Mix {
 
     #[inline]
     fn finish(&self) -> u64 {
-        self.0.rotate_left(u64::BITS / 2)
+        self.0.rotate_left(26)
     }
 }
 
@@ -265,6 +272,24 @@ mod tests {
         let handle = TABLE.mint(|_| {}).unwrap();
         assert_eq!(from_pointer::<Module>(to_pointer(handle)), Some(handle));
         assert_eq!(from_pointer::<Event>(to_pointer(handle)), None);
+    }
+
+    #[test]
+    fn keys_of_a_map_are_spread_over_both_ends_of_their_hashes() {
+        use std::hash::{BuildHasher, BuildHasherDefault};
+        let state = BuildHasherDefault::<Mix>::default();
+        let handles = (0..1 << 10).map(|index| {
+            let generation = 1;
+            state.hash_one(Handle::<Event>::new(Key { index, generation }).unwrap())
+        });
+        let names = (0..1 << 10).map(|index| state.hash_one(format!("_Z{index}kernelPfi")));
+        for hashes in [handles.collect::<Vec<_>>(), names.collect()] {
+            let ends = [0, 57].map(|shift| {
+                let ends = hashes.iter().map(|hash| hash >> shift & 0x7f);
+                ends.collect::<HashSet<u64>>().len()
+            });
+            assert!(ends.iter().all(|different| *different > 100), "{ends:?}");
+        }
     }
 
     proptest! {

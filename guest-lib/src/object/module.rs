@@ -1,6 +1,6 @@
 //! Modules and libraries: loaded images, and the functions and variables looked up in them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use wormhole_api::{
 use wormhole_lock::{Mutex, MutexGuard};
 
 use crate::error::{CuError, Result};
-use crate::handle::{self, Table};
+use crate::handle::{self, HandleMap, Table};
 use crate::memory::map::Origin;
 use crate::memory::{self, memory_map};
 use crate::object::context::Scope;
@@ -36,8 +36,8 @@ struct Contents {
     /// Index of the context that it was loaded in, and its device's ordinal.
     context: u32,
     device: usize,
-    functions: HashMap<CString, Handle<FunctionKind>>,
-    globals: HashMap<CString, (u64, u64)>,
+    functions: HandleMap<CString, Handle<FunctionKind>>,
+    globals: HandleMap<CString, (u64, u64)>,
     /// Module of a library (`cuLibraryGetModule`).
     module: Option<Handle<ModuleKind>>,
     /// Library that this module belongs to.
