@@ -1,8 +1,8 @@
 //! Layout and protocol of the memory window that guest and backend share: rings, answer slots, fences, arena.
 //!
 //! Both sides link this crate. It defines every byte offset and every memory ordering of the shared memory, and the
-//! messages of the control channel. It needs no operating system. The feature `alloc` adds the arena, the segment table
-//! and heap-allocated regions; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`, and the
+//! messages of the control channel. It needs no operating system. The feature `alloc` adds the arena, the segment table,
+//! heap-allocated regions, and a queue between threads of one process; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`, and the
 //! sleep of waiting threads.
 //!
 //! Invariants:
@@ -30,6 +30,8 @@ pub mod fence;
 mod futex;
 pub mod layout;
 pub mod memory;
+#[cfg(feature = "alloc")]
+pub mod queue;
 pub mod ring;
 pub mod session;
 pub mod slot;

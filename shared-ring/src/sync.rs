@@ -115,6 +115,12 @@ pub enum SyncPoint {
     Status,
     /// The work done in a session's state, published by the next state.
     SessionState,
+    /// An entry of a queue, published by its tail.
+    Entry,
+    /// Effects of the entries that a queue's reader has executed, published by its head.
+    Done,
+    /// A reader's announcement of its sleep and the entry that ends it, ordered by a full fence on both sides.
+    Idle,
 }
 
 impl SyncPoint {

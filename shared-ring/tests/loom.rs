@@ -8,12 +8,16 @@
 #![cfg(loom)]
 
 use loom::{
-    sync::{Arc, Condvar, Mutex, atomic::AtomicBool},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
     thread,
 };
 use wormhole_ring::{
     fence::{FenceIndex, Fences},
     memory::SessionMemory,
+    queue::queue,
     ring::{Consumer, Producer, PushError, RecordBuf, RecordHead},
     session::{SessionState, State, TransitionError},
     slot::{AnswerSlots, SlotIndex},
@@ -533,4 +537,97 @@ fn a_thread_that_sleeps_is_woken_by_the_end_of_the_session() {
             Status::new(memory.clone()).set_once(719, EndCause::ContextDead);
         },
     );
+}
+
+/// Hands over two entries by a queue that has room for one of them. Loads what the reader has done once they have left
+/// the queue.
+fn a_queue_and_its_reader() {
+    explore(3, || {
+        let (mut writer, mut reader) = queue(4);
+        let executed = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&executed);
+        let executing = thread::spawn(move || {
+            let mut entry = Vec::with_capacity(2);
+            for number in 1..=2 {
+                while !reader.next(&mut entry) {
+                    thread::yield_now();
+                }
+                assert_eq!(entry, [number, number + 10]);
+                executed.store(number, Ordering::Relaxed);
+                reader.done();
+            }
+        });
+        for number in 1..=2 {
+            while !writer.has_room(2) {
+                thread::yield_now();
+            }
+            assert_eq!(seen.load(Ordering::Relaxed), number - 1, "a place is free");
+            let mut entry = writer.begin(2);
+            entry.word(number);
+            entry.word(number + 10);
+            assert!(!entry.publish());
+        }
+        while !writer.has_done(writer.tail()) {
+            thread::yield_now();
+        }
+        assert_eq!(seen.load(Ordering::Relaxed), 2, "an entry is done");
+        executing.join().unwrap();
+    });
+}
+
+#[test]
+fn an_entry_arrives_whole_and_leaves_when_it_is_done() {
+    a_queue_and_its_reader();
+}
+
+#[test]
+#[should_panic]
+fn an_entry_without_release_is_noticed() {
+    without(SyncPoint::Entry, a_queue_and_its_reader);
+}
+
+#[test]
+#[should_panic]
+fn an_execution_without_release_is_noticed() {
+    without(SyncPoint::Done, a_queue_and_its_reader);
+}
+
+/// Models a reader that is about to sleep, with a flag as its wake. The reader may miss the wake only if it saw the
+/// entry.
+fn a_sleeping_reader() {
+    explore(3, || {
+        let (mut writer, mut reader) = queue(8);
+        let bell = Arc::new(Mutex::new(false));
+        let writing = {
+            let bell = Arc::clone(&bell);
+            thread::spawn(move || {
+                let mut entry = writer.begin(1);
+                entry.word(7);
+                if entry.publish() {
+                    *bell.lock().unwrap() = true;
+                }
+            })
+        };
+        let sleeps = reader.announce_sleep();
+        writing.join().unwrap();
+        assert!(
+            !sleeps || *bell.lock().unwrap(),
+            "the reader sleeps and nobody wakes it"
+        );
+        reader.awake();
+        let mut entry = Vec::new();
+        assert!(reader.next(&mut entry));
+        assert_eq!(entry, [7]);
+    });
+}
+
+#[test]
+fn a_reader_that_sleeps_is_woken() {
+    a_sleeping_reader();
+}
+
+#[test]
+#[should_panic(expected = "the reader sleeps and nobody wakes it")]
+fn a_reader_without_fences_is_noticed() {
+    without(SyncPoint::Idle, a_sleeping_reader);
 }
