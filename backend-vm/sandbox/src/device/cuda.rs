@@ -21,8 +21,8 @@ pub(super) const NEEDS: Needs = Needs {
     has_figures: true,
 };
 
-/// Threads of a worker: one for each answer slot, a few of the worker's own and of the driver's for each context, and those
-/// that compile.
+/// Threads of a worker: one for each answer slot, a dozen of the worker's own and a few of the driver's for each context, and
+/// those that compile.
 const THREADS: u64 = 1024;
 
 /// System calls of the driver beside those of every worker.
