@@ -17,6 +17,7 @@ use wormhole_ring::status::EndCause;
 use wormhole_ring::wait::{Backoff, Policy, Step};
 
 use super::exchange::Exchange;
+use super::lanes::Plan;
 use super::session::{Answer, Call, Event, Session};
 use super::sleepers::Sleepers;
 use super::wake::Inbox;
@@ -105,6 +106,13 @@ impl Executor {
         self
     }
 
+    /// Lets launches of independent streams go to lanes.
+    #[must_use]
+    pub fn launching_in_lanes(mut self, plan: Plan) -> Self {
+        self.session.launch_in_lanes(plan);
+        self
+    }
+
     /// Sets the socket on which the guest sends file descriptors, if it has one.
     #[must_use]
     pub fn taking_files_from(mut self, socket: Option<OwnedFd>) -> Self {
@@ -172,6 +180,7 @@ impl Executor {
         }
         let Some(head) = self.consumer.take(&mut self.buffer)? else {
             self.sleepers.look(self.session.status());
+            self.session.idle();
             return Ok(self.drain_inbox());
         };
         self.sleepers.executes(self.session.status());
@@ -237,6 +246,7 @@ impl Executor {
             sequence: head.sequence,
             device,
         };
+        self.session.keep_order(&call, &request);
         let answers = &self.answers;
         let mut failure = None;
         let dispatched = wormhole_api::dispatch(
@@ -270,6 +280,7 @@ impl Executor {
         error: impl std::fmt::Display,
         result: CuResult,
     ) -> Result<(), Broken> {
+        self.session.settle();
         match head.slot {
             Some(slot) if self.pending[usize::from(slot.get())] => {
                 return Err(Broken::SlotBusy {
@@ -293,6 +304,8 @@ impl Executor {
     /// the error becomes sticky.
     fn unheard(&mut self, name: &str, result: CuResult) {
         tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
+        // The first failure is the one that the program learns.
+        self.session.settle();
         self.fail(result);
     }
 
@@ -307,6 +320,8 @@ impl Executor {
         if !self.inbox.is_pending() {
             return false;
         }
+        // An event may destroy objects, and give memory back.
+        self.session.settle();
         self.inbox.acknowledge();
         while let Some(event) = self.inbox.next() {
             match event {
@@ -328,6 +343,7 @@ impl Executor {
                 Event::ExtentRemoved { address, release } => {
                     self.session.remove_extent(address, release);
                 }
+                Event::LaneFailed => self.session.counters().add(Counter::Failures, 1),
             }
         }
         self.session.sweep();

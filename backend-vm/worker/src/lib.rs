@@ -2,8 +2,8 @@
 //!
 //! The supervisor starts it, confined, with one stream as its only connection. The worker reserves
 //! the window's address band, opens its devices, reports that it is ready, and is later assigned a
-//! session. From then on the [`executor`] serves records from the session's ring, [`jobs`] runs
-//! calls that may block, the [`registrar`] maps and registers arena, the [`watcher`] detects a dead
+//! session. From then on the [`executor`] serves records from the session's ring, [`lanes`] launch
+//! on streams that are independent, [`jobs`] runs calls that may block, the [`registrar`] maps and registers arena, the [`watcher`] detects a dead
 //! context, and the main thread only reads the supervisor's messages. When the supervisor closes
 //! its end of the stream, the worker publishes that in the session's status word and exits.
 //!
@@ -20,6 +20,7 @@ pub mod devices;
 pub mod exchange;
 pub mod executor;
 pub mod jobs;
+pub mod lanes;
 mod objects;
 mod open;
 mod peers;
@@ -61,6 +62,7 @@ use self::abort_on_panic::AbortOnPanic;
 use self::devices::Devices;
 use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
+use self::lanes::{Plan, Report};
 use self::open::Opened;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
@@ -170,7 +172,11 @@ enum Order {
 /// No session can be served, or the supervisor broke the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
-    let Opened { devices, linger } = match open::open(choice) {
+    let Opened {
+        devices,
+        linger,
+        lanes,
+    } = match open::open(choice) {
         Ok(opened) => opened,
         Err(error) => {
             let mut reports = Reports {
@@ -181,7 +187,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
             return Err(error);
         }
     };
-    run_on(devices, linger, socket)
+    run_on(devices, linger, lanes, socket)
 }
 
 /// Serves one session on devices that the calling thread has opened, from start to end, and returns
@@ -192,6 +198,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
 pub fn run_on(
     devices: Vec<Arc<dyn Device>>,
     linger: Duration,
+    lanes: Plan,
     socket: Arc<OwnedFd>,
 ) -> Result<i32, WorkerError> {
     let devices = Devices::new(devices);
@@ -240,7 +247,8 @@ pub fn run_on(
             reports.lock().send_with(message, descriptors).is_ok()
         })
     };
-    let served = match serve(&devices, linger, &window, &grant, counters, exchange, files) {
+    let pace = (linger, lanes);
+    let served = match serve(&devices, pace, &window, &grant, counters, exchange, files) {
         Ok(served) => served,
         Err(error) => {
             refuse(&mut reports.lock(), &error)?;
@@ -276,11 +284,12 @@ struct Served {
     notifier: Notifier<Event>,
     registrar: Registrar,
     status: Status,
+    lanes: Report,
 }
 
 fn serve(
     devices: &Devices,
-    linger: Duration,
+    (linger, lanes): (Duration, Plan),
     window: &Arc<Window>,
     grant: &Grant,
     counters: Counters,
@@ -311,9 +320,11 @@ fn serve(
     )
     .map_err(thread_error)?
     .lingering(linger)
+    .launching_in_lanes(lanes)
     .sharing_by(exchange.clone())
     .taking_files_from(files)
     .placing_in(Arc::clone(window));
+    let lanes = executor.session().lanes();
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
@@ -329,6 +340,7 @@ fn serve(
         notifier,
         registrar,
         status,
+        lanes,
     })
 }
 
@@ -388,7 +400,12 @@ fn listen(
         match supervisor.receive() {
             Ok(Order::Doorbell) => served.notifier.ring(),
             Ok(Order::Dump) => {
-                for line in served.devices.queues() {
+                for line in served
+                    .devices
+                    .queues()
+                    .into_iter()
+                    .chain(served.lanes.lines())
+                {
                     tracing::warn!("dump: {line}");
                 }
             }

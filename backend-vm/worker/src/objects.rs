@@ -13,6 +13,7 @@ use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
 
 use super::devices::SessionDevice;
+use super::lanes::Placement;
 use super::registrar::{Registrar, Task};
 use super::watcher::Watcher;
 
@@ -71,6 +72,10 @@ pub struct StreamObject {
     pub raw: RawStream,
     /// Green context of the stream, if it has one.
     pub green: Option<Arc<GreenContextObject>>,
+    /// Whether its work and that of the legacy stream wait for each other.
+    pub blocking: bool,
+    /// Lane that its launches go to.
+    pub placement: Placement,
     /// Fence that was requested last. Its value, in `value`, covers all fences before it.
     fence: AtomicU32,
     value: AtomicU64,
@@ -82,6 +87,8 @@ impl StreamObject {
             device,
             raw,
             green: None,
+            blocking: true,
+            placement: Placement::default(),
             fence: AtomicU32::new(NO_FENCE),
             value: AtomicU64::new(0),
         }

@@ -9,6 +9,7 @@ use wormhole_device::Device;
 use wormhole_link::device::CpuChoice;
 
 use super::Opened;
+use crate::lanes::Plan;
 
 /// System calls with a path, also with `AT_EMPTY_PATH`, which permits an empty path and demands none; and `uname`, which takes a
 /// lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims pages of a file that is mapped often
@@ -53,6 +54,7 @@ pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {
             .collect(),
         // The devices need the processors themselves.
         linger: Duration::ZERO,
+        lanes: Plan::affordable(),
     })
 }
 

@@ -8,6 +8,7 @@ use wormhole_device::Device;
 use wormhole_link::device::CudaChoice;
 
 use super::Opened;
+use crate::lanes::Plan;
 
 pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
     wormhole_cuda_device::reserve_bands().map_err(|error| wormhole_link::chain(&error))?;
@@ -25,5 +26,15 @@ pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
     Ok(Opened {
         devices: choice.0.iter().map(open).collect::<Result<_, _>>()?,
         linger: Duration::from_millis(2),
+        lanes: lanes(),
     })
+}
+
+/// Returns the plan of the session's lanes. With one connection the device executes all streams in the order of their
+/// submission, on which programs rely that ask for it.
+fn lanes() -> Plan {
+    match std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS") {
+        Some(connections) if connections == "1" => Plan::none(),
+        _ => Plan::affordable(),
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use wormhole_device::Device;
 use wormhole_link::device::{DeviceChoice, DeviceKind};
 
+use crate::lanes::Plan;
 use crate::{WorkerError, reserve_bands};
 
 /// Gives up what a device of this kind needs no more once the worker's program has started. Returns the system calls that the
@@ -26,6 +27,8 @@ pub struct Opened {
     pub devices: Vec<Arc<dyn Device>>,
     /// Time for which the executor stays awake without work.
     pub linger: Duration,
+    /// Threads that launch beside the executor.
+    pub lanes: Plan,
 }
 
 /// Opens devices, after reserving the address bands.

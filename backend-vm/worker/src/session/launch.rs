@@ -9,8 +9,8 @@ use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
 use crate::objects::FunctionObject;
 
-/// A launch of a kind that the device has accepted before is a record, and runs on the executor.
-/// Any other is a request: the driver may load the kernel, so it is a job.
+/// A launch of a kind that the device has accepted before is a record, and runs on the executor or
+/// in a lane. Any other is a request: the driver may load the kernel, so it is a job.
 impl Serve<LaunchKernel<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         let mut attributes = std::mem::take(&mut self.scratch.attributes);
@@ -62,7 +62,7 @@ impl Session {
         let (raw, events) = self.done(raw.and_then(|raw| Ok((raw, held.on(device)?))))?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
         if call.slot.is_none() {
-            let launched = device.launch(&Launch {
+            let launch = Launch {
                 function: raw,
                 stream: stream.raw,
                 grid,
@@ -71,7 +71,11 @@ impl Session {
                 attributes,
                 events,
                 parameters,
-            });
+            };
+            if self.lanes.launch(stream, &launch) {
+                return Ok(Served::Done(()));
+            }
+            let launched = device.launch(&launch);
             return self.done(launched).map(Served::Done);
         }
         let stream = Arc::clone(stream);

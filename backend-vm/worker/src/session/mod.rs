@@ -6,7 +6,8 @@
 //! with all the data they need, and their [`Finish`] runs on the executor.
 //!
 //! Executed on the executor itself:
-//! - Records. Each keeps its place in the order of the ring, and the driver blocks in none of them:
+//! - Records. Each keeps its place in the order of the ring, but for launches that lanes execute
+//!   ([`Lanes`]), and the driver blocks in none of them:
 //!   copies and fills are between memory that the device reaches (copies from host to host, in which
 //!   the driver would wait, are refused), launches are of kernels that have run before, and the guest
 //!   keeps the number of its pending launches below that at which the driver's own call blocks. A
@@ -40,6 +41,7 @@ mod limits;
 mod managed;
 mod mem_ops;
 mod memory;
+mod order;
 mod output;
 mod peers;
 mod pools;
@@ -69,6 +71,7 @@ use self::sharing::Shares;
 use super::devices::{Devices, SessionDevice};
 use super::exchange::Exchange;
 use super::jobs::Jobs;
+use super::lanes::{Lanes, Plan, Report};
 use super::registrar::{Registrar, Task};
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
@@ -107,6 +110,8 @@ pub enum Event {
     ExtentAdded { address: u64, bytes: u64 },
     /// A run of arena is to be returned. `release` runs once nothing here uses the run.
     ExtentRemoved { address: u64, release: Task },
+    /// A lane's call has failed; the lane has set the status word.
+    LaneFailed,
 }
 
 impl std::fmt::Debug for Event {
@@ -115,6 +120,7 @@ impl std::fmt::Debug for Event {
             Self::Finished { .. } => "Finished",
             Self::ExtentAdded { .. } => "ExtentAdded",
             Self::ExtentRemoved { .. } => "ExtentRemoved",
+            Self::LaneFailed => "LaneFailed",
         })
     }
 }
@@ -170,6 +176,7 @@ pub struct Session {
     descriptions: Vec<describe::Described>,
     notifier: Notifier<Event>,
     jobs: Jobs,
+    lanes: Lanes,
     registrar: Registrar,
     watcher: Watcher,
     status: Status,
@@ -212,9 +219,10 @@ impl Session {
             .iter()
             .for_each(|stream| watcher.watch(stream));
         Self {
-            devices,
             descriptions,
             jobs: Jobs::new(notifier.clone(), counters.progress().clone()),
+            lanes: Lanes::new(devices.clone(), status.clone(), notifier.clone()),
+            devices,
             notifier,
             registrar,
             watcher,
@@ -240,6 +248,16 @@ impl Session {
     /// Lets job threads stay awake after a job.
     pub fn let_jobs_linger(&mut self, linger: Duration) {
         self.jobs.set_linger(linger);
+    }
+
+    /// Lets launches go to lanes.
+    pub fn launch_in_lanes(&mut self, plan: Plan) {
+        self.lanes.set_plan(plan);
+    }
+
+    /// Returns a view of the lanes, for a dump.
+    pub fn lanes(&self) -> Report {
+        self.lanes.report()
     }
 
     pub fn counters(&self) -> &Counters {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
+use wormhole_api::constants::stream_flags::NON_BLOCKING;
 use wormhole_api::{
     CuResult, Event, EventCreate, EventDestroy, EventElapsed, EventElapsedReply, EventQuery,
     EventRecord, EventSynchronize, Fence, FenceWrite, Handle, Outcome, Serve, Served, Stream,
@@ -21,8 +22,9 @@ impl Serve<StreamCreate> for Session {
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let here = self.here(call);
         let raw = self.done(here.stream_create(flags, priority))?;
-        self.enter_stream(new, StreamObject::new(here, raw))
-            .map(Served::Done)
+        let mut stream = StreamObject::new(here, raw);
+        stream.blocking = flags & NON_BLOCKING == 0;
+        self.enter_stream(new, stream).map(Served::Done)
     }
 }
 
@@ -93,17 +95,22 @@ impl Serve<StreamWaitEvent> for Session {
 }
 
 impl Session {
+    /// Returns the index of a fence and its address for the device.
+    fn place_of_fence(&self, fence: Fence) -> Result<(FenceIndex, u64), CuResult> {
+        // Decoding checks the same bound, so the index is valid.
+        match FenceIndex::new(fence.index()) {
+            Some(index) => Ok((index, self.base + index.address_offset() as u64)),
+            None => Err(self.addresses.refused()),
+        }
+    }
+
     pub(super) fn write_fence(
         &self,
         stream: &StreamObject,
         fence: Fence,
         value: u64,
     ) -> Result<(), CuResult> {
-        // Decoding checks the same bound, so the index is valid.
-        let Some(index) = FenceIndex::new(fence.index()) else {
-            return Err(self.addresses.refused());
-        };
-        let address = self.base + index.address_offset() as u64;
+        let (index, address) = self.place_of_fence(fence)?;
         self.counters.add(Counter::Fences, 1);
         self.done(stream.device.write_fence(stream.raw, address, value))?;
         self.watcher.expect(index, value, stream);
@@ -114,6 +121,12 @@ impl Session {
 impl Serve<FenceWrite> for Session {
     fn serve(&mut self, call: &Call, message: &FenceWrite) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
+        let (index, address) = self.place_of_fence(message.fence)?;
+        if self.lanes.fence(stream, address, message.value) {
+            self.counters.add(Counter::Fences, 1);
+            self.watcher.expect(index, message.value, stream);
+            return Ok(Served::Done(()));
+        }
         self.write_fence(stream, message.fence, message.value)
             .map(Served::Done)
     }

@@ -6,6 +6,7 @@
     reason = "test data is cut to bytes on purpose"
 )]
 
+pub mod lanes;
 pub mod recorder;
 pub mod served;
 pub mod whole;

@@ -12,10 +12,10 @@ pub mod sharing;
 mod texture_references;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread::ThreadId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wormhole_device::{
     Access, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
@@ -28,6 +28,8 @@ use wormhole_device::{
 use wormhole_backend_tests::backend::PATIENCE;
 use wormhole_backend_tests::random::Random;
 
+/// Time in which a call arrives that nothing holds up.
+const MOMENT: Duration = Duration::from_millis(30);
 /// Distance between the handles of two objects.
 const STEP: u64 = 1 << 20;
 
@@ -47,6 +49,10 @@ pub struct Recorder {
     pub parameter_bytes: u32,
     /// Whether fences stay unwritten.
     pub withholds_fences: AtomicBool,
+    /// Whether values of fences are logged.
+    pub logs_fences: AtomicBool,
+    /// Number of a launch that fails.
+    pub fails: AtomicU32,
     /// Whether registering host memory fails.
     pub refuses_memory: AtomicBool,
     /// Whether unregistering host memory fails.
@@ -95,6 +101,8 @@ impl Recorder {
             changed: Condvar::new(),
             parameter_bytes: 8,
             withholds_fences: AtomicBool::new(false),
+            logs_fences: AtomicBool::new(false),
+            fails: AtomicU32::new(u32::MAX),
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
             lacks_memory: AtomicBool::new(false),
@@ -139,6 +147,16 @@ impl Recorder {
             assert!(Instant::now() < end, "{call} does not come");
             std::thread::yield_now();
         }
+    }
+
+    /// Returns whether a call arrives for the `count`th time within a moment. A call that must not come is seen if it
+    /// comes; one that is late is not missed by more than the moment.
+    pub fn comes_at_once(&self, call: &str, count: usize) -> bool {
+        let end = Instant::now() + MOMENT;
+        while self.arrivals(call) < count && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        self.arrivals(call) >= count
     }
 
     /// Logs the arrival of a call and waits while it is held. The wait is limited, so that a
@@ -252,6 +270,7 @@ impl Graphs for Recorder {
         Ok(())
     }
     fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
+        self.arrive("launch_graph");
         self.check(executable.0)?;
         self.check(stream.0)
     }
@@ -271,6 +290,7 @@ impl Graphs for Recorder {
 
 impl MemOps for Recorder {
     fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
+        self.arrive("memory_operations");
         self.check(stream.0)?;
         for operation in operations {
             self.enter(operation.flags);
@@ -342,6 +362,7 @@ impl Device for Recorder {
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
     fn write(&self, _: u64, _: &[u8], stream: RawStream) -> Result<()> {
+        self.arrive("write");
         self.check(stream.0)
     }
     fn fill(&self, fill: Fill, stream: RawStream) -> Result<()> {
@@ -352,9 +373,11 @@ impl Device for Recorder {
         Ok(())
     }
     fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        self.arrive("destroy_stream");
         self.end(stream.0)
     }
     fn query_stream(&self, stream: RawStream) -> Result<bool> {
+        self.arrive("query_stream");
         self.check(stream.0).map(|()| true)
     }
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
@@ -365,13 +388,18 @@ impl Device for Recorder {
         Ok(())
     }
     fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
+        self.arrive("wait_event");
         self.check(stream.0)?;
         self.check(event.0)?;
         self.enter(flags);
         Ok(())
     }
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
+        self.arrive("write_fence");
         self.check(stream.0)?;
+        if self.logs_fences.load(Ordering::Relaxed) {
+            self.enter(u32::try_from(value).unwrap());
+        }
         if self.withholds_fences.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -389,12 +417,14 @@ impl Device for Recorder {
         self.end(event.0)
     }
     fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()> {
+        self.arrive("record_event");
         self.check(stream.0)?;
         self.check(event.0)?;
         self.enter(flags);
         Ok(())
     }
     fn query_event(&self, event: RawEvent) -> Result<bool> {
+        self.arrive("query_event");
         self.check(event.0).map(|()| true)
     }
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
@@ -448,6 +478,10 @@ impl Device for Recorder {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.arrive("launch");
         self.check(launch.stream.0)?;
+        self.check(launch.function.0)?;
+        if self.fails.load(Ordering::Relaxed) == launch.shared {
+            return Err(CuError::LAUNCH_FAILED);
+        }
         let events = launch.events;
         if let Some(event) = events.programmatic {
             self.check(event.0)?;

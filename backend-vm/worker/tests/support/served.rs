@@ -15,6 +15,7 @@ use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::Status;
 use wormhole_worker::devices::Devices;
+use wormhole_worker::lanes::Plan;
 use wormhole_worker::registrar::{Registrar, Registrations};
 use wormhole_worker::session::Event;
 use wormhole_worker::wake;
@@ -72,6 +73,11 @@ impl Served {
 
     /// Starts an executor that serves several devices.
     pub fn start_on(devices: Vec<Arc<dyn Device>>, seed: u64) -> Self {
+        Self::start_in_lanes(devices, seed, Plan::none())
+    }
+
+    /// Starts an executor whose launches may go to lanes.
+    pub fn start_in_lanes(devices: Vec<Arc<dyn Device>>, seed: u64, lanes: Plan) -> Self {
         let devices = Devices::new(devices);
         let memory = OwnedMemory::segments(1);
         // SAFETY: the executor's thread ends before the memory is dropped.
@@ -94,7 +100,8 @@ impl Served {
             inbox,
             registrar,
         )
-        .unwrap();
+        .unwrap()
+        .launching_in_lanes(lanes);
         let stop = Arc::new(AtomicBool::new(false));
         let rests = Arc::new(AtomicBool::new(false));
         let looks = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);

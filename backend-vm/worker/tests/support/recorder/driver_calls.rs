@@ -49,6 +49,7 @@ impl DriverCalls for Recorder {
         self.end(address)
     }
     fn mem_copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
+        self.arrive("mem_copy");
         self.check(stream.0)
     }
     fn stream_create(&self, flags: u32, _: i32) -> Result<RawStream> {
