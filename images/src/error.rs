@@ -83,8 +83,8 @@ pub enum ImageError {
     NoModule { name: String },
     #[error("{path} is not a kernel module")]
     NotAModule { path: PathBuf },
-    #[error("{path} cannot be unpacked: {reason}")]
-    Xz { path: PathBuf, reason: String },
+    #[error("{path} cannot be unpacked")]
+    Xz { path: PathBuf, source: io::Error },
     #[error("the kernel module {name} depends on itself")]
     ModuleCycle { name: String },
     #[error("{path} has {bytes} bytes, more than an image's file can have")]

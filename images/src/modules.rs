@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use lzma_rust2::XzReader;
 use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
@@ -135,10 +137,13 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
         return Ok(packed);
     }
     let mut data = Vec::new();
-    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut data).map_err(|error| ImageError::Xz {
-        path: path.to_owned(),
-        reason: format!("{error:?}"),
-    })?;
+    let mut unpacked = XzReader::new(packed.as_slice(), true);
+    unpacked
+        .read_to_end(&mut data)
+        .map_err(|source| ImageError::Xz {
+            path: path.to_owned(),
+            source,
+        })?;
     Ok(data)
 }
 
