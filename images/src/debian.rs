@@ -35,7 +35,7 @@ impl Archive {
     }
 
     /// Downloads the package index of `sources`, with apt's state below `parent`.
-    fn of(parent: &Path, sources: &[impl Display]) -> Result<Self, ImageError> {
+    pub(crate) fn of(parent: &Path, sources: &[impl Display]) -> Result<Self, ImageError> {
         if !Path::new(KEYRING).is_file() {
             return Err(ImageError::NoKeyring(KEYRING.into()));
         }
@@ -71,6 +71,17 @@ impl Archive {
 
     /// Downloads the newest version of a package and unpacks it into a folder, laid out as below `/`.
     fn unpack(&self, package: &str) -> Result<tempfile::TempDir, ImageError> {
+        let file = self.download(package)?;
+        let root = tempfile::Builder::new()
+            .prefix("unpacked-")
+            .tempdir_in(&self.folder)
+            .map_err(io("make a folder in", &self.folder))?;
+        self.extract(&file, root.path())?;
+        Ok(root)
+    }
+
+    /// Downloads the newest version of a package, and returns its file.
+    pub(crate) fn download(&self, package: &str) -> Result<PathBuf, ImageError> {
         let downloads = self.folder.join("packages");
         // apt verifies an existing file and downloads it only if it differs.
         self.apt(
@@ -79,7 +90,7 @@ impl Archive {
             Some(&downloads),
         )?;
         let prefix = format!("{package}_");
-        let file = fs::read_dir(&downloads)
+        fs::read_dir(&downloads)
             .map_err(io("list", &downloads))?
             .flatten()
             .map(|entry| entry.path())
@@ -91,16 +102,38 @@ impl Archive {
             .ok_or_else(|| ImageError::Package {
                 package: package.to_owned(),
                 what: "file after its download",
-            })?;
+            })
+    }
 
-        let root = tempfile::Builder::new()
-            .prefix("unpacked-")
-            .tempdir_in(&self.folder)
-            .map_err(io("make a folder in", &self.folder))?;
+    /// Downloads packages and all that they depend on, and returns their files.
+    pub(crate) fn download_with_dependencies(
+        &self,
+        packages: &[&str],
+    ) -> Result<Vec<PathBuf>, ImageError> {
+        let options = [
+            "--quiet",
+            "--yes",
+            "--no-install-recommends",
+            "--download-only",
+            "install",
+        ];
+        self.apt("apt-get", &[&options[..], packages].concat(), None)?;
+        let downloads = self.folder.join("cache/archives");
+        let mut files: Vec<PathBuf> = fs::read_dir(&downloads)
+            .map_err(io("list", &downloads))?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "deb"))
+            .collect();
+        files.sort();
+        Ok(files)
+    }
+
+    /// Unpacks a package's file into a folder, over what is there.
+    pub(crate) fn extract(&self, file: &Path, folder: &Path) -> Result<(), ImageError> {
         let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("--extract").arg(&file).arg(root.path());
-        run("dpkg-deb", "dpkg", "--extract", unpack)?;
-        Ok(root)
+        unpack.arg("--extract").arg(file).arg(folder);
+        run("dpkg-deb", "dpkg", "--extract", unpack).map(drop)
     }
 
     fn apt(

@@ -86,7 +86,7 @@ pub fn build_disk(
 
 /// Works in an empty folder below `fresh`, which is gone afterwards, also if it stems from an attempt that was interrupted.
 /// Other users cannot reach it: until the image is whole, its programs with set-user-ID bits are those of no system.
-fn in_fresh<T>(
+pub(crate) fn in_fresh<T>(
     fresh: &Path,
     work: impl FnOnce(&Path) -> Result<T, ImageError>,
 ) -> Result<T, ImageError> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use wormhole_init::InterpreterFault;
 use wormhole_init::report::ReportError;
 
+use crate::driver::DriverError;
 use crate::kernel::Kernel;
 use crate::sums::Damage;
 
@@ -67,6 +68,11 @@ pub enum ImageError {
         damage: Damage,
     },
     #[error(
+        "the driver of the image in {place} is damaged: {damage}: make it anew with `wormhole image build backend --driver \
+         FILE --rebuild`"
+    )]
+    DamagedDriver { place: PathBuf, damage: Damage },
+    #[error(
         "the disk image in {place} is damaged or was built of other packages: --rebuild replaces it and all that a guest \
          has written to it, --folder builds another beside it"
     )]
@@ -79,6 +85,8 @@ pub enum ImageError {
         "only root can build a disk image, since its files belong to several users: run the command as root"
     )]
     NotRoot,
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     #[error("the kernel has no module {name}")]
     NoModule { name: String },
     #[error("{path} is not a kernel module")]

@@ -1,8 +1,10 @@
 //! Builds images and opens them: a kernel, an archive of its modules, and its release.
 //!
-//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release,SHA256SUMS}`. A folder with that name is complete: it is built under
-//! a temporary name and renamed. SHA256SUMS holds the sums of the other files as they were built, in the format of
+//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release,SHA256SUMS}`, and in an image with a driver `driver` and `driver.cpio`. A
+//! folder with that name is complete: it is built under a temporary name and renamed. SHA256SUMS holds the sums of the other files as they were built, in the format of
 //! sha256sum(1). They are verified each time before the image is used.
+
+mod driver;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,10 +16,11 @@ use wormhole_init::MODULE_LIST;
 
 use crate::cpio::Archive;
 use crate::debian;
+use crate::driver::{Chosen, Driver, DriverSource};
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 use crate::modules::Modules;
-use crate::sums;
+use crate::sums::{self, Damage};
 
 /// Kernel command line of every image. The kernel's tests of its own ciphers take more than a second of a boot under
 /// emulation, and show nothing of a virtual machine.
@@ -88,6 +91,8 @@ pub(crate) struct Content<'a> {
     pub modules: &'a [Wanted],
     /// Path and data of an additional file.
     pub file: Option<(&'a str, &'a [u8])>,
+    /// A driver of NVIDIA's.
+    pub driver: Option<&'a Chosen>,
 }
 
 impl<'a> Content<'a> {
@@ -95,6 +100,7 @@ impl<'a> Content<'a> {
         Self {
             modules,
             file: None,
+            driver: None,
         }
     }
 
@@ -107,7 +113,20 @@ impl<'a> Content<'a> {
         let file = self
             .file
             .map(|(path, data)| format!("file {path} {}\n", sums::of(data)));
-        modules.chain(file).collect()
+        let driver = self.driver.map(Chosen::recipe);
+        modules.chain(file).chain(driver).collect()
+    }
+
+    /// Returns whether an image of this recipe has the content. It may have a driver that the content does not name.
+    fn is_of(&self, recipe: &str) -> bool {
+        let lines = recipe.split_inclusive('\n');
+        let plain: String = lines
+            .filter(|line| !line.starts_with(driver::LINE))
+            .collect();
+        match self.driver {
+            Some(_) => recipe == self.recipe(),
+            None => plain == self.recipe(),
+        }
     }
 }
 
@@ -120,6 +139,8 @@ pub struct Image {
     pub modules: PathBuf,
     /// Full release of the kernel, such as `6.1.0-50-cloud-amd64`.
     pub release: String,
+    /// Driver of GPUs, if the image has one.
+    pub driver: Option<Driver>,
 }
 
 /// Options of building an image.
@@ -187,6 +208,19 @@ pub fn build_backend(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     build(BACKEND, &Content::modules(&modules), options)
 }
 
+/// Builds the image of backend VMs with a driver of NVIDIA's, unless it exists with this driver.
+pub fn build_backend_with(
+    driver: &DriverSource,
+    options: &BuildOptions<'_>,
+) -> Result<Image, ImageError> {
+    let modules = [&BACKEND_VIRTIO[..], window_drivers(options.kernel)].concat();
+    let content = Content {
+        driver: Some(&driver.choose()?),
+        ..Content::modules(&modules)
+    };
+    build(BACKEND, &content, options)
+}
+
 fn window_drivers(kernel: Kernel) -> &'static [Wanted] {
     match kernel {
         Kernel::V6_1 => &WINDOW_6_1,
@@ -226,18 +260,23 @@ impl Image {
             },
             _ => io("read", &path)(source),
         })?;
+        let damaged = |damage| ImageError::Damaged {
+            what,
+            kernel,
+            place: place.clone(),
+            damage,
+        };
         if let Some(damage) = sums::compare(&place, &FILES)? {
-            return Err(ImageError::Damaged {
-                what,
-                kernel,
-                place,
-                damage,
-            });
+            return Err(damaged(damage));
         }
+        let driver = driver::described(&place)?;
+        let driver =
+            driver.map(|driver| driver.ok_or_else(|| damaged(Damage::Changed(driver::FILE))));
         Ok(Self {
             kernel: place.join(KERNEL),
             modules: place.join(MODULES),
             release,
+            driver: driver.transpose()?,
         })
     }
 
@@ -325,7 +364,17 @@ pub(crate) fn build(
     write(&fresh.path().join(MODULES), &archive.finish())?;
     write(&fresh.path().join(RELEASE), package.release.as_bytes())?;
     write(&fresh.path().join(RECIPE), content.recipe().as_bytes())?;
-    sums::write(fresh.path(), &FILES)?;
+    let mut files = FILES.to_vec();
+    if let Some(chosen) = content.driver {
+        let surroundings = (
+            kernel,
+            package.release.as_str(),
+            folder_of_modules.as_path(),
+        );
+        driver::add(chosen, surroundings, fresh.path(), options)?;
+        files.extend(driver::FILES);
+    }
+    sums::write(fresh.path(), &files)?;
 
     let place = place(what, folder, kernel);
     if place.exists() {
@@ -353,7 +402,17 @@ fn current(
         return None;
     }
     match fs::read_to_string(place(what, folder, kernel).join(RECIPE)) {
-        Ok(recipe) if recipe == content.recipe() => Some(image),
+        Ok(recipe) if content.is_of(&recipe) => Some(image),
+        _ if content.driver.is_some() => {
+            let driver = image.driver.map(|driver| driver.version);
+            progress(&format!(
+                "the {what} image of kernel {kernel} has {}: building it again",
+                driver.map_or("no driver".to_owned(), |version| format!(
+                    "driver {version}, which was built of another file or for other modules"
+                ))
+            ));
+            None
+        }
         Ok(_) => {
             progress(&format!(
                 "the {what} image of kernel {kernel} was built by another version of Wormhole, which packed other \
@@ -536,10 +595,20 @@ mod tests {
         fs::write(of_6_12.join(RELEASE), "6.12.1+deb13-cloud-amd64").expect("it is ours");
         sums::write(&of_6_12, &FILES).expect("sums");
         assert!(look(), "{said:?}");
+        // A driver is kept unless another one is wanted.
+        let plain = Content::modules(old);
+        let with_driver = Content {
+            driver: Some(&Chosen::Debian),
+            ..plain
+        };
+        assert!(with_driver.is_of(&with_driver.recipe()) && plain.is_of(&with_driver.recipe()));
+        assert!(plain.is_of(&plain.recipe()) && !with_driver.is_of(&plain.recipe()));
+        assert!(!with_driver.is_of(&(plain.recipe() + "driver 0123\n")));
+        assert!(!plain.is_of(&(plain.recipe() + "module one\ndriver debian\n")));
         // A file counts as well.
         let with = |data| Content {
-            modules: old,
             file: Some(("table", data)),
+            ..Content::modules(old)
         };
         assert_ne!(with(b"1").recipe(), with(b"2").recipe());
         assert_ne!(with(b"1").recipe(), Content::modules(old).recipe());

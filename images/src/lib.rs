@@ -13,6 +13,7 @@
 mod cpio;
 mod debian;
 mod disk;
+mod driver;
 mod emulated_host;
 mod error;
 mod guest_package;
@@ -30,14 +31,15 @@ pub use disk::{
     DISK_COMMAND_LINE, DebianDisk, DebianOptions, NotAPackage, PackageName, Suite, build_base,
     build_disk,
 };
+pub use driver::{Driver, DriverError, DriverSource};
 pub use emulated_host::{
     DiskFile, EmulatedHost, MachineNetwork, MachineSignals, NetworkEnd, NvmeDisk, SocketServer,
 };
 pub use error::ImageError;
 pub use guest_package::{GuestParts, PACKAGE};
 pub use image::{
-    BuildOptions, COMMAND_LINE, Image, build_backend, build_emulated_host, build_guest,
-    default_folder,
+    BuildOptions, COMMAND_LINE, Image, build_backend, build_backend_with, build_emulated_host,
+    build_guest, default_folder,
 };
 pub use kernel::{Kernel, UnknownKernel};
 pub use oci::{ImageProgram, OciError, is_layout, remove_unpacked, unpack};

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
-use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_STRSZ, DT_STRTAB};
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, DT_STRSZ, DT_STRTAB};
 use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_LOAD};
 use object::read::StringTable;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
@@ -103,6 +103,13 @@ impl Search {
         Ok(paths)
     }
 
+    /// Returns the path of a library that a program opens by its name.
+    pub fn named(&self, name: &str) -> Option<PathBuf> {
+        let folders = self.library_path.iter().map(PathBuf::as_path);
+        let found = self.in_folders(name, folders.collect())?;
+        Some(found.path)
+    }
+
     fn find(
         &self,
         name: &str,
@@ -110,9 +117,8 @@ impl Search {
         objects: &[Object],
         parents: &[Option<usize>],
     ) -> Option<Object> {
-        let open = |path: PathBuf| Object::read(&path).ok();
         if name.contains('/') {
-            return open(name.into());
+            return Object::read(Path::new(name)).ok();
         }
         let mut folders: Vec<&Path> = Vec::new();
         if objects[by].runpath.is_empty() {
@@ -124,6 +130,11 @@ impl Search {
         }
         folders.extend(self.library_path.iter().map(PathBuf::as_path));
         folders.extend(objects[by].runpath.iter().map(PathBuf::as_path));
+        self.in_folders(name, folders)
+    }
+
+    /// Finds a library in these folders, then in the cache and in those that the loader searches last.
+    fn in_folders(&self, name: &str, folders: Vec<&Path>) -> Option<Object> {
         folders
             .into_iter()
             .map(|folder| folder.join(name))
@@ -138,7 +149,7 @@ impl Search {
                     .iter()
                     .map(|folder| Path::new(folder).join(name)),
             )
-            .find_map(open)
+            .find_map(|path| Object::read(&path).ok())
     }
 }
 
@@ -189,6 +200,24 @@ impl Object {
             runpath,
         })
     }
+}
+
+/// Names in a library.
+#[derive(Debug)]
+pub struct Names {
+    /// Name by which others need it (DT_SONAME).
+    pub own: Option<String>,
+    /// Names of those that it needs.
+    pub needed: Vec<String>,
+}
+
+/// Returns the names in a library.
+pub fn names(path: &Path) -> Result<Names, ImageError> {
+    let needed = Object::read(path)?.needed;
+    let bytes = fs::read(path).map_err(io("read", path))?;
+    let elf = Dynamic::parse(&bytes).ok();
+    let own = elf.and_then(|elf| elf.strings(DT_SONAME)?.into_iter().next());
+    Ok(Names { own, needed })
 }
 
 /// The parts of an ELF file that the dynamic loader reads.

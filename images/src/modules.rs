@@ -51,6 +51,11 @@ impl Modules {
         Ok(Self { files, builtin })
     }
 
+    /// Adds a module that the kernel does not have.
+    pub fn add(&mut self, name: &str, path: PathBuf) {
+        self.files.insert(canonical(name), path);
+    }
+
     /// Returns the wanted modules and their dependencies, each after its dependencies, without built-in
     /// modules.
     pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {

@@ -454,6 +454,22 @@ impl Overlay {
         self.archive.file(&destination(place)?, 0o755, &data)
     }
 
+    /// Adds this machine's libraries of these names, with those that they need.
+    fn libraries(&mut self, names: &[String]) -> Result<(), ImageError> {
+        for name in names {
+            let found = self.search.named(name);
+            let found = found.ok_or_else(|| ImageError::MissingLibrary {
+                name: name.clone(),
+                needed_by: "libcuda.so.1".into(),
+            })?;
+            self.library(&found)?;
+            for library in self.search.libraries(&found)? {
+                self.library(&library)?;
+            }
+        }
+        Ok(())
+    }
+
     fn library(&mut self, path: &Path) -> Result<(), ImageError> {
         let path = &self.follow(path)?;
         let name = destination(path)?;

@@ -22,6 +22,7 @@ pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<I
     let content = Content {
         modules: &[&VIRTIO[..], &OVERLAY, &WINDOW].concat(),
         file: Some((TABLE, &affinity())),
+        driver: None,
     };
     build(TAKEN, &content, options)
 }

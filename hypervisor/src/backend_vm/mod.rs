@@ -388,6 +388,7 @@ fn make(
         arguments: machine.arguments.into_iter().map(Into::into).collect(),
         variables: forwarded_variables(),
         window: machine.window_bytes,
+        driver: None,
     })?;
     let limit = match &machine.window {
         // A window that has left stays charged to this process as long as its launcher has it. One tenant's must not end the VM

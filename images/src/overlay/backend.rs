@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use wormhole_init::{PARTS, RunFile, Sink};
 
 use super::{EXIT_PORT, HOST_CID, Overlay, common_variables, ports};
+use crate::driver::{self, Driver};
 use crate::error::ImageError;
 
 /// A run of the backend in a VM of its own.
@@ -23,13 +24,21 @@ pub struct BackendRun {
     pub variables: Vec<(OsString, OsString)>,
     /// Size of each window in bytes.
     pub window: u64,
+    /// Driver of GPUs that the VM loads.
+    pub driver: Option<Driver>,
 }
 
 /// Builds the overlay of a backend VM, which has no files of the host.
 pub fn backend_overlay(run: &BackendRun) -> Result<Vec<u8>, ImageError> {
     let mut overlay = Overlay::new(&run.init, &run.variables)?;
     let command = overlay.install(&run.wormhole, &run.parts)?;
-    let mut variables = common_variables(&run.variables, PARTS);
+    let mut folders = PARTS.to_owned();
+    if let Some(driver) = &run.driver {
+        overlay.libraries(&driver.libraries)?;
+        folders.push(':');
+        folders.push_str(driver::LIBRARIES);
+    }
+    let mut variables = common_variables(&run.variables, &folders);
     let own = run.variables.iter();
     variables.extend(own.filter(|(name, _)| name != "LD_LIBRARY_PATH").cloned());
     let vsock = |port| Sink::Vsock {

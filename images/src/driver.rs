@@ -1,0 +1,252 @@
+//! NVIDIA's driver in the image of backend VMs, which an operator chooses by `--driver`.
+//!
+//! The driver is unpacked and its kernel modules are compiled beside the image. Neither the installer nor any other program
+//! of the driver's is executed, but the commands of its modules' Makefile are, without a network and without the files of
+//! this machine ([`compile`]). The image gets an archive of its own for the driver, `driver.cpio`, which a VM without a GPU
+//! does not have to load, and the file `driver`, a [`Driver`] as text.
+
+mod compile;
+mod debian;
+mod description;
+mod parts;
+mod run_file;
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::statvfs;
+
+use self::parts::Parts;
+use self::run_file::RunFile;
+use crate::cpio::Archive;
+use crate::error::{ImageError, io};
+use crate::kernel::Kernel;
+use crate::modules::Modules;
+
+pub use self::description::Driver;
+
+/// Folder of the driver's libraries in a backend VM.
+pub(crate) const LIBRARIES: &str = "/usr/lib/wormhole/driver";
+/// The oldest driver that the CUDA device takes: the first part of its version.
+const OLDEST: u32 = 550;
+/// Modules of the driver, and their parameters. With heterogeneous memory management kernels could access all memory of a
+/// worker, which the CUDA device refuses.
+const WANTED: [(&str, &str); 2] = [("nvidia", ""), ("nvidia_uvm", "uvm_disable_hmm=1")];
+/// Free space that a build needs: the compiler, the unpacked driver, its modules, and the image.
+const SPACE: u64 = 3 << 30;
+
+/// Reason why an image has no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("cannot read the driver {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error(
+        "{} is not NVIDIA's driver: --driver takes a file NVIDIA-Linux-x86_64-VERSION.run, or debian",
+        .0.display()
+    )]
+    NotADriver(PathBuf),
+    #[error("{} is a driver for {machine}: backend VMs are x86_64", .path.display())]
+    Machine { path: PathBuf, machine: String },
+    #[error("{origin} is driver {version}: Wormhole needs {OLDEST} or a later one")]
+    TooOld { origin: String, version: String },
+    #[error(
+        "{} is truncated or damaged, since it does not have the sum that it names: copy it again",
+        .0.display()
+    )]
+    Damaged(PathBuf),
+    #[error("cannot unpack {}", .path.display())]
+    Unpack { path: PathBuf, source: io::Error },
+    #[error("{} has the file {}, which lies outside of it", .path.display(), .name.display())]
+    Outside { path: PathBuf, name: PathBuf },
+    #[error("{} has more than {most} files or {} MiB for an image", .path.display(), .bytes >> 20)]
+    TooLarge {
+        path: PathBuf,
+        most: u64,
+        bytes: u64,
+    },
+    #[error("{origin} has no {what}")]
+    Lacks { origin: String, what: &'static str },
+    #[error("{} is not of driver {version}", .path.display())]
+    Other { path: PathBuf, version: String },
+    #[error(
+        "the driver takes up to {} MiB in {} while it is built, and {} MiB are free there",
+        SPACE >> 20,
+        .folder.display(),
+        .free >> 20
+    )]
+    Space { folder: PathBuf, free: u64 },
+    #[error(
+        "the modules of driver {version} cannot be built for kernel {release}: lines of the compiler are above, and all of \
+         them in {}",
+        .log.display()
+    )]
+    Compile {
+        version: String,
+        release: String,
+        log: PathBuf,
+    },
+}
+
+/// Origin of a driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriverSource {
+    /// Debian's packages.
+    Debian,
+    /// NVIDIA's file.
+    File(PathBuf),
+}
+
+impl FromStr for DriverSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "debian" => Self::Debian,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+/// A driver that was looked at, and can be built.
+#[derive(Debug)]
+pub(crate) enum Chosen {
+    Debian,
+    File(RunFile),
+}
+
+impl DriverSource {
+    /// Looks at the driver before anything is written.
+    pub(crate) fn choose(&self) -> Result<Chosen, DriverError> {
+        Ok(match self {
+            Self::Debian => Chosen::Debian,
+            Self::File(path) => Chosen::File(RunFile::open(path)?),
+        })
+    }
+}
+
+impl Chosen {
+    /// A line that differs from those of other drivers. Debian's newer versions have the same, as its kernels do.
+    pub(crate) fn recipe(&self) -> String {
+        match self {
+            Self::Debian => "driver debian\n".to_owned(),
+            Self::File(file) => format!("driver {}\n", file.sum),
+        }
+    }
+}
+
+/// Free space, and everything else that a build needs of its surroundings.
+pub(crate) struct Surroundings<'a> {
+    pub kernel: Kernel,
+    /// Full release of the kernel.
+    pub release: &'a str,
+    /// Folder of the kernel's own modules.
+    pub modules: &'a Path,
+    /// An empty folder for what is not kept.
+    pub scratch: &'a Path,
+    /// File that keeps the compiler's output if it fails.
+    pub log: &'a Path,
+    pub progress: &'a dyn Fn(&str),
+}
+
+/// Builds a driver for a kernel. Returns its description, and the archive of its files.
+pub(crate) fn build(
+    chosen: &Chosen,
+    surroundings: &Surroundings<'_>,
+) -> Result<(Driver, Vec<u8>), ImageError> {
+    let &Surroundings {
+        scratch, progress, ..
+    } = surroundings;
+    check_space(scratch)?;
+    let place = scratch.join("driver");
+    fs::create_dir(&place).map_err(io("make", &place))?;
+    let parts = match chosen {
+        Chosen::Debian => debian::fetch(&place, progress)?,
+        Chosen::File(file) => {
+            progress(&format!("unpacking driver {}", file.version));
+            file.unpack(&place)?
+        }
+    };
+    let built = compile::modules(&parts, surroundings)?;
+    let mut modules = Modules::in_folder(surroundings.modules)?;
+    for (name, path) in built {
+        modules.add(name, path);
+    }
+    pack(&parts, &modules, surroundings.release)
+}
+
+fn check_space(folder: &Path) -> Result<(), ImageError> {
+    let system = statvfs(folder).map_err(|error| io("read", folder)(error.into()))?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if free < SPACE {
+        let folder = folder.to_owned();
+        return Err(DriverError::Space { folder, free }.into());
+    }
+    Ok(())
+}
+
+/// Packs a driver's modules, firmware and libraries.
+fn pack(parts: &Parts, modules: &Modules, release: &str) -> Result<(Driver, Vec<u8>), ImageError> {
+    let mut archive = Archive::new();
+    let mut driver = Driver {
+        version: parts.version.clone(),
+        origin: parts.origin.clone(),
+        release: release.to_owned(),
+        modules: Vec::new(),
+        libraries: parts.needed.iter().cloned().collect(),
+    };
+    for module in modules.in_order(&WANTED.map(|(name, _)| name))? {
+        let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
+        archive.file(&path, 0o644, &module.data)?;
+        let parameters = WANTED
+            .iter()
+            .find_map(|&(name, parameters)| (name == module.name).then_some(parameters));
+        let parameters = parameters.unwrap_or_default().to_owned();
+        driver.modules.push((format!("/{path}").into(), parameters));
+    }
+    let mut add = |folder: &str, path: &Path, name: &str| -> Result<(), ImageError> {
+        let data = fs::read(path).map_err(io("read", path))?;
+        archive.file(
+            format!("{}/{name}", folder.trim_start_matches('/')),
+            0o644,
+            &data,
+        )
+    };
+    let firmware = format!("usr/lib/firmware/nvidia/{}", parts.version);
+    for (name, path) in &parts.firmware {
+        add(&firmware, path, name)?;
+    }
+    for library in &parts.libraries {
+        add(LIBRARIES, &library.path, &library.name)?;
+    }
+    for library in &parts.libraries {
+        let link = format!("{}/{}", LIBRARIES.trim_start_matches('/'), library.link);
+        archive.link(link, &library.name);
+    }
+    let text = driver.to_string();
+    archive.file(Driver::FILE.trim_start_matches('/'), 0o644, text.as_bytes())?;
+    Ok((driver, archive.finish()))
+}
+
+/// Returns whether a text is a version: numbers with dots between them, which is safe as a part of a path.
+fn is_version(text: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    text.len() <= 32 && text.contains('.') && text.split('.').all(is_number)
+}
+
+/// Refuses a driver that the CUDA device does not take.
+fn check_version(origin: &str, version: &str) -> Result<(), DriverError> {
+    let first = version.split('.').next().map(str::parse::<u32>);
+    match first {
+        Some(Ok(first)) if first >= OLDEST => Ok(()),
+        _ => Err(DriverError::TooOld {
+            origin: origin.to_owned(),
+            version: version.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! The driver of an image of backend VMs: its files, which are compared with their sums only where a VM has a GPU.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::{BACKEND, BuildOptions, Image, RELEASE, place, write};
+use crate::disk::in_fresh;
+use crate::driver::{self, Chosen, Driver, Surroundings};
+use crate::error::{ImageError, io};
+use crate::kernel::Kernel;
+use crate::sums;
+
+/// Files of an image with a driver: what it is, and its archive.
+pub(super) const FILE: &str = "driver";
+const ARCHIVE: &str = "driver.cpio";
+pub(super) const FILES: [&str; 2] = [FILE, ARCHIVE];
+/// Start of the driver's line in a recipe.
+pub(super) const LINE: &str = "driver ";
+/// Folder, beside the images, of a driver that is built, and the log of one that could not be.
+const SCRATCH: &str = "unfinished-driver";
+const LOG: &str = "driver.log";
+
+impl Image {
+    /// Returns the driver of the image of backend VMs, and the image's folder, without a look at its other files.
+    pub fn backend_driver(
+        folder: &Path,
+        kernel: Kernel,
+    ) -> Result<(Option<Driver>, PathBuf), ImageError> {
+        let place = place(BACKEND, folder, kernel);
+        Ok((described(&place)?.flatten(), place))
+    }
+
+    /// Returns the archive of the driver, which is compared with its sum; `None` if the image has none.
+    pub fn driver_archive(&self) -> Result<Option<PathBuf>, ImageError> {
+        if self.driver.is_none() {
+            return Ok(None);
+        }
+        let place = self.kernel.with_file_name("");
+        match sums::compare(&place, &FILES)? {
+            Some(damage) => Err(ImageError::DamagedDriver { place, damage }),
+            None => Ok(Some(place.join(ARCHIVE))),
+        }
+    }
+
+    /// Lists the images in a folder, by their names, with their kernels and drivers.
+    pub fn list(folder: &Path) -> Result<Vec<(String, String, Option<Driver>)>, ImageError> {
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io("list", folder))?,
+        };
+        let mut images = Vec::new();
+        for entry in entries {
+            let place = entry.map_err(io("list", folder))?.path();
+            let release = fs::read_to_string(place.join(RELEASE));
+            if let (Some(name), Ok(release)) = (place.file_name(), release) {
+                let driver = described(&place)?.flatten();
+                images.push((name.to_string_lossy().into_owned(), release, driver));
+            }
+        }
+        images.sort_by(|one, other| one.0.cmp(&other.0));
+        Ok(images)
+    }
+}
+
+/// Builds a driver for a kernel, by its full release and the folder of its modules, and adds its files to the image that is
+/// made in the folder `fresh`. The folder of images must be locked.
+pub(super) fn add(
+    chosen: &Chosen,
+    (kernel, release, modules): (Kernel, &str, &Path),
+    fresh: &Path,
+    options: &BuildOptions<'_>,
+) -> Result<(), ImageError> {
+    let log = options.folder.join(LOG);
+    let built = in_fresh(&options.folder.join(SCRATCH), |scratch| {
+        let surroundings = Surroundings {
+            kernel,
+            release,
+            modules,
+            scratch,
+            log: &log,
+            progress: options.progress,
+        };
+        driver::build(chosen, &surroundings)
+    });
+    let (driver, archive) = built?;
+    write(&fresh.join(FILE), driver.to_string().as_bytes())?;
+    write(&fresh.join(ARCHIVE), &archive)?;
+    // That of an earlier failure.
+    let _ = fs::remove_file(&log);
+    Ok(())
+}
+
+/// Reads the description of an image's driver; `Some(None)` if the file is none.
+pub(super) fn described(place: &Path) -> Result<Option<Option<Driver>>, ImageError> {
+    let path = place.join(FILE);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Some(None)),
+        text => Ok(Some(Driver::parse(&text.map_err(io("read", &path))?))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{KERNEL, MODULES};
+
+    #[test]
+    fn an_image_has_the_driver_that_it_describes_and_its_archive_is_compared_when_it_is_used() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let place = folder.join("backend-6.1");
+        fs::create_dir(&place).expect("a folder");
+        for name in [KERNEL, MODULES, RELEASE, ARCHIVE] {
+            fs::write(place.join(name), name).expect("room");
+        }
+        let all = [KERNEL, MODULES, RELEASE, FILE, ARCHIVE];
+        sums::write(&place, &all[..3]).expect("they are there");
+        let open = || Image::backend(folder, Kernel::V6_1);
+        let plain = open().expect("it is whole");
+        assert_eq!(
+            (plain.driver.clone(), plain.driver_archive().expect("none")),
+            (None, None)
+        );
+        let driver = Driver {
+            version: "580.95.05".to_owned(),
+            origin: "a file".to_owned(),
+            release: "6.1.0-1".to_owned(),
+            modules: vec![("/nvidia.ko".into(), String::new())],
+            libraries: Vec::new(),
+        };
+        fs::write(place.join(FILE), driver.to_string()).expect("room");
+        sums::write(&place, &all).expect("they are there");
+        let image = open().expect("it is whole");
+        assert_eq!(image.driver.as_ref(), Some(&driver));
+        let found = Image::backend_driver(folder, Kernel::V6_1).expect("it is read");
+        assert_eq!(found, (Some(driver.clone()), place.clone()));
+        let listed = Image::list(folder).expect("it is read");
+        assert_eq!(
+            listed,
+            [("backend-6.1".to_owned(), RELEASE.to_owned(), Some(driver))]
+        );
+        assert_eq!(
+            image.driver_archive().expect("it is whole"),
+            Some(place.join(ARCHIVE))
+        );
+        fs::write(place.join(ARCHIVE), "another").expect("room");
+        // A VM without a GPU does not need it.
+        let error = open()
+            .expect("it opens")
+            .driver_archive()
+            .expect_err("it is damaged");
+        let said = error.to_string();
+        assert!(
+            said.contains("driver.cpio is not as it was built"),
+            "{said}"
+        );
+        fs::write(place.join(FILE), "nonsense").expect("room");
+        assert!(matches!(open(), Err(ImageError::Damaged { .. })));
+        assert_eq!(Image::list(&folder.join("none")).expect("no images"), []);
+    }
+}
