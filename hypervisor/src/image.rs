@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use wormhole_images::{
-    BuildOptions, DebianOptions, GuestParts, Image, ImageError, PackageName, build_backend,
-    build_disk, build_emulated_host, build_guest,
+    BuildOptions, DebianOptions, DriverSource, GuestParts, Image, ImageError, PackageName,
+    build_backend, build_backend_with, build_disk, build_emulated_host, build_guest,
 };
 
 use crate::installation::{Installation, InstallationError};
 use crate::run::Kernel;
 use crate::say;
+use crate::table::{self, Column};
 
 #[derive(Debug, Subcommand)]
 #[command(arg_required_else_help = false)]
@@ -19,6 +20,8 @@ pub enum Action {
     /// Build an image from Debian's packages.
     #[command(subcommand)]
     Build(Build),
+    /// List the images that programs and backends boot from, with their kernels and drivers.
+    List(Folder),
 }
 
 #[derive(Debug, Subcommand)]
@@ -26,8 +29,8 @@ pub enum Action {
 pub enum Build {
     /// The image that guests boot from: with --suite a disk with Debian, otherwise what `wormhole run` needs.
     Guest(GuestOptions),
-    /// The image that backend VMs boot from.
-    Backend(Options),
+    /// The image that backend VMs boot from, with NVIDIA's driver if --driver names one.
+    Backend(BackendOptions),
     /// A machine with emulated virtualization, for hosts whose KVM cannot run Linux.
     EmulatedHost(Options),
 }
@@ -63,16 +66,32 @@ impl From<Suite> for wormhole_images::Suite {
 }
 
 #[derive(Debug, Args)]
+pub struct BackendOptions {
+    /// NVIDIA's driver for GPUs of backend VMs: a file NVIDIA-Linux-x86_64-VERSION.run, or `debian` for Debian's packages.
+    /// Its kernel modules are built for the image's kernel.
+    #[arg(long, value_name = "FILE")]
+    driver: Option<DriverSource>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Args)]
 pub struct Options {
     /// The Debian kernel to take.
     #[arg(long, value_enum, default_value = "6.1")]
     kernel: Kernel,
-    /// Folder of images; WORMHOLE_IMAGES, the installation's, or that of the user if not given.
-    #[arg(long)]
-    folder: Option<PathBuf>,
+    #[command(flatten)]
+    folder: Folder,
     /// Build again what is there already.
     #[arg(long)]
     rebuild: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Folder {
+    /// Folder of images; WORMHOLE_IMAGES, the installation's, or that of the user if not given.
+    #[arg(long)]
+    folder: Option<PathBuf>,
 }
 
 /// Reason why there is no image.
@@ -87,22 +106,56 @@ pub enum Error {
 }
 
 pub fn run(action: &Action) -> Result<(), Error> {
-    let Action::Build(build) = action;
+    let build = match action {
+        Action::Build(build) => build,
+        Action::List(folder) => return list(&folder.path()?),
+    };
+    let mut driver = None;
     let (wanted, options) = match build {
         Build::Guest(guest) => match guest.suite {
             Some(suite) => return disk(suite, guest),
             None => (GUEST, &guest.options),
         },
-        Build::Backend(options) => (BACKEND, options),
+        Build::Backend(backend) => {
+            driver = backend.driver.as_ref();
+            (BACKEND, &backend.options)
+        }
         Build::EmulatedHost(options) => (EMULATED_HOST, options),
     };
-    let (folder, kernel) = (options.folder()?, options.kernel.into());
-    let image = make(wanted, &folder, kernel, options.rebuild)?;
+    let (folder, kernel) = (options.folder.path()?, options.kernel.into());
+    let image = match driver {
+        Some(driver) => made(&folder, kernel, options.rebuild, |options| {
+            build_backend_with(driver, options)
+        })?,
+        None => made(&folder, kernel, options.rebuild, wanted.1)?,
+    };
+    let driver = image.driver.as_ref();
+    let driver = driver.map(|driver| format!(", driver {} ({})", driver.version, driver.origin));
     say::result(format_args!(
-        "{}: kernel {}",
+        "{}: kernel {}{}",
         image.kernel.display(),
-        image.release
+        image.release,
+        driver.unwrap_or_default()
     ));
+    Ok(())
+}
+
+/// Lists the images in a folder.
+fn list(folder: &Path) -> Result<(), Error> {
+    let rows: Vec<[String; 4]> = Image::list(folder)?
+        .into_iter()
+        .map(|(name, release, driver)| {
+            let driver = driver.unwrap_or_default();
+            [name, release, driver.version, driver.origin]
+        })
+        .collect();
+    let columns = [
+        Column::Text("IMAGE"),
+        Column::Text("KERNEL"),
+        Column::Text("DRIVER"),
+        Column::Text("FROM"),
+    ];
+    say::result(format_args!("{}", table::format(columns, &rows).trim_end()));
     Ok(())
 }
 
@@ -123,16 +176,16 @@ pub fn ensure(
     kernel: wormhole_images::Kernel,
 ) -> Result<Image, ImageError> {
     match wanted.0(folder, kernel) {
-        Err(ImageError::NotBuilt { .. }) => make(wanted, folder, kernel, false),
+        Err(ImageError::NotBuilt { .. }) => made(folder, kernel, false, wanted.1),
         found => found,
     }
 }
 
-fn make(
-    (_, build): Wanted,
+fn made(
     folder: &Path,
     kernel: wormhole_images::Kernel,
     rebuild: bool,
+    build: impl FnOnce(&BuildOptions<'_>) -> Result<Image, ImageError>,
 ) -> Result<Image, ImageError> {
     build(&BuildOptions {
         folder,
@@ -151,7 +204,7 @@ fn disk(suite: Suite, guest: &GuestOptions) -> Result<(), Error> {
         frontends: installation.frontends()?,
     };
     let options = DebianOptions {
-        folder: &guest.options.folder()?,
+        folder: &guest.options.folder.path()?,
         suite: suite.into(),
         packages: &guest.package,
         rebuild: guest.options.rebuild,
@@ -168,8 +221,8 @@ fn disk(suite: Suite, guest: &GuestOptions) -> Result<(), Error> {
     Ok(())
 }
 
-impl Options {
-    fn folder(&self) -> Result<PathBuf, Error> {
+impl Folder {
+    fn path(&self) -> Result<PathBuf, Error> {
         match &self.folder {
             Some(folder) => Ok(folder.clone()),
             None => Installation::locate()?.images().ok_or(Error::NoFolder),

@@ -273,6 +273,20 @@ const FLAGS: &[(&str, &str)] = &[
         "backend start --placement vm --pci 1f.7",
         "neither the address of a PCI device",
     ),
+    (
+        "image build backend --driver /etc/passwd",
+        "/etc/passwd is not NVIDIA's driver",
+    ),
+    (
+        "image build backend --driver /no/such.run",
+        "cannot read the driver /no/such.run: No such file",
+    ),
+    (
+        "image build backend --driver /dev/zero",
+        "is not NVIDIA's driver",
+    ),
+    ("image build guest --driver debian", "'--driver'"),
+    ("image list --kernel 6.1", "'--kernel'"),
     ("backend stop a b", "'b'"),
     ("backend stop --config none", "'--config'"),
     ("backend list --json=1", "'1'"),
@@ -373,7 +387,7 @@ const FLAGS: &[(&str, &str)] = &[
         "guest start a --foreground --kernel k --device cpu --backend b",
         "cannot be used with",
     ),
-    ("image", "[subcommands: build, help]"),
+    ("image", "[subcommands: build, list, help]"),
     (
         "image build",
         "[subcommands: guest, backend, emulated-host, help]",

@@ -24,7 +24,7 @@ enum Executed {
 use Executed::{Developer, Not, Test};
 
 /// Places that execute the commands with these first words. The first row that fits counts.
-const COMMANDS: [(&str, Executed); 17] = [
+const COMMANDS: [(&str, Executed); 19] = [
     ("cargo xtask ", Developer),
     ("ip ", Test(NETWORK.0, NETWORK.1)),
     (
@@ -95,6 +95,19 @@ const COMMANDS: [(&str, Executed); 17] = [
         Test(
             "guest_disk.rs",
             "debian_boots_in_a_guest_and_its_user_runs_the_demo",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole image build backend --driver ",
+        Not(
+            "downloads 220 MB and compiles kernel modules for minutes; images/src/driver/tests.rs builds the parts of a made driver, and the gate refuses files that are none",
+        ),
+    ),
+    (
+        "target/wormhole/bin/wormhole image list",
+        Test(
+            "documents.rs",
+            "images_of_the_set_up_are_found_by_the_commands_of_the_pages",
         ),
     ),
     (
@@ -330,6 +343,12 @@ fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
             continue;
         }
         assert_eq!(run.stderr, "", "{line} built an image");
+        if line.ends_with(" list") {
+            let has = |image| run.stdout.lines().any(|line| line.starts_with(image));
+            assert!(has("backend-6.1 ") && has("guest-6.1 "), "{}", run.stdout);
+            assert!(!has("guest-bookworm "), "a disk is no such image");
+            continue;
+        }
         let (kernel, release) = run.stdout.trim().split_once(": kernel ").expect("a kernel");
         assert!(Path::new(kernel).starts_with(images()) && Path::new(kernel).is_file());
         found.insert((kernel.to_owned(), release.to_owned()));
