@@ -7,6 +7,7 @@
 //!
 //! With `--listen` it serves [several tenants](shared), which connect to a socket.
 
+mod gpus;
 mod log;
 mod shared;
 mod slots;
@@ -28,7 +29,6 @@ use clap::Args;
 use wormhole_images::{
     BackendRun, COMMAND_LINE, Ending, ImageError, Kernel, Report, backend_overlay, ports,
 };
-use wormhole_link::device::{DeviceChoice, DeviceKind};
 use wormhole_link::operator::{LEAST_MEMORY, OperatorOptions, SESSIONS};
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vfio::{DeviceAddress, PassthroughError};
@@ -40,6 +40,7 @@ use wormhole_monitor::{
 use wormhole_ring::control::Message;
 use wormhole_ring::layout::WINDOW_MAX_BYTES;
 
+pub use self::gpus::has_gpu;
 use self::log::Log;
 use crate::backend::{BackendError, receive, send};
 use crate::cgroup;
@@ -208,9 +209,22 @@ impl VmOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum Unserved {
     #[error(
-        "--placement vm has devices of the CPU alone so far: choose --placement host for {0}, or leave --device out"
+        "--device {0} needs a GPU in the backend VM, and that of a single run has none: start one with `wormhole backend start \
+         --placement vm --device {0} --pci ADDRESS` and choose it by --backend, or choose --placement host"
     )]
     Device(String),
+    #[error("--device {0} needs a GPU that the backend VM has for itself: name it with --pci")]
+    NoGpu(String),
+    #[error(
+        "--device {device} needs NVIDIA's driver, which the image {} does not have: add it with `wormhole image build backend \
+         --driver FILE`",
+        .place.display()
+    )]
+    NoDriver { device: String, place: PathBuf },
+    #[error(transparent)]
+    Installation(#[from] InstallationError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
     #[error(
         "--backend names a backend that is there, and --placement vm makes one: leave one of them out"
     )]
@@ -241,6 +255,8 @@ impl Unserved {
     pub fn options(&self) -> Vec<&'static str> {
         match self {
             Self::Device(_) => vec!["placement", "device"],
+            Self::NoGpu(_) | Self::NoDriver { .. } => vec!["device"],
+            Self::Installation(_) | Self::Image(_) => Vec::new(),
             Self::Another => vec!["placement", "backend"],
             Self::SlotSize { .. } => vec!["slot-size"],
             Self::Memory { .. } => vec!["memory"],
@@ -256,10 +272,9 @@ pub fn check(has_another: bool, device: &DeviceOption) -> Result<(), Unserved> {
     if has_another {
         return Err(Unserved::Another);
     }
-    let choice = device.device.parse::<DeviceChoice>();
-    match choice.map(|choice| choice.kind()) {
-        Ok(DeviceKind::Cpu) => Ok(()),
-        _ => Err(Unserved::Device(device.device.clone())),
+    match has_gpu(device) {
+        false => Ok(()),
+        true => Err(Unserved::Device(device.device.clone())),
     }
 }
 
@@ -282,6 +297,16 @@ pub enum BackendVmError {
     Gone,
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
     NoImages,
+    #[error("its image has no driver of NVIDIA's for {0}")]
+    NoDriver(String),
+    #[error("with NVIDIA's driver it needs --memory {}M or more", .least >> 20)]
+    LittleMemory { least: u64 },
+    #[error("cannot read the driver {}", .path.display())]
+    Driver {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error("its process cannot be confined")]
@@ -381,6 +406,8 @@ fn make(
     let images = options.images.clone().or_else(|| installation.images());
     let images = images.ok_or(BackendVmError::NoImages)?;
     let image = image::ensure(image::BACKEND, &images, KERNEL)?;
+    let (driver, archive) = gpus::driver(&image, &options.device)?.unzip();
+    let memory = machine.memory + options.vm.memory_of_driver(archive.as_deref())?;
     let overlay = backend_overlay(&BackendRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
@@ -388,26 +415,28 @@ fn make(
         arguments: machine.arguments.into_iter().map(Into::into).collect(),
         variables: forwarded_variables(),
         window: machine.window_bytes,
-        driver: None,
+        driver,
     })?;
     let limit = match &machine.window {
         // A window that has left stays charged to this process as long as its launcher has it. One tenant's must not end the VM
         // of all.
         WindowConfig::Aperture(_) => None,
-        WindowConfig::Whole(_) => Some(machine.memory + machine.window_bytes),
+        WindowConfig::Whole(_) => Some(memory + machine.window_bytes),
     };
     cgroup::enter(&installation, limit);
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
         start: Start::Boot(BootSource {
             kernel: image.kernel,
-            initramfs: vec![
-                InitramfsPart::Path(image.modules),
-                InitramfsPart::Bytes(overlay),
-            ],
+            initramfs: [image.modules]
+                .into_iter()
+                .chain(archive)
+                .map(InitramfsPart::Path)
+                .chain([InitramfsPart::Bytes(overlay)])
+                .collect(),
             command_line: format!("{COMMAND_LINE} {FILES}"),
         }),
-        memory_mib: machine.memory >> 20,
+        memory_mib: memory >> 20,
         vcpus: machine.vcpus,
         window: Some(machine.window),
         vsock: Some(VsockConfig {

@@ -12,7 +12,7 @@ use wormhole_link::operator::OperatorOptions;
 
 use super::{BackendsError, DEFAULT, END_LIMIT, Facts, Held, Place, Placement, connect_to};
 use crate::backend::{Backend, BackendError};
-use crate::backend_vm::{self, Unserved, VmOptions, read_boot_id};
+use crate::backend_vm::{Unserved, VmOptions, read_boot_id};
 use crate::config::ConfigOption;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
@@ -125,7 +125,7 @@ impl Options {
                 }
             }
             Placement::Vm => {
-                backend_vm::check(false, &self.device)?;
+                self.vm.check_device(&self.device)?;
                 self.vm.check()?;
                 if !self.operator.tenant_user.is_empty() {
                     return Err(Unserved::Users.into());

@@ -6,6 +6,7 @@
 //!
 //! With `--shared` it does so for [several tenants](slots) of one supervisor.
 
+mod driver;
 mod slots;
 
 use std::env;
@@ -29,7 +30,9 @@ use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::MAX_CONNECTIONS;
 use wormhole_ring::control::{Message, Refusal};
 
+use self::driver::DriverError;
 use crate::backend::{BackendError, receive, send, start_supervisor};
+use crate::backend_vm::has_gpu;
 use crate::device::DeviceOption;
 use crate::installation::Installation;
 use crate::say;
@@ -73,6 +76,8 @@ pub enum RelayError {
     #[error("cannot reach the launcher outside this VM")]
     Launcher(#[source] io::Error),
     #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
     Backend(#[from] BackendError),
     #[error("cannot reach the supervisor")]
     Supervisor(#[source] io::Error),
@@ -99,6 +104,10 @@ impl RelayError {
 pub fn run(options: &Options) -> Result<(), RelayError> {
     let windows = env::var_os(WINDOW).unwrap_or_default();
     let windows: Vec<PathBuf> = env::split_paths(&windows).collect();
+    if has_gpu(&options.device) {
+        let driver = driver::load()?;
+        say::line(format_args!("driver {} is loaded", driver.version));
+    }
     if options.shared {
         say_boot()?;
         return slots::run(options, windows);

@@ -274,6 +274,18 @@ const FLAGS: &[(&str, &str)] = &[
         "neither the address of a PCI device",
     ),
     (
+        "backend start --placement vm --device cuda:0",
+        "--device cuda:0 needs a GPU that the backend VM has for itself: name it with --pci",
+    ),
+    (
+        "backend start --placement vm --device cuda:0 --pci 0000:00:1f.7",
+        "backend-6.1 does not have: add it with `wormhole image build backend --driver FILE`",
+    ),
+    (
+        "run --placement vm --device cuda:1 true",
+        "that of a single run has none",
+    ),
+    (
         "image build backend --driver /etc/passwd",
         "/etc/passwd is not NVIDIA's driver",
     ),
