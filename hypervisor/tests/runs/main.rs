@@ -14,6 +14,7 @@ mod emulated;
 mod execution;
 mod gpu;
 mod guest;
+mod guest_backend_driver;
 mod guest_backend_vm;
 mod guest_backends;
 mod guest_console;
