@@ -1,6 +1,6 @@
 //! Types of the C interface, laid out as the CUDA driver API documents them.
 //!
-//! They are Rust and not entries of the table, since unions, arrays of arrays and nested structures need all that Rust says of a
+//! The types are Rust and not entries of the table, since unions, arrays of arrays and nested structures need all that Rust says of a
 //! layout. `tests/c_layout.rs` compares size, alignment and offsets with those of `cuda.h`.
 #![expect(
     non_camel_case_types,
