@@ -32,9 +32,9 @@ fn config(cases: u32) -> ProptestConfig {
 fn heads() -> impl Strategy<Value = RecordHead> {
     let slots = prop_oneof![Just(None), (0_u16..128).prop_map(SlotIndex::new)];
     (any::<[u16; 3]>(), slots, any::<u64>()).prop_map(
-        |([message, flags, device], slot, sequence)| RecordHead {
+        |([message, thread, device], slot, sequence)| RecordHead {
             message,
-            flags,
+            thread,
             slot,
             device,
             sequence,

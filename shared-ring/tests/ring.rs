@@ -70,7 +70,7 @@ fn a_record_keeps_every_field() {
     let mut session = Session::new();
     let head = RecordHead {
         message: 7,
-        flags: 0x8001,
+        thread: 0x8001,
         slot: SlotIndex::new(127),
         device: 5,
         sequence: u64::MAX - 1,
@@ -301,7 +301,7 @@ fn records_of_many_producers_arrive_once_and_in_each_ones_order() {
                     let length = (sequence as usize * 37 + thread) % 200;
                     let body = [sequence as u8; 200];
                     let head = RecordHead {
-                        flags: thread as u16,
+                        thread: thread as u16,
                         sequence,
                         ..RECORD
                     };
@@ -318,7 +318,7 @@ fn records_of_many_producers_arrive_once_and_in_each_ones_order() {
             match session.consumer.take(&mut buf).unwrap() {
                 None => std::thread::yield_now(),
                 Some(head) => {
-                    let thread = usize::from(head.flags);
+                    let thread = usize::from(head.thread);
                     assert_eq!(head.sequence, next[thread]);
                     assert_eq!(
                         buf.body().len(),

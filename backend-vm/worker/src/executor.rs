@@ -245,6 +245,7 @@ impl Executor {
             slot: head.slot,
             sequence: head.sequence,
             device,
+            thread: head.thread,
         };
         self.session.keep_order(&call, &request);
         let answers = &self.answers;

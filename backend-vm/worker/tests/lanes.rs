@@ -111,6 +111,33 @@ fn work_of_a_stream_waits_for_its_launches_alone() {
 }
 
 #[test]
+fn one_thread_of_the_guest_keeps_its_order_on_all_streams() {
+    const LAUNCHES: u16 = 5;
+    const OTHER: u16 = 6;
+    let mut ready = ready(ALWAYS);
+    let fill = ready.fill(SECOND, 1);
+    for (thread, waits) in [(LAUNCHES, true), (OTHER, false)] {
+        for call in ["launch", "fill"] {
+            let (device, served) = (&ready.device, &ready.served);
+            let launches = device.arrivals("launch");
+            device.hold("launch");
+            served.record_by(LAUNCHES, &launch(FIRST, 7));
+            device.wait_for("launch", launches + 1);
+            let before = device.arrivals(call);
+            match call {
+                "launch" => served.record_by(thread, &launch(SECOND, 1)),
+                _ => served.record_by(thread, &fill),
+            }
+            let comes = device.comes_at_once(call, before + 1);
+            assert_eq!(comes, !waits, "{call} of thread {thread}");
+            device.let_go("launch");
+            device.wait_for(call, before + 1);
+            ready.call(&MemGetInfo {});
+        }
+    }
+}
+
+#[test]
 fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
     let mut ready = ready(ALWAYS);
     for (on, wait_for) in [(FIRST, true), (APART, false)] {
@@ -390,13 +417,13 @@ fn launches_go_to_lanes_while_several_streams_have_them_in_the_ring() {
         let mut ready = ready(plan);
         let before = ready.device.arrivals("launch");
         ready.served.rests.store(true, Ordering::Relaxed);
-        for number in 0..900 {
+        for number in 0..6000 {
             ready.served.record(&launch(1 + number % streams, number));
         }
         ready.served.rests.store(false, Ordering::Relaxed);
         ready.call(&MemGetInfo {});
         let made = ready.device.threads("launch").split_off(before);
-        assert_eq!(made.len(), 900);
+        assert_eq!(made.len(), 6000);
         let first = made[0];
         assert!(made[..100].iter().all(|thread| *thread == first));
         let different: std::collections::HashSet<_> = made.into_iter().collect();

@@ -1,5 +1,8 @@
 //! Sends records, which have no answer, and requests, whose answer is waited for.
 
+use std::cell::Cell;
+use std::sync::atomic::AtomicU16;
+
 use wormhole_api::{Decode, EncodeError, Message};
 use wormhole_ring::control;
 use wormhole_ring::layout::SLOT_PAYLOAD;
@@ -15,13 +18,32 @@ use crate::log;
 /// Answers up to this size are read into a small buffer.
 const SMALL: usize = 256;
 
+thread_local! {
+    static THREAD: Cell<u16> = const { Cell::new(0) };
+}
+
+/// Returns the number of this thread in its records, from 1 on. Threads that have one number after 65,535 of them are ordered as
+/// one.
+#[inline]
+fn thread_number() -> u16 {
+    static LAST: AtomicU16 = AtomicU16::new(0);
+    let number = THREAD.get();
+    if number > 0 {
+        return number;
+    }
+    let number = LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
+    THREAD.set(number);
+    number
+}
+
 impl OnDevice {
     /// Writes a message that has no answer.
     #[inline]
     pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
         let _passage = gate::enter::<M>();
-        self.send(RecordHead::record(M::ID).on(self.number), message)
+        let head = RecordHead::record(M::ID).on(self.number);
+        self.send(head.by(thread_number()), message)
     }
 
     /// Sends a message and waits until it has been executed; `read` decodes the answer.
@@ -67,7 +89,7 @@ impl Session {
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
-        self.send(head, message)?;
+        self.send(head.by(thread_number()), message)?;
         let wait = Wait::Answer(slot.index, sequence);
         let polled =
             self.wait_for_answer(wait, || self.slots.poll(slot.index, sequence).transpose());

@@ -165,7 +165,7 @@ impl Consumer {
         self.release(commit.units);
         Ok(Some(RecordHead {
             message: wire.message,
-            flags: wire.flags,
+            thread: wire.thread,
             slot,
             device: wire.device,
             sequence: wire.sequence,

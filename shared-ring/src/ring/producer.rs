@@ -142,7 +142,7 @@ impl Producer {
         let offset = ring_offset(cursor);
         let wire = WireHead {
             message: head.message,
-            flags: head.flags,
+            thread: head.thread,
             slot: head.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get),
             device: head.device,
             pad: [0; 2],

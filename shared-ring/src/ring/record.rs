@@ -7,8 +7,9 @@ use crate::{layout, slot::SlotIndex};
 pub struct RecordHead {
     /// The message's id in the API table.
     pub message: u16,
-    /// Flags of the message.
-    pub flags: u16,
+    /// Number of the guest's thread, from 1 on, for the order of what it sends. 0 is no thread: such records are ordered by
+    /// their streams alone.
+    pub thread: u16,
     /// Answer slot of the request; `None` for a record without an answer.
     pub slot: Option<SlotIndex>,
     /// Number in the session of the device that the message is for.
@@ -23,7 +24,7 @@ impl RecordHead {
     pub const fn record(message: u16) -> Self {
         Self {
             message,
-            flags: 0,
+            thread: 0,
             slot: None,
             device: 0,
             sequence: 0,
@@ -35,7 +36,7 @@ impl RecordHead {
     pub const fn request(message: u16, slot: SlotIndex, sequence: u64) -> Self {
         Self {
             message,
-            flags: 0,
+            thread: 0,
             slot: Some(slot),
             device: 0,
             sequence,
@@ -47,6 +48,12 @@ impl RecordHead {
     pub const fn on(self, device: u16) -> Self {
         Self { device, ..self }
     }
+
+    /// Returns the head of a record that this thread sends.
+    #[must_use]
+    pub const fn by(self, thread: u16) -> Self {
+        Self { thread, ..self }
+    }
 }
 
 /// Wire format of a record's header, without the commit word.
@@ -54,7 +61,7 @@ impl RecordHead {
 #[repr(C)]
 pub(super) struct WireHead {
     pub(super) message: u16,
-    pub(super) flags: u16,
+    pub(super) thread: u16,
     /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
     pub(super) slot: u16,
     pub(super) device: u16,

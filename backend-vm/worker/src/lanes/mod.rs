@@ -5,12 +5,13 @@
 //! as a call of it is left there, and a lane makes its calls in order, so the order of each stream is kept. The executor
 //! makes every other call itself, after it has waited for the lanes whose calls come before it:
 //!
-//! - for the stream's own calls, where the message only adds work to one stream;
+//! - for the calls of the stream and of the guest's thread, where the message only adds work to one stream;
 //! - for the calls of all blocking streams, where that stream is the legacy stream. The device orders the two kinds by
 //!   the time of submission, and the legacy stream has no lane;
 //! - for all calls, before every other message, and before the executor handles an event of another thread.
 //!
-//! Streams without an order of the program between them are submitted in any order, as native threads do.
+//! Calls of one thread of the guest are made in its order too: a launch whose thread has calls left in another lane waits for them.
+//! So only what different threads launch on different streams is submitted side by side, as native threads do.
 
 mod entry;
 mod lane;
@@ -94,6 +95,16 @@ impl Placement {
     }
 }
 
+/// Number of threads of the guest that are told apart. Others are ordered as one of these.
+const THREADS: usize = 256;
+
+/// Place behind a thread's last call in a lane's queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    lane: usize,
+    place: u64,
+}
+
 /// State that the lanes' threads share.
 #[derive(Debug)]
 struct Shared {
@@ -128,6 +139,8 @@ pub struct Lanes {
     plan: Plan,
     pace: Pace,
     lanes: Vec<Lane>,
+    /// Last calls of the guest's threads, by the number of the thread.
+    threads: Box<[Last; THREADS]>,
     /// Round of the lanes' numbers of streams.
     round: u64,
     /// Whether a lane may have calls left.
@@ -142,6 +155,7 @@ impl Lanes {
             plan: Plan::none(),
             pace: Pace::new(false),
             lanes: Vec::new(),
+            threads: Box::new([Last::default(); THREADS]),
             round: 0,
             holds: false,
             notifier,
@@ -173,24 +187,31 @@ impl Lanes {
     /// Hands a launch on the stream to the stream's lane. If it returns false, the caller has to make the call itself,
     /// and the calls before it are made.
     #[inline]
-    pub fn launch(&mut self, stream: &StreamObject, launch: &Launch<'_>) -> bool {
+    pub fn launch(&mut self, stream: &StreamObject, thread: u16, launch: &Launch<'_>) -> bool {
         if !self.are_planned() {
             return false;
         }
-        let engaged = self.pace.launched((stream.device.number(), stream.raw));
+        let key = (stream.device.number(), stream.raw);
+        let engaged = self.pace.launched(key, thread);
         // An event that a launch records may be named by any later call.
         if !engaged || stream.raw == RawStream::LEGACY || !launch.events.is_empty() {
-            self.settle(stream);
+            self.settle(stream, thread);
             return false;
         }
         let Some(index) = self.deal(stream) else {
-            self.settle(stream);
+            self.settle(stream, thread);
             return false;
         };
+        let last = self.threads[usize::from(thread) % THREADS];
+        if thread > 0 && last.lane != index {
+            self.settle_thread(thread);
+        }
         let lane = &mut self.lanes[index];
         lane.wait_for_room(entry::launch_words(launch));
         lane.push_launch(stream.device.number(), launch);
         self.placed(index, stream);
+        let place = self.lanes[index].tail();
+        self.threads[usize::from(thread) % THREADS] = Last { lane: index, place };
         true
     }
 
@@ -201,7 +222,7 @@ impl Lanes {
         let index = match stream.placement.lane() {
             Some(index) if self.holds => index,
             _ => {
-                self.settle(stream);
+                self.settle_stream(stream);
                 return false;
             }
         };
@@ -215,9 +236,26 @@ impl Lanes {
         true
     }
 
-    /// Waits until the lanes have made the calls that come before work on the stream.
+    /// Waits until the lanes have made the calls that come before work of the thread on the stream.
     #[inline]
-    pub fn settle(&mut self, stream: &StreamObject) {
+    pub fn settle(&mut self, stream: &StreamObject, thread: u16) {
+        if self.holds {
+            self.settle_stream(stream);
+            self.settle_thread(thread);
+        }
+    }
+
+    /// Waits until the thread's own calls are made: the program submits what one thread does in that order.
+    #[inline]
+    fn settle_thread(&mut self, thread: u16) {
+        let last = self.threads[usize::from(thread) % THREADS];
+        let lane = self.lanes.get_mut(last.lane).filter(|_| thread > 0);
+        if lane.is_some_and(|lane| lane.wait(last.place)) {
+            self.pace.waited();
+        }
+    }
+
+    fn settle_stream(&mut self, stream: &StreamObject) {
         if !self.holds {
             return;
         }
@@ -271,14 +309,19 @@ impl Lanes {
     fn deal(&mut self, stream: &StreamObject) -> Option<usize> {
         if self.round != self.pace.round() {
             self.round = self.pace.round();
-            self.lanes.iter_mut().for_each(|lane| lane.streams = 0);
+            for lane in &mut self.lanes {
+                lane.streams = u32::from(!lane.has_done(lane.tail()));
+            }
         }
         let placement = &stream.placement;
         let lane = placement.lane();
         if placement.round.load(Ordering::Relaxed) == self.round {
             return lane;
         }
-        let kept = lane.filter(|index| !self.lanes[*index].has_done(placement.last()));
+        let kept = lane.filter(|index| {
+            let lane = &mut self.lanes[*index];
+            lane.streams == 0 || !lane.has_done(placement.last())
+        });
         let index = kept.or_else(|| self.emptiest())?;
         self.lanes[index].streams += 1;
         placement.lane.store(index, Ordering::Relaxed);

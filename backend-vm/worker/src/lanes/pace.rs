@@ -2,21 +2,28 @@
 //!
 //! A lane costs a hand-over of some 0.2 µs, and a thread. It pays off while launches of several streams wait in the ring:
 //! then the executor is what limits them. So the executor counts, and decides at the end of each window of launches.
+//!
+//! Several threads that launch on streams of their own fill the ring by turns. A thread that waits until its stream has room
+//! writes some hundred launches at once afterwards, so a window must be longer than several of these runs.
 
 use wormhole_device::RawStream;
 
-/// Launches of a window.
-const WINDOW: u32 = 128;
-/// Least changes of the stream from one launch to the next in a window that goes to lanes.
+/// Launches of a window, and those of eight full batches of a stream.
+const WINDOW: u32 = 2048;
+/// Launches after which lanes may begin already.
+const GLANCE: u32 = 128;
+/// Least changes of stream and thread from one launch to the next with which lanes begin.
 const CHANGES: u32 = 4;
+/// Least changes in a window after which launches go on to lanes.
+const TURNS: u32 = 2;
 /// Part of a window's launches that may have another message beside them, or make the executor wait for a lane.
 const OTHERS: u32 = WINDOW / 4;
 /// Launches of a window that found all lanes without work, after which launches do not go to lanes any more.
 const LONELY: u32 = WINDOW / 2;
 /// Windows without lanes after lanes did not pay off.
-const PAUSE: u32 = 8;
+const PAUSE: u32 = 2;
 /// Windows after which streams get lanes anew, so that those that have work spread over all.
-const ROUND: u32 = 8;
+const ROUND: u32 = 2;
 
 /// Stream of a launch, with the number of its device.
 type Key = (usize, RawStream);
@@ -37,7 +44,9 @@ pub(super) struct Pace {
     windows: u32,
     round: u64,
     last: Key,
-    /// Whether the lanes were seen without work since the last launch.
+    /// Thread of the last launch.
+    thread: u16,
+    /// Whether executor and lanes were seen without work since the last launch.
     rested: bool,
 }
 
@@ -55,24 +64,29 @@ impl Pace {
             windows: 0,
             round: 1,
             last: (0, RawStream::LEGACY),
+            thread: 0,
             rested: false,
         }
     }
 
     /// Counts a launch. Returns whether it goes to a lane.
     #[inline]
-    pub fn launched(&mut self, stream: Key) -> bool {
+    pub fn launched(&mut self, stream: Key, thread: u16) -> bool {
         self.launches += 1;
         if stream != self.last {
-            self.changes += 1;
+            self.changes += u32::from(thread == 0 || thread != self.thread);
             self.last = stream;
         }
+        self.thread = thread;
         if self.rested {
             self.rested = false;
             self.lonely += 1;
         }
         if self.launches == WINDOW {
             self.decide();
+        } else if !self.engaged && self.launches.is_multiple_of(GLANCE) && self.begins() {
+            self.engage();
+            self.clear();
         }
         self.engaged
     }
@@ -89,14 +103,10 @@ impl Pace {
         self.waits += 1;
     }
 
-    /// Notes that the ring is empty, and whether a lane has work. Without lanes the executor keeps up, so none is needed.
+    /// Notes that the ring is empty, and whether a lane has work.
     #[inline]
     pub fn idle(&mut self, lanes_work: bool) {
-        if self.engaged {
-            self.rested = !lanes_work;
-        } else {
-            self.clear();
-        }
+        self.rested = !lanes_work;
     }
 
     /// Returns the number of times that streams got lanes anew, from 1 on.
@@ -113,22 +123,39 @@ impl Pace {
         self.lonely = 0;
     }
 
+    /// Returns whether lanes would pay off by the launches since the last decision.
+    #[cold]
+    fn begins(&self) -> bool {
+        let launches = self.launches;
+        self.pause == 0
+            && self.changes >= CHANGES
+            && self.others * 4 <= launches
+            && self.lonely * 8 <= launches
+    }
+
+    fn engage(&mut self) {
+        self.engaged = true;
+        self.windows = 0;
+        self.round += 1;
+    }
+
     #[cold]
     fn decide(&mut self) {
-        let interleave = self.changes >= CHANGES && self.others <= OTHERS;
-        let pays_off = interleave && self.waits <= OTHERS && self.lonely <= LONELY;
-        let engaged = self.always || (pays_off && self.pause == 0);
-        if self.engaged && !engaged {
-            self.pause = PAUSE;
+        if self.engaged {
+            let interleave = self.changes >= TURNS && self.others <= OTHERS;
+            let pays_off = interleave && self.waits <= OTHERS && self.lonely <= LONELY;
+            self.engaged = self.always || pays_off;
+            self.pause = if self.engaged { 0 } else { PAUSE };
+            self.windows += 1;
+            if self.windows == ROUND {
+                self.windows = 0;
+                self.round += 1;
+            }
+        } else if self.begins() {
+            self.engage();
         } else {
             self.pause = self.pause.saturating_sub(1);
         }
-        self.windows += 1;
-        if self.windows == ROUND || (engaged && !self.engaged) {
-            self.windows = 0;
-            self.round += 1;
-        }
-        self.engaged = engaged;
         self.clear();
     }
 }
@@ -141,7 +168,7 @@ mod tests {
         let mut engaged = pace.engaged;
         for _ in 0..count {
             let stream = u64::from(pace.launches) % streams;
-            engaged = pace.launched((0, RawStream(16 * (1 + stream))));
+            engaged = pace.launched((0, RawStream(16 * (1 + stream))), 0);
         }
         engaged
     }
@@ -155,29 +182,52 @@ mod tests {
     #[test]
     fn streams_that_interleave_get_lanes_until_they_do_not_any_more() {
         let mut pace = Pace::new(false);
-        assert!(!launches(&mut pace, 2, WINDOW - 1));
+        assert!(!launches(&mut pace, 2, GLANCE - 1));
         assert!(launches(&mut pace, 2, 1));
         let round = pace.round();
         assert!(launches(&mut pace, 8, 20 * WINDOW));
         assert!(pace.round() > round, "streams get lanes anew");
-        assert!(!launches(&mut pace, 1, WINDOW));
-        assert!(!launches(&mut pace, 8, PAUSE * WINDOW), "too early");
+        assert!(!launches(&mut pace, 1, 2 * WINDOW));
+        let engaged = launches(&mut pace, 8, (PAUSE - 1) * WINDOW);
+        assert!(!engaged, "too early");
         assert!(launches(&mut pace, 8, WINDOW));
+    }
+
+    #[test]
+    fn one_thread_stays_with_the_executor_whatever_its_streams() {
+        let mut pace = Pace::new(false);
+        for number in 0..u64::from(20 * WINDOW) {
+            assert!(!pace.launched((0, RawStream(16 * (1 + number % 8))), 7));
+        }
     }
 
     #[test]
     fn an_executor_that_keeps_up_needs_no_lanes() {
         let mut pace = Pace::new(false);
-        for _ in 0..100 {
-            assert!(!launches(&mut pace, 8, WINDOW - 1));
+        for _ in 0..WINDOW {
+            assert!(!launches(&mut pace, 8, 7));
             pace.idle(false);
         }
     }
 
     #[test]
+    fn threads_that_write_many_launches_at_once_get_lanes() {
+        let mut pace = Pace::new(false);
+        for run in 0..16_u16 {
+            let number = run % 2;
+            for _ in 0..WINDOW / 8 {
+                pace.launched((0, RawStream(16 * (1 + u64::from(number)))), 1 + number);
+            }
+            // Now and then all of them wait.
+            pace.idle(false);
+        }
+        assert!(pace.engaged);
+    }
+
+    #[test]
     fn lanes_that_are_mostly_without_work_are_given_up() {
         let mut pace = Pace::new(false);
-        assert!(launches(&mut pace, 8, WINDOW));
+        assert!(launches(&mut pace, 8, GLANCE));
         for _ in 0..WINDOW {
             pace.idle(true);
             launches(&mut pace, 8, 1);
@@ -194,7 +244,7 @@ mod tests {
     fn other_messages_and_waits_for_lanes_speak_against_them() {
         for counts in [Pace::other, Pace::waited] {
             let mut pace = Pace::new(false);
-            assert!(launches(&mut pace, 8, WINDOW));
+            assert!(launches(&mut pace, 8, GLANCE));
             for _ in 0..WINDOW / 2 {
                 launches(&mut pace, 8, 2);
                 counts(&mut pace);

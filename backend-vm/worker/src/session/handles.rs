@@ -294,6 +294,7 @@ mod tests {
             slot: None,
             sequence: 7,
             device: 0,
+            thread: 0,
         };
         objects.unloading.push((call, image));
         let (_, unloads) = objects.reset();

@@ -72,7 +72,7 @@ impl Session {
                 events,
                 parameters,
             };
-            if self.lanes.launch(stream, &launch) {
+            if self.lanes.launch(stream, call.thread, &launch) {
                 return Ok(Served::Done(()));
             }
             let launched = device.launch(&launch);

@@ -86,6 +86,8 @@ pub struct Call {
     pub sequence: u64,
     /// Number of the device that the message names.
     pub device: usize,
+    /// Number of the guest's thread; 0 if it is not known.
+    pub thread: u16,
 }
 
 /// An answer, ready to be published.

@@ -37,7 +37,7 @@ impl Session {
             false => self.objects.streams.find(stream),
         };
         if let Some(stream) = stream {
-            self.lanes.settle(stream);
+            self.lanes.settle(stream, call.thread);
         }
     }
 

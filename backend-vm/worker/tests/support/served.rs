@@ -171,6 +171,14 @@ impl Served {
             .unwrap();
     }
 
+    /// Sends a record of a thread of the guest.
+    pub fn record_by<M: Message>(&self, thread: u16, message: &M) {
+        let head = RecordHead::record(M::ID).by(thread);
+        message
+            .encode(|parts| push(&self.producer, head, parts))
+            .unwrap();
+    }
+
     /// Sends a request without waiting for its answer.
     pub fn ask<M: Message>(&self, slot: u32, sequence: u64, message: &M) {
         ask(&self.producer, slot, sequence, message);
