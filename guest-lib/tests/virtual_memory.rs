@@ -148,6 +148,39 @@ fn small_ranges_are_reserved_and_freed_without_the_backend() {
 }
 
 #[test]
+fn hints_between_two_units_are_ignored() {
+    in_process(|| {
+        let backend = backend();
+        let (first, memory) = (reserve(UNIT), create(UNIT));
+        messages(&backend);
+        let between = first + 8 * GRANULE + 4096;
+        let ranges = [reserve_at(UNIT, 0, between).unwrap(), reserve(UNIT)];
+        for address in ranges {
+            assert_eq!(map(address, UNIT, memory), 0, "{address:#x}");
+        }
+        assert_eq!(messages(&backend), ["MemMap", "MemMap"]);
+    });
+}
+
+#[test]
+fn ranges_of_great_alignment_are_reserved_and_freed_by_the_backend() {
+    in_process(|| {
+        let backend = backend();
+        reserve(UNIT);
+        messages(&backend);
+        for shift in [26, 28, 30] {
+            for _ in 0..100 {
+                let address = reserve_at(UNIT, 1 << shift, 0).unwrap();
+                assert_eq!(free(address, UNIT), 0);
+            }
+            // No block is left behind.
+            let sent = messages(&backend);
+            assert_eq!(sent, ["AddressReserve?", "AddressFree"].repeat(100));
+        }
+    });
+}
+
+#[test]
 fn what_is_wrong_with_a_range_is_said_at_the_call() {
     in_process(|| {
         let backend = backend();

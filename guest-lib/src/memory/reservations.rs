@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Bytes of a block.
 pub const BLOCK: u64 = 256 << 20;
-/// Greatest number of bytes of a range in a block.
+/// Greatest number of bytes of a range in a block, and greatest alignment.
 const PART: u64 = BLOCK / 8;
 
 /// Ranges that the program has reserved, and the blocks that some of them lie in.
@@ -29,14 +29,14 @@ pub struct Whole {
 
 impl Reservations {
     /// Returns true if a range may lie in a block. The backend chooses the address of any other range: only the device
-    /// knows whether a hint is free.
-    pub fn may_be_part(&self, bytes: u64, hint: u64) -> bool {
-        bytes <= PART && (hint == 0 || self.block_of(hint).is_some())
+    /// knows whether a hint is free. A range of a greater alignment need not fit even into an empty block.
+    pub fn may_be_part(&self, bytes: u64, alignment: u64, hint: u64) -> bool {
+        bytes <= PART && alignment <= PART && (hint == 0 || self.block_of(hint).is_some())
     }
 
-    /// Reserves a range in a block, at `hint` if it is free there. Fails if no block has room.
+    /// Reserves a range in a block, at `hint` if that is aligned and free there. Fails if no block has room. Memory is
+    /// mapped at multiples of the device's granularity only, so `alignment` is a multiple of it.
     pub fn take(&mut self, bytes: u64, alignment: u64, hint: u64) -> Option<u64> {
-        let alignment = alignment.max(1);
         let fits = |&start: &u64| {
             self.block_of(start)
                 .is_some_and(|block| bytes <= block.end - start)
@@ -60,9 +60,18 @@ impl Reservations {
         self.ranges.insert(address, bytes);
     }
 
-    /// Adds a block that the backend has reserved.
-    pub fn insert_block(&mut self, address: u64) {
-        self.blocks.insert(address, 0);
+    /// Adds a block that the backend has reserved, and reserves a range in it. On failure the block is not added, and the
+    /// backend is to free it.
+    pub fn take_in_new(&mut self, block: u64, bytes: u64, alignment: u64) -> Result<u64, Whole> {
+        self.blocks.insert(block, 0);
+        let taken = self.take(bytes, alignment, 0);
+        if self.blocks.get(&block) == Some(&0) {
+            self.blocks.remove(&block);
+        }
+        taken.ok_or(Whole {
+            address: block,
+            bytes: BLOCK,
+        })
     }
 
     /// Returns true if this is the start and the size of a reserved range.
@@ -131,17 +140,19 @@ mod tests {
     proptest! {
         #[test]
         fn parts_of_blocks_are_aligned_and_apart(
-            steps in prop::collection::vec((any::<bool>(), 1..17_u64, 0..28_u32, 0..128_u64), 1..80)
+            steps in prop::collection::vec((any::<bool>(), 1..17_u64, 21..28_u32, 0..65_536_u64), 1..80)
         ) {
             let mut reserved = Reservations::default();
             for number in 0..2 {
-                reserved.insert_block(FIRST + number * 2 * BLOCK);
+                reserved.blocks.insert(FIRST + number * 2 * BLOCK, 0);
             }
             let mut live: Vec<(u64, u64)> = Vec::new();
             for (takes, units, shift, at) in steps {
                 let bytes = units * UNIT;
                 if takes {
-                    let (alignment, hint) = (1 << shift, FIRST + at * UNIT);
+                    // Half of the hints are multiples of the unit.
+                    let hint = FIRST + if at % 2 == 0 { at / 2 % 128 * UNIT } else { at * 4096 };
+                    let alignment = 1 << shift;
                     if let Some(found) = reserved.take(bytes, alignment, hint) {
                         prop_assert!(found.is_multiple_of(alignment));
                         let block = [FIRST, FIRST + 2 * BLOCK].into_iter()
@@ -169,15 +180,12 @@ mod tests {
     fn the_last_block_stays() {
         let mut reserved = Reservations::default();
         let second = FIRST + BLOCK;
-        assert_eq!(reserved.take(UNIT, 0, 0), None);
-        reserved.insert_block(FIRST);
+        assert_eq!(reserved.take(UNIT, UNIT, 0), None);
+        let mut parts = vec![reserved.take_in_new(FIRST, PART, UNIT).unwrap()];
         let count = BLOCK / PART;
-        let parts: Vec<u64> = (0..count)
-            .map(|_| reserved.take(PART, 0, 0).unwrap())
-            .collect();
-        assert_eq!(reserved.take(UNIT, 0, 0), None);
-        reserved.insert_block(second);
-        assert_eq!(reserved.take(UNIT, 0, 0), Some(second));
+        parts.extend((1..count).map(|_| reserved.take(PART, UNIT, 0).unwrap()));
+        assert_eq!(reserved.take(UNIT, UNIT, 0), None);
+        assert_eq!(reserved.take_in_new(second, UNIT, UNIT), Ok(second));
         let gone = reserved.remove(second);
         let address = second;
         assert_eq!(
@@ -189,20 +197,36 @@ mod tests {
         );
         assert!(parts.iter().all(|part| reserved.remove(*part).is_none()));
         // Freed ranges are used again first.
-        assert_eq!(reserved.take(UNIT, 0, 0), Some(FIRST));
+        assert_eq!(reserved.take(UNIT, UNIT, 0), Some(FIRST));
         assert_eq!(
-            reserved.take(UNIT, 0, FIRST + 4 * UNIT),
+            reserved.take(UNIT, UNIT, FIRST + 4 * UNIT),
             Some(FIRST + 4 * UNIT)
         );
+        // A hint between two units is none.
+        let between = FIRST + 8 * UNIT + 4096;
+        assert_eq!(reserved.take(UNIT, UNIT, between), Some(FIRST + UNIT));
+    }
+
+    #[test]
+    fn a_new_block_in_which_nothing_fits_is_given_back() {
+        let mut reserved = Reservations::default();
+        let address = FIRST + UNIT;
+        let bytes = BLOCK;
+        let whole = Whole { address, bytes };
+        assert_eq!(reserved.take_in_new(address, UNIT, 1 << 30), Err(whole));
+        assert!(!reserved.may_be_part(UNIT, UNIT, address));
+        assert_eq!(reserved.take(UNIT, UNIT, 0), None);
     }
 
     #[test]
     fn large_ranges_and_foreign_hints_are_the_backend_s() {
         let mut reserved = Reservations::default();
-        reserved.insert_block(FIRST);
-        assert!(reserved.may_be_part(PART, 0) && reserved.may_be_part(UNIT, FIRST + UNIT));
-        assert!(!reserved.may_be_part(PART + UNIT, 0));
-        assert!(!reserved.may_be_part(UNIT, FIRST + BLOCK));
+        reserved.blocks.insert(FIRST, 0);
+        assert!(reserved.may_be_part(PART, PART, 0));
+        assert!(reserved.may_be_part(UNIT, UNIT, FIRST + UNIT));
+        assert!(!reserved.may_be_part(PART + UNIT, UNIT, 0));
+        assert!(!reserved.may_be_part(UNIT, 2 * PART, 0));
+        assert!(!reserved.may_be_part(UNIT, UNIT, FIRST + BLOCK));
         let (address, bytes) = (FIRST - UNIT, UNIT);
         reserved.insert(address, bytes);
         assert_eq!(reserved.remove(address), Some(Whole { address, bytes }));

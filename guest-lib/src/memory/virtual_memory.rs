@@ -116,15 +116,16 @@ pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u6
         true => hint,
         false => 0,
     };
-    if reserved.may_be_part(bytes, hint) {
-        if let Some(address) = reserved.take(bytes, alignment, hint) {
+    let unit = alignment.max(granularity(scope)?.minimum);
+    if reserved.may_be_part(bytes, unit, hint) {
+        if let Some(address) = reserved.take(bytes, unit, hint) {
             return Ok(address);
         }
         // Without room for a block there may be room for the range.
         if let Ok(block) = reserve_there(scope, BLOCK, 0, 0) {
-            reserved.insert_block(block);
-            if let Some(address) = reserved.take(bytes, alignment, hint) {
-                return Ok(address);
+            match reserved.take_in_new(block, bytes, unit) {
+                Ok(address) => return Ok(address),
+                Err(unused) => free_there(scope, unused)?,
             }
         }
     }
