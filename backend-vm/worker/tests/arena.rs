@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use support::recorder::Recorder;
 use support::whole;
-use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, Synchronize};
+use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, ModuleUnload, Synchronize};
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_backend_tests::guest::{Guest, Reply};
 use wormhole_backend_tests::messages::module_load;
@@ -19,7 +19,7 @@ use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments of one test: the session's, one of initial arena, and room for more.
 const SHARE: u32 = 16;
-const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
+const WINDOW: u64 = 6 * SHARE as u64 * SEGMENT;
 
 struct Served {
     device: Arc<Recorder>,
@@ -116,6 +116,33 @@ fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
     served.send(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+}
+
+#[test]
+fn an_unload_that_waits_for_kernels_holds_up_nothing_but_a_reset() {
+    let mut served = serve(5 * SHARE);
+    let run = served.run(4, 1);
+    served.send(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    let load = module_load(served.guest.mint(), DevicePtr(served.address(4)), 64);
+    assert_eq!(served.guest.call(&load).status, 0);
+    served.device.hold("unload");
+    let module = load.new;
+    served.guest.record(&ModuleUnload { module });
+    served.device.wait_for("unload", 1);
+    served.send(&Message::ArenaRemove(run));
+    served.hear("ArenaRemoved");
+    served.send(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 1)]);
+    let reset = served.guest.start(0, &ContextReset {});
+    // The grant waits for the reset, and the reset for the unload.
+    served.send(&Message::ArenaAdd(served.run(6, 1)));
+    assert_eq!(served.device.arrivals("reset"), 0);
+    served.device.let_go("unload");
+    served.hear("ArenaAdded");
+    assert_eq!(served.guest.wait(0, reset).unwrap().status, 0);
+    assert_eq!(served.device.arrivals("reset"), 1);
 }
 
 #[test]

@@ -38,8 +38,8 @@ const DISCARDED: u64 = 1 << 30;
 /// has started, the worker opens no file at all.
 const MAKES: i32 = libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY);
 
-/// Threads of a worker beside those that are counted: its main thread, its executor with eight lanes, watcher and registrar,
-/// and room.
+/// Threads of a worker beside those that are counted: its main thread, its executor with eight lanes, watcher, registrar and that
+/// of unloads, and room.
 const REST: usize = 24;
 
 /// Returns the threads of a worker: one for each answer slot; those of each device's streams, with the one that watches

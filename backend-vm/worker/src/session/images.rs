@@ -22,6 +22,7 @@ use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
+use crate::unloads::unload;
 
 /// Handle of a loaded image.
 #[derive(Clone, Copy, Debug)]
@@ -314,18 +315,17 @@ impl Session {
         answer(flags, 0)
     }
 
-    /// Unloads an image on the registrar, because that may block. A failure is logged only.
-    fn unload_quietly(&self, image: Arc<Loaded>) {
-        self.registrar.run(Task::new(move |_| {
-            if let Err(error) = image.unload() {
-                tracing::debug!("unloading an image without a handle: {error}");
-            }
-        }));
+    /// Unloads an image on the thread of [`Unloads`](crate::unloads::Unloads), because that may block: the driver waits for
+    /// kernels. The registrar, on which others wait, does it only if that thread cannot be started. A failure is logged only.
+    fn unload_quietly(&mut self, image: Arc<Loaded>) {
+        if let Err(image) = self.unloads.add(image) {
+            self.registrar.run(Task::new(move |_| unload(&image)));
+        }
     }
 
     /// Removes an image and the functions and variables found in it, so that none may be named any
     /// more. The device unloads it once no other job uses it, and may block: on the caller's job
-    /// thread, or on the registrar if nobody waits.
+    /// thread, or on a thread of their own if nobody waits.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let (image, globals) = self.objects.remove_image(handle)?;
         for start in globals {

@@ -73,6 +73,7 @@ use super::exchange::Exchange;
 use super::jobs::Jobs;
 use super::lanes::{Lanes, Plan, Report};
 use super::registrar::{Registrar, Task};
+use super::unloads::Unloads;
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
 
@@ -180,6 +181,7 @@ pub struct Session {
     jobs: Jobs,
     lanes: Lanes,
     registrar: Registrar,
+    unloads: Unloads,
     watcher: Watcher,
     status: Status,
     counters: Arc<Counters>,
@@ -227,6 +229,7 @@ impl Session {
             devices,
             notifier,
             registrar,
+            unloads: Unloads::default(),
             watcher,
             status,
             base,

@@ -93,7 +93,12 @@ impl Session {
             .filter_map(|call| Some((call.slot?, call.sequence)))
             .inspect(|_| self.reset.job_begun())
             .collect();
+        let outstanding = self.unloads.outstanding();
         self.registrar.run(Task::new(move |registrations| {
+            // Behind the reset their images may be the names of others.
+            if let Some(outstanding) = outstanding {
+                outstanding.wait();
+            }
             ending.end();
             let result = registrations.reset();
             drop(watcher);
