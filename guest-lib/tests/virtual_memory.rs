@@ -271,6 +271,22 @@ fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
 }
 
 #[test]
+fn beyond_some_mappings_the_backend_is_asked_whether_there_is_room() {
+    const MAPPINGS: usize = 1 << 14;
+    in_process(|| {
+        let backend = backend();
+        let (base, memory) = (reserve((MAPPINGS + 2) * UNIT), create(UNIT));
+        messages(&backend);
+        for number in 0..MAPPINGS as u64 + 2 {
+            assert_eq!(map(base + number * GRANULE, UNIT, memory), 0);
+        }
+        let sent = messages(&backend);
+        assert_eq!(sent[..MAPPINGS], ["MemMap"].repeat(MAPPINGS));
+        assert_eq!(sent[MAPPINGS..], ["MemMap?"; 2]);
+    });
+}
+
+#[test]
 fn after_a_fault_no_range_is_reserved_mapped_or_freed() {
     in_process(|| {
         let backend = backend();

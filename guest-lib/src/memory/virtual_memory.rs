@@ -63,8 +63,9 @@ static MEMORIES: Table<MemoryKind, Memory> = Table::new();
 /// Reservations of this process. The lock is held during every change of reservations and mappings.
 static RESERVED: LazyLock<Mutex<Reservations>> = LazyLock::new(Mutex::default);
 
-/// Number of mappings up to which the backend has room for one more.
-const MAPPINGS: usize = 1 << 16;
+/// Number of mappings up to which the backend has room for one more. On a processor each is a mapping of the worker's, and
+/// Linux lets it have 65,530 in all, arena and code included.
+const MAPPINGS: usize = 1 << 14;
 
 fn reserved() -> MutexGuard<'static, Reservations> {
     RESERVED.lock()
