@@ -4,6 +4,7 @@ mod support;
 
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering;
 
 use cuda as _;
 use support::{Backend, in_process};
@@ -437,5 +438,28 @@ fn the_failure_to_make_a_graph_that_nobody_waited_for_ends_the_session() {
             let again = cuGraphInstantiateWithFlags(&raw mut made, graph, 0);
             assert_eq!(again, OUT_OF_MEMORY);
         }
+    });
+}
+
+/// A program that is told at the call goes on.
+#[test]
+fn once_memory_was_missing_for_a_graph_every_other_waits_for_the_device() {
+    in_process(|| {
+        let ready = ready();
+        let small = ready.captured(|| ready.launch(ready.launched));
+        let large = ready.captured(|| (0..513).for_each(|_| ready.launch(ready.launched)));
+        let sent = ready.made_and_launched(small);
+        assert!(sent.contains(&"GraphInstantiate".to_owned()), "{sent:?}");
+        let lacks_memory = &ready.backend.shared.lacks_memory;
+        lacks_memory.store(true, Ordering::Release);
+        for graph in [large, small] {
+            let mut made = null_mut();
+            // SAFETY: a live handle, and a place that is writable.
+            let result = unsafe { cuGraphInstantiateWithFlags(&raw mut made, graph, 0) };
+            assert_eq!(result, CuResult::OUT_OF_MEMORY.0);
+        }
+        lacks_memory.store(false, Ordering::Release);
+        let sent = ready.made_and_launched(small);
+        assert!(sent.contains(&"GraphInstantiate?".to_owned()), "{sent:?}");
     });
 }

@@ -2,9 +2,9 @@
 //!
 //! Their instantiation is a record: the caller does not wait. Memory of the device for the graph can still be missing,
 //! and then the session ends with that error, as after any record that fails. Every other plan is instantiated by a
-//! request, so that the call returns the device's answer.
+//! request, so that the call returns the device's answer. Once such an answer was that memory is missing, every plan is.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use wormhole_api::constants::launch_attribute::PRIORITY;
 use wormhole_api::{Access, array::span};
@@ -12,6 +12,7 @@ use wormhole_api::{Access, array::span};
 use super::plan::{Plan, Step};
 use super::same;
 use super::work::{Kernel, Work, check_fill, copied};
+use crate::error::{CuError, Result};
 use crate::memory::end::End;
 use crate::memory::{memory_map, virtual_memory};
 use crate::object::context::Scope;
@@ -21,13 +22,27 @@ use crate::work::copy3d::Place;
 use crate::work::launch::check;
 
 /// Greatest number of steps of such a plan. The backend does nothing else for the session while it instantiates them,
-/// some 2 µs a step.
+/// some 2 µs a step, so up to 1 ms.
 const STEPS: usize = 512;
+
+/// True once the device had no memory left for an executable graph of this process. A program that goes on after that may
+/// well meet it again.
+static LACKED_MEMORY: AtomicBool = AtomicBool::new(false);
+
+/// Notes the device's answer to an instantiation.
+pub fn note_answer(answer: Result) -> Result {
+    if answer == Err(CuError::OUT_OF_MEMORY) {
+        LACKED_MEMORY.store(true, Ordering::Relaxed);
+    }
+    answer
+}
 
 impl Plan {
     /// Returns true if the device accepts the plan.
     pub fn is_accepted(&self, scope: Scope) -> bool {
-        self.steps.len() <= STEPS && self.steps.iter().all(|step| step.is_accepted(scope))
+        !LACKED_MEMORY.load(Ordering::Relaxed)
+            && self.steps.len() <= STEPS
+            && self.steps.iter().all(|step| step.is_accepted(scope))
     }
 }
 

@@ -14,6 +14,7 @@ use wormhole_api::{
 };
 use wormhole_lock::Mutex;
 
+use super::accepted::note_answer;
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
 use super::{ExecutableHandle, GraphHandle, GraphMemory, Model, NodeHandle, with};
@@ -218,7 +219,7 @@ pub fn instantiate(
             };
             match plan.is_accepted(scope) {
                 true => scope.session.record(&message),
-                false => scope.session.request(&message, |()| ()),
+                false => note_answer(scope.session.request(&message, |()| ())),
             }
         }
         Err(error) => {

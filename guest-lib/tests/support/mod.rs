@@ -61,6 +61,8 @@ pub struct Shared {
     /// Error of launches that fail asynchronously, or 0. The context is dead before the next request is executed or
     /// fence written; those themselves succeed.
     pub fails_launches: AtomicU32,
+    /// If true, the device has no memory for another executable graph.
+    pub lacks_memory: AtomicBool,
     /// If true, the device says that it has work.
     pub is_busy: AtomicBool,
     /// Greatest number of launches under way at the same time.
@@ -458,6 +460,14 @@ impl Executor {
                         attributes: Items::new(&attributes),
                     },
                 );
+            }
+            Request::GraphInstantiate(_)
+                if head.slot.is_some() && self.shared.lacks_memory.load(Ordering::Acquire) =>
+            {
+                let (slot, code) = (head.slot.expect("as above"), CuResult::OUT_OF_MEMORY.0);
+                self.slots
+                    .publish(slot, head.sequence, code, &[])
+                    .expect("it fits");
             }
             Request::MemAlloc(_) => self.answer(
                 head,
