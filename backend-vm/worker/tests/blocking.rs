@@ -239,6 +239,31 @@ fn an_image_that_nobody_waits_for_is_unloaded_when_no_job_uses_it() {
 }
 
 #[test]
+fn memory_of_an_image_that_nobody_waits_for_is_there_for_the_next_allocation() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    let allocate = MemAlloc { bytes: 64 };
+    let made = device.arrivals("mem_alloc");
+    served.call(2, 10, &ready.load(handle(2)));
+    device.lacks_memory.store(true, Ordering::Release);
+    // Nothing is being unloaded.
+    served.ask(1, 10, &allocate);
+    assert_eq!(served.answer(1, 10).0, CuResult::OUT_OF_MEMORY.0);
+    assert_eq!(device.arrivals("mem_alloc"), made + 1);
+
+    device.hold("unload");
+    served.record(&ModuleUnload { module: handle(2) });
+    device.wait_for("unload", 1);
+    served.ask(1, 11, &allocate);
+    device.wait_for("mem_alloc", made + 2);
+    assert!(!served.has_answer(1, 11));
+    device.lacks_memory.store(false, Ordering::Release);
+    device.let_go("unload");
+    assert_eq!(served.answer(1, 11).0, 0);
+    assert_eq!(device.arrivals("mem_alloc"), made + 3);
+}
+
+#[test]
 fn a_look_up_in_an_image_that_goes_meanwhile_is_an_invalid_handle() {
     let ready = ready();
     let (served, device) = (&ready.served, &ready.device);

@@ -137,7 +137,7 @@ impl Serve<ArrayCreate> for Session {
         let (format, channels) = (message.format, message.channels);
         let shape = ArrayShape::new(message.extent, format, channels, message.flags)?;
         let (new, device) = (message.new, self.here(call));
-        self.ask(
+        self.ask_for_memory(
             call,
             device.clone(),
             move |device| device.create_array(&shape),

@@ -39,7 +39,7 @@ impl Serve<MemAlloc> for Session {
             return Err(CuResult::INVALID_VALUE);
         }
         let here = self.here(call);
-        self.ask(
+        self.ask_for_memory(
             call,
             here.clone(),
             move |device| {

@@ -12,8 +12,8 @@
 //!   the driver would wait, are refused), launches are of kernels that have run before, and the guest
 //!   keeps the number of its pending launches below that at which the driver's own call blocks. A
 //!   guest that sends a first launch as a record, or too many of them, holds up only itself. The
-//!   instantiation of a short graph whose nodes the guest has checked takes some 100 µs, in which
-//!   the driver waits for nothing. Mapping memory and freeing addresses are notes of the driver's.
+//!   instantiation of a short graph whose nodes the guest has checked takes some 2 µs a node, so
+//!   up to 1 ms, in which the driver waits for nothing, and the executor serves no other stream. Mapping memory and freeing addresses are notes of the driver's.
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`,
 //!   `cuEventElapsedTime`, `cuMemAddressReserve`, and `cuMemAllocFromPoolAsync` for memory that the
 //!   stream has freed), and those that the session answers: `ManagedIdle`, `DeviceDescribe`,
@@ -378,6 +378,26 @@ impl Session {
                 Err(error) => Answer::failed(session.failed(error)),
             }) as Finish
         })
+    }
+
+    /// As [`ask`](Self::ask), for memory. If there is none left, the job waits for the unloads that nobody waits for, and asks
+    /// again: natively the memory of their modules was free before the call.
+    fn ask_for_memory<R, T: Send + 'static>(
+        &mut self,
+        call: &Call,
+        device: SessionDevice,
+        ask: impl Fn(&dyn Device) -> wormhole_device::Result<T> + Send + 'static,
+        answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
+    ) -> Outcome<R> {
+        let outstanding = self.unloads.outstanding();
+        let ask_twice = move |device: &dyn Device| match (ask(device), outstanding) {
+            (Err(CuResult::OUT_OF_MEMORY), Some(outstanding)) => {
+                outstanding.wait();
+                ask(device)
+            }
+            (result, _) => result,
+        };
+        self.ask(call, device, ask_twice, answer)
     }
 
     /// Runs a job that changes something of a device, and answers whether that succeeded.

@@ -155,7 +155,7 @@ impl Serve<SlabAlloc> for Session {
             return Err(CuResult::INVALID_VALUE);
         }
         let here = self.here(call);
-        self.ask(
+        self.ask_for_memory(
             call,
             here.clone(),
             move |device| {

@@ -294,7 +294,7 @@ impl Serve<MemCreate> for Session {
     fn serve(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
         let device = self.here(call);
-        self.ask(
+        self.ask_for_memory(
             call,
             device.clone(),
             move |device| device.create_memory(bytes, handle_types),

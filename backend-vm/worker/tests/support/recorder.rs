@@ -57,7 +57,7 @@ pub struct Recorder {
     pub refuses_memory: AtomicBool,
     /// Whether unregistering host memory fails.
     pub keeps_memory: AtomicBool,
-    /// Whether no memory is left for another executable graph.
+    /// Whether no memory is left for another allocation or executable graph.
     pub lacks_memory: AtomicBool,
     /// Stream whose work has faulted. A query of the stream reports it.
     pub faulted: Mutex<Option<RawStream>>,

@@ -1,5 +1,7 @@
 //! Operations that consist of one driver call each.
 
+use std::sync::atomic::Ordering;
+
 use wormhole_device::{
     CuError, DriverCalls, RawArray, RawEvent, RawFunction, RawMemory, RawMipmap, RawPool,
     RawStream, Result,
@@ -42,6 +44,9 @@ impl DriverCalls for Recorder {
     }
     fn mem_alloc(&self, _: u64) -> Result<u64> {
         self.arrive("mem_alloc");
+        if self.lacks_memory.load(Ordering::Acquire) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         Ok(self.make())
     }
     fn mem_free(&self, address: u64) -> Result<()> {
