@@ -95,7 +95,7 @@ impl Session {
             .collect();
         let outstanding = self.unloads.outstanding();
         self.registrar.run(Task::new(move |registrations| {
-            // Behind the reset their images may be the names of others.
+            // After the reset the driver may give their handles to other images.
             if let Some(outstanding) = outstanding {
                 outstanding.wait();
             }
