@@ -1,8 +1,8 @@
 //! NVIDIA's driver in the image of backend VMs, which an operator chooses by `--driver`.
 //!
 //! The driver is unpacked and its kernel modules are compiled beside the image. Neither the installer nor any other program
-//! of the driver's is executed, but the commands of its modules' Makefile are, without a network and without the files of
-//! this machine ([`compile`]). The image gets an archive of its own for the driver, `driver.cpio`, which a VM without a GPU
+//! of the driver's is executed, but the commands of its modules' Makefile are, as nobody, without a network and without the
+//! files of this machine ([`compile`]). The image gets an archive of its own for the driver, `driver.cpio`, which a VM without a GPU
 //! does not have to load, and the file `driver`, a [`Driver`] as text.
 
 mod compile;
@@ -16,6 +16,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::fs::statvfs;
 
@@ -78,6 +79,17 @@ pub enum DriverError {
         .free >> 20
     )]
     Space { folder: PathBuf, free: u64 },
+    #[error(
+        "only root can build a driver into an image, since the commands of its Makefile run as nobody: run the command as root"
+    )]
+    NotRoot,
+    #[error(
+        "the modules of driver {version} were not built after {} minutes, and the build was ended",
+        .after.as_secs() / 60
+    )]
+    Late { version: String, after: Duration },
+    #[error("the driver's module {} has more than {} MiB", .path.display(), .most >> 20)]
+    LargeModule { path: PathBuf, most: u64 },
     #[error(
         "the modules of driver {version} cannot be built for kernel {release}: lines of the compiler are above, and all of \
          them in {}",
@@ -234,6 +246,14 @@ fn pack(parts: &Parts, modules: &Modules, release: &str) -> Result<(Driver, Vec<
 fn is_version(text: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     text.len() <= 32 && text.contains('.') && text.split('.').all(is_number)
+}
+
+/// Refuses another user than root, before anything is fetched.
+pub(crate) fn check_user(is_root: bool) -> Result<(), DriverError> {
+    match is_root {
+        true => Ok(()),
+        false => Err(DriverError::NotRoot),
+    }
 }
 
 /// Refuses a driver that the CUDA device does not take.

@@ -16,7 +16,7 @@ use wormhole_init::MODULE_LIST;
 
 use crate::cpio::Archive;
 use crate::debian;
-use crate::driver::{Chosen, Driver, DriverSource};
+use crate::driver::{Chosen, Driver, DriverSource, check_user};
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 use crate::modules::Modules;
@@ -313,6 +313,9 @@ pub(crate) fn build(
     let current = |progress: &dyn Fn(&str)| current(what, content, folder, kernel, progress);
     if !rebuild && let Some(image) = current(progress) {
         return Ok(image);
+    }
+    if content.driver.is_some() {
+        check_user(rustix::process::geteuid().is_root())?;
     }
     let _lock = lock(folder)?;
     // The previous holder of the lock may have built the image.

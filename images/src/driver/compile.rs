@@ -1,7 +1,9 @@
 //! Compiles the driver's kernel modules with Debian's compiler, in a root of its packages.
 //!
-//! The commands come from the driver's Makefile. They run in namespaces of their own, without a network, with the packages
-//! and the modules' sources as their only files. Of root they run as nobody.
+//! Commands of the driver's Makefile are strangers' code. Root starts them as nobody, without any capability and without a way
+//! to regain one, in namespaces of their own, without a network, below a folder with the packages and the modules' sources.
+//! Nobody cannot leave that folder. In a namespace of users an ordinary user's commands could, since they are root there,
+//! so that such a user cannot build a driver.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom};
@@ -9,6 +11,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::parts::{Parts, is_file};
 use super::{DriverError, Surroundings};
@@ -36,10 +39,23 @@ const SOURCES: &str = "build";
 /// Modules of the driver that are built, and their files. Those for screens are left out.
 const BUILT: [(&str, &str); 2] = [("nvidia", "nvidia.ko"), ("nvidia_uvm", "nvidia-uvm.ko")];
 const LEFT_OUT: &str = "nvidia-modeset nvidia-drm nvidia-peermem";
-/// User and group of the commands, if root builds an image: nobody.
+/// User and group of the commands: nobody.
 const NOBODY: u32 = 65534;
-/// Makes the null device of the root, and enters it.
-const ENTER: &str = "mount --bind /dev/null dev/null && exec chroot \"$@\"";
+/// Where tools of this machine are. An ordinary user's PATH lacks some of these folders.
+const PATH: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+/// Makes the null device of the root, and runs a command there for a number of seconds. The shell waits for it: the signal
+/// that ends the shell with its parent would be lost if its own user changed.
+const ENTER: &str = "mount --bind /dev/null dev/null || exit; timeout --signal=KILL \"$@\"; status=$?; exit \"$status\"";
+/// Rights that entering the root and becoming nobody need. Nobody has none of them, and cannot regain one.
+const RIGHTS: &str = "--bounding-set=-all,+sys_chroot,+setuid,+setgid";
+/// Time that the commands have.
+const DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Most bytes of a file that the commands write, their log among them, and of a module that is taken.
+const MOST_WRITTEN: u64 = 512 << 20;
+const MOST_TAKEN: u64 = 256 << 20;
+/// Most processes of nobody's on this machine, and most memory of each.
+const PROCESSES: u32 = 4096;
+const MEMORY: u64 = 8 << 30;
 /// Compiles, and removes what is for debuggers.
 const COMPILE: &str = "make \"$@\" modules && strip --strip-debug nvidia.ko nvidia-uvm.ko";
 /// Lines of the compiler that are shown if it fails, and bytes at the end of its log among which they are.
@@ -63,10 +79,7 @@ pub(super) fn modules(
     let root = root(surroundings)?;
     let sources = root.join(SOURCES);
     fs::rename(&parts.sources, &sources).map_err(io("move", &parts.sources))?;
-    let is_root = rustix::process::geteuid().is_root();
-    if is_root {
-        give_away(&sources).map_err(io("give away", &sources))?;
-    }
+    give_away(&sources).map_err(io("give away", &sources))?;
     progress(&format!(
         "building the modules of driver {} for kernel {release}, which takes minutes",
         parts.version
@@ -74,19 +87,28 @@ pub(super) fn modules(
     let output = scratch.join("log");
     let log_file = File::create(&output).map_err(io("write", &output))?;
     let both = log_file.try_clone().map_err(io("write", &output))?;
-    let mut command = command(release, is_root);
+    let mut command = confined(DEADLINE, &make(release));
     command
         .current_dir(&root)
         .stdin(Stdio::null())
         .stdout(log_file)
         .stderr(both);
-    let status = command.status().map_err(|source| ImageError::Start {
-        program: "unshare",
-        source,
-    })?;
+    let start = Instant::now();
+    let status = command.status().map_err(not_started)?;
     let built = BUILT.map(|(name, file)| (name, sources.join(file)));
     if status.success() && built.iter().all(|(_, path)| is_file(path)) {
+        for (_, path) in &built {
+            check_size(path)?;
+        }
         return Ok(built.into());
+    }
+    if start.elapsed() >= DEADLINE {
+        let version = parts.version.clone();
+        return Err(DriverError::Late {
+            version,
+            after: DEADLINE,
+        }
+        .into());
     }
     for line in telling_lines(&output).map_err(io("read", &output))? {
         progress(&line);
@@ -155,40 +177,72 @@ fn give_away(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the command that compiles, for the root as its folder.
-fn command(release: &str, is_root: bool) -> Command {
-    let mut command = Command::new("unshare");
-    command.args([
-        "--mount",
-        "--net",
-        "--pid",
-        "--ipc",
-        "--fork",
-        "--kill-child",
-    ]);
-    if !is_root {
-        command.arg("--map-root-user");
-    }
-    command.args(["--", "sh", "-c", ENTER, "sh"]);
-    if is_root {
-        command.arg(format!("--userspec={NOBODY}:{NOBODY}"));
-    }
+/// Returns the command that compiles, in the root.
+fn make(release: &str) -> Vec<String> {
     let (version, _) = release.split_once("-cloud").unwrap_or((release, ""));
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    let script = format!("cd /{SOURCES} && {COMPILE}");
+    let mut words = ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+    words.extend([
+        format!("--jobs={processors}"),
+        format!("SYSSRC=/usr/src/linux-headers-{version}-common"),
+        format!("SYSOUT=/usr/src/linux-headers-{release}"),
+        format!("KERNEL_UNAME={release}"),
+        format!("NV_EXCLUDE_KERNEL_MODULES={LEFT_OUT}"),
+    ]);
+    words
+}
+
+/// Returns the command that runs words as nobody with the command's folder as root. It ends with the thread that starts it,
+/// and no process of it outlives it.
+fn confined(deadline: Duration, words: &[String]) -> Command {
+    let (_, path) = PATH.split_once('=').unwrap_or_default();
+    let mut command = Command::new("setpriv");
     command
-        .args([".", "/usr/bin/env", "-i"])
-        .args([
-            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME=/tmp",
-            "LC_ALL=C",
-        ])
-        .args(["sh", "-c", &format!("cd /{SOURCES} && {COMPILE}"), "sh"])
-        .arg(format!("--jobs={processors}"))
-        .arg(format!("SYSSRC=/usr/src/linux-headers-{version}-common"))
-        .arg(format!("SYSOUT=/usr/src/linux-headers-{release}"))
-        .arg(format!("KERNEL_UNAME={release}"))
-        .arg(format!("NV_EXCLUDE_KERNEL_MODULES={LEFT_OUT}"));
+        .env_clear()
+        .env("PATH", path)
+        .args(["--pdeathsig=KILL", "--", "prlimit", "--core=0"])
+        .arg(format!("--fsize={MOST_WRITTEN}"))
+        .arg(format!("--as={MEMORY}"))
+        .arg(format!("--nproc={PROCESSES}"))
+        .arg(format!("--cpu={}", deadline.as_secs()))
+        .args(["--", "unshare", "--mount", "--net", "--pid", "--ipc"])
+        .args(["--fork", "--kill-child", "--", "sh", "-c", ENTER, "sh"])
+        .arg(deadline.as_secs().to_string())
+        .args(["setpriv", "--no-new-privs", "--inh-caps=-all", RIGHTS])
+        .args(["--", "chroot"])
+        .arg(format!("--userspec={NOBODY}:{NOBODY}"))
+        .arg("--groups=")
+        .args([".", "/usr/bin/env", "-i", PATH, "HOME=/tmp", "LC_ALL=C"])
+        .args(words);
     command
+}
+
+fn not_started(source: std::io::Error) -> ImageError {
+    match source.kind() {
+        std::io::ErrorKind::NotFound => ImageError::NoTool {
+            program: "setpriv",
+            package: "util-linux",
+        },
+        _ => ImageError::Start {
+            program: "setpriv",
+            source,
+        },
+    }
+}
+
+/// Refuses a module before it is read into memory.
+fn check_size(path: &Path) -> Result<(), ImageError> {
+    let bytes = fs::symlink_metadata(path).map_err(io("read", path))?.len();
+    if bytes > MOST_TAKEN {
+        let path = path.to_owned();
+        return Err(DriverError::LargeModule {
+            path,
+            most: MOST_TAKEN,
+        }
+        .into());
+    }
+    Ok(())
 }
 
 /// Returns the first lines of a log that name an error, or else its last lines.
@@ -253,5 +307,121 @@ mod tests {
         assert_eq!(link("usr/bin/awk"), Some("mawk".into()));
         assert_eq!((link("bin"), link("bin/sh")), (None, None));
         assert!(root.join("dev/null").is_file());
+    }
+
+    /// Runs a script confined, with this machine's files; `None` where root cannot make namespaces.
+    fn run(deadline: Duration, script: &str) -> Option<std::process::Output> {
+        let run = |script: &str| {
+            let words = ["sh", "-c", script].map(str::to_owned);
+            let mut command = confined(deadline, &words);
+            command.current_dir("/").stdin(Stdio::null());
+            command.output().expect("it starts")
+        };
+        let is_able = rustix::process::geteuid().is_root() && run("true").status.success();
+        is_able.then(|| run(script))
+    }
+
+    #[test]
+    fn commands_of_a_makefile_have_no_rights_no_network_and_an_end() {
+        let patient = Duration::from_secs(60);
+        let Some(output) = run(
+            patient,
+            "cat /proc/self/status /proc/self/net/dev; echo $$; env",
+        ) else {
+            return;
+        };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for line in [
+            "Uid:\t65534\t65534\t65534\t65534",
+            "Gid:\t65534\t65534\t65534\t65534",
+            "Groups:\t ",
+            "NoNewPrivs:\t1",
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "CapAmb:\t0000000000000000",
+            "CapBnd:\t00000000000400c0",
+            PATH,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        let networks = text
+            .lines()
+            .filter(|line| line.contains(": ") && line.contains(" 0 "));
+        assert!(
+            networks.clone().all(|line| line.trim().starts_with("lo:")),
+            "{text}"
+        );
+        // A right to enter another root would lead out of this one.
+        let output = run(patient, "chroot / true").expect("as before");
+        assert!(!output.status.success(), "{output:?}");
+        let output = run(
+            patient,
+            "head -c 600M /dev/zero >/tmp/too-large; status=$?; rm /tmp/too-large; exit $status",
+        );
+        assert!(!output.expect("as before").status.success());
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let output = run(second, "sleep 120 & sleep 120").expect("as before");
+        assert!(
+            !output.status.success() && start.elapsed() >= second,
+            "{output:?}"
+        );
+        assert!(start.elapsed() < patient);
+    }
+
+    #[test]
+    fn commands_end_when_the_build_is_killed() {
+        if run(Duration::from_secs(60), "true").is_none() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("it is ours");
+        let beat = folder.path().join("beat");
+        let script = format!("while :; do echo >>{}; sleep 0.05; done", beat.display());
+        let words = ["sh", "-c", &script].map(str::to_owned);
+        let mut command = confined(Duration::from_secs(60), &words);
+        let mut child = command.current_dir("/").spawn().expect("it starts");
+        let beats = || fs::metadata(&beat).map_or(0, |data| data.len());
+        let start = Instant::now();
+        while beats() == 0 && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(beats() > 0);
+        child.kill().expect("it runs");
+        child.wait().expect("it ran");
+        thread::sleep(Duration::from_millis(500));
+        let last = beats();
+        thread::sleep(Duration::from_millis(500));
+        assert_eq!(beats(), last);
+        // The command itself ends with the thread that started it.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let starter = thread::spawn(move || {
+            let child = command.spawn().expect("it starts");
+            let _ = ended.recv();
+            child
+        });
+        let start = Instant::now();
+        while beats() == last && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        drop(end);
+        let start = Instant::now();
+        let mut child = starter.join().expect("it ended");
+        let status = child.wait().expect("it ran");
+        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(!status.success(), "{status}");
+    }
+
+    #[test]
+    fn a_module_that_is_too_large_is_refused_before_it_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("nvidia.ko");
+        let file = File::create(&path).expect("a file");
+        file.set_len(MOST_TAKEN).expect("it is sparse");
+        check_size(&path).expect("it is small enough");
+        file.set_len(1 << 40).expect("it is sparse");
+        let error = check_size(&path).expect_err("it is too large").to_string();
+        assert!(error.contains("more than 256 MiB"), "{error}");
     }
 }

@@ -340,6 +340,13 @@ fn compile_module(folder: &Path, output: &Path, source: &str) {
 }
 
 #[test]
+fn only_root_builds_a_driver() {
+    check_user(true).expect("root may");
+    let error = check_user(false).expect_err("a user may not").to_string();
+    assert!(error.contains("run the command as root"), "{error}");
+}
+
+#[test]
 fn sources_that_a_user_names_are_a_file_or_debians_packages() {
     let parsed = |text: &str| text.parse::<DriverSource>().expect("any text is one");
     assert_eq!(parsed("debian"), DriverSource::Debian);
