@@ -70,6 +70,8 @@ pub enum DriverError {
     },
     #[error("{origin} has no {what}")]
     Lacks { origin: String, what: &'static str },
+    #[error("{} needs a library with the name {name:?}, which is no file's name", .path.display())]
+    LibraryName { path: PathBuf, name: String },
     #[error("{} is not of driver {version}", .path.display())]
     Other { path: PathBuf, version: String },
     #[error(

@@ -36,7 +36,8 @@ impl Driver {
                     let (path, parameters) = value.split_once(' ').unwrap_or((value, ""));
                     driver.modules.push((path.into(), parameters.to_owned()));
                 }
-                "library" => driver.libraries.push(value.to_owned()),
+                // The library of that name is looked for on this machine.
+                "library" if is_plain(value) => driver.libraries.push(value.to_owned()),
                 _ => return None,
             }
         }
@@ -44,6 +45,12 @@ impl Driver {
             !driver.version.is_empty() && !driver.release.is_empty() && !driver.modules.is_empty();
         is_whole.then_some(driver)
     }
+}
+
+/// Returns whether a library's name is a plain file name: no path, and nothing that would be another line.
+pub(super) fn is_plain(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
+    (1..=255).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_part)
 }
 
 impl fmt::Display for Driver {
@@ -85,5 +92,26 @@ mod tests {
         assert_eq!(Driver::parse(""), None);
         assert_eq!(Driver::parse("version 1.2\nrelease 6.1\n"), None);
         assert_eq!(Driver::parse(&format!("{text}other 1\n")), None);
+        for name in [
+            "",
+            "..",
+            "/dev/zero",
+            "../a.so",
+            "a/b.so",
+            "a b",
+            "a\u{1b}",
+            ".so",
+        ] {
+            assert!(!is_plain(name), "{name:?}");
+            assert_eq!(
+                Driver::parse(&format!("{text}library {name}\n")),
+                None,
+                "{name:?}"
+            );
+        }
+        assert!(!is_plain("a\nmodule /b") && !is_plain(&"a".repeat(256)));
+        for name in ["libstdc++.so.6", "ld-linux-x86-64.so.2", "libc_1.so"] {
+            assert!(is_plain(name), "{name}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::description::is_plain;
 use super::{DriverError, check_version};
 use crate::error::{ImageError, io};
 use crate::libraries::{self, Names};
@@ -107,11 +108,15 @@ impl Parts {
 
     fn add(&mut self, name: String, path: PathBuf) -> Result<(), ImageError> {
         let Names { own, needed } = libraries::names(&path)?;
-        let link = own.filter(|link| Path::new(link).file_name() == Some(link.as_ref()));
+        let link = own.filter(|link| is_plain(link));
         let link = link.ok_or_else(|| DriverError::Other {
             path: path.clone(),
             version: self.version.clone(),
         })?;
+        if let Some(name) = needed.iter().find(|name| !is_plain(name)) {
+            let name = name.clone();
+            return Err(DriverError::LibraryName { path, name }.into());
+        }
         self.needed.extend(needed);
         self.libraries.push(Library { name, path, link });
         Ok(())

@@ -4,6 +4,7 @@
 //! Nothing of the file is executed. The script's variables are read as text, and of the archive only the files that an
 //! image needs are written. Links are left out, so that no path leads out of the folder.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
@@ -29,6 +30,8 @@ const MACHINE: &str = "x86_64";
 /// Most files, and most bytes of all files, also of those that are skipped.
 const MOST_FILES: u64 = 200_000;
 const MOST_BYTES: u64 = 3 << 30;
+/// Most bytes of a header that extends another by a long name, which is read into memory.
+const MOST_EXTENSION: u64 = 64 << 10;
 /// Most memory for the decompression, in KiB.
 const MOST_MEMORY: u32 = 256 << 10;
 /// Folders and files of the archive for an image.
@@ -114,12 +117,19 @@ impl RunFile {
     pub(super) fn unpack(&self, folder: &Path) -> Result<Parts, ImageError> {
         self.extract(folder)?;
         let name = self.path.file_name().unwrap_or_default();
+        let origin: String = name
+            .to_string_lossy()
+            .chars()
+            .map(|character| match character.is_control() {
+                true => '?',
+                false => character,
+            })
+            .collect();
         let folders = Folders {
             sources: folder.join(SOURCES),
             firmware: folder.join(FIRMWARE),
             libraries: vec![folder.to_owned()],
         };
-        let origin = name.to_string_lossy().into_owned();
         Parts::find(folders, origin, self.version.clone())
     }
 
@@ -161,9 +171,16 @@ pub(super) fn extract(
     };
     let (mut files, mut bytes) = (0, 0u64);
     // Skipped files take time as well.
-    let mut archive = Archive::new(content.take(MOST_BYTES));
+    let budget = Cell::new(MOST_EXTENSION);
+    let content = Metered {
+        content: content.take(MOST_BYTES),
+        budget: &budget,
+    };
+    let mut archive = Archive::new(content);
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
+        // Behind the headers is the file, which is read or skipped before the next header.
+        budget.set(entry.size().saturating_add(MOST_EXTENSION));
         files += 1;
         bytes = bytes.saturating_add(entry.size());
         if files > MOST_FILES || bytes > MOST_BYTES {
@@ -185,6 +202,23 @@ pub(super) fn extract(
         }
     }
     Ok(())
+}
+
+/// A reader with a budget of bytes. Between a file and the next one the archive's reader takes headers into memory, as many
+/// bytes as they say.
+struct Metered<'a, R> {
+    content: R,
+    budget: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.content.read(buffer)?;
+        let left = self.budget.get().checked_sub(length as u64);
+        let left = left.ok_or_else(|| io::Error::other("a name in it is too long"))?;
+        self.budget.set(left);
+        Ok(length)
+    }
 }
 
 /// Decompresses an archive by the way that its first bytes name.

@@ -67,6 +67,16 @@ fn run_file(archive: &[u8], change: impl FnOnce(String) -> String) -> Vec<u8> {
     [script.replace("SUM", &sum).as_bytes(), archive].concat()
 }
 
+/// Makes a shared library that needs another one, whose name may be a path.
+fn library_that_needs(folder: &Path, needed: &str) -> Vec<u8> {
+    let name = format!("-Wl,-soname,{needed}");
+    crate::libraries::tests::compile(folder, "needed.so", true, &[&name]);
+    let path = folder.join("needed.so").display().to_string();
+    let options = ["-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed", &path];
+    crate::libraries::tests::compile(folder, "made.so", true, &options);
+    fs::read(folder.join("made.so")).expect("it was compiled")
+}
+
 /// Files of a driver.
 fn whole(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let kbuild = format!("ccflags-y += -DNV_VERSION_STRING=\\\"{VERSION}\\\"\n");
@@ -235,6 +245,11 @@ fn a_driver_that_lacks_a_part_or_mixes_versions_is_refused() {
     assert!(matches!(error, ImageError::Elf { .. }), "{error}");
     let error = changed("./libcuda", &library(folder, "../../libcuda.so.1"));
     assert!(error.to_string().contains("is not of driver"), "{error}");
+    for name in ["/dev/zero", "../libm.so.6", "a b.so", "a.so\nmodule /b"] {
+        let error = changed("./libcuda", &library_that_needs(folder, name)).to_string();
+        assert!(error.contains("which is no file's name"), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
     // Its compression ends too early, though the sum is right.
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
     gzip.write_all(&tar_of(&files)).expect("it is in memory");
@@ -281,6 +296,23 @@ fn a_hostile_archive_writes_nothing_outside_of_its_folder() {
     let bomb = run_file(header.as_bytes(), |script| script);
     let error = unpacked(folder, &bomb).expect_err("a bomb").to_string();
     assert!(error.contains("has more than"), "{error}");
+    // A name of many bytes would be read into memory.
+    for kind in [
+        EntryType::GNULongName,
+        EntryType::GNULongLink,
+        EntryType::XHeader,
+    ] {
+        let long = vec![b'a'; 1 << 20];
+        let error = write(&[
+            ("././@LongLink", kind, &long),
+            ("kernel-open/a", file, b"text"),
+        ]);
+        assert!(error.contains("cannot unpack"), "{error}");
+    }
+    let name = [b"kernel-open/".to_vec(), vec![b'a'; 200]].concat();
+    let long = ("././@LongLink", EntryType::GNULongName, &name[..]);
+    let error = write(&[long, ("kernel-open/a", file, &[b'b'; 100_000])]);
+    assert!(error.contains("has no sources"), "{error}");
 }
 
 #[test]
