@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use wormhole_images::{
-    BuildOptions, DebianOptions, DriverSource, GuestParts, Image, ImageError, PackageName,
-    build_backend, build_backend_with, build_disk, build_emulated_host, build_guest,
+    BuildOptions, DebianOptions, DriverSource, GuestParts, Image, ImageError, ListedDriver,
+    PackageName, build_backend, build_backend_with, build_disk, build_emulated_host, build_guest,
 };
 
 use crate::installation::{Installation, InstallationError};
@@ -144,9 +144,15 @@ pub fn run(action: &Action) -> Result<(), Error> {
 fn list(folder: &Path) -> Result<(), Error> {
     let rows: Vec<[String; 4]> = Image::list(folder)?
         .into_iter()
-        .map(|(name, release, driver)| {
-            let driver = driver.unwrap_or_default();
-            [name, release, driver.version, driver.origin]
+        .map(|image| {
+            let damaged = || "damaged".to_owned();
+            let (version, origin) = match image.driver {
+                ListedDriver::None => (String::new(), String::new()),
+                ListedDriver::Whole(driver) => (driver.version, driver.origin),
+                ListedDriver::Damaged => (damaged(), String::new()),
+            };
+            let release = image.release.unwrap_or_else(damaged);
+            [image.name, release, version, origin]
         })
         .collect();
     let columns = [

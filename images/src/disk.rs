@@ -230,7 +230,7 @@ fn configure(root: &Path, package: &Path) -> Result<(), ImageError> {
 }
 
 /// Removes a folder and all below it, if it is there.
-fn remove(folder: &Path) -> Result<(), ImageError> {
+pub(crate) fn remove(folder: &Path) -> Result<(), ImageError> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", folder)(error)),
         _ => Ok(()),

@@ -59,14 +59,21 @@ pub enum ImageError {
         folder: PathBuf,
     },
     #[error(
-        "the {what} image in {place} is damaged: {damage}: make it anew with `wormhole image build {what} --kernel {kernel} --rebuild`"
+        "the {what} image in {place} is damaged: {damage}: make it anew with `wormhole image build {what}{option} --kernel {kernel} --rebuild`"
     )]
     Damaged {
         what: &'static str,
         kernel: Kernel,
         place: PathBuf,
         damage: Damage,
+        /// The option that names a driver, if the image has one.
+        option: &'static str,
     },
+    #[error(
+        "the image in {place} has {driver} and is to be built again: name its driver with `wormhole image build backend \
+         --driver FILE`, or --rebuild builds it without a driver"
+    )]
+    LosesDriver { place: PathBuf, driver: String },
     #[error(
         "the driver of the image in {place} is damaged: {damage}: make it anew with `wormhole image build backend --driver \
          FILE --rebuild`"

@@ -6,6 +6,8 @@
 
 mod driver;
 
+pub use driver::{Listed, ListedDriver};
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -16,6 +18,7 @@ use wormhole_init::MODULE_LIST;
 
 use crate::cpio::Archive;
 use crate::debian;
+use crate::disk::remove;
 use crate::driver::{Chosen, Driver, DriverSource, check_user};
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
@@ -32,8 +35,12 @@ const KERNEL: &str = "vmlinuz";
 const MODULES: &str = "modules.cpio";
 const RELEASE: &str = "release";
 const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
-/// Name of the image of backend VMs.
+/// Names of images.
+const GUEST: &str = "guest";
 const BACKEND: &str = "backend";
+const EMULATED_HOST: &str = "emulated-host";
+/// Start of the names of folders in which images are made.
+const FRESH: &str = "fresh-";
 /// Beside them: what the image was built of. An image of an older Wormhole has none.
 const RECIPE: &str = "recipe";
 
@@ -199,7 +206,7 @@ fn folder_of(
 /// Builds the guest's image unless it exists.
 pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     let modules = [&VIRTIO[..], &OVERLAY, window_drivers(options.kernel)].concat();
-    build("guest", &Content::modules(&modules), options)
+    build(GUEST, &Content::modules(&modules), options)
 }
 
 /// Builds the image of backend VMs unless it exists.
@@ -230,13 +237,13 @@ fn window_drivers(kernel: Kernel) -> &'static [Wanted] {
 
 /// Builds the emulated host's image unless it exists.
 pub fn build_emulated_host(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    build("emulated-host", &Content::modules(&HOST_MODULES), options)
+    build(EMULATED_HOST, &Content::modules(&HOST_MODULES), options)
 }
 
 impl Image {
     /// Opens the guest's image, which must have been built.
     pub fn guest(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
-        Self::open("guest", folder, kernel)
+        Self::open(GUEST, folder, kernel)
     }
 
     /// Opens the image of backend VMs, which must have been built.
@@ -246,7 +253,7 @@ impl Image {
 
     /// Opens the emulated host's image, which must have been built.
     pub fn emulated_host(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
-        Self::open("emulated-host", folder, kernel)
+        Self::open(EMULATED_HOST, folder, kernel)
     }
 
     fn open(what: &'static str, folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
@@ -265,6 +272,11 @@ impl Image {
             kernel,
             place: place.clone(),
             damage,
+            option: if driver::is_there(&place) {
+                " --driver FILE"
+            } else {
+                ""
+            },
         };
         if let Some(damage) = sums::compare(&place, &FILES)? {
             return Err(damaged(damage));
@@ -310,8 +322,19 @@ pub(crate) fn build(
         rebuild,
         progress,
     } = options;
-    let current = |progress: &dyn Fn(&str)| current(what, content, folder, kernel, progress);
-    if !rebuild && let Some(image) = current(progress) {
+    let current = |progress: &dyn Fn(&str)| -> Result<Option<Image>, ImageError> {
+        if rebuild {
+            return Ok(None);
+        }
+        let current = |progress| current(what, content, folder, kernel, progress);
+        let place = place(what, folder, kernel);
+        if content.driver.is_none() && driver::is_there(&place) {
+            return current(&|_| ())
+                .map_or_else(|| Err(driver::loss(place)), |image| Ok(Some(image)));
+        }
+        Ok(current(progress))
+    };
+    if let Some(image) = current(progress)? {
         return Ok(image);
     }
     if content.driver.is_some() {
@@ -319,9 +342,10 @@ pub(crate) fn build(
     }
     let _lock = lock(folder)?;
     // The previous holder of the lock may have built the image.
-    if !rebuild && let Some(image) = current(&|_| ()) {
+    if let Some(image) = current(&|_| ())? {
         return Ok(image);
     }
+    remove_leftovers(folder)?;
 
     progress(&format!(
         "fetching Debian's kernel {kernel} for the {what} image"
@@ -329,7 +353,7 @@ pub(crate) fn build(
     let package = debian::Archive::update(folder, kernel)?.fetch(kernel)?;
     progress(&format!("packing the {what} image of {}", package.release));
     let fresh = tempfile::Builder::new()
-        .prefix("fresh-")
+        .prefix(FRESH)
         .tempdir_in(folder)
         .map_err(io("make a folder in", folder))?;
     let root = package.root.path();
@@ -385,6 +409,19 @@ pub(crate) fn build(
     }
     fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
     Image::open(what, folder, kernel)
+}
+
+/// Removes what builds that were interrupted have left in a folder of images, which must be locked.
+fn remove_leftovers(folder: &Path) -> Result<(), ImageError> {
+    for entry in fs::read_dir(folder).map_err(io("list", folder))? {
+        let entry = entry.map_err(io("list", folder))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(FRESH) || name == driver::SCRATCH {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// The image, unless it is missing, damaged, of another recipe, or of another Debian's kernel.
@@ -555,6 +592,30 @@ mod tests {
         refused("vmlinuz is missing");
         fs::write(place.join(sums::FILE), "").expect("a file");
         refused("vmlinuz is missing");
+    }
+
+    #[test]
+    fn leftovers_of_interrupted_builds_are_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        for name in [
+            "fresh-aB1",
+            "unfinished-driver",
+            "guest-6.1",
+            "guest-bookworm",
+            "apt",
+        ] {
+            fs::create_dir_all(folder.join(name).join("image")).expect("a folder");
+            fs::write(folder.join(name).join("image/file"), name).expect("room");
+        }
+        fs::write(folder.join("lock"), "").expect("room");
+        remove_leftovers(folder).expect("they are ours");
+        let entries = fs::read_dir(folder).expect("it is there");
+        let mut left: Vec<_> = entries
+            .map(|entry| entry.expect("one").file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["apt", "guest-6.1", "guest-bookworm", "lock"]);
     }
 
     #[test]

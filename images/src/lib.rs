@@ -38,8 +38,8 @@ pub use emulated_host::{
 pub use error::ImageError;
 pub use guest_package::{GuestParts, PACKAGE};
 pub use image::{
-    BuildOptions, COMMAND_LINE, Image, build_backend, build_backend_with, build_emulated_host,
-    build_guest, default_folder,
+    BuildOptions, COMMAND_LINE, Image, Listed, ListedDriver, build_backend, build_backend_with,
+    build_emulated_host, build_guest, default_folder,
 };
 pub use kernel::{Kernel, UnknownKernel};
 pub use oci::{ImageProgram, OciError, is_layout, remove_unpacked, unpack};

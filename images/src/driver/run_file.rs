@@ -42,6 +42,8 @@ const FIRMWARE: &str = "firmware";
 #[derive(Debug)]
 pub(crate) struct RunFile {
     path: PathBuf,
+    /// The file that was read. Another one may have its name since.
+    file: File,
     pub(super) version: String,
     /// SHA-256 sum of the file.
     pub(super) sum: String,
@@ -107,6 +109,7 @@ impl RunFile {
         }
         Ok(Self {
             path: path.to_owned(),
+            file: file.into_inner(),
             version: header.version,
             sum,
             start,
@@ -138,7 +141,7 @@ impl RunFile {
             path: self.path.clone(),
             source,
         };
-        let mut file = File::open(&self.path).map_err(broken)?;
+        let mut file = self.file.try_clone().map_err(broken)?;
         file.seek(SeekFrom::Start(self.start)).map_err(broken)?;
         let content = decompressed(BufReader::new(file)).map_err(broken)?;
         extract(&self.path, content, folder, |path| {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::{BACKEND, BuildOptions, Image, RELEASE, place, write};
+use super::{BACKEND, BuildOptions, EMULATED_HOST, GUEST, Image, RELEASE, place, write};
 use crate::disk::in_fresh;
 use crate::driver::{self, Chosen, Driver, Surroundings};
 use crate::error::{ImageError, io};
@@ -18,7 +18,7 @@ pub(super) const FILES: [&str; 2] = [FILE, ARCHIVE];
 /// Start of the driver's line in a recipe.
 pub(super) const LINE: &str = "driver ";
 /// Folder, beside the images, of a driver that is built, and the log of one that could not be.
-const SCRATCH: &str = "unfinished-driver";
+pub(super) const SCRATCH: &str = "unfinished-driver";
 const LOG: &str = "driver.log";
 
 impl Image {
@@ -43,24 +43,52 @@ impl Image {
         }
     }
 
-    /// Lists the images in a folder, by their names, with their kernels and drivers.
-    pub fn list(folder: &Path) -> Result<Vec<(String, String, Option<Driver>)>, ImageError> {
-        let entries = match fs::read_dir(folder) {
+    /// Lists the images in a folder, by their names. Other folders there, such as those of unfinished builds, are none.
+    pub fn list(folder: &Path) -> Result<Vec<Listed>, ImageError> {
+        match fs::read_dir(folder) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(io("list", folder))?,
-        };
+            entries => drop(entries.map_err(io("list", folder))?),
+        }
         let mut images = Vec::new();
-        for entry in entries {
-            let place = entry.map_err(io("list", folder))?.path();
-            let release = fs::read_to_string(place.join(RELEASE));
-            if let (Some(name), Ok(release)) = (place.file_name(), release) {
-                let driver = described(&place)?.flatten();
-                images.push((name.to_string_lossy().into_owned(), release, driver));
+        for what in [BACKEND, EMULATED_HOST, GUEST] {
+            for kernel in Kernel::ALL {
+                let place = place(what, folder, kernel);
+                let release = match fs::read_to_string(place.join(RELEASE)) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    release => release.ok(),
+                };
+                images.push(Listed {
+                    name: format!("{what}-{kernel}"),
+                    release,
+                    driver: match described(&place) {
+                        Ok(None) => ListedDriver::None,
+                        Ok(Some(Some(driver))) => ListedDriver::Whole(driver),
+                        Ok(Some(None)) | Err(_) => ListedDriver::Damaged,
+                    },
+                });
             }
         }
-        images.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(images)
     }
+}
+
+/// An image of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Name of the image's folder.
+    pub name: String,
+    /// Release of the kernel; `None` if it cannot be read.
+    pub release: Option<String>,
+    pub driver: ListedDriver,
+}
+
+/// The driver of an image of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListedDriver {
+    None,
+    Whole(Driver),
+    /// A description that cannot be read.
+    Damaged,
 }
 
 /// Builds a driver for a kernel, by its full release and the folder of its modules, and adds its files to the image that is
@@ -91,6 +119,20 @@ pub(super) fn add(
     Ok(())
 }
 
+/// Returns whether an image has a driver, be it damaged.
+pub(super) fn is_there(place: &Path) -> bool {
+    fs::symlink_metadata(place.join(FILE)).is_ok()
+}
+
+/// Returns the error of a build that would lose the driver of an image.
+pub(super) fn loss(place: PathBuf) -> ImageError {
+    let driver = match described(&place) {
+        Ok(Some(Some(driver))) => format!("driver {} ({})", driver.version, driver.origin),
+        _ => "a driver".to_owned(),
+    };
+    ImageError::LosesDriver { place, driver }
+}
+
 /// Reads the description of an image's driver; `Some(None)` if the file is none.
 pub(super) fn described(place: &Path) -> Result<Option<Option<Driver>>, ImageError> {
     let path = place.join(FILE);
@@ -104,7 +146,9 @@ pub(super) fn described(place: &Path) -> Result<Option<Option<Driver>>, ImageErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::{KERNEL, MODULES};
+    use std::cell::RefCell;
+
+    use crate::image::{KERNEL, MODULES, RECIPE, build_backend};
 
     #[test]
     fn an_image_has_the_driver_that_it_describes_and_its_archive_is_compared_when_it_is_used() {
@@ -137,10 +181,12 @@ mod tests {
         let found = Image::backend_driver(folder, Kernel::V6_1).expect("it is read");
         assert_eq!(found, (Some(driver.clone()), place.clone()));
         let listed = Image::list(folder).expect("it is read");
-        assert_eq!(
-            listed,
-            [("backend-6.1".to_owned(), RELEASE.to_owned(), Some(driver))]
-        );
+        let in_list = |driver| Listed {
+            name: "backend-6.1".to_owned(),
+            release: Some(RELEASE.to_owned()),
+            driver,
+        };
+        assert_eq!(listed, [in_list(ListedDriver::Whole(driver))]);
         assert_eq!(
             image.driver_archive().expect("it is whole"),
             Some(place.join(ARCHIVE))
@@ -157,7 +203,70 @@ mod tests {
             "{said}"
         );
         fs::write(place.join(FILE), "nonsense").expect("room");
-        assert!(matches!(open(), Err(ImageError::Damaged { .. })));
+        let error = open().expect_err("it is damaged").to_string();
+        let advice = "`wormhole image build backend --driver FILE --kernel 6.1 --rebuild`";
+        assert!(error.contains(advice), "{error}");
+        assert_eq!(
+            Image::list(folder).expect("it is read"),
+            [in_list(ListedDriver::Damaged)]
+        );
+        for bytes in [&b"\xff"[..], b""] {
+            fs::write(place.join(FILE), bytes).expect("room");
+            assert_eq!(
+                Image::list(folder).expect("it is read"),
+                [in_list(ListedDriver::Damaged)]
+            );
+        }
+        // An unfinished build is no image.
+        let unfinished = folder.join("fresh-aB1");
+        fs::create_dir(&unfinished).expect("a folder");
+        fs::write(unfinished.join(RELEASE), "6.1.0-1").expect("room");
+        assert_eq!(Image::list(folder).expect("it is read").len(), 1);
+        fs::write(place.join(RELEASE), b"\xff").expect("room");
+        assert_eq!(Image::list(folder).expect("it is read")[0].release, None);
         assert_eq!(Image::list(&folder.join("none")).expect("no images"), []);
+    }
+
+    #[test]
+    fn a_build_without_the_driver_of_an_image_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let place = folder.join("backend-6.1");
+        fs::create_dir(&place).expect("a folder");
+        let release = "6.1.0-1-cloud-amd64";
+        for name in [KERNEL, MODULES, RELEASE] {
+            fs::write(place.join(name), release).expect("room");
+        }
+        let driver = "version 580.95.05\norigin a file\nrelease 6.1.0-1\nmodule /nvidia.ko\n";
+        fs::write(place.join(FILE), driver).expect("room");
+        fs::write(
+            place.join(RECIPE),
+            "module of_another_wormhole \ndriver 0123\n",
+        )
+        .expect("room");
+        sums::write(&place, &[KERNEL, MODULES, RELEASE]).expect("they are there");
+        let said = RefCell::new(String::new());
+        let build = || {
+            build_backend(&BuildOptions {
+                folder,
+                kernel: Kernel::V6_1,
+                rebuild: false,
+                progress: &|line| said.borrow_mut().push_str(line),
+            })
+        };
+        let refused = |words: &str| {
+            let error = build().expect_err("the driver would be lost").to_string();
+            assert!(error.contains(words), "{error}");
+            for option in ["--driver FILE", "--rebuild"] {
+                assert!(error.contains(option), "{error}");
+            }
+        };
+        refused("has driver 580.95.05 (a file) and is to be built again");
+        fs::write(place.join(KERNEL), "damaged").expect("room");
+        refused("has driver 580.95.05");
+        fs::write(place.join(FILE), "nonsense").expect("room");
+        refused("has a driver and");
+        assert_eq!(said.borrow().as_str(), "");
+        assert!(place.join(FILE).is_file() && !folder.join("lock").exists());
     }
 }
