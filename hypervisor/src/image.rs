@@ -9,6 +9,7 @@ use wormhole_images::{
     PackageName, build_backend, build_backend_with, build_disk, build_emulated_host, build_guest,
 };
 
+use crate::backend_vm::KERNEL;
 use crate::installation::{Installation, InstallationError};
 use crate::run::Kernel;
 use crate::say;
@@ -99,6 +100,10 @@ pub struct Folder {
 pub enum Error {
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
     NoFolder,
+    #[error(
+        "backend VMs boot kernel {KERNEL}, so that a driver for another one would not be used: leave --kernel {0} or --driver out"
+    )]
+    DriverKernel(wormhole_images::Kernel),
     #[error(transparent)]
     Installation(#[from] InstallationError),
     #[error(transparent)]
@@ -122,7 +127,11 @@ pub fn run(action: &Action) -> Result<(), Error> {
         }
         Build::EmulatedHost(options) => (EMULATED_HOST, options),
     };
-    let (folder, kernel) = (options.folder.path()?, options.kernel.into());
+    let kernel = options.kernel.into();
+    if driver.is_some() && kernel != KERNEL {
+        return Err(Error::DriverKernel(kernel));
+    }
+    let folder = options.folder.path()?;
     let image = match driver {
         Some(driver) => made(&folder, kernel, options.rebuild, |options| {
             build_backend_with(driver, options)

@@ -297,6 +297,10 @@ const FLAGS: &[(&str, &str)] = &[
         "image build backend --driver /dev/zero",
         "is not NVIDIA's driver",
     ),
+    (
+        "image build backend --kernel 6.12 --driver debian",
+        "backend VMs boot kernel 6.1, so that a driver for another one would not be used",
+    ),
     ("image build guest --driver debian", "'--driver'"),
     ("image list --kernel 6.1", "'--kernel'"),
     ("backend stop a b", "'b'"),
