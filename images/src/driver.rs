@@ -82,7 +82,7 @@ pub enum DriverError {
     )]
     Space { folder: PathBuf, free: u64 },
     #[error(
-        "only root can build a driver into an image, since the commands of its Makefile run as nobody: run the command as root"
+        "only root can build a driver into an image, since the commands of its Makefile run as another user: run the command as root"
     )]
     NotRoot,
     #[error(

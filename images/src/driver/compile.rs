@@ -2,8 +2,8 @@
 //!
 //! Commands of the driver's Makefile are strangers' code. Root starts them as nobody, without any capability and without a way
 //! to regain one, in namespaces of their own, without a network, below a folder with the packages and the modules' sources.
-//! Nobody cannot leave that folder. In a namespace of users an ordinary user's commands could, since they are root there,
-//! so that such a user cannot build a driver.
+//! These cannot leave that folder. In a namespace of users an ordinary user's commands could, since they are root there, so
+//! that such a user cannot build a driver.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom};
@@ -41,19 +41,19 @@ const BUILT: [(&str, &str); 2] = [("nvidia", "nvidia.ko"), ("nvidia_uvm", "nvidi
 const LEFT_OUT: &str = "nvidia-modeset nvidia-drm nvidia-peermem";
 /// User and group of the commands: nobody.
 const NOBODY: u32 = 65534;
-/// Where tools of this machine are. An ordinary user's PATH lacks some of these folders.
+/// Folders of this machine's tools. An ordinary user's PATH lacks some of these folders.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 /// Makes the null device of the root, and runs a command there for a number of seconds. The shell waits for it: the signal
 /// that ends the shell with its parent would be lost if its own user changed.
 const ENTER: &str = "mount --bind /dev/null dev/null || exit; timeout --signal=KILL \"$@\"; status=$?; exit \"$status\"";
-/// Rights that entering the root and becoming nobody need. Nobody has none of them, and cannot regain one.
+/// Rights that entering the root and changing the user need. The commands have none of them, and cannot regain one.
 const RIGHTS: &str = "--bounding-set=-all,+sys_chroot,+setuid,+setgid";
 /// Time that the commands have.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Most bytes of a file that the commands write, their log among them, and of a module that is taken.
 const MOST_WRITTEN: u64 = 512 << 20;
 const MOST_TAKEN: u64 = 256 << 20;
-/// Most processes of nobody's on this machine, and most memory of each.
+/// Most processes of that user on this machine, and most memory of each.
 const PROCESSES: u32 = 4096;
 const MEMORY: u64 = 8 << 30;
 /// Compiles, and removes what is for debuggers.
