@@ -9,7 +9,7 @@ mod driver;
 pub use driver::{Listed, ListedDriver};
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -340,7 +340,7 @@ pub(crate) fn build(
     if content.driver.is_some() {
         check_user(rustix::process::geteuid().is_root())?;
     }
-    let _lock = lock(folder)?;
+    let _lock = lock(folder, progress)?;
     // The previous holder of the lock may have built the image.
     if let Some(image) = current(&|_| ())? {
         return Ok(image);
@@ -478,8 +478,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     fs::write(path, bytes).map_err(io("write", path))
 }
 
-/// Locks a folder of images until the file is dropped. Makes the folder if it is missing.
-pub(crate) fn lock(folder: &Path) -> Result<File, ImageError> {
+/// Locks a folder of images until the file is dropped, and says so if it has to wait. Makes the folder if it is missing.
+pub(crate) fn lock(folder: &Path, progress: &dyn Fn(&str)) -> Result<File, ImageError> {
     fs::create_dir_all(folder).map_err(io("make", folder))?;
     let path = folder.join("lock");
     // A new lock is this user's alone, since each user who can open it can hold it. One that is there has the mode that
@@ -492,6 +492,12 @@ pub(crate) fn lock(folder: &Path) -> Result<File, ImageError> {
         opened => opened,
     };
     let lock = lock.map_err(io("open", &path))?;
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        progress(&format!(
+            "waiting for another build of images in {}",
+            folder.display()
+        ));
+    }
     lock.lock().map_err(io("lock", &path))?;
     Ok(lock)
 }
@@ -592,6 +598,23 @@ mod tests {
         refused("vmlinuz is missing");
         fs::write(place.join(sums::FILE), "").expect("a file");
         refused("vmlinuz is missing");
+    }
+
+    #[test]
+    fn a_build_that_waits_for_another_one_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let first = lock(folder, &|line| panic!("{line}")).expect("it is free");
+        let (said, lines) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let say = |line: &str| said.send(line.to_owned()).expect("it is read");
+                lock(folder, &say).expect("it is free again");
+            });
+            let line = lines.recv().expect("a line");
+            assert!(line.starts_with("waiting for another build"), "{line}");
+            drop(first);
+        });
     }
 
     #[test]

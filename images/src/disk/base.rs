@@ -44,7 +44,7 @@ impl std::fmt::Debug for DebianOptions<'_> {
 impl DebianOptions<'_> {
     /// Locks the folder of images until the file is dropped.
     pub(super) fn lock(&self) -> Result<File, ImageError> {
-        image::lock(self.folder)
+        image::lock(self.folder, self.progress)
     }
 }
 
