@@ -274,3 +274,58 @@ fn each_requirement_of_the_virtio_page_has_a_test_that_exists_or_a_reason() {
         "only {requirements} requirements were found"
     );
 }
+
+/// Questions of maintainers, by words of the row of ARCHITECTURE.md that answers each, and a file that the row must name.
+const QUESTIONS: [(&str, &str); 10] = [
+    (
+        "change when a pool gives memory back",
+        "backend-vm/worker/src/session/pools.rs",
+    ),
+    (
+        "end a registration",
+        "guest-lib/src/memory/registration/mod.rs",
+    ),
+    (
+        "forward a driver function that one call",
+        "shared-ring/api/driver.idl",
+    ),
+    (
+        "limit one more thing for a tenant",
+        "backend-vm/sandbox/src/cgroup.rs",
+    ),
+    (
+        "let a worker make one more system call",
+        "backend-vm/sandbox/src/seccomp.rs",
+    ),
+    (
+        "change how windows come to a running backend VM",
+        "hypervisor/monitor/src/aperture.rs",
+    ),
+    (
+        "put another file into an image",
+        "images/src/disk/packages.rs",
+    ),
+    (
+        "update nodes of an executable graph",
+        "guest-lib/src/calls/graph_nodes.rs",
+    ),
+    (
+        "handle a worker's death",
+        "backend-vm/supervisor/src/spawner/process.rs",
+    ),
+    (
+        "admit one more launch attribute",
+        "backend-vm/worker/src/session/attributes.rs",
+    ),
+];
+
+#[test]
+fn questions_of_maintainers_are_answered_in_one_row() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the page");
+    for (question, file) in QUESTIONS {
+        let row = page.lines().find(|line| line.contains(question));
+        let row = row.unwrap_or_else(|| panic!("no row answers: {question}"));
+        assert!(row.contains(file), "{question}: {file} is not in {row}");
+        assert!(root().join(file).is_file(), "{file}");
+    }
+}
