@@ -111,13 +111,27 @@ pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, F
         step("the guest failed, and no program did: once more");
         (status, output) = run.tee_once()?;
     }
-    let success = status.success();
+    let read = || {
+        std::fs::read_to_string(&json)
+            .map_err(|error| Failure::new(format!("cannot read {}: {error}", json.display())))
+    };
+    let passed = judge(&output, status.success(), programs.len(), read)?;
+    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
+    Ok(passed)
+}
 
-    let passed = passes(&output);
-    if !success || passed != programs.len() {
+/// Prints the demo's line for a run of `count` programs in one guest. `read` returns the run's summary. Returns whether the
+/// programs passed.
+fn judge(
+    output: &str,
+    success: bool,
+    count: usize,
+    read: impl FnOnce() -> Result<String, Failure>,
+) -> Result<bool, Failure> {
+    let passed = passes(output);
+    if !success || passed != count {
         println!(
-            "demo: FAIL {passed} of {} programs passed; {}",
-            programs.len(),
+            "demo: FAIL {passed} of {count} programs passed; {}",
             if success {
                 "the run itself ended well"
             } else {
@@ -126,10 +140,8 @@ pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, F
         );
         return Ok(false);
     }
-    let text = std::fs::read_to_string(&json)
-        .map_err(|error| Failure::new(format!("cannot read {}: {error}", json.display())))?;
-    let summary: Summary = serde_json::from_str(&text)
-        .map_err(|error| Failure::new(format!("{} is not a summary: {error}", json.display())))?;
+    let summary: Summary = serde_json::from_str(&read()?)
+        .map_err(|error| Failure::new(format!("the run's summary is none: {error}")))?;
     if summary.requests == 0 || summary.records == 0 {
         println!("demo: FAIL the programs passed, but the worker executed nothing for them");
         return Ok(false);
@@ -146,7 +158,6 @@ pub fn demo(root: &Path, backend: Backend, chosen: &[PathBuf]) -> Result<bool, F
         "demo: PASS programs={passed} guest={} requests={} records={} exits_per_call={exits:.5}",
         summary.guest, summary.requests, summary.records
     );
-    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
     Ok(true)
 }
 
@@ -180,4 +191,31 @@ fn launching(steady: &Path) -> String {
 fn passes(output: &str) -> usize {
     let lines = || output.lines().filter(|line| line.starts_with("PASS "));
     lines().count() - lines().filter(|line| *line == STEADY).count().min(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_demo_with_one_guest_passes_if_its_programs_do_and_launches_make_no_exits() {
+        let summary = |records: u64, exits: u64| {
+            json!({
+                "guest": "kvm", "records": records, "requests": 1, "exit_accounts": [0, exits, 9, 0],
+            })
+        };
+        let said = format!("PASS one\nPASS other\n{STEADY}\n");
+        let judged = |said: &str, success, summary: serde_json::Value| {
+            judge(said, success, 2, || Ok(summary.to_string())).expect("a summary")
+        };
+        assert!(judged(&said, true, summary(1, 9)));
+        assert!(!judged(&said, false, summary(1, 9)), "the run failed");
+        assert!(!judged("PASS one\nFAIL other\n", true, summary(1, 9)));
+        assert!(!judged(&said, true, summary(0, 9)), "no record");
+        assert!(!judged(&said, true, summary(1, u64::from(LAUNCHES))));
+        let broken = judge(&said, true, 2, || Ok("nothing".to_owned()));
+        assert!(broken.is_err());
+    }
 }

@@ -1,5 +1,6 @@
 //! Checks that the demo shows three VMs, and detects a kernel with wrong results.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -47,6 +48,16 @@ fn the_demo_runs_programs_in_two_guests_of_a_backend_vm() {
     let words: Vec<&str> = last.split(' ').collect();
     assert_eq!(words[..3], ["demo:", "PASS", "programs=2"], "{last}");
     assert_eq!(words[4..6], ["backend=vm", "vms=3"], "{last}");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let readme = fs::read_to_string(root.join("README.md")).expect("the page");
+    let shown = readme.lines().find(|line| line.starts_with("demo: PASS "));
+    let names = |line: &str| -> Vec<String> {
+        let words = line.split(' ').map(|word| word.split('=').next());
+        words
+            .map(|name| name.unwrap_or_default().to_owned())
+            .collect()
+    };
+    assert_eq!(names(shown.expect("a line")), names(last));
     let number = |word: &str, name: &str| {
         let value = word.strip_prefix(name).map(str::parse::<f64>);
         value
