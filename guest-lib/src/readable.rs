@@ -90,7 +90,7 @@ fn count_readable(ranges: &[libc::iovec]) -> io::Result<usize> {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    // SAFETY: the system checks the ranges that it reads; what it writes to is `bytes`, which has a byte for each.
+    // SAFETY: the system checks the ranges that it reads, and writes to `bytes`, which has a byte for each.
     let read = unsafe {
         libc::process_vm_readv(
             libc::getpid(),

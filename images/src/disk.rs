@@ -135,7 +135,7 @@ fn build_in(
         fs::copy(&from, to).map_err(io("copy", &from))?;
     }
     let disk = &image.disk;
-    // Its users' own: whoever can read it sees the guest's files, and can lock it.
+    // Private: a user who can read it sees the guest's files, and can lock it.
     let mut private = File::options();
     private.write(true).create_new(true).mode(0o600);
     let file = private.open(disk).map_err(io("make", disk))?;

@@ -1,8 +1,8 @@
 //! Current progress of a worker, in the page behind its counts.
 //!
 //! Threads of the worker write it with relaxed stores, each its own words. Only the supervisor reads it, for a dump of
-//! all waits; a hostile worker may have written any numbers. It holds no clock: the comparison of two snapshots shows
-//! what has not moved between them.
+//! all waits; a hostile worker may have written any numbers. It holds no clock: two snapshots are compared, and a number that has
+//! not moved between them belongs to a wait.
 
 use std::fmt;
 use std::ptr::NonNull;

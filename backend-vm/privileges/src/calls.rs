@@ -89,11 +89,12 @@ impl Calls {
         Ok(self.and_where(call, vec![at_most(argument, AWAITED)?]))
     }
 
-    /// Adds `madvise` with advice that takes a time in proportion to the range and concerns memory of the caller's alone. Left out
-    /// are the merging of equal pages, which tells of other processes' pages, while no cgroup counts what the kernel keeps for it;
-    /// the failure of pages, which takes them from the system; what moves or frees pages that other processes have mapped as well,
-    /// who wait for it (`MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`); and what looks through all of a file, or all of its
-    /// mappings, for each part of the range (`MADV_WILLNEED`, `MADV_REMOVE`).
+    /// Adds `madvise` with advice that takes a time in proportion to the range and concerns memory of the caller's alone. These are
+    /// left out:
+    /// - `MADV_MERGEABLE`: merged pages reveal those of other processes, and no cgroup counts the kernel's memory for them;
+    /// - `MADV_HWPOISON` and its like: the system loses the pages;
+    /// - `MADV_COLD`, `MADV_PAGEOUT` and `MADV_COLLAPSE`: other processes that have mapped the pages wait;
+    /// - `MADV_WILLNEED` and `MADV_REMOVE`: each part of the range costs a walk through the file, or through all of its mappings.
     ///
     /// # Errors
     /// Never.

@@ -274,7 +274,7 @@ impl Shares {
             match file.try_clone() {
                 Ok(file) => left.push(Left::Words(file, token, 2 << place)),
                 Err(error) => tracing::error!(
-                    "the words of an event cannot be reached, and who waits for it may do so for ever: {error}"
+                    "the words of an event cannot be reached, and a process that waits for it may wait for ever: {error}"
                 ),
             }
         }

@@ -1,4 +1,4 @@
-//! Usage of a backend by its tenants: who is told what.
+//! Usage of a backend by its tenants: the figures that each user gets.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

@@ -276,8 +276,8 @@ impl<K: Kind> Place<K> {
         loop {
             make(&self.root, 0o755)?;
             make(&self.root.join(K::FOLDER), 0o755)?;
-            // Other users may search it, since a backend's socket has an access list. They may not open it: whoever can
-            // open a folder can lock it.
+            // Other users may search it, since a backend's socket has an access list. They may not open it: a
+            // user who can open a folder can lock it.
             make(&folder, 0o711)?;
             let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let lock = match rustix::fs::open(&folder, flags, Mode::empty()) {

@@ -1,7 +1,7 @@
 //! The pair of sockets between the supervisor and a tenant's process.
 //!
-//! The supervisor makes the pair, and both ends have trusted code. Neither end waits: what the
-//! other one has no room for is queued.
+//! The supervisor makes the pair, and both ends have trusted code. Neither end waits: a
+//! message for which the other one has no room is queued.
 //!
 //! A descriptor is given in two messages: the one that it comes with, and [`Order::Released`] once
 //! the supervisor has closed its copy. The process uses it after the second one, so that the

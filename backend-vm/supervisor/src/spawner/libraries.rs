@@ -81,7 +81,7 @@ fn checked(folder: &Path) -> Result<PathBuf, LeftOut> {
 }
 
 /// Follows an absolute path from the root folder on, and returns it without links. Checks each folder, link and file on the
-/// way: whoever can change one of them chooses the end.
+/// way: a user who can change one of them chooses the end.
 fn follow(path: &Path) -> Result<PathBuf, LeftOut> {
     let (mut at, mut links) = (PathBuf::new(), 0);
     let mut rest: Vec<OsString> = parts(path).collect();
