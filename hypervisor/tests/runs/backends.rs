@@ -15,6 +15,7 @@ use crate::harness::{
     Ended, Finished, PATIENCE, Underway, alone, descendants, eventually, finish, leftovers,
     program, running, stage, with_own_signals, wormhole,
 };
+use crate::signals::{Terminal, shell_words};
 
 /// Option without which the supervisor needs cgroups, which not every system has.
 const TRUSTED: &str = "--trusted-tenants";
@@ -492,6 +493,19 @@ fn ps_and_stats_tell_of_each_tenant_as_its_summary_does() {
             "{text}"
         );
     }
+
+    // At a terminal the figures are shown again and again.
+    let header = text.lines().find(|line| line.starts_with("TENANT "));
+    let repeated = runtime.command(&["stats", "told", "--interval", "1"]);
+    let mut terminal = Terminal::start(&format!(
+        "WORMHOLE_RUNTIME='{}' {}",
+        runtime.path().display(),
+        shell_words(&repeated)
+    ));
+    for _ in 0..2 {
+        terminal.until(header.expect("a header").trim_end());
+    }
+    drop(terminal);
 
     run.write_line("end the program");
     let mut ended = of(&run);
