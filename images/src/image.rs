@@ -11,6 +11,7 @@ pub use driver::{Listed, ListedDriver};
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -415,13 +416,22 @@ pub(crate) fn build(
 fn remove_leftovers(folder: &Path) -> Result<(), ImageError> {
     for entry in fs::read_dir(folder).map_err(io("list", folder))? {
         let entry = entry.map_err(io("list", folder))?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(FRESH) || name == driver::SCRATCH {
+        let metadata = entry.metadata().map_err(io("look at", folder))?;
+        if is_leftover(&entry.file_name().to_string_lossy(), &metadata) {
             remove(&entry.path())?;
         }
     }
     Ok(())
+}
+
+/// Returns whether an entry of a folder of images is one that an interrupted build of this user has left.
+fn is_leftover(name: &str, metadata: &fs::Metadata) -> bool {
+    // As tempfile names folders.
+    let is_fresh = name.strip_prefix(FRESH).is_some_and(|rest| {
+        rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    });
+    let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+    metadata.is_dir() && is_own && (is_fresh || name == driver::SCRATCH)
 }
 
 /// The image, unless it is missing, damaged, of another recipe, or of another Debian's kernel.
@@ -622,7 +632,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let folder = folder.path();
         for name in [
-            "fresh-aB1",
+            "fresh-aB1cD2",
+            "fresh-notes",
             "unfinished-driver",
             "guest-6.1",
             "guest-bookworm",
@@ -631,14 +642,24 @@ mod tests {
             fs::create_dir_all(folder.join(name).join("image")).expect("a folder");
             fs::write(folder.join(name).join("image/file"), name).expect("room");
         }
-        fs::write(folder.join("lock"), "").expect("room");
+        for name in ["lock", "fresh-aB1cD3"] {
+            fs::write(folder.join(name), "").expect("room");
+        }
         remove_leftovers(folder).expect("they are ours");
         let entries = fs::read_dir(folder).expect("it is there");
         let mut left: Vec<_> = entries
             .map(|entry| entry.expect("one").file_name())
             .collect();
         left.sort();
-        assert_eq!(left, ["apt", "guest-6.1", "guest-bookworm", "lock"]);
+        let others = [
+            "apt",
+            "fresh-aB1cD3",
+            "fresh-notes",
+            "guest-6.1",
+            "guest-bookworm",
+            "lock",
+        ];
+        assert_eq!(left, others);
     }
 
     #[test]
