@@ -23,7 +23,6 @@ const COMMON: &[i64] = &[
     libc::SYS_readlink,
     libc::SYS_readlinkat,
     libc::SYS_getcwd,
-    libc::SYS_lseek,
     libc::SYS_dup,
     libc::SYS_dup2,
     libc::SYS_dup3,
@@ -150,7 +149,11 @@ pub(super) const MEMORY_FILE: u64 = (libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING
 /// Compiles the filter for a worker on a kind of device.
 pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     let mapped = MAPPED.unsigned_abs().into();
-    let mut calls = Calls::any(COMMON).and_where(libc::SYS_mmap, vec![within(3, mapped)?]);
+    // A search for data or holes goes through all pages of a file in one RCU read section.
+    const END: u64 = libc::SEEK_END as u64;
+    let mut calls = Calls::any(COMMON)
+        .and_where(libc::SYS_mmap, vec![within(3, mapped)?])
+        .and_where(libc::SYS_lseek, vec![at_most(2, END)?]);
     for &command in FCNTL {
         let command = command.unsigned_abs().into();
         calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);

@@ -250,6 +250,7 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("ppoll many descriptors", libc::SYS_ppoll, [0, 257, 0]),
     ("select many descriptors", libc::SYS_select, [257, 8, 0]),
     ("merge equal pages", libc::SYS_madvise, [0, 4096, 12]),
+    ("search a file for a hole", libc::SYS_lseek, [0, 0, 4]),
     (
         "replace pages by a huge page",
         libc::SYS_madvise,
