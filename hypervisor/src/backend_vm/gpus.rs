@@ -42,6 +42,11 @@ impl VmOptions {
         if self.pci.is_empty() {
             return Err(Unserved::NoGpu(device));
         }
+        // NVIDIA's driver pins a window's pages, and a worker of another tenant can hold such a pin. No tenant gets an address that
+        // another one can still reach.
+        if self.slots().count > 1 {
+            return Err(Unserved::SharedGpu(device));
+        }
         let images = Installation::locate()?.images().unwrap_or_default();
         match Image::backend_driver(&images, KERNEL)? {
             (Some(_), _) => Ok(()),

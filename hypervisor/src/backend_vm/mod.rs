@@ -215,6 +215,8 @@ pub enum Unserved {
     Device(String),
     #[error("--device {0} needs a GPU that the backend VM has for itself: name it with --pci")]
     NoGpu(String),
+    #[error("--device {0} in a backend VM serves one guest at a time: add --slots 1")]
+    SharedGpu(String),
     #[error(
         "--device {device} needs NVIDIA's driver, which the image {} does not have: add it with `wormhole image build backend \
          --driver FILE`",
@@ -256,6 +258,7 @@ impl Unserved {
         match self {
             Self::Device(_) => vec!["placement", "device"],
             Self::NoGpu(_) | Self::NoDriver { .. } => vec!["device"],
+            Self::SharedGpu(_) => vec!["device", "slots"],
             Self::Installation(_) | Self::Image(_) => Vec::new(),
             Self::Another => vec!["placement", "backend"],
             Self::SlotSize { .. } => vec!["slot-size"],

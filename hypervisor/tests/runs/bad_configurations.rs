@@ -279,6 +279,10 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     (
         "backend start --placement vm --device cuda:0 --pci 0000:00:1f.7",
+        "--device cuda:0 in a backend VM serves one guest at a time: add --slots 1",
+    ),
+    (
+        "backend start --placement vm --slots 1 --device cuda:0 --pci 0000:00:1f.7",
         "backend-6.1 does not have: add it with `wormhole image build backend --driver FILE`",
     ),
     (
