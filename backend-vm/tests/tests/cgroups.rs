@@ -215,10 +215,10 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
 }
 
 /// Returns the threads that a worker on one CPU device may have: 128 for its answer slots, 133 for streams, two for each
-/// processor, 16 others.
+/// processor, 8 lanes, 16 others.
 fn threads_of_worker() -> u64 {
     let processors = std::thread::available_parallelism().unwrap();
-    128 + 133 + 2 * processors.get() as u64 + 16
+    128 + 133 + 2 * processors.get() as u64 + 8 + 16
 }
 
 /// Returns the cgroup of a supervisor's workers.
