@@ -6,11 +6,13 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
 
 use crate::documents::{blocks_of, commands_of, root};
+use crate::emulated::script_with;
 use crate::harness::{
     PATIENCE, Underway, alone, beside_other_guests, eventually, finish, images, leftovers, program,
     stage, wormhole,
@@ -149,6 +151,71 @@ fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
     ended(attached);
     let stopped = finish(&mut home(wormhole(&["backend", "stop"])));
     assert!(stopped.status.success(), "{}", stopped.stderr);
+}
+
+/// Commands of a person with a backend VM and a guest of QEMU, by KVM in the emulated host. `$1` is the command, `$2` the
+/// guest's initial RAM disk. OPTIONS are those of the page, and PARAMETERS those of the kernel.
+const IN_A_VM: &str = r#"
+set -e
+command=$1 initrd=$2
+"$command" backend start many --placement vm --slots 1 --slot-size 258M
+cd /run
+"$command" attach --backend many --window window --vsock vsock >attached 2>&1 &
+attached=$!
+until read -r line <attached; do
+    kill -0 $attached
+    sleep 0.1
+done
+echo "$line"
+OPTIONS -accel kvm -cpu host -nodefaults -display none -no-reboot -serial stdio \
+    -device isa-debug-exit,iobase=0xf4,iosize=1 -kernel /var/lib/wormhole/images/guest-6.1/vmlinuz \
+    -initrd "$initrd" -append "console=ttyS0 loglevel=1 panic=-1 PARAMETERS" </dev/null || echo "QEMU ends with $?"
+wait $attached || echo "attach ends with $?"
+"$command" stats many
+"$command" backend stop many
+"#;
+
+/// QEMU, and its firmware and option ROMs.
+const QEMU: [&str; 4] = [
+    "/usr/bin/qemu-system-x86_64",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/seabios/bios-256k.bin",
+];
+
+#[test]
+fn a_guest_of_qemu_is_a_tenant_of_a_backend_vm() {
+    let _beside = beside_other_guests();
+    let folder = tempfile::tempdir().expect("a folder");
+    let vector_add = program("static", "vector_add");
+    let command = vector_add.display().to_string();
+    let disk = folder.path().join(initrd_with(
+        folder.path(),
+        "program.img",
+        &command,
+        vec![vector_add],
+    ));
+    let text = IN_A_VM
+        .replace("OPTIONS", &block("qemu").replace("-smp 2", "-smp 1"))
+        .replace("PARAMETERS", &parameters());
+    let files = QEMU.iter().copied().chain(["/usr/bin/sleep"]);
+    let files: Vec<PathBuf> = files.map(PathBuf::from).chain([disk.clone()]).collect();
+    let said = script_with(
+        &[Image::guest, Image::backend],
+        &text,
+        &[disk.into()],
+        &files,
+        &[],
+        Duration::from_secs(600),
+    );
+    for words in [
+        "attached: window window of 258M",
+        "PASS vector_add",
+        "backend many is stopped",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains("attach ends with"), "{said}");
 }
 
 #[test]
