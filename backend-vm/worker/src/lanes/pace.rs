@@ -16,10 +16,6 @@ const GLANCE: u32 = 128;
 const CHANGES: u32 = 4;
 /// Least changes in a window after which launches go on to lanes.
 const TURNS: u32 = 2;
-/// Part of a window's launches that may have another message beside them, or make the executor wait for a lane.
-const OTHERS: u32 = WINDOW / 4;
-/// Launches of a window that found all lanes without work, after which launches do not go to lanes any more.
-const LONELY: u32 = WINDOW / 2;
 /// Windows without lanes after lanes did not pay off.
 const PAUSE: u32 = 2;
 /// Windows after which streams get lanes anew, so that those that have work spread over all.
@@ -28,16 +24,32 @@ const ROUND: u32 = 2;
 /// Stream of a launch, with the number of its device.
 type Key = (usize, RawStream);
 
+/// Counts of a window.
+#[derive(Debug, Default)]
+struct Counts {
+    launches: u32,
+    /// Changes of stream and thread from one launch to the next.
+    changes: u32,
+    /// Messages that are neither launches nor fences.
+    others: u32,
+    /// Waits of the executor for a lane.
+    waits: u32,
+    /// Launches that found executor and lanes without work.
+    lonely: u32,
+}
+
+impl Counts {
+    /// Returns whether at most one in so many launches is among the counted.
+    fn is_at_most(&self, counted: u32, one_in: u32) -> bool {
+        counted * one_in <= self.launches
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Pace {
     always: bool,
     engaged: bool,
-    /// Counts of this window.
-    launches: u32,
-    changes: u32,
-    others: u32,
-    waits: u32,
-    lonely: u32,
+    counts: Counts,
     /// Windows to come before launches may go to lanes.
     pause: u32,
     /// Windows since streams got lanes anew.
@@ -55,11 +67,7 @@ impl Pace {
         Self {
             always,
             engaged: always,
-            launches: 0,
-            changes: 0,
-            others: 0,
-            waits: 0,
-            lonely: 0,
+            counts: Counts::default(),
             pause: 0,
             windows: 0,
             round: 1,
@@ -72,21 +80,21 @@ impl Pace {
     /// Counts a launch. Returns whether it goes to a lane.
     #[inline]
     pub fn launched(&mut self, stream: Key, thread: u16) -> bool {
-        self.launches += 1;
+        self.counts.launches += 1;
         if stream != self.last {
-            self.changes += u32::from(thread == 0 || thread != self.thread);
+            self.counts.changes += u32::from(thread == 0 || thread != self.thread);
             self.last = stream;
         }
         self.thread = thread;
         if self.rested {
             self.rested = false;
-            self.lonely += 1;
+            self.counts.lonely += 1;
         }
-        if self.launches == WINDOW {
+        if self.counts.launches == WINDOW {
             self.decide();
-        } else if !self.engaged && self.launches.is_multiple_of(GLANCE) && self.begins() {
+        } else if !self.engaged && self.counts.launches.is_multiple_of(GLANCE) && self.begins() {
             self.engage();
-            self.clear();
+            self.counts = Counts::default();
         }
         self.engaged
     }
@@ -94,13 +102,13 @@ impl Pace {
     /// Counts a message that is neither a launch nor a fence.
     #[inline]
     pub fn other(&mut self) {
-        self.others += 1;
+        self.counts.others += 1;
     }
 
     /// Counts a wait of the executor for a lane.
     #[inline]
     pub fn waited(&mut self) {
-        self.waits += 1;
+        self.counts.waits += 1;
     }
 
     /// Notes that the ring is empty, and whether a lane has work.
@@ -115,22 +123,14 @@ impl Pace {
         self.round
     }
 
-    fn clear(&mut self) {
-        self.launches = 0;
-        self.changes = 0;
-        self.others = 0;
-        self.waits = 0;
-        self.lonely = 0;
-    }
-
     /// Returns whether lanes would pay off by the launches since the last decision.
     #[cold]
     fn begins(&self) -> bool {
-        let launches = self.launches;
+        let counts = &self.counts;
         self.pause == 0
-            && self.changes >= CHANGES
-            && self.others * 4 <= launches
-            && self.lonely * 8 <= launches
+            && counts.changes >= CHANGES
+            && counts.is_at_most(counts.others, 4)
+            && counts.is_at_most(counts.lonely, 8)
     }
 
     fn engage(&mut self) {
@@ -142,8 +142,11 @@ impl Pace {
     #[cold]
     fn decide(&mut self) {
         if self.engaged {
-            let interleave = self.changes >= TURNS && self.others <= OTHERS;
-            let pays_off = interleave && self.waits <= OTHERS && self.lonely <= LONELY;
+            let counts = &self.counts;
+            let pays_off = counts.changes >= TURNS
+                && counts.is_at_most(counts.others, 4)
+                && counts.is_at_most(counts.waits, 4)
+                && counts.is_at_most(counts.lonely, 2);
             self.engaged = self.always || pays_off;
             self.pause = if self.engaged { 0 } else { PAUSE };
             self.windows += 1;
@@ -156,7 +159,7 @@ impl Pace {
         } else {
             self.pause = self.pause.saturating_sub(1);
         }
-        self.clear();
+        self.counts = Counts::default();
     }
 }
 
@@ -167,7 +170,7 @@ mod tests {
     fn launches(pace: &mut Pace, streams: u64, count: u32) -> bool {
         let mut engaged = pace.engaged;
         for _ in 0..count {
-            let stream = u64::from(pace.launches) % streams;
+            let stream = u64::from(pace.counts.launches) % streams;
             engaged = pace.launched((0, RawStream(16 * (1 + stream))), 0);
         }
         engaged
