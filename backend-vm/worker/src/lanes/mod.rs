@@ -36,7 +36,7 @@ use super::wake::Notifier;
 
 /// Most lanes of a session. The sandbox's limits of threads count them.
 const MOST: usize = 8;
-/// Processors of which none is left for a lane: the program's thread, the executor, and two for other work.
+/// Processors that the program's thread, the executor and other work take. With no more than these a session has no lanes.
 const TAKEN: usize = 4;
 
 /// Number of lanes that a session may have, and when launches go to them.
@@ -202,8 +202,7 @@ impl Lanes {
             self.settle(stream, thread);
             return false;
         };
-        let last = self.threads[usize::from(thread) % THREADS];
-        if thread > 0 && last.lane != index {
+        if self.last_of(thread).lane != index {
             self.settle_thread(thread);
         }
         let lane = &mut self.lanes[index];
@@ -211,8 +210,13 @@ impl Lanes {
         lane.push_launch(stream.device.number(), launch);
         self.placed(index, stream);
         let place = self.lanes[index].tail();
-        self.threads[usize::from(thread) % THREADS] = Last { lane: index, place };
+        *self.last_of(thread) = Last { lane: index, place };
         true
+    }
+
+    #[inline]
+    fn last_of(&mut self, thread: u16) -> &mut Last {
+        &mut self.threads[usize::from(thread) % THREADS]
     }
 
     /// Hands a fence to the stream's lane if the work before it is there. If it returns false, the caller has to write
@@ -248,7 +252,7 @@ impl Lanes {
     /// Waits until the thread's own calls are made: the program submits what one thread does in that order.
     #[inline]
     fn settle_thread(&mut self, thread: u16) {
-        let last = self.threads[usize::from(thread) % THREADS];
+        let last = *self.last_of(thread);
         let lane = self.lanes.get_mut(last.lane).filter(|_| thread > 0);
         if lane.is_some_and(|lane| lane.wait(last.place)) {
             self.pace.waited();
