@@ -1,8 +1,8 @@
 //! Queue by which one thread hands calls to another of the same process, in private memory.
 //!
-//! The writer describes each call by an entry of 64-bit words, and the reader executes them in order. An entry stays in
-//! the queue while it is executed, so what has left the queue is done. The words are atomics: neither side needs unsafe
-//! code, a lock or an allocation for an entry.
+//! The writer describes each call by an entry of 64-bit words, and the reader executes them in order. The reader
+//! removes an entry after it has executed it, so each entry before the head is done. The words are atomics: neither side needs
+//! unsafe code, a lock or an allocation for an entry.
 //!
 //! A *place* is the number of words that were written before it. It never decreases.
 

@@ -85,8 +85,8 @@ impl Reservations {
         around.is_some_and(|(start, bytes)| end <= start + bytes)
     }
 
-    /// Frees a range. Returns what the backend is to free: the range itself, or its block, if that is empty and not the
-    /// only one.
+    /// Frees a range. The backend must then free the returned range: the same one if it lies in no block, or its block if that
+    /// is empty and another block is left.
     pub fn remove(&mut self, address: u64) -> Option<Whole> {
         let bytes = self.ranges.remove(&address)?;
         let Some(block) = self.block_of(address) else {

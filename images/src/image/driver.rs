@@ -11,7 +11,7 @@ use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 use crate::sums;
 
-/// Files of an image with a driver: what it is, and its archive.
+/// Files that an image with a driver has beside the others: the description of the driver, and its archive.
 pub(super) const FILE: &str = "driver";
 const ARCHIVE: &str = "driver.cpio";
 pub(super) const FILES: [&str; 2] = [FILE, ARCHIVE];

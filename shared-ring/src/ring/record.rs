@@ -7,8 +7,8 @@ use crate::{layout, slot::SlotIndex};
 pub struct RecordHead {
     /// The message's id in the API table.
     pub message: u16,
-    /// Number of the guest's thread, from 1 on, for the order of what it sends. 0 is no thread: such records are ordered by
-    /// their streams alone.
+    /// Number of the guest's thread that sends the record, from 1 on. Launches of one thread are executed in its order. A record
+    /// with 0 is ordered by its stream alone.
     pub thread: u16,
     /// Answer slot of the request; `None` for a record without an answer.
     pub slot: Option<SlotIndex>,
