@@ -42,7 +42,7 @@ const LEFT_OUT: &str = "nvidia-modeset nvidia-drm nvidia-peermem";
 /// User and group of the commands: nobody.
 const NOBODY: u32 = 65534;
 /// Folders of this machine's tools. An ordinary user's PATH lacks some of these folders.
-const PATH: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// Makes the null device of the root, and runs a command there for a number of seconds. The shell waits for it: the signal
 /// that ends the shell with its parent would be lost if its own user changed.
 const ENTER: &str = "mount --bind /dev/null dev/null || exit; timeout --signal=KILL \"$@\"; status=$?; exit \"$status\"";
@@ -196,11 +196,10 @@ fn make(release: &str) -> Vec<String> {
 /// Returns the command that runs words as nobody with the command's folder as root. It ends with the thread that starts it,
 /// and no process of it outlives it.
 fn confined(deadline: Duration, words: &[String]) -> Command {
-    let (_, path) = PATH.split_once('=').unwrap_or_default();
     let mut command = Command::new("setpriv");
     command
         .env_clear()
-        .env("PATH", path)
+        .env("PATH", PATH)
         .args(["--pdeathsig=KILL", "--", "prlimit", "--core=0"])
         .arg(format!("--fsize={MOST_WRITTEN}"))
         .arg(format!("--as={MEMORY}"))
@@ -213,7 +212,9 @@ fn confined(deadline: Duration, words: &[String]) -> Command {
         .args(["--", "chroot"])
         .arg(format!("--userspec={NOBODY}:{NOBODY}"))
         .arg("--groups=")
-        .args([".", "/usr/bin/env", "-i", PATH, "HOME=/tmp", "LC_ALL=C"])
+        .args([".", "/usr/bin/env", "-i"])
+        .arg(format!("PATH={PATH}"))
+        .args(["HOME=/tmp", "LC_ALL=C"])
         .args(words);
     command
 }
@@ -341,7 +342,7 @@ mod tests {
             "CapEff:\t0000000000000000",
             "CapAmb:\t0000000000000000",
             "CapBnd:\t00000000000400c0",
-            PATH,
+            &format!("PATH={PATH}"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
