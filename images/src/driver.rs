@@ -24,6 +24,7 @@ use self::parts::Parts;
 use self::run_file::RunFile;
 use crate::cpio::Archive;
 use crate::error::{ImageError, io};
+use crate::image::{Wanted, add_modules};
 use crate::kernel::Kernel;
 use crate::modules::Modules;
 
@@ -35,7 +36,7 @@ pub(crate) const LIBRARIES: &str = "/usr/lib/wormhole/driver";
 const OLDEST: u32 = 550;
 /// Modules of the driver, and their parameters. With heterogeneous memory management kernels could access all memory of a
 /// worker, which the CUDA device refuses.
-const WANTED: [(&str, &str); 2] = [("nvidia", ""), ("nvidia_uvm", "uvm_disable_hmm=1")];
+const WANTED: [Wanted; 2] = [("nvidia", ""), ("nvidia_uvm", "uvm_disable_hmm=1")];
 /// Free space that a build needs: the compiler, the unpacked driver, its modules, and the image.
 const SPACE: u64 = 3 << 30;
 
@@ -211,14 +212,8 @@ fn pack(parts: &Parts, modules: &Modules, release: &str) -> Result<(Driver, Vec<
         modules: Vec::new(),
         libraries: parts.needed.iter().cloned().collect(),
     };
-    for module in modules.in_order(&WANTED.map(|(name, _)| name))? {
-        let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
-        archive.file(&path, 0o644, &module.data)?;
-        let parameters = WANTED
-            .iter()
-            .find_map(|&(name, parameters)| (name == module.name).then_some(parameters));
-        let parameters = parameters.unwrap_or_default().to_owned();
-        driver.modules.push((format!("/{path}").into(), parameters));
+    for (path, parameters) in add_modules(&mut archive, modules, &WANTED)? {
+        driver.modules.push((path.into(), parameters.to_owned()));
     }
     let mut add = |folder: &str, path: &Path, name: &str| -> Result<(), ImageError> {
         let data = fs::read(path).map_err(io("read", path))?;

@@ -212,7 +212,7 @@ pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
 
 /// Builds the image of backend VMs unless it exists.
 pub fn build_backend(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    let modules = [&BACKEND_VIRTIO[..], window_drivers(options.kernel)].concat();
+    let modules = backend_modules(options.kernel);
     build(BACKEND, &Content::modules(&modules), options)
 }
 
@@ -221,12 +221,16 @@ pub fn build_backend_with(
     driver: &DriverSource,
     options: &BuildOptions<'_>,
 ) -> Result<Image, ImageError> {
-    let modules = [&BACKEND_VIRTIO[..], window_drivers(options.kernel)].concat();
+    let modules = backend_modules(options.kernel);
     let content = Content {
         driver: Some(&driver.choose()?),
         ..Content::modules(&modules)
     };
     build(BACKEND, &content, options)
+}
+
+fn backend_modules(kernel: Kernel) -> Vec<Wanted> {
+    [&BACKEND_VIRTIO[..], window_drivers(kernel)].concat()
 }
 
 fn window_drivers(kernel: Kernel) -> &'static [Wanted] {
@@ -364,28 +368,20 @@ pub(crate) fn build(
             .join(format!("vmlinuz-{}", package.release)),
         &fresh.path().join(KERNEL),
     )?;
-    let wanted: Vec<&str> = content.modules.iter().map(|&(name, _)| name).collect();
     // Debian 13's packages have `usr/lib`.
     let folders = ["usr/lib/modules", "lib/modules"].map(|folder| root.join(folder));
     let folder_of_modules = folders.iter().find(|path| path.is_dir());
     let folder_of_modules = folder_of_modules
         .unwrap_or(&folders[0])
         .join(&package.release);
-    let modules = Modules::in_folder(&folder_of_modules)?.in_order(&wanted)?;
+    let modules = Modules::in_folder(&folder_of_modules)?;
     let mut archive = Archive::new();
     if let Some((path, data)) = content.file {
         archive.file(path, 0o644, data)?;
     }
     let mut list = String::new();
-    for module in modules {
-        let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
-        archive.file(&path, 0o644, &module.data)?;
-        let parameters = content
-            .modules
-            .iter()
-            .find_map(|&(name, parameters)| (name == module.name).then_some(parameters))
-            .unwrap_or_default();
-        list.push_str(format!("/{path} {parameters}").trim_end());
+    for (path, parameters) in add_modules(&mut archive, &modules, content.modules)? {
+        list.push_str(format!("{path} {parameters}").trim_end());
         list.push('\n');
     }
     archive.file(MODULE_LIST.trim_start_matches('/'), 0o644, list.as_bytes())?;
@@ -410,6 +406,25 @@ pub(crate) fn build(
     }
     fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
     Image::open(what, folder, kernel)
+}
+
+/// Adds modules, and those that they need, to an archive. Returns their paths in the machine and their parameters, in load order.
+pub(crate) fn add_modules(
+    archive: &mut Archive,
+    modules: &Modules,
+    wanted: &[Wanted],
+) -> Result<Vec<(String, &'static str)>, ImageError> {
+    let names: Vec<&str> = wanted.iter().map(|&(name, _)| name).collect();
+    let mut added = Vec::new();
+    for module in modules.in_order(&names)? {
+        let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
+        archive.file(&path, 0o644, &module.data)?;
+        let parameters = wanted
+            .iter()
+            .find_map(|&(name, parameters)| (name == module.name).then_some(parameters));
+        added.push((format!("/{path}"), parameters.unwrap_or_default()));
+    }
+    Ok(added)
 }
 
 /// Removes what builds that were interrupted have left in a folder of images, which must be locked.
