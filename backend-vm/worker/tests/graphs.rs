@@ -48,6 +48,18 @@ fn ready() -> Ready {
     ready
 }
 
+fn node(graph: Handle<Graph>, function: u32, parameters: &[u8]) -> GraphKernel<'_> {
+    GraphKernel {
+        graph,
+        function: handle(function),
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: Items::new(&[]),
+        parameters,
+    }
+}
+
 impl Ready {
     fn status<M: Message>(&mut self, message: &M) -> u32 {
         self.sequence += 1;
@@ -75,15 +87,7 @@ impl Ready {
     }
 
     fn kernel(&mut self, graph: Handle<Graph>, function: u32) -> u32 {
-        self.status(&GraphKernel {
-            graph,
-            function: handle(function),
-            grid: [1; 3],
-            block: [1; 3],
-            shared: 0,
-            attributes: Items::new(&[]),
-            parameters: &[0; 8],
-        })
+        self.status(&node(graph, function, &[0; 8]))
     }
 
     /// Describes a graph of two nodes, one after the other.
@@ -276,15 +280,7 @@ fn a_graph_that_nobody_waits_for_is_made_before_the_records_behind_it() {
     for index in 1..50 {
         let graph = handle(index);
         ready.served.record(&GraphBegin { new: graph });
-        ready.served.record(&GraphKernel {
-            graph,
-            function: handle(1),
-            grid: [1; 3],
-            block: [1; 3],
-            shared: 0,
-            attributes: Items::new(&[]),
-            parameters: &[0; 8],
-        });
+        ready.served.record(&node(graph, 1, &[0; 8]));
         ready.served.record(&GraphInstantiate { graph, flags: 0 });
         for _ in 0..3 {
             ready.served.record(&GraphLaunch {
@@ -640,15 +636,7 @@ fn dependencies_of_every_kind_arrive_as_they_were_sent() {
     let graph = handle(1);
     assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
     for _ in 0..3 {
-        ready.served.record(&GraphKernel {
-            graph,
-            function: handle(1),
-            grid: [1; 3],
-            block: [1; 3],
-            shared: 0,
-            attributes: Items::new(&[]),
-            parameters: &[0; 8],
-        });
+        ready.served.record(&node(graph, 1, &[0; 8]));
     }
     // An edge from the launch-order port, a full dependency, and a programmatic one.
     let kinds = [(0, 1, [2, 0, 0]), (0, 2, [0; 3]), (1, 2, [1, 0, 1])];
@@ -697,15 +685,7 @@ fn an_executable_graph_leaves_its_room_to_the_next_description() {
         let graph = handle(index);
         assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
         for _ in 0..(300 << 20) / parameters.len() {
-            ready.served.record(&GraphKernel {
-                graph,
-                function: handle(1),
-                grid: [1; 3],
-                block: [1; 3],
-                shared: 0,
-                attributes: Items::new(&[]),
-                parameters: &parameters,
-            });
+            ready.served.record(&node(graph, 1, &parameters));
         }
         assert_eq!(ready.instantiate(graph), 0);
     }

@@ -156,27 +156,27 @@ impl Served {
 
     /// Sends a request for a device in slot 0, and returns its result and payload.
     pub fn on<M: Message>(&self, device: u16, sequence: u64, message: &M) -> (u32, Vec<u8>) {
-        let head = RecordHead::request(M::ID, index(0), sequence).on(device);
-        message
-            .encode(|parts| push(&self.producer, head, parts))
-            .unwrap();
+        let head = RecordHead::request(M::ID, index(0), sequence);
+        send(&self.producer, head.on(device), message);
         self.answer(0, sequence)
     }
 
     /// Sends a record for a device.
     pub fn record_on<M: Message>(&self, device: u16, message: &M) {
-        let head = RecordHead::record(M::ID).on(device);
-        message
-            .encode(|parts| push(&self.producer, head, parts))
-            .unwrap();
+        send(
+            &self.producer,
+            RecordHead::record(M::ID).on(device),
+            message,
+        );
     }
 
     /// Sends a record of a thread of the guest.
     pub fn record_by<M: Message>(&self, thread: u16, message: &M) {
-        let head = RecordHead::record(M::ID).by(thread);
-        message
-            .encode(|parts| push(&self.producer, head, parts))
-            .unwrap();
+        send(
+            &self.producer,
+            RecordHead::record(M::ID).by(thread),
+            message,
+        );
     }
 
     /// Sends a request without waiting for its answer.
@@ -227,20 +227,21 @@ pub fn push(ring: &Producer, head: RecordHead, parts: &[&[u8]]) {
     }
 }
 
+fn send<M: Message>(ring: &Producer, head: RecordHead, message: &M) {
+    message.encode(|parts| push(ring, head, parts)).unwrap();
+}
+
 pub fn record<M: Message>(ring: &Producer, message: &M) {
-    message
-        .encode(|parts| push(ring, RecordHead::record(M::ID), parts))
-        .unwrap();
+    send(ring, RecordHead::record(M::ID), message);
 }
 
 /// Sends a request without waiting for its answer.
 pub fn ask<M: Message>(ring: &Producer, slot: u32, sequence: u64, message: &M) {
-    message
-        .encode(|parts| {
-            let head = RecordHead::request(M::ID, index(slot), sequence);
-            push(ring, head, parts);
-        })
-        .unwrap();
+    send(
+        ring,
+        RecordHead::request(M::ID, index(slot), sequence),
+        message,
+    );
 }
 
 fn index(slot: u32) -> SlotIndex {
