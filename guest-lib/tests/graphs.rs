@@ -7,6 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering;
 
 use cuda as _;
+use support::calls::launch;
 use support::{Backend, in_process};
 use wormhole_api::CuResult;
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
@@ -74,19 +75,6 @@ unsafe extern "C" {
     ) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
     fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
-    fn cuLaunchKernel(
-        function: Pointer,
-        wide: u32,
-        high: u32,
-        deep: u32,
-        block_wide: u32,
-        block_high: u32,
-        block_deep: u32,
-        shared: u32,
-        stream: Pointer,
-        parameters: *mut Pointer,
-        extra: *mut Pointer,
-    ) -> u32;
     fn cuLaunchCooperativeKernel(
         function: Pointer,
         wide: u32,
@@ -102,7 +90,6 @@ unsafe extern "C" {
     fn cuLaunchHostFunc(stream: Pointer, function: extern "C" fn(Pointer), data: Pointer) -> u32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: Pointer) -> u32;
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Pointer) -> u32;
     fn cuMemcpyDtoHAsync_v2(to: Pointer, from: u64, bytes: usize, stream: Pointer) -> u32;
     fn cuStreamCreateWithPriority(stream: *mut Pointer, flags: u32, priority: i32) -> u32;
@@ -110,16 +97,6 @@ unsafe extern "C" {
     fn cuStreamEndCapture(stream: Pointer, graph: *mut Pointer) -> u32;
     fn cuStreamSynchronize(stream: Pointer) -> u32;
     fn cuStreamWriteValue32_v2(stream: Pointer, address: u64, value: u32, flags: u32) -> u32;
-}
-
-/// Returns the messages since the last call, after a request, behind which no record is outstanding.
-fn messages(backend: &Backend) -> Vec<String> {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: both places are writable.
-    assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
-    let mut sent = backend.shared.take();
-    assert_eq!(sent.pop().as_deref(), Some("MemGetInfo?"));
-    sent
 }
 
 extern "C" fn nothing(_: Pointer) {}
@@ -188,10 +165,10 @@ fn a_graph_of_an_event_that_is_gone_is_not_made() {
                 assert_eq!(cuGraphCreate(&raw mut graph, 0), 0);
                 assert_eq!(add(&raw mut node, graph, null(), 0, event), 0);
                 assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);
-                assert!(messages(&backend).contains(&"GraphEvent".to_owned()));
+                assert!(backend.messages().contains(&"GraphEvent".to_owned()));
                 assert_eq!(cuEventDestroy_v2(event), 0);
                 assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 1);
-                let sent = messages(&backend);
+                let sent = backend.messages();
                 assert!(!sent.contains(&"GraphEvent".to_owned()), "{sent:?}");
                 let is_made = sent.iter().any(|name| name.starts_with("GraphInstantiate"));
                 assert!(!is_made, "{sent:?}");
@@ -243,26 +220,7 @@ fn ready() -> Ready {
 
 impl Ready {
     fn launch(&self, function: Pointer) {
-        let mut value = 7_u32;
-        let mut values = [(&raw mut value).cast()];
-        let values = values.as_mut_ptr();
-        // SAFETY: the library's handles, and a kernel with one parameter of four bytes.
-        let launched = unsafe {
-            cuLaunchKernel(
-                function,
-                1,
-                1,
-                1,
-                1,
-                1,
-                1,
-                0,
-                self.stream,
-                values,
-                null_mut(),
-            )
-        };
-        assert_eq!(launched, 0);
+        launch(function, self.stream);
     }
 
     /// Returns the graph of work that is captured.
@@ -279,14 +237,14 @@ impl Ready {
 
     /// Instantiates a graph, launches it, and returns the messages of both.
     fn made_and_launched(&self, graph: Pointer) -> Vec<String> {
-        messages(&self.backend);
+        self.backend.messages();
         let mut made = null_mut();
         // SAFETY: live handles, and a place that is writable.
         unsafe {
             assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);
             assert_eq!(cuGraphLaunch(made, self.stream), 0);
         }
-        messages(&self.backend)
+        self.backend.messages()
     }
 }
 

@@ -123,25 +123,35 @@ fn a_launch_of_an_unchanged_graph_is_one_message_and_allocates_nothing() {
     });
 }
 
+/// Starts a backend. Returns it with a stream and a kernel.
+fn kernel() -> (Backend, Pointer, Pointer) {
+    let backend = Backend::start();
+    let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+    // SAFETY: every place is writable, every handle is one of the library's.
+    let results = unsafe {
+        [
+            cuInit(0),
+            cuDevicePrimaryCtxRetain(&raw mut context, 0),
+            cuCtxSetCurrent(context),
+            cuStreamCreate(&raw mut stream, 1),
+            cuModuleLoadData(&raw mut module, c".version 8.0".as_ptr().cast()),
+            cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr()),
+        ]
+    };
+    assert_eq!(results, [0; 6]);
+    (backend, stream, function)
+}
+
 #[test]
 fn a_launch_of_a_kernel_is_one_message_and_allocates_nothing() {
     const LAUNCHES: usize = 100;
     in_process(|| {
-        let backend = Backend::start();
-        let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+        let (backend, stream, function) = kernel();
         let mut value = 7_u32;
         let mut parameters = [(&raw mut value).cast()];
         // SAFETY: every place is writable, every handle is one of the library's, and the kernel has one parameter of
         // four bytes.
         unsafe {
-            assert_eq!(cuInit(0), 0);
-            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
-            assert_eq!(cuCtxSetCurrent(context), 0);
-            assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
-            let image = c".version 8.0".as_ptr().cast();
-            assert_eq!(cuModuleLoadData(&raw mut module, image), 0);
-            let found = cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr());
-            assert_eq!(found, 0);
             let mut launch = || {
                 let values = parameters.as_mut_ptr();
                 cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, null_mut())
@@ -167,22 +177,13 @@ fn a_launch_of_a_kernel_is_one_message_and_allocates_nothing() {
 fn a_captured_launch_allocates_its_kernel_and_its_parameters_alone() {
     const LAUNCHES: usize = 1000;
     in_process(|| {
-        let backend = Backend::start();
-        let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+        let (backend, stream, function) = kernel();
         let mut graph = null_mut();
         let mut value = 7_u32;
         let mut parameters = [(&raw mut value).cast()];
         // SAFETY: every place is writable, every handle is one of the library's, and the kernel has one parameter of
         // four bytes.
         unsafe {
-            assert_eq!(cuInit(0), 0);
-            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
-            assert_eq!(cuCtxSetCurrent(context), 0);
-            assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
-            let image = c".version 8.0".as_ptr().cast();
-            assert_eq!(cuModuleLoadData(&raw mut module, image), 0);
-            let found = cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr());
-            assert_eq!(found, 0);
             assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
             let before = ALLOCATED.get();
             for _ in 0..LAUNCHES {

@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 
 use cuda as _;
+use support::calls::launch;
 use support::{Backend, in_process};
 use wormhole_api::CuResult;
 
@@ -15,7 +16,6 @@ unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
     fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> u32;
     fn cuCtxSetCurrent(context: Pointer) -> u32;
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
     fn cuModuleUnload(module: Pointer) -> u32;
     fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
@@ -24,19 +24,6 @@ unsafe extern "C" {
         bytes: *mut usize,
         module: Pointer,
         name: *const c_char,
-    ) -> u32;
-    fn cuLaunchKernel(
-        function: Pointer,
-        wide: u32,
-        high: u32,
-        deep: u32,
-        block_wide: u32,
-        block_high: u32,
-        block_deep: u32,
-        shared: u32,
-        stream: Pointer,
-        parameters: *mut Pointer,
-        extra: *mut Pointer,
     ) -> u32;
     fn cuStreamCreate(stream: *mut Pointer, flags: u32) -> u32;
     fn cuStreamBeginCapture_v2(stream: Pointer, mode: u32) -> u32;
@@ -66,37 +53,8 @@ fn ready() -> Ready {
 }
 
 impl Ready {
-    /// Returns the messages since the last call, after a request, behind which no record is outstanding.
-    fn messages(&self) -> Vec<String> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both places are writable.
-        assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
-        let mut sent = self.backend.shared.take();
-        assert_eq!(sent.pop().as_deref(), Some("MemGetInfo?"));
-        sent
-    }
-
     fn launch(&self, function: Pointer) {
-        let mut value = 7_u32;
-        let mut values = [(&raw mut value).cast()];
-        let values = values.as_mut_ptr();
-        // SAFETY: the library's handles, and a kernel with one parameter of four bytes.
-        let launched = unsafe {
-            cuLaunchKernel(
-                function,
-                1,
-                1,
-                1,
-                1,
-                1,
-                1,
-                0,
-                self.stream,
-                values,
-                null_mut(),
-            )
-        };
-        assert_eq!(launched, 0);
+        launch(function, self.stream);
     }
 }
 
@@ -155,11 +113,11 @@ fn only_a_module_that_the_device_may_be_using_is_waited_for() {
             let ready = ready();
             let module = load();
             used(&ready, module);
-            ready.messages();
+            ready.backend.messages();
             assert_eq!(unload(module), 0);
-            assert_eq!(ready.messages(), [message]);
+            assert_eq!(ready.backend.messages(), [message]);
             assert_eq!(unload(module), INVALID_HANDLE);
-            assert_eq!(ready.messages(), [""; 0]);
+            assert_eq!(ready.backend.messages(), [""; 0]);
         });
     }
 }
@@ -169,7 +127,7 @@ fn after_a_fault_a_module_is_not_unloaded() {
     in_process(|| {
         let ready = ready();
         let module = load();
-        ready.messages();
+        ready.backend.messages();
         ready.backend.fail(CuResult::LAUNCH_FAILED);
         assert_eq!(unload(module), LAUNCH_FAILED);
         assert_eq!(ready.backend.shared.take(), [""; 0]);

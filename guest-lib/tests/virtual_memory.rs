@@ -18,7 +18,6 @@ unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
     fn cuDevicePrimaryCtxRetain(context: *mut Pointer, device: i32) -> u32;
     fn cuCtxSetCurrent(context: Pointer) -> u32;
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     fn cuMemAddressReserve(
         address: *mut u64,
         bytes: usize,
@@ -64,18 +63,8 @@ fn backend() -> Backend {
         assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
         assert_eq!(cuCtxSetCurrent(context), 0);
     }
-    messages(&backend);
+    backend.messages();
     backend
-}
-
-/// Returns the messages since the last call, after a request, behind which no record is outstanding.
-fn messages(backend: &Backend) -> Vec<String> {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: both places are writable.
-    assert_eq!(unsafe { cuMemGetInfo_v2(&raw mut free, &raw mut total) }, 0);
-    let mut sent = backend.shared.take();
-    assert_eq!(sent.pop().as_deref(), Some("MemGetInfo?"));
-    sent
 }
 
 fn reserve_at(bytes: usize, alignment: usize, hint: u64) -> Result<u64, u32> {
@@ -124,7 +113,7 @@ fn small_ranges_are_reserved_and_freed_without_the_backend() {
     in_process(|| {
         let backend = backend();
         let first = reserve(UNIT);
-        assert_eq!(messages(&backend), ["MemGranularity?", "AddressReserve?"]);
+        assert_eq!(backend.messages(), ["MemGranularity?", "AddressReserve?"]);
         let mut ranges = vec![(first, UNIT)];
         for units in 1..8 {
             ranges.push((reserve(units * UNIT), units * UNIT));
@@ -143,7 +132,7 @@ fn small_ranges_are_reserved_and_freed_without_the_backend() {
                 .iter()
                 .all(|(address, bytes)| free(*address, *bytes) == 0)
         );
-        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(backend.messages(), [""; 0]);
     });
 }
 
@@ -152,13 +141,13 @@ fn hints_between_two_units_are_ignored() {
     in_process(|| {
         let backend = backend();
         let (first, memory) = (reserve(UNIT), create(UNIT));
-        messages(&backend);
+        backend.messages();
         let between = first + 8 * GRANULE + 4096;
         let ranges = [reserve_at(UNIT, 0, between).unwrap(), reserve(UNIT)];
         for address in ranges {
             assert_eq!(map(address, UNIT, memory), 0, "{address:#x}");
         }
-        assert_eq!(messages(&backend), ["MemMap", "MemMap"]);
+        assert_eq!(backend.messages(), ["MemMap", "MemMap"]);
     });
 }
 
@@ -167,14 +156,14 @@ fn ranges_of_great_alignment_are_reserved_and_freed_by_the_backend() {
     in_process(|| {
         let backend = backend();
         reserve(UNIT);
-        messages(&backend);
+        backend.messages();
         for shift in [26, 28, 30] {
             for _ in 0..100 {
                 let address = reserve_at(UNIT, 1 << shift, 0).unwrap();
                 assert_eq!(free(address, UNIT), 0);
             }
             // No block is left behind.
-            let sent = messages(&backend);
+            let sent = backend.messages();
             assert_eq!(sent, ["AddressReserve?", "AddressFree"].repeat(100));
         }
     });
@@ -186,7 +175,7 @@ fn what_is_wrong_with_a_range_is_said_at_the_call() {
         let backend = backend();
         let (small, large) = (reserve(4 * UNIT), reserve(64 * UNIT));
         assert_eq!(
-            messages(&backend),
+            backend.messages(),
             ["MemGranularity?", "AddressReserve?", "AddressReserve?"]
         );
         for refused in [
@@ -208,12 +197,12 @@ fn what_is_wrong_with_a_range_is_said_at_the_call() {
         ] {
             assert_eq!(free(address, bytes), INVALID_VALUE, "{address:#x}");
         }
-        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(backend.messages(), [""; 0]);
         assert_eq!([free(small, 4 * UNIT), free(large, 64 * UNIT)], [0; 2]);
-        assert_eq!(messages(&backend), ["AddressFree"]);
+        assert_eq!(backend.messages(), ["AddressFree"]);
         let again = [free(small, 4 * UNIT), free(large, 64 * UNIT)];
         assert_eq!(again, [INVALID_VALUE; 2]);
-        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(backend.messages(), [""; 0]);
     });
 }
 
@@ -222,7 +211,7 @@ fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
     in_process(|| {
         let backend = backend();
         let (base, memory, other) = (reserve(4 * UNIT), create(UNIT), create(2 * UNIT));
-        messages(&backend);
+        backend.messages();
         let end = base + 4 * GRANULE;
         for (address, bytes, memory, code) in [
             (base, UNIT, memory + 64, INVALID_VALUE),
@@ -237,15 +226,15 @@ fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
         ] {
             assert_eq!(map(address, bytes, memory), code, "{address:#x}");
         }
-        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(backend.messages(), [""; 0]);
         assert_eq!(map(base + GRANULE, UNIT, memory), 0);
-        assert_eq!(messages(&backend), ["MemMap"]);
+        assert_eq!(backend.messages(), ["MemMap"]);
         for address in [base, base + GRANULE] {
             assert_eq!(map(address, 2 * UNIT, other), INVALID_VALUE);
         }
         assert_eq!(map(base + GRANULE, UNIT, memory), INVALID_VALUE);
         assert_eq!(free(base, 4 * UNIT), INVALID_VALUE);
-        assert_eq!(messages(&backend), [""; 0]);
+        assert_eq!(backend.messages(), [""; 0]);
         let access = CUmemAccessDesc {
             location: HERE,
             flags: 3,
@@ -264,7 +253,7 @@ fn memory_is_mapped_without_waiting_and_refused_at_the_call() {
         assert_eq!(map(base, UNIT, memory), INVALID_VALUE);
         assert_eq!(free(base, 4 * UNIT), 0);
         assert_eq!(
-            messages(&backend),
+            backend.messages(),
             ["MemSetAccess?", "MemUnmap?", "MemRelease?", "MemRelease?"]
         );
     });
@@ -276,11 +265,11 @@ fn beyond_some_mappings_the_backend_is_asked_whether_there_is_room() {
     in_process(|| {
         let backend = backend();
         let (base, memory) = (reserve((MAPPINGS + 2) * UNIT), create(UNIT));
-        messages(&backend);
+        backend.messages();
         for number in 0..MAPPINGS as u64 + 2 {
             assert_eq!(map(base + number * GRANULE, UNIT, memory), 0);
         }
-        let sent = messages(&backend);
+        let sent = backend.messages();
         assert_eq!(sent[..MAPPINGS], ["MemMap"].repeat(MAPPINGS));
         assert_eq!(sent[MAPPINGS..], ["MemMap?"; 2]);
     });
@@ -291,7 +280,7 @@ fn after_a_fault_no_range_is_reserved_mapped_or_freed() {
     in_process(|| {
         let backend = backend();
         let (base, memory) = (reserve(UNIT), create(UNIT));
-        messages(&backend);
+        backend.messages();
         backend.fail(CuResult::LAUNCH_FAILED);
         assert_eq!(reserve_at(UNIT, 0, 0), Err(LAUNCH_FAILED));
         assert_eq!(map(base, UNIT, memory), LAUNCH_FAILED);
