@@ -1,9 +1,10 @@
 //! Counters of this process's calls, by class. Threads count on different cache lines.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::Class;
+
+use crate::thread;
 
 const CLASSES: usize = 5;
 const SHARDS: usize = 32;
@@ -13,11 +14,6 @@ const SHARDS: usize = 32;
 struct Shard([AtomicU64; CLASSES]);
 
 static COUNTS: [Shard; SHARDS] = [const { Shard([const { AtomicU64::new(0) }; CLASSES]) }; SHARDS];
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
-}
 
 const LOCAL: usize = 0;
 const UNSUPPORTED: usize = 4;
@@ -35,11 +31,7 @@ fn place(class: Class) -> usize {
 /// Counts one call.
 #[inline]
 pub fn count(class: Class) {
-    let mut shard = SHARD.get();
-    if shard == usize::MAX {
-        shard = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
-        SHARD.set(shard);
-    }
+    let shard = usize::from(thread::number()) % SHARDS;
     COUNTS[shard].0[place(class)].fetch_add(1, Ordering::Relaxed);
 }
 

@@ -57,6 +57,7 @@ mod pages;
 mod parameter;
 mod readable;
 mod signals;
+mod thread;
 mod types;
 
 use wormhole_connect::log;

@@ -1,8 +1,5 @@
 //! Sends records, which have no answer, and requests, whose answer is waited for.
 
-use std::cell::Cell;
-use std::sync::atomic::AtomicU16;
-
 use wormhole_api::{Decode, EncodeError, Message};
 use wormhole_ring::control;
 use wormhole_ring::layout::SLOT_PAYLOAD;
@@ -13,28 +10,10 @@ use wormhole_ring::waits::Wait;
 
 use super::{OnDevice, Session, gate};
 use crate::error::{CuError, Result};
-use crate::log;
+use crate::{log, thread};
 
 /// Answers up to this size are read into a small buffer.
 const SMALL: usize = 256;
-
-thread_local! {
-    static THREAD: Cell<u16> = const { Cell::new(0) };
-}
-
-/// Returns the number of this thread in its records, from 1 on. Threads that have one number after 65,535 of them are ordered as
-/// one.
-#[inline]
-fn thread_number() -> u16 {
-    static LAST: AtomicU16 = AtomicU16::new(0);
-    let number = THREAD.get();
-    if number > 0 {
-        return number;
-    }
-    let number = LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
-    THREAD.set(number);
-    number
-}
 
 impl OnDevice {
     /// Writes a message that has no answer.
@@ -42,8 +21,7 @@ impl OnDevice {
     pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
         let _passage = gate::enter::<M>();
-        let head = RecordHead::record(M::ID).on(self.number);
-        self.send(head.by(thread_number()), message)
+        self.send(RecordHead::record(M::ID).on(self.number), message)
     }
 
     /// Sends a message and waits until it has been executed; `read` decodes the answer.
@@ -89,7 +67,7 @@ impl Session {
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
-        self.send(head.by(thread_number()), message)?;
+        self.send(head, message)?;
         let wait = Wait::Answer(slot.index, sequence);
         let polled =
             self.wait_for_answer(wait, || self.slots.poll(slot.index, sequence).transpose());
@@ -127,8 +105,10 @@ impl Session {
         }
     }
 
+    /// Sends a message by this thread: the backend keeps the order of each thread.
     #[inline]
     fn send<M: Message>(&self, head: RecordHead, message: &M) -> Result {
+        let head = head.by(thread::number());
         message
             .encode(|parts| self.push(head, parts))
             .unwrap_or_else(|error| Err(too_long(&error)))

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "parameter",
             "readable",
             "signals",
+            "thread",
             "types",
         ],
     ),
