@@ -479,14 +479,18 @@ fn start_and_stop_by_unit(console: &mut Console) -> Result<(), String> {
     let (said, _) = console.run(&shown);
     let restarts: Vec<&str> = said.split_whitespace().collect();
     assert_eq!(restarts, ["1", "active"]);
-    let (said, status) = console.run(&format!("systemctl stop {UNIT}"));
+    stop_unit(console, UNIT, "ls -A /run/wormhole/.guests");
+    Ok(())
+}
+
+/// Has systemd stop a unit, which must end well. `left` is a command that lists nothing afterwards.
+fn stop_unit(console: &mut Console, unit: &str, left: &str) {
+    let (said, status) = console.run(&format!("systemctl stop {unit}"));
     assert_eq!(status, 0, "{said}");
-    let shown = format!("systemctl show -P Result -P ExecMainStatus {UNIT}");
-    let left = "ls -A /run/wormhole/.guests";
-    let (said, _) = console.run(&format!("{shown}; systemctl is-active {UNIT}; {left}"));
+    let shown = format!("systemctl show -P Result -P ExecMainStatus {unit}");
+    let (said, _) = console.run(&format!("{shown}; systemctl is-active {unit}; {left}"));
     let ends: Vec<&str> = said.split_whitespace().collect();
     assert_eq!(ends, ["success", "0", "inactive"]);
-    Ok(())
 }
 
 /// Has systemd start a backend VM, starts a guest against it, and kills its process. systemd starts another one, and stops it.
@@ -521,13 +525,7 @@ fn serve_by_unit(console: &mut Console) -> Result<(), String> {
     assert_eq!(status, 0, "{said}");
     let (said, _) = console.run("wormhole backend list");
     assert!(said.contains("two"), "{said}");
-    let (said, status) = console.run(&format!("systemctl stop {UNIT}"));
-    assert_eq!(status, 0, "{said}");
-    let shown = format!("systemctl show -P Result -P ExecMainStatus {UNIT}");
-    let left = "ls /run/wormhole";
-    let (said, _) = console.run(&format!("{shown}; systemctl is-active {UNIT}; {left}"));
-    let ends: Vec<&str> = said.split_whitespace().collect();
-    assert_eq!(ends, ["success", "0", "inactive"]);
+    stop_unit(console, UNIT, "ls /run/wormhole");
     Ok(())
 }
 
