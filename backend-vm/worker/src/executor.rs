@@ -246,6 +246,7 @@ impl Executor {
             sequence: head.sequence,
             device,
             thread: head.thread,
+            brief: false,
         };
         self.session.keep_order(&call, &request);
         let answers = &self.answers;

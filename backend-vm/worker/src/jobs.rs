@@ -63,6 +63,17 @@ impl Jobs {
         self.linger = linger;
     }
 
+    /// Runs `job` on the calling thread, the executor.
+    pub fn run_here(
+        &self,
+        device: &SessionDevice,
+        slot: SlotIndex,
+        sequence: u64,
+        job: impl FnOnce(&dyn Device) -> Finish,
+    ) {
+        finished(&self.notifier, slot, sequence, job(&**device));
+    }
+
     /// Runs `job` on the thread of `slot`, with its device.
     ///
     /// # Errors
@@ -90,6 +101,14 @@ impl Jobs {
     }
 }
 
+fn finished(notifier: &Notifier<Event>, slot: SlotIndex, sequence: u64, finish: Finish) {
+    notifier.send(Event::Finished {
+        slot,
+        sequence,
+        finish,
+    });
+}
+
 fn start(
     index: usize,
     notifier: &Notifier<Event>,
@@ -104,11 +123,7 @@ fn start(
             progress.job(task.slot, Stage::Running);
             let finish = (task.job)(&*task.device);
             progress.job(task.slot, Stage::Done);
-            notifier.send(Event::Finished {
-                slot: task.slot,
-                sequence: task.sequence,
-                finish,
-            });
+            finished(&notifier, task.slot, task.sequence, finish);
         }
     };
     std::thread::Builder::new()

@@ -59,9 +59,13 @@ impl Unloads {
         Ok(())
     }
 
+    pub fn are_outstanding(&self) -> bool {
+        self.left.load(Ordering::Acquire) != 0
+    }
+
     /// Returns the unloads that are not done yet. Returns `None` if there are none.
     pub fn outstanding(&self) -> Option<Outstanding> {
-        let some = self.left.load(Ordering::Acquire) != 0;
+        let some = self.are_outstanding();
         self.queue.clone().filter(|_| some).map(Outstanding)
     }
 }

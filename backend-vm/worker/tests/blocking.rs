@@ -135,7 +135,6 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
     }
     let function = ready.function;
     beside! {
-        "mem_get_info" => MemGetInfo {};
         "mem_alloc" => MemAlloc { bytes: 64 };
         "function" => ready.look_up(handle(2));
         "global" => ModuleGetGlobal { module: ready.module, name: b"table" };
@@ -159,6 +158,39 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
     ready.served.call(2, 90, &StreamQuery { stream });
     ready.device.let_go("mem_free");
     assert_eq!(ready.served.answer(1, 90).0, 0);
+}
+
+#[test]
+fn a_brief_request_is_the_executors_while_no_job_is_underway() {
+    let ready = ready();
+    let (served, device, stream) = (&ready.served, &ready.device, ready.stream);
+    served.call(1, 10, &StreamQuery { stream });
+    served.call(1, 11, &MemGetInfo {});
+    let executor = device.threads("query_stream");
+    assert_eq!(device.threads("mem_get_info"), executor);
+
+    let made = device.arrivals("mem_alloc");
+    device.hold("mem_alloc");
+    served.ask(2, 10, &MemAlloc { bytes: 64 });
+    device.wait_for("mem_alloc", made + 1);
+    // The driver may let no other call in meanwhile.
+    device.hold("mem_get_info");
+    served.ask(1, 12, &MemGetInfo {});
+    device.wait_for("mem_get_info", 2);
+    served.call(3, 10, &StreamQuery { stream });
+    assert_ne!(device.threads("mem_get_info")[1], executor[0]);
+    device.let_go("mem_get_info");
+    assert_eq!(served.answer(1, 12).0, 0);
+    device.let_go("mem_alloc");
+    assert_eq!(served.answer(2, 10).0, 0);
+
+    device.hold("unload");
+    served.call(2, 11, &ready.load(handle(2)));
+    served.record(&ModuleUnload { module: handle(2) });
+    device.wait_for("unload", 1);
+    served.call(1, 13, &MemGetInfo {});
+    assert_ne!(device.threads("mem_get_info")[2], executor[0]);
+    device.let_go("unload");
 }
 
 #[test]

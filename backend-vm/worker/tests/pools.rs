@@ -337,6 +337,10 @@ fn a_mapping_is_nobody_elses_while_a_job_is_at_work_on_it() {
     let base = ready.reserve();
     let memory = ready.create(1, UNIT);
     assert_eq!(ready.map(base, memory), 0);
+    // Beside another job the executor does not unmap itself.
+    ready.device.hold("mem_alloc");
+    ready.served.ask(2, 100, &MemAlloc { bytes: 64 });
+    ready.device.wait_for("mem_alloc", 1);
     ready.device.hold("mem_unmap");
     let unmap = MemUnmap {
         address: DevicePtr(base),
@@ -351,6 +355,8 @@ fn a_mapping_is_nobody_elses_while_a_job_is_at_work_on_it() {
     ready.device.let_go("mem_unmap");
     assert_eq!(ready.served.answer(1, 100).0, 0);
     assert_eq!(ready.status(&MemRelease { memory }), 0);
+    ready.device.let_go("mem_alloc");
+    assert_eq!(ready.served.answer(2, 100).0, 0);
 }
 
 #[test]

@@ -15,7 +15,7 @@ impl Serve<MemGetInfo> for Session {
     fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
         let here = self.here(call);
         self.ask(
-            call,
+            &call.brief(),
             here.clone(),
             |device| device.mem_get_info(),
             move |session, (free, total)| {

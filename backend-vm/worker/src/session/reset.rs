@@ -22,6 +22,11 @@ impl Reset {
         self.begun
     }
 
+    /// Returns whether no job is underway.
+    pub fn is_quiet(&self) -> bool {
+        self.jobs == 0
+    }
+
     pub fn job_begun(&mut self) {
         self.jobs += 1;
     }
