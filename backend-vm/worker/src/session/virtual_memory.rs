@@ -33,19 +33,6 @@ pub(super) struct MemoryObject {
 
 type Totals = [AtomicU64; MOST];
 
-/// Largest memory for which the driver's work is short enough for the executor.
-const BRIEF_BYTES: u64 = 64 << 20;
-
-/// Returns a call for so much memory as a brief one, if it is: the driver does not wait for the device, but maps and clears
-/// page by page.
-fn brief(call: &Call, bytes: u64) -> Call {
-    if bytes <= BRIEF_BYTES {
-        call.brief()
-    } else {
-        *call
-    }
-}
-
 impl MemoryObject {
     pub fn device(&self) -> &SessionDevice {
         &self.device
@@ -308,7 +295,7 @@ impl Serve<MemCreate> for Session {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
         let device = self.here(call);
         self.ask_for_memory(
-            &brief(call, bytes),
+            call,
             device.clone(),
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
@@ -331,7 +318,6 @@ impl Serve<MemRelease> for Session {
         }
         let unshare = self.shares.unsharing(handle);
         let memory = self.objects.memories.remove(handle)?;
-        let call = &brief(call, memory.bytes);
         self.order(call, self.here(call), move |_| {
             unshare();
             drop(memory);
@@ -374,7 +360,6 @@ impl Serve<MemUnmap> for Session {
         // However the job ends, no copy may name the range from here on.
         self.addresses.virtual_memory.hide(&starts);
         let marked = starts.clone();
-        let call = &brief(call, bytes);
         let outcome = self.free_and_finish(
             call,
             self.here(call),
@@ -401,7 +386,6 @@ impl Serve<MemSetAccess> for Session {
         let access = message.access;
         let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
-        let call = &brief(call, bytes);
         let outcome = self.defer(call, self.here(call), move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
             Box::new(move |session: &mut Session| {
