@@ -241,6 +241,15 @@ impl Consumer {
         }
     }
 
+    /// Returns whether the producer has written something at the cursor: most often a record.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        // Nothing is read behind the word, so that the load orders nothing.
+        let word = self.memory.word(ring_offset(self.head));
+        word.load(Ordering::Relaxed) != 0
+    }
+
     /// Returns the commit word of the next entry, if it is published. Fails if it is invalid.
     #[inline]
     fn published(&self) -> Result<Option<Commit>, Violation> {
