@@ -21,6 +21,7 @@ use wormhole_ptx::LoadError;
 
 use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
+use crate::chains::Chained;
 use crate::description::describe;
 use crate::errors;
 use crate::event::{Events, Last, Reached};
@@ -103,6 +104,7 @@ pub(crate) struct Context {
     pub events: Events,
     pub modules: Modules,
     pub graphs: Executables,
+    pub chains: Chained,
     pub green_contexts: GreenContextTable,
     limits: Limits,
     pub arrays: Arrays,
@@ -116,6 +118,7 @@ impl Context {
             events: Events::default(),
             modules: Modules::default(),
             graphs: Executables::default(),
+            chains: Chained::default(),
             green_contexts: GreenContextTable::default(),
             limits: Limits::default(),
             arrays: Arrays::default(),

@@ -11,6 +11,7 @@
 
 mod aperture;
 mod arrays;
+mod chains;
 mod copy3d;
 mod description;
 mod device;

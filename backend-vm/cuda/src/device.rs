@@ -13,8 +13,8 @@ use wormhole_api::constants::device_attribute::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
 };
 use wormhole_api::constants::function_attribute::MAX as FUNCTION_ATTRIBUTES_END;
+use wormhole_api::constants::host_register_flags;
 use wormhole_api::constants::jit_input;
-use wormhole_api::constants::{host_register_flags, launch_param};
 use wormhole_api::ctypes::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, DriverCalls as _, Fill, ImageKind, ImageOutput,
@@ -31,6 +31,7 @@ use crate::code::{Alternative, Attempts, Budget, Code, alternatives};
 use crate::current::Identity;
 use crate::driver::Driver;
 use crate::graph::Executable;
+use crate::graph::{extra, parameter_list};
 use crate::images::{Images, Loaded};
 use crate::launch_events::WithEvents;
 use crate::library::{self, LibraryError};
@@ -745,18 +746,7 @@ impl Device for CudaDevice {
             ..configuration(launch.grid, launch.block, launch.shared, attributes)?
         };
         let mut bytes = launch.parameters.len();
-        let mut extra: [*mut c_void; 5] = [
-            ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
-            launch.parameters.as_ptr().cast_mut().cast(),
-            ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
-            (&raw mut bytes).cast(),
-            ptr::without_provenance_mut(launch_param::END),
-        ];
-        let extra = if bytes == 0 {
-            ptr::null_mut()
-        } else {
-            extra.as_mut_ptr()
-        };
+        let mut list = parameter_list(launch.parameters, &mut bytes);
         // SAFETY: the caller passes a live function and stream, and live events; the driver reads configuration and
         // parameters during the call and writes none of them.
         unsafe {
@@ -764,7 +754,7 @@ impl Device for CudaDevice {
                 &raw const config,
                 function(launch.function),
                 ptr::null_mut(),
-                extra,
+                extra(launch.parameters, &mut list),
             )
         }
     }

@@ -18,7 +18,7 @@ use wormhole_api::ctypes::{
 };
 use wormhole_device::{
     Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
-    MemCopy3d, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    MemCopy3d, MemoryOperation, RawEvent, RawFunction, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
@@ -41,11 +41,11 @@ pub struct Executable {
 
 /// Graph of the driver, and its nodes by their indices.
 #[derive(Debug)]
-struct Template {
-    graph: CUgraph,
-    nodes: Vec<CUgraphNode>,
+pub(crate) struct Template {
+    pub graph: CUgraph,
+    pub nodes: Vec<CUgraphNode>,
     /// Conditional nodes, which no update changes.
-    conditionals: Vec<Conditional>,
+    pub conditionals: Vec<Conditional>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; callers use one graph from one thread at a time.
@@ -180,34 +180,12 @@ impl CudaDevice {
         kernel: &GraphKernel,
     ) -> Result<()> {
         let mut bytes = kernel.parameters.len();
-        let mut extra: [*mut c_void; 5] = [
-            ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
-            kernel.parameters.as_ptr().cast_mut().cast(),
-            ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
-            (&raw mut bytes).cast(),
-            ptr::without_provenance_mut(launch_param::END),
-        ];
-        let first = CUDA_KERNEL_NODE_PARAMS_v1 {
-            func: function(kernel.function),
-            gridDimX: kernel.grid[0],
-            gridDimY: kernel.grid[1],
-            gridDimZ: kernel.grid[2],
-            blockDimX: kernel.block[0],
-            blockDimY: kernel.block[1],
-            blockDimZ: kernel.block[2],
-            sharedMemBytes: kernel.shared,
-            kernelParams: ptr::null_mut(),
-            extra: if bytes == 0 {
-                ptr::null_mut()
-            } else {
-                extra.as_mut_ptr()
-            },
-        };
-        let node = CUDA_KERNEL_NODE_PARAMS {
-            first,
-            kern: ptr::null_mut(),
-            ctx: ptr::null_mut(),
-        };
+        let mut list = parameter_list(&kernel.parameters, &mut bytes);
+        let node = kernel_node(
+            kernel.function,
+            (kernel.grid, kernel.block, kernel.shared),
+            extra(&kernel.parameters, &mut list),
+        );
         // SAFETY: the driver copies the parameters during the call; the node that it writes is live after.
         unsafe {
             self.driver()
@@ -256,6 +234,22 @@ impl CudaDevice {
                 .cuGraphInstantiateWithFlags(&raw mut executable, template.graph, flags)
         }?;
         Ok(executable)
+    }
+
+    /// Makes the driver's graph and instantiates it.
+    pub(crate) fn made(
+        &self,
+        graph: &GraphDescription,
+        flags: u64,
+    ) -> Result<(CUgraphExec, Template)> {
+        let template = self.template(graph)?;
+        match self.made_executable(&template, flags) {
+            Ok(executable) => Ok((executable, template)),
+            Err(error) => {
+                self.destroy_template(&template);
+                Err(error)
+            }
+        }
     }
 
     /// Replaces an executable graph that the driver cannot update.
@@ -313,12 +307,18 @@ impl CudaDevice {
 
     /// Destroys an executable graph; its launches go on.
     fn destroy_executable(&self, place: &Executable) -> Result<()> {
-        // SAFETY: the graph is live and destroyed once.
-        let destroyed = unsafe { self.driver().cuGraphExecDestroy(place.executable) };
-        self.destroy_template(&place.template);
+        let destroyed = self.destroy_made(place.executable, &place.template);
         if let Some(event) = place.after {
             let _ = self.destroy_event(event);
         }
+        destroyed
+    }
+
+    /// Destroys the driver's executable graph and its template.
+    pub(crate) fn destroy_made(&self, executable: CUgraphExec, template: &Template) -> Result<()> {
+        // SAFETY: the graph is live and destroyed once.
+        let destroyed = unsafe { self.driver().cuGraphExecDestroy(executable) };
+        self.destroy_template(template);
         destroyed
     }
 
@@ -336,6 +336,11 @@ impl CudaDevice {
         place.is_some_and(|place| place.template.conditionals == conditionals(graph))
     }
 
+    pub(crate) fn launch_made(&self, executable: CUgraphExec, on: RawStream) -> Result<()> {
+        // SAFETY: the caller passes a live stream; the graph is live.
+        unsafe { self.driver().cuGraphLaunch(executable, stream(on)) }
+    }
+
     /// Returns the driver's executable graph. The table is not locked during the caller's driver call.
     fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
         let graphs = self.graphs.lock();
@@ -346,6 +351,50 @@ impl CudaDevice {
     /// Removes every graph: their context is gone.
     pub(crate) fn forget_graphs(&self) {
         self.graphs.lock().clear();
+    }
+}
+
+/// Returns the list by which the driver finds packed parameters. `bytes` is their number.
+pub(crate) fn parameter_list(parameters: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
+    [
+        ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
+        parameters.as_ptr().cast_mut().cast(),
+        ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
+        ptr::from_mut(bytes).cast(),
+        ptr::without_provenance_mut(launch_param::END),
+    ]
+}
+
+/// Returns the pointer by which the driver finds the list; none for a kernel without parameters.
+pub(crate) fn extra(parameters: &[u8], list: &mut [*mut c_void; 5]) -> *mut *mut c_void {
+    if parameters.is_empty() {
+        ptr::null_mut()
+    } else {
+        list.as_mut_ptr()
+    }
+}
+
+/// Describes a kernel node of the calling thread's context.
+pub(crate) fn kernel_node(
+    raw: RawFunction,
+    (grid, block, shared): ([u32; 3], [u32; 3], u32),
+    extra: *mut *mut c_void,
+) -> CUDA_KERNEL_NODE_PARAMS {
+    CUDA_KERNEL_NODE_PARAMS {
+        first: CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: function(raw),
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared,
+            kernelParams: ptr::null_mut(),
+            extra,
+        },
+        kern: ptr::null_mut(),
+        ctx: ptr::null_mut(),
     }
 }
 
@@ -374,14 +423,7 @@ fn line_or_box(copy: &MemCopy3d) -> CUDA_MEMCPY3D {
 
 impl Graphs for CudaDevice {
     fn instantiate(&self, graph: &GraphDescription, flags: u64) -> Result<RawGraph> {
-        let template = self.template(graph)?;
-        let executable = match self.made_executable(&template, flags) {
-            Ok(executable) => executable,
-            Err(error) => {
-                self.destroy_template(&template);
-                return Err(error);
-            }
-        };
+        let (executable, template) = self.made(graph, flags)?;
         // Unique number: the driver may reuse its own handle once a graph was replaced.
         let raw = RawGraph(self.next_graph.fetch_add(1, Ordering::Relaxed));
         let entry = Executable {
@@ -434,8 +476,7 @@ impl Graphs for CudaDevice {
             self.wait_event(on, event, 0)?;
             self.destroy_event(event)?;
         }
-        // SAFETY: the caller passes a live stream; the graph is live.
-        unsafe { self.driver().cuGraphLaunch(executable, stream(on)) }
+        self.launch_made(executable, on)
     }
 
     fn upload_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {

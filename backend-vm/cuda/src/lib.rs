@@ -14,6 +14,7 @@
 mod arrays;
 mod bands;
 mod capture;
+mod chains;
 mod code;
 mod conditional;
 mod current;

@@ -1,7 +1,7 @@
 //! Executable graphs.
 
 use crate::{
-    Fill, GraphBranch, LaunchAttribute, MemCopy3d, MemoryOperation, RawEvent, RawFunction,
+    Fill, GraphBranch, Launch, LaunchAttribute, MemCopy3d, MemoryOperation, RawEvent, RawFunction,
     RawStream, Result,
 };
 
@@ -20,6 +20,20 @@ pub struct GraphKernel {
     pub attributes: Vec<LaunchAttribute>,
     /// Packed parameter buffer.
     pub parameters: Vec<u8>,
+}
+
+impl From<&Launch<'_>> for GraphKernel {
+    /// Copies a launch without its events.
+    fn from(launch: &Launch<'_>) -> Self {
+        Self {
+            function: launch.function,
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.shared,
+            attributes: launch.attributes.to_vec(),
+            parameters: launch.parameters.to_vec(),
+        }
+    }
 }
 
 /// Node of a graph. All its handles and addresses have been checked.

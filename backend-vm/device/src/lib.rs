@@ -22,6 +22,7 @@ macro_rules! raw_handle {
 
 mod after_fence;
 mod arrays;
+mod chains;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod driver_calls;
@@ -52,6 +53,7 @@ mod mem_ops;
 use std::fmt;
 
 pub use arrays::{Arrays, Copy3dEnd, MemCopy3d, RawArray, RawMipmap, Resource, Sampling, View};
+pub use chains::{Chains, RawChain};
 pub use graphs::{
     Condition, Conditional, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph,
 };
@@ -242,6 +244,7 @@ pub struct DeviceOutput {
 /// Accelerator with one context.
 pub trait Device:
     Arrays
+    + Chains
     + DriverCalls
     + Graphs
     + GreenContexts

@@ -11,18 +11,18 @@ pub mod kernels;
 pub mod sharing;
 mod texture_references;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use wormhole_device::{
-    Access, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
+    Access, Chains, Copy3dEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, ImageOutput, Jit, Launch,
     LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemCopy3d,
-    MemOps, MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction,
-    RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, VirtualMemory,
+    MemOps, MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools, RawChain, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, VirtualMemory,
 };
 
 use wormhole_backend_tests::backend::PATIENCE;
@@ -66,6 +66,10 @@ pub struct Recorder {
     pub crash: Option<fn(u32)>,
     /// Edges of the graph that was instantiated last.
     pub edges: Mutex<Vec<GraphEdge>>,
+    /// Functions and shared bytes of the kernels of each chain.
+    chains: Mutex<HashMap<u64, Vec<(RawFunction, u32)>>>,
+    /// Function that goes into no chain.
+    pub unchained: Mutex<Option<RawFunction>>,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +113,8 @@ impl Recorder {
             faulted: Mutex::default(),
             crash: None,
             edges: Mutex::default(),
+            chains: Mutex::default(),
+            unchained: Mutex::default(),
         }
     }
 
@@ -285,6 +291,55 @@ impl Graphs for Recorder {
         self.check(executable.0)?;
         self.enter(node);
         Ok(())
+    }
+}
+
+impl Chains for Recorder {
+    fn create_chain(&self, kernels: &[Launch<'_>]) -> Result<RawChain> {
+        self.arrive("create_chain");
+        if self.lacks_memory.load(Ordering::Acquire) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let executable = self.make();
+        let kernels = kernels
+            .iter()
+            .map(|kernel| (kernel.function, kernel.shared));
+        let mut chains = self.chains.lock().unwrap();
+        chains.insert(executable, kernels.collect());
+        Ok(RawChain {
+            executable,
+            template: 0,
+            nodes: Box::default(),
+        })
+    }
+    fn set_kernel(&self, chain: &RawChain, place: usize, kernel: &Launch<'_>) -> Result<()> {
+        self.check(chain.executable)?;
+        if *self.unchained.lock().unwrap() == Some(kernel.function) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut chains = self.chains.lock().unwrap();
+        let kernels = chains.get_mut(&chain.executable);
+        let kernels = kernels.ok_or(CuError::INVALID_HANDLE)?;
+        kernels[place] = (kernel.function, kernel.shared);
+        Ok(())
+    }
+    fn launch_chain(&self, chain: &RawChain, stream: RawStream) -> Result<()> {
+        self.arrive("launch_chain");
+        self.check(chain.executable)?;
+        self.check(stream.0)?;
+        let kernels = self.chains.lock().unwrap()[&chain.executable].clone();
+        for (function, number) in kernels {
+            self.check(function.0)?;
+            if self.fails.load(Ordering::Relaxed) == number {
+                return Err(CuError::LAUNCH_FAILED);
+            }
+            self.enter(number);
+        }
+        Ok(())
+    }
+    fn destroy_chain(&self, chain: RawChain) -> Result<()> {
+        self.arrive("destroy_chain");
+        self.end(chain.executable)
     }
 }
 
