@@ -63,6 +63,9 @@ pub enum Counter {
     InvalidAddresses = 9,
     /// Number of times that the executor went to sleep.
     Parks = 10,
+    /// Chains of launches that the device got by one call, and the launches in them.
+    Chains = 11,
+    ChainedLaunches = 12,
     /// Ring entries that no correct producer writes, by violation (until `RingTail`).
     RingCommit = 16,
     RingLap = 17,

@@ -22,6 +22,11 @@ pub struct SessionReport {
     pub requests: u64,
     /// Fences submitted to the device.
     pub fences: u64,
+    /// Chains of launches that the device got by one call each, and the launches in them.
+    #[serde(default)]
+    pub chains: u64,
+    #[serde(default)]
+    pub chained_launches: u64,
     /// Calls that the guest claims to have answered by itself.
     pub local_calls: u64,
     /// Number of executions of each message, by name.
@@ -82,6 +87,8 @@ impl SessionReport {
             records: counts.get(Counter::Records),
             requests: counts.get(Counter::Requests),
             fences: counts.get(Counter::Fences),
+            chains: counts.get(Counter::Chains),
+            chained_launches: counts.get(Counter::ChainedLaunches),
             local_calls,
             messages,
             classes,
@@ -107,6 +114,8 @@ impl SessionReport {
             (&mut self.records, other.records),
             (&mut self.requests, other.requests),
             (&mut self.fences, other.fences),
+            (&mut self.chains, other.chains),
+            (&mut self.chained_launches, other.chained_launches),
             (&mut self.local_calls, other.local_calls),
             (&mut self.bytes_in, other.bytes_in),
             (&mut self.bytes_out, other.bytes_out),

@@ -116,10 +116,14 @@ impl fmt::Display for Summary {
                 .filter(|(_, count)| **count > 0)
                 .collect();
             messages.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-            let list: Vec<_> = messages
+            let mut list: Vec<_> = messages
                 .iter()
                 .map(|(name, count)| format!("{name} {count}"))
                 .collect();
+            let (launches, chains) = (session.chained_launches, session.chains);
+            if chains > 0 {
+                list.push(format!("{launches} launches in {chains} chains"));
+            }
             writeln!(
                 f,
                 "wormhole: session {}: {} ({})",
