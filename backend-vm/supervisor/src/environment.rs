@@ -19,6 +19,8 @@ const PASSED: &[&str] = &[
     "CUDA_MODULE_DATA_LOADING",
     "CUDA_MODULE_LOADING",
     "CUDA_SCALE_LAUNCH_QUEUES",
+    // The worker's own switch of chains of launches.
+    "WORMHOLE_CHAINS",
 ];
 /// Variables of that list that set a part of the whole device, and so of other tenants' work.
 const WHOLE_DEVICE: &[&str] = &["CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"];

@@ -28,6 +28,7 @@ use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_link::memory::Mapping;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{Attach, Message, Observe, Refusal};
+use wormhole_worker::Tuning;
 use wormhole_worker::lanes::Plan;
 
 const SEGMENTS: u64 = 33;
@@ -92,7 +93,15 @@ fn serve_until_crash(stub: Stub) {
     device.withholds_fences.store(true, Ordering::Relaxed);
     let socket = Arc::new(stub.into_socket());
     let (linger, lanes) = (Duration::ZERO, Plan::none());
-    let status = wormhole_worker::run_on(vec![Arc::new(device)], linger, lanes, socket);
+    let status = wormhole_worker::run_on(
+        vec![Arc::new(device)],
+        Tuning {
+            linger,
+            lanes,
+            ..Tuning::default()
+        },
+        socket,
+    );
     std::process::exit(status.unwrap_or(1));
 }
 

@@ -16,6 +16,7 @@ use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::EndCause;
 use wormhole_ring::wait::{Backoff, Policy, Step};
 
+use super::chains;
 use super::exchange::Exchange;
 use super::lanes::Plan;
 use super::session::{Answer, Call, Event, Session};
@@ -61,6 +62,8 @@ pub struct Executor {
     pending: [bool; SLOTS],
     /// Beginning of each slot's request that is measured.
     began: [Option<Instant>; SLOTS],
+    /// Whether the last look into the ring found a record.
+    busy: bool,
     /// Number of requests, to measure one in [`MEASURED`].
     requests: u32,
     /// Time to stay awake without work, by yielding; [`LINGER_FACTOR`] times as long while the
@@ -92,6 +95,7 @@ impl Executor {
             sleepers,
             pending: [false; SLOTS],
             began: [None; SLOTS],
+            busy: false,
             requests: 0,
             linger: Duration::ZERO,
         }
@@ -103,6 +107,13 @@ impl Executor {
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self.session.let_jobs_linger(linger / JOB_FRACTION);
+        self
+    }
+
+    /// Lets launches that lie in the ring together go into chains.
+    #[must_use]
+    pub fn launching_in_chains(mut self, plan: chains::Plan) -> Self {
+        self.session.launch_in_chains(plan);
         self
     }
 
@@ -179,6 +190,7 @@ impl Executor {
             return Ok(self.drain_inbox());
         }
         let Some(head) = self.consumer.take(&mut self.buffer)? else {
+            self.busy = false;
             self.sleepers.look(self.session.status());
             self.session.idle();
             return Ok(self.drain_inbox());
@@ -188,6 +200,7 @@ impl Executor {
         self.drain_inbox();
         self.execute(head)?;
         self.session.counters().progress().end();
+        self.busy = true;
         Ok(true)
     }
 
@@ -246,6 +259,8 @@ impl Executor {
             sequence: head.sequence,
             device,
             thread: head.thread,
+            // The line is the guest's to write until the record is there, so it is not looked at without need.
+            more: self.busy && self.consumer.is_ready(),
             brief: false,
         };
         self.session.keep_order(&call, &request);
@@ -296,7 +311,7 @@ impl Executor {
             }
             None => {
                 tracing::warn!("a record is refused: {error}");
-                self.fail(result);
+                self.session.make_sticky(result);
             }
         }
         Ok(())
@@ -305,16 +320,9 @@ impl Executor {
     /// Handles a failure that no answer carries. The program went on as if the call had worked, so
     /// the error becomes sticky.
     fn unheard(&mut self, name: &str, result: CuResult) {
-        tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
         // The first failure is the one that the program learns.
         self.session.settle();
-        self.fail(result);
-    }
-
-    fn fail(&self, result: CuResult) {
-        self.session
-            .status()
-            .set_once(result.0, EndCause::of_device(result.0));
+        self.session.fail(name, result);
     }
 
     /// Handles the events in the inbox. Returns false if there were none.

@@ -13,6 +13,7 @@
 //!   unsafe code.
 
 mod abort_on_panic;
+pub mod chains;
 mod command;
 mod confinement;
 mod description;
@@ -40,7 +41,6 @@ pub use self::window::reserve_bands;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use wormhole_api::{CuResult, PROTOCOL_HASH};
 use wormhole_device::{Device, Found};
@@ -63,8 +63,9 @@ use self::abort_on_panic::AbortOnPanic;
 use self::devices::Devices;
 use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
-use self::lanes::{Plan, Report};
+use self::lanes::Report;
 use self::open::Opened;
+pub use self::open::Tuning;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
 use self::sleepers::Sleepers;
@@ -173,11 +174,7 @@ enum Order {
 /// No session can be served, or the supervisor broke the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
-    let Opened {
-        devices,
-        linger,
-        lanes,
-    } = match open::open(choice) {
+    let Opened { devices, tuning } = match open::open(choice) {
         Ok(opened) => opened,
         Err(error) => {
             let mut reports = Reports {
@@ -188,7 +185,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
             return Err(error);
         }
     };
-    run_on(devices, linger, lanes, socket)
+    run_on(devices, tuning, socket)
 }
 
 /// Serves one session on devices that the calling thread has opened, from start to end, and returns
@@ -198,8 +195,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
 /// Same as [`run`].
 pub fn run_on(
     devices: Vec<Arc<dyn Device>>,
-    linger: Duration,
-    lanes: Plan,
+    tuning: Tuning,
     socket: Arc<OwnedFd>,
 ) -> Result<i32, WorkerError> {
     let devices = Devices::new(devices);
@@ -248,8 +244,7 @@ pub fn run_on(
             reports.lock().send_with(message, descriptors).is_ok()
         })
     };
-    let pace = (linger, lanes);
-    let served = match serve(&devices, pace, &window, &grant, counters, exchange, files) {
+    let served = match serve(&devices, tuning, &window, &grant, counters, exchange, files) {
         Ok(served) => served,
         Err(error) => {
             refuse(&mut reports.lock(), &error)?;
@@ -290,7 +285,7 @@ struct Served {
 
 fn serve(
     devices: &Devices,
-    (linger, lanes): (Duration, Plan),
+    tuning: Tuning,
     window: &Arc<Window>,
     grant: &Grant,
     counters: Counters,
@@ -320,8 +315,9 @@ fn serve(
         registrar.clone(),
     )
     .map_err(thread_error)?
-    .lingering(linger)
-    .launching_in_lanes(lanes)
+    .lingering(tuning.linger)
+    .launching_in_lanes(tuning.lanes)
+    .launching_in_chains(tuning.chains)
     .sharing_by(exchange.clone())
     .taking_files_from(files)
     .placing_in(Arc::clone(window));

@@ -74,6 +74,8 @@ pub struct StreamObject {
     pub green: Option<Arc<GreenContextObject>>,
     /// Whether its work and that of the legacy stream wait for each other.
     pub blocking: bool,
+    /// Whether attributes have been set on it, which a graph's kernels would not have.
+    pub has_attributes: AtomicBool,
     /// Lane that its launches go to.
     pub placement: Placement,
     /// Fence that was requested last. Its value, in `value`, covers all fences before it.
@@ -88,6 +90,7 @@ impl StreamObject {
             raw,
             green: None,
             blocking: true,
+            has_attributes: AtomicBool::new(false),
             placement: Placement::default(),
             fence: AtomicU32::new(NO_FENCE),
             value: AtomicU64::new(0),

@@ -7,11 +7,14 @@ mod support;
 
 use std::sync::atomic::Ordering;
 
-use support::lanes::{ALWAYS, Ready, STREAMS, fence, is_blocking, launch, ready, record, wait};
+use support::lanes::{
+    ALWAYS, Ready, STREAMS, fence, is_blocking, launch, ready, ready_with, record, wait,
+};
 use support::served::handle;
 use wormhole_api::{MemGetInfo, StreamCreate, StreamDestroy};
 use wormhole_backend_tests::random::Random;
 use wormhole_worker::lanes::Plan;
+use wormhole_worker::{Tuning, chains};
 
 const CALLS: u32 = 60_000;
 const LEGACY: u32 = 0;
@@ -162,6 +165,44 @@ fn calls_of_lanes_keep_the_order_that_a_program_relies_on() {
             ALWAYS.most + 1,
             "three lanes and the executor"
         );
+    }
+}
+
+/// Launches that are collected for chains are made in the ring's order, as all else.
+#[test]
+fn calls_of_chains_keep_the_order_of_the_ring() {
+    for (seed, lanes) in [
+        (4, Plan::none()),
+        (
+            5,
+            Plan {
+                most: 3,
+                always: false,
+            },
+        ),
+    ] {
+        let chains = chains::Plan::Always;
+        let mut ready = ready_with(Tuning {
+            lanes,
+            chains,
+            ..Tuning::default()
+        });
+        ready.device.logs_fences.store(true, Ordering::Relaxed);
+        let before = ready.device.log().len();
+        let sent = work(&mut ready, seed);
+        let log = ready.device.log().split_off(before);
+        assert_eq!(ready.served.status.load(), None);
+        let places = places(&log, sent.len());
+        if lanes.most == 0 {
+            assert!(places.is_sorted());
+        }
+        for on in LEGACY..=STREAMS {
+            let own = sent.iter().zip(&places);
+            let own = own.filter(|(call, _)| call.stream() == Some(on));
+            assert!(own.is_sorted_by_key(|(_, place)| *place), "stream {on}");
+        }
+        let chained = ready.device.arrivals("launch_chain");
+        assert!(chained > 100, "{chained}");
     }
 }
 

@@ -326,11 +326,15 @@ fn environment() -> String {
         "CUDA_DEVICE_ORDER",
         "CUDA_LAUNCH_BLOCKING",
     ];
+    /// Switch of the worker's chains of launches.
+    const CHAINS: &str = "WORMHOLE_CHAINS";
     const LIMIT: usize = 4096;
     let mut variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, value)| {
-            name.starts_with("CUDA_") && !OWN.contains(&name.as_str()) && !value.contains('\n')
+            (name.starts_with("CUDA_") || name == CHAINS)
+                && !OWN.contains(&name.as_str())
+                && !value.contains('\n')
         })
         .collect();
     variables.sort_unstable();

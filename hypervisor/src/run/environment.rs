@@ -105,7 +105,7 @@ pub fn forwarded_variables() -> Vec<Variable> {
     std::env::vars_os()
         .filter(|(name, _)| {
             let name = name.to_string_lossy();
-            name.starts_with("CUDA_") || name == "WORMHOLE_LOG"
+            name.starts_with("CUDA_") || ["WORMHOLE_LOG", "WORMHOLE_CHAINS"].contains(&&*name)
         })
         .chain(folders.map(|path| (LIBRARY_PATH.into(), path)))
         .collect()

@@ -184,22 +184,21 @@ impl Lanes {
         self.plan.most > 0
     }
 
-    /// Hands a launch on the stream to the stream's lane. If it returns false, the caller has to make the call itself,
-    /// and the calls before it are made.
+    /// Counts a launch. Returns whether it is for a lane.
+    #[inline]
+    pub fn want(&mut self, stream: &StreamObject, thread: u16, launch: &Launch<'_>) -> bool {
+        let key = (stream.device.number(), stream.raw);
+        // An event that a launch records may be named by any later call.
+        self.are_planned()
+            && self.pace.launched(key, thread)
+            && stream.raw != RawStream::LEGACY
+            && launch.events.is_empty()
+    }
+
+    /// Hands a launch that is for a lane to the stream's. Returns false if there is none.
     #[inline]
     pub fn launch(&mut self, stream: &StreamObject, thread: u16, launch: &Launch<'_>) -> bool {
-        if !self.are_planned() {
-            return false;
-        }
-        let key = (stream.device.number(), stream.raw);
-        let engaged = self.pace.launched(key, thread);
-        // An event that a launch records may be named by any later call.
-        if !engaged || stream.raw == RawStream::LEGACY || !launch.events.is_empty() {
-            self.settle(stream, thread);
-            return false;
-        }
         let Some(index) = self.deal(stream) else {
-            self.settle(stream, thread);
             return false;
         };
         if self.last_of(thread).lane != index {

@@ -8,8 +8,8 @@ use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 use wormhole_link::device::CpuChoice;
 
-use super::Opened;
-use crate::lanes::Plan;
+use super::{Opened, Tuning};
+use crate::{chains, lanes};
 
 /// System calls with a path, also with `AT_EMPTY_PATH`, which permits an empty path and demands none; and `uname`, which takes a
 /// lock of the whole kernel. A worker has no files of the host to map: the kernel reclaims pages of a file that is mapped often
@@ -52,9 +52,12 @@ pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {
             .into_iter()
             .map(|device| Arc::new(device) as Arc<dyn Device>)
             .collect(),
-        // The devices need the processors themselves.
-        linger: Duration::ZERO,
-        lanes: Plan::affordable(),
+        tuning: Tuning {
+            // The devices need the processors themselves.
+            linger: Duration::ZERO,
+            lanes: lanes::Plan::affordable(),
+            chains: chains::Plan::Always,
+        },
     })
 }
 

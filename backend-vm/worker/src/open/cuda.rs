@@ -7,8 +7,8 @@ use wormhole_cuda_device::{CudaDevice, Options};
 use wormhole_device::Device;
 use wormhole_link::device::CudaChoice;
 
-use super::Opened;
-use crate::lanes::Plan;
+use super::{Opened, Tuning};
+use crate::{chains, lanes};
 
 pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
     wormhole_cuda_device::reserve_bands().map_err(|error| wormhole_link::chain(&error))?;
@@ -25,16 +25,31 @@ pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
     };
     Ok(Opened {
         devices: choice.0.iter().map(open).collect::<Result<_, _>>()?,
-        linger: Duration::from_millis(2),
-        lanes: lanes(),
+        tuning: Tuning {
+            linger: Duration::from_millis(2),
+            lanes: lanes(),
+            chains: chains(),
+        },
     })
 }
 
 /// Returns the plan of the session's lanes. With one connection the device executes all streams in the order of their
 /// submission, on which programs rely that ask for it.
-fn lanes() -> Plan {
+fn lanes() -> lanes::Plan {
     match std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS") {
-        Some(connections) if connections == "1" => Plan::none(),
-        _ => Plan::affordable(),
+        Some(connections) if connections == "1" => lanes::Plan::none(),
+        _ => lanes::Plan::affordable(),
+    }
+}
+
+/// Returns the plan of the session's chains. Kernels of a graph have the priority of the stream that it is launched on, unless
+/// this variable of the driver's says otherwise.
+fn chains() -> chains::Plan {
+    let set = |name| std::env::var_os(name).is_some_and(|value| value != "0");
+    let off = std::env::var_os(chains::SWITCH).is_some_and(|value| value == "0");
+    if off || set("CUDA_GRAPHS_USE_NODE_PRIORITY") {
+        chains::Plan::Never
+    } else {
+        chains::Plan::Measured
     }
 }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use wormhole_device::Device;
 use wormhole_link::device::{DeviceChoice, DeviceKind};
 
-use crate::lanes::Plan;
-use crate::{WorkerError, reserve_bands};
+use crate::{WorkerError, chains, lanes, reserve_bands};
 
 /// Gives up what a device of this kind needs no more once the worker's program has started. Returns the system calls that the
 /// caller is to deny.
@@ -25,10 +24,18 @@ pub fn give_up(kind: DeviceKind) -> &'static [i64] {
 #[derive(Debug)]
 pub struct Opened {
     pub devices: Vec<Arc<dyn Device>>,
+    pub tuning: Tuning,
+}
+
+/// Settings of an executor that depend on its devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tuning {
     /// Time for which the executor stays awake without work.
     pub linger: Duration,
     /// Threads that launch beside the executor.
-    pub lanes: Plan,
+    pub lanes: lanes::Plan,
+    /// When launches go into chains.
+    pub chains: chains::Plan,
 }
 
 /// Opens devices, after reserving the address bands.

@@ -295,6 +295,7 @@ mod tests {
             sequence: 7,
             device: 0,
             thread: 0,
+            more: false,
             brief: false,
         };
         objects.unloading.push((call, image));

@@ -337,12 +337,14 @@ impl Session {
 
 impl Serve<LibraryUnload> for Session {
     fn serve(&mut self, call: &Call, message: &LibraryUnload) -> Outcome<()> {
+        self.chains.forget_all();
         self.unload(call, ImageHandle::Library(message.library))
     }
 }
 
 impl Serve<ModuleUnload> for Session {
     fn serve(&mut self, call: &Call, message: &ModuleUnload) -> Outcome<()> {
+        self.chains.forget_all();
         self.unload(call, ImageHandle::Module(message.module))
     }
 }

@@ -9,7 +9,7 @@ use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
 use crate::objects::FunctionObject;
 
-/// A launch of a kind that the device has accepted before is a record, and runs on the executor or
+/// A launch of a kind that the device has accepted before is a record, and runs on the executor, alone or in a chain, or
 /// in a lane. Any other is a request: the driver may load the kernel, so it is a job.
 impl Serve<LaunchKernel<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
@@ -72,7 +72,16 @@ impl Session {
                 events,
                 parameters,
             };
-            if self.lanes.launch(stream, call.thread, &launch) {
+            if self.lanes.want(stream, call.thread, &launch) {
+                let flushed = self.chains.flush();
+                self.done(flushed)?;
+                if self.lanes.launch(stream, call.thread, &launch) {
+                    return Ok(Served::Done(()));
+                }
+            }
+            self.lanes.settle(stream, call.thread);
+            let taken = self.chains.take(stream, call.more, &launch);
+            if self.done(taken)? {
                 return Ok(Served::Done(()));
             }
             let launched = device.launch(&launch);

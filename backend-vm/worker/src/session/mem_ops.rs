@@ -1,5 +1,7 @@
 //! Memory operations and attributes of streams.
 
+use std::sync::atomic::Ordering;
+
 use wormhole_api::{
     CuResult, Items, MemoryOperation as WireOperation, Outcome, Serve, Served, StreamMemory,
     StreamSetAttribute,
@@ -61,6 +63,7 @@ impl Serve<StreamSetAttribute> for Session {
     fn serve(&mut self, call: &Call, message: &StreamSetAttribute) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
         if let Some(attribute) = self.admit_attribute(Scope::Stream, message.id, message.value)? {
+            stream.has_attributes.store(true, Ordering::Relaxed);
             self.done(stream.device.set_stream_attribute(stream.raw, &attribute))?;
         }
         Ok(Served::Done(()))

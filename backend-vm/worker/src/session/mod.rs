@@ -59,7 +59,7 @@ use wormhole_api::{CuResult, Encode, Outcome, Served, Server};
 use wormhole_device::{Device, LaunchAttribute, MemoryOperation};
 use wormhole_link::counters::{Counter, Counters};
 use wormhole_ring::slot::SlotIndex;
-use wormhole_ring::status::Status;
+use wormhole_ring::status::{EndCause, Status};
 
 use self::addresses::Addresses;
 use self::handles::Objects;
@@ -68,6 +68,7 @@ use self::output::PendingOutput;
 use self::pools::Recycled;
 use self::reset::Reset;
 use self::sharing::Shares;
+use super::chains::{self, Chains};
 use super::devices::{Devices, SessionDevice};
 use super::exchange::Exchange;
 use super::jobs::Jobs;
@@ -89,6 +90,8 @@ pub struct Call {
     pub device: usize,
     /// Number of the guest's thread; 0 if it is not known.
     pub thread: u16,
+    /// Whether another record lies in the ring behind the call's, as far as the executor has looked.
+    pub more: bool,
     /// Whether the driver waits for nothing in the call.
     pub brief: bool,
 }
@@ -192,6 +195,7 @@ pub struct Session {
     notifier: Notifier<Event>,
     jobs: Jobs,
     lanes: Lanes,
+    chains: Chains,
     registrar: Registrar,
     unloads: Unloads,
     watcher: Watcher,
@@ -238,6 +242,7 @@ impl Session {
             descriptions,
             jobs: Jobs::new(notifier.clone(), counters.progress().clone()),
             lanes: Lanes::new(devices.clone(), status.clone(), notifier.clone()),
+            chains: Chains::new(devices.clone(), Arc::clone(&counters)),
             devices,
             notifier,
             registrar,
@@ -270,6 +275,11 @@ impl Session {
     /// Lets launches go to lanes.
     pub fn launch_in_lanes(&mut self, plan: Plan) {
         self.lanes.set_plan(plan);
+    }
+
+    /// Lets launches go into chains.
+    pub fn launch_in_chains(&mut self, plan: chains::Plan) {
+        self.chains.set_plan(plan);
     }
 
     /// Returns a view of the lanes, for a dump.
@@ -353,6 +363,19 @@ impl Session {
             watcher::publish_death(&self.status, sticky);
         }
         error
+    }
+
+    /// Handles a failure that no answer carries. The program went on as if the call had worked, so the error becomes sticky;
+    /// the first one is that which the program learns.
+    pub fn fail(&self, name: &str, result: CuResult) {
+        tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
+        self.make_sticky(result);
+    }
+
+    /// Makes an error the session's status, if there is none yet.
+    pub fn make_sticky(&self, result: CuResult) {
+        self.status
+            .set_once(result.0, EndCause::of_device(result.0));
     }
 
     fn done<T>(&self, result: wormhole_device::Result<T>) -> Result<T, CuResult> {

@@ -1,6 +1,6 @@
-//! Order of the executor's calls behind those that lanes have still to make.
+//! Order of the executor's calls behind launches that are collected, and behind calls that lanes have still to make.
 
-use wormhole_api::{Handle, Request, Stream};
+use wormhole_api::{Handle, LaunchKernel, Message, Request, Stream};
 
 use super::{Call, Session};
 
@@ -9,11 +9,15 @@ impl Session {
     /// go to a lane themselves, or wait where they are executed.
     #[inline]
     pub fn keep_order(&mut self, call: &Call, request: &Request<'_>) {
+        let is_launch = matches!(request, Request::LaunchKernel(_)) && call.slot.is_none();
+        if !is_launch {
+            self.flush_chains();
+        }
         if !self.lanes.are_planned() {
             return;
         }
         let stream = match request {
-            Request::LaunchKernel(_) if call.slot.is_none() => return,
+            _ if is_launch => return,
             Request::FenceWrite(_) => return,
             Request::EventRecord(message) => Some(message.stream),
             Request::StreamWaitEvent(message) => Some(message.stream),
@@ -41,15 +45,26 @@ impl Session {
         }
     }
 
-    /// Waits until the lanes have made all their calls.
+    /// Launches what has been collected for a chain.
+    #[inline]
+    fn flush_chains(&mut self) {
+        let flushed = self.chains.flush();
+        if let Err(error) = self.done(flushed) {
+            self.fail(LaunchKernel::NAME, error);
+        }
+    }
+
+    /// Launches what has been collected, and waits until the lanes have made all their calls.
     #[inline]
     pub fn settle(&mut self) {
+        self.flush_chains();
         self.lanes.settle_all();
     }
 
     /// Notes that the ring is empty.
     #[inline]
     pub fn idle(&mut self) {
+        self.flush_chains();
         self.lanes.idle();
     }
 }

@@ -87,6 +87,7 @@ impl Session {
             self.reset.end();
             return Err(CuResult::INVALID_VALUE);
         };
+        self.chains.forget_all();
         let (ending, unloads) = self.objects.reset();
         self.addresses.reset();
         self.placements.reset(&mut self.addresses);

@@ -59,6 +59,7 @@ impl Session {
 impl Serve<StreamDestroy> for Session {
     fn serve(&mut self, _: &Call, message: &StreamDestroy) -> Outcome<()> {
         let stream = self.objects.streams.remove(message.stream)?;
+        self.chains.forget(&stream);
         self.placements.stream_ends(&stream);
         let destroyed = self.objects.reclaim.destroy_stream(&self.watcher, stream);
         self.done(destroyed).map(Served::Done)

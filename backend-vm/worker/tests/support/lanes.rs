@@ -7,12 +7,13 @@ use wormhole_api::constants::stream_flags::NON_BLOCKING;
 use wormhole_api::handle::Graph;
 use wormhole_api::{
     Decode, DevicePtr, Element, Event as EventKind, EventCreate, EventRecord, Fence, FenceWrite,
-    GraphBegin, GraphEmpty, GraphInstantiate, Handle, Items, LaunchKernel, MemAlloc, MemAllocReply,
-    MemSet, Message, ModuleGetFunction, Stream, StreamCreate, StreamWaitEvent,
+    Function, GraphBegin, GraphEmpty, GraphInstantiate, Handle, Items, LaunchKernel, MemAlloc,
+    MemAllocReply, MemSet, Message, ModuleGetFunction, Stream, StreamCreate, StreamWaitEvent,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::Device;
 use wormhole_ring::fence::{FenceIndex, Fences};
+use wormhole_worker::Tuning;
 use wormhole_worker::lanes::Plan;
 use wormhole_worker::session::Event;
 
@@ -53,13 +54,20 @@ pub struct Ready {
     pub memory: DevicePtr,
     sequence: u64,
     /// Memory that images are read from.
-    _image: Box<[AtomicU8; 64]>,
+    image: Box<[AtomicU8; 64]>,
 }
 
-pub fn ready(plan: Plan) -> Ready {
+pub fn ready(lanes: Plan) -> Ready {
+    ready_with(Tuning {
+        lanes,
+        ..Tuning::default()
+    })
+}
+
+pub fn ready_with(tuning: Tuning) -> Ready {
     let device = Arc::new(Recorder::new());
     let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-    let served = Served::start_in_lanes(devices, 3, plan);
+    let served = Served::start_tuned(devices, 3, tuning);
     let image = Box::new([const { AtomicU8::new(0) }; 64]);
     let address = image.as_ptr().expose_provenance() as u64;
     served
@@ -70,7 +78,7 @@ pub fn ready(plan: Plan) -> Ready {
         served,
         memory: DevicePtr(0),
         sequence: 0,
-        _image: image,
+        image,
     };
     for index in 1..=STREAMS {
         ready.served.record(&StreamCreate {
@@ -113,6 +121,18 @@ impl Ready {
         self.sequence += 1;
         self.served.ask(0, self.sequence, message);
         self.sequence
+    }
+
+    /// Loads another image, and returns its kernel.
+    pub fn other_kernel(&mut self) -> Handle<Function> {
+        let address = self.image.as_ptr().expose_provenance() as u64;
+        self.call(&module_load(handle(2), DevicePtr(address), 64));
+        self.call(&ModuleGetFunction {
+            module: handle(2),
+            new: handle(2),
+            name: b"other",
+        });
+        handle(2)
     }
 
     pub fn fill(&self, on: u32, number: u32) -> MemSet {

@@ -14,8 +14,8 @@ use wormhole_ring::memory::{OwnedMemory, SessionMemory};
 use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::Status;
+use wormhole_worker::Tuning;
 use wormhole_worker::devices::Devices;
-use wormhole_worker::lanes::Plan;
 use wormhole_worker::registrar::{Registrar, Registrations};
 use wormhole_worker::session::Event;
 use wormhole_worker::wake;
@@ -73,11 +73,11 @@ impl Served {
 
     /// Starts an executor that serves several devices.
     pub fn start_on(devices: Vec<Arc<dyn Device>>, seed: u64) -> Self {
-        Self::start_in_lanes(devices, seed, Plan::none())
+        Self::start_tuned(devices, seed, Tuning::default())
     }
 
-    /// Starts an executor whose launches may go to lanes.
-    pub fn start_in_lanes(devices: Vec<Arc<dyn Device>>, seed: u64, lanes: Plan) -> Self {
+    /// Starts an executor whose launches may go to lanes and into chains.
+    pub fn start_tuned(devices: Vec<Arc<dyn Device>>, seed: u64, tuning: Tuning) -> Self {
         let devices = Devices::new(devices);
         let memory = OwnedMemory::segments(1);
         // SAFETY: the executor's thread ends before the memory is dropped.
@@ -101,7 +101,8 @@ impl Served {
             registrar,
         )
         .unwrap()
-        .launching_in_lanes(lanes);
+        .launching_in_lanes(tuning.lanes)
+        .launching_in_chains(tuning.chains);
         let stop = Arc::new(AtomicBool::new(false));
         let rests = Arc::new(AtomicBool::new(false));
         let looks = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);

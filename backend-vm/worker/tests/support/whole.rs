@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_device::Device;
@@ -15,6 +14,7 @@ use wormhole_link::memory::anonymous_file;
 use wormhole_link::neighbours::NeighboursFile;
 use wormhole_ring::control::{Grant, Message};
 use wormhole_ring::layout::WINDOW_BASE;
+use wormhole_worker::Tuning;
 use wormhole_worker::lanes::Plan;
 
 static BAND: LazyLock<()> =
@@ -37,8 +37,15 @@ pub fn serve_in_lanes(
     let (near, far) = UnixStream::pair().unwrap();
     let worker = std::thread::spawn(move || {
         let socket = Arc::new(OwnedFd::from(far));
-        wormhole_worker::run_on(devices, Duration::ZERO, lanes, socket)
-            .expect("an honest supervisor")
+        wormhole_worker::run_on(
+            devices,
+            Tuning {
+                lanes,
+                ..Tuning::default()
+            },
+            socket,
+        )
+        .expect("an honest supervisor")
     });
     let file = anonymous_file(c"window").unwrap();
     File::from(file.try_clone().unwrap())
