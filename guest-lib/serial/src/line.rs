@@ -1,0 +1,233 @@
+//! Serves a port: waits for its bytes and those of the streams' sockets, and passes them on.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixListener;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, read, write};
+
+use crate::agent;
+use crate::mux::{Mux, OtherVersion};
+
+/// Most bytes that are read from the port at once.
+const CHUNK: usize = 32 << 10;
+
+/// Reason why a port cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    #[error("the port cannot be used: {0}")]
+    Port(io::Error),
+    #[error(transparent)]
+    Version(#[from] OtherVersion),
+}
+
+impl From<Errno> for LineError {
+    fn from(error: Errno) -> Self {
+        Self::Port(error.into())
+    }
+}
+
+/// Bytes for the port that it has not taken.
+#[derive(Debug, Default)]
+struct Pending {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Pending {
+    fn is_empty(&self) -> bool {
+        self.taken == self.bytes.len()
+    }
+
+    /// Writes frames as far as the port takes them, once.
+    fn write(&mut self, port: BorrowedFd<'_>, mux: &mut Mux) -> Result<(), Errno> {
+        if self.is_empty() {
+            self.taken = 0;
+            self.bytes.clear();
+            mux.produce(&mut self.bytes);
+        }
+        while !self.is_empty() {
+            match write(port, &self.bytes[self.taken..]) {
+                Ok(count) => self.taken += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Serves a port, which must not block, until its other side is gone. Adds a stream for each process that connects to the
+/// listener.
+///
+/// # Errors
+/// The port cannot be used, or its other side speaks another version of the protocol.
+pub fn serve(
+    port: BorrowedFd<'_>,
+    mux: &mut Mux,
+    listener: Option<&UnixListener>,
+) -> Result<(), LineError> {
+    let mut pending = Pending::default();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match pending.write(port, mux) {
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+            written => written?,
+        }
+        let events = wait(port, mux, listener, !pending.is_empty())?;
+        // Before the port's bytes, which can give the number to another stream.
+        for (number, events) in events.streams {
+            mux.ready(number, events);
+        }
+        if events
+            .port
+            .intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
+        {
+            match read(port, &mut chunk[..]) {
+                Ok(0) | Err(Errno::CONNRESET) => return Ok(()),
+                Ok(count) => mux.receive(&chunk[..count])?,
+                Err(Errno::INTR) => {}
+                // Without a host, the driver of a port says so by the event alone.
+                Err(Errno::AGAIN) if events.port.contains(PollFlags::HUP) => return Ok(()),
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(listener) = listener.filter(|_| events.has_process) {
+            // A process that is gone by now gets no stream.
+            if let Ok(stream) = agent::accept(listener) {
+                mux.add(stream);
+            }
+        }
+    }
+}
+
+struct Events {
+    port: PollFlags,
+    has_process: bool,
+    streams: Vec<(u32, PollFlags)>,
+}
+
+fn wait(
+    port: BorrowedFd<'_>,
+    mux: &Mux,
+    listener: Option<&UnixListener>,
+    is_full: bool,
+) -> Result<Events, Errno> {
+    let mut of_port = PollFlags::IN;
+    of_port.set(PollFlags::OUT, is_full || mux.has_frames());
+    // Until the host has answered, processes wait in the listener's queue.
+    let listener = listener.filter(|_| mux.is_synchronised());
+    let mut polled = vec![PollFd::from_borrowed_fd(port, of_port)];
+    polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+    let first = polled.len();
+    let mut numbers = Vec::new();
+    for (number, socket, flags) in mux.interests() {
+        numbers.push(number);
+        polled.push(PollFd::from_borrowed_fd(socket, flags));
+    }
+    match poll(&mut polled, None) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    let streams = numbers.into_iter().zip(&polled[first..]);
+    Ok(Events {
+        port: polled[0].revents(),
+        has_process: first > 1 && !polled[1].revents().is_empty(),
+        streams: streams
+            .map(|(number, polled)| (number, polled.revents()))
+            .filter(|(_, events)| !events.is_empty())
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSliceMut, Read, Write};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::thread::spawn;
+
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+    use crate::agent::listen;
+    use crate::stream::Opening;
+
+    /// Connects as a process does, and returns its stream.
+    fn connect(path: &Path) -> UnixStream {
+        let connection = UnixStream::connect(path).expect("an agent listens");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        recvmsg(&connection, &mut parts, &mut control, RecvFlags::empty()).expect("a message");
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        descriptors.last().expect("a stream").into()
+    }
+
+    #[test]
+    fn processes_get_streams_of_the_backend_until_either_side_of_the_port_ends() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control");
+        let listener = listen(&path).expect("it listens");
+        let (guest, outside) = UnixStream::pair().expect("a port");
+        for port in [&guest, &outside] {
+            port.set_nonblocking(true).expect("a socket");
+        }
+        let end = outside.try_clone().expect("a descriptor");
+        let (opened, streams) = channel();
+        let host = spawn(move || {
+            let mut mux = Mux::host(move || {
+                let (bell, _) = UnixStream::pair().ok()?;
+                let (ours, theirs) = UnixStream::pair().ok()?;
+                let (sender, stream) = channel();
+                sender.send(theirs).ok()?;
+                opened.send(ours).ok()?;
+                Some(Opening { bell, stream })
+            });
+            serve(outside.as_fd(), &mut mux, None)
+        });
+        let agent = spawn(move || serve(guest.as_fd(), &mut Mux::agent(1), Some(&listener)));
+
+        let mut killed = connect(&path);
+        let mut process = connect(&path);
+        killed.write_all(b"last").expect("room");
+        drop(killed);
+        let [mut first, mut second] =
+            [streams.recv(), streams.recv()].map(|it| it.expect("opened"));
+        let mut said = String::new();
+        first.read_to_string(&mut said).expect("its end");
+        assert_eq!(said, "last");
+        // Many times a window.
+        let all = vec![7; 1 << 20];
+        let sent = all.clone();
+        let writer = spawn(move || {
+            process.write_all(&sent).expect("it is read");
+            process
+        });
+        let mut read = vec![0; all.len()];
+        second.read_exact(&mut read).expect("all of it");
+        assert!(read == all);
+        let mut process = writer.join().expect("a thread");
+        second.write_all(b"answer").expect("room");
+        let mut answer = [0; 6];
+        process.read_exact(&mut answer).expect("the answer");
+        assert_eq!(&answer, b"answer");
+
+        end.shutdown(std::net::Shutdown::Both).expect("it is open");
+        assert!(host.join().expect("a thread").is_ok());
+        assert!(agent.join().expect("a thread").is_ok());
+        for socket in [&mut process, &mut second] {
+            assert_eq!(socket.read(&mut [0]).expect("an end"), 0);
+        }
+    }
+}
