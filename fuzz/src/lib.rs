@@ -14,6 +14,7 @@ pub mod ptx;
 pub mod ptx_run;
 pub mod report;
 pub mod ring_consumer;
+pub mod serial;
 pub mod snapshot;
 pub mod supervisor;
 pub mod virtio_pci;

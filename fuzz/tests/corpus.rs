@@ -34,6 +34,7 @@ targets! {
     ptx_run
     report
     ring_consumer
+    serial
     snapshot
     supervisor
     virtio_pci
