@@ -12,7 +12,7 @@
 //! structure` checks.
 //!
 //! Without a session `cuInit` logs one line with the cause and the remedy, and returns:
-//! - `CUDA_ERROR_NO_DEVICE` where no backend is known (neither `WORMHOLE_CONTROL` nor `/dev/vsock`) or the
+//! - `CUDA_ERROR_NO_DEVICE` where no backend is known (neither `WORMHOLE_CONTROL` nor `/run/wormhole-control` nor `/dev/vsock`) or the
 //!   backend has no device;
 //! - `CUDA_ERROR_SYSTEM_NOT_READY` where the backend cannot be reached, refuses, or speaks another protocol.
 //!

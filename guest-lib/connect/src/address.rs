@@ -1,19 +1,23 @@
 //! Connects to the backend whose address the environment contains.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::Path;
 use std::time::Duration;
 
 use wormhole_ring::control::VSOCK_PORT;
 
-use crate::environment;
+use crate::{AGENT, VSOCK, environment};
 
 /// Error from connecting to the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("WORMHOLE_CONTROL is not set and this machine has no /dev/vsock: no backend is known")]
+    #[error(
+        "WORMHOLE_CONTROL is not set, and this machine has neither {AGENT} nor {VSOCK}: no backend is known"
+    )]
     NoBackend,
     #[error("WORMHOLE_CONTROL={text}: expected unix:PATH, unix:@NAME or vsock:CID:PORT")]
     Address { text: String },
@@ -50,17 +54,20 @@ enum Address {
 }
 
 impl Address {
-    /// Parses the value of `WORMHOLE_CONTROL`. Without a value, returns the address of the host if this is a VM.
-    fn from_environment(value: Option<&str>, in_vm: bool) -> Result<Self, ConnectError> {
+    /// Parses the value of `WORMHOLE_CONTROL`. Without a value, returns the address of the agent if there `is` its socket,
+    /// else that of the host if this is a VM.
+    fn from_environment(
+        value: Option<&str>,
+        is: impl Fn(&str) -> bool,
+    ) -> Result<Self, ConnectError> {
         let Some(text) = value else {
-            let host = Self::Vsock {
-                cid: libc::VMADDR_CID_HOST,
-                port: VSOCK_PORT,
-            };
-            return if in_vm {
-                Ok(host)
-            } else {
-                Err(ConnectError::NoBackend)
+            return match (is(AGENT), is(VSOCK)) {
+                (true, _) => Ok(Self::Path(AGENT.to_owned())),
+                (false, true) => Ok(Self::Vsock {
+                    cid: libc::VMADDR_CID_HOST,
+                    port: VSOCK_PORT,
+                }),
+                (false, false) => Err(ConnectError::NoBackend),
             };
         };
         let parsed = match text.split_once(':') {
@@ -123,6 +130,16 @@ impl Address {
     }
 }
 
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "unix:{path}"),
+            Self::Abstract(name) => write!(f, "unix:@{name}"),
+            Self::Vsock { cid, port } => write!(f, "vsock:{cid}:{port}"),
+        }
+    }
+}
+
 /// Repeats a call while it fails with EINTR.
 ///
 /// # Errors
@@ -136,18 +153,15 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// Connects to the backend whose address is in `WORMHOLE_CONTROL`, or to the host of this VM.
+/// Connects to the backend whose address is in `WORMHOLE_CONTROL`, to this VM's agent, or to the host of this VM.
 ///
 /// # Errors
 /// No backend is configured, it cannot be reached, or its listener belongs to an untrusted user.
 pub fn connect() -> Result<UnixStream, ConnectError> {
     let value = environment::trusted("WORMHOLE_CONTROL");
-    let in_vm = std::path::Path::new("/dev/vsock").exists();
-    let address = Address::from_environment(value.as_deref(), in_vm)?;
-    let name = || match &value {
-        Some(text) => text.clone(),
-        None => format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST),
-    };
+    let is = |path: &str| Path::new(path).exists();
+    let address = Address::from_environment(value.as_deref(), is)?;
+    let name = || address.to_string();
     let failed = |source| ConnectError::Connect {
         address: name(),
         source,
@@ -271,7 +285,7 @@ mod tests {
 
     #[test]
     fn addresses_are_understood_or_named() {
-        let parse = |text: &str| Address::from_environment(Some(text), false);
+        let parse = |text: &str| Address::from_environment(Some(text), |_| false);
         assert_eq!(
             parse("unix:/run/w").unwrap(),
             Address::Path("/run/w".into())
@@ -287,12 +301,21 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(matches!(
-            Address::from_environment(None, false),
-            Err(ConnectError::NoBackend)
-        ));
+        for text in ["unix:/run/w", "unix:@w", "vsock:2:9000"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn the_agent_is_preferred_to_vsock() {
+        let found = |there: &[&str]| Address::from_environment(None, |path| there.contains(&path));
+        assert!(matches!(found(&[]), Err(ConnectError::NoBackend)));
         let host = Address::Vsock { cid: 2, port: 9000 };
-        assert_eq!(Address::from_environment(None, true).unwrap(), host);
+        assert_eq!(found(&[VSOCK]).unwrap(), host);
+        let agent = Address::Path(AGENT.to_owned());
+        for there in [&[AGENT][..], &[AGENT, VSOCK]] {
+            assert_eq!(found(there).unwrap(), agent);
+        }
     }
 
     #[test]
