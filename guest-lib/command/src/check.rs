@@ -1,5 +1,5 @@
-//! Checks, in the order in which a CUDA program depends on them: kernel, window, permission, vsock, page faults, libraries,
-//! backend, devices.
+//! Checks, in the order in which a CUDA program depends on them: kernel, window, permission, control channel, page faults,
+//! libraries, backend, devices.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -7,10 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
-use wormhole_connect::{Observer, ObserverError, WINDOW};
+use wormhole_connect::{AGENT, Observer, ObserverError, VSOCK, WINDOW};
 use wormhole_init::PARTS;
 use wormhole_init::window::DaxDevice;
 use wormhole_ring::control::facts;
+use wormhole_serial::PORT;
 
 /// Oldest kernel whose DAX drivers the window is known to work with.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
@@ -53,7 +54,7 @@ pub fn all() -> Vec<Finding> {
         ("kernel", kernel as fn() -> Result<String, Fault>),
         ("window", window),
         ("access", access),
-        ("vsock", vsock),
+        ("control", control),
         ("faults", faults),
         ("libraries", libraries),
     ]
@@ -196,11 +197,24 @@ fn check_faults(is_permitted: bool) -> String {
     }
 }
 
-fn vsock() -> Result<String, Fault> {
-    match Path::new("/dev/vsock").exists() {
-        true => Ok("/dev/vsock".to_owned()),
+fn control() -> Result<String, Fault> {
+    check_control(|path| Path::new(path).exists())
+}
+
+fn check_control(is: impl Fn(&str) -> bool) -> Result<String, Fault> {
+    if is(AGENT) {
+        return Ok(format!("{AGENT}, which leads to {PORT}"));
+    }
+    if is(PORT) {
+        return Err(Fault::new(
+            format!("the agent of {PORT} does not run"),
+            "Run `systemctl restart wormhole-guest-control` as root; if that fails, its `systemctl status` says why.",
+        ));
+    }
+    match is(VSOCK) {
+        true => Ok(VSOCK.to_owned()),
         false => Err(Fault::new(
-            "/dev/vsock is missing",
+            format!("{VSOCK} is missing"),
             "Run `modprobe vmw_vsock_virtio_transport` as root.",
         )),
     }
@@ -368,6 +382,15 @@ mod tests {
         let missing = check_access(Err(io::ErrorKind::NotFound.into()));
         assert!(fault(missing).contains("udevadm trigger"));
         assert!(check_access(Ok(())).is_ok());
+    }
+
+    #[test]
+    fn the_port_of_a_guest_needs_its_agent_and_is_preferred_to_vsock() {
+        let check = |there: &[&str]| check_control(|path| there.contains(&path));
+        assert_eq!(check(&[VSOCK]).as_deref(), Ok(VSOCK));
+        assert!(check(&[VSOCK, PORT, AGENT]).is_ok_and(|found| found.starts_with(AGENT)));
+        assert!(fault(check(&[VSOCK, PORT])).contains("wormhole-guest-control"));
+        assert!(fault(check(&[])).contains("modprobe vmw_vsock_virtio_transport"));
     }
 
     #[test]

@@ -5,10 +5,16 @@
 
 mod check;
 
+use std::convert::Infallible;
+use std::env::var_os;
+use std::error::Error;
+use std::os::unix::net::UnixDatagram;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use wormhole_connect::AGENT;
 use wormhole_init::window;
+use wormhole_serial::{AgentError, PORT};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -27,6 +33,9 @@ enum Action {
     Check,
     /// Bind the window to the driver by which programs map it; the service wormhole-guest-window does so at boot.
     Bind,
+    /// Pass the control streams of programs through a virtio-serial port; the service wormhole-guest-control does so in a
+    /// guest that has the port org.wormhole.control.
+    Agent,
 }
 
 fn main() -> ExitCode {
@@ -40,10 +49,32 @@ fn main() -> ExitCode {
                 println!("the window is {}", device.display());
                 ExitCode::SUCCESS
             }
-            Err(error) => {
-                eprintln!("wormhole-guest: {error}");
-                ExitCode::FAILURE
-            }
+            Err(error) => failure(&error),
         },
+        Action::Agent => {
+            let Err(error) = agent();
+            failure(&error)
+        }
+    }
+}
+
+fn failure(error: &dyn Error) -> ExitCode {
+    eprintln!("wormhole-guest: {error}");
+    ExitCode::FAILURE
+}
+
+/// Runs the agent.
+fn agent() -> Result<Infallible, AgentError> {
+    let port = wormhole_serial::open_port(PORT.as_ref())?;
+    let listener = wormhole_serial::listen(AGENT.as_ref())?;
+    ready();
+    wormhole_serial::serve_port(port, &listener)
+}
+
+/// Tells systemd, if it has started this process, that programs can connect (sd_notify(3)).
+fn ready() {
+    if let (Some(path), Ok(socket)) = (var_os("NOTIFY_SOCKET"), UnixDatagram::unbound()) {
+        // systemd ends a service that does not say so.
+        drop(socket.send_to(b"READY=1", path));
     }
 }

@@ -575,7 +575,7 @@ fn works(console: &mut Console) -> Result<(), String> {
         "ok    kernel     6.1.",
         "ok    window     dax0.0, 258 MiB",
         "ok    access     this user may use /dev/wormhole-window",
-        "ok    vsock ",
+        "ok    control    /dev/vsock",
         "ok    libraries  libcuda.so.1 and libnvidia-ml.so.1 in /usr/lib/wormhole",
         "ok    backend ",
         "ok    device ",
