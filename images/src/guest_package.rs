@@ -32,7 +32,7 @@ macro_rules! text {
     };
 }
 
-const TEXTS: [Text; 11] = [
+const TEXTS: [Text; 12] = [
     text!("DEBIAN/postinst", 0o755, "postinst"),
     text!("DEBIAN/prerm", 0o755, "prerm"),
     text!("DEBIAN/postrm", 0o755, "postrm"),
@@ -58,6 +58,11 @@ const TEXTS: [Text; 11] = [
         "usr/lib/systemd/system/wormhole-guest-window.service",
         0o644,
         "wormhole-guest-window.service"
+    ),
+    text!(
+        "usr/lib/systemd/system/wormhole-guest-control.service",
+        0o644,
+        "wormhole-guest-control.service"
     ),
     text!("usr/share/doc/wormhole-guest/copyright", 0o644, "copyright"),
 ];
