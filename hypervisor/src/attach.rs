@@ -1,13 +1,17 @@
 //! `wormhole attach`: a tenant of a backend for a guest of another monitor, such as QEMU.
 //!
 //! The other monitor cannot receive descriptors while its guest runs. So it maps one file at its start, the static
-//! window, and connects to a vhost-user device, over which the guest's processes reach the backend.
+//! window, and connects to a vhost-user device or to the other end of a virtio-serial port, over which the guest's processes
+//! reach the backend.
 
 mod confinement;
 pub mod names;
 
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +20,7 @@ use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::{self, Accepted};
 use wormhole_monitor::{ConnectRequest, Refused};
 use wormhole_ring::control::VSOCK_PORT;
+use wormhole_serial::{Mux, Opening};
 
 use self::names::{Names, NamesError};
 use crate::backend::{Backend, BackendError, Streams};
@@ -42,14 +47,43 @@ pub struct Options {
     /// Size of the window.
     #[arg(long, default_value = "258M")]
     size: Size,
-    /// Socket for the guest's monitor to connect its vhost-user-vsock device to.
-    #[arg(long, value_name = "PATH")]
-    vsock: PathBuf,
+    #[command(flatten)]
+    socket: Socket,
     /// Context id of the guest.
-    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(3..u32::MAX as i64))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, conflicts_with = "serial", value_parser = clap::value_parser!(u32).range(3..u32::MAX as i64))]
     cid: u32,
     #[command(flatten)]
     config: ConfigOption,
+}
+
+/// The socket that the guest's monitor connects to, and its device there.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Socket {
+    /// Socket of the guest's vhost-user-vsock device.
+    #[arg(long, value_name = "PATH")]
+    vsock: Option<PathBuf>,
+    /// Socket of the guest's virtio-serial port org.wormhole.control, for a guest without vsock.
+    #[arg(long, value_name = "PATH")]
+    serial: Option<PathBuf>,
+}
+
+impl Socket {
+    /// Returns the socket's path.
+    pub fn path(&self) -> &Path {
+        let path = self.vsock.as_ref().or(self.serial.as_ref());
+        path.map_or(Path::new(""), PathBuf::as_path)
+    }
+}
+
+impl fmt::Display for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = match self.serial {
+            Some(_) => "serial port",
+            None => "vsock",
+        };
+        write!(f, "{device} {}", self.path().display())
+    }
 }
 
 /// Reason why a guest is not attached, or not any more.
@@ -63,10 +97,10 @@ pub enum AttachError {
     Names(#[from] NamesError),
     #[error(transparent)]
     Confinement(#[from] ConfinementError),
-    #[error("the thread that serves the guest's vsock cannot be made")]
+    #[error("the thread that serves the guest's device cannot be made")]
     Thread(#[source] io::Error),
-    #[error("the guest's vsock device cannot be served any more: attach again")]
-    Vsock(#[source] io::Error),
+    #[error("the guest's device cannot be served any more: attach again")]
+    Device(#[source] io::Error),
     #[error("the backend has ended: start it and attach again")]
     Ended,
 }
@@ -76,7 +110,7 @@ impl AttachError {
     pub fn options(&self) -> Vec<&'static str> {
         match self {
             Self::Backends(_) => vec!["backend"],
-            Self::Names(_) => vec!["window", "vsock"],
+            Self::Names(_) => vec!["window", "vsock", "serial"],
             _ => Vec::new(),
         }
     }
@@ -89,7 +123,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     let stream = options.backend.connect()?.stream;
     let mut backend = Backend::attach_static(stream, options.size.0)?;
     let mut names = Names::default();
-    let listener = names.bind(&options.vsock)?;
+    let listener = names.bind(options.socket.path())?;
     names.link(&options.window, backend.window())?;
     let ends = Set::of(&ENDS);
     ends.block();
@@ -99,22 +133,22 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     backend.listen(None)?;
 
     let (cid, control) = (u64::from(options.cid), Arc::new(backend.streams()?));
-    let server = tasks::spawn("attach", move || {
-        // One guest alone: the window contains what it wrote. Others may look whether the socket has a listener.
-        loop {
-            let acceptor = Box::new(acceptor(Arc::clone(&control)));
-            if vsock::serve(&listener, cid, acceptor)? {
-                break Ok(());
-            }
-        }
+    let has_vsock = options.socket.vsock.is_some();
+    // One guest alone: the window contains what it wrote. Others may look whether the socket has a listener.
+    let server = tasks::spawn("attach", move || match has_vsock {
+        true => serve_vsock(&listener, cid, &control),
+        false => serve_port(&listener, &control),
     });
     let server = server.map_err(AttachError::Thread)?;
+    let cid = match has_vsock {
+        true => format!(" with the context id {cid}"),
+        false => String::new(),
+    };
     say::result(format_args!(
-        "attached: window {} of {}, vsock {} with the context id {}",
+        "attached: window {} of {}, {}{cid}",
         options.window.display(),
         options.size,
-        options.vsock.display(),
-        options.cid,
+        options.socket,
     ));
     let ended = loop {
         if ends.wait(Some(LOOK)).is_some() {
@@ -125,7 +159,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
         }
         if server.is_finished() {
             let served = server.join().ok();
-            break served.and_then(Result::err).map(AttachError::Vsock);
+            break served.and_then(Result::err).map(AttachError::Device);
         }
     };
     drop(names);
@@ -134,6 +168,33 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
         (_, Some(ended)) => Err(ended),
         (Some(failure), None) => Err(failure.into()),
         (None, None) => Ok(()),
+    }
+}
+
+/// Serves the vsock device of one guest until its monitor ends.
+fn serve_vsock(listener: &UnixListener, cid: u64, control: &Arc<Streams>) -> io::Result<()> {
+    loop {
+        let acceptor = Box::new(acceptor(Arc::clone(control)));
+        if vsock::serve(listener, cid, acceptor)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Serves the port of one guest until its monitor ends. A monitor whose guest has no agent is not known from another process.
+fn serve_port(listener: &UnixListener, control: &Arc<Streams>) -> io::Result<()> {
+    loop {
+        let (port, _) = listener.accept()?;
+        port.set_nonblocking(true)?;
+        let control = Arc::clone(control);
+        let mut mux = Mux::host(move || {
+            let (bell, stream) = control.opening().ok()?.into_parts();
+            Some(Opening { bell, stream })
+        });
+        wormhole_serial::serve(port.as_fd(), &mut mux, None).map_err(io::Error::other)?;
+        if mux.has_begun() {
+            return Ok(());
+        }
     }
 }
 

@@ -713,12 +713,21 @@ impl Streams {
     /// # Errors
     /// Too many streams wait for an answer, or no descriptor is left.
     pub fn open(&self) -> Result<Accepted, Refused> {
-        let (opening, opener) = Opening::new().map_err(|_| Refused)?;
-        self.openers.try_send(opener).map_err(|_| Refused)?;
+        let opening = self.opening()?;
         Ok(match &self.holders {
             Some(holders) => opening.held(holders.add()).into(),
             None => opening.into(),
         })
+    }
+
+    /// As [`Self::open`], for a stream that is not counted.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn opening(&self) -> Result<Opening, Refused> {
+        let (opening, opener) = Opening::new().map_err(|_| Refused)?;
+        self.openers.try_send(opener).map_err(|_| Refused)?;
+        Ok(opening)
     }
 }
 

@@ -11,6 +11,7 @@ use clap::Args;
 use rustix::io::Errno;
 use wormhole_link::users::{Peer, peer_of};
 
+use crate::attach::Socket;
 use crate::listener::connect_at_once;
 use crate::places::Process;
 use crate::say;
@@ -22,16 +23,15 @@ const COMMAND: &str = "attach";
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Socket that `attach --vsock` has made.
-    #[arg(long, value_name = "PATH")]
-    vsock: PathBuf,
+    #[command(flatten)]
+    socket: Socket,
 }
 
 /// Reason why a guest is not detached.
 #[derive(Debug, thiserror::Error)]
 pub enum DetachError {
     #[error(
-        "no guest is attached at {}: name the socket that `wormhole attach --vsock` has made",
+        "no guest is attached at {}: name the socket that `wormhole attach` has made",
         path.display()
     )]
     None {
@@ -40,7 +40,7 @@ pub enum DetachError {
         source: io::Error,
     },
     #[error(
-        "another program listens on {}: name the socket that `wormhole attach --vsock` has made",
+        "another program listens on {}: name the socket that `wormhole attach` has made",
         .0.display()
     )]
     Other(PathBuf),
@@ -56,20 +56,25 @@ pub enum DetachError {
 
 /// Ends the process, and returns when its names are gone.
 pub fn run(options: &Options) -> Result<(), DetachError> {
-    let path = &options.vsock;
+    end_at(options.socket.path())?;
+    say::result(format_args!("detached: {}", options.socket));
+    Ok(())
+}
+
+/// Ends the process that listens on a socket.
+fn end_at(path: &Path) -> Result<(), DetachError> {
     let listener = listener_of(path).map_err(|error| match error {
-        Errno::AGAIN => DetachError::Full(path.clone()),
+        Errno::AGAIN => DetachError::Full(path.to_owned()),
         error => DetachError::None {
-            path: path.clone(),
+            path: path.to_owned(),
             source: error.into(),
         },
     })?;
-    let process = attached(listener).ok_or_else(|| DetachError::Other(path.clone()))?;
+    let process = attached(listener).ok_or_else(|| DetachError::Other(path.to_owned()))?;
     process.end(LIMIT).map_err(|source| DetachError::End {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     })?;
-    say::result(format_args!("detached: vsock {}", path.display()));
     Ok(())
 }
 
@@ -160,7 +165,7 @@ mod tests {
             waiting += 1;
         }
         assert!(waiting > 0);
-        let ended = run(&Options { vsock: path });
+        let ended = end_at(&path);
         assert!(matches!(ended, Err(DetachError::Full(_))), "{ended:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Confinement of the process that serves a guest's vsock queues.
+//! Confinement of the process that serves a guest's vsock queues, or its port.
 
 use wormhole_monitor::confinement as monitor;
 use wormhole_privileges::{Denial, Filter, FilterError, equals, equals_one_of, masked};

@@ -239,6 +239,19 @@ const FLAGS: &[(&str, &str)] = &[
         "write a size with its unit",
     ),
     ("attach --window w --vsock v --cid 2", "'--cid <NUMBER>'"),
+    ("attach --window w --serial ''", "'--serial <PATH>'"),
+    (
+        "attach --window w --serial s --vsock v",
+        "'--serial <PATH>' cannot be used with '--vsock <PATH>'",
+    ),
+    (
+        "attach --window w --serial s --cid 4",
+        "'--serial <PATH>' cannot be used with '--cid <NUMBER>'",
+    ),
+    (
+        "attach --window w --serial s",
+        "no backend default is running",
+    ),
     (
         "attach --window w --vsock v --backend ''",
         "a name has 1 to 32 letters",
@@ -253,6 +266,14 @@ const FLAGS: &[(&str, &str)] = &[
     ),
     ("detach", "--vsock <PATH>"),
     ("detach v", "'v'"),
+    (
+        "detach --serial s",
+        "no guest is attached at s: name the socket",
+    ),
+    (
+        "detach --serial s --vsock v",
+        "'--serial <PATH>' cannot be used with '--vsock <PATH>'",
+    ),
     ("detach --vsock ''", "'--vsock <PATH>'"),
     (
         "detach --vsock v",
@@ -621,6 +642,10 @@ const ATTACH_FILES: &[(&str, &str)] = &[
     (
         "window = \"w\"\nvsock = \"v\"\ncid = 2",
         "line 3: invalid value '2' for '--cid",
+    ),
+    (
+        "window = \"w\"\nserial = \"s\"\ncid = 4",
+        "'--serial <PATH>' cannot be used with '--cid <NUMBER>'",
     ),
     (
         "window = \"w\"\nvsock = \"v\"\nbackend = \"b\"",

@@ -34,6 +34,7 @@ mod harness;
 mod hung_mounts;
 mod kill;
 mod limits;
+mod port;
 mod process;
 mod refusals;
 mod signals;

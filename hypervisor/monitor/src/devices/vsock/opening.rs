@@ -78,6 +78,12 @@ impl Opening {
         Ok((opening, opener))
     }
 
+    /// Returns the socket that hangs up when the stream is there, or is refused, and the stream by then, for a device other
+    /// than vsock.
+    pub fn into_parts(self) -> (UnixStream, Receiver<UnixStream>) {
+        (self.bell, self.stream)
+    }
+
     /// Makes the connection one that is counted.
     pub fn held(self, hold: Hold) -> Self {
         Self {
