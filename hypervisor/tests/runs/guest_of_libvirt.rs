@@ -49,6 +49,23 @@ fn as_user(folder: &Path, program: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Returns the page's domain with a port in the place of vsock.
+fn at_port(blocks: &[String]) -> String {
+    const END: &str = "  </devices>\n";
+    let [domain, channel] = blocks else {
+        panic!("docs/qemu.md has {} blocks of XML", blocks.len());
+    };
+    let domain = domain.replacen(END, &format!("{channel}{END}"), 1);
+    let mut lines: Vec<&str> = domain.lines().collect();
+    let end = lines
+        .iter()
+        .position(|line| line.contains("</qemu:commandline>"))
+        .expect("the page has arguments of QEMU");
+    let vsock: Vec<&str> = lines.drain(end - 4..end).collect();
+    assert!(vsock.concat().contains("vhost-user-vsock"), "{vsock:?}");
+    lines.join("\n")
+}
+
 #[test]
 fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
     let _beside = beside_other_guests();
@@ -143,6 +160,20 @@ fn a_domain_of_libvirt_runs_programs_as_the_page_describes_it() {
     };
     session("destroy");
     session("undefine");
+    let with_port = at_port(&blocks_of(&root().join("docs/qemu.md"), "xml"));
+    fs::write(folder.join("port.xml"), with_port.replace(PLACE, here)).expect("a file");
+    let command = ["-q", "-c", "qemu:///session", "domxml-to-native"];
+    let command = words(&[&command[..], &["qemu-argv", "port.xml"]].concat());
+    let said = done(Path::new("/usr/bin/virsh"), &command);
+    // QEMU connects: it has no option of a server.
+    let socket = format!("-chardev socket,id=charchannel0,path={here}/serial -device");
+    for words in [
+        &socket,
+        "virtserialport",
+        "\"name\":\"org.wormhole.control\"",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     // The window ends with its guest.
     ended(attached);
 

@@ -49,9 +49,17 @@ pub fn initrd_with(folder: &Path, name: &str, command: &str, files: Vec<PathBuf>
 
 /// Returns the first block of the page in a language, on one line.
 fn block(language: &str) -> String {
-    let block = blocks_of(&root().join("docs/qemu.md"), language).swap_remove(0);
-    let block = block.replace('\\', "");
-    block.split_whitespace().collect::<Vec<_>>().join(" ")
+    blocks(language).swap_remove(0)
+}
+
+/// Returns the blocks of the page in a language, each on one line.
+fn blocks(language: &str) -> Vec<String> {
+    let blocks = blocks_of(&root().join("docs/qemu.md"), language);
+    let line = |block: String| {
+        let block = block.replace('\\', "");
+        block.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    blocks.into_iter().map(line).collect()
 }
 
 /// Returns the kernel parameters that the page names.
@@ -70,6 +78,14 @@ pub fn by_page(folder: &Path, replaced: &[(&str, &str)]) -> Command {
     let mut command = Command::new(words.next().expect("a command"));
     command.args(words).current_dir(folder).stdin(Stdio::null());
     command
+}
+
+/// Returns QEMU as [`by_page`] does, with a port in the place of vsock.
+pub fn by_port(folder: &Path, replaced: &[(&str, &str)]) -> Command {
+    let port = &blocks("qemu")[1];
+    let vsock =
+        "-chardev socket,id=wormhole,path=vsock -device vhost-user-vsock-pci,chardev=wormhole";
+    by_page(folder, &[&[(vsock, port.as_str())], replaced].concat())
 }
 
 /// Returns QEMU with the page's options and an initial RAM disk of the folder.
