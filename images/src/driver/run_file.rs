@@ -182,6 +182,10 @@ pub(super) fn extract(
     let mut archive = Archive::new(content);
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
+        // It has another size than the bytes that are there, and no driver contains one.
+        if entry.header().entry_type() == EntryType::GNUSparse {
+            return Err(broken(io::Error::other("a file in it is sparse")));
+        }
         // Behind the headers is the file, which is read or skipped before the next header.
         budget.set(entry.size().saturating_add(MOST_EXTENSION));
         files += 1;

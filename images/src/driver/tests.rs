@@ -309,6 +309,26 @@ fn a_hostile_archive_writes_nothing_outside_of_its_folder() {
         ]);
         assert!(error.contains("cannot unpack"), "{error}");
     }
+    // A sparse file without a byte has any size, and would give the headers behind it as much.
+    let mut sparse = Header::new_gnu();
+    sparse.set_path("kernel-open/holes").expect("a short path");
+    sparse.set_entry_type(EntryType::GNUSparse);
+    sparse.set_mode(0o644);
+    sparse.set_size(0);
+    let gnu = sparse.as_gnu_mut().expect("it is GNU's");
+    gnu.set_real_size(2 << 30);
+    gnu.sparse[0].set_offset(2 << 30);
+    gnu.sparse[0].set_length(0);
+    sparse.set_cksum();
+    let long = vec![b'a'; 1 << 20];
+    let behind = tar(&[
+        ("././@LongLink", EntryType::GNULongName, &long),
+        ("kernel-open/a", file, b"text"),
+    ]);
+    let archive = [sparse.as_bytes().as_slice(), &behind].concat();
+    let error = unpacked(folder, &run_file(&archive, |script| script)).expect_err("no driver");
+    let source = std::error::Error::source(&error).map(ToString::to_string);
+    assert_eq!(source.as_deref(), Some("a file in it is sparse"), "{error}");
     let name = [b"kernel-open/".to_vec(), vec![b'a'; 200]].concat();
     let long = ("././@LongLink", EntryType::GNULongName, &name[..]);
     let error = write(&[long, ("kernel-open/a", file, &[b'b'; 100_000])]);
