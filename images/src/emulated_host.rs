@@ -510,24 +510,19 @@ impl EmulatedHost<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // SAFETY: all zeroes is a valid sigset_t; the functions write only to it.
-        let blocked = unsafe {
-            let mut set: libc::sigset_t = mem::zeroed();
-            libc::sigemptyset(&raw mut set);
-            for signal in NOT_FOR_QEMU {
-                libc::sigaddset(&raw mut set, signal);
-            }
-            set
-        };
-        // SAFETY: the closure calls only dup2, sigprocmask and prctl, which are safe between fork and exec, and
-        // accesses
-        // only its own copies of the numbers and the set.
+        // SAFETY: the closure calls only dup2, sigemptyset, sigaddset, sigprocmask and prctl, which are safe between fork and
+        // exec, and accesses only its own copies of the numbers and its own set, for which all zeroes is a valid value.
         unsafe {
             command.pre_exec(move || {
                 for (&source, &number) in sources.iter().zip(&numbers) {
                     if libc::dup2(source, number) < 0 {
                         return Err(io::Error::last_os_error());
                     }
+                }
+                let mut blocked: libc::sigset_t = mem::zeroed();
+                libc::sigemptyset(&raw mut blocked);
+                for signal in NOT_FOR_QEMU {
+                    libc::sigaddset(&raw mut blocked, signal);
                 }
                 if libc::sigprocmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut()) != 0
                     || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0

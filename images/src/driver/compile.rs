@@ -6,8 +6,9 @@
 //! that such a user cannot build a driver.
 
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -48,6 +49,8 @@ const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const ENTER: &str = "mount --bind /dev/null dev/null || exit; timeout --signal=KILL \"$@\"; status=$?; exit \"$status\"";
 /// Rights that entering the root and changing the user need. The commands have none of them, and cannot regain one.
 const RIGHTS: &str = "--bounding-set=-all,+sys_chroot,+setuid,+setgid";
+/// Operation of `keyctl` (`linux/keyctl.h`).
+const JOIN_SESSION_KEYRING: libc::c_long = 1;
 /// Time that the commands have.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Most bytes of a file that the commands write, their log among them, and of a module that is taken.
@@ -140,7 +143,7 @@ fn root(surroundings: &Surroundings<'_>) -> Result<PathBuf, ImageError> {
 }
 
 /// Makes what installing the packages would have made.
-fn prepare(root: &Path) -> std::io::Result<()> {
+fn prepare(root: &Path) -> io::Result<()> {
     fs::set_permissions(root, Permissions::from_mode(0o755))?;
     for name in MERGED {
         let place = root.join(name);
@@ -161,7 +164,7 @@ fn prepare(root: &Path) -> std::io::Result<()> {
 }
 
 /// Gives a folder and all in it to nobody.
-fn give_away(folder: &Path) -> std::io::Result<()> {
+fn give_away(folder: &Path) -> io::Result<()> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         chown(&folder, Some(NOBODY), Some(NOBODY))?;
@@ -194,7 +197,8 @@ fn make(release: &str) -> Vec<String> {
 }
 
 /// Returns the command that runs words as nobody with the command's folder as root. It ends with the thread that starts it,
-/// and no process of it outlives it.
+/// and no process of it outlives it. It has a session keyring of its own: a process can use the keys of its session's keyring
+/// whatever its user is.
 fn confined(deadline: Duration, words: &[String]) -> Command {
     let mut command = Command::new("setpriv");
     command
@@ -216,12 +220,27 @@ fn confined(deadline: Duration, words: &[String]) -> Command {
         .arg(format!("PATH={PATH}"))
         .args(["HOME=/tmp", "LC_ALL=C"])
         .args(words);
+    // SAFETY: the closure makes one system call, which is safe between fork and exec and is given no memory.
+    unsafe {
+        command.pre_exec(|| {
+            let no_name: libc::c_long = 0;
+            if libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // The commands have no keys either: the kernel has none, or a filter refuses the call to all of them.
+                Some(libc::ENOSYS | libc::EPERM) => Ok(()),
+                _ => Err(error),
+            }
+        });
+    }
     command
 }
 
-fn not_started(source: std::io::Error) -> ImageError {
+fn not_started(source: io::Error) -> ImageError {
     match source.kind() {
-        std::io::ErrorKind::NotFound => ImageError::NoTool {
+        io::ErrorKind::NotFound => ImageError::NoTool {
             program: "setpriv",
             package: "util-linux",
         },
@@ -247,7 +266,7 @@ fn check_size(path: &Path) -> Result<(), ImageError> {
 }
 
 /// Returns the first lines of a log that name an error, or else its last lines.
-fn telling_lines(log: &Path) -> std::io::Result<Vec<String>> {
+fn telling_lines(log: &Path) -> io::Result<Vec<String>> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(SHOWN_BYTES)))?;
@@ -353,6 +372,13 @@ mod tests {
             networks.clone().all(|line| line.trim().starts_with("lo:")),
             "{text}"
         );
+        // Keys are listed of the session's keyring and of users' own.
+        let output = run(patient, "cat /proc/keys").expect("as before");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let keyrings = text.lines().filter(|line| line.contains(" keyring   _ses"));
+        let keyrings: Vec<_> = keyrings.collect();
+        let is_new = matches!(keyrings[..], [own] if own.ends_with(" _ses: empty"));
+        assert!(is_new || !output.status.success(), "{text}");
         // A right to enter another root would lead out of this one.
         let output = run(patient, "chroot / true").expect("as before");
         assert!(!output.status.success(), "{output:?}");
