@@ -24,9 +24,11 @@ const DISPLAY: &str = "0x03";
 const GPUS: &str = "/proc/driver/nvidia/gpus";
 /// Drivers and their numbers.
 const DEVICES: &str = "/proc/devices";
-/// The kernel's log, and the start of the lines in it that are NVIDIA's.
+/// The driver's part for unified memory.
+const UVM: &str = "nvidia-uvm";
+/// The kernel's log, and the starts of the lines in it that are NVIDIA's.
 const LOG: &str = "/dev/kmsg";
-const OF_DRIVER: &str = "NVRM: ";
+const OF_DRIVER: [&str; 2] = ["NVRM: ", "nvidia-uvm: "];
 /// Number of the devices of the driver, and that of the device that is for all GPUs (`nv-chardev-numbers.h`, open kernel
 /// modules).
 const MAJOR: u32 = 195;
@@ -69,6 +71,14 @@ pub enum DriverError {
         said: Option<String>,
         #[source]
         source: io::Error,
+    },
+    #[error(
+        "driver {version} has no device {UVM} in this VM, which CUDA needs{}: build the image again, or with another driver",
+        quoted(.said)
+    )]
+    NoUvm {
+        version: String,
+        said: Option<String>,
     },
     #[error("cannot make {path}")]
     Device {
@@ -119,7 +129,7 @@ pub fn load() -> Result<Driver, DriverError> {
             },
         });
     }
-    make_files(&read(DEVICES)?)?;
+    make_files(uvm(&read(DEVICES)?, &driver.version)?)?;
     Ok(driver)
 }
 
@@ -176,16 +186,25 @@ fn last_words() -> Option<String> {
 fn words(record: &str) -> Option<String> {
     let line = record.lines().next()?;
     let (_, text) = line.split_once(';')?;
-    let words = text.strip_prefix(OF_DRIVER)?.trim();
+    let words = OF_DRIVER
+        .iter()
+        .find_map(|start| text.strip_prefix(start))?
+        .trim();
     (!words.is_empty()).then(|| words.to_owned())
 }
 
+/// Returns the number of the driver's device for unified memory, without which CUDA does not start.
+fn uvm(devices: &str, version: &str) -> Result<u32, DriverError> {
+    major(devices, UVM).ok_or_else(|| DriverError::NoUvm {
+        version: version.to_owned(),
+        said: last_words(),
+    })
+}
+
 /// Makes the device files of the driver: for all GPUs, for unified memory, and one for each GPU.
-fn make_files(devices: &str) -> Result<(), DriverError> {
+fn make_files(uvm: u32) -> Result<(), DriverError> {
     make_file("/dev/nvidiactl", MAJOR, CONTROL)?;
-    if let Some(major) = major(devices, "nvidia-uvm") {
-        make_file("/dev/nvidia-uvm", major, 0)?;
-    }
+    make_file("/dev/nvidia-uvm", uvm, 0)?;
     let gpus = fs::read_dir(GPUS).map_err(|source| DriverError::Read { path: GPUS, source })?;
     for gpu in gpus.flatten() {
         let text = fs::read_to_string(gpu.path().join("information")).unwrap_or_default();
@@ -236,9 +255,13 @@ mod tests {
     fn device_files_have_the_numbers_that_the_kernel_names() {
         let devices = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n505 nvidia-uvm\n\n\
                        Block devices:\n  7 nvidia-none\n";
-        assert_eq!(major(devices, "nvidia-uvm"), Some(505));
+        assert_eq!(uvm(devices, "580.95.05").ok(), Some(505));
         assert_eq!(major(devices, "nvidia-none"), None);
-        assert_eq!(major("", "nvidia-uvm"), None);
+        let error =
+            uvm("Character devices:\n195 nvidia\n", "580.95.05").expect_err("it is missing");
+        let said = error.to_string();
+        let start = "driver 580.95.05 has no device nvidia-uvm in this VM";
+        assert!(said.starts_with(start), "{said}");
         let text = "Model: \t\t NVIDIA H200\nDevice Minor: \t 2\nGPU Excluded:\t No\n";
         assert_eq!(minor(text), Some(2));
         assert_eq!(minor("Device Minor: \t many\n"), None);
@@ -277,6 +300,8 @@ mod tests {
 
     #[test]
     fn other_lines_of_the_kernels_log_are_not_the_drivers() {
+        let failed = words("3,600,70,-;nvidia-uvm: Failed to load.\n");
+        assert_eq!(failed.as_deref(), Some("Failed to load."));
         for record in [
             "",
             "6,1,2,-;pci 0000: enabled\n",
