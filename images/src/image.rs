@@ -15,6 +15,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use tempfile::TempDir;
 use wormhole_init::MODULE_LIST;
 
 use crate::cpio::Archive;
@@ -357,10 +360,7 @@ pub(crate) fn build(
     ));
     let package = debian::Archive::update(folder, kernel)?.fetch(kernel)?;
     progress(&format!("packing the {what} image of {}", package.release));
-    let fresh = tempfile::Builder::new()
-        .prefix(FRESH)
-        .tempdir_in(folder)
-        .map_err(io("make a folder in", folder))?;
+    let fresh = fresh_in(folder)?;
     let root = package.root.path();
     copy(
         &root
@@ -400,11 +400,7 @@ pub(crate) fn build(
     }
     sums::write(fresh.path(), &files)?;
 
-    let place = place(what, folder, kernel);
-    if place.exists() {
-        fs::remove_dir_all(&place).map_err(io("remove", &place))?;
-    }
-    fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
+    put(fresh, &place(what, folder, kernel), RenameFlags::EXCHANGE)?;
     Image::open(what, folder, kernel)
 }
 
@@ -425,6 +421,36 @@ pub(crate) fn add_modules(
         added.push((format!("/{path}"), parameters.unwrap_or_default()));
     }
     Ok(added)
+}
+
+/// Makes an empty folder beside the images.
+fn fresh_in(folder: &Path) -> Result<TempDir, ImageError> {
+    tempfile::Builder::new()
+        .prefix(FRESH)
+        .tempdir_in(folder)
+        .map_err(io("make a folder in", folder))
+}
+
+/// Puts a whole image into its place, and removes the one that was there. With `exchange` one of both is there at each time,
+/// so that a build that is killed loses none.
+fn put(fresh: TempDir, place: &Path, exchange: RenameFlags) -> Result<(), ImageError> {
+    let rename = || fs::rename(fresh.path(), place).map_err(io("place", place));
+    let old = match renameat_with(CWD, fresh.path(), CWD, place, exchange) {
+        // They have changed their names.
+        Ok(()) => fresh,
+        Err(Errno::NOENT) => return rename(),
+        // Not every file system can exchange two names.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            let aside = fresh_in(place.parent().unwrap_or(place))?;
+            let there = aside.path().join("image");
+            fs::rename(place, there).map_err(io("put aside", place))?;
+            rename()?;
+            aside
+        }
+        Err(error) => return Err(io("place", place)(error.into())),
+    };
+    let path = old.path().to_owned();
+    old.close().map_err(io("remove", &path))
 }
 
 /// Removes what builds that were interrupted have left in a folder of images, which must be locked.
@@ -530,6 +556,8 @@ pub(crate) fn lock(folder: &Path, progress: &dyn Fn(&str)) -> Result<File, Image
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+    use std::thread;
 
     #[test]
     fn an_image_that_is_not_built_names_the_command_that_builds_it() {
@@ -630,8 +658,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let folder = folder.path();
         let first = lock(folder, &|line| panic!("{line}")).expect("it is free");
-        let (said, lines) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
+        let (said, lines) = mpsc::channel();
+        thread::scope(|scope| {
             scope.spawn(move || {
                 let say = |line: &str| said.send(line.to_owned()).expect("it is read");
                 lock(folder, &say).expect("it is free again");
@@ -640,6 +668,40 @@ mod tests {
             assert!(line.starts_with("waiting for another build"), "{line}");
             drop(first);
         });
+    }
+
+    #[test]
+    fn an_image_is_there_at_each_time_while_another_one_takes_its_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let place = folder.join("backend-6.1");
+        let put_one = |number: usize, exchange| {
+            let fresh = fresh_in(folder).expect("a folder");
+            fs::write(fresh.path().join(RELEASE), number.to_string()).expect("room");
+            for file in 0..50 {
+                fs::write(fresh.path().join(file.to_string()), "").expect("room");
+            }
+            put(fresh, &place, exchange).expect("it is ours");
+            let found = fs::read_to_string(place.join(RELEASE)).expect("it is there");
+            assert_eq!(found, number.to_string());
+        };
+        put_one(0, RenameFlags::EXCHANGE);
+        let (end, ended) = mpsc::channel::<()>();
+        let is_over = || ended.try_recv() == Err(mpsc::TryRecvError::Disconnected);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (1..100).for_each(|number| put_one(number, RenameFlags::EXCHANGE));
+                drop(end);
+            });
+            while !is_over() {
+                assert!(place.join(RELEASE).exists(), "no image was there");
+            }
+        });
+        // As on a file system that cannot exchange names.
+        let none = RenameFlags::EXCHANGE | RenameFlags::NOREPLACE;
+        put_one(100, none);
+        let left = fs::read_dir(folder).expect("it is there").count();
+        assert_eq!(left, 1);
     }
 
     #[test]
