@@ -10,6 +10,7 @@ mod debian;
 mod description;
 mod parts;
 mod run_file;
+mod space;
 
 use std::convert::Infallible;
 use std::fs;
@@ -17,8 +18,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
-
-use rustix::fs::statvfs;
 
 use self::parts::Parts;
 use self::run_file::RunFile;
@@ -29,6 +28,7 @@ use crate::kernel::Kernel;
 use crate::modules::Modules;
 
 pub use self::description::Driver;
+pub(crate) use self::space::check_folder;
 
 /// Folder of the driver's libraries in a backend VM.
 pub(crate) const LIBRARIES: &str = "/usr/lib/wormhole/driver";
@@ -37,9 +37,6 @@ const OLDEST: u32 = 550;
 /// Modules of the driver, and their parameters. With heterogeneous memory management kernels could access all memory of a
 /// worker, which the CUDA device refuses.
 const WANTED: [Wanted; 2] = [("nvidia", ""), ("nvidia_uvm", "uvm_disable_hmm=1")];
-/// Free space that a build needs: the compiler, the unpacked driver, its modules, and the image.
-const SPACE: u64 = 3 << 30;
-
 /// Reason why an image has no driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -77,7 +74,7 @@ pub enum DriverError {
     Other { path: PathBuf, version: String },
     #[error(
         "the driver takes up to {} MiB in {} while it is built, and {} MiB are free there",
-        SPACE >> 20,
+        space::SPACE >> 20,
         .folder.display(),
         .free >> 20
     )]
@@ -86,6 +83,26 @@ pub enum DriverError {
         "only root can build a driver into an image, since the commands of its Makefile run as another user: run the command as root"
     )]
     NotRoot,
+    #[error(
+        "this machine does not let root confine the commands of a driver's Makefile ({0}): run the command outside of \
+         containers, or with CAP_SYS_ADMIN"
+    )]
+    NoNamespaces(String),
+    #[error(
+        "a driver's modules are compiled in {}, where no program can be executed (mount option noexec): choose another folder \
+         with --folder",
+        .0.display()
+    )]
+    NoExecution(PathBuf),
+    #[error(
+        "the commands that build the modules of driver {version} took more than {} MiB or {} files in {}, or left less than {} \
+         MiB to others, and were ended",
+        space::MOST_SPACE >> 20,
+        space::MOST_FILES,
+        .folder.display(),
+        space::LEAST_LEFT >> 20
+    )]
+    TakesSpace { version: String, folder: PathBuf },
     #[error(
         "the modules of driver {version} were not built after {} minutes, and the build was ended",
         .after.as_secs() / 60
@@ -174,7 +191,6 @@ pub(crate) fn build(
     let &Surroundings {
         scratch, progress, ..
     } = surroundings;
-    check_space(scratch)?;
     let place = scratch.join("driver");
     fs::create_dir(&place).map_err(io("make", &place))?;
     let parts = match chosen {
@@ -190,16 +206,6 @@ pub(crate) fn build(
         modules.add(name, path);
     }
     pack(&parts, &modules, surroundings.release)
-}
-
-fn check_space(folder: &Path) -> Result<(), ImageError> {
-    let system = statvfs(folder).map_err(|error| io("read", folder)(error.into()))?;
-    let free = system.f_bavail.saturating_mul(system.f_frsize);
-    if free < SPACE {
-        let folder = folder.to_owned();
-        return Err(DriverError::Space { folder, free }.into());
-    }
-    Ok(())
 }
 
 /// Packs a driver's modules, firmware and libraries.
@@ -245,11 +251,11 @@ fn is_version(text: &str) -> bool {
     text.len() <= 32 && text.contains('.') && text.split('.').all(is_number)
 }
 
-/// Refuses another user than root, before anything is fetched.
-pub(crate) fn check_user(is_root: bool) -> Result<(), DriverError> {
+/// Refuses another user than root, and a machine on which root cannot build a driver, before anything is fetched.
+pub(crate) fn check_machine(is_root: bool) -> Result<(), ImageError> {
     match is_root {
-        true => Ok(()),
-        false => Err(DriverError::NotRoot),
+        true => compile::check_machine(),
+        false => Err(DriverError::NotRoot.into()),
     }
 }
 

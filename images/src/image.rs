@@ -23,7 +23,7 @@ use wormhole_init::MODULE_LIST;
 use crate::cpio::Archive;
 use crate::debian;
 use crate::disk::remove;
-use crate::driver::{Chosen, Driver, DriverSource, check_user};
+use crate::driver::{Chosen, Driver, DriverSource, check_folder, check_machine};
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 use crate::modules::Modules;
@@ -346,7 +346,7 @@ pub(crate) fn build(
         return Ok(image);
     }
     if content.driver.is_some() {
-        check_user(rustix::process::geteuid().is_root())?;
+        check_machine(rustix::process::geteuid().is_root())?;
     }
     let _lock = lock(folder, progress)?;
     // The previous holder of the lock may have built the image.
@@ -354,6 +354,9 @@ pub(crate) fn build(
         return Ok(image);
     }
     remove_leftovers(folder)?;
+    if content.driver.is_some() {
+        check_folder(folder)?;
+    }
 
     progress(&format!(
         "fetching Debian's kernel {kernel} for the {what} image"

@@ -10,11 +10,12 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::parts::{Parts, is_file};
+use super::space::{MOST_SPACE, is_within};
 use super::{DriverError, Surroundings};
 use crate::debian::Archive;
 use crate::error::{ImageError, io};
@@ -35,8 +36,9 @@ const PACKAGES: [&str; 9] = [
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 /// Links that Debian's packages make when they are installed, and their targets.
 const LINKS: [(&str, &str); 2] = [("usr/bin/awk", "mawk"), ("bin/sh", "dash")];
-/// Folder of the sources in the root.
+/// Folder of the sources in the root, and the other one that the commands can write.
 const SOURCES: &str = "build";
+const TEMPORARY: &str = "tmp";
 /// Modules of the driver that are built, and their files. Those for screens are left out.
 const BUILT: [(&str, &str); 2] = [("nvidia", "nvidia.ko"), ("nvidia_uvm", "nvidia-uvm.ko")];
 const LEFT_OUT: &str = "nvidia-modeset nvidia-drm nvidia-peermem";
@@ -56,6 +58,9 @@ const DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Most bytes of a file that the commands write, their log among them, and of a module that is taken.
 const MOST_WRITTEN: u64 = 512 << 20;
 const MOST_TAKEN: u64 = 256 << 20;
+/// Interval of looks at the commands, and of looks at the space.
+const LOOK: Duration = Duration::from_millis(50);
+const LOOKS: u32 = 10;
 /// Most processes of that user on this machine, and most memory of each.
 const PROCESSES: u32 = 4096;
 const MEMORY: u64 = 8 << 30;
@@ -97,7 +102,14 @@ pub(super) fn modules(
         .stdout(log_file)
         .stderr(both);
     let start = Instant::now();
-    let status = command.status().map_err(not_started)?;
+    let mut child = command.spawn().map_err(not_started)?;
+    let Some(status) = watched(&mut child, &root, MOST_SPACE).map_err(io("watch", &root))? else {
+        return Err(DriverError::TakesSpace {
+            version: parts.version.clone(),
+            folder: root,
+        }
+        .into());
+    };
     let built = BUILT.map(|(name, file)| (name, sources.join(file)));
     if status.success() && built.iter().all(|(_, path)| is_file(path)) {
         for (_, path) in &built {
@@ -159,8 +171,8 @@ fn prepare(root: &Path) -> io::Result<()> {
     }
     fs::create_dir_all(root.join("dev"))?;
     fs::write(root.join("dev/null"), "")?;
-    fs::create_dir_all(root.join("tmp"))?;
-    fs::set_permissions(root.join("tmp"), Permissions::from_mode(0o1777))
+    fs::create_dir_all(root.join(TEMPORARY))?;
+    fs::set_permissions(root.join(TEMPORARY), Permissions::from_mode(0o1777))
 }
 
 /// Gives a folder and all in it to nobody.
@@ -236,6 +248,48 @@ fn confined(deadline: Duration, words: &[String]) -> Command {
         });
     }
     command
+}
+
+/// Refuses a machine on which the commands cannot be confined.
+pub(super) fn check_machine() -> Result<(), ImageError> {
+    let mut command = confined(DEADLINE, &["true".to_owned()]);
+    command.current_dir("/").stdin(Stdio::null());
+    let output = command.output().map_err(not_started)?;
+    Ok(check_output(&output)?)
+}
+
+fn check_output(output: &Output) -> Result<(), DriverError> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty());
+    Err(DriverError::NoNamespaces(match last {
+        Some(line) => line.trim().to_owned(),
+        None => output.status.to_string(),
+    }))
+}
+
+/// Waits until the commands end. Ends them and returns `None` if they take too much space.
+fn watched(child: &mut Child, root: &Path, most: u64) -> io::Result<Option<ExitStatus>> {
+    // Files without a name are found by the free space alone.
+    let writable = [SOURCES, TEMPORARY].map(|name| root.join(name));
+    let mut looks = 0u32;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        looks += 1;
+        if looks.is_multiple_of(LOOKS) {
+            let within = is_within(&writable, most);
+            if !matches!(within, Ok(true)) {
+                child.kill()?;
+                child.wait()?;
+                return within.map(|_| None);
+            }
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 fn not_started(source: io::Error) -> ImageError {
@@ -330,7 +384,7 @@ mod tests {
     }
 
     /// Runs a script confined, with this machine's files; `None` where root cannot make namespaces.
-    fn run(deadline: Duration, script: &str) -> Option<std::process::Output> {
+    fn run(deadline: Duration, script: &str) -> Option<Output> {
         let run = |script: &str| {
             let words = ["sh", "-c", script].map(str::to_owned);
             let mut command = confined(deadline, &words);
@@ -438,6 +492,63 @@ mod tests {
         let status = child.wait().expect("it ran");
         assert!(start.elapsed() < Duration::from_secs(20));
         assert!(!status.success(), "{status}");
+    }
+
+    #[test]
+    fn commands_end_that_take_more_space_than_a_build() {
+        if run(Duration::from_secs(60), "true").is_none() {
+            return;
+        }
+        let root = tempfile::tempdir().expect("a folder");
+        let all = Permissions::from_mode(0o777);
+        fs::set_permissions(root.path(), all.clone()).expect("it is ours");
+        for name in [SOURCES, TEMPORARY] {
+            let place = root.path().join(name);
+            fs::create_dir(&place).expect("a folder");
+            fs::set_permissions(place, all.clone()).expect("it is ours");
+        }
+        let place = root.path().display();
+        let status = |script: &str| {
+            let words = ["sh", "-c", script].map(str::to_owned);
+            let mut command = confined(Duration::from_secs(120), &words);
+            let mut child = command.current_dir("/").spawn().expect("it starts");
+            let start = Instant::now();
+            let status = watched(&mut child, root.path(), 10 << 20).expect("it is watched");
+            assert!(start.elapsed() < Duration::from_secs(60), "{script}");
+            status
+        };
+        let some = format!("head -c 5M /dev/zero >{place}/build/some; sleep 1; exit 3");
+        assert_eq!(status(&some).and_then(|status| status.code()), Some(3));
+        let much = format!("head -c 6M /dev/zero >{place}/tmp/more; sleep 120");
+        assert_eq!(status(&much), None);
+        let deep = "i=0; while [ $i -lt 100 ]; do mkdir d && cd d; i=$((i+1)); done; sleep 120";
+        let deep = format!("rm {place}/tmp/more; cd {place}/build; {deep}");
+        assert_eq!(status(&deep), None);
+    }
+
+    #[test]
+    fn a_machine_on_which_nothing_can_be_confined_is_told_why() {
+        if run(Duration::from_secs(60), "true").is_none() {
+            return;
+        }
+        check_machine().expect("it can");
+        // As in a container.
+        let confined = confined(DEADLINE, &["true".to_owned()]);
+        let mut command = Command::new("setpriv");
+        command
+            .arg("--bounding-set=-sys_admin")
+            .arg(confined.get_program())
+            .args(confined.get_args())
+            .current_dir("/");
+        let output = command.output().expect("it starts");
+        let error = check_output(&output)
+            .expect_err("it has no right to")
+            .to_string();
+        assert!(
+            error.contains("unshare failed: Operation not permitted"),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
     }
 
     #[test]
