@@ -17,7 +17,7 @@ use wormhole_api::{
     MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload,
 };
 use wormhole_backend_tests::messages::module_load;
-use wormhole_device::Device;
+use wormhole_device::{Device, GraphNode};
 use wormhole_worker::registrar::Task;
 use wormhole_worker::session::Event;
 
@@ -689,6 +689,55 @@ fn an_executable_graph_leaves_its_room_to_the_next_description() {
         }
         assert_eq!(ready.instantiate(graph), 0);
     }
+}
+
+#[test]
+fn memory_that_a_description_names_counts_for_its_limit() {
+    const MAPPINGS: u64 = 512;
+    const GRAPHS: u32 = 40;
+    let mut ready = ready();
+    ready.load(1);
+    let (part, memory) = (2 << 20, handle(1));
+    let reserve = AddressReserve {
+        bytes: MAPPINGS * part,
+        alignment: 0,
+        hint: 0,
+    };
+    let payload = ready.served.call(1, 1, &reserve);
+    let start = AddressReserveReply::decode(&payload).unwrap().address.0;
+    let create = MemCreate {
+        new: memory,
+        bytes: part,
+        handle_types: 0,
+    };
+    ready.served.call(1, 2, &create);
+    for address in (0..MAPPINGS).map(|number| DevicePtr(start + number * part)) {
+        ready.served.record(&MemMap { address, memory });
+    }
+    // Leaves room for some of the descriptions.
+    let parameters = vec![0; 32_000];
+    let large = handle(100);
+    assert_eq!(ready.status(&GraphBegin { new: large }), 0);
+    let node_bytes = parameters.len() + size_of::<GraphNode>();
+    for _ in 0..(512 << 20) / node_bytes - 8 {
+        ready.served.record(&node(large, 1, &parameters));
+    }
+    let graphs: Vec<Handle<Graph>> = (2..2 + GRAPHS).map(handle).collect();
+    for &graph in &graphs {
+        assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
+        ready.served.record(&GraphFill {
+            graph,
+            destination: DevicePtr(start),
+            pitch: MAPPINGS * part,
+            width: MAPPINGS * part,
+            height: 1,
+            value: 0,
+            element: Element::Byte,
+        });
+    }
+    let made = graphs.into_iter().map(|graph| ready.instantiate(graph));
+    let made: Vec<_> = made.collect();
+    assert_eq!((made[0], made[made.len() - 1]), (0, OUT_OF_MEMORY));
 }
 
 /// Releases a graph that copies to an array after the array's handle was destroyed.

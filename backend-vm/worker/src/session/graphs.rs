@@ -29,6 +29,8 @@ use crate::peers;
 
 /// Limit on the bytes of a session's descriptions that are not instantiated yet.
 const MOST_BYTES: usize = 512 << 20;
+/// Bytes that are counted for a range of memory that a node names. One node may name as many as there are mappings.
+const RANGE: usize = 32;
 
 /// Objects that a graph uses.
 #[derive(Debug, Default)]
@@ -193,6 +195,16 @@ impl Graphs {
         Ok((description, nesting, uses))
     }
 
+    /// Notes that a node of a description names memory.
+    fn name_memory(&mut self, graph: Handle<Graph>, range: (u64, u64)) -> Result<(), CuResult> {
+        let (.., uses) = self.described(graph, 0)?;
+        if !uses.0.memory.contains(&range) {
+            let (.., uses) = self.described(graph, RANGE)?;
+            uses.0.memory.insert(range);
+        }
+        Ok(())
+    }
+
     /// Subtracts the bytes of a description that is gone.
     fn uncount(&mut self, uses: &mut GraphUses) {
         self.bytes -= std::mem::take(&mut uses.0.bytes);
@@ -260,24 +272,27 @@ impl Session {
         bytes: usize,
     ) -> Result<&mut Uses, CuResult> {
         let graphs = &mut self.objects.graphs;
-        let (description, nesting, uses) =
-            graphs.described(graph, bytes + size_of::<GraphNode>())?;
+        let (_, nesting, uses) = graphs.described(graph, bytes + size_of::<GraphNode>())?;
         nesting.check(&node)?;
-        for (address, bytes) in named_by(&node) {
+        let named = named_by(&node);
+        for &(address, _) in &named {
             if let Some(range) = self.addresses.host_range(address)
                 && !uses.0.host.contains(&range)
             {
                 uses.0.host.push(range);
             }
+        }
+        for (address, bytes) in named {
             // Several mappings can hold it.
             let mut at = address;
             while at - address < bytes
                 && let Some((start, length)) = self.addresses.around(at)
             {
-                uses.0.memory.insert((start, length));
+                graphs.name_memory(graph, (start, length))?;
                 at = start + length;
             }
         }
+        let (description, nesting, uses) = graphs.described(graph, 0)?;
         uses.0.nodes += 1;
         description.nodes.push(node);
         description.bodies.push(nesting.current());
