@@ -237,7 +237,36 @@ fn the_longest_linear_texture_is_the_devices_answer() {
     let reply = ready.ask(3, &TextureLinearWidth { format, channels });
     let texels = TextureLinearWidthReply::decode(&reply).unwrap().texels;
     assert_eq!(texels, 0x20 << 32 | 4);
-    assert_eq!(ready.device.arrivals("texture_linear_width"), 1);
+    // Formats of blocks and planes are the device's to answer.
+    for (sequence, format) in (4..).zip([0x91, 0xb0, 0xb5]) {
+        ready.ask(
+            sequence,
+            &TextureLinearWidth {
+                format,
+                channels: 3,
+            },
+        );
+    }
+    assert_eq!(ready.device.arrivals("texture_linear_width"), 4);
+    let refused = [
+        (0, 1),
+        (4, 1),
+        (0xb6, 1),
+        (1 << 16, 1),
+        (u32::MAX, 1),
+        (0x20, 0),
+        (0x20, 5),
+        (0x20, u32::MAX),
+    ];
+    for (sequence, (format, channels)) in (7..).zip(refused) {
+        let (result, _) = ready.try_ask(sequence, &TextureLinearWidth { format, channels });
+        assert_eq!(
+            result,
+            wormhole_api::CuResult::INVALID_VALUE.0,
+            "{format} {channels}"
+        );
+    }
+    assert_eq!(ready.device.arrivals("texture_linear_width"), 4);
 }
 
 #[test]

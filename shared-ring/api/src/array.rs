@@ -42,7 +42,7 @@ impl Format {
             SIGNED_INT32 => Self::Signed32,
             HALF => Self::Half,
             FLOAT => Self::Single,
-            0x50 | 0x91..=0x9f | 0xa1..=0xa9 | 0xb0..=0xb3 | 0xc0..=0xcb => {
+            0x50 | 0x91..=0x9f | 0xa1..=0xa9 | 0xb0..=0xb5 | 0xc0..=0xcb => {
                 return Err(CuResult::NOT_SUPPORTED);
             }
             _ => return Err(CuResult::INVALID_VALUE),

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::iter;
 use std::sync::Arc;
 
-use wormhole_api::array::{ArrayShape, Texels, span};
+use wormhole_api::array::{ArrayShape, Format, Texels, span};
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, CuResult, DevicePtr, Handle, MemCopy3d, Mipmap, MipmapCreate,
     MipmapDestroy, MipmapGetLevel, Outcome, Serve, Served, SurfaceCreate, SurfaceCreateReply,
     SurfaceDestroy, TexRefBindTexture, TextureCreate, TextureCreateReply, TextureDestroy,
-    TextureSource,
+    TextureLinearWidth, TextureLinearWidthReply, TextureSource,
 };
 use wormhole_device::{Copy3dEnd, Resource, Sampling, View};
 use wormhole_link::counters::Counters;
@@ -403,6 +403,27 @@ impl Session {
             rows,
         };
         Ok((end, place, None))
+    }
+}
+
+impl Serve<TextureLinearWidth> for Session {
+    fn serve(
+        &mut self,
+        call: &Call,
+        message: &TextureLinearWidth,
+    ) -> Outcome<TextureLinearWidthReply> {
+        let (format, channels) = (message.format, message.channels);
+        // The device also answers for formats that no array of ours has.
+        let is_format = Format::new(format) != Err(CuResult::INVALID_VALUE);
+        if !is_format || !(1..=4).contains(&channels) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        self.ask(
+            call,
+            self.here(call),
+            move |device| device.texture_linear_width(format, channels),
+            |_, texels| Answer::reply(&TextureLinearWidthReply { texels }),
+        )
     }
 }
 
