@@ -98,15 +98,14 @@ impl Spawner {
             ..0 => return Err(SpawnerError::Fork(tasks::named(io::Error::last_os_error()))),
             0 => {
                 drop(near);
-                for fd in closes {
-                    // SAFETY: copies of the parent's descriptors, which this process does not use.
-                    unsafe {
+                // SAFETY: the descriptors are copies of the parent's, which this process does not use. It ends without
+                // destructors of the parent's objects.
+                unsafe {
+                    for fd in closes {
                         libc::close(*fd);
                     }
+                    libc::_exit(process::serve(&far, setup, place.as_ref()))
                 }
-                let status = process::serve(&far, setup, place.as_ref());
-                // SAFETY: ends the process, without destructors of the parent's objects.
-                unsafe { libc::_exit(status) }
             }
             1.. => {}
         }
