@@ -45,11 +45,10 @@ pub fn main() -> ExitCode {
     }
     let socket = crate::inherited_stream();
     match crate::run(arguments.device, socket) {
-        // Device threads may still be running, so the process exits without destructors.
-        Ok(status) => std::process::exit(status),
+        Ok(status) => crate::leave(status),
         Err(error) => {
             tracing::error!("{}", chain(&error));
-            std::process::exit(1);
+            crate::leave(1)
         }
     }
 }

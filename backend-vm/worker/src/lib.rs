@@ -328,7 +328,7 @@ fn serve(
             let _abort_on_panic = AbortOnPanic;
             let broken = executor.run();
             tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
-            std::process::exit(BROKEN);
+            leave(BROKEN);
         })
         .map_err(thread_error)?;
     Ok(Served {
@@ -514,7 +514,7 @@ impl Arena {
     fn exit_on_error(&self, outcome: Result<(), WorkerError>) {
         if let Err(error) = outcome {
             tracing::error!("the session ends: {}", wormhole_link::chain(&error));
-            std::process::exit(NO_ARENA);
+            leave(NO_ARENA);
         }
     }
 }
@@ -530,6 +530,13 @@ fn register(
         .map_err(|error| WorkerError::Register { address, error })
 }
 
+/// Ends the process at once. Other threads may be in calls of the driver, beside which its exit handlers would run, and a
+/// call that does not end would keep these waiting.
+pub(crate) fn leave(status: i32) -> ! {
+    // SAFETY: ends the process, which has nothing left to write.
+    unsafe { libc::_exit(status) }
+}
+
 /// Takes the control stream that the supervisor passed to this process.
 pub fn inherited_stream() -> OwnedFd {
     use std::os::fd::FromRawFd;
@@ -538,4 +545,32 @@ pub fn inherited_stream() -> OwnedFd {
     let socket = unsafe { OwnedFd::from_raw_fd(CONTROL) };
     debug_assert_eq!(socket.as_raw_fd(), CONTROL);
     socket
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    /// Set in the process that ends.
+    const LEAVES: &str = "WORMHOLE_TEST_LEAVES";
+
+    #[test]
+    fn a_worker_ends_without_exit_handlers() {
+        if std::env::var_os(LEAVES).is_some() {
+            // An exit handler of the standard library would write it.
+            std::io::stdout().write_all(b"unfinished").unwrap();
+            super::leave(7);
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "tests::a_worker_ends_without_exit_handlers"]);
+        let output = command
+            .arg("--nocapture")
+            .env(LEAVES, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(7), "{said}");
+        assert!(!said.contains("unfinished"), "{said}");
+    }
 }
