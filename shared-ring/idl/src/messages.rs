@@ -259,6 +259,7 @@ impl Side<'_> {
             quote!(#doc pub #name: #kind)
         });
         let members = fields.chain(tails);
+        let limits = self.limits();
         let wire = self.wire_struct();
         let encoder = self.encoder(limit);
         let decoder = self.decoder();
@@ -266,10 +267,23 @@ impl Side<'_> {
             #doc
             #[derive(Clone, Copy, Debug, PartialEq)]
             pub struct #name #lifetime { #(#members),* }
+            #limits
             #wire
             #encoder
             #decoder
         }
+    }
+
+    /// Generates the limits of the tails.
+    fn limits(&self) -> Option<TokenStream> {
+        let (name, tails) = (self.name, &self.body.tails);
+        let limits = tails.iter().map(|tail| {
+            let doc = format!(" Greatest length of `{}`.", tail.name);
+            let limit = format_ident!("MOST_{}", tail.name.to_uppercase());
+            let most = Literal::u32_unsuffixed(tail.max);
+            quote!(#[doc = #doc] pub const #limit: usize = #most;)
+        });
+        (!tails.is_empty()).then(|| quote!(impl #name<'_> { #(#limits)* }))
     }
 
     fn wire_name(&self) -> Ident {

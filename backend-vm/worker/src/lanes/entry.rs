@@ -14,6 +14,9 @@ const FENCE: u64 = 1;
 const DEVICE: u32 = 8;
 const ATTRIBUTES: u32 = 24;
 const PARAMETERS: u32 = 32;
+/// Attributes that are counted there.
+const MOST_ATTRIBUTES: u64 = (1 << (PARAMETERS - ATTRIBUTES)) - 1;
+const _: () = assert!(LaunchKernel::MOST_ATTRIBUTES as u64 <= MOST_ATTRIBUTES);
 
 /// Words of a launch before its attributes.
 const HEAD: usize = 7;
@@ -148,7 +151,7 @@ fn device(head: u64) -> usize {
 
 /// Finds attributes and parameters in the words behind a launch's head.
 fn tails(head: u64, rest: &[u64]) -> Option<(&[LaunchAttribute], &[u8])> {
-    let attributes = (head >> ATTRIBUTES & 0xFF) as usize * ATTRIBUTE;
+    let attributes = (head >> ATTRIBUTES & MOST_ATTRIBUTES) as usize * ATTRIBUTE;
     let (_, parameters) = halves(head);
     let (attributes, rest) = rest.split_at_checked(attributes)?;
     let attributes = <[LaunchAttribute]>::ref_from_bytes(attributes.as_bytes()).ok()?;
