@@ -318,6 +318,20 @@ fn a_failure_in_a_lane_ends_the_session_before_its_fence() {
 }
 
 #[test]
+fn launches_behind_a_failure_of_their_lane_are_not_reported_again() {
+    let mut ready = ready(ALWAYS);
+    ready.device.fails.store(99, Ordering::Relaxed);
+    let launches = ready.device.arrivals("launch");
+    for _ in 0..100 {
+        ready.served.record(&launch(FIRST, 99));
+    }
+    ready.device.wait_for("launch", launches + 100);
+    ready.call(&MemGetInfo {});
+    ready.call(&MemGetInfo {});
+    assert_eq!(ready.served.counters.read().get(Counter::Failures), 1);
+}
+
+#[test]
 fn the_first_failure_is_the_one_that_counts() {
     for refused in [false, true] {
         let ready = ready(ALWAYS);

@@ -167,10 +167,13 @@ impl Lane {
 fn serve(mut reader: Reader, shared: &Shared, notifier: &Notifier<Event>) {
     let mut words = Vec::with_capacity(LONGEST);
     let mut backoff = Backoff::with(IDLE);
+    let mut has_failed = false;
     while !shared.stop.load(Ordering::Acquire) {
         if reader.next(&mut words) {
+            // Once the status is set, the calls that are left would all say the same of a dead context.
             if let Some((device, call)) = entry::read(&words)
                 && let Err(error) = call.make(&*shared.devices[device])
+                && !std::mem::replace(&mut has_failed, true)
             {
                 failed(call.name(), error, shared, notifier);
             }
@@ -192,7 +195,7 @@ fn serve(mut reader: Reader, shared: &Shared, notifier: &Notifier<Event>) {
     }
 }
 
-/// Handles a failure as the executor handles one that no answer carries, before the lane's next call: a fence behind
+/// Handles the lane's first failure as the executor handles one that no answer carries, before the lane's next call: a fence behind
 /// the call is never written before the status word.
 #[cold]
 fn failed(name: &str, error: CuError, shared: &Shared, notifier: &Notifier<Event>) {
