@@ -6,6 +6,9 @@ use std::os::fd::RawFd;
 pub const CONTROL: RawFd = 3;
 /// Descriptor of the worker's log; standard output and error belong to the device.
 pub const LOG: RawFd = 4;
+/// Variable of a worker: the number of processors that cgroups leave to its supervisor, and to all workers. Cgroups are out of a
+/// worker's sight.
+pub const PROCESSORS: &str = "WORMHOLE_PROCESSORS";
 /// Exit status after the guest broke its ring.
 pub const BROKEN: i32 = 3;
 /// Exit status if arena segments cannot be mapped or unmapped.

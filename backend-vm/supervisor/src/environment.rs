@@ -1,6 +1,9 @@
 //! Environment variables that workers receive from guests and from the supervisor.
 
 use std::ffi::OsString;
+use std::thread;
+
+use wormhole_link::process::PROCESSORS;
 
 /// Variables that the driver reads at start and that change its behaviour for programs (CUDA
 /// programming guide, "CUDA environment variables"). The frontend itself handles those that select
@@ -62,6 +65,10 @@ pub fn inherited() -> Vec<(OsString, OsString)> {
         .collect();
     variables.push(("PATH".into(), "/usr/bin:/bin".into()));
     variables.push(("HOME".into(), "/tmp".into()));
+    // Fewer where a cgroup has a quota.
+    if let Ok(processors) = thread::available_parallelism() {
+        variables.push((PROCESSORS.into(), processors.to_string().into()));
+    }
     variables
 }
 
@@ -80,6 +87,18 @@ mod tests {
         assert_eq!(
             passed,
             ["CUDA_DEVICE_MAX_CONNECTIONS=8", "CUDA_MODULE_LOADING=EAGER"]
+        );
+        assert_eq!(passed_on("WORMHOLE_PROCESSORS=64"), []);
+    }
+
+    #[test]
+    fn a_worker_learns_of_how_many_processors_it_has_a_part() {
+        let inherited = inherited();
+        let told = inherited.iter().find(|(name, _)| name == PROCESSORS);
+        let processors = thread::available_parallelism().unwrap().to_string();
+        assert_eq!(
+            told.map(|(_, number)| number.clone()),
+            Some(processors.into())
         );
     }
 }

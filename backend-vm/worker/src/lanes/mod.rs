@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use wormhole_device::{Launch, RawStream};
+use wormhole_link::process::PROCESSORS;
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
 use wormhole_ring::queue::Gauge;
@@ -48,12 +49,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the plan for the processors of this process: one lane for two of them.
+    /// Returns the plan for the processors of this process, or for fewer where those of its supervisor are fewer.
     #[must_use]
     pub fn affordable() -> Self {
         // The call fails where there are more processors than a set has.
         let processors =
             sched_getaffinity(None).map_or(CpuSet::MAX_CPU, |set| set.count() as usize);
+        let told = std::env::var(PROCESSORS).ok();
+        let told = told.and_then(|number| number.parse().ok());
+        Self::of(processors.min(told.unwrap_or(usize::MAX)))
+    }
+
+    /// Returns the plan for so many processors: one lane for two of them.
+    fn of(processors: usize) -> Self {
         Self {
             most: match processors {
                 ..=TAKEN => 0,
@@ -376,5 +384,22 @@ impl Drop for Lanes {
         self.shared.stop.store(true, Ordering::Release);
         // The threads use the session's memory, which may be unmapped afterwards.
         self.lanes.iter_mut().for_each(Lane::end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_has_a_lane_for_two_processors_of_those_that_it_may_use() {
+        let most = |processors| Plan::of(processors).most;
+        assert_eq!([1, 4, 5, 8, 64].map(most), [0, 0, 2, 4, MOST]);
+        assert_eq!(Plan::affordable().most, most(processors()));
+    }
+
+    /// Returns the number of processors of this process.
+    fn processors() -> usize {
+        sched_getaffinity(None).map_or(usize::MAX, |set| set.count() as usize)
     }
 }
