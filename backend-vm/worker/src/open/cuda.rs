@@ -36,9 +36,10 @@ pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
 /// Returns the plan of the session's lanes. With one connection the device executes all streams in the order of their
 /// submission, on which programs rely that ask for it.
 fn lanes() -> lanes::Plan {
-    match std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS") {
-        Some(connections) if connections == "1" => lanes::Plan::none(),
-        _ => lanes::Plan::affordable(),
+    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
+    match connections.is_ok_and(|number| is_one(&number)) {
+        true => lanes::Plan::none(),
+        false => lanes::Plan::affordable(),
     }
 }
 
@@ -51,5 +52,29 @@ fn chains() -> chains::Plan {
         chains::Plan::Never
     } else {
         chains::Plan::Measured
+    }
+}
+
+/// Returns whether a text begins with the number 1, decimal or hexadecimal, as C reads it.
+fn is_one(text: &str) -> bool {
+    let text = text.trim_start();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let rest = digits.trim_start_matches('0').strip_prefix('1');
+    rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_hexdigit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_connection_is_known_however_it_is_written() {
+        for one in ["1", "01", " 1", "+1", "1 ", "0x1", "1.0", "1%"] {
+            assert!(is_one(one), "{one:?}");
+        }
+        for other in ["", "0", "8", "10", "1a", "0x10", "-1", "x1", "32"] {
+            assert!(!is_one(other), "{other:?}");
+        }
     }
 }
