@@ -5,6 +5,7 @@
 pub mod api_decode;
 pub mod control_decode;
 pub mod cuda_image;
+pub mod driver_file;
 pub mod fatbin;
 pub mod fuse_changes;
 pub mod fuse_requests;

@@ -25,6 +25,7 @@ targets! {
     api_decode
     control_decode
     cuda_image
+    driver_file
     fatbin
     fuse_changes
     fuse_requests

@@ -8,6 +8,8 @@
 mod compile;
 mod debian;
 mod description;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod parts;
 mod run_file;
 mod space;

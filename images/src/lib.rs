@@ -31,6 +31,8 @@ pub use disk::{
     DISK_COMMAND_LINE, DebianDisk, DebianOptions, NotAPackage, PackageName, Suite, build_base,
     build_disk,
 };
+#[cfg(feature = "fuzzing")]
+pub use driver::fuzzing;
 pub use driver::{Driver, DriverError, DriverSource};
 pub use emulated_host::{
     DiskFile, EmulatedHost, MachineNetwork, MachineSignals, NetworkEnd, NvmeDisk, SocketServer,

@@ -9,7 +9,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use super::parts::{Folders, Parts};
-use super::run_file::{decompressed, extract};
+use super::run_file::{MOST_BYTES, decompressed, extract};
 use super::{DriverError, is_version};
 use crate::debian::Archive;
 use crate::error::{ImageError, io};
@@ -59,7 +59,9 @@ pub(super) fn fetch(folder: &Path, progress: &dyn Fn(&str)) -> Result<Parts, Ima
     let path = root.join(TAR);
     let file = File::open(&path).map_err(io("read", &path))?;
     let content = decompressed(BufReader::new(file)).map_err(io("read", &path))?;
-    extract(&path, content, &root, |name| name.starts_with(FOLDER))?;
+    extract(&path, content, &root, MOST_BYTES, |name| {
+        name.starts_with(FOLDER)
+    })?;
     let folders = Folders {
         sources: root.join(FOLDER),
         firmware: root.join("usr/lib/firmware/nvidia").join(&version),

@@ -29,7 +29,7 @@ const UNCOUNTED: usize = 3;
 const MACHINE: &str = "x86_64";
 /// Most files, and most bytes of all files, also of those that are skipped.
 const MOST_FILES: u64 = 200_000;
-const MOST_BYTES: u64 = 3 << 30;
+pub(super) const MOST_BYTES: u64 = 3 << 30;
 /// Most bytes of a header that extends another by a long name, which is read into memory.
 const MOST_EXTENSION: u64 = 64 << 10;
 /// Most memory for the decompression, in KiB.
@@ -118,7 +118,12 @@ impl RunFile {
 
     /// Unpacks the parts for an image into an empty folder.
     pub(super) fn unpack(&self, folder: &Path) -> Result<Parts, ImageError> {
-        self.extract(folder)?;
+        self.unpack_within(folder, MOST_BYTES)
+    }
+
+    /// As [`unpack`](Self::unpack), with at most so many bytes.
+    pub(super) fn unpack_within(&self, folder: &Path, most: u64) -> Result<Parts, ImageError> {
+        self.extract(folder, most)?;
         let name = self.path.file_name().unwrap_or_default();
         let origin: String = name
             .to_string_lossy()
@@ -136,7 +141,7 @@ impl RunFile {
         Parts::find(folders, origin, self.version.clone())
     }
 
-    fn extract(&self, folder: &Path) -> Result<(), DriverError> {
+    fn extract(&self, folder: &Path, most: u64) -> Result<(), DriverError> {
         let broken = |source| DriverError::Unpack {
             path: self.path.clone(),
             source,
@@ -144,7 +149,7 @@ impl RunFile {
         let mut file = self.file.try_clone().map_err(broken)?;
         file.seek(SeekFrom::Start(self.start)).map_err(broken)?;
         let content = decompressed(BufReader::new(file)).map_err(broken)?;
-        extract(&self.path, content, folder, |path| {
+        extract(&self.path, content, folder, most, |path| {
             let mut parts = path.components();
             let first = parts.next().map(|part| part.as_os_str().to_string_lossy());
             let is_library = |name: &str| name.ends_with(&format!(".so.{}", self.version));
@@ -156,11 +161,13 @@ impl RunFile {
     }
 }
 
-/// Writes those files of an archive that are `wanted` below a folder. Links, devices and other files are left out.
+/// Writes those files of an archive that are `wanted` below a folder. Links, devices and other files are left out. All files
+/// together have at most so many bytes.
 pub(super) fn extract(
     path: &Path,
     content: impl Read,
     folder: &Path,
+    most: u64,
     wanted: impl Fn(&Path) -> bool,
 ) -> Result<(), DriverError> {
     let broken = |source| DriverError::Unpack {
@@ -170,13 +177,13 @@ pub(super) fn extract(
     let too_large = || DriverError::TooLarge {
         path: path.to_owned(),
         most: MOST_FILES,
-        bytes: MOST_BYTES,
+        bytes: most,
     };
     let (mut files, mut bytes) = (0, 0u64);
     // Skipped files take time as well.
     let budget = Cell::new(MOST_EXTENSION);
     let content = Metered {
-        content: content.take(MOST_BYTES),
+        content: content.take(most),
         budget: &budget,
     };
     let mut archive = Archive::new(content);
@@ -190,7 +197,7 @@ pub(super) fn extract(
         budget.set(entry.size().saturating_add(MOST_EXTENSION));
         files += 1;
         bytes = bytes.saturating_add(entry.size());
-        if files > MOST_FILES || bytes > MOST_BYTES {
+        if files > MOST_FILES || bytes > most {
             return Err(too_large());
         }
         let name = entry.path().map_err(broken)?.into_owned();

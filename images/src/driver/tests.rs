@@ -6,13 +6,12 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use lzma_rust2::{XzOptions, XzWriter};
-use md5::{Digest, Md5};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use tar::{Builder, EntryType, Header};
 
+use super::fuzzing::{VERSION, run_file};
 use super::*;
 
-const VERSION: &str = "580.95.05";
 /// Header of a library for x86-64 without any section.
 const NO_NAMES: &[u8] = b"\x7fELF";
 
@@ -45,26 +44,6 @@ fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
         archive.append(&header, data).expect("it is in memory");
     }
     archive.into_inner().expect("it is in memory")
-}
-
-/// A script as NVIDIA's with an archive behind it. `change` changes the script before its sum is made.
-fn run_file(archive: &[u8], change: impl FnOnce(String) -> String) -> Vec<u8> {
-    let script = format!(
-        "#! /bin/sh\nCRCsum=1234567890\nMD5=SUM\nskip=12\nskip_decompress=11\nsize_decompress=1\n\
-         label=\"NVIDIA Accelerated Graphics Driver for Linux-x86_64 {VERSION}\"\nversion_string={VERSION}\n\
-         TARGET_ARCH=\"x86_64\"\n\nexit 1\n"
-    );
-    let script = change(script);
-    // Of the file's lines from the fourth on.
-    let counted = script.splitn(4, '\n').nth(3).unwrap_or_default();
-    let sum: String = Md5::new()
-        .chain_update(counted)
-        .chain_update(archive)
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    [script.replace("SUM", &sum).as_bytes(), archive].concat()
 }
 
 /// Makes a shared library that needs another one, whose name may be a path.
