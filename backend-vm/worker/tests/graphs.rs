@@ -14,7 +14,8 @@ use wormhole_api::{
     GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind,
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
     Handle, Items, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemMap, MemUnmap,
-    MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload,
+    MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload, PoolCreate, PoolDestroy,
+    PoolTrim,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::{Device, GraphNode};
@@ -978,4 +979,36 @@ fn memory_stays_mapped_while_a_graph_is_being_made() {
     ready.served.call(3, 1, &create);
     ready.served.call(3, 2, &MemMap { address, memory });
     is_freed_behind_a_graph(ready, &MemUnmap { address, bytes }, "mem_unmap");
+}
+
+#[test]
+fn pools_give_no_memory_back_while_a_graph_is_being_made() {
+    let mut ready = ready();
+    let pool = handle(1);
+    let create = PoolCreate {
+        new: pool,
+        handle_types: 0,
+        most: 0,
+    };
+    ready.served.call(1, 1, &create);
+    let graph = ready.describe(1);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    ready.served.ask(1, 2, &PoolTrim { pool, keep: 0 });
+    ready.served.ask(3, 1, &PoolDestroy { pool });
+    // The pool is no longer the guest's.
+    assert_eq!(ready.status(&PoolTrim { pool, keep: 0 }), INVALID_HANDLE);
+    for call in ["pool_trim", "pool_destroy"] {
+        assert!(!ready.device.comes_at_once(call, 1), "{call}");
+    }
+    ready.device.let_go("instantiate");
+    for (slot, sequence) in [(2, 1), (1, 2), (3, 1)] {
+        assert_eq!(ready.served.answer(slot, sequence).0, 0);
+    }
+    for call in ["pool_trim", "pool_destroy"] {
+        assert_eq!(ready.device.arrivals(call), 1, "{call}");
+    }
 }

@@ -93,7 +93,7 @@ impl Serve<PoolDestroy> for Session {
         }
         self.shares.unshare(Key::Pool(handle), &self.registrar);
         let pool = self.objects.pools.remove(handle)?;
-        self.order(call, self.here(call), move |_| {
+        self.free(call, self.here(call), move |_| {
             drop(pool);
             Ok(())
         })
@@ -117,27 +117,23 @@ impl Session {
 
 impl Serve<PoolTrim> for Session {
     fn serve(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
-        let (handle, keep) = (message.pool, message.keep);
+        let keep = message.keep;
+        let pool = Arc::clone(self.objects.pools.get(message.pool)?);
         self.recycled.clear();
         let legacy = &self.objects.legacy()[call.device];
         let streams = self.objects.streams.values().chain([legacy]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
-        self.ask_pool(
-            call,
-            handle,
-            move |device, pool| {
-                // The driver trims only memory that a synchronization has shown to be free, and
-                // guests that wait by fences never synchronize. A stream's error reaches the
-                // threads that wait for the stream.
-                for stream in &streams {
-                    if matches!(stream.device.query_stream(stream.raw), Ok(true)) {
-                        let _ = stream.device.synchronize_stream(stream.raw);
-                    }
+        self.free(call, pool.device.clone(), move |device| {
+            // The driver trims only memory that a synchronization has shown to be free, and
+            // guests that wait by fences never synchronize. A stream's error reaches the
+            // threads that wait for the stream.
+            for stream in &streams {
+                if matches!(stream.device.query_stream(stream.raw), Ok(true)) {
+                    let _ = stream.device.synchronize_stream(stream.raw);
                 }
-                device.pool_trim(pool, keep)
-            },
-            |_, ()| Answer::done(),
-        )
+            }
+            device.pool_trim(pool.raw, keep)
+        })
     }
 }
 
