@@ -21,7 +21,7 @@ use crate::graph::capture;
 use crate::memory::managed::{Location, Range};
 use crate::memory::{self, residence};
 use crate::object::context;
-use crate::object::stream::target;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out};
 use crate::types::{
     CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream,
@@ -113,6 +113,14 @@ pub fn cuMemAdvise_v2(
     advise(devPtr, count, advice, || self::location(location))
 }
 
+/// Returns the stream of a call that no graph can contain, which must not be captured.
+fn uncaptured(default: DefaultStream, stream: CUstream) -> Result<Target> {
+    let (scope, target) = target(default, stream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    Ok(target)
+}
+
 /// Records a prefetch. Memory that can go to the device does so at once, if the device is idle. Parts that the program
 /// uses come to it at its accesses.
 fn prefetch(range: Range, to: Location) {
@@ -129,9 +137,7 @@ pub fn cuMemPrefetchAsync(
     dstDevice: CUdevice,
     hStream: CUstream,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
-    scope.session.alive()?;
-    capture::check_work(target)?;
+    uncaptured(default, hStream)?;
     let to = place(dstDevice)?;
     prefetch(Range::of(devPtr, count as u64)?, to);
     Ok(())
@@ -145,9 +151,7 @@ pub fn cuMemPrefetchAsync_v2(
     flags: u32,
     hStream: CUstream,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
-    scope.session.alive()?;
-    capture::check_work(target)?;
+    uncaptured(default, hStream)?;
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
@@ -212,9 +216,7 @@ pub fn cuMemPrefetchBatchAsync(
     flags: u64,
     hStream: CUstream,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
-    scope.session.alive()?;
-    capture::check_work(target)?;
+    uncaptured(default, hStream)?;
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
@@ -236,9 +238,7 @@ pub fn cuMemDiscardBatchAsync(
     flags: u64,
     hStream: CUstream,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
-    scope.session.alive()?;
-    capture::check_work(target)?;
+    uncaptured(default, hStream)?;
     if flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
@@ -253,9 +253,7 @@ pub fn cuStreamAttachMemAsync(
     length: usize,
     flags: u32,
 ) -> Result {
-    let (scope, target) = target(default, hStream)?;
-    scope.session.alive()?;
-    capture::check_work(target)?;
+    let target = uncaptured(default, hStream)?;
     let known = match flags {
         GLOBAL | HOST => true,
         SINGLE => !target.handle.is_legacy(),
