@@ -124,6 +124,7 @@ pub fn cuCtxCreate_v4(
 /// Destroys the objects of a context, and frees its memory.
 pub(super) fn destroy_objects_of(scope: Scope) {
     stream::destroy_of(scope);
+    capture::end_orphaned();
     event::destroy_of(scope);
     texture::destroy_of(scope);
     array::destroy_of(scope);

@@ -32,9 +32,8 @@ struct Capture {
     owns: bool,
     origin: Handle<Stream>,
     under_way: UnderWay,
+    /// Streams of the capture, also those that have been destroyed since.
     streams: Vec<Handle<Stream>>,
-    /// Last nodes of destroyed streams.
-    left: Vec<NodeHandle>,
 }
 
 /// State of a stream in its capture.
@@ -82,6 +81,20 @@ pub struct Info {
     pub count: usize,
     /// True if no dependency has a port or a type other than the default.
     pub plain: bool,
+}
+
+/// Ends the captures of a thread's per-thread default streams when the thread ends.
+struct ThreadEnd;
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        stream::destroy_of_thread();
+        end_orphaned();
+    }
+}
+
+thread_local! {
+    static THREAD_END: ThreadEnd = const { ThreadEnd };
 }
 
 /// Refuses a query of a captured stream, or a wait for it.
@@ -161,7 +174,7 @@ impl Captures {
     fn join(&mut self, id: u64, target: Target, before: Edges) {
         if let Some(capture) = self.live.get_mut(&id) {
             capture.streams.push(target.handle);
-            target.begin_capture(leave);
+            target.mark_captured();
             let tail = Tail {
                 capture: id,
                 before,
@@ -241,10 +254,11 @@ impl Model {
             origin: target.handle,
             under_way: UnderWay::begin(mode),
             streams: Vec::new(),
-            left: Vec::new(),
         };
         captures.live.insert(id, capture);
         captures.join(id, target, before);
+        // The first use registers the destructor. A thread that already runs its destructors needs no other.
+        let _ = THREAD_END.try_with(|_| ());
         Ok(())
     }
 
@@ -287,9 +301,8 @@ impl Model {
         let is_last = |node: &NodeHandle| last.iter().any(|edge| edge.node == *node);
         let others = capture.streams.iter();
         let own = others.filter_map(|stream| self.captures.tails.get(stream)?.own);
-        let all = own.chain(capture.left.iter().copied());
         // A capture of one stream has none of these.
-        let earlier: Vec<NodeHandle> = all.filter(|node| !is_last(node)).collect();
+        let earlier: Vec<NodeHandle> = own.filter(|node| !is_last(node)).collect();
         earlier.is_empty() || self.all_before(&earlier, last)
     }
 
@@ -451,42 +464,33 @@ fn ask(event: Handle<Event>, ends: bool) -> CuError {
     answer.err().unwrap_or(CuError::INVALID_VALUE)
 }
 
-/// Removes a stream that is destroyed, by a call or with its thread or context. A capture that began in it ends.
-#[cold]
-fn leave(stream: Handle<Stream>) {
-    let left = with(|model| {
-        let Some(tail) = model.captures.tails.remove(&stream) else {
-            return Ok(());
-        };
-        let begun_here = |capture: &Capture| capture.origin == stream;
-        let capture = model.captures.live.get(&tail.capture);
-        if capture.is_some_and(begun_here) {
-            if let Some(capture) = model.captures.end(tail.capture)
+/// Ends the captures that `ends` selects, and destroys their own graphs.
+fn end_those(ends: impl Fn(&Capture) -> bool) {
+    let ended = with(|model| {
+        let live = model.captures.live.iter();
+        let chosen: Vec<u64> = live
+            .filter(|(_, capture)| ends(capture))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in chosen {
+            if let Some(capture) = model.captures.end(id)
                 && capture.owns
             {
                 // The program may have destroyed it already.
                 let _ = model.destroy(capture.graph);
             }
-        } else if let Some(capture) = model.captures.live.get_mut(&tail.capture) {
-            capture.left.extend(tail.own);
         }
         Ok(())
     });
-    debug_assert!(left.is_ok());
+    debug_assert!(ended.is_ok());
+}
+
+/// Ends the captures whose origin stream was destroyed with its context or thread: no call can end them any more.
+pub fn end_orphaned() {
+    end_those(|capture| stream::existing(capture.origin).is_err());
 }
 
 /// Ends all captures, because their context is destroyed.
 pub fn forget_all() {
-    let forgotten = with(|model| {
-        let live: Vec<u64> = model.captures.live.keys().copied().collect();
-        for id in live {
-            if let Some(capture) = model.captures.end(id)
-                && capture.owns
-            {
-                let _ = model.destroy(capture.graph);
-            }
-        }
-        Ok(())
-    });
-    debug_assert!(forgotten.is_ok());
+    end_those(|_| true);
 }

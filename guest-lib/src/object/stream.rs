@@ -10,7 +10,6 @@ pub mod release;
 mod throttle;
 
 use std::cell::{Cell, RefCell};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use wormhole_api::handle::Stream as StreamKind;
@@ -135,8 +134,6 @@ impl Stream {
     }
 }
 
-/// Removes a destroyed stream from its capture. The graph layer sets this function at the first capture.
-static LEAVE: OnceLock<fn(Handle<StreamKind>)> = OnceLock::new();
 /// Next stream identity; 1 is the legacy stream's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
 
@@ -147,8 +144,8 @@ struct PerThread {
     all: RefCell<Vec<(u32, Handle<StreamKind>)>>,
 }
 
-impl Drop for PerThread {
-    fn drop(&mut self) {
+impl PerThread {
+    fn destroy(&self) {
         let Ok(session) = crate::session::session() else {
             return;
         };
@@ -156,6 +153,12 @@ impl Drop for PerThread {
             // The thread ends, so an error cannot be returned.
             let _ = destroy(context::scope_numbered(session, context), handle);
         }
+    }
+}
+
+impl Drop for PerThread {
+    fn drop(&mut self) {
+        self.destroy();
     }
 }
 
@@ -259,9 +262,6 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let target = Target { handle, stream };
     if target.is_captured() {
         target.set_captured(false);
-        if let Some(leave) = LEAVE.get() {
-            leave(handle);
-        }
     }
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);
@@ -297,6 +297,12 @@ pub fn destroy_of(scope: Scope) {
             let _ = destroy(scope, handle);
         }
     }
+}
+
+/// Destroys the per-thread default streams of the calling thread, which ends. Thread-local values are dropped in no
+/// fixed order: the streams may be destroyed already.
+pub fn destroy_of_thread() {
+    let _ = PER_THREAD.try_with(PerThread::destroy);
 }
 
 /// Drops the records of all streams, after the worker has destroyed the streams.
@@ -448,9 +454,8 @@ impl Target {
         self.stream.captured.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins the stream's capture. `leave` removes the stream from it if the stream is destroyed.
-    pub fn begin_capture(self, leave: fn(Handle<StreamKind>)) {
-        LEAVE.get_or_init(|| leave);
+    /// Marks the stream as captured.
+    pub fn mark_captured(self) {
         self.set_captured(true);
     }
 
