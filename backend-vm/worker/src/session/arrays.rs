@@ -372,15 +372,40 @@ impl Serve<SurfaceDestroy> for Session {
     }
 }
 
+/// Memory of a copy's end: address, pitch and rows.
+type Memory = (DevicePtr, u64, u64);
+
+/// End of a copy as messages name it: an array, or memory if there is none; and the origin in the array.
+type NamedEnd = (Option<Handle<Array>>, [u64; 3], Memory);
+
+/// 3-D copy whose ends the session may name. Destinations come first.
+pub(super) struct CheckedCopy3d<'s> {
+    pub copy: wormhole_device::MemCopy3d,
+    places: [Place; 2],
+    pub arrays: [Option<&'s Arc<ArrayObject>>; 2],
+}
+
 impl Session {
-    /// Returns one end of a copy, if it contains the 3-D region and the session may name it, and the end's
-    /// array if it is one.
-    pub(super) fn copy3d_end(
+    /// Checks that both ends of a copy contain the 3-D region, and that the session may name them.
+    pub(super) fn copy3d(
         &self,
         extent: [u64; 3],
-        array: Option<Handle<Array>>,
-        origin: [u64; 3],
-        (address, pitch, rows): (DevicePtr, u64, u64),
+        to: NamedEnd,
+        from: NamedEnd,
+    ) -> Result<CheckedCopy3d<'_>, CuResult> {
+        let (to, to_place, to_array) = self.copy3d_end(extent, to)?;
+        let (from, from_place, from_array) = self.copy3d_end(extent, from)?;
+        Ok(CheckedCopy3d {
+            copy: wormhole_device::MemCopy3d { to, from, extent },
+            places: [to_place, from_place],
+            arrays: [to_array, from_array],
+        })
+    }
+
+    fn copy3d_end(
+        &self,
+        extent: [u64; 3],
+        (array, origin, (address, pitch, rows)): NamedEnd,
     ) -> Result<(Copy3dEnd, Place, Option<&Arc<ArrayObject>>), CuResult> {
         if let Some(handle) = array {
             let array = self.objects.arrays.arrays.get(handle)?;
@@ -434,24 +459,24 @@ impl Serve<MemCopy3d> for Session {
         if extent.contains(&0) {
             return Ok(Served::Done(()));
         }
-        let (to, to_place, to_array) = self.copy3d_end(
+        let checked = self.copy3d(
             extent,
-            message.to_array,
-            message.to_origin,
-            (message.to_memory, message.to_pitch, message.to_rows),
+            (
+                message.to_array,
+                message.to_origin,
+                (message.to_memory, message.to_pitch, message.to_rows),
+            ),
+            (
+                message.from_array,
+                message.from_origin,
+                (message.from_memory, message.from_pitch, message.from_rows),
+            ),
         )?;
-        let (from, from_place, from_array) = self.copy3d_end(
-            extent,
-            message.from_array,
-            message.from_origin,
-            (message.from_memory, message.from_pitch, message.from_rows),
-        )?;
+        let [to, from] = checked.places;
         // Both ends contain the region, so the product does not overflow.
-        let bytes = extent.iter().product();
-        self.count_copy(from_place, to_place, bytes)?;
-        let copy = wormhole_device::MemCopy3d { to, from, extent };
-        let owners = [to_array, from_array].map(|array| Some(&array?.device));
-        self.done(peers::copy_3d(&copy, owners, stream))
+        self.count_copy(from, to, extent.iter().product())?;
+        let owners = checked.arrays.map(|array| Some(&array?.device));
+        self.done(peers::copy_3d(&checked.copy, owners, stream))
             .map(Served::Done)
     }
 }

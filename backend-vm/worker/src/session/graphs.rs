@@ -11,7 +11,7 @@ use wormhole_api::{
     GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
-    Copy3dEnd, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
+    Copy3dEnd, Device, GraphDescription, GraphEdge, GraphNode, LaunchAttribute, MemCopy3d,
     MemoryOperation, RawGraph,
 };
 use wormhole_link::counters::Counters;
@@ -21,7 +21,6 @@ use super::addresses::Addresses;
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
 use super::handles::Table;
-use super::memory::bytes_of;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
@@ -358,20 +357,21 @@ impl Serve<GraphCopy> for Session {
             if extent.contains(&0) {
                 return Err(CuResult::INVALID_VALUE);
             }
-            let (to, _, to_array) = session.copy3d_end(
+            let checked = session.copy3d(
                 extent,
-                message.to_array,
-                message.to_origin,
-                (message.to_memory, message.to_pitch, message.to_rows),
+                (
+                    message.to_array,
+                    message.to_origin,
+                    (message.to_memory, message.to_pitch, message.to_rows),
+                ),
+                (
+                    message.from_array,
+                    message.from_origin,
+                    (message.from_memory, message.from_pitch, message.from_rows),
+                ),
             )?;
-            let (from, _, from_array) = session.copy3d_end(
-                extent,
-                message.from_array,
-                message.from_origin,
-                (message.from_memory, message.from_pitch, message.from_rows),
-            )?;
-            let arrays = [to_array, from_array].map(|array| array.cloned());
-            let node = GraphNode::Copy(MemCopy3d { to, from, extent });
+            let arrays = checked.arrays.map(|array| array.cloned());
+            let node = GraphNode::Copy(checked.copy);
             let uses = session.add_node(message.graph, node, 0)?;
             for array in arrays.into_iter().flatten() {
                 uses.name(&array.device);
@@ -385,18 +385,10 @@ impl Serve<GraphCopy> for Session {
 impl Serve<GraphFill> for Session {
     fn serve(&mut self, _: &Call, message: &GraphFill) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
-            let fill = Fill {
-                destination: message.destination.0,
-                pitch: message.pitch,
-                width: message.width,
-                height: message.height,
-                value: message.value,
-                element: bytes_of(message.element),
-            };
-            if fill.width == 0 || fill.height == 0 {
-                return Err(CuResult::INVALID_VALUE);
-            }
-            session.check_fill(&fill)?;
+            let (place, pitch) = (message.destination, message.pitch);
+            let size = [message.width, message.height];
+            let fill = session.fill(place, pitch, size, message.value, message.element)?;
+            let fill = fill.ok_or(CuResult::INVALID_VALUE)?;
             session.add_node(message.graph, GraphNode::Fill(fill), 0)?;
             Ok(())
         })

@@ -1,8 +1,8 @@
 //! Allocations, copies and fills.
 
 use wormhole_api::{
-    CuResult, Element, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply,
-    MemSet, MemWrite, Outcome, Serve, Served,
+    CuResult, DevicePtr, Element, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo,
+    MemGetInfoReply, MemSet, MemWrite, Outcome, Serve, Served,
 };
 use wormhole_device::Fill;
 use wormhole_link::counters::Counter;
@@ -52,7 +52,7 @@ impl Serve<MemAlloc> for Session {
                     .enter(Source::Context, here, address, bytes);
                 match entered {
                     Ok(()) => Answer::reply(&MemAllocReply {
-                        address: wormhole_api::DevicePtr(address),
+                        address: DevicePtr(address),
                     }),
                     Err(error) => Answer::failed(error),
                 }
@@ -129,46 +129,52 @@ impl Serve<MemWrite<'_>> for Session {
 impl Serve<MemSet> for Session {
     fn serve(&mut self, call: &Call, message: &MemSet) -> Outcome<()> {
         let stream = self.objects.stream(call, message.stream)?;
-        let fill = Fill {
-            destination: message.destination.0,
-            pitch: message.pitch,
-            width: message.width,
-            height: message.height,
-            value: message.value,
-            element: bytes_of(message.element),
-        };
-        if fill.width == 0 || fill.height == 0 {
+        let (place, pitch) = (message.destination, message.pitch);
+        let size = [message.width, message.height];
+        let Some(fill) = self.fill(place, pitch, size, message.value, message.element)? else {
             return Ok(Served::Done(()));
-        }
-        self.check_fill(&fill)?;
+        };
         self.done(stream.device.fill(fill, stream.raw))
             .map(Served::Done)
     }
 }
 
-/// Returns the bytes of an element.
-pub(super) fn bytes_of(element: Element) -> u32 {
-    match element {
-        Element::Byte => 1,
-        Element::Half => 2,
-        Element::Word => 4,
-    }
-}
-
 impl Session {
-    /// Checks that a fill, which is not empty, is aligned and that the session may name its memory.
-    pub(super) fn check_fill(&self, fill: &Fill) -> Result<(), CuResult> {
-        let element = u64::from(fill.element);
-        let row = fill.width.checked_mul(element);
-        let rows = (fill.height - 1).checked_mul(fill.pitch);
-        let tall = fill.height > 1;
-        let aligned = |value: u64| value.is_multiple_of(element);
+    /// Returns the fill that a message describes, if it is not empty. It must be aligned, and the session must be
+    /// permitted to name its memory.
+    pub(super) fn fill(
+        &self,
+        DevicePtr(destination): DevicePtr,
+        pitch: u64,
+        [width, height]: [u64; 2],
+        value: u32,
+        element: Element,
+    ) -> Result<Option<Fill>, CuResult> {
+        if width == 0 || height == 0 {
+            return Ok(None);
+        }
+        let element = match element {
+            Element::Byte => 1,
+            Element::Half => 2,
+            Element::Word => 4,
+        };
+        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
+        let row = width.checked_mul(u64::from(element));
+        let rows = (height - 1).checked_mul(pitch);
         let span = row
             .zip(rows)
-            .filter(|(row, _)| !tall || (*row <= fill.pitch && aligned(fill.pitch)))
+            .filter(|(row, _)| height == 1 || (*row <= pitch && aligned(pitch)))
             .and_then(|(row, rows)| rows.checked_add(row))
-            .filter(|_| aligned(fill.destination))
+            .filter(|_| aligned(destination))
             .ok_or_else(|| self.addresses.refused())?;
-        self.addresses.place(fill.destination, span).map(drop)
+        self.addresses.place(destination, span)?;
+        Ok(Some(Fill {
+            destination,
+            pitch,
+            width,
+            height,
+            value,
+            element,
+        }))
     }
 }
