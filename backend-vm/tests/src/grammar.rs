@@ -1,13 +1,15 @@
 //! A valid record of every message, as a base for mutations.
 
+use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
 use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
     AddressReserve, AddressReserveReply, ContextReset, DevicePtr, Event, EventCreate, EventDestroy,
     EventQuery, Fence, GreenCreate, GreenPartNumber, Handle, Items, JitOption, Kind,
     LaunchAttribute, LaunchKernel, Link, LinkInput, ManagedOpen, ManagedPlace, MemAlloc,
-    MemAllocReply, MemCopy, MemWrite, MemoryOperation, Message, PartAlloc, PeerEnable, PoolAlloc,
-    PoolAllocReply, PoolCreate, PoolDestroy, PoolSetAccess, ShareEvent, SharedEventCreate,
-    SlabAlloc, SlabAllocReply, StreamMemory,
+    MemAllocReply, MemCopy, MemCreate, MemWrite, MemoryOperation, Message, PartAlloc, PeerEnable,
+    PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy, PoolSetAccess, ShareEvent, ShareMemory,
+    SharePool, SharedEventCreate, SlabAlloc, SlabAllocReply, StreamMemory, SurfaceCreate,
+    SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply, TextureDestroy,
 };
 use wormhole_ring::layout::{FILES, MANAGED, MANAGED_ALIGN};
 
@@ -175,6 +177,20 @@ impl Source<'_> {
         answer.reply::<AddressReserveReply>().address
     }
 
+    /// Texture of the existing array that no other record names.
+    pub fn texture(&mut self) -> u64 {
+        let create = TextureCreate::example(self);
+        let answer = self.guest.call(&create);
+        answer.reply::<TextureCreateReply>().texture
+    }
+
+    /// Surface of the existing array that no other record names.
+    pub fn surface(&mut self) -> u64 {
+        let create = SurfaceCreate::example(self);
+        let answer = self.guest.call(&create);
+        answer.reply::<SurfaceCreateReply>().surface
+    }
+
     #[allow(clippy::unused_self, reason = "generated code asks the source")]
     pub fn files(&self) -> DevicePtr {
         DevicePtr(FILES.0)
@@ -306,10 +322,27 @@ fn links(source: &mut Source<'_>) -> Vec<Entry> {
     })]
 }
 
-/// Returns records that create and destroy a pool, share an event, and create a green context of a part that an earlier
-/// record described.
+/// Returns records that create and destroy a pool, destroy a texture and a surface, share an event, memory and a pool,
+/// and create a green context of a part that an earlier record described.
 fn objects(source: &mut Source<'_>) -> Vec<Entry> {
+    let (texture, surface) = (source.texture(), source.surface());
     vec![
+        entry(&TextureDestroy { texture }),
+        entry(&SurfaceDestroy { surface }),
+        entry(&MemCreate {
+            handle_types: POSIX_FILE_DESCRIPTOR,
+            ..Example::example(source)
+        }),
+        entry(&ShareMemory {
+            memory: source.newest(),
+        }),
+        entry(&PoolCreate {
+            handle_types: POSIX_FILE_DESCRIPTOR,
+            ..Example::example(source)
+        }),
+        entry(&SharePool {
+            pool: source.newest(),
+        }),
         entry(&PoolCreate::example(source)),
         entry(&PoolDestroy::example(source)),
         entry(&SharedEventCreate::example(source)),

@@ -9,7 +9,8 @@ use wormhole_api::{
 use crate::attack::Entry;
 use crate::grammar::{Example, Source, entry};
 
-/// Returns records of a graph with a node of every kind, from its description to its destruction.
+/// Returns records of a graph with a node of every kind, from its description to its destruction, and of another one
+/// that is updated.
 pub fn graphs(source: &mut Source<'_>) -> Vec<Entry> {
     let begin = GraphBegin::example(source);
     let graph = begin.new;
@@ -51,8 +52,25 @@ pub fn graphs(source: &mut Source<'_>) -> Vec<Entry> {
         of_graph!(GraphLaunch),
         of_graph!(GraphUpload),
         of_graph!(GraphEnable),
-        entry(&GraphBegin::example(source)),
-        of_graph!(GraphUpdate),
+        entry(&GraphDestroy { graph }),
+    ]
+    .into_iter()
+    .chain(updates(source))
+    .collect()
+}
+
+/// Returns records of an empty graph that is updated by another one.
+fn updates(source: &mut Source<'_>) -> Vec<Entry> {
+    let [begin, next] = [(); 2].map(|()| GraphBegin::example(source));
+    let graph = begin.new;
+    vec![
+        entry(&begin),
+        entry(&GraphInstantiate { graph, flags: 0 }),
+        entry(&next),
+        entry(&GraphUpdate {
+            graph,
+            from: next.new,
+        }),
         entry(&GraphDestroy { graph }),
     ]
 }

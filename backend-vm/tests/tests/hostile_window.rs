@@ -448,20 +448,14 @@ fn directed(attack: &mut Attack, reason: Counter) {
     attack.send(&entry);
 }
 
-/// Messages whose record fails: it names an object that another process must share or the device must number first,
-/// updates a graph from an empty one, or asks for a feature that the CPU device lacks.
-const NOT_SERVED: [&str; 15] = [
+/// Messages whose record fails: it names an object or a file of another process, or a feature that the CPU device lacks.
+const NOT_SERVED: [&str; 10] = [
     "OpenAllocation",
     "CloseAllocation",
     "OpenEvent",
-    "ShareMemory",
     "OpenMemory",
-    "SharePool",
     "OpenPool",
     "OpenPointer",
-    "TextureDestroy",
-    "SurfaceDestroy",
-    "GraphUpdate",
     "FileMap",
     "FileUnmap",
     "TensorMapEncode",
