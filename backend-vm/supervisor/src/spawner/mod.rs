@@ -12,12 +12,12 @@
 //!
 //! The kernel kills the spawner when the supervisor dies, and all that it started when it dies.
 
-mod leaving;
+mod emptied_tenants;
 mod libraries;
 pub(crate) mod message;
 mod process;
 mod setup;
-mod starter;
+mod spawn_thread;
 
 use std::cell::Cell;
 use std::io;

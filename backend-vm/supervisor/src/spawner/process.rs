@@ -17,10 +17,10 @@ use vmm_sys_util::signal::block_signal;
 use wormhole_link::{chain, tasks};
 use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
-use super::leaving::Leaving;
+use super::emptied_tenants::EmptiedTenants;
 use super::message::{Order, Report, Role};
 use super::setup::{Prepared, Setup};
-use super::starter::{self, Starter};
+use super::spawn_thread::{self, SpawnThread};
 use crate::listener::Place;
 use crate::pair::End;
 use crate::workers::Started;
@@ -87,18 +87,18 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
             Err(reason) => Err(reason.clone()),
         },
     };
-    let starter = Starter::new(prepared.confinement.clone())
+    let spawn_thread = SpawnThread::new(prepared.confinement.clone())
         .map_err(|error| format!("the thread that starts workers cannot be made: {error}"))?;
     let supervisor = socket.try_clone().map_err(|error| error.to_string())?;
     datagram::send(socket, &ready.encode(), &[], true)
-        .map_err(|error| format!("the supervisor cannot be told of its workers: {error}"))?;
+        .map_err(|error| format!("the spawner cannot report to the supervisor: {error}"))?;
     Ok(Spawner {
         prepared,
         reap_limit,
-        starter,
+        spawn_thread,
         workers: BTreeMap::new(),
         forked: BTreeMap::new(),
-        leaving: Leaving::default(),
+        emptied: EmptiedTenants::default(),
         supervisor: End::new(supervisor),
     })
 }
@@ -117,13 +117,13 @@ struct Spawner {
     prepared: Prepared,
     /// Time to wait for workers at the end.
     reap_limit: Duration,
-    starter: Starter,
+    spawn_thread: SpawnThread,
     /// Running workers, by ticket.
     workers: BTreeMap<u64, Child>,
     /// Forked processes that run, by ticket.
     forked: BTreeMap<u64, Forked>,
     /// Tenants whose processes have ended, and whose memory is not free.
-    leaving: Leaving,
+    emptied: EmptiedTenants,
     /// Way of the reports.
     supervisor: End,
 }
@@ -138,10 +138,10 @@ impl Spawner {
                 false => PollFlags::empty(),
             };
             let again = self.supervisor.deadline().into_iter();
-            let again = again.chain(self.leaving.next()).min();
+            let again = again.chain(self.emptied.next()).min();
             let mut entries = vec![
                 PollFd::new(socket, PollFlags::IN | writes),
-                PollFd::new(&self.starter, PollFlags::IN),
+                PollFd::new(&self.spawn_thread, PollFlags::IN),
             ];
             let ends = self.workers.values().map(Child::pidfd);
             entries.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
@@ -172,13 +172,13 @@ impl Spawner {
             if !self.take_orders(socket) {
                 return;
             }
-            self.check_leaving();
+            self.check_emptied();
             self.supervisor.flush();
         }
     }
 
     fn announce_started(&mut self) {
-        for (ticket, outcome) in self.starter.finished() {
+        for (ticket, outcome) in self.spawn_thread.finished() {
             match outcome {
                 Ok(Started { child, socket, log }) => {
                     let pid = child.pid();
@@ -285,10 +285,10 @@ impl Spawner {
     }
 
     /// Checks some of the tenants whose turn it is.
-    fn check_leaving(&mut self) {
+    fn check_emptied(&mut self) {
         let now = Instant::now();
         for _ in 0..TURN {
-            let Some((tenant, ended)) = self.leaving.take_due(now) else {
+            let Some((tenant, ended)) = self.emptied.take_due(now) else {
                 break;
             };
             self.remove(tenant, ended);
@@ -301,7 +301,7 @@ impl Spawner {
         if cgroups.is_none_or(|cgroups| cgroups.remove_tenant(tenant, ended)) {
             self.report(&Report::Removed { tenant }, Vec::new());
         } else {
-            self.leaving.add(tenant, ended, Instant::now());
+            self.emptied.add(tenant, ended, Instant::now());
         }
     }
 
@@ -345,12 +345,12 @@ impl Spawner {
             (Some(program), Ok(device)) => {
                 let mut environment = self.prepared.environment.clone();
                 environment.extend(environment::passed_on(guest));
-                let order = starter::Order {
+                let order = spawn_thread::Order {
                     program: program.to_owned(),
                     device: device.clone(),
                     environment,
                 };
-                match self.starter.order(ticket, order) {
+                match self.spawn_thread.order(ticket, order) {
                     true => Ok(()),
                     false => Err("the thread that starts workers has ended".to_owned()),
                 }
@@ -371,8 +371,8 @@ impl Spawner {
 
     /// Kills and reaps all workers, as far as they end in time.
     fn end(mut self) {
-        self.starter.end();
-        let started = self.starter.finished().into_iter();
+        self.spawn_thread.end();
+        let started = self.spawn_thread.finished().into_iter();
         let started = started.filter_map(|(_, outcome)| outcome.ok());
         let mut left: Vec<Child> = started.map(|started| started.child).collect();
         left.extend(self.workers.into_values());

@@ -31,7 +31,7 @@ type Outcome = (u64, Result<Started, SpawnError>);
 /// The kernel kills a worker when the thread that started it ends, so the thread lives as long as
 /// this value.
 #[derive(Debug)]
-pub struct Starter {
+pub struct SpawnThread {
     orders: Option<Sender<(u64, Order)>>,
     outcomes: Receiver<Outcome>,
     /// An eventfd, written once for each order.
@@ -39,7 +39,7 @@ pub struct Starter {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Starter {
+impl SpawnThread {
     /// Starts the thread, with the calling thread's signal mask.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Starter {
     }
 }
 
-impl AsFd for Starter {
+impl AsFd for SpawnThread {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
