@@ -70,15 +70,15 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
     if options.foreground {
         watched.block();
     }
-    let mut supervisor = Supervisor::start(options, &installation, &place, &held, watched)?;
+    let mut serving = ServingProcess::start(options, &installation, &place, &held, watched)?;
     let phase = Phases::of(match options.placement {
         Placement::Host => "starting the backend",
         Placement::Vm => "booting the backend VM",
     });
-    let serves = supervisor.serves(options, &place, &held);
+    let serves = serving.serves(options, &place, &held);
     drop(phase);
     if let Err(error) = serves {
-        let error = supervisor.reason(options, &place, error);
+        let error = serving.reason(options, &place, error);
         held.remove();
         return Err(error);
     }
@@ -91,9 +91,9 @@ pub fn run(options: &Options) -> Result<(), BackendsError> {
         return Ok(());
     }
     drop(held);
-    let process = Process::of(supervisor.0.id());
+    let process = Process::of(serving.0.id());
     notify();
-    let ended = supervisor.attend(&watched);
+    let ended = serving.attend(&watched);
     // Another command may have stopped the backend and removed its folder, and one may have started a
     // later backend of this name.
     if let (Ok(held), Some(process)) = (place.hold(), process)
@@ -167,9 +167,9 @@ impl Options {
 }
 
 /// The process that serves: a supervisor, or the monitor of a backend VM.
-struct Supervisor(Child);
+struct ServingProcess(Child);
 
-impl Supervisor {
+impl ServingProcess {
     fn start(
         options: &Options,
         installation: &Installation,
