@@ -201,10 +201,10 @@ static void built() {
     CHECK(cudaStreamSynchronize(stream));
     expect(values, 210, "a kernel node that was set");
     // The graph still has the old amount.
-    cudaKernelNodeParams told = {};
-    CHECK(cudaGraphKernelNodeGetParams(kernel, &told));
-    if (told.func != launch.func || told.gridDim.x != launch.gridDim.x) fail("a kernel node tells of another");
-    if (*static_cast<int *>(told.kernelParams[2]) != 1) fail("a kernel node tells of other parameters");
+    cudaKernelNodeParams reported = {};
+    CHECK(cudaGraphKernelNodeGetParams(kernel, &reported));
+    if (reported.func != launch.func || reported.gridDim.x != launch.gridDim.x) fail("a kernel node tells of another");
+    if (*static_cast<int *>(reported.kernelParams[2]) != 1) fail("a kernel node tells of other parameters");
 
     // Replaces the whole graph by an update.
     cudaGraph_t clone;

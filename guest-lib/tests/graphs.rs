@@ -399,7 +399,7 @@ fn the_failure_to_make_a_graph_that_nobody_waited_for_ends_the_session() {
     });
 }
 
-/// A program that is told at the call goes on.
+/// A program that gets the error from the call itself goes on.
 #[test]
 fn once_memory_was_missing_for_a_graph_every_other_waits_for_the_device() {
     in_process(|| {

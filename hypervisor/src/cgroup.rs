@@ -116,7 +116,7 @@ impl Cgroup {
 
     /// Moves this process there, and leaves its removal to another one.
     fn enter(self, installation: &Installation) -> Result<(), CgroupError> {
-        // It stays outside, and is told to wait for the end of this process once that is in the cgroup.
+        // The remover stays outside, and waits for the end of this process once that is in the cgroup.
         let remover = self.start_remover(installation);
         let _remover = remover.map_err(failed("left to another process", &self.path))?;
         write(

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loader_is_told_the_folder_of_the_libraries() {
+    fn the_loader_finds_the_folder_of_the_libraries() {
         let told = text_of("etc/ld.so.conf.d/wormhole-guest.conf");
         assert_eq!(told.trim(), PARTS);
     }

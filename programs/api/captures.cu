@@ -303,7 +303,7 @@ static void ends() {
 static void steered() {
     CUstream stream;
     WORKS(cuStreamCreate, &stream, 1);
-    CUgraph graph, told, ended;
+    CUgraph graph, reported, ended;
     CUgraphNode first, second;
     WORKS(cuGraphCreate, &graph, 0);
     WORKS(cuGraphAddEmptyNode, &first, graph, nullptr, 0);
@@ -315,8 +315,8 @@ static void steered() {
     const CUgraphNode *before;
     const CUgraphEdgeData *data;
     size_t count;
-    WORKS(cuStreamGetCaptureInfo, stream, &status, &id, &told, &before, &data, &count);
-    HOLDS(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id != 0 && told == graph && count == 1);
+    WORKS(cuStreamGetCaptureInfo, stream, &status, &id, &reported, &before, &data, &count);
+    HOLDS(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id != 0 && reported == graph && count == 1);
     const CUgraphNode fill = before[0];
     CUgraphNodeType type;
     WORKS(cuGraphNodeGetType, fill, &type);

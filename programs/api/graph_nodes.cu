@@ -88,10 +88,10 @@ static void kernels() {
     HOLDS(word(memory) == 3);
     // Sets parameters of the graph's node, and then of the executable graph's.
     WORKS(cuGraphKernelNodeSetParams, node, &second.node);
-    CUDA_KERNEL_NODE_PARAMS told;
-    WORKS(cuGraphKernelNodeGetParams, node, &told);
-    HOLDS(told.func == store && !told.extra && told.ctx == context && told.kernelParams != second.pointers);
-    HOLDS(*static_cast<unsigned *>(told.kernelParams[1]) == 4);
+    CUDA_KERNEL_NODE_PARAMS reported;
+    WORKS(cuGraphKernelNodeGetParams, node, &reported);
+    HOLDS(reported.func == store && !reported.extra && reported.ctx == context && reported.kernelParams != second.pointers);
+    HOLDS(*static_cast<unsigned *>(reported.kernelParams[1]) == 4);
     run(made);
     HOLDS(word(memory) == 3 && word(memory + 4) == 0);
     WORKS(cuGraphExecKernelNodeSetParams, made, node, &second.node);
@@ -129,7 +129,7 @@ static void kernels() {
     // Nodes of other kinds.
     CUgraphNode empty;
     WORKS(cuGraphAddEmptyNode, &empty, graph, nullptr, 0);
-    RETURNS(1, cuGraphKernelNodeGetParams, empty, &told);
+    RETURNS(1, cuGraphKernelNodeGetParams, empty, &reported);
     RETURNS(1, cuGraphKernelNodeSetParams, empty, &first.node);
     RETURNS(1, cuGraphExecKernelNodeSetParams, made, empty, &first.node);
     WORKS(cuGraphExecDestroy, made);
@@ -193,9 +193,9 @@ static void copies_fills_functions() {
 
     WORKS(cuGraphMemsetNodeGetParams, fill, &got);
     HOLDS(got.dst == memory && got.value == 7 && got.pitch == 64);
-    CUDA_MEMCPY3D told;
-    WORKS(cuGraphMemcpyNodeGetParams, up, &told);
-    HOLDS(told.srcHost == source && told.dstDevice == memory + 256 && told.Height == 2);
+    CUDA_MEMCPY3D reported;
+    WORKS(cuGraphMemcpyNodeGetParams, up, &reported);
+    HOLDS(reported.srcHost == source && reported.dstDevice == memory + 256 && reported.Height == 2);
     WORKS(cuGraphHostNodeGetParams, call, &known);
     HOLDS(known.fn == by_one);
 
@@ -427,11 +427,11 @@ static CUgraph allocating(CUDA_MEM_ALLOC_NODE_PARAMS &wanted, CUgraphNode &alloc
 
 static void memory_of_graphs() {
     CUgraphNode allocation, fill, release;
-    CUDA_MEM_ALLOC_NODE_PARAMS wanted, told;
+    CUDA_MEM_ALLOC_NODE_PARAMS wanted, reported;
     CUgraph graph = allocating(wanted, allocation, fill);
     CUgraphExec never;
-    WORKS(cuGraphMemAllocNodeGetParams, allocation, &told);
-    HOLDS(told.dptr == wanted.dptr && told.bytesize == 4096);
+    WORKS(cuGraphMemAllocNodeGetParams, allocation, &reported);
+    HOLDS(reported.dptr == wanted.dptr && reported.bytesize == 4096);
     CUgraphExec made = executable(graph);
     run(made);
     // The memory stays allocated until the program frees it; before that the graph cannot run again.
@@ -473,7 +473,7 @@ static void memory_of_graphs() {
     run(made);
     WORKS(cuGraphExecDestroy, made);
     WORKS(cuGraphDestroy, graph);
-    RETURNS(1, cuMemcpyDtoH, &told, wanted.dptr, 4);
+    RETURNS(1, cuMemcpyDtoH, &reported, wanted.dptr, 4);
     WORKS(cuDeviceGraphMemTrim, 0);
     HOLDS(used(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT) == 0);
     cuuint64_t zero = 0;
@@ -562,9 +562,9 @@ static void general() {
     WORKS(cuGraphAddNode, &last, graph, &kernel, &early, 1, &launch);
     size_t count = 1;
     CUgraphNode before;
-    CUgraphEdgeData told;
-    WORKS(cuGraphNodeGetDependencies, last, &before, &told, &count);
-    HOLDS(before == kernel && told.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
+    CUgraphEdgeData reported;
+    WORKS(cuGraphNodeGetDependencies, last, &before, &reported, &count);
+    HOLDS(before == kernel && reported.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
     RETURNS(CUDA_ERROR_LOSSY_QUERY, cuGraphNodeGetDependencies, last, &before, nullptr, &count);
     // A graph that is moved into a node is destroyed with it, and cannot be moved into a second node.
     CUgraph outer, moved;

@@ -91,13 +91,13 @@ static void nodes_and_dependencies() {
     GIVES(CUDA_SUCCESS, "cuGraphNodeGetDependencies", third, nullptr, &count);
     HOLDS(count == 0);
 
-    CUDA_KERNEL_NODE_PARAMS_v1 told;
-    std::memset(&told, 0, sizeof told);
-    GIVES(CUDA_SUCCESS, "cuGraphKernelNodeGetParams", first, &told);
-    HOLDS(told.func == store && told.gridDimX == 1 && *static_cast<unsigned *>(told.kernelParams[1]) == 11);
+    CUDA_KERNEL_NODE_PARAMS_v1 reported;
+    std::memset(&reported, 0, sizeof reported);
+    GIVES(CUDA_SUCCESS, "cuGraphKernelNodeGetParams", first, &reported);
+    HOLDS(reported.func == store && reported.gridDimX == 1 && *static_cast<unsigned *>(reported.kernelParams[1]) == 11);
     GIVES(CUDA_SUCCESS, "cuGraphKernelNodeSetParams", first, &two.node);
-    GIVES(CUDA_SUCCESS, "cuGraphKernelNodeGetParams", first, &told);
-    HOLDS(*static_cast<unsigned *>(told.kernelParams[1]) == 12);
+    GIVES(CUDA_SUCCESS, "cuGraphKernelNodeGetParams", first, &reported);
+    HOLDS(*static_cast<unsigned *>(reported.kernelParams[1]) == 12);
 
     for (const char *name : {"cuGraphInstantiate", "cuGraphInstantiate_v2"}) {
         CUgraphExec executable = nullptr;

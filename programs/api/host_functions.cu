@@ -119,7 +119,7 @@ __global__ void trap(volatile int *go) {
 static std::atomic<int> after_fault{-1};
 static std::atomic<int> plain_after_fault{0};
 
-static void CUDART_CB told(cudaStream_t, cudaError_t status, void *) { after_fault = status; }
+static void CUDART_CB note_fault(cudaStream_t, cudaError_t status, void *) { after_fault = status; }
 static void CUDART_CB not_called(void *) { plain_after_fault = 1; }
 
 int main() {
@@ -152,12 +152,12 @@ int main() {
     *go = 0;
     trap<<<1, 1, 0, streams[2]>>>(go);
     CHECK(cudaLaunchHostFunc(streams[2], not_called, nullptr));
-    CHECK(cudaStreamAddCallback(streams[2], told, nullptr, 0));
+    CHECK(cudaStreamAddCallback(streams[2], note_fault, nullptr, 0));
     *static_cast<volatile int *>(go) = 1;
     const cudaError_t fault = cudaStreamSynchronize(streams[2]);
     if (fault == cudaSuccess) fail("a trap went unnoticed");
     while (after_fault.load() == -1) std::this_thread::yield();
-    if (after_fault.load() == cudaSuccess) fail("a callback was not told of the fault");
+    if (after_fault.load() == cudaSuccess) fail("a callback did not get the fault");
     if (plain_after_fault.load()) fail("a host function was called after a fault");
     std::printf("PASS host_functions\n");
     return 0;

@@ -575,11 +575,11 @@ void in_children(const std::string &prefix, const std::function<bool(const Repor
             _exit(0);
         }
         close(ends[1]);
-        FILE *told = fdopen(ends[0], "r");
+        FILE *output = fdopen(ends[0], "r");
         std::string label;
         bool again = false;
         char line[512];
-        while (std::fgets(line, sizeof line, told)) {
+        while (std::fgets(line, sizeof line, output)) {
             line[std::strcspn(line, "\n")] = '\0';
             char name[400];
             std::size_t index = 0;
@@ -593,7 +593,7 @@ void in_children(const std::string &prefix, const std::function<bool(const Repor
                 again = true;
             }
         }
-        std::fclose(told);
+        std::fclose(output);
         int status = 0;
         waitpid(child, &status, 0);
         if (!label.empty()) {
@@ -721,7 +721,7 @@ std::vector<Call> read_calls(const char *path) {
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        std::printf("FAIL bad_input: it is told a file of calls and how many to try at a time\n");
+        std::printf("FAIL bad_input: give a file of calls and the number of calls to try at a time\n");
         return 1;
     }
     const std::vector<Call> calls = read_calls(argv[1]);

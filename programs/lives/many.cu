@@ -38,25 +38,25 @@ static int one() {
 int main(int argc, char **argv) {
     if (argc > 1 && std::strcmp(argv[1], "one") == 0) return one();
     const int count = size_argument(argc, argv, 2);
-    int told[2], held[2];
-    if (pipe(told) != 0 || pipe(held) != 0) return 1;
+    int answers[2], held[2];
+    if (pipe(answers) != 0 || pipe(held) != 0) return 1;
     for (int i = 0; i < count; ++i) {
         const pid_t child = fork();
         if (child < 0) return 1;
         if (child == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            dup2(told[1], results);
+            dup2(answers[1], results);
             dup2(held[0], until);
-            for (int fd : {told[0], told[1], held[0], held[1]}) close(fd);
+            for (int fd : {answers[0], answers[1], held[0], held[1]}) close(fd);
             execl("/proc/self/exe", "many", "one", static_cast<char *>(nullptr));
             _exit(127);
         }
     }
-    close(told[1]);
+    close(answers[1]);
     close(held[0]);
     int right = 0, answered = 0;
     cudaError_t error, other = cudaSuccess;
-    for (; answered < count && read(told[0], &error, sizeof error) == sizeof error; ++answered) {
+    for (; answered < count && read(answers[0], &error, sizeof error) == sizeof error; ++answered) {
         if (error == cudaSuccess) {
             ++right;
         } else {
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
     close(held[1]);
     while (wait(nullptr) > 0) {
     }
-    std::printf("%d of %d have a context and copy, %d were told %s\n", right, answered, answered - right,
+    std::printf("%d of %d have a context and copy, %d were refused with %s\n", right, answered, answered - right,
                 cudaGetErrorName(other));
     return answered == count ? 0 : 1;
 }

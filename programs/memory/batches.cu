@@ -1,4 +1,4 @@
-// Batches of copies: pageable, page-locked and device memory in one call, boxes of memory and of arrays, refused
+// Batches of copies: pageable, page-locked and device memory in one call, 3-D regions of memory and of arrays, refused
 // copies, and copies that wait because of SYNC_MEMOPS.
 #include "../api/driver.cuh"
 #include "../check.cuh"
@@ -21,7 +21,7 @@ static void refused(cudaError_t error, const char *what) {
 }
 
 // Boxes, in elements of the arrays among their ends.
-static void boxes(cudaStream_t stream) {
+static void regions(cudaStream_t stream) {
     const int width = 8, height = 4, row = 10, rows = 5;
     std::vector<unsigned> source(row * rows * 2), plain(8 * 4 * 2), back(source.size());
     for (size_t i = 0; i < source.size(); ++i) source[i] = 1000 + (unsigned)i;
@@ -59,12 +59,12 @@ static void boxes(cudaStream_t stream) {
     for (int z = 0; z < 2; ++z)
         for (int y = 0; y < height; ++y)
             for (int x = 0; x < width; ++x)
-                expect(plain[(z * height + y) * width + x] == source[(z * rows + y) * row + x], "a box of memory");
+                expect(plain[(z * height + y) * width + x] == source[(z * rows + y) * row + x], "a region of memory");
     CHECK(cudaMemcpy2DFromArray(back.data(), width * 4, image, 0, 0, width * 4, height, cudaMemcpyDeviceToHost));
     for (int y = 0; y < height; ++y)
         for (int x = 0; x < width; ++x) {
             const bool inside = x >= 2 && x < 5 && y >= 1 && y < 3;
-            expect(back[y * width + x] == (inside ? source[(y - 1) * row + x - 2] : 0), "a box of an array");
+            expect(back[y * width + x] == (inside ? source[(y - 1) * row + x - 2] : 0), "a region of an array");
         }
 
     // If one copy is not possible, none is made.
@@ -80,7 +80,7 @@ static void boxes(cudaStream_t stream) {
     refused(cudaMemcpy3DBatchAsync(0, copies, 0, stream), "no copies");
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaMemcpy(plain.data(), device, 4, cudaMemcpyDeviceToHost));
-    expect(plain[0] == 0x07070707, "no box is copied");
+    expect(plain[0] == 0x07070707, "no region is copied");
     CHECK(cudaFree(device));
     CHECK(cudaFreeArray(image));
 }
@@ -186,7 +186,7 @@ int main() {
     attributes[0].srcAccessOrder = cudaMemcpySrcAccessOrderInvalid;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "no order of access");
 
-    boxes(stream);
+    regions(stream);
     waiting();
     std::printf("PASS batches\n");
     return 0;

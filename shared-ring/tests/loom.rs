@@ -287,7 +287,7 @@ fn one_of_two_producers_rings() {
 }
 
 #[test]
-fn a_consumer_is_woken_by_the_producer_that_is_told_to_ring() {
+fn a_consumer_is_woken_by_the_producer_that_must_ring() {
     one_of_two_producers_rings();
 }
 

@@ -28,7 +28,7 @@ const PER_THREAD: [&str; 8] = [
     "api/host_functions",
     "api/kernels",
     "api/memory_operations",
-    "memory/boxes",
+    "memory/copies_3d",
     "memory/managed",
     "memory/pools",
 ];

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_from_a_cut_message() {
+    fn the_end_is_distinguished_from_a_cut_message() {
         for (bytes, cut) in [(0, false), (7, true), (HEADER_BYTES + 3, true)] {
             let (mut near, far) = UnixStream::pair().unwrap();
             let frame = Message::SessionReport("report").to_vec().unwrap();

@@ -574,7 +574,7 @@ mod tests {
 
     /// A kernel has the variables that it declares, each separately and with its declared size.
     #[test]
-    fn shared_variables_of_one_name_are_told_apart() {
+    fn shared_variables_of_one_name_are_distinguished() {
         let head = ".version 8.7\n.target sm_90\n.address_size 64\n";
         let module = |bytes: u32| {
             let function = format!(

@@ -120,7 +120,7 @@ fn writes_of_the_same_value_are_no_race_and_others_are() {
 }
 
 #[test]
-fn bytes_of_one_word_are_told_apart() {
+fn bytes_of_one_word_are_distinguished() {
     is_clean(
         64,
         "add.u32 %r1, %w, %t;\nst.shared.u8 [%r1], %t;\nld.shared.u8 %r2, [%r1];",
@@ -284,7 +284,7 @@ fn copies_that_arrive_at_an_mbarrier_are_there_in_its_next_phase() {
 }
 
 #[test]
-fn nothing_is_told_unless_asked() {
+fn nothing_is_reported_unless_asked() {
     let device = Device::load(
         b".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k() {
           .shared .b32 s; .reg .b32 %r; mov.u32 %r, %tid.x; st.shared.u32 [s], %r; ret; }",
@@ -295,7 +295,7 @@ fn nothing_is_told_unless_asked() {
 
 /// The checker's state for a kernel is bounded; beyond the bound it reports no false findings.
 #[test]
-fn more_atomic_addresses_and_copies_than_are_told_apart_make_no_finding() {
+fn more_atomic_addresses_and_copies_than_are_distinguished_make_no_finding() {
     is_clean(
         64,
         "mov.u32 %r5, 0;

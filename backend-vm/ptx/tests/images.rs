@@ -63,7 +63,7 @@ fn refused(variant: &str) -> Result<(), String> {
 }
 
 #[test]
-fn malformed_code_is_told_from_unsupported_code() {
+fn malformed_code_is_distinguished_from_unsupported_code() {
     let kernel = |body: &str| {
         let text = format!("{HEAD}.entry k() {{ .reg .b32 %r<3>; .reg .pred %p<2>; {body} ret; }}");
         Module::load(text.as_bytes())

@@ -121,7 +121,7 @@ fn run(kernel: &str, some: u64) -> (Vec<(&'static str, u32, u32)>, [u32; 2]) {
 }
 
 #[test]
-fn milestones_are_told_while_blocks_wait_for_them_and_not_before() {
+fn milestones_are_reported_while_blocks_wait_for_them_and_not_before() {
     let all = BLOCKS * THREADS;
     let (told, counts) = run("steps", 0);
     assert_eq!(told, [("begun", 0, 0), ("triggered", all, 0)]);

@@ -1,4 +1,4 @@
-//! Processes in one PID namespace: told apart by numbers, and hidden from each other.
+//! Processes in one PID namespace have different numbers, and are hidden from each other.
 
 use std::fs::File;
 use std::io::Read;

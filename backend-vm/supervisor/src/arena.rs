@@ -170,7 +170,9 @@ impl TenantLoop {
         let pending: Vec<u32> = pending.chain(further).collect();
         for request in pending {
             if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
-                tracing::debug!("a guest is not told that its session is over: {error}");
+                tracing::debug!(
+                    "the message that a session is over does not reach its guest: {error}"
+                );
             }
         }
     }

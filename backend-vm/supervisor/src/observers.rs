@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_told_apart_by_empty_lines() {
+    fn devices_are_separated_by_empty_lines() {
         assert_eq!(
             devices("name=a\nuuid=0\n\nname=b\n"),
             ["name=a\nuuid=0", "name=b\n"]

@@ -151,19 +151,19 @@ mod tests {
             counters: "host.nvmlDeviceGetTotalEnergyConsumption=1\n".to_owned(),
             processes: BTreeMap::new(),
         };
-        let told = |has_neighbours| sample.visible_facts(has_neighbours).collect::<String>();
+        let facts = |has_neighbours| sample.visible_facts(has_neighbours).collect::<String>();
         let momentary = sample.facts.clone() + &sample.live;
         let all = momentary.clone() + &sample.counters;
         assert_eq!(
-            (told(false), told(true)),
+            (facts(false), facts(true)),
             (all.clone(), sample.facts.clone())
         );
-        let told = |told| {
-            let sample = sample.for_tenant(told, &BTreeSet::new());
+        let facts = |visible| {
+            let sample = sample.for_tenant(visible, &BTreeSet::new());
             sample.visible_facts(false).collect::<String>()
         };
-        assert_eq!(told(Visible::All), all);
-        assert_eq!(told(Visible::Momentary), momentary);
-        assert_eq!(told(Visible::Fixed), sample.facts);
+        assert_eq!(facts(Visible::All), all);
+        assert_eq!(facts(Visible::Momentary), momentary);
+        assert_eq!(facts(Visible::Fixed), sample.facts);
     }
 }

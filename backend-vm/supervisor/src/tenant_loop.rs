@@ -401,8 +401,8 @@ impl TenantLoop {
 
     /// Continues work that waited for descriptors to be passed on, or for a scrubber's order.
     fn hear_scrubber(&mut self, ops: &mut EventOps<'_>) {
-        for (told, result) in self.scrubber.finished() {
-            match told {
+        for (completion, result) in self.scrubber.finished() {
+            match completion {
                 Completion::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
                 Completion::Forgotten { session, request } => self.unshared(ops, session, request),
                 Completion::RecordsCompleted { token, parties } => {

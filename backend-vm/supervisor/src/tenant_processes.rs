@@ -345,7 +345,7 @@ impl Supervisor {
                 self.send_figures();
             }
             Report::AskUsage => self.ask_usage(id)?,
-            Report::Usage { usage, is_last } => self.usage_told(id, *usage, is_last),
+            Report::Usage { usage, is_last } => self.usage_reported(id, *usage, is_last),
         }
         Ok(())
     }
@@ -537,11 +537,11 @@ impl Supervisor {
             let workers = self.workers.values().filter(|one| one.is_given_to(*id));
             let own: BTreeSet<i32> = workers.map(|worker| worker.process.pid()).collect();
             let visible = self.history.visible(*id, now);
-            let told: Vec<Sample> = samples
+            let visible: Vec<Sample> = samples
                 .iter()
                 .map(|sample| sample.for_tenant(visible, &own))
                 .collect();
-            for order in pair::figures(&told) {
+            for order in pair::figures(&visible) {
                 tenant.order(&order);
             }
         }

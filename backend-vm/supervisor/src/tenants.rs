@@ -56,7 +56,7 @@ pub(super) struct Tenant {
     leaving: bool,
     /// Usage of the sessions that have ended.
     pub ended: Usage,
-    /// Exits of the guest's vCPUs, as the launcher has told them last.
+    /// Exits of the guest's vCPUs, as last reported by the launcher.
     pub exits: Option<u64>,
     /// Whether the launcher was asked for them and has not answered.
     pub owes_exits: bool,
@@ -276,7 +276,7 @@ impl TenantLoop {
                     }
                 }
                 Request::AskUsage => self.usage_asked(ops, id)?,
-                Request::Exits(exits) => self.exits_told(ops, id, exits)?,
+                Request::Exits(exits) => self.exits_reported(ops, id, exits)?,
                 Request::Wrong(name) => {
                     if self.may_log(id) {
                         tracing::warn!("tenant {id} sent {name}, which launchers do not send");

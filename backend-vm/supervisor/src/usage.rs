@@ -206,7 +206,7 @@ impl Supervisor {
     }
 
     /// Handles a tenant's usage.
-    pub(super) fn usage_told(&mut self, id: Id, usage: Usage, is_last: bool) {
+    pub(super) fn usage_reported(&mut self, id: Id, usage: Usage, is_last: bool) {
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.last_usage.usage = usage;
             tenant.last_usage.owed = match is_last {
@@ -351,7 +351,7 @@ impl TenantLoop {
     ///
     /// # Errors
     /// The launcher was not asked.
-    pub(super) fn exits_told(
+    pub(super) fn exits_reported(
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,

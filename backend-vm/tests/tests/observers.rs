@@ -277,7 +277,7 @@ fn who_observes_before_there_is_a_window_is_cut_off() {
 }
 
 #[test]
-fn who_asks_before_the_device_works_is_told_when_it_is_known_that_it_does_not() {
+fn a_question_before_the_device_works_is_answered_once_its_failure_is_known() {
     let mut backend = Backend::start(Workers::built(), &["--device", "cuda:0"]);
     let _ = backend.attach(64, Attach::default());
     let mut observer = backend.connect();

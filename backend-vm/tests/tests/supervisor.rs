@@ -418,7 +418,7 @@ fn unread(message: &Message<'_>) -> usize {
 }
 
 #[test]
-fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
+fn a_launcher_that_cannot_be_sent_the_segments_its_guest_has_lost_is_cut_off() {
     let mut backend = Backend::with_window(64);
     let mut open = || {
         let mut guest = backend.connect_remote();
@@ -668,7 +668,7 @@ fn another_users_tenant_is_refused_unless_it_is_named() {
 }
 
 #[test]
-fn a_supervisor_that_is_told_to_stop_ends_every_session_in_order() {
+fn a_supervisor_that_is_asked_to_stop_ends_every_session_in_order() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();
     let workers = backend.workers();
@@ -1036,7 +1036,7 @@ fn by_hand(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
 }
 
 #[test]
-fn mistakes_in_the_arguments_are_told_in_one_line() {
+fn mistakes_in_the_arguments_are_reported_in_one_line() {
     for (program, arguments) in [
         (env!("CARGO_BIN_EXE_supervisor"), &["--device", "gpu"][..]),
         (env!("CARGO_BIN_EXE_supervisor"), &["--fd", "3"]),

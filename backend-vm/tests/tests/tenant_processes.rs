@@ -347,7 +347,7 @@ fn no_tenants_process_outlives_a_killed_supervisor() {
 }
 
 #[test]
-fn tenants_processes_end_their_sessions_when_the_supervisor_is_told_to_stop() {
+fn tenants_processes_end_their_sessions_when_the_supervisor_is_asked_to_stop() {
     let mut two = two(&[]);
     let guest = two.second.connect().open();
     let processes = two.backend.tenant_processes();

@@ -39,7 +39,7 @@ fn ask(client: &mut Tenant, launchers: &mut [(&mut Tenant, Option<u64>)]) -> Vec
 }
 
 #[test]
-fn a_user_is_told_of_its_own_tenants_and_the_operator_of_all() {
+fn stats_show_a_user_its_own_tenants_and_the_operator_all() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can be another user");
         return;

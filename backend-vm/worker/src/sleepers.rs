@@ -16,20 +16,20 @@ const LOOKS: u32 = 8;
 pub struct Sleepers {
     waits: Waits,
     /// Facts that the guest's threads can read.
-    told: Executor,
+    published: Executor,
     records: u32,
     looks: u32,
 }
 
 impl Sleepers {
     pub fn new(waits: Waits, device_is_apart: bool) -> Self {
-        let told = Executor {
+        let published = Executor {
             processor: None,
             device_is_apart,
         };
         Self {
             waits,
-            told,
+            published,
             records: 0,
             looks: 0,
         }
@@ -66,9 +66,9 @@ impl Sleepers {
 
     fn tell_processor(&mut self, status: &Status) {
         let processor = u32::try_from(sched_getcpu()).ok();
-        if processor != self.told.processor {
-            self.told.processor = processor;
-            status.set_executor(self.told);
+        if processor != self.published.processor {
+            self.published.processor = processor;
+            status.set_executor(self.published);
         }
     }
 

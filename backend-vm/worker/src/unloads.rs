@@ -95,10 +95,10 @@ pub struct Outstanding(Sender<Work>);
 impl Outstanding {
     /// Waits until they are done. May block on the device.
     pub fn wait(self) {
-        let (done, told) = channel::<()>();
+        let (done, waits) = channel::<()>();
         if self.0.send(Box::new(move || drop(done))).is_ok() {
             // Nothing is sent: the wait ends when the thread drops its end.
-            let _ = told.recv();
+            let _ = waits.recv();
         }
     }
 }

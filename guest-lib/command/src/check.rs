@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_without_permission_is_told_the_group() {
+    fn without_permission_the_error_names_the_group() {
         let denied = check_access(Err(io::ErrorKind::PermissionDenied.into()));
         assert!(fault(denied).contains("usermod -aG wormhole USER"));
         let missing = check_access(Err(io::ErrorKind::NotFound.into()));

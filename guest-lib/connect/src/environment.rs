@@ -53,6 +53,6 @@ mod tests {
     /// Program of the test above.
     #[test]
     fn tells() {
-        println!("told {:?}", trusted(NAME));
+        println!("trusted {:?}", trusted(NAME));
     }
 }

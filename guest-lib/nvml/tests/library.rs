@@ -606,7 +606,7 @@ fn links_lead_to_switches_and_to_devices_of_the_tenant() {
 }
 
 #[test]
-fn fields_of_links_are_told_link_by_link() {
+fn fields_of_links_are_reported_link_by_link() {
     let _alone = alone();
     let [device, _] = linked();
     let field = |id, scope| {

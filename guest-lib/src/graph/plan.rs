@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_is_told_why_it_cannot_be() {
+    fn a_refused_update_returns_its_reason() {
         let mut model = Model::default();
         let graphs: Vec<_> = (0..3).map(|_| model.create().unwrap()).collect();
         for graph in &graphs {

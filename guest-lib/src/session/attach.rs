@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn another_window_is_told_from_the_granted_one() {
+    fn another_window_is_distinguished_from_the_granted_one() {
         const BYTES: u64 = 4 * SEGMENT_BYTES as u64;
         let grant = Grant {
             window_base: 0x4b00_0000_0000,

@@ -664,13 +664,13 @@ mod tests {
     }
 
     #[test]
-    fn ends_without_a_status_are_told_apart() {
+    fn ends_without_a_status_are_distinguished() {
         assert_eq!(ended("", None, Effect::PowerOff), ExitReason::PoweredOff);
         assert_eq!(ended("", None, Effect::Reset), ExitReason::Reset);
     }
 
     #[test]
-    fn a_panic_is_told_with_its_line() {
+    fn a_panic_is_reported_with_its_line() {
         let line = "[    2.5] Kernel panic - not syncing: VFS: Unable to mount root fs";
         let text = format!("{line}\r\n[    2.6] Rebooting\r\n");
         assert_eq!(
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_that_the_console_does_not_show_is_told_as_well() {
+    fn a_panic_that_the_console_does_not_show_is_reported_as_well() {
         let told = ended("", None, Effect::Panicked);
         assert!(matches!(told, ExitReason::Panicked { .. }), "{told}");
         let line = "Kernel panic - not syncing: sysrq triggered crash".to_owned();

@@ -242,7 +242,7 @@ fn parts_of_a_window_change_under_a_running_payload() {
 }
 
 #[test]
-fn exceptions_are_told_with_their_place() {
+fn exceptions_are_reported_with_their_place() {
     if !kvm() {
         return;
     }

@@ -1123,8 +1123,11 @@ mod tests {
             let Message::Usage { more: 0, tenants } = answer else {
                 panic!("{answer:?}");
             };
-            let told: Vec<TenantUsage> = serde_json::from_str(tenants).unwrap();
-            assert_eq!((told.len(), told[0].tenant, told[0].usage), (1, 1, usage));
+            let usages: Vec<TenantUsage> = serde_json::from_str(tenants).unwrap();
+            assert_eq!(
+                (usages.len(), usages[0].tenant, usages[0].usage),
+                (1, 1, usage)
+            );
             std::thread::sleep(super::super::usage::FRESH);
         }
         drop(client);

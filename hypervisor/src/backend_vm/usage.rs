@@ -212,8 +212,10 @@ mod tests {
     }
 
     /// Requests of the tenants, and whether they are current.
-    fn figures(told: &[TenantUsage]) -> Vec<(u64, bool)> {
-        let figures = told.iter().map(|one| (one.usage.requests, one.is_current));
+    fn figures(usages: &[TenantUsage]) -> Vec<(u64, bool)> {
+        let figures = usages
+            .iter()
+            .map(|one| (one.usage.requests, one.is_current));
         figures.collect()
     }
 
@@ -222,7 +224,7 @@ mod tests {
         let usages = Usages::default();
         assert_eq!(usages.ask(), []);
         let relays = [3, 5].map(|slot| (slot, enter(&usages, slot)));
-        let told = std::thread::scope(|scope| {
+        let answers = std::thread::scope(|scope| {
             let asking = scope.spawn(|| usages.ask());
             for (slot, (relay, _)) in &relays {
                 assert!(is_asked(relay));
@@ -231,9 +233,9 @@ mod tests {
             }
             asking.join().unwrap()
         });
-        assert_eq!(figures(&told), [(3, true), (5, true)]);
+        assert_eq!(figures(&answers), [(3, true), (5, true)]);
         let own = (rustix::process::geteuid().as_raw(), std::process::id());
-        for usage in told {
+        for usage in answers {
             assert_eq!((usage.user, u32::try_from(usage.process).unwrap()), own);
         }
         usages.leave(3);

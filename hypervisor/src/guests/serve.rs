@@ -393,19 +393,19 @@ mod tests {
     #[test]
     fn the_exit_status_tells_how_a_guest_ended() {
         let line = String::new();
-        let told = |outcome| status(&outcome).ok();
-        assert_eq!(told(ExitReason::PoweredOff), Some(0));
-        assert_eq!(told(ExitReason::Exited { status: 7 }), Some(0));
-        assert_eq!(told(ExitReason::Reset), Some(RESET));
+        let code = |outcome| status(&outcome).ok();
+        assert_eq!(code(ExitReason::PoweredOff), Some(0));
+        assert_eq!(code(ExitReason::Exited { status: 7 }), Some(0));
+        assert_eq!(code(ExitReason::Reset), Some(RESET));
         let panic = ExitReason::Panicked { line: line.clone() };
-        assert_eq!(told(panic), Some(PANICKED));
-        assert_eq!(told(ExitReason::OutOfMemory { line }), Some(PANICKED));
-        assert_eq!(told(ExitReason::Stopped), Some(KILLED));
+        assert_eq!(code(panic), Some(PANICKED));
+        assert_eq!(code(ExitReason::OutOfMemory { line }), Some(PANICKED));
+        assert_eq!(code(ExitReason::Stopped), Some(KILLED));
         let failed = ExitReason::RunFailed {
             vcpu: 0,
             error: String::new(),
         };
-        assert_eq!(told(failed), None);
+        assert_eq!(code(failed), None);
     }
 
     #[test]

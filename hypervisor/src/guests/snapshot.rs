@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn open_sessions_are_told_by_their_ports() {
+    fn open_sessions_are_found_by_their_ports() {
         let open = |ports: &[u32]| {
             let open = ports.iter().map(|&guest_port| OpenConnection {
                 guest_port,

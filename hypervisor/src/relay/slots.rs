@@ -223,7 +223,7 @@ mod tests {
         lock(&device, file.path()).unwrap();
         send(&here, &Message::Attached, &[device.as_raw_fd()]).unwrap();
         drop(device);
-        let (tell, told) = channel();
+        let (tell, ends) = channel();
         let path = file.path().to_owned();
         let waiting = std::thread::spawn(move || {
             let locked = open(&path).unwrap();
@@ -234,12 +234,12 @@ mod tests {
         // It is underway in the socket, then a descriptor of this process.
         let own = File::options().read(true).open(file.path()).unwrap();
         let is_locked = || flock(&own, FlockOperation::NonBlockingLockShared).is_err();
-        assert!(is_locked() && told.try_recv().is_err());
+        assert!(is_locked() && ends.try_recv().is_err());
         let mut body = Vec::new();
         let received = receive(&there, &mut body).unwrap();
-        assert!(is_locked() && told.try_recv().is_err());
+        assert!(is_locked() && ends.try_recv().is_err());
         drop(received);
-        told.recv().unwrap();
+        ends.recv().unwrap();
         waiting.join().unwrap();
     }
 

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_a_guest_lacks_is_told_from_one_that_it_may_have() {
+    fn a_folder_that_a_guest_lacks_is_distinguished_from_one_that_it_may_have() {
         let root = tempfile::tempdir().expect("a folder");
         let below = |name: &str| root.path().join(name);
         std::fs::create_dir(below("work")).expect("a folder");

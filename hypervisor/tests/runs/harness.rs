@@ -49,7 +49,7 @@ pub(crate) use demo_programs;
 macro_rules! per_thread_programs {
     ($to:ident) => {
         $to! {
-            boxes contexts graph_nodes host_functions kernels managed memory_operations pools
+            contexts copies_3d graph_nodes host_functions kernels managed memory_operations pools
         }
     };
 }

@@ -236,8 +236,8 @@ fn nvml_tells_of_the_tenants_own_memory_and_processes() {
 }
 
 #[test]
-fn boxes_are_copied_between_all_kinds_of_memory() {
-    passes("static", "boxes");
+fn regions_are_copied_between_all_kinds_of_memory() {
+    passes("static", "copies_3d");
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn captures_allow_and_end_as_natively() {
 }
 
 #[test]
-fn nodes_of_graphs_are_told_tell_and_do_as_natively() {
+fn nodes_of_graphs_are_set_read_and_executed_as_natively() {
     passes("static", "graph_nodes");
     passes("shared", "graph_nodes");
 }
@@ -440,7 +440,7 @@ fn a_tenant_has_a_limit_of_sessions() {
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     assert_eq!(
         run.stdout,
-        "64 of 66 have a context and copy, 2 were told cudaErrorSystemNotReady\n"
+        "64 of 66 have a context and copy, 2 were refused with cudaErrorSystemNotReady\n"
     );
     assert!(
         run.stderr
@@ -460,7 +460,7 @@ fn the_least_usual_window_has_room_for_as_many_sessions_as_a_tenant_may_have() {
     );
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     assert_eq!(
-        run.stdout, "64 of 64 have a context and copy, 0 were told cudaSuccess\n",
+        run.stdout, "64 of 64 have a context and copy, 0 were refused with cudaSuccess\n",
         "{}",
         run.stderr
     );
@@ -493,7 +493,7 @@ fn the_default_window_has_room_for_half_a_gigabyte_of_page_locked_memory() {
 }
 
 #[test]
-fn two_processes_with_the_same_process_id_are_told_apart() {
+fn two_processes_with_the_same_process_id_are_distinguished() {
     let _alone = alone();
     let run = finish(
         wormhole(&["run", "--placement", "process", "--window", "192M", "--"])

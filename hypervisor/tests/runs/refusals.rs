@@ -455,7 +455,7 @@ fn commands_on_backends_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn a_user_without_a_folder_for_backends_is_told_which_variable_names_one() {
+fn without_a_folder_for_backends_the_error_names_the_variable_for_one() {
     let Some((installed, _)) = as_nobody(&[]) else {
         return;
     };
@@ -632,7 +632,7 @@ fn an_interface_that_is_no_tap_or_may_not_be_used_is_refused() {
 }
 
 #[test]
-fn images_that_may_not_be_read_are_told_from_missing_ones() {
+fn images_that_may_not_be_read_are_distinguished_from_missing_ones() {
     let Some((_installed, mut command)) = as_nobody(&["--host", "emulated"]) else {
         return;
     };

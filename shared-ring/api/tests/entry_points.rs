@@ -24,7 +24,7 @@ fn every_question_that_programs_ask_has_the_native_answer() {
 }
 
 #[test]
-fn what_is_unknown_and_what_is_too_young_are_told_apart() {
+fn unknown_and_too_young_functions_are_distinguished() {
     assert_eq!(name("", 0, false), Err(NoEntryPoint::Symbol));
     assert_eq!(
         name("cuMemAlloc_v2", 13000, false),

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_told_by_status_and_words() {
+    fn outcomes_are_distinguished_by_status_and_words() {
         let of = |code: i32, text: &str| Outcome::of(ExitStatus::from_raw(code << 8), text);
         assert_eq!(of(0, "Test PASSED\n"), Outcome::Passed);
         assert_eq!(of(0, "0 errors\n"), Outcome::Passed);

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_qemu_without_a_newer_one_is_told() {
+    fn an_old_qemu_without_a_newer_one_is_reported() {
         let facts = Facts {
             qemu: Some(8),
             ..furnished(NOBLE)
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_apt_is_told_what_to_install() {
+    fn without_apt_the_error_lists_the_packages_to_install() {
         let facts = Facts {
             found: vec!["g++".into()],
             ..bare(FEDORA)
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_without_sudo_is_told_what_root_must_install() {
+    fn without_sudo_the_error_lists_the_packages_that_root_must_install() {
         let facts = Facts {
             root: false,
             ..bare(BOOKWORM)

@@ -67,7 +67,7 @@ const PROGRAMS: [&str; 36] = [
     "batches",
     "bitonic_sort",
     "black_scholes",
-    "boxes",
+    "copies_3d",
     "captures",
     "conditional_nodes",
     "contexts",

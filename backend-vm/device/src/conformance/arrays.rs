@@ -59,7 +59,7 @@ pub const CHECKS: &[Check] = &[
         run: surfaces,
     },
     Check {
-        name: "layers are told apart",
+        name: "layers are distinguished",
         run: layers,
     },
     Check {

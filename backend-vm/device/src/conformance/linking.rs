@@ -152,10 +152,10 @@ fn missing(device: &dyn Device) -> Outcome {
         let uses = text(uses);
         let tried = device.try_link(&inputs(&[&uses]), &mut jit());
         worked("adding what wants more", tried)?;
-        let (linked, told) = link(device, &[&uses]);
+        let (linked, log) = link(device, &[&uses]);
         same("linking", linked.err(), Some(CuError::INVALID_SOURCE))?;
         let wanted = format!("error   : Undefined reference to '{name}' in 'a'");
-        same("what is told", told.trim_end(), wanted.as_str())?;
+        same("the log", log.trim_end(), wanted.as_str())?;
     }
     Ok(())
 }
@@ -165,9 +165,9 @@ fn twice(device: &dyn Device) -> Outcome {
     let mut jit = jit();
     let tried = device.try_link(&inputs(&[&defines, &defines]), &mut jit);
     same("adding", tried.err(), Some(CuError::INVALID_SOURCE))?;
-    let told = String::from_utf8_lossy(&jit.errors).into_owned();
+    let log = String::from_utf8_lossy(&jit.errors).into_owned();
     let wanted = "error   : Multiple definition of 'number' in 'b', first defined in 'a'";
-    same("what is told", told.trim_end(), wanted)
+    same("the log", log.trim_end(), wanted)
 }
 
 fn kinds(device: &dyn Device) -> Outcome {
@@ -195,8 +195,8 @@ fn diagnostics(device: &dyn Device) -> Outcome {
     let mut jit = jit();
     let loaded = device.load(nonsense.as_bytes(), ImageKind::Module, &mut jit, None);
     same("loading", loaded.err(), Some(CuError::INVALID_PTX))?;
-    let told = String::from_utf8_lossy(&jit.errors).into_owned();
-    holds("the line is told", told.contains("line 4"))
+    let log = String::from_utf8_lossy(&jit.errors).into_owned();
+    holds("the log names the line", log.contains("line 4"))
 }
 
 fn linked(device: &dyn Device) -> Outcome {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapped_page_is_found_and_full_tables_are_told() {
+    fn a_mapped_page_is_found_and_full_tables_are_reported() {
         let ram = crate::ram::test_ram(1 << 20);
         let mut tables = PageTables::new(&ram, 0x1000, 0x6000);
         let access = Access {

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn bridge_device_and_nothing_are_told_apart() {
+    fn bridge_device_and_nothing_are_distinguished() {
         let (_, mut bus) = bus(1);
         assert_eq!(config(&mut bus, 0, 0), 0x1237_8086);
         assert_eq!(config(&mut bus, 1, 0), 0x1053_1af4);

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn open_connections_are_told_by_their_ports() {
+    fn open_connections_are_found_by_their_ports() {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
         let (mut worker, _, _accepted) = worker(&memory);

@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_end_is_told_after_its_last_data() {
+    fn the_hosts_end_is_reported_after_its_last_data() {
         let (mut mux, mut stream) = connected(4096);
         stream.write_all(b"bye").expect("room");
         drop(stream);

@@ -1,4 +1,4 @@
-// Copies of rows and of boxes between pageable, page-locked, device and array memory, and attributes of arrays,
+// Copies of rows and of 3-D regions between pageable, page-locked, device and array memory, and attributes of arrays,
 // textures and surfaces; each result and code is compared with the native driver's.
 #include "../check.cuh"
 
@@ -17,13 +17,13 @@ static Function driver(const char *name) {
     static void *library = dlopen("libcuda.so.1", RTLD_NOW);
     const auto function = library ? reinterpret_cast<Function>(dlsym(library, name)) : nullptr;
     if (function) return function;
-    std::printf("FAIL boxes: there is no %s\n", name);
+    std::printf("FAIL copies_3d: there is no %s\n", name);
     std::exit(1);
 }
 
 static void expect(bool holds, const char *what) {
     if (holds) return;
-    std::printf("FAIL boxes: %s\n", what);
+    std::printf("FAIL copies_3d: %s\n", what);
     std::exit(1);
 }
 
@@ -31,7 +31,7 @@ static void expect(bool holds, const char *what) {
     do {                                                                                          \
         const CUresult says = (call);                                                             \
         if (says == (code)) break;                                                                \
-        std::printf("FAIL boxes: line %d: %s: %d, expected %d\n", __LINE__, #call, says, (code)); \
+        std::printf("FAIL copies_3d: line %d: %s: %d, expected %d\n", __LINE__, #call, says, (code)); \
         std::exit(1);                                                                             \
     } while (0)
 #define WORKS(call) SAYS(CUDA_SUCCESS, call)
@@ -79,7 +79,7 @@ static void whole(const Volume &to, const Volume &from) {
     WORKS(DRIVER(cuCtxSynchronize)());
 }
 
-// Each pair of volumes, by the synchronous and by the asynchronous form: a box inside lands where it belongs and
+// Each pair of volumes, by the synchronous and by the asynchronous form: a region inside lands where it belongs and
 // nothing beside it changes.
 static void pairs(CUstream stream) {
     std::vector<unsigned char> first(2100 * 95 * DEPTH), second(first), scratch(WIDTH * HEIGHT * DEPTH), found(scratch);
@@ -112,7 +112,7 @@ static void pairs(CUstream stream) {
                 const std::vector<unsigned char> content = scratch;
                 std::fill(scratch.begin(), scratch.end(), static_cast<unsigned char>(round ^ 0x55));
                 whole(target, plain);
-                // A box larger than a staging buffer of the frontend (512 KiB), at an offset in both volumes.
+                // A region larger than a staging buffer of the frontend (512 KiB), at an offset in both volumes.
                 CUDA_MEMCPY3D copy = copy_of(target, source);
                 copy.srcXInBytes = 16, copy.srcY = 3, copy.srcZ = 1;
                 copy.dstXInBytes = 4, copy.dstY = 5, copy.dstZ = 2;
@@ -131,7 +131,7 @@ static void pairs(CUstream stream) {
                             const unsigned char expected =
                                 inside ? content[((z - 1) * HEIGHT + y - 2) * WIDTH + x + 12] : round ^ 0x55;
                             if (found[(z * HEIGHT + y) * WIDTH + x] == expected) continue;
-                            std::printf("FAIL boxes: from %d to %d at %zu, %zu, %zu\n", source.kind, target.kind, x, y, z);
+                            std::printf("FAIL copies_3d: from %d to %d at %zu, %zu, %zu\n", source.kind, target.kind, x, y, z);
                             std::exit(1);
                         }
                     }
@@ -441,6 +441,6 @@ int main() {
     mipmaps();
     between_contexts();
     refusals();
-    std::printf("PASS boxes\n");
+    std::printf("PASS copies_3d\n");
     return 0;
 }
