@@ -10,7 +10,7 @@ use crate::tested::Tested;
 #[must_use]
 pub fn coverage(table: &Table, tested: &Tested) -> String {
     let mut out = String::from(
-        "# The driver API: what is served\n\nGenerated from `shared-ring/api/driver.idl` and `tested.txt`: `cargo run -p wormhole-idl --example coverage > docs/api-coverage.md`.\n\n",
+        "# The driver API: functions that are served\n\nGenerated from `shared-ring/api/driver.idl` and `tested.txt`: `cargo run -p wormhole-idl --example coverage > docs/api-coverage.md`.\n\n",
     );
     summary(&mut out, table);
     served(&mut out, table, tested);

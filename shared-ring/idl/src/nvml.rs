@@ -525,7 +525,7 @@ fn output_names(shape: &Shape) -> Vec<Ident> {
 #[must_use]
 pub fn nvml_coverage(table: &Nvml) -> String {
     let mut out = String::from(
-        "# NVML: what is served\n\nGenerated from `shared-ring/api/nvml.idl`: `cargo run -p wormhole-idl --example nvml_coverage > docs/nvml-coverage.md`.\n\nA program sees its tenant's devices, memory and processes, and no other's.\n\n",
+        "# NVML: functions that are served\n\nGenerated from `shared-ring/api/nvml.idl`: `cargo run -p wormhole-idl --example nvml_coverage > docs/nvml-coverage.md`.\n\nA program sees its tenant's devices, memory and processes, and no other's.\n\n",
     );
     let count = |wanted: fn(&Body) -> bool| {
         table
