@@ -1,4 +1,4 @@
-// How often each byte occurs: counted by atomics in shared memory, then added up in global memory.
+// Histogram of bytes: counted by atomics in shared memory, then added up in global memory.
 #include "check.cuh"
 
 #include <vector>

@@ -60,7 +60,7 @@ static cudaResourceDesc resource_of(cudaArray_t array) {
     return resource;
 }
 
-// The index inside an image that one outside stands for; -1 for the border.
+// Returns the index inside an image to which an index outside is mapped; -1 for the border.
 static int inside(int index, int extent, cudaTextureAddressMode mode) {
     switch (mode) {
         case cudaAddressModeWrap: return ((index % extent) + extent) % extent;
@@ -203,7 +203,7 @@ static void line(Random &random) {
     resource.res.linear.sizeInBytes = count * sizeof(int);
     cudaTextureObject_t texture = texture_of(resource, cudaFilterModePoint, cudaAddressModeClamp, false,
                                              cudaReadModeElementType);
-    // The texture reads what is there when the kernel runs.
+    // The texture reads the values that the memory has when the kernel runs.
     CHECK(cudaMemcpy(memory, values.data(), count * sizeof(int), cudaMemcpyHostToDevice));
     fetch_line<<<count / 128, 128>>>(texture, device_result, count);
     CHECK(cudaGetLastError());

@@ -291,7 +291,7 @@ fn a_graph_that_the_device_must_accept_is_made_and_launched_without_waiting() {
                 described.iter().all(|name| !name.ends_with('?')),
                 "{sent:?}"
             );
-            // A child whose work is like that is no exception.
+            // The same holds for a graph with such a child graph.
             let [mut outer, mut child] = [null_mut(); 2];
             assert_eq!(cuGraphCreate(&raw mut outer, 0), 0);
             let added = cuGraphAddChildGraphNode(&raw mut child, outer, null(), 0, graph);
@@ -389,7 +389,7 @@ fn the_failure_to_make_a_graph_that_nobody_waited_for_ends_the_session() {
         // SAFETY: live handles, and a place that is writable.
         unsafe {
             assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);
-            // As the worker does when it fails with a record.
+            // The worker reports the error of a record in the same way.
             ready.backend.fail(CuResult::OUT_OF_MEMORY);
             assert_eq!(cuGraphLaunch(made, ready.stream), OUT_OF_MEMORY);
             assert_eq!(cuStreamSynchronize(ready.stream), OUT_OF_MEMORY);

@@ -1,4 +1,4 @@
-//! Modules: what the library sends to the backend, and whether it waits.
+//! Messages that the library sends for modules, and whether it waits.
 
 mod support;
 

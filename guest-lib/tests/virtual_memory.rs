@@ -1,4 +1,4 @@
-//! Reserved addresses and mappings: what the library answers by itself, and what it refuses at the call.
+//! Reserved addresses and mappings: calls that the library answers by itself, and calls that it refuses at once.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Starts a backend, or attaches to one that is there, and communicates with it on a tenant stream.
+//! Starts a backend, or attaches to an existing one, and communicates with it on a tenant stream.
 
 pub mod again;
 mod frames;

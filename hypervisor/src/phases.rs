@@ -49,7 +49,7 @@ impl Phases {
 
     fn reported(pauses: Pauses, report: impl Fn(&'static str, Duration) + Send + 'static) -> Self {
         let (sender, phases) = channel();
-        // Without the thread the command is as silent as at no terminal.
+        // Without the thread the command prints no phases, as without a terminal.
         let thread = confinement::spawn("phases", move || report_each(&phases, pauses, report));
         Self(thread.is_ok().then_some(sender))
     }
@@ -66,7 +66,7 @@ impl Phases {
 
     fn next(&self, phase: Option<&'static str>) {
         if let Some(sender) = &self.0 {
-            // The receiver is there as long as a sender is.
+            // The receiver exists as long as a sender does.
             let _ = sender.send(phase);
         }
     }

@@ -187,7 +187,7 @@ fn recipe(options: &DebianOptions<'_>, package: &Path) -> Result<String, ImageEr
     ))
 }
 
-/// Returns the image that is there; `None` if it has another recipe or is damaged.
+/// Returns the existing image; `None` if it has another recipe or is damaged.
 fn existing(
     place: &Path,
     recipe: &str,

@@ -45,7 +45,7 @@ const BACKEND: &str = "backend";
 const EMULATED_HOST: &str = "emulated-host";
 /// Start of the names of folders in which images are made.
 const FRESH: &str = "fresh-";
-/// Beside them: what the image was built of. An image of an older Wormhole has none.
+/// Beside them: names and hashes of all that the image was built of. An image of an older Wormhole has none.
 const RECIPE: &str = "recipe";
 
 /// Name and parameters of a module to load.
@@ -536,7 +536,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
 pub(crate) fn lock(folder: &Path, progress: &dyn Fn(&str)) -> Result<File, ImageError> {
     fs::create_dir_all(folder).map_err(io("make", folder))?;
     let path = folder.join("lock");
-    // A new lock is this user's alone, since each user who can open it can hold it. One that is there has the mode that
+    // A new lock is this user's alone, since each user who can open it can hold it. An existing one has the mode that
     // its owner gave it.
     let mut private = File::options();
     private.write(true).create(true).truncate(false).mode(0o600);

@@ -41,9 +41,9 @@ pub mod ports {
     pub const STDIN: u32 = 9005;
     /// The stream of a backend VM's tenant.
     pub const TENANT: u32 = 9006;
-    /// The stream of the tenant of a backend VM's first slot. Those of the other slots follow, in their order.
+    /// The stream of the tenant of a backend VM's first slot. The streams of the other slots follow, in their order.
     pub const SLOT: u32 = 9100;
-    /// Control streams of guest processes of the tenant of the first slot. Those of the other slots follow.
+    /// Control streams of guest processes of the tenant of the first slot. The streams of the other slots follow.
     pub const SLOT_CONTROL: u32 = 9200;
 }
 

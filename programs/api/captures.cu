@@ -136,7 +136,7 @@ static void legality() {
            CALL(DRIVER(cuStreamIsCapturing)(nullptr, &status)));
 }
 
-// Which captures forbid a potentially unsafe call, by their modes and the threads.
+// Captures that forbid a potentially unsafe call, by their modes and the threads.
 static void modes() {
     const auto active = CU_STREAM_CAPTURE_STATUS_ACTIVE, ended = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     during(1, CU_STREAM_CAPTURE_MODE_GLOBAL, 900, ended, 0, __LINE__, CALL(in_thread(allocate)));

@@ -1,4 +1,4 @@
-// Damaged images: whatever their headers say, loading them ends in a code, and the context works afterwards.
+// Damaged images: loading them returns a code for any header, and the context works afterwards.
 #include "driver.cuh"
 
 #include <algorithm>

@@ -215,7 +215,7 @@ static void functions(CUmodule module) {
     WORKS(cuStreamDestroy, stream);
 }
 
-// Images, rows, columns and channels, of which parts are loaded as columns. An H200 describes maps of the second kind,
+// Images, rows, columns and channels. Parts of them are loaded as columns. An H200 describes maps of the second kind,
 // which devices of compute capability 10 use.
 static void tensor_maps() {
     int unit = 0;

@@ -258,8 +258,8 @@ void captures() {
     }
 }
 
-// Other work than a kernel comes behind the launch too, and so does a kernel that waits for its event and its end. How
-// such dependencies are reported is not documented.
+// Other work than a kernel comes behind the launch too, and so does a kernel that waits for its event and its end. CUDA
+// does not document how such dependencies are reported.
 void captures_of_other_dependencies() {
     const CUevent launched = event(), behind = event(), joined = event();
     CUdeviceptr memory = 0;

@@ -1,4 +1,4 @@
-// How threads wait, by the flags of contexts and events: a thread that sleeps takes no processor.
+// Waits of threads, by the flags of contexts and events: a thread that sleeps takes no processor.
 #include "driver.cuh"
 
 #include <ctime>

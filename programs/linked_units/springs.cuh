@@ -1,7 +1,7 @@
 // Device code that the units share.
 #pragma once
 
-// How often `pull` was called.
+// Number of calls of `pull`.
 extern __device__ int pulls;
 
 // The force of a spring of this length.

@@ -1,6 +1,6 @@
-// What a program learns of its device while other tenants use it. For each line `look` of its input it prints one line of
-// figures and of results of calls that concern the whole device; for each line `take` it allocates memory. Any other line
-// ends it.
+// Prints facts that a program gets of its device while other tenants use it. For each line `look` of its input it prints
+// one line of figures and of results of calls that concern the whole device; for each line `take` it allocates memory. Any
+// other line ends it.
 #include "../check.cuh"
 
 #include <dlfcn.h>

@@ -136,7 +136,7 @@ int main() {
     attributes[0].srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes[1].srcAccessOrder = cudaMemcpySrcAccessOrderDuringApiCall;
     size_t firsts[2] = {0, 2};
-    // From the program's memory, and from page-locked memory, of which two may be overwritten at once.
+    // From the program's memory, and from page-locked memory: two sources may be overwritten at once.
     const void *from[4] = {source.data(), pinned + size, source.data() + 2 * size, pinned + 3 * size};
     void *to[4] = {device, device + size, device + 2 * size, device + 3 * size};
     size_t sizes[4] = {size, size - 1, 100, size};

@@ -101,8 +101,8 @@ static void reuse_waits(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
     CHECK(cudaFreeHost((void *)gate));
 }
 
-// What a stream has freed is its own again at once, is no other allocation's, and keeps no other stream waiting for work
-// that came after the free.
+// Memory that a stream has freed is its own again at once, belongs to no other allocation, and keeps no other stream
+// waiting for work that came after the free.
 static void freed_and_allocated(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
     cudaMemPoolProps properties = {};
     properties.allocType = cudaMemAllocationTypePinned;

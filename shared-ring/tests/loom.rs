@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p wormhole-ring --test loom`
 //!
-//! Each property has a second model that disables the sync point it depends on. That model must fail, so that a model
-//! which checks nothing is noticed.
+//! Each property has a second model that disables the sync point it depends on. The second model must fail, so that a
+//! model which checks nothing is noticed.
 
 #![cfg(loom)]
 

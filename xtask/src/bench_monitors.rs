@@ -157,7 +157,7 @@ const FILES: [&str; 11] = [
     "/usr/bin/sleep",
 ];
 
-/// Quantities, with their units and the divisors of the script's numbers. Those of throughput are times for the same work.
+/// Quantities, with their units and the divisors of the script's numbers. Throughputs are times for the same work.
 const QUANTITIES: [(&str, &str, f64); 9] = [
     ("boot", "ms until the first program's first line", 1000.0),
     ("python", "ms until a Python program's first line", 1000.0),

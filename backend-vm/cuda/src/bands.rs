@@ -1,6 +1,6 @@
 //! Reservation of address space, so that device memory has the same addresses in every worker.
 //!
-//! By default the driver allocates where the kernel's search for free addresses ends. That address is random and may
+//! By default the driver allocates where the kernel's search for free addresses ends. This address is random and may
 //! collide with mappings of the guest process. With all address space above one address reserved before `cuInit`,
 //! device memory lies directly below that address, the same in every worker (measured on driver 580: device and host
 //! allocations descend from it; memory pools and virtual memory use a low region of their own).

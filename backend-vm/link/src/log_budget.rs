@@ -29,7 +29,7 @@ const PROCESS: Rate = Rate {
     refill: 64,
     seconds: 1,
 };
-/// Rate of bytes of the log of a backend VM: what its supervisor and the tenants of all slots may cause in it.
+/// Rate of bytes of the log of a backend VM, caused by its supervisor and the tenants of all slots together.
 const MACHINE: Rate = Rate {
     burst: 2 << 20,
     refill: 4 << 10,

@@ -51,7 +51,7 @@ impl NeighboursFile {
             .store(u64::from(has_neighbours), Ordering::Relaxed);
     }
 
-    /// Returns what was set last.
+    /// Returns the value that was set last.
     pub fn is_set(&self) -> bool {
         self.word().load(Ordering::Relaxed) != 0
     }

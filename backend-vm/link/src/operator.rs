@@ -21,7 +21,7 @@ pub struct OperatorOptions {
     /// cuIpcGetMemHandle, with handles of the driver's that another tenant's worker could guess if it were taken over.
     #[arg(long)]
     pub trusted_tenants: bool,
-    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. As much as its
+    /// Memory that a worker may have, as in 4G: memory of the CPU device, and the window. As much as its
     /// tenant if not given. A cgroup of each worker's own limits it where the
     /// supervisor's own is delegated to it (systemd: Delegate=yes) and there is one tenant, or they trust each other;
     /// elsewhere a resource limit does on the CPU device, for private memory, and nothing does with CUDA.

@@ -24,9 +24,9 @@
 //! cgroups. The next supervisor in the same place finds no lock on them and removes them; systemd removes them with the
 //! unit.
 //!
-//! A tenant may leave too little to tell from what the kernel has not counted yet. That stays charged to the tenant's user,
-//! as does all that the user's tenants leave one after the other. Once this is more than a part of the user's limit, further
-//! cgroups of the user's tenants stay as well.
+//! A small charge that a tenant leaves may be memory that the kernel has freed and not uncharged yet. Such a charge moves to
+//! the tenant's user, and the tenant's cgroup is removed. Once these charges are more than a part of the user's limit,
+//! further cgroups of the user's tenants stay until they are empty.
 //!
 //! The kernel charges a page of shared memory to the cgroup that touches it first. Any part of a window may therefore
 //! count as a worker's; of a static window, which its guest has mapped whole, any part may count as the guest's monitor's,

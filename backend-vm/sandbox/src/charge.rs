@@ -4,7 +4,7 @@
 //! launcher that holds its window open, or a guest that holds its session's file. A cgroup without a process that is
 //! removed takes such a charge out of its limit, and its owner could begin anew with a whole one.
 //!
-//! Pages of files on a disk are charged as well, and stay in the page cache when nobody uses them. The kernel
+//! Pages of files on a disk are charged as well, and stay in the page cache when no process uses them. The kernel
 //! frees them when memory is short, so they do not count here. The kernel's own memory counts where it does not free it by
 //! itself: unread messages in sockets, which a launcher can keep, are charged to the process that sent them.
 //!

@@ -151,7 +151,7 @@ impl Supervisor {
         }
     }
 
-    /// Accepts no tenant any more. Those that wait see the end of the listener.
+    /// Accepts no tenant any more. Clients that wait see the end of the listener.
     pub(super) fn stop_accepting(&mut self, ops: &mut EventOps<'_>) {
         self.acceptor.again = None;
         self.acceptor.watch(ops, EventSet::empty());

@@ -68,8 +68,8 @@ impl Queue {
         self.waiting.push_back(start);
     }
 
-    /// Takes the next worker to start, while those that `starting` has caused are starting: of the user
-    /// whose last turn is the longest ago, the account whose last turn is.
+    /// Takes the next worker to start. The user whose last turn is the longest ago comes first, then the
+    /// account of that user whose last turn is. `starting` holds the causes of starts under way.
     fn next(&mut self, starting: &[Cause]) -> Option<Start> {
         let limit = |user| match starting.iter().any(|(of, _)| *of == user) {
             true => AT_ONCE,
@@ -144,7 +144,7 @@ impl SpawnQueue {
         dropped.into()
     }
 
-    /// Takes the next worker to [`order`](Self::order). `starting` has caused the workers that have a
+    /// Takes the next worker to [`order`](Self::order). `starting` holds the causes of workers that have a
     /// process and no device yet.
     pub fn next(&mut self, starting: impl Iterator<Item = Cause>) -> Option<Start> {
         let underway = self.underway.values().map(Start::cause);

@@ -58,7 +58,7 @@ impl TenantHistory {
         let has_worked = match self.worked {
             Worked::None => false,
             Worked::One(only) => only == tenant,
-            // Which ones is not stored.
+            // The tenants are not stored, so each may be one of them.
             Worked::Several => true,
         };
         if has_worked {

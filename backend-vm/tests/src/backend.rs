@@ -431,7 +431,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Requests a control stream. That of a refused guest has ended.
+    /// Requests a control stream. The stream of a refused guest has ended.
     pub fn connect(&mut self) -> Control {
         self.request(Stream { local: 1 }, Vec::new())
     }

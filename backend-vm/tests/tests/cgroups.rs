@@ -286,7 +286,7 @@ fn tenants_are_held_to_their_memory_together(base: &Path) {
     let whole = number("/proc/sys/kernel/pid_max".into())
         .min(number("/proc/sys/kernel/threads-max".into()));
     assert_eq!(all("pids.max"), whole / 4 * 3);
-    // Those of a worker for each of 128 sessions, and at most half of all.
+    // The threads of a worker for each of 128 sessions, and at most half of all.
     let threads = (all("pids.max") / 2).min(threads_of_worker() * 128);
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
@@ -382,7 +382,7 @@ fn a_tenant_counts_until_the_last_page_of_its_memory_is_free(base: &Path) {
     second.send(&Message::Attach(attach), vec![theirs]);
     second.attached().unwrap();
     drop(second);
-    // Keeps messages of its process that nobody reads.
+    // Its process has sent messages that the test leaves unread.
     let mut third = Tenant::join(&socket);
     third.attach(64, Attach::default()).unwrap();
     let unread = leave_unread(&mut third, 200);
@@ -464,7 +464,7 @@ fn what_tenants_leave_one_after_the_other_counts_for_their_user(base: &Path) {
     );
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
-    println!("what tenants leave one after the other counts for their user");
+    println!("memory that tenants leave one after the other counts for their user");
 }
 
 /// Has a tenant's process send so many messages to each of 16 streams, in which they stay. 200 are more than 1 MiB of the
@@ -543,7 +543,7 @@ fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {
     assert!(living.exists(), "its supervisor lives");
     assert!(third.finish().success());
     assert!(next.finish().success());
-    println!("{}: what was left is removed", base.display());
+    println!("{}: all cgroups are removed", base.display());
 }
 
 fn what_is_not_delegated_is_left_alone(base: &Path) {

@@ -759,7 +759,7 @@ fn the_operators_quotas_hold_whatever_a_launcher_asks_for() {
     let window = ["--window-limit", "128M"];
     let arguments = [&listen[..], &quotas, &window].concat();
     let mut backend = Backend::start(Workers::built(), &arguments);
-    // The size of a window is no matter: its use is limited.
+    // The window may be larger than the limit, which bounds the use of it.
     backend.attach(4096, attach(0, 0)).unwrap();
     let mut guest = backend.connect().open();
     let full = Reply::ArenaDenied(1, Refusal::Quota as u32);

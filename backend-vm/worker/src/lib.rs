@@ -3,7 +3,8 @@
 //! The supervisor starts it, confined, with one stream as its only connection. The worker reserves
 //! the window's address band, opens its devices, reports that it is ready, and is later assigned a
 //! session. From then on the [`executor`] serves records from the session's ring, [`lanes`] launch
-//! on streams that are independent, [`jobs`] runs calls that may block, the [`registrar`] maps and registers arena, `unloads` ends modules that nobody waits for, the [`watcher`] detects a dead
+//! on streams that are independent, [`jobs`] runs calls that may block, the [`registrar`] maps and
+//! registers arena, `unloads` unloads modules while no call waits, the [`watcher`] detects a dead
 //! context, and the main thread only reads the supervisor's messages. When the supervisor closes
 //! its end of the stream, the worker publishes that in the session's status word and exits.
 //!

@@ -1,4 +1,4 @@
-//! Unloads that nobody waits for.
+//! Unloads of modules for which no call waits.
 //!
 //! The driver unloads a module only when the kernels before it are done. A thread of their own does such unloads, one after
 //! the other, so that nothing but a reset of the context waits for them.

@@ -1,4 +1,4 @@
-//! Barriers between lanes: what comes behind a launch of the program waits until the lane has made the launch's call.
+//! Barriers between lanes: work behind a launch waits until the lane has made the launch's call.
 //!
 //! A launch is held in the device, so its lane stands. A message whose call must come later is sent then, and a call
 //! whose order does not matter passes.

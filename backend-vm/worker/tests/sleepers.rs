@@ -36,7 +36,7 @@ fn with_fences_withheld() -> (Served, Handle<StreamKind>) {
     (served, stream)
 }
 
-/// Sleeps until `done`, and lets `begin` cause that once the sleep is announced. Fails if nobody wakes this thread.
+/// Sleeps until `done`, and lets `begin` cause that once the sleep is announced. Fails unless another thread wakes this one.
 fn sleep(served: &Served, wait: Wait, begin: impl FnOnce(), done: impl Fn() -> bool) {
     let waits = Waits::new(served.memory());
     let note = waits.note(1, wait).unwrap();

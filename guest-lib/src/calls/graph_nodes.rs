@@ -112,7 +112,7 @@ fn operations(wanted: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Work> {
     if wanted.flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: what a description leads to is as documented, by the contract of `In`.
+    // SAFETY: the memory behind a description is as documented, by the contract of `In`.
     let list = unsafe { In::list(wanted.paramArray.cast_const(), wanted.count as usize) };
     let operations = Operations::new(list.values()?, wanted.ctx)?;
     Ok(Work::Memory(Arc::new(operations)))

@@ -219,7 +219,7 @@ pub struct WriteOut {
     pub padding: u32,
 }
 
-/// `struct fuse_rename2_in`, before both names. That of RENAME ends with the folder.
+/// `struct fuse_rename2_in`, before both names. The structure of RENAME ends with the folder.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RenameIn {

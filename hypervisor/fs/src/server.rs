@@ -14,7 +14,7 @@ use crate::abi::{
 };
 use crate::tree::{Entry, Metadata, Tree};
 
-/// Most bytes of contents in a reply: what a kernel asks for that is not offered more pages.
+/// Most bytes of contents in a reply. Kernels request no more if the server does not offer more pages.
 const MOST_CONTENT: usize = 128 << 10;
 /// Most bytes of a reply.
 pub const MOST_REPLY: usize = size_of::<OutHeader>() + MOST_CONTENT;

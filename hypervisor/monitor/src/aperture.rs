@@ -86,7 +86,7 @@ struct IommuReach {
     dma: Dma,
     /// Guest physical address of the aperture.
     start: u64,
-    /// Offsets and sizes of what is reached.
+    /// Offsets and sizes of the parts that devices reach.
     mapped: Mutex<Vec<(u64, u64)>>,
 }
 
@@ -181,7 +181,7 @@ impl Aperture {
         Ok(())
     }
 
-    /// Removes what is mapped in a slot: devices no longer reach it, and its pages are zero afterwards.
+    /// Unmaps the memory of a slot: devices no longer reach it, and its pages are zero afterwards.
     ///
     /// # Errors
     /// There is no such slot, the aperture's file cannot be mapped, or devices still reach the memory.

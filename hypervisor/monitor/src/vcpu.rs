@@ -358,7 +358,7 @@ impl Drop for VcpuThreads {
 
 /// Interrupts the vCPU of a thread.
 fn kick(thread: &JoinHandle<()>) {
-    // SAFETY: a handle that is there is not joined yet, so its pthread_t is valid; the signal has a handler.
+    // SAFETY: the handle of a thread that is not joined yet, so its pthread_t is valid; the signal has a handler.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
 }
 

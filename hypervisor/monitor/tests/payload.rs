@@ -329,7 +329,7 @@ fn every_vcpu_stays_on_its_processor() {
         eprintln!("skipped: this process may run on one processor only");
         return;
     }
-    // Not the order in which they are numbered.
+    // The order differs from that of their numbers.
     pins.truncate(2);
     pins.reverse();
     let vm = PayloadVm::new(PayloadConfig {

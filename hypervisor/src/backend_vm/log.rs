@@ -1,4 +1,4 @@
-//! Log of a backend VM: what it writes to its standard error, within a budget. The VM may be in the hands of a tenant, and the
+//! Log of a backend VM: the output of its standard error, within a budget. The VM may be in the hands of a tenant, and the
 //! file lies on the host's disk.
 
 use std::io::{self, Write};

@@ -228,7 +228,7 @@ pub enum Unserved {
     #[error(transparent)]
     Image(#[from] ImageError),
     #[error(
-        "--backend names a backend that is there, and --placement vm makes one: leave one of them out"
+        "--backend names an existing backend, and --placement vm starts one: leave one of them out"
     )]
     Another,
     #[error(
@@ -480,7 +480,8 @@ fn serve(
         let is_late = Arc::clone(&is_late);
         move || {
             let mut body = Vec::new();
-            // A message that is none ends the tenant, as its launcher's end does. So does one that the VM does not take.
+            // Bytes that are no message end the tenant, as its launcher's end does. So does a message that the VM does not
+            // take.
             while let Ok(Some((message, _))) = receive(&tenant, &mut body) {
                 if send_within(&relay, &message, SEND_LIMIT).is_err() {
                     break;

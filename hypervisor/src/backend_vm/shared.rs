@@ -661,7 +661,7 @@ impl Service {
                 chain(error)
             ));
         }
-        // A message that is none, or not a launcher's, ends the tenant, as its launcher's end does. So does one that the VM
+        // Bytes that are no message of a launcher end the tenant, as its launcher's end does. So does a message that the VM
         // does not take: it could keep a window from being removed otherwise.
         while begun.is_ok()
             && let Some(message) = orders.next(None)

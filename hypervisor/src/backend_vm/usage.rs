@@ -122,7 +122,7 @@ impl Usages {
         self.changed.notify_all();
     }
 
-    /// Takes the answer of a slot's tenant. The VM may send one without a question, or one that is none.
+    /// Takes the answer of a slot's tenant. The VM may send one without a question, or text that is no answer.
     pub fn answered(&self, slot: u32, more: u32, text: &str) {
         if let Ok(usage) = serde_json::from_str(text)
             && let Some(tenant) = self.tenants.lock().by_slot.get_mut(&slot)
@@ -143,7 +143,7 @@ impl Usages {
         let is_since = |time: Option<Instant>| time.is_some_and(|time| begin < time + FRESH);
         let end = begin + LIMIT;
         let mut tenants = self.tenants.lock();
-        // Those that enter later are the next client's.
+        // Tenants that enter later are the next client's.
         let last = tenants.entered;
         loop {
             let now = Instant::now();
@@ -258,7 +258,7 @@ mod tests {
         });
         usages.answered(0, 0, &text(4));
         std::thread::sleep(FRESH);
-        // A stream that takes nothing blocks no client, and an answer that is none is not one.
+        // A stream that takes nothing blocks no client, and other text is no answer.
         let stream = Arc::clone(&usages.tenants.lock().by_slot[&0].relay);
         let sending = stream.sending.lock();
         usages.answered(0, 0, "[]");

@@ -199,7 +199,7 @@ fn stop(name: Name) -> Result<(), BackendsError> {
     Ok(())
 }
 
-/// A connection to a backend that is there.
+/// A connection to an existing backend.
 #[derive(Debug)]
 pub struct Connected {
     pub stream: UnixStream,
@@ -283,7 +283,7 @@ fn text(entries: &[Entry]) -> String {
     )
 }
 
-/// A backend that is there already, as given by `--backend`.
+/// An existing backend, as given by `--backend`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chosen {
     Name(Name),

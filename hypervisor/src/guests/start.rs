@@ -44,7 +44,7 @@ pub struct Options {
     append: Option<String>,
     #[command(flatten)]
     pub device: DeviceOption,
-    /// A backend that is there already, which serves the guest beside others: the name that `backend start` gave it, or
+    /// An existing backend, which serves the guest beside others: the name that `backend start` gave it, or
     /// the path of its socket. Without this option the guest has a backend of its own.
     #[arg(long, value_name = "NAME|unix:PATH", conflicts_with = "device")]
     pub backend: Option<Chosen>,

@@ -207,7 +207,7 @@ impl<K: Kind> Place<K> {
     /// Returns the record of the process, if there is one. The process may have ended.
     ///
     /// # Errors
-    /// The record cannot be read, is none, or may be another user's.
+    /// The file cannot be read, is no record, or may be another user's.
     pub fn record(&self) -> Result<Option<Record<K>>, PlaceError> {
         /// Longer than any record.
         const LONGEST: u64 = 64 << 10;
@@ -254,7 +254,7 @@ impl<K: Kind> Place<K> {
     /// Returns the record of the process, if it lives.
     ///
     /// # Errors
-    /// The record cannot be read, or is none.
+    /// The file cannot be read, or is no record.
     pub fn running(&self) -> Result<Option<Record<K>>, PlaceError> {
         Ok(self.record()?.filter(|record| record.process.lives()))
     }
@@ -262,7 +262,7 @@ impl<K: Kind> Place<K> {
     /// Returns the record for a list. A process whose facts are not believed is left out with a line that says so.
     ///
     /// # Errors
-    /// As of [`Self::record`], but for such facts.
+    /// Those of [`Self::record`], except for facts that are not believed.
     pub fn listed(&self) -> Result<Option<Record<K>>, PlaceError> {
         believed(self.record())
     }
@@ -417,7 +417,7 @@ pub fn is_believed(file: &OwnedFd, kind: FileType) -> bool {
     })
 }
 
-/// Says that facts are not believed, and returns none. A list has those of the other processes.
+/// Prints an error about facts that are not believed, and returns the default, so that a list goes on with other processes.
 fn believed<T: Default>(found: Result<T, PlaceError>) -> Result<T, PlaceError> {
     match found {
         Err(error @ PlaceError::Foreign(_)) => {

@@ -191,7 +191,7 @@ fn remove<'a>(folder: &OwnedFd, files: impl DoubleEndedIterator<Item = &'a PathB
                 true => unlinkat(folder, name, flags),
                 false => way_to(folder, parent).and_then(|above| unlinkat(above, name, flags)),
             };
-            // A folder that stays has other files, or a guest has put something there. Those above it stay as well.
+            // A folder that stays has other files, or a guest has put something there. The folders above it stay as well.
             if removed.is_err() && flags == AtFlags::REMOVEDIR {
                 break;
             }

@@ -44,7 +44,7 @@ impl Export {
         Self {
             folder: volume.source.clone(),
             is_writable: volume.is_writable,
-            // A user that an image names is none of this machine's.
+            // An image names users of its own, not of this machine.
             writer: options.user.clone().filter(|_| volume.is_writable),
         }
     }

@@ -211,7 +211,7 @@ pub struct Options {
     placement: Placement,
     #[command(flatten)]
     device: DeviceOption,
-    /// A backend that is there already, which serves the program beside others: the name that `backend start` gave it,
+    /// An existing backend, which serves the program beside others: the name that `backend start` gave it,
     /// or the path of its socket. Without this option the run has a backend of its own.
     #[arg(long, value_name = "NAME|unix:PATH", conflicts_with = "device")]
     backend: Option<Chosen>,

@@ -317,7 +317,7 @@ fn a_guests_configuration_on_its_page_is_read_as_far_as_the_files_that_it_names(
     assert_eq!(run.stderr, refusal);
 }
 
-/// Set-up has built the images by the functions that the commands call. A command builds no image that is there.
+/// Set-up has built the images by the functions that the commands call. A command builds no image that exists.
 #[test]
 fn images_of_the_set_up_are_found_by_the_commands_of_the_pages() {
     let folder = users_folder();

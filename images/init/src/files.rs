@@ -17,7 +17,7 @@ const LOWER: &str = "/files/lower";
 const CHANGES: &str = "/files/changes";
 const ROOT: &str = "/files/root";
 
-/// Mounts of the first root that move to the new one. Those below them go along.
+/// Mounts of the first root that move to the new one. Mounts below them move along.
 const MOVED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 const READ_ONLY: libc::c_ulong = libc::MS_RDONLY | libc::MS_NODEV;

@@ -33,7 +33,7 @@ const DESCRIPTORS: [(&str, &str); 4] = [
 
 /// Device for page faults that a process serves itself.
 const FAULTS: &str = "/dev/userfaultfd";
-/// Beginnings of the names of devices that are there for the program: disks, the window, and that for page faults.
+/// Prefixes of the names of devices that the program may open: disks, the window, and the device for page faults.
 const OF_THE_PROGRAM: [&[u8]; 3] = [b"vd", b"dax", b"userfaultfd"];
 
 #[derive(Debug, thiserror::Error)]

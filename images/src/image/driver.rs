@@ -114,7 +114,7 @@ pub(super) fn add(
     let (driver, archive) = built?;
     write(&fresh.join(FILE), driver.to_string().as_bytes())?;
     write(&fresh.join(ARCHIVE), &archive)?;
-    // That of an earlier failure.
+    // Log of an earlier failure.
     let _ = fs::remove_file(&log);
     Ok(())
 }

@@ -88,7 +88,7 @@ pub struct Forwarded {
     pub unified: bool,
     /// Code that the function always returns, if it does nothing else.
     pub returns: Option<u32>,
-    /// Function that serves this one. Those of its parameters that this one lacks are null or 0.
+    /// Function that serves this one. Its further parameters are null or 0.
     pub calls: Option<String>,
     pub parameters: Vec<Parameter>,
 }

@@ -1,8 +1,8 @@
 //! Positions of matrix elements in the registers of a warp's lanes.
 //!
 //! A table of positions is computed once for each kind of fragment, when a kernel is decoded.
-//! Fragments of `mma` have the documented layout. Those of `wmma`, whose layout PTX leaves open,
-//! store elements lane after lane.
+//! Fragments of `mma` have the documented layout. PTX leaves the layout of `wmma`
+//! fragments open: these store elements lane after lane.
 
 use std::sync::Arc;
 

@@ -193,7 +193,7 @@ fn worker_that_said(backend: &Backend, text: &str) -> i32 {
 
 fn the_control_reaches_what_workers_do_not() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: what only root may do has no control without it");
+        println!("skipped: the control run of calls that only root may make needs root");
         return;
     }
     let scene = Scene::new("cpu");

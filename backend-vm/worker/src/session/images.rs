@@ -325,7 +325,7 @@ impl Session {
 
     /// Removes an image and the functions and variables found in it, so that none may be named any
     /// more. The device unloads it once no other job uses it, and may block: on the caller's job
-    /// thread, or on a thread of their own if nobody waits.
+    /// thread, or on a thread of their own if no call waits.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let (image, globals) = self.objects.remove_image(handle)?;
         for start in globals {
@@ -431,7 +431,7 @@ impl Serve<ModuleGetFunction<'_>> for Session {
 
 impl Session {
     /// Checks that a handle names the image that a job has used. Another thread may have unloaded the image meanwhile, and
-    /// given the handle to another image: what the job has found would then outlive its own image.
+    /// given the handle to another image: the job's result would then outlive its own image.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE`: it does not.

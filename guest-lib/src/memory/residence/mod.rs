@@ -16,7 +16,7 @@
 //!
 //! So the device works or the program accesses a part, never both. The exception is an allocation that is on the device
 //! already when a kernel waits for the program: an access that has waited for [`PATIENCE`] goes on, and every
-//! [`TICK`] the bytes that the program has changed go to the device, and what the device has changed comes to the
+//! [`TICK`] the bytes that the program has changed go to the device, and the device's changes come to the
 //! program at its next access. There is no order between the bytes of one tick. Atomic operations of both sides on one
 //! word lose updates.
 //!
@@ -75,7 +75,7 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 /// Whether an allocation is watched.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
-/// The state while this thread has it, and no handler of a signal runs on the thread.
+/// The locked state. No handler of a signal runs on the thread meanwhile.
 struct Locked {
     state: MutexGuard<'static, State>,
     /// Dropped last.
@@ -176,7 +176,7 @@ fn open(session: OnDevice, home: u64, bytes: u64) -> Result<Option<u64>> {
     }
 }
 
-/// Frees an allocation, with which the device has finished. Returns false if it is none that changes sides.
+/// Frees an allocation, with which the device has finished. Returns false for an allocation that does not change sides.
 pub fn free(base: u64) -> bool {
     if !IS_USED.load(Ordering::Relaxed) {
         return false;
@@ -226,14 +226,13 @@ pub fn keep_home(address: u64) {
     }
 }
 
-/// Moves an allocation to the device if that is idle, although nothing is known of it: the program has announced that the
-/// device will use it.
+/// Moves an allocation to the device if the device is idle. No use of it need be known: the program has announced one.
 pub fn expect_device(address: u64) {
     if !IS_USED.load(Ordering::Relaxed) {
         return;
     }
     let mut state = state();
-    // A part that both sides use has a twin, and only with that its changes alone go to the device.
+    // A part that both sides use has a twin: only bytes that differ from the twin go to the device.
     state.push_tainted();
     if let Some(managed) = state.find(address) {
         managed.is_proven = true;
@@ -379,7 +378,7 @@ impl State {
     /// Exchanges the parts that both sides use.
     fn push_tainted(&mut self) {
         for address in std::mem::take(&mut self.tainted) {
-            // One that has come home for good is seen by both sides.
+            // Both sides see an allocation that has come home for good.
             if let Some(managed) = self.find(address)
                 && matches!(managed.place, Place::Device { .. })
             {

@@ -1,4 +1,4 @@
-//! The process, with its filter: what it serves, what it holds, how it ends.
+//! The process under its filter: its requests, its descriptors, its end.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -40,7 +40,7 @@ pub(super) struct PageTables<'a> {
 }
 
 impl<'a> PageTables<'a> {
-    /// Creates empty tables between `start` and `end`. That memory must be zero.
+    /// Creates empty tables between `start` and `end`. The memory must be zero.
     pub fn new(ram: &'a GuestRam, start: u64, end: u64) -> Self {
         Self {
             ram,

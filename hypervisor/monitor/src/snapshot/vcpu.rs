@@ -143,7 +143,7 @@ fn entries(msrs: &[(u32, u64)]) -> Option<Msrs> {
     Msrs::from_entries(&entries).ok()
 }
 
-/// Reads MSRs. Those that KVM lists and cannot read are left out: it lists some that depend on the CPUID.
+/// Reads MSRs. KVM also lists MSRs that depend on the CPUID and cannot be read: these are left out.
 fn save_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, SnapshotError> {
     let wanted: Vec<_> = indices.iter().map(|index| (*index, 0)).collect();
     let mut saved = Vec::with_capacity(wanted.len());
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(restored.lapic.regs[0x3e0], 0xb);
         assert_eq!(restored.events.nmi.masked, 1);
         let msrs = |state: &VcpuState| -> Vec<(u32, u64)> {
-            // Those that time changes.
+            // Time changes these MSRs.
             let moves = |index: u32| [MSR_TSC, MSR_TSC_DEADLINE].contains(&index);
             let msrs = state.msrs.iter().copied();
             msrs.filter(|(index, _)| !moves(*index)).collect()

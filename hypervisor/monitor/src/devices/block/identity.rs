@@ -20,7 +20,7 @@ pub(crate) struct DiskFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskIdentity {
     bytes: u64,
-    /// The file's number, or the device's. That of the file system is left out, since it can be another one after a reboot: a
+    /// The file's number, or the device's. The file system's number is left out, since it can change at a reboot: a
     /// file elsewhere with the same number, size and time of change is taken for a clone.
     number: u64,
     /// Time of the last change, in seconds and nanoseconds since 1970. A block device has none.

@@ -540,7 +540,7 @@ mod tests {
         worker.serve();
         assert_eq!((driver.queue.used(), driver.queue.interrupts()), (0, 0));
         assert_eq!(driver.status(1), UNTOUCHED);
-        // The next driver's reads are those that it offers.
+        // For the next driver the device executes only reads that this driver has offered.
         worker.start(vec![driver.queue.active()], FLUSHES);
         worker.serve();
         assert_eq!(hold.lock().started.len(), 4);

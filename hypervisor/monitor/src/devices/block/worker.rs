@@ -24,7 +24,7 @@ impl BlockWorker {
     /// Creates a worker for a guest with this RAM. The guest reads the first 20 bytes of `serial`. Requests fail once
     /// `ending` has begun.
     ///
-    /// The thread of this call may set up an io_uring. That of the worker need not.
+    /// The thread of this call may set up an io_uring. The worker's thread need not.
     pub fn new(memory: GuestRam, image: DiskImage, serial: String, ending: Ending) -> Self {
         Self {
             reads: Reads::of(&image, &memory),
@@ -73,7 +73,7 @@ impl BlockWorker {
         {
             queue.again();
         }
-        // Those from the host's page cache are finished already.
+        // Reads from the host's page cache are finished already.
         used |= return_reads(reads, disk, memory, queue);
         if left_one && reads.as_ref().is_some_and(|reads| !reads.is_full()) {
             queue.again();

@@ -48,7 +48,7 @@ pub trait PciFunction: BusDevice {
     /// Serves the driver that the restored state has, if it has one.
     ///
     /// # Errors
-    /// The reason for which it cannot.
+    /// The reason why the driver cannot be served.
     fn resume(&mut self) -> Result<(), &'static str> {
         Ok(())
     }
@@ -195,7 +195,7 @@ impl PciBus {
     /// Lets the restored functions serve their drivers.
     ///
     /// # Errors
-    /// One of them cannot.
+    /// A function cannot serve its driver.
     pub fn resume(&mut self) -> Result<(), Misfit> {
         for (number, slot) in (1..).zip(&self.slots) {
             let resumed = slot.function.lock().resume();

@@ -6,7 +6,7 @@ use crate::memory::Range;
 const COMMAND: usize = 0x04;
 /// Offset of the status register.
 pub(crate) const STATUS: usize = 0x06;
-/// Bit of the status register: the function has an interrupt to report that is none of MSI-X.
+/// Bit of the status register: the function reports an interrupt by its pin, not by MSI-X.
 pub(crate) const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 /// Writable bits of the command register: memory decode, bus master, INTx disable.

@@ -1,4 +1,4 @@
-//! The BARs of a device that is passed through: which parts are memory slots, and accesses to the others.
+//! The BARs of a device that is passed through: parts as memory slots, and accesses to the other parts.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ const EXPRESS_WRITABLE: u16 = 0x79f0;
 /// Bits of the second register that the guest sets: the time after which a completion is missed.
 const EXPRESS_WRITABLE_2: u16 = 0x1f;
 
-/// Capabilities that the guest sees. Power management is none of them, since a device that sleeps has no registers behind
+/// Capabilities that the guest sees. Power management is left out, since a device that sleeps has no registers behind
 /// its mapped BARs. Nor is MSI, whose place MSI-X takes, nor vital product data, which a guest could change for good. It reads
 /// capabilities of vendors and writes none, since some lead to the device's firmware.
 pub(super) const SHOWN: [u8; 3] = [VENDOR, EXPRESS, MSIX];

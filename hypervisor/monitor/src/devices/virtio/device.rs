@@ -25,7 +25,7 @@ pub trait VirtioDevice: Debug + Send {
     }
     /// Returns the maximum size of each queue, powers of two.
     fn queue_sizes(&self) -> &[u16];
-    /// Returns how many queues every driver sets up. Those after them belong to features that a driver may leave out.
+    /// Returns how many queues every driver sets up. Later queues belong to features that a driver may leave out.
     fn required_queues(&self) -> usize {
         self.queue_sizes().len()
     }

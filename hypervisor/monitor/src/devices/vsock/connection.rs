@@ -49,7 +49,7 @@ pub enum Fate {
 pub struct Connection {
     key: Key,
     stream: UnixStream,
-    /// While the connection is being opened: what brings its stream. `stream` hangs up then.
+    /// Channel from the thread that opens the connection, until it has sent the stream. `stream` hangs up then.
     opening: Option<Receiver<UnixStream>>,
     /// Dropped when the guest has closed the connection. The host's end alone does not close one that has it.
     hold: Option<Hold>,

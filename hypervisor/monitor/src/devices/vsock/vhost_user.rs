@@ -1,4 +1,4 @@
-//! Serves the vsock device of a guest of another monitor, such as QEMU, by vhost-user. That monitor answers the guest's
+//! Serves the vsock device of a guest of another monitor, such as QEMU, by vhost-user. The other monitor answers the guest's
 //! registers and shares the guest's memory; the queues and the connections are served here.
 
 #[cfg(feature = "fuzzing")]
