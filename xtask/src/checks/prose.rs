@@ -1,4 +1,5 @@
-//! Checks that comments, pages and messages of errors name their subjects: no sentence begins with a pronoun.
+//! Checks that comments, pages and messages name their subjects: no sentence and no clause begins with a pronoun for
+//! something that the reader must guess.
 
 use std::path::Path;
 
@@ -6,25 +7,47 @@ use super::git;
 use crate::command::{Failure, step};
 
 /// Words with which no paragraph of a documentation comment may begin. A verb, or the name of the thing, says more.
-const FIRST: [&str; 10] = [
-    "How", "It", "Its", "Of", "That", "They", "Those", "Where", "Which", "Why",
+const FIRST: [&str; 9] = [
+    "It", "Its", "Of", "That", "They", "Those", "Where", "Which", "Why",
 ];
 
 /// Words with which no sentence may begin.
-const SUBJECTS: [&str; 7] = [
-    "Kept", "Nobody", "Told", "What", "Whatever", "Who", "Whoever",
+const SUBJECTS: [&str; 8] = [
+    "How", "Kept", "Nobody", "Told", "What", "Whatever", "Who", "Whoever",
 ];
 
+/// Words with which no part of a comment's sentence may begin after a semicolon or colon, also behind "and". After a name
+/// in code they may, as on pages, whose tables say of files what they contain.
+const PARTS: [&str; 6] = ["kept", "told", "what", "whatever", "who", "whoever"];
+
 /// Words that may stand nowhere.
-const ANYWHERE: [&[&str]; 4] = [
+const ANYWHERE: [&[&str]; 8] = [
+    &["That", "of"],
+    &["and", "who"],
     &["hears", "of"],
+    &["is", "none", "of"],
     &["nobody's"],
     &["no", "one's"],
+    &["that", "is", "none"],
     &["that", "which"],
 ];
 
 /// Words with which no clause may begin.
 const CLAUSE: [&str; 2] = ["of", "which"];
+
+/// Begin of an error's message.
+const ERROR: &str = "#[error(";
+
+/// Calls that write a line of a log or of a command's output.
+const LOGS: [&str; 7] = [
+    "tracing::error!(",
+    "tracing::warn!(",
+    "tracing::info!(",
+    "tracing::debug!(",
+    "say::line(format_args!(",
+    "eprintln!(",
+    "println!(",
+];
 
 /// Words that may not stand in the message of an error, where they hide the thing that failed.
 const IN_MESSAGES: [&str; 2] = ["nobody", "what"];
@@ -37,6 +60,8 @@ enum Kind {
     Page,
     /// Message of an error, which begins in lower case.
     Message,
+    /// Line of a log or of a command's output.
+    Log,
 }
 
 /// Lines of text that belong together, with their numbers.
@@ -52,12 +77,17 @@ struct Word<'a> {
     line: usize,
     text: &'a str,
     begins_sentence: bool,
+    begins_part: bool,
     begins_clause: bool,
 }
 
 /// Returns a complaint for each passage in the sources that breaks these rules.
 pub fn prose(root: &Path) -> Result<Vec<String>, Failure> {
-    let Some(files) = git(root, &["ls-files", "*.rs", "*.md", "*.idl"])? else {
+    let Some(files) = git(
+        root,
+        &["ls-files", "*.rs", "*.md", "*.idl", "*.cu", "*.cuh"],
+    )?
+    else {
         step("skipping the prose: this is no git checkout");
         return Ok(Vec::new());
     };
@@ -82,7 +112,8 @@ fn riddles(name: &str, text: &str) -> Vec<(usize, String)> {
         _ => passages(text, comment),
     };
     if extension == Some("rs") {
-        passages.extend(messages(text));
+        passages.extend(messages(text, ERROR, Kind::Message));
+        passages.extend(LOGS.iter().flat_map(|call| messages(text, call, Kind::Log)));
     }
     let mut found: Vec<_> = passages.iter().flat_map(riddles_of).collect();
     found.sort();
@@ -97,7 +128,9 @@ fn riddles_of(passage: &Passage) -> Vec<(usize, String)> {
         let rest = || words[at..].iter().map(|word| word.text);
         let starts = |held: &[&str]| rest().take(held.len()).eq(held.iter().copied());
         let is_one_of = |held: &[&str]| match passage.kind {
-            Kind::Message => held.iter().any(|held| held.eq_ignore_ascii_case(word.text)),
+            Kind::Message | Kind::Log => {
+                held.iter().any(|held| held.eq_ignore_ascii_case(word.text))
+            }
             _ => held.contains(&word.text),
         };
         let mut complain = |words: &str, place| {
@@ -110,6 +143,9 @@ fn riddles_of(passage: &Passage) -> Vec<(usize, String)> {
             complain(word.text, "at the beginning of a sentence");
         } else if passage.kind == Kind::Message && is_one_of(&IN_MESSAGES) {
             complain(word.text, "in the message of an error");
+        }
+        if word.begins_part && passage.kind != Kind::Page && PARTS.contains(&word.text) {
+            complain(word.text, "at the beginning of a part of a sentence");
         }
         if word.begins_clause && rest().map(str::to_lowercase).take(2).eq(CLAUSE) {
             complain("of which", "at the beginning of a clause");
@@ -125,6 +161,7 @@ fn riddles_of(passage: &Passage) -> Vec<(usize, String)> {
 fn words<'a>(passage: &Passage<'a>) -> Vec<Word<'a>> {
     let mut words = Vec::new();
     let (mut begins_sentence, mut begins_clause) = (true, true);
+    let mut begins_part = false;
     let mut is_code = false;
     let mut is_heading = false;
     for &(line, text) in &passage.lines {
@@ -137,7 +174,8 @@ fn words<'a>(passage: &Passage<'a>) -> Vec<Word<'a>> {
         for (at, part) in text.split('`').enumerate() {
             is_code ^= at > 0;
             for whole in part.split_whitespace() {
-                let is_argument = passage.kind == Kind::Message && whole.contains('{');
+                let is_message = matches!(passage.kind, Kind::Message | Kind::Log);
+                let is_argument = is_message && whole.contains('{');
                 let text = if is_code || is_argument {
                     "code"
                 } else {
@@ -148,13 +186,17 @@ fn words<'a>(passage: &Passage<'a>) -> Vec<Word<'a>> {
                         line,
                         text,
                         begins_sentence,
+                        begins_part,
                         begins_clause,
                     });
+                    begins_part &= text == "and";
                     (begins_sentence, begins_clause) = (false, false);
                 }
                 if is_code {
                     continue;
                 }
+                let is_name = words.last().is_some_and(|word| word.text == "code");
+                begins_part |= whole.ends_with(';') || whole.ends_with(':') && !is_name;
                 // Cells of a table, and full stops, also before closing marks.
                 let end = whole.trim_end_matches([')', '"', '*', '_', '”']);
                 begins_sentence |= whole == "|" || end.ends_with(['.', '?', '!', ':']);
@@ -208,9 +250,13 @@ fn remark(line: &str) -> Option<(Kind, &str)> {
     Some((Kind::Comment, words.trim()))
 }
 
-/// Returns the messages of the errors that a source declares.
-fn messages(text: &str) -> impl Iterator<Item = Passage<'_>> {
-    text.match_indices("#[error(").filter_map(|(at, mark)| {
+/// Returns the messages that a source gives to `call`, as literals.
+fn messages<'a>(
+    text: &'a str,
+    call: &'static str,
+    kind: Kind,
+) -> impl Iterator<Item = Passage<'a>> {
+    text.match_indices(call).filter_map(move |(at, mark)| {
         let literal = text[at + mark.len()..].trim_start().strip_prefix('"')?;
         let mut is_escaped = false;
         let end = literal.find(|c| {
@@ -223,7 +269,7 @@ fn messages(text: &str) -> impl Iterator<Item = Passage<'_>> {
             .lines()
             .map(|line| line.trim_end_matches('\\'));
         Some(Passage {
-            kind: Kind::Message,
+            kind,
             lines: (first..).zip(lines).collect(),
         })
     })
@@ -262,6 +308,11 @@ mod tests {
                 ("a.rs", format!("// Is left.\n//! {word} is left.\n")),
                 ("a.rs", format!("\n    // {word} is left.\n")),
                 ("a.rs", format!("#[error(\n\"{lower} is \\\"left\\\"\")]")),
+                (
+                    "a.rs",
+                    format!("tracing::warn!(\n\"{lower} is {{left}}\");"),
+                ),
+                ("a.cu", format!("\n    // {word} is left.\n")),
                 ("a.idl", format!("\n    # {word} is left.\n")),
                 (
                     "a.idl",
@@ -275,6 +326,20 @@ mod tests {
                 assert_eq!(found(name, &text), [2], "{text}");
             }
         }
+    }
+
+    #[test]
+    fn a_pronoun_after_a_semicolon_or_colon_is_found_in_comments() {
+        for word in PARTS {
+            for before in ["a part;", "its rest:"] {
+                let text = format!("// Frees {before} {word} is left.\n");
+                assert_eq!(found("a.rs", &text), [1], "{text}");
+                assert_eq!(found("a.md", &text), [0; 0], "{text}");
+            }
+            let text = format!("/// Beside `rest`: {word} is left.\n");
+            assert_eq!(found("a.rs", &text), [0; 0], "{text}");
+        }
+        assert_eq!(found("a.rs", "// Frees a part; and what is left.\n"), [1]);
     }
 
     #[test]
