@@ -157,6 +157,13 @@ fn any_change_to_what_crosses_the_ring_changes_the_hash() {
     }
 }
 
+/// Installed workers serve the protocols of their hashes alone: programs of another hash find none. So a change of the
+/// hash, be it by a new name, is made on purpose.
+#[test]
+fn the_hash_of_the_table_is_known() {
+    assert_eq!(protocol_hash(&table(), false), 0x0cc4_f274_883b_f1db);
+}
+
 #[test]
 fn only_functions_that_are_served_have_tests() {
     let (table, tested) = (table(), tested());
