@@ -24,7 +24,8 @@ pub struct Policy {
     pub yields: u32,
     /// Length of the first sleeps.
     pub first_sleep: Duration,
-    /// Divisor, not 0: later sleeps are this part of all sleeps before, so that no wait is late by more of its length.
+    /// Divisor, not 0: a later sleep is the sum of all earlier sleeps divided by this number. A wait therefore ends late by
+    /// at most that part of its length.
     pub part: u32,
     /// Length of the longest sleep.
     pub longest_sleep: Duration,

@@ -142,7 +142,7 @@ mod tests {
             quotas.too_many_tenants(7, 12).unwrap(),
             "user 7 has 12 tenants, and there is memory for 12 of 512 MiB each: a smaller --tenant-memory lets more attach"
         );
-        // One may attach always.
+        // One tenant may always attach.
         let quotas = Quotas::default().within_memory(1, LEAST);
         assert_eq!(quotas.tenants_per_user, 1);
     }

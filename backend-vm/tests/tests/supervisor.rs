@@ -609,7 +609,7 @@ fn who_serves_several_tenants_without_cgroups_is_told_to_say_so() {
     let mut backend = Backend::start(workers, &listen);
     backend.attach(64, Attach::default()).unwrap();
     backend.wait_for_log("WARN");
-    backend.wait_for_log("tenants' not at all");
+    backend.wait_for_log("a tenant's memory and processors are not limited");
     // A supervisor of a single tenant does not need `--trusted-tenants`.
     let mut alone = Backend::start(Workers::built(), &[]);
     alone.attach(64, Attach::default()).unwrap();

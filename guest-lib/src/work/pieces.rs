@@ -14,7 +14,7 @@ use crate::session::spawn_quiet;
 pub const LARGE: usize = 4 << 20;
 /// Bytes from which a piece of a large copy is halved.
 const HALVED: usize = 128 << 10;
-/// Processors from which there is one for the second thread, beside the program's and the backend's.
+/// Least number of processors with which the second thread is used: the program and the backend need some themselves.
 const PROCESSORS: usize = 4;
 /// Looks of the second thread for a piece before it sleeps, some 200 µs.
 const LOOKS: u32 = 4000;
@@ -69,7 +69,7 @@ impl Piece {
             let done = head + body;
             to.add(done)
                 .copy_from_nonoverlapping(from.add(done), self.bytes - done);
-            // The stores above are ordered by nothing else.
+            // Only this fence orders the stores above.
             _mm_sfence();
         }
     }
@@ -156,14 +156,15 @@ impl Helper {
         let streaming = piece.stores == Stores::Streaming;
         self.streaming.store(streaming, Ordering::Relaxed);
         self.state.store(OFFERED, Ordering::Release);
-        // Either the thread, which looks once more after its announcement, sees the offer, or this sees that.
+        // Either the thread sees the offer, since it looks once more after it has announced its sleep, or this thread sees
+        // the announcement.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             thread.unpark();
         }
     }
 
-    /// Takes the offered piece, if nobody has: the state becomes `then`.
+    /// Takes the offered piece, if no thread has taken it: the state becomes `then`.
     fn take(&self, then: u32) -> bool {
         let taken =
             self.state

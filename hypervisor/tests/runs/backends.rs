@@ -277,7 +277,7 @@ fn a_backend_is_started_again_after_a_kill() {
     let run = finish(runtime.run("again").arg("/bin/true"));
     refused(&run, "no backend again is running");
     let socket = runtime.path().join("again/socket");
-    // As a machine leaves it that lost its power: the spawner had no time to remove the socket.
+    // The state after a power failure: the spawner had no time to remove the socket.
     if !socket.exists() {
         drop(std::os::unix::net::UnixListener::bind(&socket).expect("a stale socket"));
     }
@@ -803,7 +803,7 @@ fn the_units_of_backends_and_guests_are_valid() {
     }
 }
 
-/// systemd does not read the drop-in of the page without a word where it is wrong, and it says nothing of it here.
+/// systemd warns about a drop-in with a mistake. It prints no warning about the drop-in of the page.
 #[test]
 fn the_drop_in_that_orders_a_guest_after_its_backend_is_valid() {
     const NAME: &str = "wormhole-guest@debian.service";

@@ -15,7 +15,8 @@ pub const MAX_RUNS: usize = 1024;
 pub enum Work {
     Close,
     /// Send a refusal on each of the descriptors, which are launchers' connections, unless the
-    /// reason is empty, and shut them down. Keep those open that hold descriptors themselves, until the process exits.
+    /// reason is empty, and shut them down. A connection with descriptors in its queue stays open
+    /// until the process exits.
     Refuse {
         code: u32,
         reason: String,

@@ -174,7 +174,7 @@ impl Setup {
             "workers' memory is not limited".to_owned()
         };
         if self.tenants == Tenants::Trusting {
-            tracing::warn!("{limit}, tenants' not at all, nor their processors: {reason}");
+            tracing::warn!("{limit}; a tenant's memory and processors are not limited: {reason}");
         } else {
             tracing::info!("{limit}: {reason}");
         }
