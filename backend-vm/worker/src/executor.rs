@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
+use wormhole_api::{CuResult, DecodeError, Dispatched, Kind, LaunchKernel, Message};
 use wormhole_link::counters::Counter;
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead, Violation};
@@ -260,7 +260,7 @@ impl Executor {
             device,
             thread: head.thread,
             // The line is the guest's to write until the record is there, so it is not looked at without need.
-            more: self.busy && self.consumer.is_ready(),
+            more: self.busy && head.message == LaunchKernel::ID && self.consumer.is_ready(),
             brief: false,
         };
         self.session.keep_order(&call, &request);

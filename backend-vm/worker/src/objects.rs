@@ -1,9 +1,13 @@
 //! Objects that a session's handles name.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use wormhole_api::constants::function_attribute::{
+    CLUSTER_SCHEDULING_POLICY_PREFERENCE, CLUSTER_SIZE_MUST_BE_SET,
+};
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
     ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreenContext, RawMipmap,
@@ -217,7 +221,14 @@ pub struct FunctionObject {
     pub image: Arc<Loaded>,
     /// Bytes of the packed parameters: the driver reads this many, however few a guest sends.
     pub parameter_bytes: u64,
+    /// Whether its blocks form clusters without an attribute of the launch. A graph's node that is given another kernel may keep
+    /// the clusters of the one before.
+    pub clustered: AtomicBool,
 }
+
+/// Attributes of functions that are about clusters.
+pub const CLUSTERS: RangeInclusive<i32> =
+    CLUSTER_SIZE_MUST_BE_SET..=CLUSTER_SCHEDULING_POLICY_PREFERENCE;
 
 /// A mipmapped array. Destroyed by the holder of the last reference.
 #[derive(Debug)]

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use wormhole_api::CuResult;
@@ -97,6 +99,8 @@ impl fmt::Debug for Task {
 #[derive(Clone)]
 pub struct Registrar {
     tasks: Sender<Task>,
+    /// Tasks that are not done yet.
+    left: Arc<AtomicUsize>,
     progress: Progress,
 }
 
@@ -114,6 +118,8 @@ impl Registrar {
     pub fn start(mut registrations: Registrations, progress: &Progress) -> io::Result<Self> {
         let (tasks, receiver) = channel::<Task>();
         let theirs = progress.clone();
+        let left = Arc::new(AtomicUsize::new(0));
+        let done = Arc::clone(&left);
         std::thread::Builder::new()
             .name("registrar".to_owned())
             .spawn(move || {
@@ -121,17 +127,26 @@ impl Registrar {
                 while let Ok(task) = receiver.recv() {
                     (task.0)(&mut registrations);
                     theirs.end_task();
+                    done.fetch_sub(1, Ordering::Release);
                 }
             })?;
         Ok(Self {
             tasks,
+            left,
             progress: progress.clone(),
         })
+    }
+
+    /// Returns whether a task is queued or underway.
+    #[inline]
+    pub fn is_busy(&self) -> bool {
+        self.left.load(Ordering::Acquire) != 0
     }
 
     /// Queues `task` behind the tasks before it. Never blocks.
     pub fn run(&self, task: Task) {
         self.progress.add_task();
+        self.left.fetch_add(1, Ordering::Relaxed);
         if self.tasks.send(task).is_err() {
             tracing::error!("the registrar is gone");
         }

@@ -10,7 +10,7 @@ const LENGTHS: usize = LONGEST.ilog2() as usize + 1;
 const MEASURED: u32 = 16;
 /// Weight of a new measurement, as a part of the whole.
 const WEIGHT: u64 = 8;
-/// Parts that go single before a length of chains is tried anew.
+/// Collections of a length that go otherwise before chains of that length are tried anew.
 const PAUSE: u32 = 1024;
 
 /// Mean time of the executor for a launch, in ns; 0 if none was measured.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use wormhole_device::{Device, RawChain, RawFunction, RawStream, Result};
 
+use super::LONGEST;
 use super::pending::Pending;
 
 /// A stream, with the number of its device.
@@ -13,9 +14,11 @@ pub(super) type Key = (usize, RawStream);
 const MOST: usize = 16;
 /// Launches that a stream earns each kernel of a new chain with: making a chain takes as long as some fifty launches that it
 /// saves.
-const PRICE: u32 = 64;
+const PRICE: usize = 64;
+/// Launches after which those of a stream are collected.
+const FIRST: usize = PRICE * LONGEST;
 /// Most launches that count for new chains.
-const SAVINGS: u32 = 4096;
+const SAVINGS: usize = 4096;
 
 /// A chain, and what it was set to last.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ impl Chain {
         from: usize,
     ) -> std::result::Result<(), RawFunction> {
         for (place, function) in self.functions.iter_mut().enumerate() {
-            let launch = pending.launch(from + place);
+            let launch = pending.launch(RawStream::LEGACY, from + place);
             if let Err(error) = device.set_kernel(&self.raw, place, &launch) {
                 tracing::debug!("a kernel goes into no chain: {error}");
                 return Err(launch.function);
@@ -66,7 +69,7 @@ pub(super) struct Links {
     key: Key,
     chains: Vec<Chain>,
     /// Launches that no chain was made for yet.
-    saved: u32,
+    saved: usize,
     parts: u64,
     /// Whether the device has refused a chain.
     refused: bool,
@@ -92,46 +95,62 @@ impl Links {
     #[inline]
     pub fn earn(&mut self) -> bool {
         self.saved = SAVINGS.min(self.saved + 1);
-        !self.chains.is_empty() || self.saved >= 2 * PRICE
+        !self.chains.is_empty() || self.saved >= FIRST
     }
 
-    /// Returns a chain for collected launches: one of their functions, a new one, or that of the same length which was not used
-    /// for longest. Returns `None` if there is none.
-    pub fn chain(
+    /// Finds a chain for collected launches: one of their functions, a new one if it may be made, or that of the same length which
+    /// was not used for longest. Returns its place, or `None` if there is none.
+    pub fn place(
         &mut self,
         device: &dyn Device,
         pending: &Pending,
         range: Range<usize>,
-        always: bool,
-    ) -> Option<&mut Chain> {
-        self.parts += 1;
-        self.saved = SAVINGS.min(self.saved + u32::try_from(range.len()).unwrap_or(0));
+        may_make: bool,
+    ) -> Option<usize> {
         let length = range.len();
         let equal = self
             .chains
             .iter()
             .position(|chain| chain.is_of(pending, &range));
-        let place = match equal {
-            Some(place) => place,
-            None if self.can_make(length, always) && self.make(device, pending, range) => {
-                self.chains.len() - 1
-            }
-            None => self.oldest(length)?,
-        };
-        let chain = &mut self.chains[place];
-        chain.used = self.parts;
-        Some(chain)
+        match equal {
+            Some(place) => Some(place),
+            None if may_make && self.make(device, pending, range) => Some(self.chains.len() - 1),
+            None => self.oldest(length),
+        }
     }
 
-    fn can_make(&self, length: usize, always: bool) -> bool {
-        let price = PRICE.saturating_mul(u32::try_from(length).unwrap_or(u32::MAX));
-        !self.refused && self.chains.len() < MOST && (always || self.saved >= price)
+    /// Returns the chain at a place, for its next launch.
+    pub fn chain(&mut self, place: usize) -> &mut Chain {
+        self.parts += 1;
+        let chain = &mut self.chains[place];
+        self.saved = SAVINGS.min(self.saved + chain.functions.len());
+        chain.used = self.parts;
+        chain
+    }
+
+    /// Returns whether the stream has earned a chain of this length.
+    pub fn affords(&self, length: usize) -> bool {
+        self.saved >= PRICE * length
+    }
+
+    /// Returns the number of chains that the stream has.
+    pub fn made(&self) -> usize {
+        self.chains.len()
+    }
+
+    /// Returns whether the stream has no chains, nor is about to have one.
+    pub fn is_unused(&self) -> bool {
+        self.chains.is_empty() && self.saved < FIRST
     }
 
     #[cold]
     fn make(&mut self, device: &dyn Device, pending: &Pending, range: Range<usize>) -> bool {
+        if self.refused || self.chains.len() == MOST {
+            return false;
+        }
+        let (_, stream) = self.key;
         let functions = range.clone().map(|place| pending.function(place)).collect();
-        let kernels: Vec<_> = range.map(|place| pending.launch(place)).collect();
+        let kernels: Vec<_> = range.map(|place| pending.launch(stream, place)).collect();
         match device.create_chain(&kernels) {
             Ok(raw) => {
                 self.saved = 0;

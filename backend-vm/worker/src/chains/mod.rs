@@ -7,6 +7,10 @@
 //! A chain is used again for launches of the same functions in the same order, whatever their parameters, and changed for
 //! others. Each stream has chains of its own, since launches of one chain wait for each other.
 //!
+//! Launches of different threads of the guest on different streams are collected side by side, as native threads launch them.
+//! The order of each stream and of each thread is kept, and so is that between the legacy stream and blocking ones: what has been
+//! collected goes to the device before any call that comes behind it.
+//!
 //! These launches stay single: with attributes or events, with many bytes of parameters, on a stream that has attributes or a
 //! green context, of a kernel that the driver takes in no chain.
 
@@ -18,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use wormhole_device::{Device, Launch, RawFunction, Result};
+use wormhole_device::{CuError, Launch, RawFunction, Result};
 use wormhole_link::counters::{Counter, Counters};
 
 use self::costs::Costs;
@@ -26,14 +30,17 @@ use self::links::{Key, Links};
 use self::pending::Pending;
 use super::devices::Devices;
 use super::objects::StreamObject;
+use super::session::Call;
 
-/// Environment variable of a program that has no chains if its value is 0.
-pub const SWITCH: &str = "WORMHOLE_CHAINS";
+/// Environment variable of a program: `0` for no chains, `always` for chains wherever they may be.
+const SWITCH: &str = "WORMHOLE_CHAINS";
 
 /// Most launches of a chain. A longer one takes hardly less time for each of them.
 const LONGEST: usize = 16;
 /// Streams that have chains.
 const STREAMS: usize = 8;
+/// Records after which all that has been collected is launched, whatever lies in the ring.
+const OLDEST: usize = STREAMS * LONGEST;
 /// Kernels that are known to go into no chain.
 const REFUSED: usize = 64;
 
@@ -48,16 +55,38 @@ pub enum Plan {
     Always,
 }
 
-/// Chains of a session, and the launches that the executor has collected.
+impl Plan {
+    /// Returns what the program's environment asks for, or `usual`.
+    #[must_use]
+    pub fn wanted(usual: Self) -> Self {
+        match std::env::var(SWITCH).as_deref() {
+            Ok("0") => Self::Never,
+            Ok("always") => Self::Always,
+            _ => usual,
+        }
+    }
+}
+
+/// A stream with its chains, and its launches that the executor has collected.
+#[derive(Debug)]
+struct Collector {
+    links: Links,
+    pending: Pending,
+}
+
+/// Chains of a session.
 #[derive(Debug)]
 pub struct Chains {
     plan: Plan,
     devices: Devices,
     counters: Arc<Counters>,
-    pending: Pending,
-    streams: Vec<Links>,
+    streams: Vec<Collector>,
+    /// Records since all that had been collected was launched.
+    age: usize,
     refused: Vec<RawFunction>,
     costs: Costs,
+    /// Whether chains may be made.
+    quiet: bool,
 }
 
 impl Chains {
@@ -66,10 +95,11 @@ impl Chains {
             plan: Plan::Never,
             devices,
             counters,
-            pending: Pending::new(),
             streams: Vec::new(),
+            age: 0,
             refused: Vec::new(),
             costs: Costs::default(),
+            quiet: false,
         }
     }
 
@@ -77,37 +107,73 @@ impl Chains {
         self.plan = plan;
     }
 
-    /// Returns whether launches have been collected that the device does not have yet.
+    /// Returns the time before a launch that goes by itself, if it is measured.
     #[inline]
-    pub fn are_pending(&self) -> bool {
-        !self.pending.is_empty()
+    pub fn begin_single(&mut self) -> Option<Instant> {
+        (self.plan == Plan::Measured && self.costs.is_due()).then(Instant::now)
     }
 
-    /// Collects a launch. `more` says that another record lies in the ring. If this returns false, the caller has to launch,
-    /// and the launches before it are done.
-    ///
-    /// # Errors
-    /// A launch that had been collected failed. The caller's own is not done then.
+    /// Notes the time of a launch that went by itself.
     #[inline]
-    pub fn take(&mut self, stream: &StreamObject, more: bool, launch: &Launch<'_>) -> Result<bool> {
-        if self.plan == Plan::Never {
-            return Ok(false);
+    pub fn end_single(&mut self, began: Option<Instant>) {
+        if let Some(began) = began {
+            self.costs.note(1, began.elapsed());
         }
-        let key = (stream.device.number(), stream.raw);
-        let continues = self.are_pending() && self.pending.key() == key;
-        let fits = (continues || more) && self.may_chain(stream, launch);
-        if !continues {
-            self.flush()?;
+    }
+
+    /// Counts a launch, and returns the place of its stream if it is to be collected. `more` says that another record lies in
+    /// the ring.
+    #[inline]
+    pub fn place(
+        &mut self,
+        stream: &StreamObject,
+        more: bool,
+        launch: &Launch<'_>,
+    ) -> Option<usize> {
+        if self.plan == Plan::Never || !self.may_chain(stream, launch) {
+            return None;
         }
-        if !fits || !(continues || self.has_links(key)) {
-            self.flush()?;
-            return Ok(false);
+        let key = key(stream);
+        let known = self
+            .streams
+            .iter()
+            .position(|known| known.links.key() == key);
+        if let Some(place) = known
+            && !self.streams[place].pending.is_empty()
+        {
+            return known;
         }
-        self.pending.push(key, launch);
-        if !more || self.pending.len() == LONGEST {
-            self.flush()?;
+        if !more {
+            return None;
         }
-        Ok(true)
+        let place = match known {
+            Some(place) => place,
+            None => {
+                self.make_room()?;
+                self.streams.push(Collector {
+                    links: Links::new(key),
+                    pending: Pending::new(),
+                });
+                self.streams.len() - 1
+            }
+        };
+        let earned = self.streams[place].links.earn();
+        let pays_off = match self.plan {
+            Plan::Never => false,
+            Plan::Measured => earned && self.costs.pay_off(LONGEST),
+            Plan::Always => true,
+        };
+        pays_off.then_some(place)
+    }
+
+    /// Makes room for another stream. One that has earned no chains yet gives its place up.
+    fn make_room(&mut self) -> Option<()> {
+        if self.streams.len() == STREAMS {
+            let unused = |known: &Collector| known.links.is_unused() && known.pending.is_empty();
+            let place = self.streams.iter().position(unused)?;
+            self.streams.swap_remove(place);
+        }
+        Some(())
     }
 
     fn may_chain(&self, stream: &StreamObject, launch: &Launch<'_>) -> bool {
@@ -119,79 +185,151 @@ impl Chains {
             && !self.refused.contains(&launch.function)
     }
 
-    /// Counts a launch of a stream. Returns whether its launches are worth collecting.
-    fn has_links(&mut self, key: Key) -> bool {
-        let known = self.streams.iter().position(|links| links.key() == key);
-        let place = match known {
-            Some(place) => place,
-            None if self.streams.len() == STREAMS => return false,
-            None => {
-                self.streams.push(Links::new(key));
-                self.streams.len() - 1
-            }
+    /// Collects the launch of a call for the stream at this place. Launches what comes before it elsewhere, and all that has been
+    /// collected if no other record lies in the ring. `quiet` says that no other thread may hold a lock of the driver's for long.
+    ///
+    /// # Errors
+    /// A launch failed that had been collected, this one or another.
+    #[inline]
+    pub fn collect(
+        &mut self,
+        place: usize,
+        stream: &StreamObject,
+        call: &Call,
+        quiet: bool,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.quiet = quiet;
+        let before = self.flush_others(Some(place), stream, call.thread);
+        let pending = &mut self.streams[place].pending;
+        pending.push(call.thread, stream.blocking, launch);
+        self.age += 1;
+        let now = if !call.more || self.age >= OLDEST {
+            self.flush()
+        } else if self.streams[place].pending.len() == LONGEST {
+            self.launch_pending(place)
+        } else {
+            Ok(())
         };
-        self.streams[place].earn() || self.plan == Plan::Always
+        before.and(now)
     }
 
-    /// Launches what has been collected.
+    /// Launches what comes before a call of the thread on the stream.
+    ///
+    /// # Errors
+    /// The first failure of a launch. The others are done.
+    #[inline]
+    pub fn flush_before(&mut self, stream: &StreamObject, thread: u16) -> Result<()> {
+        self.age += 1;
+        if self.age >= OLDEST {
+            return self.flush();
+        }
+        let key = key(stream);
+        let own = self
+            .streams
+            .iter()
+            .position(|known| known.links.key() == key);
+        let before = self.flush_others(own, stream, thread);
+        match own {
+            Some(place) => before.and(self.launch_pending(place)),
+            None => before,
+        }
+    }
+
+    /// Launches what comes before a call of the thread on the stream, but for the collector at `own`.
+    #[inline]
+    fn flush_others(
+        &mut self,
+        own: Option<usize>,
+        stream: &StreamObject,
+        thread: u16,
+    ) -> Result<()> {
+        let mut outcome = Ok(());
+        for place in 0..self.streams.len() {
+            let pending = &self.streams[place].pending;
+            if Some(place) != own && pending.comes_before(stream, thread) {
+                outcome = outcome.and(self.launch_pending(place));
+            }
+        }
+        outcome
+    }
+
+    /// Launches all that has been collected.
     ///
     /// # Errors
     /// The first failure of a launch. The others are done.
     #[inline]
     pub fn flush(&mut self) -> Result<()> {
-        if self.pending.is_empty() {
+        if self.age == 0 {
             return Ok(());
         }
-        self.launch_pending()
+        self.age = 0;
+        let mut outcome = Ok(());
+        for place in 0..self.streams.len() {
+            outcome = outcome.and(self.launch_pending(place));
+        }
+        outcome
     }
 
-    fn launch_pending(&mut self) -> Result<()> {
-        let (number, _) = self.pending.key();
-        let device = self.devices[number].clone();
-        let measured = self.plan == Plan::Measured && self.costs.is_due();
+    fn launch_pending(&mut self, place: usize) -> Result<()> {
+        let Collector { links, pending } = &mut self.streams[place];
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let (number, stream) = links.key();
+        let device = &*self.devices[number];
+        let always = self.plan == Plan::Always;
+        let measured = !always && self.costs.is_due();
         let (mut outcome, mut from) = (Ok(()), 0);
-        while from < self.pending.len() {
-            let length = part(self.pending.len() - from);
+        while from < pending.len() {
+            let made = links.made();
             let began = measured.then(Instant::now);
-            let (launched, length) = match self.chained(&*device, from, length) {
-                Some(launched) => (launched, length),
-                None => (device.launch(&self.pending.launch(from)), 1),
+            let chain = lengths(pending.len() - from).find_map(|length| {
+                let wanted = always || self.costs.pay_off(length);
+                let may_make = self.quiet && (always || links.affords(length));
+                let range = from..from + length;
+                let place = wanted.then(|| links.place(device, pending, range, may_make));
+                Some((place.flatten()?, length))
+            });
+            let chained = chain.and_then(|(place, length)| {
+                let chain = links.chain(place);
+                match chain.set(device, pending, from) {
+                    Ok(()) => Some((chain.launch(device, stream), length)),
+                    Err(function) => {
+                        if self.refused.len() == REFUSED {
+                            self.refused.clear();
+                        }
+                        self.refused.push(function);
+                        None
+                    }
+                }
+            });
+            let (launched, length) = match chained {
+                // The device has done none of them. A launch by itself needs no memory.
+                None | Some((Err(CuError::OUT_OF_MEMORY), _)) => {
+                    (device.launch(&pending.launch(stream, from)), 1)
+                }
+                Some((launched, length)) => {
+                    self.counters.add(Counter::Chains, 1);
+                    self.counters.add(Counter::ChainedLaunches, length as u64);
+                    (launched, length)
+                }
             };
-            if let Some(began) = began {
+            if let Some(began) = began
+                && links.made() == made
+            {
                 self.costs.note(length, began.elapsed());
             }
             outcome = outcome.and(launched);
             from += length;
         }
-        self.pending.clear();
+        pending.clear();
         outcome
-    }
-
-    /// Launches a part of what has been collected as a chain. Returns `None` if its first launch has to go by itself.
-    fn chained(&mut self, device: &dyn Device, from: usize, length: usize) -> Option<Result<()>> {
-        if length == 1 || (self.plan == Plan::Measured && !self.costs.pay_off(length)) {
-            return None;
-        }
-        let key = self.pending.key();
-        let links = self.streams.iter_mut().find(|links| links.key() == key)?;
-        let always = self.plan == Plan::Always;
-        let chain = links.chain(device, &self.pending, from..from + length, always)?;
-        if let Err(function) = chain.set(device, &self.pending, from) {
-            if self.refused.len() == REFUSED {
-                self.refused.clear();
-            }
-            self.refused.push(function);
-            return None;
-        }
-        let launched = chain.launch(device, key.1);
-        self.counters.add(Counter::Chains, 1);
-        self.counters.add(Counter::ChainedLaunches, length as u64);
-        Some(launched)
     }
 
     /// Forgets the chains of a stream that is to be destroyed.
     pub fn forget(&mut self, stream: &StreamObject) {
-        let key = (stream.device.number(), stream.raw);
+        let key = key(stream);
         self.forget_where(|links| links.key() == key);
     }
 
@@ -203,15 +341,21 @@ impl Chains {
     }
 
     fn forget_where(&mut self, gone: impl Fn(&Links) -> bool) {
-        debug_assert!(self.pending.is_empty(), "work that comes behind launches");
-        for links in self.streams.extract_if(.., |links| gone(links)) {
+        for Collector { links, pending } in self.streams.extract_if(.., |known| gone(&known.links))
+        {
+            debug_assert!(pending.is_empty(), "work that comes behind launches");
             let (number, _) = links.key();
             links.end(&*self.devices[number]);
         }
     }
 }
 
-/// Returns the length of the chain that the first of so many launches go into: the largest power of two among them.
-fn part(left: usize) -> usize {
-    LONGEST.min(1 << left.ilog2())
+fn key(stream: &StreamObject) -> Key {
+    (stream.device.number(), stream.raw)
+}
+
+/// Returns the lengths of chains that the first of so many launches may go into, the longest first.
+fn lengths(left: usize) -> impl Iterator<Item = usize> {
+    let longest = LONGEST.min(left).ilog2();
+    (1..=longest).rev().map(|power| 1 << power)
 }

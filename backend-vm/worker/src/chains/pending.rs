@@ -3,7 +3,7 @@
 use wormhole_device::{Launch, LaunchEvents, RawFunction, RawStream};
 
 use super::LONGEST;
-use super::links::Key;
+use crate::objects::StreamObject;
 
 /// Most bytes of parameters of a launch that is collected.
 pub(super) const PARAMETERS: usize = 1024;
@@ -21,7 +21,11 @@ struct Collected {
 /// Launches on one stream, and their parameters. Both lists have their room from the beginning on.
 #[derive(Debug)]
 pub(super) struct Pending {
-    key: Key,
+    /// Thread of the guest that launches; 0 for several, and for an unknown one.
+    thread: u16,
+    /// Whether the stream waits for the legacy stream.
+    blocking: bool,
+    is_legacy: bool,
     launches: Vec<Collected>,
     parameters: Vec<u8>,
 }
@@ -29,7 +33,9 @@ pub(super) struct Pending {
 impl Pending {
     pub fn new() -> Self {
         Self {
-            key: (0, RawStream::LEGACY),
+            thread: 0,
+            blocking: false,
+            is_legacy: false,
             launches: Vec::with_capacity(LONGEST),
             parameters: Vec::with_capacity(LONGEST * PARAMETERS),
         }
@@ -45,17 +51,26 @@ impl Pending {
         self.launches.len()
     }
 
-    /// Returns the stream of the launches.
+    /// Returns whether launches have been collected that a call of the thread on another stream must come behind.
     #[inline]
-    pub fn key(&self) -> Key {
-        self.key
+    pub fn comes_before(&self, stream: &StreamObject, thread: u16) -> bool {
+        let one_thread = thread == 0 || [0, thread].contains(&self.thread);
+        let legacy = stream.raw == RawStream::LEGACY;
+        let wait = (legacy && self.blocking) || (self.is_legacy && stream.blocking);
+        !self.is_empty() && (one_thread || wait)
     }
 
     #[inline]
-    pub fn push(&mut self, key: Key, launch: &Launch<'_>) {
+    pub fn push(&mut self, thread: u16, blocking: bool, launch: &Launch<'_>) {
+        if self.is_empty() {
+            self.thread = thread;
+            self.blocking = blocking;
+            self.is_legacy = launch.stream == RawStream::LEGACY;
+        } else if self.thread != thread {
+            self.thread = 0;
+        }
         let begin = self.parameters.len();
         self.parameters.extend_from_slice(launch.parameters);
-        self.key = key;
         self.launches.push(Collected {
             function: launch.function,
             grid: launch.grid,
@@ -75,13 +90,13 @@ impl Pending {
         self.launches[place].function
     }
 
-    /// Returns a launch.
-    pub fn launch(&self, place: usize) -> Launch<'_> {
+    /// Returns a launch, which is on the given stream.
+    pub fn launch(&self, stream: RawStream, place: usize) -> Launch<'_> {
         let collected = &self.launches[place];
         let (begin, end) = collected.parameters;
         Launch {
             function: collected.function,
-            stream: self.key.1,
+            stream,
             grid: collected.grid,
             block: collected.block,
             shared: collected.shared,

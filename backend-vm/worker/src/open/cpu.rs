@@ -56,7 +56,7 @@ pub(super) fn open(choice: &CpuChoice) -> Result<Opened, String> {
             // The devices need the processors themselves.
             linger: Duration::ZERO,
             lanes: lanes::Plan::affordable(),
-            chains: chains::Plan::Always,
+            chains: chains::Plan::wanted(chains::Plan::Always),
         },
     })
 }

@@ -36,22 +36,24 @@ pub(super) fn open(choice: &CudaChoice) -> Result<Opened, String> {
 /// Returns the plan of the session's lanes. With one connection the device executes all streams in the order of their
 /// submission, on which programs rely that ask for it.
 fn lanes() -> lanes::Plan {
-    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
-    match connections.is_ok_and(|number| is_one(&number)) {
+    match has_one_connection() {
         true => lanes::Plan::none(),
         false => lanes::Plan::affordable(),
     }
 }
 
+fn has_one_connection() -> bool {
+    std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|number| is_one(&number))
+}
+
 /// Returns the plan of the session's chains. Kernels of a graph have the priority of the stream that it is launched on, unless
-/// this variable of the driver's says otherwise.
+/// a variable of the driver's says otherwise.
 fn chains() -> chains::Plan {
-    let set = |name| std::env::var_os(name).is_some_and(|value| value != "0");
-    let off = std::env::var_os(chains::SWITCH).is_some_and(|value| value == "0");
-    if off || set("CUDA_GRAPHS_USE_NODE_PRIORITY") {
+    let by_node = std::env::var_os("CUDA_GRAPHS_USE_NODE_PRIORITY");
+    if has_one_connection() || by_node.is_some_and(|value| value != "0") {
         chains::Plan::Never
     } else {
-        chains::Plan::Measured
+        chains::Plan::wanted(chains::Plan::Measured)
     }
 }
 

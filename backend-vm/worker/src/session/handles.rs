@@ -179,6 +179,14 @@ impl Objects {
         self.streams.get(handle)
     }
 
+    /// Returns a stream as [`Objects::stream`] does, or `None` without a word for a handle that names none.
+    pub fn find_stream(&self, call: &Call, handle: Handle<Stream>) -> Option<&Arc<StreamObject>> {
+        match handle.is_legacy() {
+            true => self.legacy.get(call.device),
+            false => self.streams.find(handle),
+        }
+    }
+
     /// Returns a loaded image.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Modules and libraries, and the kernels and variables in them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
 use wormhole_api::constants::kernel_flags::PRINTS;
@@ -20,7 +21,7 @@ use wormhole_link::memory;
 
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
-use crate::objects::{FunctionObject, ImageObject, Loaded};
+use crate::objects::{CLUSTERS, FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
 use crate::unloads::unload;
 
@@ -453,10 +454,13 @@ impl Session {
         self.still_names(handle, &image)?;
         let ends = found.parameters.iter();
         let ends = ends.map(|parameter| u64::from(parameter.offset) + u64::from(parameter.size));
+        let mut attributes = found.attributes.iter();
+        let clustered = attributes.any(|(id, value)| *value != 0 && CLUSTERS.contains(id));
         let object = FunctionObject {
             raw: found.function,
             image,
             parameter_bytes: ends.max().unwrap_or(0),
+            clustered: AtomicBool::new(clustered),
         };
         self.objects.functions.enter(new, object)?;
         self.objects.image_mut(handle)?.functions.push(new);

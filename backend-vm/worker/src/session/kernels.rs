@@ -1,6 +1,7 @@
 //! Kernel attributes, names and cluster occupancy, and tensor maps.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use wormhole_api::constants::function_attribute;
 use wormhole_api::ctypes::CUtensorMap;
@@ -17,6 +18,7 @@ use wormhole_link::memory;
 use super::attributes::Scope;
 use super::images::ImageHandle;
 use super::{Answer, Call, Finish, Session};
+use crate::objects::CLUSTERS;
 
 /// Refuses numbers that are no function attributes: the driver (580) crashes on some of them.
 fn check_attribute(attribute: i32) -> Result<(), CuResult> {
@@ -47,6 +49,10 @@ impl Serve<FunctionSetAttribute> for Session {
     fn serve(&mut self, call: &Call, message: &FunctionSetAttribute) -> Outcome<()> {
         let (attribute, value) = (message.attribute, message.value);
         check_attribute(attribute)?;
+        if CLUSTERS.contains(&attribute) {
+            let function = self.objects.functions.get(message.function)?;
+            function.clustered.store(true, Ordering::Relaxed);
+        }
         self.ask_function(
             call,
             message.function,

@@ -1,6 +1,7 @@
 //! Kernel launches: admission and execution.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use wormhole_api::{CuResult, Function, Handle, Items, LaunchKernel, Outcome, Serve, Served};
 use wormhole_device::{Device, Launch, LaunchAttribute};
@@ -56,6 +57,7 @@ impl Session {
             parameters,
             attributes,
         )?;
+        let clustered = function.clustered.load(Ordering::Relaxed);
         let stream = self.objects.stream(call, message.stream)?;
         let device = &stream.device;
         let raw = device.own(&function.image.device, function.raw);
@@ -72,19 +74,26 @@ impl Session {
                 events,
                 parameters,
             };
-            if self.lanes.want(stream, call.thread, &launch) {
-                let flushed = self.chains.flush();
-                self.done(flushed)?;
-                if self.lanes.launch(stream, call.thread, &launch) {
-                    return Ok(Served::Done(()));
-                }
+            let laned = self.lanes.want(stream, call.thread, &launch);
+            let place = match clustered {
+                true => None,
+                false => self.chains.place(stream, call.more, &launch),
+            };
+            if let Some(place) = place {
+                let quiet = self.is_quiet();
+                self.lanes.settle(stream, call.thread);
+                let collected = self.chains.collect(place, stream, call, quiet, &launch);
+                return self.done(collected).map(Served::Done);
             }
-            self.lanes.settle(stream, call.thread);
-            let taken = self.chains.take(stream, call.more, &launch);
-            if self.done(taken)? {
+            let flushed = self.chains.flush_before(stream, call.thread);
+            self.done(flushed)?;
+            if laned && self.lanes.launch(stream, call.thread, &launch) {
                 return Ok(Served::Done(()));
             }
+            self.lanes.settle(stream, call.thread);
+            let began = self.chains.begin_single();
             let launched = device.launch(&launch);
+            self.chains.end_single(began);
             return self.done(launched).map(Served::Done);
         }
         let stream = Arc::clone(stream);

@@ -67,6 +67,8 @@ impl Serve<ContextSetLimit> for Session {
     fn serve(&mut self, call: &Call, message: &ContextSetLimit) -> Outcome<ContextSetLimitReply> {
         let (limit, value) = (message.limit, message.value);
         self.check_value(call, limit, value)?;
+        // Kernels of a graph that was made before may have the limits of that time.
+        self.chains.forget_all();
         self.ask(
             call,
             self.here(call),

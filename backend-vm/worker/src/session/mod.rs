@@ -382,6 +382,12 @@ impl Session {
         result.map_err(|error| self.failed(error))
     }
 
+    /// Returns whether no other thread works for the session that may hold a lock of the driver's for as long as it waits.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.reset.is_quiet() && !self.unloads.are_outstanding() && !self.registrar.is_busy()
+    }
+
     /// Hands a job of a device to the thread of the caller's slot. The executor runs a brief one itself while nothing else is
     /// underway: that spares two hand-overs between threads.
     fn defer<R>(
@@ -393,8 +399,7 @@ impl Session {
         let Some(slot) = call.slot else {
             return Err(CuResult::INVALID_VALUE);
         };
-        // A job that is underway may hold a lock of the driver's for as long as it waits.
-        if call.brief && self.reset.is_quiet() && !self.unloads.are_outstanding() {
+        if call.brief && self.is_quiet() {
             self.jobs.run_here(&device, slot, call.sequence, job);
         } else {
             let handed = self.jobs.run(device, slot, call.sequence, job);

@@ -10,8 +10,10 @@ impl Session {
     #[inline]
     pub fn keep_order(&mut self, call: &Call, request: &Request<'_>) {
         let is_launch = matches!(request, Request::LaunchKernel(_)) && call.slot.is_none();
-        if !is_launch {
-            self.flush_chains();
+        match request {
+            _ if is_launch => {}
+            Request::FenceWrite(message) => self.flush_stream(call, message.stream),
+            _ => self.flush_chains(),
         }
         if !self.lanes.are_planned() {
             return;
@@ -36,19 +38,29 @@ impl Session {
 
     /// Waits for the calls that come before work on the stream. A handle that names no stream is refused later.
     fn settle_stream(&mut self, call: &Call, stream: Handle<Stream>) {
-        let stream = match stream.is_legacy() {
-            true => self.objects.legacy().get(call.device),
-            false => self.objects.streams.find(stream),
-        };
-        if let Some(stream) = stream {
+        if let Some(stream) = self.objects.find_stream(call, stream) {
             self.lanes.settle(stream, call.thread);
         }
     }
 
-    /// Launches what has been collected for a chain.
+    /// Launches what has been collected and comes before a fence of the stream. A handle that names no stream is refused later.
+    #[inline]
+    fn flush_stream(&mut self, call: &Call, stream: Handle<Stream>) {
+        if let Some(stream) = self.objects.find_stream(call, stream) {
+            let flushed = self.chains.flush_before(stream, call.thread);
+            self.flushed(flushed);
+        }
+    }
+
+    /// Launches what has been collected for chains.
     #[inline]
     fn flush_chains(&mut self) {
         let flushed = self.chains.flush();
+        self.flushed(flushed);
+    }
+
+    #[inline]
+    fn flushed(&self, flushed: wormhole_device::Result<()>) {
         if let Err(error) = self.done(flushed) {
             self.fail(LaunchKernel::NAME, error);
         }
