@@ -221,8 +221,8 @@ pub struct FunctionObject {
     pub image: Arc<Loaded>,
     /// Bytes of the packed parameters: the driver reads this many, however few a guest sends.
     pub parameter_bytes: u64,
-    /// Whether its blocks form clusters without an attribute of the launch. A graph's node that is given another kernel may keep
-    /// the clusters of the one before.
+    /// Whether its blocks form clusters without an attribute of the launch. A graph's node that is given another kernel keeps
+    /// the clusters of its first one (driver 580).
     pub clustered: AtomicBool,
 }
 

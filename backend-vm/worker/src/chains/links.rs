@@ -177,7 +177,7 @@ impl Links {
             .map(|(place, _)| place)
     }
 
-    /// Destroys the chains. What was launched still runs.
+    /// Destroys the chains. Their launches still run.
     pub fn end(self, device: &dyn Device) {
         for chain in self.chains {
             if let Err(error) = device.destroy_chain(chain.raw) {

@@ -8,10 +8,11 @@
 //! others. Each stream has chains of its own, since launches of one chain wait for each other.
 //!
 //! Launches of different threads of the guest on different streams are collected side by side, as native threads launch them.
-//! The order of each stream and of each thread is kept, and so is that between the legacy stream and blocking ones: what has been
-//! collected goes to the device before any call that comes behind it.
+//! The order of each stream and of each thread is kept, and so is that between the legacy stream and blocking ones: collected
+//! launches go to the device before any call that comes behind them.
 //!
-//! These launches stay single: with attributes or events, with many bytes of parameters, on a stream that has attributes or a
+//! These launches stay single: of kernels with clusters, since a node that is given another kernel keeps the clusters of the
+//! first one (driver 580); with attributes or events, with many bytes of parameters, on a stream that has attributes or a
 //! green context, of a kernel that the driver takes in no chain.
 
 mod costs;
@@ -49,7 +50,7 @@ const REFUSED: usize = 64;
 pub enum Plan {
     #[default]
     Never,
-    /// Where chains have been measured to be cheaper, on streams with many launches.
+    /// On streams with many launches, while chains are measured to be cheaper than single launches.
     Measured,
     /// Wherever they may, for devices on which nothing is to be gained, so that all their work tests chains.
     Always,

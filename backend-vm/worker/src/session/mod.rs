@@ -365,8 +365,8 @@ impl Session {
         error
     }
 
-    /// Handles a failure that no answer carries. The program went on as if the call had worked, so the error becomes sticky;
-    /// the first one is that which the program learns.
+    /// Handles a failure that no answer carries. The program went on as if the call had worked, so the error becomes sticky.
+    /// The program learns the first one.
     pub fn fail(&self, name: &str, result: CuResult) {
         tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
         self.make_sticky(result);
