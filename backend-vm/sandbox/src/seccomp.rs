@@ -77,7 +77,7 @@ const COMMON: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Commands of `fcntl`: copies and flags of a descriptor, and seals. Locks of files and leases are left out, since no
+/// Commands of `fcntl`: copies and flags of a descriptor, and questions for seals. Locks of files and leases are left out, since no
 /// cgroup counts them. So are `F_NOTIFY`, which reports other processes' accesses to a folder, and `F_SETOWN`.
 const FCNTL: &[i32] = &[
     libc::F_DUPFD,
@@ -86,9 +86,11 @@ const FCNTL: &[i32] = &[
     libc::F_SETFD,
     libc::F_GETFL,
     libc::F_SETFL,
-    libc::F_ADD_SEALS,
     libc::F_GET_SEALS,
 ];
+
+/// Seals that a worker adds. For one against writes the kernel waits for all processors under a lock of its own.
+const SEALS: i32 = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// Flags of `mmap`. `MAP_HUGETLB` is left out: the memory controller of cgroups does not count huge pages.
 const MAPPED: i32 = libc::MAP_SHARED
@@ -158,6 +160,13 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
         let command = command.unsigned_abs().into();
         calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);
     }
+    let add = (
+        1,
+        u64::from(u32::MAX),
+        libc::F_ADD_SEALS.unsigned_abs().into(),
+    );
+    let seals = all_masked(&[add, (2, !u64::from(SEALS.unsigned_abs()), 0)])?;
+    calls = calls.and_where(libc::SYS_fcntl, vec![seals]);
     for &operation in PRCTL {
         calls = calls.and_where(libc::SYS_prctl, vec![equals(0, operation)?]);
     }

@@ -130,8 +130,11 @@ const COMMANDS: &[i32] = &[
     libc::F_GETFL,
     libc::F_SETFL,
     libc::F_GET_SEALS,
-    libc::F_ADD_SEALS,
 ];
+
+/// Seals that this process adds. For `F_SEAL_WRITE` the kernel waits for all processors under a lock of its own.
+const SEALS: i32 =
+    libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE;
 
 /// `AT_STATX_DONT_SYNC` of statx(2): the kernel answers from its cache without asking the file
 /// system.
@@ -201,6 +204,13 @@ fn compiled(asks_nvml: bool) -> Result<Filter, wormhole_privileges::FilterError>
             let command = command.unsigned_abs().into();
             calls = calls.and_where(libc::SYS_fcntl, vec![equals(1, command)?]);
         }
+        let add = (
+            1,
+            u64::from(u32::MAX),
+            libc::F_ADD_SEALS.unsigned_abs().into(),
+        );
+        let seals = all_masked(&[add, (2, !u64::from(SEALS.unsigned_abs()), 0)])?;
+        calls = calls.and_where(libc::SYS_fcntl, vec![seals]);
         // Non-blocking mode of the standard library's sockets and files; bytes unread by a socket's
         // reader; bytes available from its writer.
         for request in [libc::FIONBIO, libc::TIOCOUTQ, libc::FIONREAD] {

@@ -250,6 +250,11 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("ppoll many descriptors", libc::SYS_ppoll, [0, 257, 0]),
     ("select many descriptors", libc::SYS_select, [257, 8, 0]),
     ("merge equal pages", libc::SYS_madvise, [0, 4096, 12]),
+    (
+        "seal a file against writes",
+        libc::SYS_fcntl,
+        [1000, libc::F_ADD_SEALS as i64, libc::F_SEAL_WRITE as i64],
+    ),
     ("search a file for a hole", libc::SYS_lseek, [0, 0, 4]),
     (
         "replace pages by a huge page",
