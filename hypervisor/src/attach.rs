@@ -8,6 +8,7 @@ mod confinement;
 pub mod names;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::fs::fstat;
 use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::{self, Accepted};
 use wormhole_monitor::{ConnectRequest, Refused};
@@ -125,6 +127,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     let mut names = Names::default();
     let listener = names.bind(options.socket.path())?;
     names.link(&options.window, backend.window())?;
+    let window = backend.window().try_clone().map_err(AttachError::Device)?;
     let ends = Set::of(&ENDS);
     ends.block();
     names.hand_over()?;
@@ -137,7 +140,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     // One guest alone: the window contains what it wrote. Others may look whether the socket has a listener.
     let server = tasks::spawn("attach", move || match has_vsock {
         true => serve_vsock(&listener, cid, &control),
-        false => serve_port(&listener, &control),
+        false => serve_port(&listener, &window, &control),
     });
     let server = server.map_err(AttachError::Thread)?;
     let cid = match has_vsock {
@@ -181,8 +184,10 @@ fn serve_vsock(listener: &UnixListener, cid: u64, control: &Arc<Streams>) -> io:
     }
 }
 
-/// Serves the port of one guest until its monitor ends. A monitor whose guest has no agent is not known from another process.
-fn serve_port(listener: &UnixListener, control: &Arc<Streams>) -> io::Result<()> {
+/// Serves the port of one guest until its monitor ends. A monitor whose guest has no agent is not known from another process that
+/// looks for the listener, unless the guest has used the window.
+fn serve_port(listener: &UnixListener, window: &File, control: &Arc<Streams>) -> io::Result<()> {
+    let untouched = fstat(window)?.st_blocks;
     loop {
         let (port, _) = listener.accept()?;
         port.set_nonblocking(true)?;
@@ -192,7 +197,7 @@ fn serve_port(listener: &UnixListener, control: &Arc<Streams>) -> io::Result<()>
             Some(Opening { bell, stream })
         });
         wormhole_serial::serve(port.as_fd(), &mut mux, None).map_err(io::Error::other)?;
-        if mux.has_begun() {
+        if mux.has_begun() || fstat(window)?.st_blocks != untouched {
             return Ok(());
         }
     }

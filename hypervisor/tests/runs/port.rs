@@ -1,7 +1,9 @@
 //! Control streams over a virtio-serial port, without a VM: this process has the agent, and a socket in the port's place.
 
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -122,6 +124,17 @@ fn programs_work_through_a_port_and_end_with_either_side_of_it() {
     let ended = attached.finish();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(other.finish().stdout.contains("FAIL spin"));
+    assert!(!guest.is_there("window") && !guest.is_there("serial"));
+
+    // A guest without an agent that has used the window ends with its monitor as well: the next one would find what it wrote.
+    let attached = guest.attach();
+    let port = UnixStream::connect(guest.at("serial")).expect("attach listens");
+    let window = OpenOptions::new().write(true).open(guest.at("window"));
+    let window = window.expect("a window");
+    window.write_at(&[1], 64 << 20).expect("it is mapped");
+    drop(port);
+    let ended = attached.finish();
+    assert!(ended.status.success(), "{}", ended.stderr);
     assert!(!guest.is_there("window") && !guest.is_there("serial"));
 
     // A program gets an error when its attach ends.
