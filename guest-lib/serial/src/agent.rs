@@ -16,11 +16,12 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::closer::{self, ProcessSocket};
 use crate::line::{LineError, serve};
 use crate::mux::Mux;
 
 /// Time between two looks for the host. A port has no event for its arrival that ends a wait, since its absence is one.
-const LOOK: Duration = Duration::from_millis(500);
+pub(crate) const LOOK: Duration = Duration::from_millis(500);
 
 /// Reason why the agent ends.
 #[derive(Debug, thiserror::Error)]
@@ -111,12 +112,18 @@ fn has_host(port: &mut File) -> Result<bool, AgentError> {
 /// Closes the connections of processes for a while.
 fn refuse(listener: &UnixListener) -> Result<(), AgentError> {
     let limit = Timespec::try_from(LOOK).unwrap_or_default();
-    let mut events = [PollFd::new(listener, PollFlags::IN)];
+    let listener_events = match closer::is_busy() {
+        true => PollFlags::empty(),
+        false => PollFlags::IN,
+    };
+    let mut events = [PollFd::new(listener, listener_events)];
     match poll(&mut events, Some(&limit)) {
         Ok(0) | Err(Errno::INTR) => Ok(()),
         Ok(_) => {
             // The next look comes earlier then.
-            drop(listener.accept());
+            if let Ok((process, _)) = listener.accept() {
+                drop(ProcessSocket::new(process));
+            }
             Ok(())
         }
         Err(error) => Err(AgentError::Wait(error.into())),
@@ -126,6 +133,7 @@ fn refuse(listener: &UnixListener) -> Result<(), AgentError> {
 /// Accepts a process and sends it its end of a stream, in the way of each listener of a control stream.
 pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     let (process, _) = listener.accept()?;
+    let process = ProcessSocket::new(process);
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let descriptors = [theirs.as_fd()];
@@ -133,7 +141,7 @@ pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(
-        &process,
+        &*process,
         &[IoSlice::new(&[0])],
         &mut control,
         SendFlags::DONTWAIT | SendFlags::NOSIGNAL,

@@ -9,6 +9,7 @@
 //! until the agent's next hello, and the agent all bytes until the host's answer to its hello.
 
 mod agent;
+mod closer;
 mod frame;
 mod line;
 mod mux;

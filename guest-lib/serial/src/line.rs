@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read, write};
 
 use crate::agent;
+use crate::closer;
 use crate::mux::{Mux, OtherVersion};
 
 /// Most bytes that are read from the port at once.
@@ -119,7 +120,9 @@ fn wait(
     let mut of_port = PollFlags::IN;
     of_port.set(PollFlags::OUT, is_full || mux.has_frames());
     // Until the host has answered, processes wait in the listener's queue.
-    let listener = listener.filter(|_| mux.is_synchronised());
+    let is_busy = closer::is_busy();
+    let listener = listener.filter(|_| mux.is_synchronised() && !is_busy);
+    let limit = is_busy.then(|| Timespec::try_from(agent::LOOK).unwrap_or_default());
     let mut polled = vec![PollFd::from_borrowed_fd(port, of_port)];
     polled.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
     let first = polled.len();
@@ -128,7 +131,7 @@ fn wait(
         numbers.push(number);
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
-    match poll(&mut polled, None) {
+    match poll(&mut polled, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error),
     }
@@ -145,15 +148,21 @@ fn wait(
 
 #[cfg(test)]
 mod tests {
-    use std::io::{IoSliceMut, Read, Write};
+    use std::io::{IoSlice, IoSliceMut, Read, Write};
     use std::mem::MaybeUninit;
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::path::Path;
     use std::sync::mpsc::channel;
     use std::thread::spawn;
+    use std::time::{Duration, Instant};
 
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    };
 
     use super::*;
     use crate::agent::listen;
@@ -229,5 +238,83 @@ mod tests {
         for socket in [&mut process, &mut second] {
             assert_eq!(socket.read(&mut [0]).expect("an end"), 0);
         }
+    }
+
+    /// Time for which the close of a socket waits that a process sends.
+    const LINGER: Duration = Duration::from_secs(60);
+
+    /// Returns a socket with bytes that nobody reads, which waits for them in its close.
+    fn slow(listener: &TcpListener) -> TcpStream {
+        let address = listener.local_addr().expect("an address");
+        let mut socket = TcpStream::connect(address).expect("it listens");
+        set_socket_linger(&socket, Some(LINGER)).expect("an option");
+        socket.set_nonblocking(true).expect("a socket");
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        socket
+    }
+
+    fn send(over: &UnixStream, descriptor: &TcpStream) {
+        let descriptors = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let bytes = [IoSlice::new(&[0])];
+        sendmsg(over, &bytes, &mut control, SendFlags::empty()).expect("room");
+    }
+
+    /// Sends such a socket and closes it here, most often before its receiver does: the last close waits.
+    fn attack(over: &UnixStream, reader: &TcpListener) {
+        let (over, socket) = (over.try_clone().expect("a descriptor"), slow(reader));
+        spawn(move || {
+            send(&over, &socket);
+            drop(socket);
+        });
+    }
+
+    #[test]
+    fn a_descriptor_that_closes_slowly_holds_its_own_process_up_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control");
+        let listener = listen(&path).expect("it listens");
+        let (guest, outside) = UnixStream::pair().expect("a port");
+        for port in [&guest, &outside] {
+            port.set_nonblocking(true).expect("a socket");
+        }
+        let (opened, streams) = channel();
+        spawn(move || {
+            let mut mux = Mux::host(move || {
+                let (bell, _) = UnixStream::pair().ok()?;
+                let (ours, theirs) = UnixStream::pair().ok()?;
+                let (sender, stream) = channel();
+                sender.send(theirs).ok()?;
+                opened.send(ours).ok()?;
+                Some(Opening { bell, stream })
+            });
+            serve(outside.as_fd(), &mut mux, None)
+        });
+        spawn(move || serve(guest.as_fd(), &mut Mux::agent(1), Some(&listener)));
+        let began = Instant::now();
+
+        let reader = TcpListener::bind("127.0.0.1:0").expect("an address");
+        // Over the connection, which the agent closes, and over the stream, which it reads.
+        for _ in 0..4 {
+            let connection = UnixStream::connect(&path).expect("an agent listens");
+            attack(&connection, &reader);
+            streams.recv().expect("a stream without a process");
+            let stream = connect(&path);
+            let mut ended = streams.recv().expect("its stream");
+            attack(&stream, &reader);
+            let mut said = Vec::new();
+            ended.read_to_end(&mut said).expect("its end");
+            assert!(said.is_empty(), "what came with a descriptor is dropped");
+        }
+
+        let mut other = connect(&path);
+        let mut third = streams.recv().expect("a third");
+        other.write_all(b"question").expect("room");
+        let mut read = [0; 8];
+        third.read_exact(&mut read).expect("the question");
+        assert_eq!(&read, b"question");
+        assert!(began.elapsed() < LINGER / 2, "it waited for a close");
     }
 }

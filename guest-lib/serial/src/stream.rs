@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use rustix::event::PollFlags;
 
+use crate::closer::ProcessSocket;
 use crate::frame::{Frame, MAX_DATA};
 
 /// Bytes of one direction of a stream that may be on the way or wait for their reader.
@@ -25,8 +26,21 @@ pub struct Opening {
 /// Socket on this side.
 #[derive(Debug)]
 enum Socket {
-    Open(UnixStream),
+    /// Agent's socket, with a process at its other end.
+    Process(ProcessSocket),
+    /// Host's socket, with the backend at its other end.
+    Backend(UnixStream),
     Opening(Opening),
+}
+
+impl Socket {
+    fn stream(&self) -> Option<&UnixStream> {
+        match self {
+            Self::Process(socket) => Some(socket),
+            Self::Backend(socket) => Some(socket),
+            Self::Opening(_) => None,
+        }
+    }
 }
 
 /// A stream.
@@ -75,7 +89,7 @@ impl Stream {
 
     /// Creates the agent's side of a stream, which the host does not know yet. The socket must not block.
     pub fn of_process(socket: UnixStream) -> Self {
-        Self::new(Socket::Open(socket), true)
+        Self::new(Socket::Process(ProcessSocket::new(socket)), true)
     }
 
     /// Creates the host's side of a stream.
@@ -121,15 +135,17 @@ impl Stream {
     /// Returns the socket and the events to wait for; `None` after a hang-up.
     pub fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         let mut flags = PollFlags::empty();
-        match &self.socket {
-            Socket::Opening(opening) => Some((opening.bell.as_fd(), flags)),
-            Socket::Open(_) if self.is_hung_up => None,
-            Socket::Open(socket) => {
-                flags.set(PollFlags::IN, self.may_read() && !self.is_readable);
-                flags.set(PollFlags::OUT, !self.outgoing.is_empty());
-                Some((socket.as_fd(), flags))
-            }
+        if self.is_hung_up {
+            return None;
         }
+        let socket = match &self.socket {
+            Socket::Opening(opening) => return Some((opening.bell.as_fd(), flags)),
+            Socket::Process(socket) => socket.as_fd(),
+            Socket::Backend(socket) => socket.as_fd(),
+        };
+        flags.set(PollFlags::IN, self.may_read() && !self.is_readable);
+        flags.set(PollFlags::OUT, !self.outgoing.is_empty());
+        Some((socket, flags))
     }
 
     /// Handles the events of the socket.
@@ -141,7 +157,7 @@ impl Stream {
             }
             match opening.stream.try_recv() {
                 Ok(stream) if stream.set_nonblocking(true).is_ok() => {
-                    self.socket = Socket::Open(stream);
+                    self.socket = Socket::Backend(stream);
                     self.flush();
                 }
                 _ => self.hang_up(),
@@ -161,7 +177,7 @@ impl Stream {
         self.outgoing.clear();
         self.is_hung_up = true;
         match self.socket {
-            Socket::Open(_) => self.is_readable = true,
+            Socket::Process(_) | Socket::Backend(_) => self.is_readable = true,
             Socket::Opening(_) => self.has_ended = true,
         }
     }
@@ -174,7 +190,7 @@ impl Stream {
 
     /// Writes what waits, as far as the socket takes it.
     fn flush(&mut self) {
-        let Socket::Open(socket) = &mut self.socket else {
+        let Some(mut socket) = self.socket.stream() else {
             return;
         };
         while !self.outgoing.is_empty() {
@@ -225,12 +241,14 @@ impl Stream {
 
     /// Reads from the socket and appends what it has.
     fn read(&mut self, stream: u32, out: &mut Vec<u8>) {
-        let Socket::Open(socket) = &mut self.socket else {
-            return;
-        };
         let mut bytes = [0; MAX_DATA];
         let limit = usize::try_from(self.credit).map_or(MAX_DATA, |credit| credit.min(MAX_DATA));
-        match socket.read(&mut bytes[..limit]) {
+        let read = match &mut self.socket {
+            Socket::Opening(_) => return,
+            Socket::Process(socket) => socket.receive(&mut bytes[..limit]),
+            Socket::Backend(socket) => socket.read(&mut bytes[..limit]),
+        };
+        match read {
             Ok(count @ 1..) => {
                 self.credit -= u32::try_from(count).unwrap_or(self.credit);
                 let bytes = &bytes[..count];

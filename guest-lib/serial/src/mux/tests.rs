@@ -1,5 +1,6 @@
 use std::io::{ErrorKind, Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustix::event::{PollFd, Timespec, poll};
@@ -75,10 +76,17 @@ fn process(agent: &mut Mux) -> UnixStream {
     ours
 }
 
+/// Returns whether the socket's other end is closed, by now or soon: another thread closes those of processes.
 fn is_at_end(mut socket: &UnixStream) -> bool {
-    match socket.read(&mut [0]) {
-        Ok(count) => count == 0,
-        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match socket.read(&mut [0]) {
+            Ok(count) => return count == 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < end => {
+                std::thread::yield_now();
+            }
+            Err(error) => return error.kind() == ErrorKind::ConnectionReset,
+        }
     }
 }
 
