@@ -42,7 +42,7 @@ targets! {
     virtio_queues
 }
 
-/// Held while a target runs: some count the open descriptors of this process.
+/// Held while a test has files open: some targets count the open descriptors of this process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Names an input when it panics.
@@ -97,6 +97,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn each_target_has_a_test_a_program_and_a_corpus() {
+    let _alone = ALONE.lock();
     let names = |part: &str| -> BTreeSet<String> {
         let entries = fs::read_dir(folder().join(part)).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
