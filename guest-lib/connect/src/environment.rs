@@ -37,15 +37,15 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         let program = own.with_extension(format!("of-nobody-{}", std::process::id()));
         fs::copy(&own, &program).unwrap();
-        let told = |mode| {
+        let trusts = |mode| {
             fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
             let mut command = Command::new(&program);
             command.args(["--exact", "environment::tests::tells", "--nocapture"]);
             let said = command.env(NAME, "here").output().unwrap();
-            String::from_utf8_lossy(&said.stdout).contains("told Some(\"here\")")
+            String::from_utf8_lossy(&said.stdout).contains("trusted Some(\"here\")")
         };
         chown(&program, Some(65534), None).unwrap();
-        let results = [0o755, 0o4755].map(told);
+        let results = [0o755, 0o4755].map(trusts);
         fs::remove_file(&program).unwrap();
         assert_eq!(results, [true, false]);
     }
