@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 use cuda as _;
+use support::calls::cuLaunchKernel;
 use support::{Backend, in_process};
 
 type Pointer = *mut c_void;
@@ -19,19 +20,6 @@ unsafe extern "C" {
     fn cuStreamCreate(stream: *mut Pointer, flags: u32) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
     fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
-    fn cuLaunchKernel(
-        function: Pointer,
-        wide: u32,
-        high: u32,
-        deep: u32,
-        block_wide: u32,
-        block_high: u32,
-        block_deep: u32,
-        shared: u32,
-        stream: Pointer,
-        parameters: *mut Pointer,
-        extra: *mut Pointer,
-    ) -> u32;
     fn cuEventCreate(event: *mut Pointer, flags: u32) -> u32;
     fn cuGraphCreate(graph: *mut Pointer, flags: u32) -> u32;
     fn cuGraphAddEmptyNode(

@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 use cuda as _;
+use support::calls::cuLaunchKernel;
 use support::{Backend, in_process};
 use wormhole_api::constants::image_flags::{ANY_KERNEL_PRINTS, USES_OUTPUT};
 
@@ -21,19 +22,6 @@ unsafe extern "C" {
     fn cuStreamSynchronize(stream: Pointer) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
     fn cuModuleGetFunction(function: *mut Pointer, module: Pointer, name: *const c_char) -> u32;
-    fn cuLaunchKernel(
-        function: Pointer,
-        wide: u32,
-        high: u32,
-        deep: u32,
-        block_wide: u32,
-        block_high: u32,
-        block_deep: u32,
-        shared: u32,
-        stream: Pointer,
-        parameters: *mut Pointer,
-        extra: *mut Pointer,
-    ) -> u32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     fn cuMemcpyDtoH_v2(destination: Pointer, source: u64, bytes: usize) -> u32;
 }

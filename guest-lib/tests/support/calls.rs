@@ -9,7 +9,7 @@ type Pointer = *mut c_void;
 
 unsafe extern "C" {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
-    fn cuLaunchKernel(
+    pub fn cuLaunchKernel(
         function: Pointer,
         wide: u32,
         high: u32,
