@@ -153,9 +153,9 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::path::Path;
-    use std::sync::mpsc::channel;
-    use std::thread::spawn;
+    use std::path::{Path, PathBuf};
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread::{JoinHandle, spawn};
     use std::time::{Duration, Instant};
 
     use rustix::net::sockopt::set_socket_linger;
@@ -163,6 +163,8 @@ mod tests {
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
         SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
     };
+
+    use tempfile::TempDir;
 
     use super::*;
     use crate::agent::listen;
@@ -183,8 +185,20 @@ mod tests {
         descriptors.last().expect("a stream").into()
     }
 
-    #[test]
-    fn processes_get_streams_of_the_backend_until_either_side_of_the_port_ends() {
+    /// A port with its two sides, each on a thread.
+    struct Served {
+        /// Socket of the agent.
+        path: PathBuf,
+        /// Ends of the streams that the host has opened, in order.
+        streams: Receiver<UnixStream>,
+        /// Another descriptor of the host's end of the port.
+        end: UnixStream,
+        host: JoinHandle<Result<(), LineError>>,
+        agent: JoinHandle<Result<(), LineError>>,
+        _folder: TempDir,
+    }
+
+    fn served() -> Served {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control");
         let listener = listen(&path).expect("it listens");
@@ -206,7 +220,26 @@ mod tests {
             serve(outside.as_fd(), &mut mux, None)
         });
         let agent = spawn(move || serve(guest.as_fd(), &mut Mux::agent(1), Some(&listener)));
+        Served {
+            path,
+            streams,
+            end,
+            host,
+            agent,
+            _folder: folder,
+        }
+    }
 
+    #[test]
+    fn processes_get_streams_of_the_backend_until_either_side_of_the_port_ends() {
+        let Served {
+            path,
+            streams,
+            end,
+            host,
+            agent,
+            _folder,
+        } = served();
         let mut killed = connect(&path);
         let mut process = connect(&path);
         killed.write_all(b"last").expect("room");
@@ -273,26 +306,12 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_closes_slowly_holds_its_own_process_up_alone() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("control");
-        let listener = listen(&path).expect("it listens");
-        let (guest, outside) = UnixStream::pair().expect("a port");
-        for port in [&guest, &outside] {
-            port.set_nonblocking(true).expect("a socket");
-        }
-        let (opened, streams) = channel();
-        spawn(move || {
-            let mut mux = Mux::host(move || {
-                let (bell, _) = UnixStream::pair().ok()?;
-                let (ours, theirs) = UnixStream::pair().ok()?;
-                let (sender, stream) = channel();
-                sender.send(theirs).ok()?;
-                opened.send(ours).ok()?;
-                Some(Opening { bell, stream })
-            });
-            serve(outside.as_fd(), &mut mux, None)
-        });
-        spawn(move || serve(guest.as_fd(), &mut Mux::agent(1), Some(&listener)));
+        let Served {
+            path,
+            streams,
+            _folder,
+            ..
+        } = served();
         let began = Instant::now();
 
         let reader = TcpListener::bind("127.0.0.1:0").expect("an address");
