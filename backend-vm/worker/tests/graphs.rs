@@ -9,13 +9,13 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
 use wormhole_api::{
-    AddressFree, AddressReserve, AddressReserveReply, ArrayCreate, ArrayDestroy, Decode, DevicePtr,
-    Element, GraphBegin, GraphBody, GraphBranch, GraphCondition, GraphConditional, GraphCopy,
-    GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind,
-    GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
-    Handle, Items, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemMap, MemUnmap,
-    MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload, PoolCreate, PoolDestroy,
-    PoolTrim,
+    AddressFree, AddressReserve, AddressReserveReply, ArrayCreate, ArrayDestroy, ContextGetLimit,
+    Decode, DevicePtr, Element, GraphBegin, GraphBody, GraphBranch, GraphCondition,
+    GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable,
+    GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
+    GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap,
+    MemUnmap, MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload, PoolCreate,
+    PoolDestroy, PoolTrim,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::{Device, GraphNode};
@@ -99,6 +99,14 @@ impl Ready {
         assert_eq!(self.status(&GraphEmpty { graph }), 0);
         assert_eq!(self.edge(graph, 0, 1), 0);
         graph
+    }
+
+    /// Has a graph made, which the device holds until `instantiate` is let go. Slot 2 is answered then.
+    fn begin_graph(&mut self) {
+        let graph = self.describe(1);
+        self.device.hold("instantiate");
+        self.served.ask(2, 1, &GraphInstantiate { graph, flags: 0 });
+        self.device.wait_for("instantiate", 1);
     }
 
     fn executable(&mut self, index: u32) -> Handle<Graph> {
@@ -887,14 +895,9 @@ fn no_graph_is_made_of_memory_that_is_gone() {
 /// Asserts that the device frees what this message frees, by its function `call`, once the graph is made that is being made
 /// when the message comes.
 fn is_freed_behind_a_graph<M: Message>(mut ready: Ready, free: &M, call: &'static str) {
-    ready.served.call(1, 2, &MemGetInfo {});
-    let of_jobs = ready.device.threads("mem_get_info");
-    let graph = ready.describe(1);
-    ready.device.hold("instantiate");
-    ready
-        .served
-        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
-    ready.device.wait_for("instantiate", 1);
+    ready.served.call(1, 2, &ContextGetLimit { limit: 0 });
+    let of_jobs = ready.device.threads("context_get_limit");
+    ready.begin_graph();
     ready.served.ask(1, 3, free);
     // Requests are served in order.
     assert_eq!(
@@ -991,12 +994,7 @@ fn pools_give_no_memory_back_while_a_graph_is_being_made() {
         most: 0,
     };
     ready.served.call(1, 1, &create);
-    let graph = ready.describe(1);
-    ready.device.hold("instantiate");
-    ready
-        .served
-        .ask(2, 1, &GraphInstantiate { graph, flags: 0 });
-    ready.device.wait_for("instantiate", 1);
+    ready.begin_graph();
     ready.served.ask(1, 2, &PoolTrim { pool, keep: 0 });
     ready.served.ask(3, 1, &PoolDestroy { pool });
     // The pool is no longer the guest's.
