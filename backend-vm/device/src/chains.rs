@@ -2,7 +2,7 @@
 
 use crate::{Launch, RawStream, Result};
 
-/// Executable graph of kernels, each of which waits for the one before. The numbers are the device's own.
+/// Executable graph of kernels that run one after the other. Its fields are handles of the device.
 #[derive(Debug)]
 pub struct RawChain {
     pub executable: u64,

@@ -134,11 +134,7 @@ impl Chains {
         if self.plan == Plan::Never || !self.may_chain(stream, launch) {
             return None;
         }
-        let key = key(stream);
-        let known = self
-            .streams
-            .iter()
-            .position(|known| known.links.key() == key);
+        let known = self.find(stream);
         if let Some(place) = known
             && !self.streams[place].pending.is_empty()
         {
@@ -152,7 +148,7 @@ impl Chains {
             None => {
                 self.make_room()?;
                 self.streams.push(Collector {
-                    links: Links::new(key),
+                    links: Links::new(key(stream)),
                     pending: Pending::new(),
                 });
                 self.streams.len() - 1
@@ -165,6 +161,14 @@ impl Chains {
             Plan::Always => true,
         };
         pays_off.then_some(place)
+    }
+
+    /// Returns the place of a stream.
+    fn find(&self, stream: &StreamObject) -> Option<usize> {
+        let key = key(stream);
+        self.streams
+            .iter()
+            .position(|known| known.links.key() == key)
     }
 
     /// Makes room for another stream. One that has earned no chains yet gives its place up.
@@ -225,11 +229,7 @@ impl Chains {
         if self.age >= OLDEST {
             return self.flush();
         }
-        let key = key(stream);
-        let own = self
-            .streams
-            .iter()
-            .position(|known| known.links.key() == key);
+        let own = self.find(stream);
         let before = self.flush_others(own, stream, thread);
         match own {
             Some(place) => before.and(self.launch_pending(place)),
@@ -273,42 +273,21 @@ impl Chains {
     }
 
     fn launch_pending(&mut self, place: usize) -> Result<()> {
-        let Collector { links, pending } = &mut self.streams[place];
-        if pending.is_empty() {
+        if self.streams[place].pending.is_empty() {
             return Ok(());
         }
-        let (number, stream) = links.key();
-        let device = &*self.devices[number];
-        let always = self.plan == Plan::Always;
-        let measured = !always && self.costs.is_due();
+        let (number, stream) = self.streams[place].links.key();
+        let measured = self.plan == Plan::Measured && self.costs.is_due();
         let (mut outcome, mut from) = (Ok(()), 0);
-        while from < pending.len() {
-            let made = links.made();
+        while from < self.streams[place].pending.len() {
+            let made = self.streams[place].links.made();
             let began = measured.then(Instant::now);
-            let chain = lengths(pending.len() - from).find_map(|length| {
-                let wanted = always || self.costs.pay_off(length);
-                let may_make = self.quiet && (always || links.affords(length));
-                let range = from..from + length;
-                let place = wanted.then(|| links.place(device, pending, range, may_make));
-                Some((place.flatten()?, length))
-            });
-            let chained = chain.and_then(|(place, length)| {
-                let chain = links.chain(place);
-                match chain.set(device, pending, from) {
-                    Ok(()) => Some((chain.launch(device, stream), length)),
-                    Err(function) => {
-                        if self.refused.len() == REFUSED {
-                            self.refused.clear();
-                        }
-                        self.refused.push(function);
-                        None
-                    }
-                }
-            });
-            let (launched, length) = match chained {
+            let (launched, length) = match self.launch_chained(place, from) {
                 // The device has done none of them. A launch by itself needs no memory.
                 None | Some((Err(CuError::OUT_OF_MEMORY), _)) => {
-                    (device.launch(&pending.launch(stream, from)), 1)
+                    let pending = &self.streams[place].pending;
+                    let launch = pending.launch(stream, from);
+                    (self.devices[number].launch(&launch), 1)
                 }
                 Some((launched, length)) => {
                     self.counters.add(Counter::Chains, 1);
@@ -317,15 +296,41 @@ impl Chains {
                 }
             };
             if let Some(began) = began
-                && links.made() == made
+                && self.streams[place].links.made() == made
             {
                 self.costs.note(length, began.elapsed());
             }
             outcome = outcome.and(launched);
             from += length;
         }
-        pending.clear();
+        self.streams[place].pending.clear();
         outcome
+    }
+
+    /// Launches collected launches, from one on, as the longest chain that there is for them. Returns the outcome and the length,
+    /// or `None` if the first of them has to go by itself.
+    fn launch_chained(&mut self, place: usize, from: usize) -> Option<(Result<()>, usize)> {
+        let Collector { links, pending } = &mut self.streams[place];
+        let (number, stream) = links.key();
+        let device = &*self.devices[number];
+        let always = self.plan == Plan::Always;
+        let (chain, length) = lengths(pending.len() - from).find_map(|length| {
+            if !always && !self.costs.pay_off(length) {
+                return None;
+            }
+            let may_make = self.quiet && (always || links.affords(length));
+            let chain = links.place(device, pending, from..from + length, may_make)?;
+            Some((chain, length))
+        })?;
+        let chain = links.chain(chain);
+        if let Err(function) = chain.set(device, pending, from) {
+            if self.refused.len() == REFUSED {
+                self.refused.clear();
+            }
+            self.refused.push(function);
+            return None;
+        }
+        Some((chain.launch(device, stream), length))
     }
 
     /// Forgets the chains of a stream that is to be destroyed.

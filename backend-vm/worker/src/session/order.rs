@@ -43,7 +43,8 @@ impl Session {
         }
     }
 
-    /// Launches what has been collected and comes before a fence of the stream. A handle that names no stream is refused later.
+    /// Launches the collected kernels that a fence of the stream must come behind. An unknown stream is ignored: the fence's own
+    /// call refuses it.
     #[inline]
     fn flush_stream(&mut self, call: &Call, stream: Handle<Stream>) {
         if let Some(stream) = self.objects.find_stream(call, stream) {
