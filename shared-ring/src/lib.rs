@@ -2,8 +2,8 @@
 //!
 //! Both sides link this crate. It defines every byte offset and every memory ordering of the shared memory, and the
 //! messages of the control channel. It needs no operating system. The feature `alloc` adds the arena, the segment table,
-//! heap-allocated regions, and a queue between threads of one process; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`, and the
-//! sleep of waiting threads.
+//! heap-allocated regions, and a queue between threads of one process; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`, the
+//! sleep of waiting threads, and the ends of a `stream`.
 //!
 //! Invariants:
 //! - No `&` or `&mut` to shared memory exists, except to atomics. Bytes are copied out with volatile reads and parsed
@@ -36,6 +36,8 @@ pub mod ring;
 pub mod session;
 pub mod slot;
 pub mod status;
+pub mod stream;
 pub mod sync;
+pub mod transport;
 pub mod wait;
 pub mod waits;
