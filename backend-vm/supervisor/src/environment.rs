@@ -22,8 +22,9 @@ const PASSED: &[&str] = &[
     "CUDA_MODULE_DATA_LOADING",
     "CUDA_MODULE_LOADING",
     "CUDA_SCALE_LAUNCH_QUEUES",
-    // The worker's own switch of chains of launches.
+    // The worker's own switch of chains of launches, and the transport.
     "WORMHOLE_CHAINS",
+    wormhole_ring::transport::VARIABLE,
 ];
 /// Variables of that list that set a part of the whole device, and so of other tenants' work.
 const WHOLE_DEVICE: &[&str] = &["CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"];

@@ -66,9 +66,12 @@ pub struct Executor {
     busy: bool,
     /// Number of requests, to measure one in [`MEASURED`].
     requests: u32,
-    /// Time to stay awake without work, by yielding; [`LINGER_FACTOR`] times as long while the
-    /// guest may be waiting for the device.
+    /// Steps of a wait for the next record, until it lingers.
+    idle: Policy,
+    /// Time to stay awake without work, by yielding.
     linger: Duration,
+    /// The same while the guest may be waiting for the device.
+    linger_for_device: Duration,
 }
 
 /// One request in so many is measured: reading the clock twice takes as long as a twentieth of a short request.
@@ -97,7 +100,9 @@ impl Executor {
             began: [None; SLOTS],
             busy: false,
             requests: 0,
+            idle: IDLE,
             linger: Duration::ZERO,
+            linger_for_device: Duration::ZERO,
         }
     }
 
@@ -106,7 +111,23 @@ impl Executor {
     #[must_use]
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
+        self.linger_for_device = linger * LINGER_FACTOR;
         self.session.let_jobs_linger(linger / JOB_FRACTION);
+        self
+    }
+
+    /// Sleeps as soon as the ring is empty and the device idle, where the guest rings for each record.
+    #[must_use]
+    pub fn rung(mut self, for_each_record: bool) -> Self {
+        if for_each_record {
+            self.idle = Policy {
+                spins: 0,
+                yields: 0,
+                ..IDLE
+            };
+            self.linger = Duration::ZERO;
+            self.session.let_jobs_linger(Duration::ZERO);
+        }
         self
     }
 
@@ -151,7 +172,7 @@ impl Executor {
     /// Serves the ring until the guest breaks it; the session's status word is set before this
     /// returns.
     pub fn run(&mut self) -> Broken {
-        let mut backoff = Backoff::with(IDLE);
+        let mut backoff = Backoff::with(self.idle);
         let mut idle_since = None;
         loop {
             match self.turn() {
@@ -177,11 +198,11 @@ impl Executor {
     }
 
     fn lingers(&self, idle_since: &mut Option<Instant>) -> bool {
-        if self.linger.is_zero() {
+        if self.linger_for_device.is_zero() {
             return false;
         }
         let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-        idle < self.linger || (idle < self.linger * LINGER_FACTOR && self.session.expects_fences())
+        idle < self.linger || (idle < self.linger_for_device && self.session.expects_fences())
     }
 
     /// Executes one record, or handles the events in the inbox. Returns false if there was neither.

@@ -317,6 +317,7 @@ fn serve(
     )
     .map_err(thread_error)?
     .lingering(tuning.linger)
+    .rung(open::is_rung_for_each_record())
     .launching_in_lanes(tuning.lanes)
     .launching_in_chains(tuning.chains)
     .sharing_by(exchange.clone())

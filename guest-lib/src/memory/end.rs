@@ -6,7 +6,7 @@ use wormhole_ring::layout::{APERTURE_HIGH, MANAGED, WINDOW_BASE, WINDOW_MAX_BYTE
 use crate::error::{CuError, Result};
 use crate::memory::{memory_map, residence};
 use crate::parameter::{In, Out, UnifiedPtr};
-use crate::session::session;
+use crate::session::{Session, session};
 
 /// Kind of memory at one end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,10 +74,19 @@ impl CopyEnd {
         self.address
     }
 
+    /// Returns whether this is page-locked memory whose data go into messages.
+    fn is_carried(self) -> bool {
+        session().is_ok_and(Session::carries_data)
+            && memory_map()
+                .find(self.address)
+                .is_some_and(|allocation| allocation.is_host())
+    }
+
     /// Returns the kind of memory, and its address for the side that reaches it.
     pub fn find(self, bytes: usize) -> Result<(End, u64)> {
         match End::of(self.address, bytes as u64)? {
             (End::Pageable, _) if self.kind == DEVICE => Err(CuError::INVALID_VALUE),
+            (End::Pinned, _) if self.is_carried() => Ok((End::Pageable, self.address)),
             found => Ok(found),
         }
     }

@@ -29,6 +29,7 @@ use super::extents::Extents;
 use super::fences::Stock;
 use super::files::Files;
 use super::mapping::Window;
+use super::transport::{Way, WayError};
 use crate::device::{Device, MOST, attribute, visible};
 use crate::error::CuError;
 use crate::log;
@@ -57,6 +58,8 @@ pub enum AttachError {
         what: &'static str,
         source: io::Error,
     },
+    #[error(transparent)]
+    Transport(#[from] WayError),
     #[error("the window's file is no window: {0}")]
     Bootstrap(#[from] BootstrapError),
     #[error("the window's file is another window: of {found} bytes, not of {granted}")]
@@ -179,6 +182,11 @@ fn map(
             source,
         })?;
     let is_local = !window.is_shared();
+    let segment = window.file_range(window.address(grant.session_segment));
+    let way = Way::chosen(
+        segment.map(|(file, _)| file),
+        segment.map_or(0, |(_, at)| at),
+    )?;
     let extents = Extents::new(window);
     if grant.arena_count > 0 {
         extents
@@ -195,6 +203,7 @@ fn map(
         status: Status::new(memory.clone()),
         waits: Waits::new(memory.clone()),
         is_local,
+        way,
         // SAFETY: this is the process's only producer value, and no consumer lives in this process.
         producer: unsafe { Producer::new(memory.clone()) },
         // SAFETY: a slot is polled only by the thread that took it from `free_slots`; this process never publishes
@@ -326,13 +335,13 @@ fn environment() -> String {
         "CUDA_DEVICE_ORDER",
         "CUDA_LAUNCH_BLOCKING",
     ];
-    /// Switch of the worker's chains of launches.
-    const CHAINS: &str = "WORMHOLE_CHAINS";
+    /// Switch of the worker's chains of launches, and the transport.
+    const WORKER: [&str; 2] = ["WORMHOLE_CHAINS", wormhole_ring::transport::VARIABLE];
     const LIMIT: usize = 4096;
     let mut variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, value)| {
-            (name.starts_with("CUDA_") || name == CHAINS)
+            (name.starts_with("CUDA_") || WORKER.contains(&name.as_str()))
                 && !OWN.contains(&name.as_str())
                 && !value.contains('\n')
         })

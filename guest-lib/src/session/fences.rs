@@ -88,6 +88,9 @@ impl Session {
             Manner::Nap => Wait::Room,
             _ => Wait::Fence(index, value),
         };
+        if let Some(streams) = self.way.streams() {
+            self.told(streams.with(|client| client.wait_fence(index, value)))?;
+        }
         let passed = || (self.fences.load(index) >= value).then_some(());
         self.wait_in(manner, wait, passed)?;
         gate::refresh();

@@ -14,6 +14,7 @@ pub mod gate;
 mod mapping;
 pub mod output;
 mod requests;
+mod transport;
 mod wait;
 mod watch;
 
@@ -34,6 +35,7 @@ pub use self::extents::STAGING_BYTES;
 pub use self::fences::FenceLine;
 use self::files::Files;
 use self::fork::WipedPointer;
+use self::transport::Way;
 pub use self::wait::Manner;
 pub use self::watch::spawn_quiet;
 use crate::device::Device;
@@ -49,6 +51,7 @@ pub struct Session {
     waits: Waits,
     /// Whether the backend runs on this process's own system, so that it wakes threads that sleep on a word.
     is_local: bool,
+    way: Way,
     producer: Producer,
     slots: AnswerSlots,
     fences: Fences,

@@ -5,9 +5,11 @@ use wormhole_ring::control;
 use wormhole_ring::layout::SLOT_PAYLOAD;
 use wormhole_ring::ring::{PushError, RecordHead, Sleep};
 use wormhole_ring::status::EndCause;
+use wormhole_ring::stream::StreamError;
 use wormhole_ring::sync::Ordering;
 use wormhole_ring::waits::Wait;
 
+use super::transport::{Streams, Way};
 use super::{OnDevice, Session, gate};
 use crate::error::{CuError, Result};
 use crate::{log, thread};
@@ -67,6 +69,9 @@ impl Session {
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
+        if let Some(streams) = self.way.streams() {
+            return self.ask_by(streams, head, message, read);
+        }
         self.send(head, message)?;
         let wait = Wait::Answer(slot.index, sequence);
         let polled =
@@ -88,6 +93,42 @@ impl Session {
         } else {
             self.read_answer::<M, R, SLOT_PAYLOAD>(&slot, answer.length, read)
         }
+    }
+
+    /// Sends a request on this thread's stream, and reads the answer from there.
+    #[cold]
+    fn ask_by<M: Message, R>(
+        &self,
+        streams: &Streams,
+        head: RecordHead,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R> {
+        let head = head.by(thread::number());
+        let answered = message.encode(|parts| {
+            streams.with(|client| {
+                let (status, payload) = client.record(head, parts)?;
+                if status != 0 {
+                    return Ok(Err(refused(CuError(status))));
+                }
+                match M::Reply::decode(payload) {
+                    Ok(reply) => Ok(Ok(read(reply))),
+                    Err(error) => Ok(Err(self.broken(M::NAME, &error))),
+                }
+            })
+        });
+        match answered {
+            Ok(answered) => self.told(answered)?,
+            Err(error) => Err(too_long(&error)),
+        }
+    }
+
+    /// Ends the session if its stream has failed.
+    pub(super) fn told<R>(&self, said: std::result::Result<R, StreamError>) -> Result<R> {
+        said.map_err(|error| match (error, self.status.load()) {
+            (StreamError::Over, Some(cause)) if cause.result != 0 => CuError(cause.result),
+            (error, _) => self.broken("the transport", &error),
+        })
     }
 
     fn read_answer<M: Message, R, const BYTES: usize>(
@@ -116,6 +157,9 @@ impl Session {
 
     #[inline]
     fn push(&self, head: RecordHead, parts: &[&[u8]]) -> Result {
+        if let Some(streams) = self.way.streams() {
+            return self.told(streams.with(|client| client.record(head, parts).map(drop)));
+        }
         match self.producer.push(head, parts) {
             Ok(()) => {}
             Err(PushError::Full { .. }) => {
@@ -137,6 +181,9 @@ impl Session {
     fn ring_doorbell(&self) {
         if let Some(sleep) = self.producer.must_ring() {
             self.wake_worker(sleep);
+        } else if matches!(self.way, Way::Doorbell) {
+            // The call of the system that is to be measured.
+            self.producer.wake_consumer();
         }
     }
 

@@ -8,6 +8,7 @@ use wormhole_ring::wait::{Backoff, Policy, Step};
 use wormhole_ring::waits::{Note, Wait};
 
 use super::Session;
+use super::transport::Way;
 use crate::error::{CuError, Result};
 use crate::log;
 
@@ -248,6 +249,9 @@ impl Session {
     }
 
     fn policy(&self, manner: Manner) -> Policy {
+        if !matches!(self.way, Way::Poll) {
+            return ASLEEP;
+        }
         match manner {
             Manner::Block => ASLEEP,
             Manner::Spin => SPINNING,

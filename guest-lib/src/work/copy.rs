@@ -176,7 +176,7 @@ unsafe fn upload(
             bytes: length,
             stores: Stores::Cached,
         };
-        piece.copy(bytes >= LARGE);
+        piece.copy_up(scope.session, bytes >= LARGE);
     };
     let hand_over = |&(offset, length): &(usize, usize), buffer| {
         let destination = destination + offset as u64;
@@ -209,7 +209,7 @@ unsafe fn download(
                 Stores::Cached
             },
         };
-        piece.copy(bytes >= LARGE);
+        piece.copy_down(scope.session, bytes >= LARGE);
     };
     stage_down(scope, target, chunks(bytes, CHUNK), hand_over, empty)
 }

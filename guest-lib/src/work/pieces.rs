@@ -2,13 +2,14 @@
 //! processor copies far more slowly than the device does.
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{LazyLock, OnceLock};
 use std::thread::Thread;
 
 use super::copy::host_pointer;
 use crate::log;
-use crate::session::spawn_quiet;
+use crate::session::{OnDevice, spawn_quiet};
 
 /// Bytes from which a copy is large: waking the second thread costs as much as copying some hundred KiB.
 pub const LARGE: usize = 4 << 20;
@@ -42,8 +43,32 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// Copies the piece to a staging buffer.
+    pub fn copy_up(self, session: OnDevice, is_large: bool) {
+        if session.carries_data() {
+            // SAFETY: the source is the program's memory, valid for the copy.
+            let bytes = unsafe { slice::from_raw_parts(host_pointer(self.source), self.bytes) };
+            session.put(self.destination, bytes);
+        } else {
+            self.copy(is_large);
+        }
+    }
+
+    /// Copies the piece from a staging buffer.
+    pub fn copy_down(self, session: OnDevice, is_large: bool) {
+        if session.carries_data() {
+            let to = host_pointer(self.destination);
+            // SAFETY: the destination is the program's memory, valid for the copy.
+            session.get(self.source, unsafe {
+                slice::from_raw_parts_mut(to, self.bytes)
+            });
+        } else {
+            self.copy(is_large);
+        }
+    }
+
     /// Copies the piece; one of a large copy by two threads, if there is a second one.
-    pub fn copy(self, is_large: bool) {
+    fn copy(self, is_large: bool) {
         if is_large && self.bytes >= HALVED && *HAS_PROCESSORS {
             HELPER.share(self);
         } else {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use wormhole_device::Device;
 use wormhole_link::device::{DeviceChoice, DeviceKind};
+use wormhole_ring::transport::{self, Transport};
 
 use crate::{WorkerError, chains, lanes, reserve_bands};
 
@@ -18,6 +19,12 @@ pub fn give_up(kind: DeviceKind) -> &'static [i64] {
         DeviceKind::Cpu => cpu::give_up(),
         DeviceKind::Cuda => &[],
     }
+}
+
+/// Returns whether the program rings the doorbell for each record.
+pub fn is_rung_for_each_record() -> bool {
+    let wanted = std::env::var(transport::VARIABLE);
+    wanted.is_ok_and(|text| Transport::parse(&text) == Some(Transport::Doorbell))
 }
 
 /// Devices of a worker, opened.
