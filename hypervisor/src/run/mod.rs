@@ -16,6 +16,7 @@ pub mod record;
 pub mod resources;
 mod summary;
 pub mod terminal;
+mod transport;
 mod volumes;
 
 use std::ffi::{OsStr, OsString};
@@ -209,6 +210,9 @@ pub struct Options {
     /// Placement of the backend.
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
+    /// Way of the calls to the backend, at --placement process: others than the usual one exist to be measured.
+    #[arg(long, value_enum, default_value = "poll")]
+    transport: transport::Choice,
     #[command(flatten)]
     device: DeviceOption,
     /// An existing backend, which serves the program beside others: the name that `backend start` gave it,
@@ -452,6 +456,9 @@ impl Options {
                 return Err(RunError::NoGuest(of_guests));
             }
         }
+        if self.placement != Placement::Process && self.transport != transport::Choice::Poll {
+            return Err(RunError::Transport);
+        }
         if self.placement == Placement::Vm {
             backend_vm::check(self.backend.is_some(), &self.device)?;
         }
@@ -566,6 +573,10 @@ pub enum RunError {
     NotRun { status: u8, message: String },
     #[error("--{} applies to guests, and --placement process has none: leave it out", .0.join(", --"))]
     NoGuest(Vec<&'static str>),
+    #[error(
+        "--transport has one choice for guests, which is poll: write --placement process, or leave --transport out"
+    )]
+    Transport,
     #[error(
         "--tty needs a terminal as standard input: leave it out, or write --interactive for other input"
     )]
@@ -689,6 +700,7 @@ impl RunError {
     pub fn options(&self) -> Vec<&'static str> {
         match self {
             Self::NoGuest(options) => options.clone(),
+            Self::Transport => vec!["transport"],
             Self::NoTerminal => vec!["tty"],
             Self::NoFolder(_) | Self::Layout { .. } | Self::NoProgram(_) => vec!["rootfs"],
             Self::Workdir(_) | Self::NoWorkdir { .. } => vec!["workdir"],

@@ -22,10 +22,10 @@ use crate::signals::Signals;
 use super::environment::{LIBRARY_PATH, Variable};
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Ended, Options, RunError};
+use super::{Ended, Options, RunError, transport};
 
 /// Pause after a failed accept.
-const RETRY: Duration = Duration::from_millis(10);
+pub(super) const RETRY: Duration = Duration::from_millis(10);
 
 /// Runs the program with the frontends first in its library path, and gives each process that
 /// connects a control stream to a backend.
@@ -69,6 +69,11 @@ pub fn run(
         source,
     })?;
 
+    let transport = transport::start(options.transport, place.path());
+    let transport = transport.map_err(|source| RunError::Io {
+        what: "cannot start the server of --transport socket".to_owned(),
+        source,
+    })?;
     let socket = place.path().join(SOCKET);
     let frontends = frontends.first().and_then(|library| library.parent());
     let (reaper, passing) = Reaper::start(
@@ -83,6 +88,7 @@ pub fn run(
                 .iter()
                 .cloned()
                 .chain([
+                    transport,
                     (LIBRARY_PATH.into(), library_path(frontends, &options.env)),
                     (
                         "WORMHOLE_CONTROL".into(),

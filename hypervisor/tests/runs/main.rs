@@ -38,4 +38,5 @@ mod port;
 mod process;
 mod refusals;
 mod signals;
+mod transports;
 mod waiters;
