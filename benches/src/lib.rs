@@ -10,6 +10,7 @@ pub mod driver;
 pub mod machine;
 pub mod payload;
 pub mod samples;
+pub mod transports;
 
 /// Prints the error with which a benchmark failed and its causes.
 pub fn failure(benchmark: &str, error: &dyn Error) -> ExitCode {

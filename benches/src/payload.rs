@@ -1,7 +1,8 @@
 //! Runs a payload in a VM on one processor, and a host thread on another.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,8 +10,9 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use vm_memory::{FileOffset, MmapRegion};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_monitor::payload::{
-    ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow,
+    Doorbell, ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow,
 };
 use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{DisabledExits, ExitReason, VmError};
@@ -44,6 +46,8 @@ pub enum BenchError {
     },
     #[error("the ring broke")]
     Ring(#[from] wormhole_ring::ring::Violation),
+    #[error("the stream broke")]
+    Stream(#[from] wormhole_ring::stream::StreamError),
     #[error("an answer does not fit")]
     Answer(#[from] wormhole_ring::slot::SlotError),
     #[error("the payload ended before its work was done")]
@@ -114,6 +118,13 @@ impl Window {
         unsafe { AtomicU64::from_ptr(self.region.as_ptr().add(offset).cast()) }
     }
 
+    /// Tells the server of a stream the session whose segment lies at `offset`.
+    pub fn introduce(&self, stream: &UnixStream, offset: u64) -> std::io::Result<()> {
+        let sent = stream.send_with_fd(&offset.to_ne_bytes()[..], self.file.as_raw_fd());
+        sent.map(drop)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
+    }
+
     fn share(&self) -> Result<OwnedFd, BenchError> {
         Ok(self.file.try_clone().map_err(BenchError::File)?.into())
     }
@@ -155,6 +166,20 @@ pub fn run<T: Send>(
     window: &Window,
     host: impl FnOnce(&Beside) -> Result<T, BenchError> + Send,
 ) -> Result<T, BenchError> {
+    run_rung(folder, name, parameters, window, None, host)
+}
+
+/// Runs a payload as [`run`] does, with a doorbell.
+pub fn run_rung<T: Send>(
+    folder: &Path,
+    name: &'static str,
+    parameters: Vec<u64>,
+    window: &Window,
+    doorbell: Option<Doorbell>,
+    host: impl FnOnce(&Beside) -> Result<T, BenchError> + Send,
+) -> Result<T, BenchError> {
+    let rung = doorbell.as_ref().map(|doorbell| doorbell.rung.try_clone());
+    let rung = rung.transpose().map_err(BenchError::File)?;
     let path = folder.join(name);
     let elf = std::fs::read(&path).map_err(|source| BenchError::Payload {
         path: path.display().to_string(),
@@ -174,6 +199,7 @@ pub fn run<T: Send>(
             halt: false,
         },
         pins: Vec::new(),
+        doorbell,
     })?;
     let beside = Beside {
         parameters: vm
@@ -186,6 +212,10 @@ pub fn run<T: Send>(
         let guest = scope.spawn(|| -> Result<PayloadReport, BenchError> {
             let report = pin(0).and_then(|()| Ok(vm.run()?));
             beside.ended.store(true, Ordering::Release);
+            if let Some(rung) = &rung {
+                // Ends a sleep for the doorbell.
+                let _ = rung.write(1);
+            }
             report
         });
         let host = scope.spawn(|| {

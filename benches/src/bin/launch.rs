@@ -4,9 +4,14 @@
 //! loads a kernel and launches it once. Then a payload in a VM uses the program's session to launch the
 //! kernel repeatedly without a system call or a VM exit. The kernel increments a counter, which is checked
 //! at the end.
+//!
+//! With `wormhole run --transport doorbell` the payload rings for each record and waits in the host, whose thread wakes the
+//! backend and sleeps until the fence is written. With `--transport socket` each launch is three messages, which the host's
+//! thread passes to the stream's server.
 
 use std::ffi::CStr;
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::ptr::null_mut;
@@ -17,9 +22,14 @@ use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError};
 use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
-use wormhole_benches::payload::{BenchError, Window, guest_address, run};
+use wormhole_benches::payload::{BenchError, Window, guest_address, run, run_rung};
 use wormhole_benches::samples::Quantiles;
+use wormhole_benches::transports::{Bell, carry, exits};
+use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::layout::{FENCES, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
+use wormhole_ring::ring::{Producer, Sleep};
+use wormhole_ring::transport::{self, Transport};
+use wormhole_ring::waits::{Wait, Waits};
 
 /// `*counter += 1`.
 const KERNEL: &CStr = c"
@@ -80,36 +90,20 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
     let fence = FENCES as u64 - 1;
     // Samples go to the file's last segment, which no session uses.
     let samples = window.bytes() - SEGMENT_BYTES;
-    let parameters = vec![
-        guest_address(session),
-        kernel.function as u64 - HANDLE_BASE,
-        kernel.stream as u64 - HANDLE_BASE,
+    let round = Round {
+        options,
+        window: &window,
+        kernel: &kernel,
+        session,
         fence,
-        0,
-        launches,
-        kernel.counter,
-        guest_address(samples),
-    ];
-    let exits = run(&options.payloads, "launch", parameters, &window, |beside| {
-        let mut rung = 0;
-        let mut reached = |count: u64| -> Result<u64, BenchError> {
-            while beside.parameters.load(8).unwrap_or(0) < count {
-                beside.goes_on()?;
-                let asked = beside.parameters.load(9).unwrap_or(0);
-                if asked != rung {
-                    rung = asked;
-                    kernel
-                        .wake_backend()
-                        .map_err(|_| BenchError::Missing("backend"))?;
-                }
-                // Leaves the processor to the backend.
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            beside.exits()
-        };
-        let before = reached(warm)?;
-        Ok(reached(launches)? - before)
-    })?;
+        samples,
+    };
+    let text = std::env::var(transport::VARIABLE).unwrap_or_default();
+    let exits = match Transport::parse(&text).unwrap_or(Transport::Poll) {
+        Transport::Poll => round.poll(warm)?,
+        Transport::Doorbell => round.doorbell()?,
+        Transport::Socket(path) => round.socket(path)?,
+    };
     let counted = kernel.counted()?;
     let expected = launches + 1;
     if counted != expected {
@@ -122,13 +116,165 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
         machine.processor, machine.processors, machine.kernel
     );
     println!(
-        "launch and fence from a VM: {launches} launches, median {:.2} µs, p99 {:.2} µs; {exits} exits in {} launches",
+        "launch and fence from a VM: {launches} launches, median {:.2} µs, p99 {:.2} µs; {exits:.4} exits per launch",
         found.median_ns / 1e3,
-        found.p99_ns / 1e3,
-        launches - warm
+        found.p99_ns / 1e3
     );
     Ok(())
 }
+
+/// Launches of a payload, and the place of its samples.
+struct Round<'a> {
+    options: &'a Options,
+    window: &'a Window,
+    kernel: &'a Kernel,
+    /// Offset of the session in the window's file.
+    session: usize,
+    /// Number of the fence.
+    fence: u64,
+    /// Offset of the samples.
+    samples: usize,
+}
+
+impl Round<'_> {
+    /// Returns the parameters of the payload `launch`.
+    fn parameters(&self, rings: bool) -> Vec<u64> {
+        vec![
+            guest_address(self.session),
+            self.kernel.function as u64 - HANDLE_BASE,
+            self.kernel.stream as u64 - HANDLE_BASE,
+            self.fence,
+            0,
+            self.options.launches,
+            self.kernel.counter,
+            guest_address(self.samples),
+            0,
+            0,
+            rings.into(),
+        ]
+    }
+
+    /// Launches through the window, and returns the exits for each launch but the first `warm`.
+    fn poll(&self, warm: u64) -> Result<f64, BenchError> {
+        let launches = self.options.launches;
+        let folder = &self.options.payloads;
+        let parameters = self.parameters(false);
+        let exits = run(folder, "launch", parameters, self.window, |beside| {
+            let mut rung = 0;
+            let mut reached = |count: u64| -> Result<u64, BenchError> {
+                while beside.parameters.load(8).unwrap_or(0) < count {
+                    beside.goes_on()?;
+                    let asked = beside.parameters.load(9).unwrap_or(0);
+                    if asked != rung {
+                        rung = asked;
+                        self.kernel
+                            .wake_backend()
+                            .map_err(|_| BenchError::Missing("backend"))?;
+                    }
+                    // Leaves the processor to the backend.
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                beside.exits()
+            };
+            let before = reached(warm)?;
+            Ok(reached(launches)? - before)
+        })?;
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        Ok(exits as f64 / (launches - warm) as f64)
+    }
+
+    /// Launches by the doorbell, twice for each launch: for the kernel and for the fence.
+    fn doorbell(&self) -> Result<f64, BenchError> {
+        let launches = self.options.launches;
+        let (bell, doorbell) = Bell::new()?;
+        let session = || self.window.session(self.session / SEGMENT_BYTES);
+        // SAFETY: it only wakes the backend; the guest library's producer is a value of the same crate.
+        let producer = unsafe { Producer::new(session()?) };
+        let (waits, fences) = (Waits::new(session()?), Fences::new(session()?));
+        let number = u32::try_from(self.fence).unwrap_or(u32::MAX);
+        let fence = FenceIndex::new(number).ok_or(BenchError::Missing("fence"))?;
+        let (mut value, folder) = (0, &self.options.payloads);
+        let parameters = self.parameters(true);
+        let window = self.window;
+        run_rung(
+            folder,
+            "launch",
+            parameters,
+            window,
+            Some(doorbell),
+            |beside| {
+                std::thread::scope(|scope| {
+                    // Ends with the payload.
+                    scope.spawn(|| {
+                        while bell.wait(beside).is_ok() {
+                            if producer.must_ring() == Some(Sleep::OnWord) {
+                                producer.wake_consumer();
+                            }
+                        }
+                    });
+                    exits(beside, launches, || {
+                        value += 1;
+                        let note = waits.note(1, Wait::Fence(fence, value));
+                        let note = note.ok_or(BenchError::Missing("note of a wait"))?;
+                        while fences.load(fence) < value {
+                            beside.goes_on()?;
+                            note.announce();
+                            if fences.load(fence) < value {
+                                note.sleep(LOOK);
+                            }
+                        }
+                        bell.answer()
+                    })
+                })
+            },
+        )
+    }
+
+    /// Launches by messages.
+    fn socket(&self, path: &str) -> Result<f64, BenchError> {
+        let launches = self.options.launches;
+        let (bell, doorbell) = Bell::new()?;
+        // The arena lies behind the session; no session uses the last segment but one.
+        let buffer = self.samples - SEGMENT_BYTES;
+        let parameters = vec![
+            guest_address(buffer),
+            launches,
+            guest_address(self.samples),
+            0,
+            self.kernel.function as u64 - HANDLE_BASE,
+            self.kernel.stream as u64 - HANDLE_BASE,
+            self.fence,
+            self.kernel.counter,
+        ];
+        let stream = UnixStream::connect(path).map_err(BenchError::File)?;
+        self.window
+            .introduce(&stream, self.session as u64)
+            .map_err(BenchError::File)?;
+        let mut data = Vec::new();
+        let folder = &self.options.payloads;
+        run_rung(
+            folder,
+            "messages",
+            parameters,
+            self.window,
+            Some(doorbell),
+            |beside| {
+                exits(beside, launches, || {
+                    // The launch, its fence, and the wait for the fence.
+                    for _ in 0..3 {
+                        bell.wait(beside)?;
+                        carry(self.window, buffer, &stream, &mut data)?;
+                        bell.answer()?;
+                    }
+                    Ok(())
+                })
+            },
+        )
+    }
+}
+
+/// Longest sleep for a fence before the session is looked after.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Opens the session's file, which the guest library has mapped, as a window.
 fn window() -> Result<Window, LaunchError> {

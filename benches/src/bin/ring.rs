@@ -2,6 +2,7 @@
 //!
 //! - round trip of a request, compared with a ping-pong on two words between the same processors;
 //! - cost of a record to its caller while the consumer reads and the ring is not empty;
+//! - the same round trip by a doorbell, and by a socket, with the exits of each;
 //! - VM exits per call over a long run, minus those of a control run of the same duration that spins on
 //!   private memory.
 
@@ -16,9 +17,9 @@ use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Beside, Window, guest_address, run};
 use wormhole_benches::samples::Quantiles;
+use wormhole_benches::transports::{self, Counted};
 use wormhole_ring::layout::SEGMENT_BYTES;
-use wormhole_ring::ring::{Consumer, RecordBuf};
-use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::ring::RecordBuf;
 
 const BURST: u64 = 100;
 /// Number of records that the consumer leaves in the ring.
@@ -54,6 +55,11 @@ impl Options {
         self.calls / 25
     }
 
+    /// Returns the number of round trips with exits.
+    fn rings(&self) -> u64 {
+        self.calls / 20
+    }
+
     fn bursts(&self) -> u64 {
         self.calls / 100
     }
@@ -73,6 +79,8 @@ struct Figures {
     /// Number of bursts that began with an empty ring.
     record_bursts_on_empty_ring: u64,
     exits: Exits,
+    doorbell: Counted,
+    socket: Counted,
 }
 
 #[derive(Debug, Serialize)]
@@ -117,6 +125,8 @@ fn measure(options: &Options) -> Result<Figures, BenchError> {
         record_bursts: options.bursts(),
         record_bursts_on_empty_ring,
         exits: exits(options)?,
+        doorbell: transports::doorbell(&options.payloads, options.rings())?,
+        socket: transports::socket(&options.payloads, options.rings())?,
     })
 }
 
@@ -149,6 +159,16 @@ fn print(figures: &Figures) {
         "exits:      {} in {} calls and {:.2} s, control {}: {:.6} per call",
         exits.run, exits.calls, exits.seconds, exits.control, exits.per_call
     );
+    for (name, counted) in [("doorbell", &figures.doorbell), ("socket", &figures.socket)] {
+        println!(
+            "{:<11} median {:.0} ns, p99 {:.0} ns; {:.1} × the ring; {:.2} exits per call",
+            format!("{name}:"),
+            counted.round_trip.median_ns,
+            counted.round_trip.p99_ns,
+            counted.round_trip.median_ns / round_trip.median_ns,
+            counted.exits_per_call
+        );
+    }
 }
 
 fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
@@ -210,9 +230,7 @@ fn answer(
     mut at: impl FnMut(u64) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let session = window.session(SESSION)?;
-    // SAFETY: this thread is the only consumer and the only writer of answer slots.
-    let (mut consumer, slots) =
-        unsafe { (Consumer::new(session.clone()), AnswerSlots::new(session)) };
+    let (mut consumer, slots) = transports::ends(session);
     let mut buffer = RecordBuf::new();
     let payload = [0; 16];
     let mut answered = 0;
@@ -247,8 +265,7 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
         &window,
         |beside| {
             let session = window.session(SESSION)?;
-            // SAFETY: this thread is the only consumer.
-            let mut consumer = unsafe { Consumer::new(session) };
+            let (mut consumer, _) = transports::ends(session);
             let mut buffer = RecordBuf::new();
             let mut taken = 0;
             let total = options.bursts() * BURST;

@@ -506,6 +506,7 @@ mod tests {
             timeout: None,
             disabled_exits: DisabledExits::default(),
             pins: Vec::new(),
+            doorbell: None,
         });
         let (number, numbers) = channel();
         let looked_at = Arc::new(std::sync::Barrier::new(2));

@@ -54,6 +54,7 @@ fn config(name: &str, parameters: Vec<Vec<u64>>) -> PayloadConfig {
         timeout: Some(Duration::from_secs(60)),
         disabled_exits: DisabledExits::default(),
         pins: Vec::new(),
+        doorbell: None,
     }
 }
 
@@ -367,6 +368,7 @@ fn a_vcpu_without_its_processor_does_not_run() {
     for nowhere in [CpuSet::MAX_CPU, usize::MAX] {
         let vm = PayloadVm::new(PayloadConfig {
             pins: vec![nowhere],
+            doorbell: None,
             ..config("spin", vec![vec![0]])
         });
         let outcome = vm.expect("payload").run().expect("run").outcome;
@@ -378,6 +380,7 @@ fn a_vcpu_without_its_processor_does_not_run() {
     }
     let error = PayloadVm::new(PayloadConfig {
         pins: vec![0],
+        doorbell: None,
         ..config("spin", vec![vec![1], vec![1]])
     });
     assert!(matches!(error, Err(VmError::Pins { pins: 1, vcpus: 2 })));

@@ -11,7 +11,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_ring::layout::SEGMENT_BYTES;
-use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::memory::{SessionMemory, WindowMemory};
 
 /// Port of the exit status (`wormhole_monitor::EXIT_STATUS_PORT`).
 const EXIT_STATUS_PORT: u16 = 0xf4;
@@ -68,6 +68,18 @@ pub unsafe fn session(address: u64) -> SessionMemory {
     }
 }
 
+/// Returns the segment of the window at `address`. Exits with [`NO_SESSION_STATUS`] if it is invalid.
+///
+/// # Safety
+/// As [`session`].
+pub unsafe fn window(address: u64) -> WindowMemory {
+    // SAFETY: the caller guarantees it.
+    match unsafe { WindowMemory::new(address as *mut u8, SEGMENT_BYTES) } {
+        Ok(window) => window,
+        Err(_) => exit(NO_SESSION_STATUS),
+    }
+}
+
 /// Ends the payload on this vCPU.
 pub fn exit(status: u32) -> ! {
     loop {
@@ -76,6 +88,26 @@ pub fn exit(status: u32) -> ! {
         unsafe {
             asm!("out dx, eax", in("dx") EXIT_STATUS_PORT, in("eax") status, options(nomem, nostack));
         }
+    }
+}
+
+/// Ports of the doorbell and of the wait for its answer (`wormhole_monitor::payload::Doorbell`).
+const RING_PORT: u16 = 0xf6;
+const WAIT_PORT: u16 = 0xf7;
+
+/// Rings the host's doorbell, by a VM exit.
+pub fn ring() {
+    // SAFETY: the write to the port changes no memory of the payload.
+    unsafe {
+        asm!("out dx, al", in("dx") RING_PORT, in("al") 0u8, options(nostack));
+    }
+}
+
+/// Waits in the host, by another VM exit, until it has answered. Returns at once if it has since the last call.
+pub fn wait() {
+    // SAFETY: as for `ring`.
+    unsafe {
+        asm!("in al, dx", in("dx") WAIT_PORT, out("al") _, options(nostack));
     }
 }
 

@@ -16,9 +16,12 @@
 //! memory-2 MiB .. memory  parameter blocks and stacks, 128 KiB per vCPU
 //! ```
 
+mod doorbell;
 pub(crate) mod elf;
 mod exceptions;
 mod paging;
+
+pub use self::doorbell::Doorbell;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -152,6 +155,8 @@ pub struct PayloadConfig {
     pub disabled_exits: DisabledExits,
     /// The host processor on which each vCPU stays; none if the host's scheduler chooses.
     pub pins: Vec<usize>,
+    /// The doorbell and the wait for its answer; none for a payload that only polls.
+    pub doorbell: Option<Doorbell>,
 }
 
 /// Result of a payload's run.
@@ -204,6 +209,7 @@ pub struct PayloadVm {
     events: (Sender<Event>, Receiver<Event>),
     timeout: Option<Duration>,
     ram: GuestRam,
+    buses: Buses,
     // Dropped after the vCPUs, which use them.
     _vm: VmFd,
     window: Option<Window>,
@@ -217,6 +223,10 @@ impl PayloadVm {
         let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
         let vm = kvm.create_vm().map_err(kvm_error("a VM"))?;
         config.disabled_exits.apply(&vm)?;
+        let buses = buses()?;
+        if let Some(doorbell) = config.doorbell {
+            doorbell.connect(&vm, &buses)?;
+        }
         let memory = Range {
             start: 0,
             len: config.memory_mib << 20,
@@ -285,6 +295,7 @@ impl PayloadVm {
             events: channel(),
             timeout: config.timeout,
             ram,
+            buses,
             _vm: vm,
             window,
         })
@@ -316,8 +327,9 @@ impl PayloadVm {
     }
 
     /// Runs until the payload has ended on every vCPU, or one vCPU fails.
-    pub fn run(self) -> Result<PayloadReport, VmError> {
-        self.run_on(buses()?)
+    pub fn run(mut self) -> Result<PayloadReport, VmError> {
+        let buses = std::mem::take(&mut self.buses);
+        self.run_on(buses)
     }
 
     /// Runs as [`Self::run`] does, with the devices of `buses`.

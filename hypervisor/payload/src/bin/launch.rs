@@ -12,13 +12,14 @@
 //! | 7 | host | address of one word per launch for its duration in time stamps |
 //! | 8 | payload | launches whose fence was written |
 //! | 9 | payload | times that the consumer was parked, so that the host must ring the doorbell |
+//! | 10 | host | 1: ring the doorbell for each record, and wait in the host |
 #![no_std]
 #![no_main]
 
 use core::sync::atomic::Ordering;
 
 use wormhole_api::{Encode, Fence, FenceWrite, Handle, Items, LaunchKernel, Message};
-use wormhole_payload::{Parameters, entry, session, shared_word, timestamp};
+use wormhole_payload::{Parameters, entry, ring, session, shared_word, timestamp, wait};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::ring::{Producer, RecordHead};
 use wormhole_ring::status::Status;
@@ -58,12 +59,16 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         parameters: &argument,
     };
     let base = parameters.load(4);
+    let rings_always = parameters.load(10) == 1;
     let mut rings = 0;
     for round in 1..=parameters.load(5) {
         let start = timestamp();
         let value = base + round;
         let launched =
             launch.encode(|parts| producer.push(RecordHead::record(LaunchKernel::ID), parts));
+        if rings_always {
+            ring();
+        }
         let fenced = FenceWrite {
             stream,
             fence,
@@ -74,7 +79,9 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
             return 3;
         }
         // Does not clear the parked word, so that the host's own request rings the doorbell.
-        if producer.consumer_parked() {
+        if rings_always {
+            ring();
+        } else if producer.consumer_parked() {
             rings += 1;
             parameters.store(9, rings);
         }
@@ -82,7 +89,10 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
             if status.load().is_some() {
                 return 4;
             }
-            core::hint::spin_loop();
+            match rings_always {
+                true => wait(),
+                false => core::hint::spin_loop(),
+            }
         }
         // SAFETY: the host reserved one word per launch at this address.
         let sample = unsafe { shared_word(parameters.load(7) + 8 * (round - 1)) };

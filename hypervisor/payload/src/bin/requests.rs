@@ -7,13 +7,14 @@
 //! | 2 | host | address of one word per request for its duration in time stamps; 0: do not record |
 //! | 3 | payload | completed requests |
 //! | 4 | payload | total duration in time stamps |
+//! | 5 | host | 1: ring the doorbell for each request, and wait in the host |
 #![no_std]
 #![no_main]
 
 use core::sync::atomic::Ordering;
 
 use wormhole_api::{Encode, MemGetInfo, Message};
-use wormhole_payload::{Parameters, entry, session, shared_word, timestamp};
+use wormhole_payload::{Parameters, entry, ring, session, shared_word, timestamp, wait};
 use wormhole_ring::ring::{Producer, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 
@@ -32,6 +33,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         return 1;
     };
     let record = parameters.load(2);
+    let rings = parameters.load(5) == 1;
     let begin = timestamp();
     for sequence in 1..=parameters.load(1) {
         let start = timestamp();
@@ -40,8 +42,14 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         if !matches!(sent, Ok(Ok(()))) {
             return 2;
         }
+        if rings {
+            ring();
+        }
         while !matches!(slots.poll(slot, sequence), Ok(Some(_))) {
-            core::hint::spin_loop();
+            match rings {
+                true => wait(),
+                false => core::hint::spin_loop(),
+            }
         }
         if record != 0 {
             // SAFETY: the host reserved one word per request at this address.
