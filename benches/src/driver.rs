@@ -86,6 +86,13 @@ impl Argument<*const c_void> for &CStr {
     }
 }
 
+/// Room for text that a call writes.
+impl<const N: usize> Argument<*mut c_char> for &mut [c_char; N] {
+    fn into_c(self) -> *mut c_char {
+        self.as_mut_ptr()
+    }
+}
+
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The driver's functions. Handles and addresses that a benchmark gives to them must be live.
@@ -130,6 +137,22 @@ macro_rules! entry_points {
             )*
         }
     };
+}
+
+impl Driver {
+    /// Returns the first device's name, with the version of CUDA.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn device(&self) -> Result<String, DriverError> {
+        let (mut name, mut version) = ([0; 256], 0);
+        self.cuDeviceGetName(&mut name, 256, 0)?;
+        self.cuDriverGetVersion(&mut version)?;
+        let name = name.map(c_char::cast_unsigned);
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        Ok(format!("{}, CUDA {major}.{minor}", name.to_string_lossy()))
+    }
 }
 
 include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));

@@ -7,10 +7,10 @@ use std::error::Error;
 use std::process::ExitCode;
 
 pub mod driver;
-pub mod machine;
 pub mod payload;
 pub mod samples;
 pub mod transports;
+pub mod turns;
 
 /// Prints the error with which a benchmark failed and its causes.
 pub fn failure(benchmark: &str, error: &dyn Error) -> ExitCode {

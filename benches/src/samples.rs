@@ -1,43 +1,25 @@
-//! Summarises durations as quantiles.
+//! Durations from the time stamp counter.
 
-use serde::Serialize;
+use std::time::{Duration, Instant};
 
-/// Median and 99th percentile of durations in nanoseconds.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Quantiles {
-    pub median_ns: f64,
-    pub p99_ns: f64,
-    pub count: usize,
+/// Measures the period of the time stamp counter in nanoseconds against the system's clock.
+pub fn timestamp_period() -> f64 {
+    // SAFETY: RDTSC has no side effects.
+    let stamp = || unsafe { core::arch::x86_64::_rdtsc() };
+    let (clock, begin) = (Instant::now(), stamp());
+    while clock.elapsed() < Duration::from_millis(50) {
+        std::hint::spin_loop();
+    }
+    let (elapsed, steps) = (clock.elapsed(), stamp() - begin);
+    #[expect(clippy::cast_precision_loss, reason = "a duration of milliseconds")]
+    let steps = steps as f64;
+    elapsed.as_secs_f64() * 1e9 / steps
 }
 
-impl Quantiles {
-    /// Computes the quantiles of time stamp differences. `period` is the nanoseconds of one step, and each difference
-    /// covers `parts` operations.
-    pub fn of(mut stamps: Vec<u64>, period: f64, parts: f64) -> Self {
-        stamps.sort_unstable();
-        let at = |hundredths: usize| {
-            stamps.get((stamps.len() * hundredths / 100).min(stamps.len().saturating_sub(1)))
-        };
-        #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52")]
-        let nanoseconds =
-            |stamp: Option<&u64>| stamp.map_or(f64::NAN, |stamp| *stamp as f64 * period / parts);
-        Self {
-            median_ns: nanoseconds(at(50)),
-            p99_ns: nanoseconds(at(99)),
-            count: stamps.len(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_those_of_the_sorted_durations() {
-        let found = Quantiles::of((0..1000).rev().collect(), 2.0, 4.0);
-        assert!((found.median_ns - 250.0).abs() < f64::EPSILON);
-        assert!((found.p99_ns - 495.0).abs() < f64::EPSILON);
-        assert_eq!(found.count, 1000);
-    }
+/// Returns nanoseconds for time stamp differences. `period` is the nanoseconds of one step, and each difference covers
+/// `parts` operations.
+pub fn nanoseconds(stamps: &[u64], period: f64, parts: f64) -> Vec<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52")]
+    let one = |stamp: &u64| *stamp as f64 * period / parts;
+    stamps.iter().map(one).collect()
 }

@@ -9,7 +9,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use serde::Serialize;
 use vmm_sys_util::eventfd::EventFd;
 use wormhole_monitor::payload::Doorbell;
 use wormhole_ring::layout::SEGMENT_BYTES;
@@ -18,9 +17,8 @@ use wormhole_ring::ring::{Consumer, RecordBuf};
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::stream::{pass_on, serve};
 
-use crate::machine::timestamp_period;
 use crate::payload::{BenchError, Beside, Window, guest_address, run_rung};
-use crate::samples::Quantiles;
+use crate::samples::{nanoseconds, timestamp_period};
 
 /// Segment of the session, or of the messages. Samples begin at segment 2.
 const SESSION: usize = 1;
@@ -28,9 +26,10 @@ const SAMPLES: usize = 2 * SEGMENT_BYTES;
 const SEGMENTS: usize = 4;
 
 /// Round trips, and the VM's exits for each.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Counted {
-    pub round_trip: Quantiles,
+    /// Nanoseconds.
+    pub round_trip: Vec<f64>,
     pub exits_per_call: f64,
 }
 
@@ -179,7 +178,7 @@ pub fn exits(
 
 fn counted(window: &Window, calls: u64, exits_per_call: f64) -> Counted {
     Counted {
-        round_trip: Quantiles::of(window.words(SAMPLES, calls), timestamp_period(), 1.0),
+        round_trip: nanoseconds(&window.words(SAMPLES, calls), timestamp_period(), 1.0),
         exits_per_call,
     }
 }

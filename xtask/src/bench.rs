@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+use wormhole_figures::ways::Comparison;
 
 use crate::command::{Failure, Run, cargo};
 use crate::{bench_monitors, bench_programs, stage};
@@ -30,6 +31,9 @@ pub enum Bench {
         /// Number of launches. Only the default measures.
         #[arg(long)]
         launches: Option<u64>,
+        /// Write the figures as JSON to this file.
+        #[arg(long)]
+        json: Option<PathBuf>,
     },
     /// Single calls of the driver API, forwarded.
     Calls(Calls),
@@ -49,47 +53,37 @@ pub enum Bench {
         /// Milliseconds of a slice. Only the default measures.
         #[arg(long)]
         slice: Option<u64>,
+        /// Write the figures as JSON to this file.
+        #[arg(long)]
+        json: Option<PathBuf>,
     },
 }
 
 /// Options of the benchmarks that measure calls of the driver API.
 #[derive(Debug, Args)]
 pub struct Calls {
-    /// The device: `cpu` or `cuda:N`.
-    #[arg(long, default_value = "cpu")]
-    device: String,
-    /// Compare with the machine's own driver, by turns.
-    #[arg(long)]
-    against: Option<Against>,
-    /// Number of turns.
-    #[arg(long, default_value_t = 5)]
-    turns: u32,
+    #[command(flatten)]
+    comparison: Comparison,
     /// Number of samples of a cheap call. Only the default measures.
     #[arg(long)]
     samples: Option<u64>,
-    /// Write the figures as JSON to this file.
-    #[arg(long)]
-    json: Option<PathBuf>,
-}
-
-/// Another way for the same program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Against {
-    Native,
 }
 
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::Ring { json, calls } => {
             let payloads = payloads(root)?;
-            let mut run =
-                Run::new(release(root, "ring")?).args([Path::new("--payloads"), &payloads]);
-            if let Some(path) = json {
-                run = run.args([Path::new("--json"), path]);
-            }
-            run.args(count("--calls", *calls)).check()
+            Run::new(release(root, "ring")?)
+                .args([Path::new("--payloads"), &payloads])
+                .args(count("--calls", *calls))
+                .args(file(json.as_deref()))
+                .check()
         }
-        Bench::Launch { device, launches } => {
+        Bench::Launch {
+            device,
+            launches,
+            json,
+        } => {
             let payloads = payloads(root)?;
             Run::new(stage::stage(root)?.wormhole())
                 .args(["run", "--placement", "process", "--device", device, "--"])
@@ -99,9 +93,14 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                     &payloads,
                 ])
                 .args(count("--launches", *launches))
+                .args(file(json.as_deref()))
                 .check()
         }
-        Bench::Neighbours { rounds, slice } => {
+        Bench::Neighbours {
+            rounds,
+            slice,
+            json,
+        } => {
             let package = ["--package", "wormhole-backend-tests", "--bins"];
             cargo(root)
                 .args(["build", "--release"])
@@ -110,6 +109,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
             Run::new(release(root, "neighbours")?)
                 .args(count("--rounds", *rounds))
                 .args(count("--slice", *slice))
+                .args(file(json.as_deref()))
                 .check()
         }
         Bench::Calls(options) => calls(root, "calls", options),
@@ -125,19 +125,12 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
 /// Runs one group of the benchmark of calls.
 fn calls(root: &Path, group: &str, options: &Calls) -> Result<(), Failure> {
     let wormhole = stage::stage(root)?.wormhole();
-    let mut run = Run::new(release(root, "calls")?)
+    Run::new(release(root, "calls")?)
         .args([group])
         .args([Path::new("--wormhole"), &wormhole])
-        .args(["--device", &options.device])
-        .args(["--turns", &options.turns.to_string()])
-        .args(count("--samples", options.samples));
-    if options.against == Some(Against::Native) {
-        run = run.args(["--native"]);
-    }
-    if let Some(path) = &options.json {
-        run = run.args([Path::new("--json"), path]);
-    }
-    run.check()
+        .args(options.comparison.words())
+        .args(count("--samples", options.samples))
+        .check()
 }
 
 /// Returns the words of a count that is given.
@@ -145,6 +138,13 @@ fn count(option: &str, given: Option<u64>) -> Vec<String> {
     given.map_or(Vec::new(), |count| {
         vec![option.to_owned(), count.to_string()]
     })
+}
+
+/// Returns the words of a file for the figures.
+fn file(given: Option<&Path>) -> impl Iterator<Item = &Path> {
+    given
+        .into_iter()
+        .flat_map(|path| [Path::new("--json"), path])
 }
 
 /// Builds a benchmark and returns its path.

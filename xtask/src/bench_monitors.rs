@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
+use wormhole_figures::{Quantiles, Report, Unit};
 use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
 
 use crate::command::{Failure, step};
@@ -157,40 +157,34 @@ const FILES: [&str; 11] = [
     "/usr/bin/sleep",
 ];
 
-/// Quantities, with their units and the divisors of the script's numbers. Throughputs are times for the same work.
-const QUANTITIES: [(&str, &str, f64); 9] = [
-    ("boot", "ms until the first program's first line", 1000.0),
-    ("python", "ms until a Python program's first line", 1000.0),
-    ("run", "ms until that line, by `wormhole run`", 1000.0),
-    ("memory", "MiB beside the guest's memory", 1024.0),
-    ("write", "s for 64 MiB written to the disk", 1e6),
-    ("read", "s for 64 MiB read from the disk", 1e6),
-    ("small-reads", "s for 2,000 reads of 4 KiB", 1e6),
-    ("to-host", "s for 32 MiB of TCP to the host", 1e6),
-    ("to-guest", "s for 32 MiB of TCP to the guest", 1e6),
-];
+/// Quantities, with their names, units and factors of the script's numbers. Throughputs are times for the same work.
+const QUANTITIES: [(&str, &str, Unit, f64); 9] = {
+    const TIME: Unit = Unit::Nanoseconds;
+    [
+        ("boot", "until the first program's first line", TIME, 1e3),
+        ("python", "until a Python program's first line", TIME, 1e3),
+        ("run", "that line by `wormhole run`", TIME, 1e3),
+        (
+            "memory",
+            "memory beside the guest's",
+            Unit::Mebibytes,
+            1.0 / 1024.0,
+        ),
+        ("write", "64 MiB written to the disk", TIME, 1e3),
+        ("read", "64 MiB read from the disk", TIME, 1e3),
+        (
+            "small-reads",
+            "2,000 reads of 4 KiB from the disk",
+            TIME,
+            1e3,
+        ),
+        ("to-host", "32 MiB of TCP to the host", TIME, 1e3),
+        ("to-guest", "32 MiB of TCP to the guest", TIME, 1e3),
+    ]
+};
 
-/// Name of Wormhole's monitor in the figures, and those of QEMU's machines.
-const OWN: &str = "wormhole";
-const OTHERS: [&str; 2] = ["microvm", "q35"];
-
-/// Median of one quantity for each monitor that has it.
-#[derive(Debug, Serialize, PartialEq)]
-struct Row {
-    quantity: &'static str,
-    unit: &'static str,
-    medians: BTreeMap<&'static str, f64>,
-    /// Wormhole's median over the best of the others.
-    ratio: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Table {
-    /// `kvm` or `emulated`.
-    guest: &'static str,
-    rounds: u32,
-    rows: Vec<Row>,
-}
+/// Monitors, Wormhole's first.
+const MONITORS: [&str; 3] = ["wormhole", "microvm", "q35"];
 
 /// Boots guests by turns, prints the medians, and writes them to a file if one is given. Uses the installation in
 /// `WORMHOLE_STAGE`, if it is set.
@@ -219,38 +213,16 @@ pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
         host_patience: Duration::from_secs(60 * 60),
     };
     step("boots of guests by turns");
+    let mut report = new_report(options.rounds);
     let ran = script.run(root, &stage, "bench-monitors-run")?;
-    let rows = rows(&ran.output);
-    if !ran.is_success || rows.len() != QUANTITIES.len() {
+    add_rows(&mut report, &ran.output);
+    if !ran.is_success || report.rows.len() != QUANTITIES.len() {
         return Err(Failure::new("not every monitor ended every round"));
     }
-    println!(
-        "{:<42}{OWN:>10}{:>10}{:>10}  ratio to the best",
-        "", OTHERS[0], OTHERS[1]
-    );
-    for row in &rows {
-        let median = |name| row.medians.get(name).map(|it| format!("{it:.2}"));
-        let [own, microvm, q35] =
-            [OWN, OTHERS[0], OTHERS[1]].map(|it| median(it).unwrap_or_default());
-        println!(
-            "{:<42}{own:>10}{microvm:>10}{q35:>10}  {:.2}",
-            row.unit, row.ratio
-        );
-    }
-    let table = Table {
-        guest: ran.guest,
-        rounds: options.rounds,
-        rows,
-    };
-    match &options.json {
-        None => Ok(()),
-        Some(path) => {
-            let text = serde_json::to_vec_pretty(&table)
-                .map_err(|error| Failure::new(error.to_string()))?;
-            fs::write(path, text)
-                .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
-        }
-    }
+    report.conditions.device = format!("guests: {}", ran.guest);
+    report
+        .finish(options.json.as_deref())
+        .map_err(|error| Failure::new(error.to_string()))
 }
 
 /// Returns the files of Python, with the modules that it loads before a program.
@@ -284,39 +256,34 @@ fn initial_disk(root: &Path, prefix: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Returns the quantities for which the output has figures of Wormhole and of another monitor.
-fn rows(output: &str) -> Vec<Row> {
-    let mut figures: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+fn new_report(rounds: u32) -> Report {
+    Report::new("monitors", &MONITORS, &MONITORS[1..], rounds as usize)
+}
+
+/// Adds the quantities for which the output has figures of Wormhole and of another monitor.
+fn add_rows(report: &mut Report, output: &str) {
+    let mut figures: BTreeMap<(&str, &str), BTreeMap<usize, Quantiles>> = BTreeMap::new();
     for line in output.lines() {
-        let mut words = line.split_whitespace();
-        if let (Some("figure"), Some(monitor), Some(quantity), Some(Ok(number))) = (
-            words.next(),
-            words.next(),
-            words.next(),
-            words.next().map(str::parse),
-        ) {
-            figures.entry((monitor, quantity)).or_default().push(number);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["figure", monitor, quantity, number] = words[..]
+            && let Ok(number) = number.parse()
+        {
+            let turns = figures.entry((monitor, quantity)).or_default();
+            turns.extend(Quantiles::of(vec![number]).map(|it| (turns.len(), it)));
         }
     }
-    let row = |(quantity, unit, divisor): (&'static str, &'static str, f64)| {
-        let median = |monitor: &'static str| {
-            let mut numbers = figures.get(&(monitor, quantity))?.clone();
-            numbers.sort_by(f64::total_cmp);
-            Some((monitor, numbers[numbers.len() / 2] / divisor))
-        };
-        let (_, own) = median(OWN)?;
-        let others: BTreeMap<_, _> = OTHERS.into_iter().filter_map(median).collect();
-        let best = others.values().copied().reduce(f64::min)?;
-        let mut medians = others;
-        medians.insert(OWN, own);
-        Some(Row {
-            quantity,
-            unit,
-            medians,
-            ratio: own / best,
-        })
-    };
-    QUANTITIES.into_iter().filter_map(row).collect()
+    for (quantity, name, unit, factor) in QUANTITIES {
+        let of = |monitor| figures.get(&(monitor, quantity)).cloned();
+        let mut measured = MONITORS.map(|monitor| of(monitor).unwrap_or_default());
+        let [own, others @ ..] = &measured;
+        if own.is_empty() || others.iter().all(BTreeMap::is_empty) {
+            continue;
+        }
+        for quantiles in measured.iter_mut().flat_map(BTreeMap::values_mut) {
+            quantiles.median *= factor;
+        }
+        report.add(name, "", unit, &measured);
+    }
 }
 
 #[cfg(test)]
@@ -325,13 +292,19 @@ mod tests {
 
     #[test]
     fn a_row_compares_with_the_best_of_the_others() {
-        let output = "figure wormhole boot 30000\nfigure microvm boot 40000\nfigure q35 boot 90000\n\
+        let output = "figure wormhole boot 30000\nfigure microvm boot 60000\nfigure q35 boot 90000\n\
             figure wormhole boot 10000\nfigure wormhole boot 20000\nfigure q35 read 1500\nfigure wormhole read 3000\n\
             figure wormhole write 3\nfigure microvm boot slow\n";
-        let rows = rows(output);
-        assert_eq!(rows.len(), 2);
-        assert_eq!(rows[0].medians[OWN], 20.0);
-        assert_eq!(rows[0].ratio, 0.5);
-        assert_eq!((rows[1].quantity, rows[1].ratio), ("read", 2.0));
+        let mut report = new_report(3);
+        add_rows(&mut report, output);
+        let [boot, read] = &report.rows[..] else {
+            panic!("{:?}", report.rows);
+        };
+        assert_eq!(boot.ways["wormhole"].median, 2e7);
+        assert_eq!(boot.ratio, Some(0.5));
+        assert_eq!(
+            (&*read.name, read.ratio),
+            ("64 MiB read from the disk", Some(2.0))
+        );
     }
 }

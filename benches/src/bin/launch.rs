@@ -21,10 +21,10 @@ use clap::Parser;
 use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError};
 use wormhole_benches::failure;
-use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Window, guest_address, run, run_rung};
-use wormhole_benches::samples::Quantiles;
+use wormhole_benches::samples::{nanoseconds, timestamp_period};
 use wormhole_benches::transports::{Bell, carry, exits};
+use wormhole_figures::{Report, ReportError, Unit};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::layout::{FENCES, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
 use wormhole_ring::ring::{Producer, Sleep};
@@ -54,6 +54,9 @@ struct Options {
     /// Number of launches by the payload. Only the default measures.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(5..=50_000))]
     launches: u64,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 /// Error from preparing or measuring launches.
@@ -67,6 +70,8 @@ enum LaunchError {
     Window(#[from] std::io::Error),
     #[error(transparent)]
     Bench(#[from] BenchError),
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error("the kernel counted {counted} launches of {expected}")]
     Count { counted: u64, expected: u64 },
 }
@@ -79,7 +84,16 @@ fn main() -> ExitCode {
 }
 
 fn measure(options: &Options) -> Result<(), LaunchError> {
+    let text = std::env::var(transport::VARIABLE).unwrap_or_default();
+    let transport = Transport::parse(&text).unwrap_or(Transport::Poll);
+    let way = match transport {
+        Transport::Poll => "poll",
+        Transport::Doorbell => "doorbell",
+        Transport::Socket(_) => "socket",
+    };
+    let mut report = Report::new("launch", &[way], &[], 1);
     let kernel = Kernel::prepare()?;
+    report.conditions.device = kernel.driver.device()?;
     let launches = options.launches;
     // Launches before exits are counted. By then each page of the ring has been accessed once; first accesses are page
     // faults.
@@ -98,8 +112,7 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
         fence,
         samples,
     };
-    let text = std::env::var(transport::VARIABLE).unwrap_or_default();
-    let exits = match Transport::parse(&text).unwrap_or(Transport::Poll) {
+    let exits = match transport {
         Transport::Poll => round.poll(warm)?,
         Transport::Doorbell => round.doorbell()?,
         Transport::Socket(path) => round.socket(path)?,
@@ -109,18 +122,15 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
     if counted != expected {
         return Err(LaunchError::Count { counted, expected });
     }
-    let found = Quantiles::of(window.words(samples, launches), timestamp_period(), 1.0);
-    let machine = Machine::read();
-    println!(
-        "{}, {} processors, Linux {}",
-        machine.processor, machine.processors, machine.kernel
+    let took = nanoseconds(&window.words(samples, launches), timestamp_period(), 1.0);
+    report.add_once(
+        "launch and fence from a VM",
+        &format!("{launches} launches"),
+        Unit::Nanoseconds,
+        vec![took],
     );
-    println!(
-        "launch and fence from a VM: {launches} launches, median {:.2} µs, p99 {:.2} µs; {exits:.4} exits per launch",
-        found.median_ns / 1e3,
-        found.p99_ns / 1e3
-    );
-    Ok(())
+    report.add_once("exits per launch", "", Unit::Exits, vec![vec![exits]]);
+    Ok(report.finish(options.json.as_deref())?)
 }
 
 /// Launches of a payload, and the place of its samples.

@@ -6,18 +6,18 @@
 //! - VM exits per call over a long run, minus those of a control run of the same duration that spins on
 //!   private memory.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use serde::Serialize;
 use wormhole_benches::failure;
-use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Beside, Window, guest_address, run};
-use wormhole_benches::samples::Quantiles;
-use wormhole_benches::transports::{self, Counted};
+use wormhole_benches::samples::{nanoseconds, timestamp_period};
+use wormhole_benches::transports;
+use wormhole_figures::{Report, Unit};
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::ring::RecordBuf;
 
@@ -65,113 +65,79 @@ impl Options {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Figures {
-    machine: Machine,
-    ping_pong: Quantiles,
-    round_trip: Quantiles,
-    /// Median of the ring divided by that of the ping-pong. Target: at most 1.5.
-    round_trip_ratio: f64,
-    /// Time of one record, as the mean of a burst; median and 99th percentile over bursts. Target: at
-    /// most 60 ns.
-    record: Quantiles,
-    record_bursts: u64,
-    /// Number of bursts that began with an empty ring.
-    record_bursts_on_empty_ring: u64,
-    exits: Exits,
-    doorbell: Counted,
-    socket: Counted,
-}
-
-#[derive(Debug, Serialize)]
+/// Exits of a run, and of one that spins for as long.
+#[derive(Debug)]
 struct Exits {
     calls: u64,
-    seconds: f64,
+    length: Duration,
     run: u64,
     control: u64,
-    /// (run − control) / calls. Target: 0.
-    per_call: f64,
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    match measure(&options) {
-        Ok(figures) => {
-            print(&figures);
-            let text = serde_json::to_string_pretty(&figures).unwrap_or_default();
-            if let Some(path) = options.json
-                && let Err(error) = std::fs::write(&path, text)
-            {
-                eprintln!("ring: cannot write {}: {error}", path.display());
-                return ExitCode::FAILURE;
-            }
-            ExitCode::SUCCESS
-        }
-        Err(error) => failure("ring", &error),
+    match measure(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure("ring", &*error),
     }
 }
 
-fn measure(options: &Options) -> Result<Figures, BenchError> {
+fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut report = Report::new(
+        "ring",
+        &["ring", "doorbell", "socket", "control"],
+        &["control"],
+        1,
+    );
     let period = timestamp_period();
     let ping_pong = ping_pong(options, period)?;
     let round_trip = round_trip(options, period)?;
-    let (record, record_bursts_on_empty_ring) = records(options, period)?;
-    Ok(Figures {
-        machine: Machine::read(),
-        ping_pong,
-        round_trip,
-        round_trip_ratio: round_trip.median_ns / ping_pong.median_ns,
-        record,
-        record_bursts: options.bursts(),
-        record_bursts_on_empty_ring,
-        exits: exits(options)?,
-        doorbell: transports::doorbell(&options.payloads, options.rings())?,
-        socket: transports::socket(&options.payloads, options.rings())?,
-    })
+    let doorbell = transports::doorbell(&options.payloads, options.rings())?;
+    let socket = transports::socket(&options.payloads, options.rings())?;
+    report.add_once(
+        "round trip of a request",
+        "control: ping-pong on two words",
+        Unit::Nanoseconds,
+        vec![
+            round_trip,
+            doorbell.round_trip,
+            socket.round_trip,
+            ping_pong,
+        ],
+    );
+    let (records, empty) = records(options, period)?;
+    report.add_once(
+        "record, to its caller",
+        &format!(
+            "bursts of {BURST}, {empty} of {} on an empty ring",
+            options.bursts()
+        ),
+        Unit::Nanoseconds,
+        vec![records],
+    );
+    let exits = exits(options)?;
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let per_call = |count: u64| vec![count as f64 / exits.calls as f64];
+    report.add_once(
+        "exits per call",
+        &format!(
+            "{} and {} in {} calls and {:.2} s; control: as long on private memory",
+            exits.run,
+            exits.control,
+            exits.calls,
+            exits.length.as_secs_f64()
+        ),
+        Unit::Exits,
+        vec![
+            per_call(exits.run),
+            vec![doorbell.exits_per_call],
+            vec![socket.exits_per_call],
+            per_call(exits.control),
+        ],
+    );
+    Ok(report.finish(options.json.as_deref())?)
 }
 
-fn print(figures: &Figures) {
-    let Figures {
-        machine,
-        ping_pong,
-        round_trip,
-        record,
-        exits,
-        ..
-    } = figures;
-    println!(
-        "{}, {} processors, Linux {}",
-        machine.processor, machine.processors, machine.kernel
-    );
-    println!(
-        "ping-pong:  median {:.0} ns, p99 {:.0} ns",
-        ping_pong.median_ns, ping_pong.p99_ns
-    );
-    println!(
-        "round trip: median {:.0} ns, p99 {:.0} ns; {:.2} × ping-pong (at most 1.5)",
-        round_trip.median_ns, round_trip.p99_ns, figures.round_trip_ratio
-    );
-    println!(
-        "record:     median {:.1} ns, p99 {:.1} ns over bursts of {BURST} (at most 60); the ring was empty before {} of {} bursts",
-        record.median_ns, record.p99_ns, figures.record_bursts_on_empty_ring, figures.record_bursts
-    );
-    println!(
-        "exits:      {} in {} calls and {:.2} s, control {}: {:.6} per call",
-        exits.run, exits.calls, exits.seconds, exits.control, exits.per_call
-    );
-    for (name, counted) in [("doorbell", &figures.doorbell), ("socket", &figures.socket)] {
-        println!(
-            "{:<11} median {:.0} ns, p99 {:.0} ns; {:.1} × the ring; {:.2} exits per call",
-            format!("{name}:"),
-            counted.round_trip.median_ns,
-            counted.round_trip.p99_ns,
-            counted.round_trip.median_ns / round_trip.median_ns,
-            counted.exits_per_call
-        );
-    }
-}
-
-fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
+fn ping_pong(options: &Options, period: f64) -> Result<Vec<f64>, BenchError> {
     let window = Window::new(SEGMENTS)?;
     // Places the words in separate cache lines, as a record and its answer slot.
     let (ping, pong) = (SEGMENT_BYTES, SEGMENT_BYTES + 4096);
@@ -201,10 +167,10 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
             Ok(())
         },
     )?;
-    Ok(Quantiles::of(window.words(SAMPLES, rounds), period, 1.0))
+    Ok(nanoseconds(&window.words(SAMPLES, rounds), period, 1.0))
 }
 
-fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
+fn round_trip(options: &Options, period: f64) -> Result<Vec<f64>, BenchError> {
     let window = Window::new(SEGMENTS)?;
     let rounds = options.rounds();
     let parameters = vec![
@@ -219,7 +185,7 @@ fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
         &window,
         |beside| answer(&window, (options.warm(), rounds), beside, |_| Ok(())),
     )?;
-    Ok(Quantiles::of(window.words(SAMPLES, rounds), period, 1.0))
+    Ok(nanoseconds(&window.words(SAMPLES, rounds), period, 1.0))
 }
 
 /// Answers `count` requests. Calls `at` after the first `warm` answers and after the last one.
@@ -250,7 +216,7 @@ fn answer(
     Ok(())
 }
 
-fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchError> {
+fn records(options: &Options, period: f64) -> Result<(Vec<f64>, u64), BenchError> {
     let window = Window::new(SEGMENTS)?;
     let parameters = vec![
         guest_address(SESSION * SEGMENT_BYTES),
@@ -289,7 +255,7 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
     #[expect(clippy::cast_precision_loss, reason = "a small constant")]
     let parts = BURST as f64;
     Ok((
-        Quantiles::of(window.words(SAMPLES, options.bursts()), period, parts),
+        nanoseconds(&window.words(SAMPLES, options.bursts()), period, parts),
         empty,
     ))
 }
@@ -328,14 +294,10 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
         beside.parameters.store(1, 1);
         Ok(after - before)
     })?;
-    let calls = options.calls - options.warm();
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    let per_call = (during as f64 - control as f64) / calls as f64;
     Ok(Exits {
-        calls,
-        seconds: length.as_secs_f64(),
+        calls: options.calls - options.warm(),
+        length,
         run: during,
         control,
-        per_call,
     })
 }

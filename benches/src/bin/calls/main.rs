@@ -9,21 +9,21 @@ mod managed;
 mod memory;
 mod streams;
 mod threads;
-mod turns;
 mod waits;
 
 use std::ffi::CStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+use clap::builder::PossibleValue;
 use clap::{Parser, ValueEnum};
-use serde::{Deserialize, Serialize};
 use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError, Handle};
 use wormhole_benches::failure;
-use wormhole_benches::machine::Machine;
+use wormhole_benches::turns::{self, Job, Line};
+use wormhole_figures::ways::Comparison;
 
 /// A kernel that does nothing, for any processor of the last years.
 const IMAGE: &CStr = c"
@@ -58,46 +58,8 @@ struct Options {
     /// Run this benchmark by turns by this `wormhole`, instead of once by the driver library of this process.
     #[arg(long)]
     wormhole: Option<PathBuf>,
-    /// The device of the backend: `cpu` or `cuda:N`.
-    #[arg(long, default_value = "cpu", requires = "wormhole")]
-    device: String,
-    /// Run it natively as well, by turns.
-    #[arg(long, requires = "wormhole")]
-    native: bool,
-    /// Number of turns.
-    #[arg(long, default_value_t = 5, requires = "wormhole", value_parser = clap::value_parser!(u32).range(1..))]
-    turns: u32,
-    /// Write the figures as JSON to this file.
-    #[arg(long)]
-    json: Option<PathBuf>,
-}
-
-/// Nanoseconds of one call.
-#[derive(Debug, Deserialize, Serialize)]
-struct Row {
-    /// The driver's function, or several.
-    function: String,
-    /// Sizes and circumstances.
-    with: String,
-    ns: f64,
-    p99: f64,
-    count: usize,
-}
-
-/// Conditions of a run.
-#[derive(Debug, Default, Deserialize, Serialize)]
-struct Conditions {
-    machine: Machine,
-    /// As `cuDriverGetVersion` reports it.
-    driver: i32,
-}
-
-/// Figures of a run.
-#[derive(Debug, Deserialize, Serialize)]
-struct Figures {
-    #[serde(flatten)]
-    conditions: Conditions,
-    rows: Vec<Row>,
+    #[command(flatten)]
+    comparison: Comparison,
 }
 
 /// The program, with a context and what most rows need.
@@ -108,7 +70,8 @@ struct Program {
     module: Handle,
     function: Handle,
     samples: u32,
-    rows: Vec<Row>,
+    /// Samples, printed at the end.
+    rows: Vec<Line>,
 }
 
 impl Program {
@@ -163,20 +126,14 @@ impl Program {
         &mut self,
         function: &'static str,
         with: impl Into<String>,
-        mut times: Vec<Duration>,
+        times: Vec<Duration>,
         parts: u32,
     ) {
-        times.sort_unstable();
-        let at = |hundredths: usize| {
-            let time = times[(times.len() * hundredths / 100).min(times.len() - 1)];
-            time.as_secs_f64() * 1e9 / f64::from(parts)
-        };
-        self.rows.push(Row {
-            function: function.to_owned(),
+        let one = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(parts);
+        self.rows.push(Line::Samples {
+            name: function.to_owned(),
             with: with.into(),
-            ns: at(50),
-            p99: at(99),
-            count: times.len(),
+            values: times.into_iter().map(one).collect(),
         });
     }
 
@@ -223,7 +180,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(wormhole) = &options.wormhole {
-        return Ok(turns::by_turns(options, wormhole)?);
+        return by_turns(options, wormhole);
     }
     let mut program = Program::start(options.samples)?;
     match options.group {
@@ -239,18 +196,26 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         Group::Threads => threads::measure(&mut program)?,
         Group::Waits => waits::measure(&mut program)?,
     }
-    let mut conditions = Conditions {
-        machine: Machine::read(),
-        driver: 0,
-    };
-    program.driver.cuDriverGetVersion(&mut conditions.driver)?;
-    let figures = serde_json::to_vec_pretty(&Figures {
-        conditions,
-        rows: program.rows,
-    })?;
-    match &options.json {
-        Some(path) => std::fs::write(path, figures)?,
-        None => println!("{}", String::from_utf8_lossy(&figures)),
+    let device = Line::Device(program.driver.device()?);
+    for line in std::iter::once(&device).chain(&program.rows) {
+        println!("{}", serde_json::to_string(line)?);
     }
     Ok(())
+}
+
+/// Runs this program by turns.
+fn by_turns(options: &Options, wormhole: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let group = options.group.to_possible_value();
+    let group = group.as_ref().map_or("", PossibleValue::get_name);
+    let samples = options.samples.to_string();
+    let mut command = vec![std::env::current_exe()?.into()];
+    command.extend([group, "--samples", &samples].map(Into::into));
+    let name = group.to_owned();
+    let job = Job { name, command };
+    Ok(turns::by_turns(
+        group,
+        &options.comparison,
+        wormhole,
+        &[job],
+    )?)
 }

@@ -10,16 +10,18 @@
 mod attacks;
 mod victim;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use wormhole_benches::failure;
-use wormhole_benches::machine::Machine;
+use wormhole_figures::quantiles::Quantiles;
+use wormhole_figures::{Report, Unit};
 
 use crate::attacks::{Attack, Attacker, Lost, is_root};
-use crate::victim::{Figures, Samples, Victim};
+use crate::victim::{OPERATIONS, Samples, Victim};
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -29,6 +31,9 @@ struct Options {
     /// Milliseconds of a slice. By default 88 s are measured with the control and ten attacks.
     #[arg(long, default_value_t = 1000)]
     slice: u64,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
     /// Play this attack, for a parent that kills this process.
     #[arg(long, hide = true, requires = "socket")]
     attack: Option<Attack>,
@@ -49,24 +54,18 @@ struct Row {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    if let (Some(attack), Some(socket)) = (options.attack, options.socket) {
-        attack.play(&socket);
+    if let (Some(attack), Some(socket)) = (options.attack, &options.socket) {
+        attack.play(socket);
     }
-    match measure(options.rounds, Duration::from_millis(options.slice)) {
+    match measure(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure("neighbours", &error),
+        Err(error) => failure("neighbours", &*error),
     }
 }
 
-fn measure(rounds: usize, slice: Duration) -> Result<(), Lost> {
-    let machine = Machine::read();
-    println!(
-        "{}, {} processors, Linux {}; load before {}",
-        machine.processor,
-        machine.processors,
-        machine.kernel,
-        load()
-    );
+fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
+    let slice = Duration::from_millis(options.slice);
+    let mut report = Report::new("neighbours", &["beside", "alone"], &["alone"], 1);
     if !is_root() {
         println!("hostile tenants are of the victim's user: only root can be another");
     }
@@ -81,7 +80,7 @@ fn measure(rounds: usize, slice: Duration) -> Result<(), Lost> {
             samples: Samples::default(),
         })
         .collect();
-    for _ in 0..rounds {
+    for _ in 0..options.rounds {
         for row in &mut rows {
             victim.run(slice, &mut alone);
             let start = Instant::now();
@@ -93,8 +92,20 @@ fn measure(rounds: usize, slice: Duration) -> Result<(), Lost> {
             victim.wait_until_alone();
         }
     }
-    println!("load after {}", load());
-    print(&alone.figures(), &rows);
+    for row in &rows {
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let rate = row.steps as f64 / row.seconds;
+        let with = format!("beside {}, {rate:.0} steps a second", row.attack.name());
+        for (operation, name) in OPERATIONS.into_iter().enumerate() {
+            let samples = vec![row.samples.of(operation), alone.of(operation)];
+            report.add_once(name, &with, Unit::Nanoseconds, samples);
+        }
+    }
+    report.finish(options.json.as_deref())?;
+    println!(
+        "\nratios of the 99th percentiles, to those alone and to those beside busy processors:"
+    );
+    print(&alone, &rows);
     let beside = rows.iter().map(|row| (row.attack.name(), &row.samples));
     let all = std::iter::once(("no attack", &alone)).chain(beside);
     let refused: Vec<String> = all
@@ -102,37 +113,26 @@ fn measure(rounds: usize, slice: Duration) -> Result<(), Lost> {
         .collect();
     match refused.is_empty() {
         true => Ok(()),
-        false => Err(Lost::Refused(refused.join("; "))),
+        false => Err(Lost::Refused(refused.join("; ")).into()),
     }
 }
 
-/// Prints the victim's results: alone in microseconds, during each attack also as ratios to the results alone.
-fn print(alone: &Figures, rows: &[Row]) {
-    println!(
-        "p50 / p99 in µs (as multiples: p50 and p99 of those alone, p99 of that beside the control)"
-    );
-    println!(
-        "{:24} {:>9}  {:36} {:36} {:36}",
-        "", "attack/s", "doorbell to answer", "hello to grant", "arena request"
-    );
-    println!("{:24} {:>9}  {}", "alone", "", alone.line(None, None));
+/// Prints how much longer the slowest of the victim's operations take beside each attack.
+fn print(alone: &Samples, rows: &[Row]) {
+    let p99 = |samples: &Samples, operation| {
+        Quantiles::of(samples.of(operation)).map_or(f64::NAN, |quantiles| quantiles.p99)
+    };
     let control = rows
         .iter()
-        .find(|row| matches!(row.attack, Attack::Processors))
-        .map(|row| row.samples.figures());
+        .find(|row| matches!(row.attack, Attack::Processors));
     for row in rows {
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-        let rate = row.steps as f64 / row.seconds;
-        println!(
-            "{:24} {rate:>9.0}  {}",
-            row.attack.name(),
-            row.samples.figures().line(Some(alone), control.as_ref())
-        );
+        let ratios = (0..OPERATIONS.len()).map(|operation| {
+            let own = p99(&row.samples, operation);
+            let to = |other: &Samples| own / p99(other, operation);
+            let control = control.map_or(f64::NAN, |control| to(&control.samples));
+            format!("{:6.2} {control:6.2}", to(alone))
+        });
+        let ratios: Vec<String> = ratios.collect();
+        println!("{:24} {}", row.attack.name(), ratios.join("   "));
     }
-}
-
-/// Returns Linux's load average of the last minute.
-fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().unwrap_or_default().to_owned()
 }

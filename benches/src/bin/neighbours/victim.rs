@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use wormhole_api::{MemGetInfo, PROTOCOL_HASH};
 use wormhole_backend_tests::backend::{Backend, LOG, Workers, program, wait_until};
 use wormhole_backend_tests::guest::{Guest, Reply};
-use wormhole_benches::samples::Quantiles;
+use wormhole_benches::samples::nanoseconds;
 use wormhole_ring::control::{Attach, Message};
 
 use crate::attacks::{HOSTILE_USER, is_root};
@@ -30,7 +30,7 @@ struct Operation {
 impl Operation {
     fn add(&mut self, outcome: Result<Duration, Refused>) {
         match outcome {
-            Ok(duration) => self.took.push(nanoseconds(duration)),
+            Ok(duration) => self.took.push(whole_nanoseconds(duration)),
             Err(Refused) => self.refused += 1,
         }
     }
@@ -43,13 +43,13 @@ struct Refused;
 #[derive(Debug, Default)]
 pub struct Samples([Operation; 3]);
 
-/// Quantiles of [`Samples`].
-#[derive(Debug)]
-pub struct Figures([Quantiles; 3]);
+/// Names of the operations, in their order.
+pub const OPERATIONS: [&str; 3] = ["doorbell to answer", "hello to grant", "arena request"];
 
 impl Samples {
-    pub fn figures(&self) -> Figures {
-        Figures([0, 1, 2].map(|index| Quantiles::of(self.0[index].took.clone(), 1.0, 1.0)))
+    /// Returns the samples of one operation, in nanoseconds.
+    pub fn of(&self, operation: usize) -> Vec<f64> {
+        nanoseconds(&self.0[operation].took, 1.0, 1.0)
     }
 
     /// Returns the refused operations and their numbers; `None` if none was refused.
@@ -63,26 +63,6 @@ impl Samples {
             })
             .collect();
         (!refused.is_empty()).then(|| refused.join(", "))
-    }
-}
-
-impl Figures {
-    /// Formats one line of the table. With `alone`, adds the ratios of p50 and p99 to it; with `control`, the ratio of
-    /// p99.
-    pub fn line(&self, alone: Option<&Self>, control: Option<&Self>) -> String {
-        let cell = |index: usize| {
-            let own = self.0[index];
-            let times = format!("{:.0} / {:.0}", own.median_ns / 1e3, own.p99_ns / 1e3);
-            let Some(alone) = alone.map(|alone| alone.0[index]) else {
-                return format!("{times}, {} samples", own.count);
-            };
-            let (median, p99) = (own.median_ns / alone.median_ns, own.p99_ns / alone.p99_ns);
-            let to_control = control.map_or_else(String::new, |control| {
-                format!(", {:.2}", own.p99_ns / control.0[index].p99_ns)
-            });
-            format!("{times} ({median:.2}, {p99:.2}{to_control})")
-        };
-        format!("{:36} {:36} {:36}", cell(0), cell(1), cell(2))
     }
 }
 
@@ -208,6 +188,6 @@ impl Victim {
     }
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
+fn whole_nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
