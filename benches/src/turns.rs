@@ -29,6 +29,8 @@ pub enum Line {
     },
     /// Result that must be the same in each way and turn.
     Check { name: String, value: String },
+    /// Reason for which the program has no samples.
+    Skipped(String),
 }
 
 /// Error of a benchmark.
@@ -47,10 +49,10 @@ enum RunError {
     Way(#[from] WayError),
     #[error("{0} cannot be started: {1}")]
     Start(String, std::io::Error),
-    #[error("{0} ended with {1}: {2}")]
-    Ended(String, std::process::ExitStatus, String),
-    #[error("{0} printed no samples: {1}")]
-    NoSamples(String, String),
+    #[error("{0}: {1}")]
+    Ended(std::process::ExitStatus, String),
+    #[error("it printed no samples: {0}")]
+    NoSamples(String),
     #[error("the result `{name}` is {value}, and {first} before")]
     Differs {
         name: String,
@@ -136,11 +138,10 @@ fn run(
     job: &Job,
 ) -> Result<Vec<Line>, RunError> {
     let mut command = way.command(wormhole, &comparison.device, &job.command)?;
-    let words = format!("{command:?}");
-    let output = match command.stdin(Stdio::null()).output() {
-        Ok(output) => output,
-        Err(error) => return Err(RunError::Start(words, error)),
-    };
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| RunError::Start(command.get_program().display().to_string(), error))?;
     let (text, errors) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -153,18 +154,16 @@ fn run(
         all[all.len().saturating_sub(LAST_LINES)..].join("\n")
     };
     if !output.status.success() {
-        return Err(RunError::Ended(words, output.status, said()));
+        return Err(RunError::Ended(output.status, said()));
     }
     let lines: Vec<Line> = lines
         .into_iter()
         .filter_map(|(_, line)| line.ok())
         .collect();
-    match lines
-        .iter()
-        .any(|line| matches!(line, Line::Samples { .. }))
-    {
+    let counts = |line: &Line| matches!(line, Line::Samples { .. } | Line::Skipped(_));
+    match lines.iter().any(counts) {
         true => Ok(lines),
-        false => Err(RunError::NoSamples(words, said())),
+        false => Err(RunError::NoSamples(said())),
     }
 }
 
@@ -185,6 +184,7 @@ impl Measured {
                     turns.resize(turns.len().max(way + 1), BTreeMap::new());
                     turns[way].extend(Quantiles::of(values).map(|quantiles| (turn, quantiles)));
                 }
+                Line::Skipped(why) => eprintln!("`{}` was skipped: {why}", job.name),
                 Line::Check { name, value } => {
                     let key = (job.name.clone(), name.clone());
                     let first = self.results.entry(key).or_insert_with(|| value.clone());
@@ -257,7 +257,10 @@ mod tests {
             .iter()
             .find(|line| line.contains("`silent` failed by native: "));
         let silent = silent.expect("the native run");
-        assert!(silent.ends_with(" printed no samples: nothing"), "{text}");
+        assert!(
+            silent.ends_with(": it printed no samples: nothing"),
+            "{text}"
+        );
         assert_eq!(lines.len(), 5, "{text}");
     }
 }

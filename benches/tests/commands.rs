@@ -96,6 +96,7 @@ fn the_benchmarks_of_calls_measure_every_group() {
             "threads",
             "cuLaunchKernel (8 threads, on one stream, until done)",
         ),
+        ("start", "first kernel (8 processes together, last)"),
         (
             "waits",
             "cuLaunchKernel, cuStreamSynchronize (BLOCKING_SYNC, beyond a kernel of 2000 µs)",

@@ -43,6 +43,8 @@ pub enum Bench {
     Memory(Calls),
     /// Launches by 1 to 8 threads.
     Threads(Calls),
+    /// Starts of 1 and of 8 processes, until their first kernels.
+    Start(Calls),
     /// Waits for kernels of 0 to 10 ms, by each schedule flag of a context.
     Waits(Calls),
     /// A tenant beside hostile ones on the CPU device; one and a half minutes.
@@ -116,6 +118,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
         Bench::Copies(options) => calls(root, "copies", options),
         Bench::Memory(options) => calls(root, "memory", options),
         Bench::Threads(options) => calls(root, "threads", options),
+        Bench::Start(options) => calls(root, "start", options),
         Bench::Waits(options) => calls(root, "waits", options),
         Bench::Monitors(options) => bench_monitors::measure(root, options),
         Bench::Programs(options) => bench_programs::measure(root, options),

@@ -7,6 +7,7 @@ mod copies;
 mod local;
 mod managed;
 mod memory;
+mod start;
 mod streams;
 mod threads;
 mod waits;
@@ -44,8 +45,34 @@ enum Group {
     Memory,
     /// Launches by 1 to 8 threads.
     Threads,
+    /// Starts of 1 and of 8 processes, until their first kernels.
+    Start,
+    /// One of these processes.
+    #[value(hide = true)]
+    First,
     /// Waits for kernels of 0 to 10 ms, in each manner.
     Waits,
+}
+
+impl Group {
+    /// Measures the group's rows in this process.
+    fn measure(self, program: &mut Program) -> Result<(), DriverError> {
+        match self {
+            Self::Calls => {
+                streams::measure(program)?;
+                local::measure(program)
+            }
+            Self::Copies => copies::measure(program),
+            Self::Memory => {
+                memory::measure(program)?;
+                managed::measure(program)
+            }
+            Self::Threads => threads::measure(program),
+            Self::Waits => waits::measure(program),
+            // No rows of this process.
+            Self::Start | Self::First => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Parser)]
@@ -182,22 +209,19 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(wormhole) = &options.wormhole {
         return by_turns(options, wormhole);
     }
-    let mut program = Program::start(options.samples)?;
-    match options.group {
-        Group::Calls => {
-            streams::measure(&mut program)?;
-            local::measure(&mut program)?;
+    let (rows, device) = match options.group {
+        Group::First => return Ok(start::first()?),
+        Group::Start => {
+            let rows = start::measure(options.samples)?;
+            (rows, Program::start(1)?.driver.device()?)
         }
-        Group::Copies => copies::measure(&mut program)?,
-        Group::Memory => {
-            memory::measure(&mut program)?;
-            managed::measure(&mut program)?;
+        _ => {
+            let mut program = Program::start(options.samples)?;
+            options.group.measure(&mut program)?;
+            (program.rows, program.driver.device()?)
         }
-        Group::Threads => threads::measure(&mut program)?,
-        Group::Waits => waits::measure(&mut program)?,
-    }
-    let device = Line::Device(program.driver.device()?);
-    for line in std::iter::once(&device).chain(&program.rows) {
+    };
+    for line in std::iter::once(&Line::Device(device)).chain(&rows) {
         println!("{}", serde_json::to_string(line)?);
     }
     Ok(())
