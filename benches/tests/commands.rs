@@ -116,3 +116,22 @@ fn the_benchmarks_of_calls_measure_every_group() {
         assert!(figures.rows.iter().all(has_time), "{table}");
     }
 }
+
+#[test]
+fn the_benchmark_of_workloads_measures_the_programs() {
+    let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
+    let programs = std::env::var_os("WORMHOLE_PROGRAMS").expect("the built programs");
+    let table = printed(
+        Command::new(env!("CARGO_BIN_EXE_workloads"))
+            .args(["--samples", "1", "--turns", "1", "--wormhole"])
+            .arg(Path::new(&stage).join("bin/wormhole"))
+            .arg("--programs")
+            .arg(Path::new(&programs).join("shared")),
+    );
+    for row in [
+        "cudaMemcpy to the host (256 MiB, pinned)",
+        "training step of a perceptron (C++, own kernels, batch of 32)",
+    ] {
+        assert!(table.contains(&format!("| {row} | ")), "{table}");
+    }
+}

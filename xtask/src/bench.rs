@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use wormhole_figures::ways::Comparison;
 
 use crate::command::{Failure, Run, cargo};
-use crate::{bench_monitors, bench_programs, stage};
+use crate::{bench_monitors, bench_programs, programs, stage, toolchain};
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
@@ -45,6 +45,8 @@ pub enum Bench {
     Threads(Calls),
     /// Starts of 1 and of 8 processes, until their first kernels.
     Start(Calls),
+    /// Programs with whole jobs: the runtime API's calls, training, and PyTorch's models on a GPU.
+    Workloads(Workloads),
     /// Waits for kernels of 0 to 10 ms, by each schedule flag of a context.
     Waits(Calls),
     /// A tenant beside hostile ones on the CPU device; one and a half minutes.
@@ -69,6 +71,18 @@ pub struct Calls {
     /// Number of samples of a cheap call. Only the default measures.
     #[arg(long)]
     samples: Option<u64>,
+}
+
+/// Options of the benchmark of programs with whole jobs.
+#[derive(Debug, Args)]
+pub struct Workloads {
+    /// Measure these workloads alone.
+    workloads: Vec<String>,
+    /// A Python with PyTorch, which measures its models as well.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    #[command(flatten)]
+    calls: Calls,
 }
 
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
@@ -120,6 +134,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
         Bench::Threads(options) => calls(root, "threads", options),
         Bench::Start(options) => calls(root, "start", options),
         Bench::Waits(options) => calls(root, "waits", options),
+        Bench::Workloads(options) => workloads(root, options),
         Bench::Monitors(options) => bench_monitors::measure(root, options),
         Bench::Programs(options) => bench_programs::measure(root, options),
     }
@@ -133,6 +148,25 @@ fn calls(root: &Path, group: &str, options: &Calls) -> Result<(), Failure> {
         .args([Path::new("--wormhole"), &wormhole])
         .args(options.comparison.words())
         .args(count("--samples", options.samples))
+        .check()
+}
+
+/// Builds and runs programs with whole jobs.
+fn workloads(root: &Path, options: &Workloads) -> Result<(), Failure> {
+    programs::build(&toolchain::ensure(root)?, root)?;
+    let wormhole = stage::stage(root)?.wormhole();
+    let python = options.python.iter();
+    Run::new(release(root, "workloads")?)
+        .args([Path::new("--wormhole"), &wormhole])
+        .args([
+            Path::new("--programs"),
+            &root.join("target/programs/shared"),
+        ])
+        .args([Path::new("--scripts"), &root.join("benches/workloads")])
+        .args(python.flat_map(|path| [Path::new("--python"), path]))
+        .args(options.calls.comparison.words())
+        .args(count("--samples", options.calls.samples))
+        .args(&options.workloads)
         .check()
 }
 

@@ -10,8 +10,18 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 10] = [
-    "", "api", "devices", "exits", "faults", "input", "lives", "memory", "nvml", "order",
+const FOLDERS: [&str; 11] = [
+    "",
+    "api",
+    "devices",
+    "exits",
+    "faults",
+    "input",
+    "lives",
+    "memory",
+    "nvml",
+    "order",
+    "workloads",
 ];
 
 /// Folders below `programs/` whose sources are the translation units of one program, linked as device code.
@@ -56,7 +66,9 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     let mut outdated = Vec::new();
     for folder in FOLDERS {
         let demo = folder.is_empty();
-        for source in files(&sources.join(folder), "cu")? {
+        let folder = sources.join(folder);
+        let header = newest(header, &files(&folder, "cuh")?);
+        for source in files(&folder, "cu")? {
             let build = with_both_runtimes(&output, &name_of(&source), vec![source], &[]);
             programs.extend(build.outputs.iter().map(|(_, path)| Program {
                 path: path.clone(),
@@ -67,11 +79,7 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     }
     for name in UNITS {
         let folder = sources.join(name);
-        let headers = files(&folder, "cuh")?;
-        let header = headers
-            .iter()
-            .map(|own| modified(own))
-            .fold(header, SystemTime::max);
+        let header = newest(header, &files(&folder, "cuh")?);
         let build = with_both_runtimes(&output, name, files(&folder, "cu")?, &["-rdc=true"]);
         programs.extend(build.outputs.iter().map(|(_, path)| Program {
             path: path.clone(),
@@ -120,8 +128,7 @@ fn with_both_runtimes(output: &Path, name: &str, sources: Vec<PathBuf>, flags: &
 
 /// Drops the outputs that are as new as the sources and the headers. Returns `None` if no output is left.
 fn outdated_part(mut build: Build, header: SystemTime) -> Option<Build> {
-    let newest = build.sources.iter().map(|source| modified(source));
-    let newest = newest.fold(header, SystemTime::max);
+    let newest = newest(header, &build.sources);
     build.outputs.retain(|(_, path)| modified(path) < newest);
     (!build.outputs.is_empty()).then_some(build)
 }
@@ -186,6 +193,12 @@ pub fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
         .collect();
     files.sort();
     Ok(files)
+}
+
+/// Returns the latest of a time and the files' modification times.
+fn newest(time: SystemTime, files: &[PathBuf]) -> SystemTime {
+    let times = files.iter().map(|file| modified(file));
+    times.fold(time, SystemTime::max)
 }
 
 /// Returns a file's modification time. A missing file is older than any other.
