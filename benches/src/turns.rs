@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 use wormhole_figures::ways::{Comparison, Way, WayError};
-use wormhole_figures::{Failed, Quantiles, Report, ReportError, Unit};
+use wormhole_figures::{Failed, Quantiles, Report, ReportError, Unit, progress};
 
 /// Lines of a program's output that the report of its failure has.
 const LAST_LINES: usize = 5;
@@ -98,9 +98,11 @@ pub fn by_turns(
     let turns = comparison.turns as usize;
     let mut report = Report::new(benchmark, &names, &references, turns);
     let mut measured = Measured::default();
+    let bar = progress(turns * jobs.len() * ways.len());
     for turn in 0..turns {
         for job in jobs {
             for (index, way) in ways.iter().enumerate() {
+                bar.set_message(format!("{} by {}", job.name, way.name()));
                 if report
                     .failures
                     .iter()
@@ -115,9 +117,11 @@ pub fn by_turns(
                     work: job.name.clone(),
                     why: error.to_string(),
                 }));
+                bar.inc(1);
             }
         }
     }
+    bar.finish_and_clear();
     report.conditions.device = measured.device;
     for ((name, with), mut turns) in measured.rows {
         turns.resize(ways.len(), BTreeMap::new());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use wormhole_figures::{Quantiles, Report, Unit};
+use wormhole_figures::{Quantiles, Report, Unit, progress};
 
 use crate::command::{Failure, Run, step};
 use crate::{programs, stage, toolchain};
@@ -87,7 +87,10 @@ pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
         let named = options.programs.iter().any(|program| program == name);
         named || options.programs.is_empty()
     };
-    for &(program, size) in SIZES.iter().filter(|(name, _)| chosen(name)) {
+    let chosen: Vec<_> = SIZES.iter().filter(|(name, _)| chosen(name)).collect();
+    let bar = progress(chosen.len());
+    for &(program, size) in chosen {
+        bar.set_message(program);
         let mut measured = [BTreeMap::new(), BTreeMap::new()];
         for turn in 0..report.turns {
             for (turns, processors) in measured.iter_mut().zip([&*all, "0"]) {
@@ -95,8 +98,10 @@ pub fn measure(root: &Path, options: &Options) -> Result<(), Failure> {
                 turns.extend(Quantiles::of(vec![took]).map(|quantiles| (turn, quantiles)));
             }
         }
+        bar.inc(1);
         report.add(program, &size.to_string(), Unit::Nanoseconds, &measured);
     }
+    bar.finish_and_clear();
     report
         .finish(options.json.as_deref())
         .map_err(|error| Failure::new(error.to_string()))

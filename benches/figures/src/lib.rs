@@ -4,6 +4,7 @@
 //! conditions, since absolute times vary between runs.
 
 pub mod conditions;
+mod progress;
 pub mod quantiles;
 mod table;
 mod unit;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use conditions::Conditions;
+pub use progress::progress;
 pub use quantiles::Quantiles;
 pub use unit::Unit;
 

@@ -78,11 +78,15 @@ impl Report {
         let text = row.unit.text(figure.median);
         match self.turns {
             1 => text,
-            _ => format!(
-                "{text} [{}–{}]",
-                row.unit.text(figure.least),
-                row.unit.text(figure.greatest)
-            ),
+            _ => {
+                let [least, greatest] =
+                    [figure.least, figure.greatest].map(|value| row.unit.text(value));
+                // The unit stands once where both have the same.
+                let (number, unit) = least.split_once(' ').unwrap_or((&least, ""));
+                let is_same = greatest.ends_with(&format!(" {unit}"));
+                let least = if is_same { number } else { &least };
+                format!("{text} [{least}–{greatest}]")
+            }
         }
     }
 }

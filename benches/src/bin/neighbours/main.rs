@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use wormhole_benches::failure;
 use wormhole_figures::quantiles::Quantiles;
-use wormhole_figures::{Report, Unit};
+use wormhole_figures::{Report, Unit, progress};
 
 use crate::attacks::{Attack, Attacker, Lost, is_root};
 use crate::victim::{OPERATIONS, Samples, Victim};
@@ -80,8 +80,10 @@ fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
             samples: Samples::default(),
         })
         .collect();
+    let bar = progress(options.rounds * rows.len());
     for _ in 0..options.rounds {
         for row in &mut rows {
+            bar.set_message(row.attack.name());
             victim.run(slice, &mut alone);
             let start = Instant::now();
             let mut attacker = Attacker::start(row.attack, victim.socket())?;
@@ -90,8 +92,10 @@ fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
             row.steps += attacker.end()?;
             row.seconds += start.elapsed().as_secs_f64();
             victim.wait_until_alone();
+            bar.inc(1);
         }
     }
+    bar.finish_and_clear();
     for row in &rows {
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         let rate = row.steps as f64 / row.seconds;
