@@ -18,6 +18,7 @@ mod nvcc;
 mod older_cuda;
 #[cfg(test)]
 mod pages;
+mod performance;
 mod programs;
 mod pytest;
 mod python;
@@ -99,6 +100,8 @@ enum Action {
     /// Run a benchmark and print the ratios of one run.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Write the tables and plots of docs/performance.md from the figures in benches/results.
+    Performance,
 }
 
 fn main() -> ExitCode {
@@ -124,6 +127,7 @@ fn main() -> ExitCode {
         Action::Foreign(options) => foreign::foreign(&root, &options),
         Action::Soak(options) => soak::soak(&root, &options),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
+        Action::Performance => performance::performance(&root).map(|()| true),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };
     match outcome {

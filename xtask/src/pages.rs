@@ -25,7 +25,7 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 /// Tests of commands in a small form.
 const SMALL: &str = "xtask/tests/commands.rs";
 
-const COMMANDS: [(&str, Executed); 29] = [
+const COMMANDS: [(&str, Executed); 32] = [
     ("setup", Gate("setup::setup_and_stage(root, true)")),
     ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
@@ -67,6 +67,21 @@ const COMMANDS: [(&str, Executed); 29] = [
     ("bench memory", Test("benches/tests/commands.rs", CALLS)),
     ("bench threads", Test("benches/tests/commands.rs", CALLS)),
     ("bench waits", Test("benches/tests/commands.rs", CALLS)),
+    ("bench start", Test("benches/tests/commands.rs", CALLS)),
+    (
+        "bench workloads",
+        Test(
+            "benches/tests/commands.rs",
+            "the_benchmark_of_workloads_measures_the_programs",
+        ),
+    ),
+    (
+        "performance",
+        Test(
+            "xtask/src/performance/mod.rs",
+            "the_page_and_the_plots_are_made_of_the_committed_figures",
+        ),
+    ),
     (
         "bench monitors",
         Test(SMALL, "the_benchmark_of_monitors_boots_all_of_them"),
