@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use conditions::Conditions;
 pub use progress::progress;
 pub use quantiles::Quantiles;
-pub use unit::Unit;
+pub use unit::{Unit, digits};
 
 /// Error from reading or writing figures.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,14 @@
 use crate::unit::digits;
 use crate::{Figure, Report, Row};
 
+/// Column of a way.
+#[derive(Clone, Copy, Debug)]
+enum Column {
+    Median,
+    P99,
+    Ratio,
+}
+
 impl Report {
     /// Names the conditions in a sentence.
     pub fn circumstances(&self) -> String {
@@ -35,42 +43,54 @@ impl Report {
 
     /// Returns the table of all rows, without an end of the last line.
     pub fn table(&self) -> String {
-        let is_reference = |way: &String| self.references.contains(way);
-        let head = |way: &String| match self.has_ratio(way) {
-            true => format!(" {way} | p99 | ratio |"),
-            false => format!(" {way} | p99 |"),
-        };
+        let columns: Vec<(&String, Column)> = self
+            .ways
+            .iter()
+            .flat_map(|way| self.columns(way).map(move |column| (way, column)))
+            .collect();
+        let head = columns.iter().map(|(way, column)| match column {
+            Column::Median => format!(" {way} |"),
+            Column::P99 => " p99 |".to_owned(),
+            Column::Ratio => " ratio |".to_owned(),
+        });
         let mut lines = vec![
-            format!("| |{}", self.ways.iter().map(head).collect::<String>()),
-            format!("|{}", "---|".repeat(head_columns(self))),
+            format!("| |{}", head.collect::<String>()),
+            format!("|---|{}", "---|".repeat(columns.len())),
         ];
-        debug_assert!(!self.ways.iter().all(is_reference));
-        lines.extend(self.rows.iter().map(|row| self.line(row)));
+        lines.extend(self.rows.iter().map(|row| {
+            let cells = columns.iter().map(|(way, column)| {
+                let figure = row.ways.get(*way);
+                let text = figure.and_then(|figure| self.cell(row, figure, *column));
+                format!(" {} |", text.unwrap_or_default())
+            });
+            format!("| {} |{}", row.title(), cells.collect::<String>())
+        }));
         lines.join("\n")
     }
 
     /// Returns whether a row has a ratio of this way.
     pub fn has_ratio(&self, way: &str) -> bool {
-        let ratio = |row: &Row| row.ways.get(way)?.ratio;
-        self.rows.iter().any(|row| ratio(row).is_some())
+        self.has(way, |figure| figure.ratio)
     }
 
-    fn line(&self, row: &Row) -> String {
-        let cells = self.ways.iter().map(|way| {
-            let figure = row.ways.get(way);
-            let mut cells = vec![
-                figure.map(|figure| self.median(row, figure)),
-                figure
-                    .and_then(|figure| figure.p99)
-                    .map(|p99| row.unit.text(p99)),
-            ];
-            if self.has_ratio(way) {
-                cells.push(figure.and_then(|figure| figure.ratio).map(digits));
-            }
-            let cells = cells.into_iter().map(Option::unwrap_or_default);
-            cells.map(|cell| format!(" {cell} |")).collect::<String>()
-        });
-        format!("| {} |{}", row.title(), cells.collect::<String>())
+    fn has(&self, way: &str, part: impl Fn(&Figure) -> Option<f64>) -> bool {
+        let figures = self.rows.iter().filter_map(|row| row.ways.get(way));
+        figures.filter_map(part).next().is_some()
+    }
+
+    /// Returns the columns of a way that are not empty, and that of its medians.
+    fn columns(&self, way: &str) -> impl Iterator<Item = Column> {
+        let p99 = self.has(way, |figure| figure.p99).then_some(Column::P99);
+        let ratio = self.has_ratio(way).then_some(Column::Ratio);
+        std::iter::once(Column::Median).chain(p99).chain(ratio)
+    }
+
+    fn cell(&self, row: &Row, figure: &Figure, column: Column) -> Option<String> {
+        match column {
+            Column::Median => Some(self.median(row, figure)),
+            Column::P99 => figure.p99.map(|p99| row.unit.text(p99)),
+            Column::Ratio => figure.ratio.map(digits),
+        }
     }
 
     /// Writes a median, with the least and the greatest one of a turn.
@@ -91,14 +111,6 @@ impl Report {
     }
 }
 
-fn head_columns(report: &Report) -> usize {
-    let columns = report
-        .ways
-        .iter()
-        .map(|way| 2 + usize::from(report.has_ratio(way)));
-    1 + columns.sum::<usize>()
-}
-
 impl Row {
     /// Returns the name, with the circumstances behind it.
     pub fn title(&self) -> String {
@@ -106,5 +118,30 @@ impl Row {
             "" => self.name.clone(),
             with => format!("{} ({with})", self.name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use crate::{Quantiles, Report, Unit};
+
+    #[test]
+    fn columns_that_would_be_empty_are_left_out() {
+        let mut report = Report::new("x", &["poll", "socket", "native"], &["native"], 2);
+        let turns = |samples: [f64; 2]| {
+            let turns = samples.into_iter().enumerate();
+            turns
+                .filter_map(|(turn, sample)| Some((turn, Quantiles::of(vec![sample])?)))
+                .collect()
+        };
+        let measured = [turns([80.0, 120.0]), BTreeMap::new(), turns([900.0, 1e3])];
+        report.add("f", "again", Unit::Nanoseconds, &measured);
+        assert_eq!(
+            report.table(),
+            "| | poll | ratio | socket | native |\n|---|---|---|---|---|\n\
+            | f (again) | 120 ns [80.0–120 ns] | 0.12 |  | 1.00 µs [900 ns–1.00 µs] |"
+        );
     }
 }

@@ -31,7 +31,7 @@ impl Unit {
 }
 
 /// Writes a number with three significant digits where it has a fraction.
-pub(crate) fn digits(value: f64) -> String {
+pub fn digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         0.0..0.01 => format!("{value:.4}"),

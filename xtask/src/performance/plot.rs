@@ -5,7 +5,7 @@ use plotters::drawing::{DrawingArea, DrawingAreaErrorKind, IntoDrawingArea};
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
-use wormhole_figures::{Report, Row};
+use wormhole_figures::{Report, Row, digits};
 
 /// Colours of the ways in their order. Each reads on white and on black.
 pub const COLOURS: [RGBColor; 4] = [
@@ -27,11 +27,11 @@ const STYLE: &str = r##"<style>
 </style>"##;
 
 /// Sizes in pixels.
-const WIDTH: i32 = 960;
-const LABELS: i32 = 460;
+const WIDTH: i32 = 1000;
+const LABELS: i32 = 500;
 const MARGIN: i32 = 60;
 const HEAD: i32 = 44;
-const BAR: i32 = 10;
+const BAR: i32 = 12;
 const GAP: i32 = 6;
 /// The plotting crate writes 0.81 of it.
 const TEXT: i32 = 14;
@@ -175,7 +175,7 @@ impl<'a> Plot<'a> {
                     filled(fill),
                 ))?;
                 let label = (right + 4, y + BAR / 2);
-                area.draw(&Text::new(format!("{ratio:.2}"), label, text(HPos::Left)))?;
+                area.draw(&Text::new(digits(ratio), label, text(HPos::Left)))?;
             }
             y += BAR;
         }
