@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use wormhole_figures::ways::{Comparison, Way, WayError};
@@ -13,6 +14,9 @@ use wormhole_figures::{Failed, Quantiles, Report, ReportError, Unit, progress};
 
 /// Lines of a program's output that the report of its failure has.
 const LAST_LINES: usize = 5;
+
+/// Word of a program that has verified its results.
+const PASS: &str = "PASS";
 
 /// Line of a program's output.
 #[derive(Debug, Deserialize, Serialize)]
@@ -53,6 +57,8 @@ enum RunError {
     Ended(std::process::ExitStatus, String),
     #[error("it printed no samples: {0}")]
     NoSamples(String),
+    #[error("it did not print {PASS}: {0}")]
+    NoPass(String),
     #[error("the result `{name}` is {value}, and {first} before")]
     Differs {
         name: String,
@@ -66,6 +72,16 @@ enum RunError {
 pub struct Job {
     pub name: String,
     pub command: Vec<OsString>,
+    pub samples: Samples,
+}
+
+/// Source of a program's samples.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Samples {
+    /// The program prints them.
+    Printed,
+    /// The time from the program's start to its end is one, under these circumstances. The program prints `PASS`.
+    Whole(String),
 }
 
 /// Quantiles of each turn, by way.
@@ -93,8 +109,9 @@ pub fn by_turns(
 ) -> Result<(), TurnsError> {
     let ways = comparison.ways();
     let names: Vec<&str> = ways.iter().map(Way::name).collect();
-    let native = Way::Native.name();
-    let references: Vec<&str> = names.iter().copied().filter(|way| *way == native).collect();
+    let reference = [Way::Native, Way::OneProcessor];
+    let reference = reference.iter().find(|way| ways.contains(way));
+    let references: Vec<&str> = reference.iter().map(|way| way.name()).collect();
     let turns = comparison.turns as usize;
     let mut report = Report::new(benchmark, &names, &references, turns);
     let mut measured = Measured::default();
@@ -122,7 +139,10 @@ pub fn by_turns(
         }
     }
     bar.finish_and_clear();
-    report.conditions.device = measured.device;
+    report.conditions.device = match &*measured.device {
+        "" => comparison.device.clone(),
+        name => name.to_owned(),
+    };
     for ((name, with), mut turns) in measured.rows {
         turns.resize(ways.len(), BTreeMap::new());
         report.add(&name, &with, Unit::Nanoseconds, &turns);
@@ -142,10 +162,12 @@ fn run(
     job: &Job,
 ) -> Result<Vec<Line>, RunError> {
     let mut command = way.command(wormhole, &comparison.device, &job.command)?;
+    let start = Instant::now();
     let output = command
         .stdin(Stdio::null())
         .output()
         .map_err(|error| RunError::Start(command.get_program().display().to_string(), error))?;
+    let took = start.elapsed();
     let (text, errors) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
@@ -159,6 +181,16 @@ fn run(
     };
     if !output.status.success() {
         return Err(RunError::Ended(output.status, said()));
+    }
+    if let Samples::Whole(with) = &job.samples {
+        return match text.contains(PASS) {
+            true => Ok(vec![Line::Samples {
+                name: job.name.clone(),
+                with: with.clone(),
+                values: vec![took.as_secs_f64() * 1e9],
+            }]),
+            false => Err(RunError::NoPass(said())),
+        };
     }
     let lines: Vec<Line> = lines
         .into_iter()
@@ -220,6 +252,7 @@ mod tests {
         Job {
             name: name.to_owned(),
             command: command.iter().map(Into::into).collect(),
+            samples: Samples::Printed,
         }
     }
 
@@ -251,6 +284,10 @@ mod tests {
         let jobs = [
             job("good", &["sh", "-c", samples]),
             job("silent", &["sh", "-c", "echo nothing"]),
+            Job {
+                samples: Samples::Whole("10".to_owned()),
+                ..job("wrong", &["sh", "-c", "echo FAIL"])
+            },
         ];
         // `true` stands for a `wormhole` that does nothing.
         let error = by_turns("test", &comparison, Path::new("true"), &jobs);
@@ -265,6 +302,10 @@ mod tests {
             silent.ends_with(": it printed no samples: nothing"),
             "{text}"
         );
-        assert_eq!(lines.len(), 5, "{text}");
+        assert!(
+            lines.contains(&"`wrong` failed by native: it did not print PASS: FAIL"),
+            "{text}"
+        );
+        assert_eq!(lines.len(), 8, "{text}");
     }
 }

@@ -135,3 +135,20 @@ fn the_benchmark_of_workloads_measures_the_programs() {
         assert!(table.contains(&format!("| {row} | ")), "{table}");
     }
 }
+
+#[test]
+fn the_benchmark_of_programs_times_a_program() {
+    let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
+    let programs = std::env::var_os("WORMHOLE_PROGRAMS").expect("the built programs");
+    let table = printed(
+        Command::new(env!("CARGO_BIN_EXE_programs"))
+            .args(["vector_add", "--turns", "1", "--against", "one-processor"])
+            .arg("--wormhole")
+            .arg(Path::new(&stage).join("bin/wormhole"))
+            .arg("--programs")
+            .arg(Path::new(&programs).join("static")),
+    );
+    let head = "| | poll | ratio | one-processor |\n";
+    assert!(table.contains(head), "{table}");
+    assert!(table.contains("| vector_add (8000000) | "), "{table}");
+}

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use wormhole_figures::ways::Comparison;
 
 use crate::command::{Failure, Run, cargo};
-use crate::{bench_monitors, bench_programs, programs, stage, toolchain};
+use crate::{bench_monitors, programs, stage, toolchain};
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
@@ -19,8 +19,8 @@ pub enum Bench {
         #[arg(long)]
         calls: Option<u64>,
     },
-    /// The demo's programs on the CPU device, on one processor and on all.
-    Programs(bench_programs::Options),
+    /// The demo's programs, from their start to their end.
+    Programs(Programs),
     /// Wormhole's monitor beside QEMU's: boots, memory, disk and network.
     Monitors(bench_monitors::Options),
     /// Kernel launches by a VM through the window.
@@ -77,12 +77,21 @@ pub struct Calls {
 #[derive(Debug, Args)]
 pub struct Workloads {
     /// Measure these workloads alone.
-    workloads: Vec<String>,
+    names: Vec<String>,
     /// A Python with PyTorch, which measures its models as well.
     #[arg(long)]
     python: Option<PathBuf>,
     #[command(flatten)]
     calls: Calls,
+}
+
+/// Options of the benchmark of the demo's programs.
+#[derive(Debug, Args)]
+pub struct Programs {
+    /// Measure these programs alone.
+    names: Vec<String>,
+    #[command(flatten)]
+    comparison: Comparison,
 }
 
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
@@ -136,7 +145,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
         Bench::Waits(options) => calls(root, "waits", options),
         Bench::Workloads(options) => workloads(root, options),
         Bench::Monitors(options) => bench_monitors::measure(root, options),
-        Bench::Programs(options) => bench_programs::measure(root, options),
+        Bench::Programs(options) => demo(root, options),
     }
 }
 
@@ -153,21 +162,32 @@ fn calls(root: &Path, group: &str, options: &Calls) -> Result<(), Failure> {
 
 /// Builds and runs programs with whole jobs.
 fn workloads(root: &Path, options: &Workloads) -> Result<(), Failure> {
-    programs::build(&toolchain::ensure(root)?, root)?;
-    let wormhole = stage::stage(root)?.wormhole();
     let python = options.python.iter();
-    Run::new(release(root, "workloads")?)
-        .args([Path::new("--wormhole"), &wormhole])
-        .args([
-            Path::new("--programs"),
-            &root.join("target/programs/shared"),
-        ])
+    built_programs(root, "workloads", "shared")?
         .args([Path::new("--scripts"), &root.join("benches/workloads")])
         .args(python.flat_map(|path| [Path::new("--python"), path]))
         .args(options.calls.comparison.words())
         .args(count("--samples", options.calls.samples))
-        .args(&options.workloads)
+        .args(&options.names)
         .check()
+}
+
+/// Builds and runs the demo's programs.
+fn demo(root: &Path, options: &Programs) -> Result<(), Failure> {
+    built_programs(root, "programs", "static")?
+        .args(options.comparison.words())
+        .args(&options.names)
+        .check()
+}
+
+/// Builds the CUDA programs and starts the command of a benchmark that runs those with this linkage.
+fn built_programs(root: &Path, benchmark: &str, linkage: &str) -> Result<Run, Failure> {
+    programs::build(&toolchain::ensure(root)?, root)?;
+    let wormhole = stage::stage(root)?.wormhole();
+    let folder = root.join("target/programs").join(linkage);
+    Ok(Run::new(release(root, benchmark)?)
+        .args([Path::new("--wormhole"), &wormhole])
+        .args([Path::new("--programs"), &folder]))
 }
 
 /// Returns the words of a count that is given.

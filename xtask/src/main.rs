@@ -2,7 +2,6 @@
 
 mod bench;
 mod bench_monitors;
-mod bench_programs;
 mod checks;
 mod command;
 mod cuda_python;

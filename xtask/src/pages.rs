@@ -88,7 +88,10 @@ const COMMANDS: [(&str, Executed); 32] = [
     ),
     (
         "bench programs",
-        Test(SMALL, "the_benchmark_of_programs_times_a_program"),
+        Test(
+            "benches/tests/commands.rs",
+            "the_benchmark_of_programs_times_a_program",
+        ),
     ),
     (
         "bench neighbours",

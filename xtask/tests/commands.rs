@@ -72,27 +72,6 @@ fn the_committed_fixtures_are_those_that_their_sources_make() {
     assert_eq!(compared, 7);
 }
 
-#[test]
-fn the_benchmark_of_programs_times_a_program() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let json = folder.path().join("figures.json");
-    let output = xtask()
-        .args(["bench", "programs", "vector_add", "--runs", "1", "--json"])
-        .arg(&json)
-        .output();
-    let output = output.expect("it starts");
-    assert!(output.status.success(), "{}", said(&output));
-    let figures = fs::read(json).expect("the figures");
-    let figures: serde_json::Value = serde_json::from_slice(&figures).expect("JSON");
-    let rows = figures["rows"].as_array().expect("rows");
-    assert_eq!(rows.len(), 1, "{figures}");
-    assert_eq!(rows[0]["name"], "vector_add");
-    for way in ["one processor", "all processors"] {
-        let time = rows[0]["ways"][way]["median"].as_f64();
-        assert!(time.is_some_and(|time| time > 0.0), "{figures}");
-    }
-}
-
 /// A program that doubles numbers, or trebles them.
 const PROGRAM: &str = r#"
 #include <cstdio>

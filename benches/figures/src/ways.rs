@@ -19,7 +19,9 @@ const PATIENCE: &str = "900";
 /// Error from the name of a way, or from its environment.
 #[derive(Debug, thiserror::Error)]
 pub enum WayError {
-    #[error("there is no way `{0}`: use native, doorbell, socket or gvirtus=HOST:PORT")]
+    #[error(
+        "there is no way `{0}`: use native, doorbell, socket, gvirtus=HOST:PORT or one-processor"
+    )]
     Unknown(String),
     #[error("{GVIRTUS_HOME} is not set: it must name the folder in which GVirtuS is installed")]
     NoGvirtus,
@@ -30,6 +32,8 @@ pub enum WayError {
 pub enum Way {
     /// Forwarded through the window, which the backend polls.
     Poll,
+    /// As `poll`, with program and backend on one processor.
+    OneProcessor,
     /// Forwarded, with a doorbell and an interrupt for each request.
     Doorbell,
     /// Forwarded, with a round trip through a socket for each call.
@@ -46,6 +50,7 @@ impl FromStr for Way {
     fn from_str(text: &str) -> Result<Self, WayError> {
         match (text, text.strip_prefix("gvirtus=")) {
             ("native", _) => Ok(Self::Native),
+            ("one-processor", _) => Ok(Self::OneProcessor),
             ("doorbell", _) => Ok(Self::Doorbell),
             ("socket", _) => Ok(Self::Socket),
             (_, Some(address)) if address.contains(':') => Ok(Self::Gvirtus(address.to_owned())),
@@ -69,6 +74,7 @@ impl Way {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Poll => "poll",
+            Self::OneProcessor => "one-processor",
             Self::Doorbell => "doorbell",
             Self::Socket => "socket",
             Self::Native => "native",
@@ -86,10 +92,28 @@ impl Way {
         device: &str,
         program: &[OsString],
     ) -> Result<Command, WayError> {
+        let limit = ["timeout", "--kill-after=5", PATIENCE];
         let mut command = match self {
-            Self::Poll | Self::Doorbell | Self::Socket => {
-                let mut run = Command::new(wormhole);
-                run.args([
+            Self::Poll | Self::Doorbell | Self::Socket => Command::new(wormhole),
+            Self::OneProcessor => {
+                let mut run = Command::new("taskset");
+                run.args(["--cpu-list", "0"]).arg(wormhole);
+                run
+            }
+            Self::Native | Self::Gvirtus(_) => Command::new(limit[0]),
+        };
+        match self {
+            Self::Native => command.args(&limit[1..]),
+            Self::Gvirtus(address) => {
+                let home = std::env::var_os(GVIRTUS_HOME).ok_or(WayError::NoGvirtus)?;
+                // The limit is outside, since the script loads GVirtuS into each program that it starts.
+                command
+                    .args(&limit[1..])
+                    .arg(GVIRTUS_RUN)
+                    .args([&*home, OsStr::new(address)])
+            }
+            Self::Poll | Self::OneProcessor | Self::Doorbell | Self::Socket => {
+                command.args([
                     "run",
                     "--placement",
                     "process",
@@ -97,21 +121,14 @@ impl Way {
                     "--device",
                     device,
                 ]);
-                if *self != Self::Poll {
-                    run.args(["--transport", self.name()]);
+                if matches!(self, Self::Doorbell | Self::Socket) {
+                    command.args(["--transport", self.name()]);
                 }
-                run.args(["--", "timeout"]);
-                run
-            }
-            Self::Native => Command::new("timeout"),
-            Self::Gvirtus(address) => {
-                let home = std::env::var_os(GVIRTUS_HOME).ok_or(WayError::NoGvirtus)?;
-                let mut run = Command::new(GVIRTUS_RUN);
-                run.args([&*home, OsStr::new(address), OsStr::new("timeout")]);
-                run
+                // The limit ends the program, so that the launcher ends as with any other.
+                command.arg("--").args(limit)
             }
         };
-        command.args(["--kill-after=5", PATIENCE]).args(program);
+        command.args(program);
         Ok(command)
     }
 }
@@ -122,7 +139,7 @@ pub struct Comparison {
     /// The device of the backend: `cpu` or `cuda:N`.
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    /// Other ways, separated by commas: `native`, `doorbell`, `socket`, `gvirtus=HOST:PORT`.
+    /// Other ways, separated by commas: `native`, `doorbell`, `socket`, `gvirtus=HOST:PORT`, `one-processor`.
     #[arg(long, value_delimiter = ',')]
     pub against: Vec<Way>,
     /// Number of turns.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use wormhole_benches::failure;
-use wormhole_benches::turns::{Job, by_turns};
+use wormhole_benches::turns::{Job, Samples, by_turns};
 use wormhole_figures::ways::Comparison;
 
 /// Programs of `programs/workloads`.
@@ -59,6 +59,7 @@ impl Options {
             Job {
                 name: name.to_owned(),
                 command,
+                samples: Samples::Printed,
             }
         };
         let programs = PROGRAMS

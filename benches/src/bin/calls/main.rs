@@ -23,7 +23,7 @@ use clap::{Parser, ValueEnum};
 use wormhole_api::ctypes::c_void;
 use wormhole_benches::driver::{Driver, DriverError, Handle};
 use wormhole_benches::failure;
-use wormhole_benches::turns::{self, Job, Line};
+use wormhole_benches::turns::{self, Job, Line, Samples};
 use wormhole_figures::ways::Comparison;
 
 /// A kernel that does nothing, for any processor of the last years.
@@ -231,11 +231,16 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
 fn by_turns(options: &Options, wormhole: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let group = options.group.to_possible_value();
     let group = group.as_ref().map_or("", PossibleValue::get_name);
-    let samples = options.samples.to_string();
+    let count = options.samples.to_string();
     let mut command = vec![std::env::current_exe()?.into()];
-    command.extend([group, "--samples", &samples].map(Into::into));
+    command.extend([group, "--samples", &count].map(Into::into));
     let name = group.to_owned();
-    let job = Job { name, command };
+    let samples = Samples::Printed;
+    let job = Job {
+        name,
+        command,
+        samples,
+    };
     Ok(turns::by_turns(
         group,
         &options.comparison,
