@@ -24,7 +24,7 @@ const PUT: u32 = 2;
 const GET: u32 = 3;
 const FENCE: u32 = 4;
 
-/// What a client asks for.
+/// A client's demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Execute a record, whose body follows.
