@@ -214,7 +214,9 @@ impl Measured {
         let mut differs = Ok(());
         for line in lines {
             match line {
-                Line::Device(device) => self.device = device,
+                // The first way is the measured one. A frontend of others may name the device in its own manner.
+                Line::Device(device) if self.device.is_empty() => self.device = device,
+                Line::Device(_) => {}
                 Line::Samples { name, with, values } => {
                     let turns = self.turns_of((name, with));
                     turns.resize(turns.len().max(way + 1), BTreeMap::new());

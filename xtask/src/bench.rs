@@ -28,6 +28,9 @@ pub enum Bench {
         /// The device: `cpu` or `cuda:N`.
         #[arg(long, default_value = "cpu")]
         device: String,
+        /// The transport: `poll`, `doorbell` or `socket`.
+        #[arg(long, default_value = "poll")]
+        transport: String,
         /// Number of launches. Only the default measures.
         #[arg(long)]
         launches: Option<u64>,
@@ -106,12 +109,14 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
         }
         Bench::Launch {
             device,
+            transport,
             launches,
             json,
         } => {
             let payloads = payloads(root)?;
             Run::new(stage::stage(root)?.wormhole())
-                .args(["run", "--placement", "process", "--device", device, "--"])
+                .args(["run", "--placement", "process", "--device", device])
+                .args(["--transport", transport, "--"])
                 .args([
                     &release(root, "launch")?,
                     Path::new("--payloads"),
