@@ -144,6 +144,13 @@ impl SpawnQueue {
         dropped.into()
     }
 
+    /// Returns the number of sessions that wait for a worker of a protocol which has no process yet.
+    pub fn sessions(&self, hash: u64) -> usize {
+        let starts = self.queue.waiting.iter().chain(self.underway.values());
+        let sessions = starts.filter(|start| start.hash == hash && start.session.is_some());
+        sessions.count()
+    }
+
     /// Takes the next worker to [`order`](Self::order). `starting` holds the causes of workers that have a
     /// process and no device yet.
     pub fn next(&mut self, starting: impl Iterator<Item = Cause>) -> Option<Start> {

@@ -17,6 +17,7 @@ use wormhole_ring::control::{Message, Refusal, facts};
 use wormhole_sandbox::Ending;
 
 use super::connection::{self, Connection};
+use super::demand::{Demand, TOGETHER};
 use super::pair::Order;
 use super::spawn_queue::{Cause, SpawnQueue, Start, Wanted};
 use super::spawner::{Abilities, Heard, Process, Report as Spawned, Spawner};
@@ -24,9 +25,10 @@ use super::tenant_processes::TenantProcess;
 use super::workers::{LAST_PORTIONS, Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
 
-/// Number of spare workers of a protocol while several tenants have windows; otherwise there is one. Each takes a part of
-/// the device's memory.
+/// Number of spare workers of a protocol while several tenants have windows. Each takes a part of the device's memory.
 const SPARES: usize = 2;
+/// Most spare workers of a protocol for a tenant that is alone, which has as many as it has begun sessions together.
+const SPARES_ALONE: usize = 8;
 
 /// State of workers' starts, which all tenants share.
 #[derive(Debug)]
@@ -47,6 +49,13 @@ pub(super) struct WorkerPool {
     failures: BTreeMap<u64, String>,
     /// Whether a worker has been ready once, so that the device works.
     pub device_works: bool,
+    /// Demand for workers of each protocol.
+    demand: BTreeMap<u64, Demand>,
+    /// Time that the last start took, from the process to the ready device.
+    start_took: Duration,
+    /// Time until which spares of a tenant that is alone wait with their start: a session that has just begun does its
+    /// first work, which a start on the same device would hold up for about as long as it takes itself.
+    quiet_until: Option<Instant>,
 }
 
 impl WorkerPool {
@@ -60,6 +69,9 @@ impl WorkerPool {
             devices: String::new(),
             failures: BTreeMap::new(),
             device_works: false,
+            demand: BTreeMap::new(),
+            start_took: Duration::ZERO,
+            quiet_until: None,
         }
     }
 
@@ -119,6 +131,8 @@ enum WorkerState {
     Ready,
     /// A tenant's process has it.
     Given,
+    /// Killed, since fewer spares are useful by now.
+    Surplus,
 }
 
 impl Worker {
@@ -144,6 +158,11 @@ impl Worker {
         self.since = Instant::now();
     }
 
+    /// Returns whether it waits for a session of any tenant, with the usual environment.
+    fn is_idle(&self) -> bool {
+        self.session.is_none() && self.environment.is_empty() && self.state == WorkerState::Ready
+    }
+
     fn end_late(&mut self, limit: Duration, ended_by: Instant) {
         self.enter(WorkerState::Late(ended_by));
         self.refusal.get_or_insert_with(|| {
@@ -164,6 +183,7 @@ impl fmt::Display for Worker {
             WorkerState::Stuck => "was killed, since it had no device in time, and does not end",
             WorkerState::Ready => "is ready",
             WorkerState::Given => "is its tenant's",
+            WorkerState::Surplus => "is killed, since fewer spares are useful",
         };
         let seconds = self.since.elapsed().as_secs_f64();
         write!(
@@ -194,9 +214,25 @@ impl Supervisor {
         self.start_next();
     }
 
-    /// Requests the missing spares, the first of each protocol for the tenant `account`. A tenant that has one, or
-    /// whose sessions wait for their start, gets none for itself: its next session would claim it.
+    /// Requests the missing spares, the first of each protocol for the tenant `account`, and all if it is alone. A tenant that
+    /// has one beside others, or whose sessions wait for their start, gets none for itself: its next session would claim it.
     fn request_spares(&mut self, account: Option<Id>) {
+        if self.is_alone() {
+            let is_busy = self.tenants.keys().any(|tenant| {
+                let starts = &self.pool.starts;
+                starts.has_waiting_session(Some(*tenant))
+            });
+            let quiet = self
+                .pool
+                .quiet_until
+                .filter(|until| Instant::now() < *until);
+            if let Some(until) = quiet {
+                self.set_deadline(until);
+            }
+            if is_busy || quiet.is_some() {
+                return;
+            }
+        }
         for hash in self.pool.hashes.clone() {
             let spares = self.workers.values().filter(|worker| {
                 worker.hash == hash
@@ -205,10 +241,12 @@ impl Supervisor {
             });
             let mut owners: Vec<_> = spares.map(|worker| worker.cause.1).collect();
             owners.extend(self.pool.starts.spares(hash));
-            while owners.len() < self.wanted_spares() {
+            while owners.len() < self.wanted_spares(hash) {
                 self.pool.failures.remove(&hash);
                 let account = account.filter(|_| {
-                    !owners.contains(&account) && !self.pool.starts.has_waiting_session(account)
+                    self.is_alone()
+                        || !owners.contains(&account)
+                            && !self.pool.starts.has_waiting_session(account)
                 });
                 let tenant = account.and_then(|account| self.tenants.get(&account));
                 self.pool.starts.add(Start {
@@ -224,9 +262,49 @@ impl Supervisor {
     }
 
     /// Returns the number of spare workers of a protocol.
-    fn wanted_spares(&self) -> usize {
+    fn wanted_spares(&self, hash: u64) -> usize {
+        let demand = self.pool.demand.get(&hash);
+        match self.is_alone() {
+            true => demand.map_or(1, |demand| {
+                demand.peak(Instant::now()).clamp(1, SPARES_ALONE)
+            }),
+            false => SPARES,
+        }
+    }
+
+    /// Returns whether at most one tenant has a window.
+    fn is_alone(&self) -> bool {
         let tenants = self.tenants.values().filter(|tenant| tenant.has_window);
-        tenants.count().clamp(1, SPARES)
+        tenants.count() <= 1
+    }
+
+    /// Returns the number of sessions of a protocol that have just begun, or wait for their workers.
+    fn begun_together(&self, hash: u64) -> usize {
+        let workers = self.workers.values().filter(|worker| {
+            let is_new = worker.state != WorkerState::Given || worker.since.elapsed() < TOGETHER;
+            worker.hash == hash && worker.session.is_some() && is_new
+        });
+        workers.count() + self.pool.starts.sessions(hash)
+    }
+
+    /// Starts the spares that have waited, and ends those beyond what is useful. Returns the time of the next change.
+    pub(super) fn adjust_spares(&mut self, now: Instant) -> Option<Instant> {
+        self.keep_spares();
+        for hash in self.pool.hashes.clone() {
+            let most = self.wanted_spares(hash).max(SPARES);
+            let idle = |worker: &&mut Worker| worker.hash == hash && worker.is_idle();
+            let mut idle: Vec<_> = self.workers.values_mut().filter(idle).collect();
+            idle.sort_by_key(|worker| worker.since);
+            let surplus = idle.len().saturating_sub(most);
+            for worker in &mut idle[..surplus] {
+                worker.enter(WorkerState::Surplus);
+                worker.process.kill();
+            }
+        }
+        let quiet = self.pool.quiet_until.filter(|until| now < *until);
+        let fades = self.pool.demand.values();
+        let fades = fades.filter_map(|demand| demand.fades(now));
+        quiet.into_iter().chain(fades).min()
     }
 
     /// Returns whether a worker is in preparation on behalf of a user, or will be in place of a spare that the user has
@@ -503,9 +581,16 @@ impl Supervisor {
         let Some(session) = wanted.session else {
             return;
         };
+        let now = Instant::now();
+        if wanted.environment.is_empty() {
+            let together = 1 + self.begun_together(wanted.hash);
+            let demand = self.pool.demand.entry(wanted.hash).or_default();
+            demand.note(now, together);
+        }
+        self.pool.quiet_until = Some(now + self.pool.start_took);
+        self.set_deadline(now + self.pool.start_took);
         // A tenant that is alone takes whichever is there.
-        let takes = self.wanted_spares() == 1
-            || !wanted.user.is_some_and(|user| self.is_preparing_for(user));
+        let takes = self.is_alone() || !wanted.user.is_some_and(|user| self.is_preparing_for(user));
         let tenants = &self.tenants;
         let is_of_another = |account: Option<Id>| {
             let owner = account.and_then(|account| tenants.get(&account));
@@ -517,6 +602,7 @@ impl Supervisor {
             let spares = self.workers.iter().filter(|(_, worker)| {
                 worker.session.is_none()
                     && worker.refusal.is_none()
+                    && worker.state != WorkerState::Surplus
                     // Its stream has not ended.
                     && worker.tokens[0] != 0
                     && worker.hash == wanted.hash
@@ -648,7 +734,7 @@ impl Supervisor {
         while let Some(message) = peer.incoming.take().map_err(failed)? {
             match (worker.state, message) {
                 // The worker has been killed.
-                (WorkerState::Late(_) | WorkerState::Stuck, _) => {}
+                (WorkerState::Late(_) | WorkerState::Stuck | WorkerState::Surplus, _) => {}
                 (
                     WorkerState::Starting(_),
                     Message::Ready {
@@ -667,6 +753,7 @@ impl Supervisor {
                     tracing::debug!("worker {} is ready on {name:?}", worker.process.pid());
                     // It has not served a guest yet, so its description is trustworthy.
                     device.clone_into(&mut self.pool.devices);
+                    self.pool.start_took = worker.since.elapsed();
                     (worker.state, worker.since) = (WorkerState::Ready, Instant::now());
                     is_ready = true;
                 }
@@ -747,6 +834,7 @@ impl Supervisor {
                     self.replace_spares(Some(wanted.0));
                 }
             }
+            None if worker.state == WorkerState::Surplus => {}
             None => self.worker_failed(worker.hash, why),
         }
         self.start_next();

@@ -407,7 +407,7 @@ fn nothing_stays_behind_of_processes_that_shared() {
         // asynchronously.
         workers += 1;
         wait_until(
-            || backend.log().matches("is ready on").count() == workers,
+            || backend.log().matches("is ready on").count() >= workers,
             || "the next spare worker".into(),
         );
     };
@@ -416,9 +416,9 @@ fn nothing_stays_behind_of_processes_that_shared() {
     for _ in 0..8 {
         round(&mut backend);
     }
-    // A thread closes the files asynchronously.
+    // A thread closes the files asynchronously, and two sessions that begin together leave one more spare, of two descriptors.
     wait_until(
-        || descriptors(&backend) <= before + 2,
+        || descriptors(&backend) <= before + 4,
         || format!("{} descriptors, {before} before", descriptors(&backend)),
     );
 }

@@ -52,6 +52,10 @@ fn main() {
                 a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn,
             ),
             (
+                "a_tenant_that_begins_sessions_together_has_as_many_workers_the_next_time",
+                a_tenant_that_begins_sessions_together_has_as_many_workers_the_next_time,
+            ),
+            (
                 "workers_that_never_have_a_device_give_up_their_places",
                 workers_that_never_have_a_device_give_up_their_places,
             ),
@@ -419,6 +423,32 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
         || backend.workers().len() == spares + 1,
         || "the end of workers that nobody wants".into(),
     );
+}
+
+fn a_tenant_that_begins_sessions_together_has_as_many_workers_the_next_time() {
+    const TOGETHER: usize = 4;
+    let me = std::env::current_exe().unwrap();
+    let mut backend = Backend::start(Workers::of(&[&me]), &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    wait_until(|| backend.workers().len() == 1, || "the spare".into());
+    for _ in 0..2 {
+        let mut sessions: Vec<Control> = (0..TOGETHER)
+            .map(|_| ask(&mut backend, stub::protocol(0), ""))
+            .collect();
+        sessions.iter_mut().for_each(granted);
+        wait_until(
+            || backend.workers().len() == 2 * TOGETHER,
+            || "a spare for each session".into(),
+        );
+        drop(sessions);
+        for _ in 0..TOGETHER {
+            assert_eq!(backend.report().end, "the guest process ended");
+        }
+        wait_until(
+            || backend.workers().len() == TOGETHER,
+            || "the end of the sessions' workers".into(),
+        );
+    }
 }
 
 /// Starts a supervisor that gives workers and guests little time, with workers that never have a
