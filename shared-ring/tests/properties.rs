@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use wormhole_ring::{
     arena::{Arena, ArenaError, GRANULE, PAGE},
     control::{
-        ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Exits, Fetch, Fetched,
-        Grant, HEADER_BYTES, Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Share,
-        Shared, Stream, WindowRun,
+        ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, Band, ControlError, Exits, Fetch,
+        Fetched, Grant, HEADER_BYTES, Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber,
+        Share, Shared, Stream, WindowRun,
     },
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
@@ -167,6 +167,12 @@ proptest! {
             Message::Mapped,
             Message::Unmappable,
             Message::ArenaRequest(ArenaRequest { id: small[0], segments: small[1] }),
+            Message::ArenaWithin(ArenaWithin {
+                id: small[0],
+                segments: small[1],
+                first: run.first,
+                end: run.count,
+            }),
             Message::ArenaReturn(run),
             Message::Doorbell,
             Message::Process(ProcessNumber { pid: small[0], reserved: small[1] }),
@@ -359,16 +365,33 @@ proptest! {
 
 #[derive(Clone, Debug)]
 enum TableStep {
-    Grant { session: u32, count: u32 },
-    TakeBack { session: u32, run: Run },
+    Grant {
+        session: u32,
+        count: u32,
+    },
+    GrantWithin {
+        session: u32,
+        count: u32,
+        part: (u32, u32),
+    },
+    TakeBack {
+        session: u32,
+        run: Run,
+    },
     TakeBackAll(u32),
-    Scrub { session: u32, run: Run },
+    Scrub {
+        session: u32,
+        run: Run,
+    },
 }
 
 fn table_steps() -> impl Strategy<Value = TableStep> {
     let runs = || (0_u32..34, 0_u32..6).prop_map(|(first, count)| Run { first, count });
     prop_oneof![
         4 => (0_u32..3, 0_u32..9).prop_map(|(session, count)| TableStep::Grant { session, count }),
+        3 => (0_u32..3, 0_u32..9, (0_u32..40, 0_u32..40)).prop_map(|(session, count, part)| {
+            TableStep::GrantWithin { session, count, part }
+        }),
         3 => (0_u32..3, runs()).prop_map(|(session, run)| TableStep::TakeBack { session, run }),
         1 => (0_u32..3).prop_map(TableStep::TakeBackAll),
         3 => (0_u32..3, runs()).prop_map(|(session, run)| TableStep::Scrub { session, run }),
@@ -430,6 +453,25 @@ proptest! {
                         let segments = run.first as usize..(run.first + run.count) as usize;
                         model[segments].fill(Owner::Granted(session));
                         prop_assert!(table.owns(session, run));
+                    }
+                }
+                TableStep::GrantWithin { session, count, part: (first, end) } => {
+                    let held = table.held();
+                    let mut starts = first..end.saturating_sub(count).saturating_add(1);
+                    let wanted = starts.find(|&first| all_are(&model, Run { first, count }, Owner::Free));
+                    let session = id(session);
+                    let due = match wanted {
+                        _ if count == 0 => Err(GrantError::Empty { session }),
+                        _ if held + count > LIMIT => {
+                            Err(GrantError::Quota { session, count, held, limit: LIMIT })
+                        }
+                        Some(first) if first + count <= end => Ok(Run { first, count }),
+                        _ => Err(GrantError::NoRunWithin { session, count, first, end }),
+                    };
+                    prop_assert_eq!(table.grant_within(session, count, (first, end), 0), due);
+                    if let Ok(run) = due {
+                        let segments = run.first as usize..(run.first + run.count) as usize;
+                        model[segments].fill(Owner::Granted(session));
                     }
                 }
                 TableStep::TakeBack { session, run } => {

@@ -7,7 +7,7 @@ use std::io;
 
 use event_manager::EventOps;
 use wormhole_link::channel::ChannelError;
-use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Message, Refusal};
 use wormhole_ring::session::Run;
 
 use super::Id;
@@ -22,6 +22,19 @@ const MAX_PENDING_ARENA: usize = 16;
 /// Largest number of a session's runs of arena. It bounds the work of a request and of the
 /// session's end in a window of any size.
 const MAX_EXTENTS: usize = 4096;
+/// Part of a window in a request that names none: first segment, and the one behind the last.
+const ANYWHERE: (u32, u32) = (0, u32::MAX);
+
+/// Returns the request for a part of the window that one for any part is.
+pub(super) fn anywhere(request: ArenaRequest) -> ArenaWithin {
+    let (first, end) = ANYWHERE;
+    ArenaWithin {
+        id: request.id,
+        segments: request.segments,
+        first,
+        end,
+    }
+}
 
 /// A run of arena.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +66,14 @@ impl Session {
 }
 
 impl TenantLoop {
+    /// Handles a request for arena. A part of the window that the guest asks for places the run, and
+    /// decides nothing else.
     pub(super) fn request_arena(
         &mut self,
         ops: &mut EventOps<'_>,
         guest: Id,
         key: Id,
-        request: &ArenaRequest,
+        request: &ArenaWithin,
     ) -> Result<(), GuestError> {
         let kept = self.kept_for_others(key);
         let Some(session) = self.sessions.get_mut(&key) else {
@@ -78,10 +93,14 @@ impl TenantLoop {
             let reason = format!("a session has at most {MAX_EXTENTS} runs of arena");
             Err((Refusal::Quota, reason))
         } else {
-            window
-                .segments
-                .grant_leaving(session.id, request.segments, kept)
-                .map_err(|error| (refusal_of(&error), window.explain(&error)))
+            let (segments, part) = (request.segments, (request.first, request.end));
+            let table = &mut window.segments;
+            let granted = if part == ANYWHERE {
+                table.grant_leaving(session.id, segments, kept)
+            } else {
+                table.grant_within(session.id, segments, part, kept)
+            };
+            granted.map_err(|error| (refusal_of(&error), window.explain(&error)))
         };
         match granted {
             Ok(run) => {

@@ -20,8 +20,8 @@ use wormhole_link::channel::{Incoming, Outgoing};
 use wormhole_link::memory;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, Attach, FEATURE_FILES, FEATURE_PROCESS, Fetch, Message, Observe,
-    ProcessNumber, Share, Stream, WindowRun,
+    ArenaRequest, ArenaRun, ArenaWithin, Attach, FEATURE_FILES, FEATURE_PROCESS, Fetch, Message,
+    Observe, ProcessNumber, Share, Stream, WindowRun,
 };
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::session::Owner;
@@ -433,9 +433,15 @@ impl Scene {
                 bootstrap_version: bootstrap::VERSION,
                 device: u32::from(first & 3),
             }),
-            4 | 5 => Message::ArenaRequest(ArenaRequest {
+            4 => Message::ArenaRequest(ArenaRequest {
                 id: id.into(),
                 segments: u32::from(count & 15),
+            }),
+            5 => Message::ArenaWithin(ArenaWithin {
+                id: id.into(),
+                segments: u32::from(count & 15),
+                first: u32::from(first & 31),
+                end: u32::from(first >> 5) << 3,
             }),
             6 => Message::ArenaReturn(ArenaRun {
                 id: id.into(),

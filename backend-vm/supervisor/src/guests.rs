@@ -8,14 +8,14 @@ use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal, Stream,
+    ArenaRun, ArenaWithin, Message, Observe, ProcessNumber, Refusal, Stream,
 };
 use wormhole_ring::status::EndCause;
 
 use super::connection::{self, Connection};
 use super::observers::Observer;
 use super::tenant_loop::{Source, TenantLoop};
-use super::{Id, REVOKED_RESULT, environment};
+use super::{Id, REVOKED_RESULT, arena, environment};
 
 /// A control stream.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ enum Request {
     },
     Mapped,
     Unmappable,
-    ArenaRequest(ArenaRequest),
+    Arena(ArenaWithin),
     ArenaReturn(ArenaRun),
     Doorbell,
     Process(ProcessNumber),
@@ -272,7 +272,8 @@ impl TenantLoop {
                 },
                 Some(Message::Mapped) => Request::Mapped,
                 Some(Message::Unmappable) => Request::Unmappable,
-                Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
+                Some(Message::ArenaRequest(request)) => Request::Arena(arena::anywhere(request)),
+                Some(Message::ArenaWithin(request)) => Request::Arena(request),
                 Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
                 // However often a guest rings, its worker checks the ring once.
                 Some(Message::Doorbell) => {
@@ -316,7 +317,7 @@ impl TenantLoop {
             (_, Request::Wrong(name)) => Err(GuestError::Direction(name)),
             // The guest cannot know yet that its session is over; it will read so in its status
             // word. A request for arena still needs an answer.
-            (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
+            (Some(session), Request::Arena(request)) if self.is_dying(session) => {
                 Ok(self.deny_dying(ops, id, session, request.id)?)
             }
             (Some(session), _) if self.is_dying(session) => Ok(()),
@@ -332,7 +333,7 @@ impl TenantLoop {
                             "the address bands of the session are taken in the guest process";
                         return Err(self.refuse(ops, id, Refusal::Bands, reason.to_owned()));
                     }
-                    Request::ArenaRequest(request) => {
+                    Request::Arena(request) => {
                         self.request_arena(ops, id, session, &request)?;
                     }
                     Request::ArenaReturn(run) => {
@@ -465,7 +466,7 @@ impl Request {
             Self::Hello { .. } => "Hello",
             Self::Mapped => "Mapped",
             Self::Unmappable => "Unmappable",
-            Self::ArenaRequest(_) => "ArenaRequest",
+            Self::Arena(_) => "ArenaRequest",
             Self::ArenaReturn(_) => "ArenaReturn",
             Self::Doorbell => "Doorbell",
             Self::Process(_) => "Process",

@@ -892,7 +892,9 @@ pub(super) fn refusal_of(error: &GrantError) -> Refusal {
     match error {
         GrantError::Empty { .. } => Refusal::Protocol,
         GrantError::Quota { .. } => Refusal::Quota,
-        GrantError::Kept { .. } | GrantError::NoRun { .. } => Refusal::WindowFull,
+        GrantError::Kept { .. } | GrantError::NoRun { .. } | GrantError::NoRunWithin { .. } => {
+            Refusal::WindowFull
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use wormhole_ring::control::{FEATURE_FILES, FEATURE_PROCESS};
+use wormhole_ring::control::{FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN};
 use wormhole_ring::session::{Run, SessionId, SessionState};
 
 use super::Id;
@@ -32,8 +32,8 @@ impl View {
     /// Returns the features that the supervisor offers a guest.
     pub fn features(self) -> u64 {
         match self {
-            Self::Process => FEATURE_PROCESS | FEATURE_FILES,
-            Self::Launcher | Self::Static => FEATURE_PROCESS,
+            Self::Process => FEATURE_PROCESS | FEATURE_WITHIN | FEATURE_FILES,
+            Self::Launcher | Self::Static => FEATURE_PROCESS | FEATURE_WITHIN,
         }
     }
 }

@@ -135,6 +135,10 @@ impl Window {
     pub fn explain(&self, error: &GrantError) -> String {
         match error {
             GrantError::Empty { .. } => error.to_string(),
+            GrantError::NoRunWithin { .. } => format!(
+                "{error}: a part of the window of {} MiB is full, and wormhole run --window makes it larger",
+                self.bytes >> 20
+            ),
             _ if self.usable < self.bytes => format!(
                 "{error}: the tenant may use {} MiB of its window, and wormhole backend start --window-limit lets it \
                  use more",

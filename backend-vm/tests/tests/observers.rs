@@ -10,7 +10,8 @@ use wormhole_backend_tests::backend::{Backend, PATIENCE, Tenant, Workers};
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
-    Attach, FEATURE_FILES, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal, facts,
+    Attach, FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN, Message, Observe, ProcessNumber,
+    Refusal, facts,
 };
 
 fn question(device: u32) -> Message<'static> {
@@ -209,7 +210,10 @@ fn what_is_free_can_be_allocated_and_no_more() {
 #[test]
 fn a_grant_says_that_the_supervisor_takes_the_process() {
     let mut backend = Backend::with_window(64);
-    for (features, granted) in [(0, 0), (u64::MAX, FEATURE_PROCESS | FEATURE_FILES)] {
+    for (features, granted) in [
+        (0, 0),
+        (u64::MAX, FEATURE_PROCESS | FEATURE_FILES | FEATURE_WITHIN),
+    ] {
         let mut control = backend.connect();
         control
             .send(&Message::Hello {

@@ -22,7 +22,8 @@ use wormhole_backend_tests::random::Random;
 use wormhole_link::channel::Outgoing;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, Attach, Grant, HEADER_BYTES, MAX_FRAME, Message, Observe, Refusal,
+    ArenaRequest, ArenaRun, ArenaWithin, Attach, Grant, HEADER_BYTES, MAX_FRAME, Message, Observe,
+    Refusal,
 };
 use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::waits::Wait;
@@ -173,6 +174,54 @@ fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     let cause = guest.wait_for_status();
     assert_eq!((cause.result, cause.cause), (709, 2));
     assert_eq!(guest.request_arena(9, 1), denied(9, Refusal::NoDevice));
+}
+
+#[test]
+fn arena_is_granted_in_the_part_of_the_window_that_a_guest_names_or_denied() {
+    const SEGMENTS: u64 = 64;
+    let mut backend = Backend::with_window(SEGMENTS);
+    let mut guest = backend.connect().open();
+    let full = |id| Reply::ArenaDenied(id, Refusal::WindowFull as u32);
+    let quota = |id| Reply::ArenaDenied(id, Refusal::Quota as u32);
+    let run = |id, first, count| Reply::ArenaGrant(ArenaRun { id, first, count });
+    for (id, segments, first, end, answer) in [
+        (1, 2, 20, 30, run(1, 20, 2)),
+        (2, 2, 20, 30, run(2, 22, 2)),
+        (3, 7, 20, 30, full(3)),
+        (4, 6, 20, 30, run(4, 24, 6)),
+        (5, 1, 20, 30, full(5)),
+        // A part that is no part of the window.
+        (6, 1, 30, 20, full(6)),
+        (7, 1, u32::MAX - 1, u32::MAX, full(7)),
+        (8, 1, 64, u32::MAX, full(8)),
+        (9, 2, 63, u32::MAX, full(9)),
+        (10, 1, 63, u32::MAX, run(10, 63, 1)),
+        (11, u32::MAX, 0, u32::MAX, quota(11)),
+        (12, u32::MAX, 1, u32::MAX, quota(12)),
+    ] {
+        let within = ArenaWithin {
+            id,
+            segments,
+            first,
+            end,
+        };
+        guest.control.send(&Message::ArenaWithin(within)).unwrap();
+        let found = guest.control.receive();
+        assert_eq!(found, answer);
+        if let Reply::ArenaGrant(run) = found {
+            guest.map_arena(run);
+        }
+    }
+    // Segments in the part are granted to any request, once it is given back.
+    let returned = ArenaRun {
+        id: 0,
+        first: 24,
+        count: 6,
+    };
+    guest.control.send(&Message::ArenaReturn(returned)).unwrap();
+    works(&mut guest);
+    guest.more_arena();
+    works(&mut guest);
 }
 
 /// Returns the worker that the supervisor started after `others` others. Its log lines may come a

@@ -86,6 +86,18 @@ bodies! {
         pub segments: u32,
     }
 
+    /// Request of the guest for more arena segments in a part of the window.
+    pub struct ArenaWithin {
+        /// Repeated in the answer.
+        pub id: u32,
+        /// Contiguous segments wanted.
+        pub segments: u32,
+        /// First segment that may be granted.
+        pub first: u32,
+        /// Segment behind the last one that may be granted. The window's end is an end of every part.
+        pub end: u32,
+    }
+
     /// Process id of a guest process in its guest. It is shown to the tenant and decides nothing.
     pub struct ProcessNumber {
         /// Result of `getpid` in the guest.

@@ -9,9 +9,9 @@ use alloc::{vec, vec::Vec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Exits, Fetch, Fetched, Grant,
-    HEADER_BYTES, Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber,
-    ReadyFixed, RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, ControlError, Exits, Fetch, Fetched,
+    Grant, HEADER_BYTES, Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe,
+    ProcessNumber, ReadyFixed, RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -151,6 +151,9 @@ messages! {
         /// Guest → supervisor, instead of a hello: a request for a device's facts, without a session. The next request
         /// may follow the answer.
         Observe(Observe) = 8,
+        /// Guest → supervisor, after a grant with [`super::FEATURE_WITHIN`]: a request for more arena in a part of the
+        /// window. Answered as [`Message::ArenaRequest`].
+        ArenaWithin(ArenaWithin) = 9,
         /// Supervisor → guest: a session. On a local stream the session file's descriptor travels with it.
         Grant(Grant) = 16,
         /// Supervisor → guest: a run of arena segments.

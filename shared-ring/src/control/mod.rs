@@ -7,9 +7,9 @@ pub mod facts;
 mod message;
 
 pub use body::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Exits, Fetch, Fetched, Grant, HelloFixed,
-    ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Share, Shared,
-    Stream, UsageFixed, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, Band, Exits, Fetch, Fetched, Grant,
+    HelloFixed, ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Share,
+    Shared, Stream, UsageFixed, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -30,6 +30,8 @@ pub const FEATURE_PROCESS: u64 = 1;
 /// Feature bit of the hello and of the grant, for a guest process on the supervisor's own system: it may send file
 /// descriptors to its worker, on a socket that travels with the grant.
 pub const FEATURE_FILES: u64 = 2;
+/// Feature bit of the hello and of the grant: the supervisor accepts [`Message::ArenaWithin`].
+pub const FEATURE_WITHIN: u64 = 4;
 
 /// Errors of decoding and of encoding a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

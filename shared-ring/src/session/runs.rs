@@ -42,6 +42,16 @@ impl Runs {
         Some(Run { first, count })
     }
 
+    /// Returns the first `count` segments in a row between `first` and `end`. Takes time for each run between them.
+    pub(super) fn within(&self, count: u32, first: u32, end: u32) -> Option<Run> {
+        let start = self.at(first).map_or(first, |run| run.first);
+        let runs = self.counts.range(start..end.max(start));
+        let mut parts =
+            runs.map(|(&own, &segments)| (own.max(first), own.saturating_add(segments).min(end)));
+        let (first, _) = parts.find(|(start, stop)| stop.saturating_sub(*start) >= count)?;
+        Some(Run { first, count })
+    }
+
     /// Returns the number of segments of the longest run, 0 without any.
     pub(super) fn longest(&self) -> u32 {
         self.by_count.last().map_or(0, |(count, _)| *count)

@@ -76,6 +76,20 @@ pub enum GrantError {
         /// Segments of the longest free run.
         longest: u32,
     },
+    /// No contiguous run is long enough in the part of the window that was asked for.
+    #[error(
+        "{session} asked for {count} contiguous segments between {first} and {end}, where no free run has as many"
+    )]
+    NoRunWithin {
+        /// The requesting session.
+        session: SessionId,
+        /// Segments requested.
+        count: u32,
+        /// First segment of the part.
+        first: u32,
+        /// Segment behind the part.
+        end: u32,
+    },
 }
 
 /// Errors of taking segments back and of freeing them.
@@ -206,34 +220,13 @@ impl SegmentTable {
     /// # Errors
     /// See [`GrantError`].
     pub fn grant(&mut self, session: SessionId, count: u32) -> Result<Run, GrantError> {
-        if count == 0 {
-            return Err(GrantError::Empty { session });
-        }
-        let (held, limit) = (self.held, self.limit);
-        if count > limit.saturating_sub(held) {
-            return Err(GrantError::Quota {
+        self.grant_found(session, count, |free| {
+            free.shortest(count).ok_or(GrantError::NoRun {
                 session,
                 count,
-                held,
-                limit,
-            });
-        }
-        let Some(free) = self.free.shortest(count) else {
-            return Err(GrantError::NoRun {
-                session,
-                count,
-                longest: self.free.longest(),
-            });
-        };
-        let run = Run { count, ..free };
-        self.free.remove(run);
-        self.sessions
-            .entry(session)
-            .or_default()
-            .granted
-            .insert(run);
-        self.held += count;
-        Ok(run)
+                longest: free.longest(),
+            })
+        })
     }
 
     /// Grants like [`SegmentTable::grant`], but only if at least `kept` segments remain afterwards.
@@ -246,6 +239,35 @@ impl SegmentTable {
         count: u32,
         kept: u32,
     ) -> Result<Run, GrantError> {
+        self.check_kept(session, count, kept)?;
+        self.grant(session, count)
+    }
+
+    /// Grants like [`SegmentTable::grant_leaving`], but the first run between two segments, the second one excluded.
+    /// The time grows with the number of free runs between them.
+    ///
+    /// # Errors
+    /// See [`GrantError`].
+    pub fn grant_within(
+        &mut self,
+        session: SessionId,
+        count: u32,
+        (first, end): (u32, u32),
+        kept: u32,
+    ) -> Result<Run, GrantError> {
+        self.check_kept(session, count, kept)?;
+        self.grant_found(session, count, |free| {
+            let found = free.within(count, first, end);
+            found.ok_or(GrantError::NoRunWithin {
+                session,
+                count,
+                first,
+                end,
+            })
+        })
+    }
+
+    fn check_kept(&self, session: SessionId, count: u32, kept: u32) -> Result<(), GrantError> {
         let room = self.room().saturating_sub(kept);
         if count > room && count <= self.room() {
             return Err(GrantError::Kept {
@@ -255,7 +277,40 @@ impl SegmentTable {
                 kept,
             });
         }
-        self.grant(session, count)
+        Ok(())
+    }
+
+    /// Grants the first `count` segments of the free run that `find` returns.
+    fn grant_found(
+        &mut self,
+        session: SessionId,
+        count: u32,
+        find: impl FnOnce(&Runs) -> Result<Run, GrantError>,
+    ) -> Result<Run, GrantError> {
+        if count == 0 {
+            return Err(GrantError::Empty { session });
+        }
+        let (held, limit) = (self.held, self.limit);
+        if count > limit.saturating_sub(held) {
+            return Err(GrantError::Quota {
+                session,
+                count,
+                held,
+                limit,
+            });
+        }
+        let run = Run {
+            count,
+            ..find(&self.free)?
+        };
+        self.free.remove(run);
+        self.sessions
+            .entry(session)
+            .or_default()
+            .granted
+            .insert(run);
+        self.held += count;
+        Ok(run)
     }
 
     /// Quarantines a run that its session returned, until [`SegmentTable::scrubbed`]. The run may be a part of a
