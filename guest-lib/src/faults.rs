@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::pages::{self, Pages, Spare};
+use crate::signals::BlockedSignals;
 
 /// `UFFD_FEATURE_EVENT_REMAP`: moved pages still block. The thread that moves them waits until [`Faults::next`] has read
 /// the event.
@@ -63,6 +64,21 @@ impl Faults {
         let spare = Spare::missing(&self.descriptor, pages.bytes())?;
         // SAFETY: the caller's promise.
         unsafe { spare.take_place_of(pages) }
+    }
+
+    /// Replaces pages by private memory with the contents of a second mapping of the same memory, at `source`. Accesses of
+    /// other threads wait meanwhile, so none is lost. On failure of the replacement nothing changes.
+    ///
+    /// # Safety
+    /// This library has mapped the pages and `source`, and neither is the calling thread's own (`pages::are_own`). Another
+    /// thread, which accesses none of the pages, is in [`Faults::next`] again and again.
+    pub unsafe fn bring_back(&self, pages: Pages, source: u64) -> io::Result<()> {
+        let spare = Spare::absent(&self.descriptor, pages.bytes())?;
+        // The pages may hold anything, also the data of handlers. This thread must access none until they are filled.
+        let _signals = BlockedSignals::new();
+        // SAFETY: the caller's promise; the contents stay at `source`.
+        unsafe { spare.take_place_of(pages) }?;
+        pages::copy_to_absent(&self.descriptor, pages, source)
     }
 
     /// Lets blocked threads try again.

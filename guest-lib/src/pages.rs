@@ -3,12 +3,16 @@
 //! Userfaultfd write protection (ioctl_userfaultfd(2)) blocks writers while the contents are copied, until the new
 //! pages are in place. The copying code itself writes nothing to the pages meanwhile: they may hold anything, this
 //! library's own data too.
+//!
+//! Writers of pages of a DAX device cannot be blocked so. Absent pages take the place of such pages in one step, and every
+//! access waits until the contents were copied from a second mapping of the same memory ([`copy_to_absent`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
+use std::time::Duration;
 
 use crate::signals::BlockedSignals;
 
@@ -25,6 +29,7 @@ const UFFDIO_API: libc::c_ulong = request(3, 0x3F, size_of::<ApiArgument>());
 const UFFDIO_REGISTER: libc::c_ulong = request(3, 0x00, size_of::<RegisterArgument>());
 const UFFDIO_UNREGISTER: libc::c_ulong = request(2, 0x01, size_of::<RangeArgument>());
 const UFFDIO_WAKE: libc::c_ulong = request(2, 0x02, size_of::<RangeArgument>());
+const UFFDIO_COPY: libc::c_ulong = request(3, 0x03, size_of::<CopyArgument>());
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(3, 0x06, size_of::<ProtectArgument>());
 const USERFAULTFD_IOC_NEW: libc::c_ulong = request(0, 0x00, 0);
 
@@ -58,6 +63,15 @@ struct RegisterArgument {
 struct ProtectArgument {
     range: RangeArgument,
     mode: u64,
+}
+
+#[repr(C)]
+struct CopyArgument {
+    destination: u64,
+    source: u64,
+    bytes: u64,
+    mode: u64,
+    copied: i64,
 }
 
 /// Opens a userfaultfd with these features that also blocks accesses by system calls, which needs a privilege.
@@ -119,6 +133,54 @@ pub fn wake(descriptor: &OwnedFd, pages: Pages) -> io::Result<()> {
     control(descriptor, UFFDIO_WAKE, &mut range)
 }
 
+/// Fills absent pages with the contents of readable memory at `source`, lets the threads go on that wait for them, and
+/// blocks no access to them from now on. Pages that the program has unmapped meanwhile are left out. Waits while memory is
+/// short, as an access to new memory does. Accesses nothing but the stack, `source` and the pages.
+pub fn copy_to_absent(descriptor: &OwnedFd, pages: Pages, source: u64) -> io::Result<()> {
+    /// Greatest number of bytes in one call, which keeps other threads from mapping memory.
+    const MOST: u64 = 1 << 20;
+    /// Pause until memory may be free again.
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut done = 0;
+    let mut step = MOST;
+    let copied = loop {
+        step = step.min(pages.bytes() - done);
+        if step == 0 {
+            break Ok(());
+        }
+        let mut argument = CopyArgument {
+            destination: pages.start + done,
+            source: source + done,
+            bytes: step,
+            mode: 0,
+            copied: 0,
+        };
+        let Err(error) = control(descriptor, UFFDIO_COPY, &mut argument) else {
+            done += step;
+            continue;
+        };
+        done += u64::try_from(argument.copied).unwrap_or(0);
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EINTR) => {}
+            Some(libc::ENOMEM) => std::thread::sleep(PAUSE),
+            // Something else is mapped at some of the pages: they are filled one by one from here on.
+            Some(libc::ENOENT | libc::EEXIST | libc::EINVAL) if step > PAGE => step = PAGE,
+            Some(libc::ENOENT | libc::EEXIST | libc::EINVAL) => done += PAGE,
+            _ => break Err(error),
+        }
+    };
+    let range = |start, bytes| RangeArgument { start, bytes };
+    let mut whole = range(pages.start, pages.bytes());
+    if control(descriptor, UFFDIO_UNREGISTER, &mut whole).is_err() {
+        for page in 0..pages.bytes() / PAGE {
+            let mut one = range(pages.start + page * PAGE, PAGE);
+            // Pages of another mapping are not registered.
+            let _ = control(descriptor, UFFDIO_UNREGISTER, &mut one);
+        }
+    }
+    copied
+}
+
 /// Returns true if this process may open such a userfaultfd.
 pub fn can_hold_writers() -> bool {
     descriptor(HOLD_FEATURES).is_ok()
@@ -172,7 +234,7 @@ struct Hold {
 }
 
 impl Hold {
-    fn new(pages: Pages) -> io::Result<Self> {
+    fn new(pages: Pages, mappings: &[Pages]) -> io::Result<Self> {
         let descriptor = descriptor(HOLD_FEATURES)?;
         let range = RangeArgument {
             start: pages.start,
@@ -184,11 +246,17 @@ impl Hold {
             range,
             _signals: BlockedSignals::new(),
         };
-        let mut argument = ProtectArgument {
-            range,
-            mode: WRITEPROTECT_MODE_WP,
-        };
-        control(&hold.descriptor, UFFDIO_WRITEPROTECT, &mut argument)?;
+        // Linux 6.1 protects one mapping a call.
+        for mapping in mappings {
+            let mut argument = ProtectArgument {
+                range: RangeArgument {
+                    start: mapping.start,
+                    bytes: mapping.bytes(),
+                },
+                mode: WRITEPROTECT_MODE_WP,
+            };
+            control(&hold.descriptor, UFFDIO_WRITEPROTECT, &mut argument)?;
+        }
         Ok(hold)
     }
 }
@@ -227,6 +295,21 @@ impl Spare {
         spare.advise(libc::MADV_DONTFORK)?;
         // Fails for locked memory (mlockall(2)), whose pages are there from the start.
         spare.advise(libc::MADV_DONTNEED)?;
+        spare.without_pages(descriptor)
+    }
+
+    /// Maps private memory without pages, as the program's own, at whose accesses a descriptor blocks.
+    pub fn absent(descriptor: &OwnedFd, bytes: u64) -> io::Result<Self> {
+        let spare = Self::private(bytes)?;
+        // Locked memory (mlockall(2)) has its pages from the start.
+        spare.advise(libc::MADV_DONTNEED_LOCKED)?;
+        spare.without_pages(descriptor)
+    }
+
+    /// Has a descriptor block accesses to the memory.
+    fn without_pages(self, descriptor: &OwnedFd) -> io::Result<Self> {
+        let spare = self;
+        let bytes = spare.length as u64;
         let start = spare.address.addr() as u64;
         let range = RangeArgument { start, bytes };
         register(descriptor, range, REGISTER_MODE_MISSING)?;
@@ -366,7 +449,7 @@ fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
     }
 }
 
-/// Copies the pages to spare memory and maps that in their place. No write through this process's page tables is lost,
+/// Copies the pages, which are these `mappings`, to spare memory and maps that in their place. No write through this process's page tables is lost,
 /// by a thread or by a system call: it happens before the copy, or waits and happens after. A user that has pinned the
 /// old pages before (a direct read under way, buffers registered with io_uring or RDMA) goes on writing to them, which
 /// the program does not see. On failure nothing changes.
@@ -374,11 +457,11 @@ fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
 /// # Safety
 /// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare
 /// memory is as large.
-pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
+pub unsafe fn replace(pages: Pages, mappings: &[Pages], spare: Spare) -> io::Result<()> {
     spare.populate()?;
     // Only present pages can be write-protected.
     advise(pages.pointer(), pages.length(), libc::MADV_POPULATE_WRITE)?;
-    let hold = Hold::new(pages)?;
+    let hold = Hold::new(pages, mappings)?;
     // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
     let result = unsafe {
         spare.copy_from(pages);
@@ -395,6 +478,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
     use super::*;
+    use crate::faults::Faults;
 
     const COUNT: usize = 16;
 
@@ -502,13 +586,23 @@ mod tests {
             assert!(!adder.is_finished() && !caller.is_finished());
             std::thread::yield_now();
         }
-        for _ in 0..200 {
+        // In a VM the pages of the file come back by way of absent pages.
+        let faults: &Faults = Box::leak(Box::new(Faults::open().unwrap()));
+        let events = move || while faults.next().is_ok() {};
+        std::thread::spawn(events);
+        let second = Spare::shared(&file, 0, pages.bytes()).unwrap();
+        let source = second.address.expose_provenance() as u64;
+        for round in 0..400 {
             let spare = Spare::shared(&file, 0, pages.bytes()).unwrap();
-            // SAFETY: the test's own pages.
-            unsafe { replace(pages, spare) }.unwrap();
-            let spare = Spare::private(pages.bytes()).unwrap();
-            // SAFETY: as above.
-            unsafe { replace(pages, spare) }.unwrap();
+            // SAFETY: the test's own pages; the file is mapped at `source` too.
+            unsafe {
+                replace(pages, &[pages], spare).unwrap();
+                match round % 2 {
+                    0 => replace(pages, &[pages], Spare::private(pages.bytes()).unwrap()),
+                    _ => faults.bring_back(pages, source),
+                }
+            }
+            .unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         let rounds = adder.join().unwrap();
@@ -528,7 +622,7 @@ mod tests {
         words(pages)[3].store(77, Ordering::Relaxed);
         let spare = Spare::shared(&file, pages.bytes(), pages.bytes()).unwrap();
         // SAFETY: the test's own pages.
-        unsafe { replace(pages, spare) }.unwrap();
+        unsafe { replace(pages, &[pages], spare) }.unwrap();
         let other = Spare::shared(&file, pages.bytes(), pages.bytes()).unwrap();
         let there = |page: usize| {
             // SAFETY: inside the mapping.
@@ -554,7 +648,7 @@ mod tests {
         unsafe { libc::munmap(hole.pointer().cast(), hole.length()) };
         let spare = Spare::private(pages.bytes()).unwrap();
         // SAFETY: one of the pages is not mapped, which is noticed.
-        assert!(unsafe { replace(pages, spare) }.is_err());
+        assert!(unsafe { replace(pages, &[pages], spare) }.is_err());
         let word = words(pages)[0];
         word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         assert_eq!(word.load(Ordering::Relaxed), 6, "and can be written again");

@@ -12,7 +12,7 @@ use wormhole_lock::Mutex;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{
-    Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal,
+    Band, FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN, Grant, Message, ProcessNumber, Refusal,
 };
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{FILES, HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
@@ -29,6 +29,7 @@ use super::extents::Extents;
 use super::fences::Stock;
 use super::files::Files;
 use super::mapping::Window;
+use super::page_range::{PageRange, PageRangeError};
 use super::transport::{Way, WayError};
 use crate::device::{Device, MOST, attribute, visible};
 use crate::error::CuError;
@@ -60,6 +61,8 @@ pub enum AttachError {
     },
     #[error(transparent)]
     Transport(#[from] WayError),
+    #[error("the window's part for registered memory: {0}")]
+    Pages(#[from] PageRangeError),
     #[error("the window's file is no window: {0}")]
     Bootstrap(#[from] BootstrapError),
     #[error("the window's file is another window: of {found} bytes, not of {granted}")]
@@ -92,7 +95,10 @@ impl AttachError {
             Self::Protocol { .. } => {
                 Some("hint: install the library and the backend of one version")
             }
-            Self::Window { .. } | Self::Bootstrap(_) | Self::OtherWindow { .. } => Some(
+            Self::Window { .. }
+            | Self::Pages(_)
+            | Self::Bootstrap(_)
+            | Self::OtherWindow { .. } => Some(
                 "hint: the window of a VM is a /dev/dax device: run `wormhole-guest check`, or set WORMHOLE_WINDOW to it",
             ),
             Self::Band { .. } => Some("hint: something in the process occupies these addresses"),
@@ -125,7 +131,13 @@ pub fn attach() -> Result<Session, AttachError> {
             return Err(error);
         }
     };
-    let window = Window::new(grant.window_base, grant.window_size, file, shared);
+    let pages = match shared {
+        true => page_range(&file, grant.window_size)?,
+        false => None,
+    };
+    let is_placed = grant.features & FEATURE_WITHIN != 0;
+    let window = Window::new(grant.window_base, grant.window_size, file, shared)
+        .with_pages(pages, is_placed);
     if shared {
         check_bootstrap(&window, &grant)?;
     }
@@ -148,6 +160,19 @@ pub fn attach() -> Result<Session, AttachError> {
         session.control.send(&Message::Process(process))?;
     }
     describe(session)
+}
+
+/// Returns the part of a VM's window that is mapped in single pages, or logs why there is none.
+fn page_range(window: &File, bytes: u64) -> Result<Option<PageRange>, PageRangeError> {
+    match PageRange::find(window, bytes) {
+        Ok(pages) => Ok(Some(pages)),
+        // Segments in it may be granted, and this process could not map them.
+        Err(error) if error.is_fatal() => Err(error),
+        Err(error) => {
+            log::debug!("registered memory is out of the device's reach: {error}");
+            Ok(None)
+        }
+    }
 }
 
 /// Checks that the window is the one whose segments the backend grants.

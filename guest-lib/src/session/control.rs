@@ -1,6 +1,7 @@
 //! The control stream: hello and grant, more arena, the doorbell, and the end of the backend.
 
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::{ConnectError, uninterrupted};
 use wormhole_lock::Mutex;
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, ControlError, FEATURE_FILES, FEATURE_PROCESS, Grant, HEADER_BYTES,
-    Header, MAX_FRAME, Message,
+    ArenaRequest, ArenaRun, ArenaWithin, ControlError, FEATURE_FILES, FEATURE_PROCESS,
+    FEATURE_WITHIN, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
 };
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -132,7 +133,7 @@ impl Control {
         self.send(&Message::Hello {
             bootstrap_version: wormhole_ring::bootstrap::VERSION,
             protocol_hash,
-            features: FEATURE_PROCESS | FEATURE_FILES,
+            features: FEATURE_PROCESS | FEATURE_FILES | FEATURE_WITHIN,
             environment,
         })?;
         self.receive(|message, descriptors| match message {
@@ -148,16 +149,26 @@ impl Control {
         })
     }
 
-    /// Requests a run of arena segments and waits for it, until the session is `over`.
+    /// Requests a run of arena segments, in a `part` of the window or anywhere, and waits for it, until the session is
+    /// `over`.
     pub fn request_arena(
         &self,
         segments: u32,
+        part: Option<Range<u32>>,
         over: impl Fn() -> bool,
     ) -> Result<ArenaRun, ChannelError> {
         let mut last_id = self.asking.lock();
         *last_id = last_id.wrapping_add(1).max(1);
         let id = *last_id;
-        self.send(&Message::ArenaRequest(ArenaRequest { id, segments }))?;
+        self.send(&match part {
+            None => Message::ArenaRequest(ArenaRequest { id, segments }),
+            Some(Range { start, end }) => Message::ArenaWithin(ArenaWithin {
+                id,
+                segments,
+                first: start,
+                end,
+            }),
+        })?;
         while self.poll(libc::POLLIN, LOOK) == 0 {
             if over() {
                 return Err(ChannelError::Over { segments });
@@ -248,9 +259,9 @@ mod tests {
                 limit: 6 << 20,
             }))
             .unwrap();
-        assert_eq!(guest.request_arena(3, || false).unwrap().first, 40);
+        assert_eq!(guest.request_arena(3, None, || false).unwrap().first, 40);
         assert!(matches!(
-            guest.request_arena(9, || false),
+            guest.request_arena(9, None, || false),
             Err(ChannelError::ArenaDenied { segments: 9, .. })
         ));
     }
@@ -285,7 +296,7 @@ mod tests {
         let (guest, supervisor) = pair();
         let waiting = std::thread::spawn(move || {
             let refused = guest.hello(1, "").unwrap_err();
-            (refused, guest.request_arena(1, || false))
+            (refused, guest.request_arena(1, None, || false))
         });
         let asked = |message: Message<'_>, _| Ok(message.name());
         assert_eq!(supervisor.receive(asked).unwrap(), "Hello");
@@ -312,12 +323,12 @@ mod tests {
     fn a_request_for_arena_ends_with_the_session() {
         let (guest, supervisor) = pair();
         assert!(matches!(
-            guest.request_arena(2, || true),
+            guest.request_arena(2, None, || true),
             Err(ChannelError::Over { segments: 2 })
         ));
         drop(supervisor);
         assert!(matches!(
-            guest.request_arena(2, || false),
+            guest.request_arena(2, None, || false),
             Err(ChannelError::Stream(_))
         ));
     }

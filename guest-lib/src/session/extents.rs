@@ -4,11 +4,15 @@
 //! device, and never memory of the program, so that copies and loads work when page-locked memory has filled the
 //! window. The supervisor holds one segment back for each session that has no arena yet.
 //!
+//! In a VM, a part of the window can be mapped in single pages, and registered memory is allocated there. Other arena is
+//! granted in that part once there is no room before it.
+//!
 //! An extent without allocations is returned to the supervisor. The largest one is kept, so that a program that
 //! allocates and frees in a loop does not have it registered again and again.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use wormhole_lock::{Mutex, MutexGuard};
@@ -21,6 +25,7 @@ use super::control::ChannelError;
 use super::mapping::Window;
 use crate::error::{CuError, Result};
 use crate::log;
+use crate::pages::PAGE;
 
 /// Greatest number of segments requested beyond an allocation's need. The arena grows by its own size up to this limit:
 /// small allocations do not each cross the control stream, and a small program leaves the window to others.
@@ -50,17 +55,60 @@ pub struct Extents {
 
 #[derive(Debug, Default)]
 struct Divided {
-    arena: Arena,
+    arena: Store,
+    /// Memory that can be mapped in single pages, if `arena` cannot.
+    pages: Store,
     /// Address of the reserve; `images` allocates its second part.
     reserve: Option<u64>,
     images: Arena,
-    /// Extent that was empty when it was kept; it may be in use again.
-    spare: Option<Block>,
     /// Time when an extent was last returned.
     returned: Option<Instant>,
 }
 
+/// Extents for one kind of memory.
+#[derive(Debug, Default)]
+struct Store {
+    arena: Arena,
+    /// Extent that was empty when it was kept; it may be in use again.
+    spare: Option<Block>,
+}
+
+/// Kind of memory by what maps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Any,
+    /// Memory that can be mapped in single pages.
+    Pages,
+}
+
 impl Divided {
+    fn store(&mut self, kind: Kind) -> &mut Store {
+        match kind {
+            Kind::Any => &mut self.arena,
+            Kind::Pages => &mut self.pages,
+        }
+    }
+
+    /// Frees an allocation. Returns the extent to return.
+    fn free(&mut self, address: u64) -> std::result::Result<Option<Block>, ArenaError> {
+        if self.images.free(address).is_ok() {
+            return Ok(None);
+        }
+        let freed = self.pages.free(address);
+        let surplus = freed.or_else(|_| self.arena.free(address))?;
+        if surplus.is_some() {
+            self.returned = Some(Instant::now());
+        }
+        Ok(surplus)
+    }
+}
+
+impl Store {
+    fn free(&mut self, address: u64) -> std::result::Result<Option<Block>, ArenaError> {
+        let empty = self.arena.free(address)?.empty_extent;
+        Ok(empty.and_then(|empty| self.surplus(empty)))
+    }
+
     /// Chooses the extent to return when `empty` has no allocations any more, and removes it from the arena.
     fn surplus(&mut self, empty: Block) -> Option<Block> {
         let spare = self
@@ -72,9 +120,7 @@ impl Divided {
             Some(spare) => (empty, Some(spare)),
         };
         self.spare = Some(kept);
-        let removed = self.arena.remove_extent(surplus?.address).ok();
-        self.returned = Some(Instant::now());
-        removed
+        self.arena.remove_extent(surplus?.address).ok()
     }
 }
 
@@ -91,10 +137,10 @@ impl Extents {
     }
 
     /// Maps a granted run and adds it as one extent: no allocation spans two.
-    pub fn add(&self, first: u32, count: u32) -> io::Result<()> {
+    fn add(&self, kind: Kind, first: u32, count: u32) -> io::Result<()> {
         let bytes = u64::from(count) * SEGMENT_BYTES as u64;
         let address = self.map(first, count)?;
-        let added = self.divided().arena.add_extent(address, bytes);
+        let added = self.divided().store(kind).arena.add_extent(address, bytes);
         added.map_err(io::Error::other)
     }
 
@@ -115,9 +161,29 @@ impl Extents {
     }
 
     /// Returns the number of segments to request if at least `needed` must be added.
-    fn growth(&self, needed: u64) -> u64 {
-        let held = self.divided().arena.capacity() / SEGMENT_BYTES as u64;
+    fn growth(&self, kind: Kind, needed: u64) -> u64 {
+        let held = self.divided().store(kind).arena.capacity() / SEGMENT_BYTES as u64;
         needed.max(held.clamp(1, MOST_GROWTH))
+    }
+
+    /// Returns the parts of the window in which memory of a kind is requested, the first one first. A part of nothing is
+    /// anywhere.
+    fn parts(&self, kind: Kind) -> impl Iterator<Item = Option<Range<u32>>> {
+        let pages = self.window.page_segments();
+        let (first, second) = match (kind, pages) {
+            (_, None) => (None, None),
+            (Kind::Pages, Some(pages)) => (Some(pages), None),
+            (Kind::Any, Some(pages)) => (Some(0..pages.start), Some(None)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    /// Returns the kind of memory that can be mapped in single pages.
+    fn kind_of_pages(&self) -> Kind {
+        match self.window.is_shared() {
+            true => Kind::Pages,
+            false => Kind::Any,
+        }
     }
 
     /// Returns the option that raises the limit which denied a request for arena: the window's own size, or the
@@ -143,15 +209,26 @@ impl Extents {
 impl Session {
     /// Allocates memory that the device reaches at the same address. Requests more arena if none is free.
     pub fn allocate_arena(&self, bytes: u64, align: u64) -> Result<u64> {
-        self.allocate(bytes, align, Need::Required)
+        self.allocate(Kind::Any, bytes, align, Need::Required)
     }
 
-    fn allocate(&self, bytes: u64, align: u64, need: Need) -> Result<u64> {
+    /// Allocates arena that can be mapped in single pages.
+    pub fn allocate_pages(&self, bytes: u64) -> Result<u64> {
+        if !self.has_pages() {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        let kind = self.extents.kind_of_pages();
+        self.allocate(kind, bytes, PAGE, Need::Required)
+    }
+
+    fn allocate(&self, kind: Kind, bytes: u64, align: u64, need: Need) -> Result<u64> {
         loop {
-            let allocated = self.extents.divided().arena.allocate(bytes, align);
+            let mut divided = self.extents.divided();
+            let allocated = divided.store(kind).arena.allocate(bytes, align);
+            drop(divided);
             match room(allocated)? {
                 Some(address) => return Ok(address),
-                None => self.grow_arena(bytes, need)?,
+                None => self.grow_arena(kind, bytes, need)?,
             }
         }
     }
@@ -171,7 +248,7 @@ impl Session {
     pub fn staging_buffer(&self, number: usize) -> Result<u64> {
         match number {
             0..RESERVED_BUFFERS => Ok(self.reserve()? + (number * STAGING_BYTES) as u64),
-            _ => self.allocate(STAGING_BYTES as u64, 4096, Need::Optional),
+            _ => self.allocate(Kind::Any, STAGING_BYTES as u64, PAGE, Need::Optional),
         }
     }
 
@@ -180,11 +257,11 @@ impl Session {
         if let Some(address) = self.extents.divided().reserve {
             return Ok(address);
         }
-        let run = self.ask_for_arena(1, 1, Need::Required)?;
+        let run = self.ask_for_arena(Kind::Any, 1, 1, Need::Required)?;
         // Another thread may have added the reserve meanwhile: then this segment joins the arena.
         let reserve = self.extents.divided().reserve;
         let added = match reserve {
-            Some(_) => self.extents.add(run.first, run.count),
+            Some(_) => self.extents.add(Kind::Any, run.first, run.count),
             None => self.extents.add_reserve(run.first),
         };
         added.map_err(|error| unusable(&error))?;
@@ -192,7 +269,7 @@ impl Session {
         reserve.ok_or(CuError::UNKNOWN)
     }
 
-    fn grow_arena(&self, bytes: u64, need: Need) -> Result {
+    fn grow_arena(&self, kind: Kind, bytes: u64, need: Need) -> Result {
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
         if needed > self.extents.window.segments() {
             log::error_once!(
@@ -201,16 +278,17 @@ impl Session {
             return Err(CuError::OUT_OF_MEMORY);
         }
         self.reserve()?;
-        let run = self.ask_for_arena(needed, self.extents.growth(needed), need)?;
-        let added = self.extents.add(run.first, run.count);
+        let wanted = self.extents.growth(kind, needed);
+        let run = self.ask_for_arena(kind, needed, wanted, need)?;
+        let added = self.extents.add(kind, run.first, run.count);
         added.map_err(|error| unusable(&error))
     }
 
     /// Requests `wanted` segments, or the `needed` ones if those are denied.
-    fn ask_for_arena(&self, needed: u64, wanted: u64, need: Need) -> Result<ArenaRun> {
+    fn ask_for_arena(&self, kind: Kind, needed: u64, wanted: u64, need: Need) -> Result<ArenaRun> {
         loop {
             self.alive()?;
-            match self.request_arena(needed, wanted) {
+            match self.request_arena(kind, needed, wanted) {
                 Ok(run) => return Ok(run),
                 Err(ChannelError::Stream(_)) => {
                     self.end_of_stream();
@@ -237,22 +315,29 @@ impl Session {
 
     fn request_arena(
         &self,
+        kind: Kind,
         needed: u64,
         wanted: u64,
     ) -> std::result::Result<ArenaRun, ChannelError> {
-        let request = |segments: u64| {
+        let request = |segments: u64, part: &Option<Range<u32>>| {
             let segments = u32::try_from(segments).unwrap_or(u32::MAX);
             self.control
-                .request_arena(segments, || self.alive().is_err())
+                .request_arena(segments, part.clone(), || self.alive().is_err())
         };
-        if needed < wanted {
-            // A large step may exceed a quota that the bare need does not.
-            match request(wanted) {
-                Err(ChannelError::ArenaDenied { .. }) => {}
-                answered => return answered,
-            }
-        }
-        request(needed)
+        // A large step may exceed a quota that the bare need does not.
+        let steps = [wanted, needed]
+            .into_iter()
+            .skip(usize::from(needed >= wanted));
+        let parts: Vec<_> = self.extents.parts(kind).collect();
+        let mut tries = parts
+            .iter()
+            .flat_map(|part| steps.clone().map(move |step| (step, part)));
+        let (step, part) = tries.next().unwrap_or((needed, &None));
+        let first = request(step, part);
+        tries.fold(first, |answered, (step, part)| match answered {
+            Err(ChannelError::ArenaDenied { .. }) => request(step, part),
+            answered => answered,
+        })
     }
 
     /// Maps a part of the arena a second time at an address, in place of what this library has mapped there.
@@ -267,26 +352,16 @@ impl Session {
 
     /// Returns true if single pages of the arena can be mapped a second time.
     pub fn has_pages(&self) -> bool {
-        self.extents
-            .window
-            .file_range(self.extents.window.address(0))
-            .is_some()
+        self.extents.window.has_pages()
     }
 
     /// Frees arena memory that the device has finished with.
     pub fn free_arena(&self, address: u64) {
-        let mut divided = self.extents.divided();
-        if divided.images.free(address).is_ok() {
-            return;
-        }
-        match divided.arena.free(address) {
-            Ok(freed) => {
-                let surplus = freed.empty_extent.and_then(|empty| divided.surplus(empty));
-                drop(divided);
-                if let Some(extent) = surplus {
-                    self.return_extent(extent);
-                }
-            }
+        let freed = self.extents.divided().free(address);
+        match freed {
+            Ok(surplus) => surplus
+                .into_iter()
+                .for_each(|extent| self.return_extent(extent)),
             Err(error) => log::error_once!("{error}"),
         }
     }
@@ -337,50 +412,47 @@ mod tests {
 
     const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
-    fn divided(extents: &[u64]) -> Divided {
-        let mut divided = Divided::default();
+    fn store(extents: &[u64]) -> Store {
+        let mut store = Store::default();
         let mut address = SEGMENT;
         for segments in extents {
-            divided
-                .arena
-                .add_extent(address, segments * SEGMENT)
-                .unwrap();
+            store.arena.add_extent(address, segments * SEGMENT).unwrap();
             address += (segments + 1) * SEGMENT;
         }
-        divided
+        store
     }
 
     /// Fills an extent; returns its first address.
-    fn fill(divided: &mut Divided, segments: u64) -> u64 {
-        let block = divided.arena.allocate(segments * SEGMENT, 1).unwrap();
+    fn fill(store: &mut Store, segments: u64) -> u64 {
+        let block = store.arena.allocate(segments * SEGMENT, 1).unwrap();
         block.address
     }
 
-    fn free(divided: &mut Divided, address: u64) -> Option<u64> {
-        let empty = divided.arena.free(address).unwrap().empty_extent?;
-        divided.surplus(empty).map(|extent| extent.bytes / SEGMENT)
+    fn free(store: &mut Store, address: u64) -> Option<u64> {
+        let surplus = store.free(address).unwrap()?;
+        Some(surplus.bytes / SEGMENT)
     }
 
     #[test]
     fn the_largest_empty_extent_stays() {
-        let mut divided = divided(&[2, 4, 3]);
-        let [two, four, three] = [2, 4, 3].map(|segments| fill(&mut divided, segments));
-        assert_eq!(free(&mut divided, two), None);
-        assert_eq!(free(&mut divided, four), Some(2));
-        assert_eq!(free(&mut divided, three), Some(3));
-        assert_eq!(divided.arena.capacity(), 4 * SEGMENT);
+        let mut store = store(&[2, 4, 3]);
+        let [two, four, three] = [2, 4, 3].map(|segments| fill(&mut store, segments));
+        assert_eq!(free(&mut store, two), None);
+        assert_eq!(free(&mut store, four), Some(2));
+        assert_eq!(free(&mut store, three), Some(3));
+        assert_eq!(store.arena.capacity(), 4 * SEGMENT);
     }
 
     #[test]
     fn a_loop_keeps_its_extent_and_one_that_is_in_use_again_is_no_spare() {
-        let mut divided = divided(&[4, 2]);
+        let mut store = store(&[4, 2]);
         for _ in 0..10 {
-            let four = fill(&mut divided, 4);
-            assert_eq!(free(&mut divided, four), None);
+            let four = fill(&mut store, 4);
+            assert_eq!(free(&mut store, four), None);
         }
-        let (four, two) = (fill(&mut divided, 4), fill(&mut divided, 2));
-        assert_eq!(free(&mut divided, two), None, "the other is in use");
-        assert_eq!(free(&mut divided, four), Some(2));
-        assert_eq!(divided.arena.capacity(), 4 * SEGMENT);
+        let (four, two) = (fill(&mut store, 4), fill(&mut store, 2));
+        assert_eq!(free(&mut store, two), None, "the other is in use");
+        assert_eq!(free(&mut store, four), Some(2));
+        assert_eq!(store.arena.capacity(), 4 * SEGMENT);
     }
 }

@@ -2,10 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr;
 
 use wormhole_ring::band;
 use wormhole_ring::layout::SEGMENT_BYTES;
+
+use super::page_range::PageRange;
 
 /// Address band of the window, reserved, into which granted segments are mapped.
 #[derive(Debug)]
@@ -13,6 +16,10 @@ pub struct Window {
     base: u64,
     file: File,
     segments: u64,
+    /// The last segments, if they have a file of their own that is mapped in pages.
+    pages: Option<PageRange>,
+    /// Whether the backend grants segments where this process wants them.
+    is_placed: bool,
     /// True if the file also holds the segments of other sessions.
     shared: bool,
 }
@@ -25,8 +32,45 @@ impl Window {
             base,
             file,
             segments: bytes / SEGMENT_BYTES as u64,
+            pages: None,
+            is_placed: false,
             shared,
         }
+    }
+
+    /// Gives the last segments a file of their own. The backend grants segments in a part of the window if `is_placed`.
+    pub fn with_pages(self, pages: Option<PageRange>, is_placed: bool) -> Self {
+        Self {
+            pages,
+            is_placed,
+            ..self
+        }
+    }
+
+    /// Returns the segments that have a file of their own, if they can be requested.
+    pub fn page_segments(&self) -> Option<Range<u32>> {
+        let end = u32::try_from(self.segments).unwrap_or(u32::MAX);
+        let pages = self.pages.as_ref().filter(|_| self.is_placed);
+        pages.map(|pages| pages.first..end)
+    }
+
+    /// Returns true if arena can be requested that can be mapped in pages.
+    pub fn has_pages(&self) -> bool {
+        !self.shared || self.page_segments().is_some()
+    }
+
+    /// Returns the file and the offset in it of each part of a range of the window, with the part's offset and bytes.
+    fn parts(&self, offset: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, &File, u64)> {
+        let end = offset.saturating_add(bytes);
+        let segment = |pages: &PageRange| u64::from(pages.first) * SEGMENT_BYTES as u64;
+        let border = self.pages.as_ref().map_or(u64::MAX, segment);
+        let before =
+            (offset < border).then(|| (offset, end.min(border) - offset, &self.file, offset));
+        let behind = self.pages.as_ref().filter(|_| end > border).map(|pages| {
+            let start = offset.max(border);
+            (start, end - start, &pages.file, start - border)
+        });
+        before.into_iter().chain(behind)
     }
 
     pub fn is_shared(&self) -> bool {
@@ -56,9 +100,7 @@ impl Window {
         }
         let bytes = count as usize * SEGMENT_BYTES;
         let offset = u64::from(first) * SEGMENT_BYTES as u64;
-        // SAFETY: the range lies in the band that was reserved for the window, so it replaces nothing
-        // but that reservation.
-        let address = unsafe { band::map(self.address(first), bytes as u64, &self.file, offset) }?;
+        let address = self.map_at(self.address(first), offset, bytes as u64)?;
         if private || self.shared {
             keep_from_children(address, bytes)?;
         }
@@ -68,19 +110,34 @@ impl Window {
     /// Maps a mapped range of the window a second time, at an address in the band of managed memory that this library
     /// has reserved.
     pub fn map_again(&self, address: u64, home: u64, bytes: u64) -> io::Result<()> {
-        // SAFETY: the range replaces a reservation, or absent pages whose accesses this library serves.
-        let mapped = unsafe { band::map(address, bytes, &self.file, home - self.base) }?;
+        let mapped = self.map_at(address, home - self.base, bytes)?;
         if self.shared {
             keep_from_children(mapped, usize::try_from(bytes).map_err(io::Error::other)?)?;
         }
         Ok(())
     }
 
+    /// Maps a range of the window in place of a reservation of this library's, or of pages whose accesses it serves.
+    fn map_at(&self, address: u64, offset: u64, bytes: u64) -> io::Result<*mut u8> {
+        let mut first = ptr::null_mut();
+        for (start, part, file, at) in self.parts(offset, bytes) {
+            // SAFETY: the callers map only where this library has reserved addresses or serves accesses.
+            let mapped = unsafe { band::map(address + (start - offset), part, file, at) }?;
+            if start == offset {
+                first = mapped;
+            }
+        }
+        Ok(first)
+    }
+
     /// Returns the file and the offset of a mapped address, if the file can be mapped in pages. The file of a VM's
-    /// window cannot.
+    /// window cannot, but that of its last segments.
     pub fn file_range(&self, address: u64) -> Option<(&File, u64)> {
         let offset = address.checked_sub(self.base)?;
-        (!self.shared).then_some((&self.file, offset))
+        let (_, _, file, at) = self.parts(offset, 1).next()?;
+        let is_in_pages = |pages: &PageRange| ptr::eq(file, &raw const pages.file);
+        let can = !self.shared || self.pages.as_ref().is_some_and(is_in_pages);
+        can.then_some((file, at))
     }
 
     /// Returns the first segment and the number of segments of a run that is mapped at an address.
@@ -130,4 +187,62 @@ pub fn wiped_page() -> io::Result<*mut u8> {
         return Err(io::Error::last_os_error());
     }
     Ok(page.cast())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const SEGMENT: u64 = SEGMENT_BYTES as u64;
+
+    fn file(segments: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(segments * SEGMENT).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_run_on_both_sides_of_the_border_is_mapped_from_both_files() {
+        const BASE: u64 = 0x4b10_0000_0000;
+        let (first, last) = (file(2), file(2));
+        let pages = PageRange {
+            first: 2,
+            file: last.try_clone().unwrap(),
+        };
+        let window = Window::new(BASE, 4 * SEGMENT, first.try_clone().unwrap(), true);
+        assert!(!window.has_pages());
+        let window = window.with_pages(Some(pages), true);
+        assert!(window.has_pages());
+        assert_eq!(window.page_segments(), Some(2..4));
+        band::reserve(BASE, 4 * SEGMENT).unwrap();
+        let address = window.map(1, 3, false).unwrap();
+        assert_eq!(address.addr() as u64, BASE + SEGMENT);
+
+        let memory = File::options().write(true).open("/proc/self/mem").unwrap();
+        let border = BASE + 2 * SEGMENT;
+        memory.write_all_at(b"abcd", border - 2).unwrap();
+        let mut two = [0; 2];
+        first.read_exact_at(&mut two, 2 * SEGMENT - 2).unwrap();
+        assert_eq!(&two, b"ab");
+        last.read_exact_at(&mut two, 0).unwrap();
+        assert_eq!(&two, b"cd");
+        assert!(window.file_range(border - 1).is_none());
+        let (_, offset) = window.file_range(border + 4096).unwrap();
+        assert_eq!(offset, 4096);
+    }
+
+    #[test]
+    fn a_backend_that_places_no_run_gives_no_pages() {
+        let pages = PageRange {
+            first: 2,
+            file: file(2),
+        };
+        let window = Window::new(0x4b20_0000_0000, 4 * SEGMENT, file(2), true);
+        let window = window.with_pages(Some(pages), false);
+        assert!(!window.has_pages() && window.page_segments().is_none());
+        let own = Window::new(0x4b20_0000_0000, 4 * SEGMENT, file(4), false);
+        assert!(own.has_pages() && own.page_segments().is_none());
+    }
 }

@@ -13,6 +13,7 @@ mod fork;
 pub mod gate;
 mod mapping;
 pub mod output;
+mod page_range;
 mod requests;
 mod transport;
 mod wait;

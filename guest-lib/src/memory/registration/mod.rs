@@ -4,8 +4,10 @@
 //! reaches the same pages at their address in the arena. Pages that other processes share are never moved, since those
 //! processes would keep the old ones. If they belong to a tmpfs file and the worker runs in the same system, the worker
 //! maps the file too (`files`). Otherwise the device cannot reach the memory, and copies of it are staged, as of any
-//! memory. The same holds in a VM, whose window can be mapped only in pieces of 2 MiB, and where userfaultfd cannot
-//! block writers (`pages`).
+//! memory.
+//!
+//! In a VM the arena is two DAX devices, and one of them can be mapped in single pages. Userfaultfd cannot block writers
+//! to such a device. So pages come back by way of absent pages (`absent`).
 //!
 //! A forked child has its own copies of registered memory, as of all private memory. Handlers of `fork` map them: in a
 //! child that is created without the handlers (`_Fork`, the system calls) these pages are unmapped. They are also
@@ -14,19 +16,21 @@
 //! Pinned pages cannot be protected: writes by I/O that began before the pages were moved, or to buffers that were
 //! registered with io_uring or RDMA, are lost.
 
+mod absent;
 mod files;
 mod maps;
 
 use std::cell::RefCell;
 use std::io;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Once;
 
 use wormhole_lock::{Mutex, MutexGuard};
 
 use self::maps::Mapping;
 use crate::log;
-use crate::pages::{self, PAGE, Pages, Spare};
+use crate::pages::{self, Pages, Spare};
 use crate::session::{OnDevice, Session};
 
 /// Pages of the program that were replaced by arena.
@@ -39,6 +43,8 @@ struct Run {
     device: (u32, u32),
     inode: u64,
     offset: u64,
+    /// Whether the file is a DAX device.
+    is_dax: bool,
     /// Number of registrations in the pages; 0 if the pages could not be moved back.
     users: usize,
     /// Copies of the pages for a child that is being forked.
@@ -169,23 +175,36 @@ fn move_in(
             libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
         }
     });
+    if !session.has_pages() {
+        return Err(Refusal::Window);
+    }
+    let mappings = parts.iter().map(|part| Pages {
+        start: part.start,
+        end: part.end,
+    });
+    let mappings: Vec<Pages> = mappings.collect();
     let block = session
-        .allocate_arena(pages.bytes(), PAGE)
+        .allocate_pages(pages.bytes())
         .map_err(|_| Refusal::Arena)?;
     let moved = session
         .arena_file(block)
         .ok_or(Refusal::Window)
         .and_then(|(file, offset)| {
             let status = file.metadata()?;
+            let is_dax = status.file_type().is_char_device();
+            if is_dax {
+                absent::prepare()?;
+            }
             let spare = Spare::shared(file, offset, pages.bytes())?;
             // SAFETY: the pages are plain memory of the program, readable and writable, and not this thread's own.
-            unsafe { pages::replace(pages, spare) }?;
+            unsafe { pages::replace(pages, &mappings, spare) }?;
             Ok(Run {
                 pages,
                 block,
                 device: (libc::major(status.st_dev()), libc::minor(status.st_dev())),
                 inode: status.st_ino(),
                 offset,
+                is_dax,
                 users: 1,
                 snapshots: Vec::new(),
             })
@@ -234,9 +253,15 @@ fn move_back(run: &Run) -> io::Result<()> {
         if pages::are_own(pages)? {
             return Err(io::Error::other("the calling thread runs on them"));
         }
-        let spare = Spare::private(pages.bytes())?;
-        // SAFETY: this library put these pages there, readable and writable, and they are not this thread's own.
-        unsafe { pages::replace(pages, spare) }?;
+        let source = run.block + (pages.start - run.pages.start);
+        // SAFETY: this library put these pages there, readable and writable, and they are not this thread's own. The
+        // block is mapped at its address too. It was made once a thread read the descriptor's events.
+        unsafe {
+            match run.is_dax {
+                true => absent::faults()?.bring_back(pages, source),
+                false => pages::replace(pages, &[pages], Spare::private(pages.bytes())?),
+            }
+        }?;
     }
     Ok(())
 }
