@@ -183,6 +183,7 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
         report: vsock(ports::REPORT),
         signals: Some(vsock(ports::SIGNALS)),
         window: Some(run.window).filter(|&size| size > 0),
+        windows: None,
         networks: run.networks.clone(),
         taps: 0,
         exit_port: Some(EXIT_PORT),

@@ -118,14 +118,24 @@ fn check_kernel(release: String) -> Result<String, Fault> {
     ))
 }
 
+/// Returns the part of the window for registered memory.
+fn pages() -> Option<DaxDevice> {
+    DaxDevice::find().and_then(|window| window.pages()).ok()?
+}
+
 fn window() -> Result<String, Fault> {
     check_window(
         DaxDevice::find().ok(),
+        pages(),
         Path::new("/sys/bus/dax/drivers/device_dax").exists(),
     )
 }
 
-fn check_window(device: Option<DaxDevice>, has_driver: bool) -> Result<String, Fault> {
+fn check_window(
+    device: Option<DaxDevice>,
+    pages: Option<DaxDevice>,
+    has_driver: bool,
+) -> Result<String, Fault> {
     let Some(device) = device else {
         return Err(match has_driver {
             true => Fault::new(
@@ -140,7 +150,14 @@ fn check_window(device: Option<DaxDevice>, has_driver: bool) -> Result<String, F
     };
     let name = &device.name;
     match device.driver.as_deref() {
-        Some("device_dax") if device.bytes > 0 => Ok(format!("{name}, {} MiB", device.bytes >> 20)),
+        Some("device_dax") if device.bytes > 0 => Ok(match pages {
+            None => format!("{name}, {} MiB", device.bytes >> 20),
+            Some(pages) => format!(
+                "{name}, {} MiB and {} MiB for registered memory",
+                device.bytes >> 20,
+                pages.bytes >> 20
+            ),
+        }),
         Some("kmem") => Err(Fault::new(
             format!("the kernel uses {name} as ordinary memory"),
             "Restart the guest; if that does not help, add `blacklist kmem` to a file in /etc/modprobe.d first.",
@@ -153,26 +170,31 @@ fn check_window(device: Option<DaxDevice>, has_driver: bool) -> Result<String, F
 }
 
 fn access() -> Result<String, Fault> {
-    let opened = OpenOptions::new().read(true).write(true).open(WINDOW);
-    check_access(opened.map(drop))
+    let open = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
+    let found = check_access(WINDOW, open(WINDOW.as_ref()).map(drop))?;
+    if let Some(pages) = pages() {
+        let path = Path::new("/dev").join(pages.name);
+        check_access(&path.display().to_string(), open(&path).map(drop))?;
+    }
+    Ok(found)
 }
 
-fn check_access(opened: io::Result<()>) -> Result<String, Fault> {
+fn check_access(path: &str, opened: io::Result<()>) -> Result<String, Fault> {
     let error = match opened {
-        Ok(()) => return Ok(format!("this user may use {WINDOW}")),
+        Ok(()) => return Ok(format!("this user may use {path}")),
         Err(error) => error,
     };
     Err(match error.kind() {
         io::ErrorKind::PermissionDenied => Fault::new(
-            format!("this user may not use {WINDOW}"),
+            format!("this user may not use {path}"),
             "Run `usermod -aG wormhole USER` as root with this user's name, then log in again.",
         ),
         io::ErrorKind::NotFound => Fault::new(
-            format!("{WINDOW} is missing"),
+            format!("{path} is missing"),
             "If the window above is good, run `udevadm trigger --action=add --subsystem-match=dax` as root.",
         ),
         _ => Fault::new(
-            format!("{WINDOW} cannot be opened: {error}"),
+            format!("{path} cannot be opened: {error}"),
             "Mend the window first.",
         ),
     })
@@ -357,8 +379,16 @@ mod tests {
             bytes,
             driver: driver.map(str::to_owned),
         };
-        let good = check_window(Some(device(256 << 20, Some("device_dax"))), true);
+        let good = check_window(Some(device(256 << 20, Some("device_dax"))), None, true);
         assert_eq!(good.as_deref(), Ok("dax0.0, 256 MiB"));
+        let pages = device(32 << 20, Some("device_dax"));
+        let good = check_window(
+            Some(device(224 << 20, Some("device_dax"))),
+            Some(pages),
+            true,
+        );
+        let said = "dax0.0, 224 MiB and 32 MiB for registered memory";
+        assert_eq!(good.as_deref(), Ok(said));
         for (device, has_driver, remedy) in [
             (None, true, "under Wormhole"),
             (None, false, "modprobe -a dax_hmem device_dax"),
@@ -370,18 +400,18 @@ mod tests {
             ),
             (Some(device(1 << 30, Some("kmem"))), true, "blacklist kmem"),
         ] {
-            let said = fault(check_window(device, has_driver));
+            let said = fault(check_window(device, None, has_driver));
             assert!(said.contains(remedy), "{said}");
         }
     }
 
     #[test]
     fn without_permission_the_error_names_the_group() {
-        let denied = check_access(Err(io::ErrorKind::PermissionDenied.into()));
+        let denied = check_access(WINDOW, Err(io::ErrorKind::PermissionDenied.into()));
         assert!(fault(denied).contains("usermod -aG wormhole USER"));
-        let missing = check_access(Err(io::ErrorKind::NotFound.into()));
+        let missing = check_access(WINDOW, Err(io::ErrorKind::NotFound.into()));
         assert!(fault(missing).contains("udevadm trigger"));
-        assert!(check_access(Ok(())).is_ok());
+        assert!(check_access(WINDOW, Ok(())).is_ok());
     }
 
     #[test]

@@ -45,8 +45,11 @@ fn main() -> ExitCode {
             false => ExitCode::FAILURE,
         },
         Action::Bind => match window::prepare(None) {
-            Ok(device) => {
-                println!("the window is {}", device.display());
+            Ok(window) => {
+                println!("the window is {}", window.node.display());
+                if let Some(error) = &window.undivided {
+                    println!("registered memory stays out of the device's reach: {error}");
+                }
                 ExitCode::SUCCESS
             }
             Err(error) => failure(&error),

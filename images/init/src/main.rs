@@ -97,9 +97,18 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     modules::load(MODULE_LIST.as_ref())?;
     // Checked before devices are used: a kernel that took the window as its own memory may place their buffers there.
     if let Some(size) = run.window {
+        let window = window::prepare(Some(size))?;
+        if let Some(error) = &window.undivided {
+            output::console(&format!(
+                "registered memory stays out of the device's reach: {error}"
+            ));
+        }
+        run.variables
+            .push(("WORMHOLE_WINDOW".into(), window.node.into()));
+    }
+    if let Some(size) = run.windows {
         let devices = window::prepare_all(size)?;
         let devices: Vec<_> = devices.iter().map(|device| device.as_os_str()).collect();
-        // A guest has one.
         let devices = devices.join(OsStr::new(":"));
         run.variables.push(("WORMHOLE_WINDOW".into(), devices));
     }

@@ -96,8 +96,10 @@ pub struct RunFile {
     pub report: Sink,
     /// Source of signal numbers for the program, one byte each.
     pub signals: Option<Sink>,
-    /// Required size of the window in bytes.
+    /// Required size of a guest's window in bytes.
     pub window: Option<u64>,
+    /// Required size of each window of a backend VM in bytes.
+    pub windows: Option<u64>,
     /// Networks of the interfaces `eth0`, `eth1` and so on.
     pub networks: Vec<Network>,
     /// Number of tap interfaces to make, each bridged with the `eth` interface of its number.
@@ -147,6 +149,7 @@ impl RunFile {
             report: Sink::Console,
             signals: None,
             window: None,
+            windows: None,
             networks: Vec::new(),
             taps: 0,
             exit_port: None,
@@ -200,6 +203,9 @@ impl RunFile {
         }
         if let Some(size) = self.window {
             line(&mut text, "window", OsStr::new(&size.to_string()));
+        }
+        if let Some(size) = self.windows {
+            line(&mut text, "windows", OsStr::new(&size.to_string()));
         }
         for network in &self.networks {
             line(&mut text, "network", OsStr::new(&network.to_string()));
@@ -267,6 +273,7 @@ impl RunFile {
                 b"report" => run.report = sink()?,
                 b"signals" => run.signals = Some(sink()?),
                 b"window" => run.window = Some(parsed(&value).ok_or_else(|| bad("size"))?),
+                b"windows" => run.windows = Some(parsed(&value).ok_or_else(|| bad("size"))?),
                 b"network" => run
                     .networks
                     .push(parsed(&value).ok_or_else(|| bad("network"))?),
@@ -402,6 +409,7 @@ mod tests {
             report: Sink::Console,
             signals: Some(Sink::Device("/dev/vport0p4".into())),
             window: Some(256 << 20),
+            windows: Some(128 << 20),
             networks: vec![
                 "address=10.0.0.2/24,gateway=10.0.0.1,dns=9.9.9.9"
                     .parse()
@@ -438,6 +446,7 @@ mod tests {
             ("variable noequals", "variable"),
             ("variable =x", "variable"),
             ("window -1", "size"),
+            ("windows x", "size"),
             ("window 18446744073709551616", "size"),
             ("collect-bytes many", "size"),
             ("exit-port 65536", "port"),

@@ -1,5 +1,9 @@
 //! Finds and prepares the window: the range of soft-reserved memory that the kernel exposes as a DAX device.
 //!
+//! A guest's window is divided: its last eighth is a device of its own that is mapped in single pages, for registered
+//! memory. The rest is mapped in pieces of 2 MiB, because page structures for single pages take five times as much of the
+//! guest's memory. A backend VM's windows are not divided.
+//!
 //! Linux 6.1 binds the device when its drivers are loaded. Linux 6.12 leaves an idle region with a device of
 //! size zero (`dax_hmem region_idle=1`), which is resized and bound here. If the kernel's `kmem` driver has bound
 //! the device before, the range is system RAM and contains kernel data: such a window is refused.
@@ -17,6 +21,10 @@ const RESERVED: &str = "Soft Reserved";
 
 /// Alignment of the window's mappings.
 const ALIGNMENT: u64 = 2 << 20;
+/// Alignment of mappings of the part for single pages.
+const PAGE: u64 = 4096;
+/// Part of a window that is mapped in single pages: the whole divided by this.
+const PAGES_OF_WINDOW: u64 = 8;
 
 /// Reason why there is no usable window.
 #[derive(Debug, thiserror::Error)]
@@ -26,10 +34,24 @@ pub enum WindowError {
          map marks with type 0xefffffff"
     )]
     Missing,
+    #[error("the window of {bytes} bytes is too small for a part of single pages")]
+    Small { bytes: u64 },
+    #[error("process {process} uses the window")]
+    InUse { process: String },
+    #[error("the driver {driver} has taken {device}")]
+    Taken { device: String, driver: String },
+    #[error("the kernel made no device for the part of single pages")]
+    NotMade,
+    #[error("the kernel put the part of single pages at {found:#x}, not at {wanted:#x}")]
+    Place { found: u64, wanted: u64 },
     #[error("the window has {found} bytes instead of {wanted}")]
     Size { found: u64, wanted: u64 },
-    #[error("the window's mappings are aligned to {found} bytes, not to {ALIGNMENT}")]
-    Alignment { found: u64 },
+    #[error("mappings of {device} are aligned to {found} bytes, not to {wanted}")]
+    Alignment {
+        device: String,
+        found: u64,
+        wanted: u64,
+    },
     #[error(
         "the kernel uses the window {start:#x}-{end:#x} as ordinary memory (\"{name}\" in /proc/iomem): keep \
          the module kmem from being loaded"
@@ -91,6 +113,14 @@ impl DaxDevice {
         Self::named(name.ok_or(WindowError::Missing)?)
     }
 
+    /// Finds the part of the window that is mapped in single pages.
+    ///
+    /// # Errors
+    /// Its size cannot be read.
+    pub fn pages(&self) -> Result<Option<Self>, WindowError> {
+        page_device(&self.name).map(Self::named).transpose()
+    }
+
     fn named(name: String) -> Result<Self, WindowError> {
         let device = Path::new(DEVICES).join(&name);
         let driver = fs::read_link(device.join("driver")).ok();
@@ -112,12 +142,143 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Prepares the window, checks its size if one is `wanted`, and returns its device node.
+/// A guest's window that programs can map.
+#[derive(Debug)]
+pub struct Window {
+    /// Device node.
+    pub node: PathBuf,
+    /// Cause why no part of it is mapped in single pages.
+    pub undivided: Option<WindowError>,
+}
+
+/// Prepares the window of a guest and checks its size if one is `wanted`.
 ///
 /// # Errors
-/// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it.
-pub fn prepare(wanted: Option<u64>) -> Result<PathBuf, WindowError> {
-    prepare_device(DaxDevice::find()?, wanted).map(|(node, _)| node)
+/// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it. A window that cannot
+/// be divided is no error.
+pub fn prepare(wanted: Option<u64>) -> Result<Window, WindowError> {
+    let DaxDevice { name, .. } = DaxDevice::find()?;
+    if let Some(wanted) = wanted {
+        check_size(number(&region(&name)?.join("size"))?, wanted)?;
+    }
+    let divided = divide(&name);
+    let (node, _) = prepare_device(DaxDevice::named(name)?, None, ALIGNMENT)?;
+    let bound = divided.and_then(|pages| prepare_device(DaxDevice::named(pages)?, None, PAGE));
+    Ok(Window {
+        node,
+        undivided: bound.err(),
+    })
+}
+
+/// Makes the end of a window a device of its own, unless that is done. Returns the device's name. On failure the window
+/// stays whole.
+fn divide(name: &str) -> Result<String, WindowError> {
+    if let Some(pages) = page_device(name) {
+        return Ok(pages);
+    }
+    let region = region(name)?;
+    let whole = number(&region.join("size"))?;
+    let pages = bytes_of_pages(whole);
+    if pages == 0 {
+        return Err(WindowError::Small { bytes: whole });
+    }
+    match DaxDevice::named(name.to_owned())?.driver.as_deref() {
+        Some("device_dax") => {
+            if let Some(process) = user_of(&Path::new("/dev").join(name)) {
+                return Err(WindowError::InUse { process });
+            }
+            write(&Path::new(DRIVER).join("unbind"), name)?;
+        }
+        Some(driver) => {
+            return Err(WindowError::Taken {
+                device: name.to_owned(),
+                driver: driver.to_owned(),
+            });
+        }
+        None => {}
+    }
+    let size = folder(name).join("size");
+    let made = write(&size, &(whole - pages).to_string()).and_then(|()| {
+        if other_device(name, 0..=0).is_none() {
+            write(&region.join("create"), "1")?;
+        }
+        make_page_device(name, &region, pages)
+    });
+    if made.is_err() {
+        // A failure shows when the window is bound.
+        let _ = write(&size, &whole.to_string());
+    }
+    made
+}
+
+/// Returns the number of a process that has mapped a device: it would end without that.
+fn user_of(node: &Path) -> Option<String> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let uses = |folder: &fs::DirEntry| {
+        let maps = fs::read_to_string(folder.path().join("maps")).unwrap_or_default();
+        maps.lines()
+            .any(|line| Path::new(line.split_whitespace().next_back().unwrap_or_default()) == node)
+    };
+    let mut users = processes.filter(uses);
+    users
+        .next()
+        .map(|folder| folder.file_name().to_string_lossy().into_owned())
+}
+
+/// Gives the device without a size the rest of the region. Removes it on failure.
+fn make_page_device(name: &str, region: &Path, bytes: u64) -> Result<String, WindowError> {
+    let made = other_device(name, 0..=0).ok_or(WindowError::NotMade)?;
+    let own = folder(&made);
+    let wanted = range(&folder(name))?.end() + 1;
+    let sized = write(&own.join("align"), &PAGE.to_string())
+        .and_then(|()| write(&own.join("size"), &bytes.to_string()))
+        .and_then(|()| number(&own.join("resource")))
+        .and_then(|found| match found == wanted {
+            true => Ok(()),
+            false => Err(WindowError::Place { found, wanted }),
+        });
+    if sized.is_err() {
+        // A device that stays has no size, and is no device of pages.
+        let _ = write(&own.join("size"), "0");
+        let _ = write(&region.join("delete"), &made);
+    }
+    sized.map(|()| made)
+}
+
+/// Returns the bytes of a window that are mapped in single pages.
+fn bytes_of_pages(whole: u64) -> u64 {
+    whole / PAGES_OF_WINDOW / ALIGNMENT * ALIGNMENT
+}
+
+/// Returns the device behind a window in the same region.
+fn page_device(window: &str) -> Option<String> {
+    other_device(window, 1..=u64::MAX)
+}
+
+/// Returns a device of a window's region other than the window, of such a size.
+fn other_device(window: &str, sizes: RangeInclusive<u64>) -> Option<String> {
+    let (region, _) = window.split_once('.')?;
+    let is_other = |name: &String| {
+        name.split_once('.').is_some_and(|(own, _)| own == region) && name != window
+    };
+    let has_size =
+        |name: &String| number(&folder(name).join("size")).is_ok_and(|size| sizes.contains(&size));
+    let mut others = names(Path::new(DEVICES)).into_iter().filter(is_other);
+    others.find(has_size)
+}
+
+/// Returns the folder of a device.
+fn folder(name: &str) -> PathBuf {
+    Path::new(DEVICES).join(name)
+}
+
+/// Returns the folder of the region in which a device lies.
+fn region(name: &str) -> Result<PathBuf, WindowError> {
+    let path = folder(name);
+    match fs::canonicalize(&path) {
+        Ok(device) => Ok(device.with_file_name("dax_region")),
+        Err(source) => Err(WindowError::Read { path, source }),
+    }
 }
 
 /// Prepares all windows of a backend VM. Each must have this size. Returns their device nodes in the order of their
@@ -133,7 +294,8 @@ pub fn prepare_all(wanted: u64) -> Result<Vec<PathBuf>, WindowError> {
     }
     let (mut nodes, mut found) = (Vec::new(), Vec::new());
     for name in names {
-        let (node, range) = prepare_device(DaxDevice::named(name.clone())?, Some(wanted))?;
+        let (node, range) =
+            prepare_device(DaxDevice::named(name.clone())?, Some(wanted), ALIGNMENT)?;
         nodes.push(node);
         found.push((name, range));
     }
@@ -171,39 +333,43 @@ fn check_places(map: &str, found: &[(String, RangeInclusive<u64>)]) -> Result<()
     }
 }
 
-/// Prepares a device. Returns its node and its physical addresses.
+fn check_size(found: u64, wanted: u64) -> Result<(), WindowError> {
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(WindowError::Size { found, wanted })
+    }
+}
+
+/// Prepares a device whose mappings must have this alignment. Returns its node and its physical addresses.
 fn prepare_device(
     device: DaxDevice,
     wanted: Option<u64>,
+    alignment: u64,
 ) -> Result<(PathBuf, RangeInclusive<u64>), WindowError> {
     let DaxDevice {
         name,
         bytes,
         driver,
+        ..
     } = device;
-    let device = Path::new(DEVICES).join(&name);
+    let device = folder(&name);
     if bytes == 0 {
-        let region = fs::canonicalize(&device)
-            .map_err(|source| WindowError::Read {
-                path: device.clone(),
-                source,
-            })?
-            .with_file_name("dax_region");
-        let size = number(&region.join("available_size"))?;
+        let size = number(&region(&name)?.join("available_size"))?;
         write(&device.join("size"), &size.to_string())?;
     }
     let range = range(&device)?;
     refuse_ordinary_memory(&range)?;
-    let size = number(&device.join("size"))?;
-    if let Some(wanted) = wanted.filter(|&wanted| wanted != size) {
-        return Err(WindowError::Size {
-            found: size,
-            wanted,
-        });
+    if let Some(wanted) = wanted {
+        check_size(number(&device.join("size"))?, wanted)?;
     }
-    let alignment = number(&device.join("align"))?;
-    if alignment != ALIGNMENT {
-        return Err(WindowError::Alignment { found: alignment });
+    let found = number(&device.join("align"))?;
+    if found != alignment {
+        return Err(WindowError::Alignment {
+            device: name,
+            found,
+            wanted: alignment,
+        });
     }
     if driver.is_none() {
         bind(&name)?;
@@ -303,7 +469,7 @@ fn write(path: &Path, value: &str) -> Result<(), WindowError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_places, names, ordinary_memory};
+    use super::{bytes_of_pages, check_places, names, ordinary_memory};
 
     const MAP: &str = "00001000-0009fbff : System RAM\n\
         00100000-1fffffff : System RAM\n  \
@@ -322,6 +488,14 @@ mod tests {
         let found = names(folder.path());
         assert_eq!(found, ["dax0.0", "dax2.0", "dax10.0", "dax63.0"]);
         assert!(names(&folder.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn an_eighth_of_a_window_is_mapped_in_pages() {
+        const MIB: u64 = 1 << 20;
+        for (whole, pages) in [(8, 0), (14, 0), (16, 2), (250, 30), (1 << 16, 8 << 10)] {
+            assert_eq!(bytes_of_pages(whole * MIB), pages * MIB, "{whole}");
+        }
     }
 
     #[test]

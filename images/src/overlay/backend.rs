@@ -53,7 +53,7 @@ pub fn backend_overlay(run: &BackendRun) -> Result<Vec<u8>, ImageError> {
         stdout: vsock(ports::STDOUT),
         stderr: Some(vsock(ports::STDERR)),
         report: vsock(ports::REPORT),
-        window: Some(run.window),
+        windows: Some(run.window),
         exit_port: Some(EXIT_PORT),
         ..run_file
     })
