@@ -17,7 +17,13 @@ use crate::harness::{alone, beside_other_guests, finish, finish_at, program, wor
 const LAUNCHES: u64 = 10_240;
 
 /// Programs that launch, copy, and use memory of the window at one address on both sides.
-const PROGRAMS: [&str; 4] = ["vector_add", "streams_events", "managed", "steady"];
+const PROGRAMS: [&str; 5] = [
+    "vector_add",
+    "streams_events",
+    "managed",
+    "registered_load",
+    "steady",
+];
 
 /// Each round trip of a program shows that the window of the guest and that of the backend VM are the same memory, since the
 /// VMs share nothing else.

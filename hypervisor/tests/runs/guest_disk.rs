@@ -441,13 +441,14 @@ fn install(disk: &Disk) {
     let units = units.map(|unit| root().join("images/units").join(unit));
     let image = fs::read_dir(images().join("backend-6.1")).expect("an image");
     let image: Vec<PathBuf> = image.map(|file| file.expect("a file").path()).collect();
-    let spin = program("static", "spin");
+    let [spin, load] = ["spin", "registered_load"].map(|name| program("static", name));
     let files = [
         kernel,
         folder.path().join("guest.img"),
         state,
         vector_add,
         spin,
+        load,
     ];
     let all = [
         "mkdir /srv/guest\nmkdir /etc/wormhole\nmkdir /etc/wormhole/guests\n",
@@ -617,8 +618,11 @@ fn works(console: &mut Console) -> Result<(), String> {
     assert_eq!(status, 0, "{said}");
     let (said, status) = console.run("id -u; [ -w /dev/dax0.0 ] && [ -w /dev/dax0.1 ]");
     assert_eq!((said.trim(), status), ("1000", 0));
-    let (said, status) = console.run("/srv/guest/vector_add");
-    assert!(status == 0 && said.contains("PASS vector_add"), "{said}");
+    for name in ["vector_add", "registered_load"] {
+        let (said, status) = console.run(&format!("/srv/guest/{name}"));
+        let passed = format!("PASS {name}");
+        assert!(status == 0 && said.contains(&passed), "{said}");
+    }
     // Root has no password either, and a process becomes root by a login at the console alone.
     let (said, status) = console.run("su --command 'id -u' root </dev/null");
     assert!(status == 1 && !said.contains('0'), "{said}");

@@ -138,7 +138,13 @@ fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
     };
 
     let attached = attach();
-    let names = ["vector_add", "reduction", "streams_events", "spin"];
+    let names = [
+        "vector_add",
+        "reduction",
+        "streams_events",
+        "registered_load",
+        "spin",
+    ];
     let paths = names.map(|name| program("static", name).display().to_string());
     let disk = initrd(folder.path(), "programs.img", &paths.join(" && "), &names);
     let killed = Underway::start(&mut qemu(folder.path(), &disk));
@@ -146,7 +152,7 @@ fn guests_of_qemu_run_programs_by_the_options_of_the_page() {
     while !said.contains("spinning") {
         said += &killed.working();
     }
-    for words in ["vector_add", "reduction", "streams_events"].map(|name| format!("PASS {name}")) {
+    for words in names[..4].iter().map(|name| format!("PASS {name}")) {
         assert!(said.contains(&words), "{words}: {said}");
     }
     killed.kill_9("qemu-system-x86_64");

@@ -139,6 +139,11 @@ fn registered_memory_is_reached_in_place_while_it_is_written() {
 }
 
 #[test]
+fn registered_memory_loses_no_write_of_threads_and_system_calls() {
+    passes("static", "registered_load");
+}
+
+#[test]
 fn registered_files_are_reached_by_the_devices_of_two_processes() {
     passes("static", "shared_files");
 }
