@@ -70,7 +70,12 @@ impl Session {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
         if let Some(streams) = self.way.streams() {
-            return self.ask_by(streams, head, message, read);
+            let answered = self.ask_by(streams, head, message, read);
+            if self.alive().is_err() {
+                // The answer may still come, so the slot is never freed.
+                std::mem::forget(slot);
+            }
+            return answered;
         }
         self.send(head, message)?;
         let wait = Wait::Answer(slot.index, sequence);

@@ -87,8 +87,8 @@ pub fn run(
                 .env
                 .iter()
                 .cloned()
+                .chain(transport)
                 .chain([
-                    transport,
                     (LIBRARY_PATH.into(), library_path(frontends, &options.env)),
                     (
                         "WORMHOLE_CONTROL".into(),

@@ -27,6 +27,7 @@ use rustix::process::{
 use wormhole_images::{Ending, Execution, NotExecuted, Report};
 use wormhole_link::tasks;
 
+use crate::run::transport;
 use crate::say;
 use crate::signals::{self, Grace, PASSED, Passing, Receiver, Set, Signal, Signals};
 
@@ -187,7 +188,10 @@ pub fn reap(options: &Options) {
         message: error.to_string(),
     });
     // The launcher does the same, unless it was killed.
-    let _ = fs::remove_file(&options.socket);
+    let streams = options.socket.with_file_name(transport::SOCKET);
+    for socket in [&options.socket, &streams] {
+        let _ = fs::remove_file(socket);
+    }
     if let Some(folder) = options.socket.parent() {
         let _ = fs::remove_dir(folder);
     }

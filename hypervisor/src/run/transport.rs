@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use clap::ValueEnum;
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
 use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::tasks;
@@ -31,13 +31,14 @@ pub enum Choice {
 }
 
 /// Name of the streams' socket in its folder.
-const SOCKET: &str = "stream";
+pub(super) const SOCKET: &str = "stream";
 
-/// Starts what the choice needs, with its files in `folder`. Returns the variable that tells the program.
-pub fn start(choice: Choice, folder: &Path) -> io::Result<Variable> {
+/// Starts what the choice needs, with its files in `folder`. Returns the variable that tells the program, if it needs one: a
+/// session with a variable for its worker gets no idle worker.
+pub fn start(choice: Choice, folder: &Path) -> io::Result<Option<Variable>> {
     let path = folder.join(SOCKET);
     let transport = match choice {
-        Choice::Poll => Transport::Poll,
+        Choice::Poll => return Ok(None),
         Choice::Doorbell => Transport::Doorbell,
         Choice::Socket => {
             let listener = UnixListener::bind(&path)?;
@@ -45,7 +46,7 @@ pub fn start(choice: Choice, folder: &Path) -> io::Result<Variable> {
             Transport::Socket(path.to_str().ok_or(io::ErrorKind::InvalidFilename)?)
         }
     };
-    Ok((VARIABLE.into(), transport.to_string().into()))
+    Ok(Some((VARIABLE.into(), transport.to_string().into())))
 }
 
 fn accept(listener: &UnixListener) {
@@ -85,9 +86,35 @@ fn serve(stream: UnixStream) -> io::Result<()> {
 
 /// Maps a session's segment of a file that cannot become shorter.
 fn map(file: &File, offset: u64) -> io::Result<MmapRegion<()>> {
-    if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
-        return Err(io::Error::other("its session may become shorter"));
+    let is_memory = fstatfs(file)?.f_type == libc::TMPFS_MAGIC;
+    if !is_memory || !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+        return Err(io::Error::other("its session is no memory of fixed size"));
     }
     let part = FileOffset::new(file.try_clone()?, offset);
     MmapRegion::from_file(part, SEGMENT_BYTES).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session with a variable for its worker gets no idle worker.
+    #[test]
+    fn the_usual_transport_needs_no_variable() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(start(Choice::Poll, folder.path()).unwrap(), None);
+        let (name, value) = start(Choice::Socket, folder.path()).unwrap().unwrap();
+        assert_eq!(name, VARIABLE);
+        let value = value.into_string().unwrap();
+        let path = value.strip_prefix("socket:").unwrap();
+        UnixStream::connect(path).unwrap();
+    }
+
+    #[test]
+    fn a_session_that_could_become_shorter_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 << 20).unwrap();
+        let error = map(&file, 0).unwrap_err().to_string();
+        assert!(error.contains("no memory of fixed size"), "{error}");
+    }
 }

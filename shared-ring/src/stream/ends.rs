@@ -13,7 +13,7 @@ use crate::layout::MAX_BODY;
 use crate::memory::SessionMemory;
 use crate::ring::{Cursors, Producer, PushError, RecordHead, Sleep};
 use crate::slot::AnswerSlots;
-use crate::status::Status;
+use crate::status::{EndCause, Status};
 use crate::wait::{Backoff, Step};
 
 /// Time for which a server waits for an answer after the session has ended.
@@ -305,11 +305,14 @@ impl Server {
             if let Some(value) = done() {
                 return Ok(value);
             }
-            if self.status.load().is_some()
-                && ended.get_or_insert_with(Instant::now).elapsed() >= grace
-            {
-                // The value may have come just before the end.
-                return done().ok_or(StreamError::Over);
+            if let Some(cause) = self.status.load() {
+                // Only the worker of a dead context still answers.
+                let is_dead = EndCause::from_code(cause.cause) == Some(EndCause::ContextDead);
+                let since = ended.get_or_insert_with(Instant::now).elapsed();
+                if !is_dead || since >= grace {
+                    // The value may have come just before the end.
+                    return done().ok_or(StreamError::Over);
+                }
             }
             match backoff.step() {
                 Step::Spun => {}
@@ -329,7 +332,6 @@ mod tests {
     use crate::memory::OwnedMemory;
     use crate::ring::{Consumer, RecordBuf};
     use crate::slot::SlotIndex;
-    use crate::status::EndCause;
 
     /// A session in a region that outlives the test, and a server of it with an empty file.
     fn server() -> (SessionMemory, &'static Server) {
