@@ -265,7 +265,7 @@ impl Supervisor {
                 tenant.awaits_device = true;
                 self.acceptor.give_lines_back(lines.min(LINES));
                 self.count_neighbours();
-                self.keep_spares();
+                self.adjust_spares(Instant::now());
                 self.answer_if_known();
             }
             Report::Want {
@@ -445,6 +445,8 @@ impl Supervisor {
         let mut workers = self.workers.values();
         if is_over && !workers.any(|worker| worker.session.is_some_and(|(of, _)| of == id)) {
             tenant.state = State::Left;
+            // The next tenant that is alone has a demand of its own.
+            self.pool.forget_demand();
             if std::mem::replace(&mut tenant.is_neighbour, false) {
                 self.history.leaves(id, Instant::now());
             }

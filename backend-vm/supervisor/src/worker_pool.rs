@@ -30,6 +30,9 @@ const SPARES: usize = 2;
 /// Most spare workers of a protocol for a tenant that is alone, which has as many as it has begun sessions together.
 const SPARES_ALONE: usize = 8;
 
+/// Longest time for which spares wait with their start.
+const LONGEST_QUIET: Duration = Duration::from_secs(1);
+
 /// State of workers' starts, which all tenants share.
 #[derive(Debug)]
 pub(super) struct WorkerPool {
@@ -78,6 +81,11 @@ impl WorkerPool {
     /// Returns the reason why a spare worker failed, if one did and none has replaced it.
     pub fn failure(&self) -> Option<&str> {
         self.failures.values().next().map(String::as_str)
+    }
+
+    /// Forgets what the tenants have begun.
+    pub fn forget_demand(&mut self) {
+        self.demand.clear();
     }
 
     /// Orders a worker's process.
@@ -237,6 +245,7 @@ impl Supervisor {
             let spares = self.workers.values().filter(|worker| {
                 worker.hash == hash
                     && worker.environment.is_empty()
+                    && worker.state != WorkerState::Surplus
                     && (worker.session.is_none() || worker.is_owed)
             });
             let mut owners: Vec<_> = spares.map(|worker| worker.cause.1).collect();
@@ -265,9 +274,7 @@ impl Supervisor {
     fn wanted_spares(&self, hash: u64) -> usize {
         let demand = self.pool.demand.get(&hash);
         match self.is_alone() {
-            true => demand.map_or(1, |demand| {
-                demand.peak(Instant::now()).clamp(1, SPARES_ALONE)
-            }),
+            true => demand.map_or(1, |demand| demand.peak(Instant::now()).max(1)),
             false => SPARES,
         }
     }
@@ -282,7 +289,8 @@ impl Supervisor {
     fn begun_together(&self, hash: u64) -> usize {
         let workers = self.workers.values().filter(|worker| {
             let is_new = worker.state != WorkerState::Given || worker.since.elapsed() < TOGETHER;
-            worker.hash == hash && worker.session.is_some() && is_new
+            let lives = |wanted| is_wanted(&self.tenants, wanted);
+            worker.hash == hash && is_new && worker.session.is_some_and(lives)
         });
         workers.count() + self.pool.starts.sessions(hash)
     }
@@ -583,12 +591,13 @@ impl Supervisor {
         };
         let now = Instant::now();
         if wanted.environment.is_empty() {
-            let together = 1 + self.begun_together(wanted.hash);
+            let together = (1 + self.begun_together(wanted.hash)).min(SPARES_ALONE);
             let demand = self.pool.demand.entry(wanted.hash).or_default();
             demand.note(now, together);
         }
-        self.pool.quiet_until = Some(now + self.pool.start_took);
-        self.set_deadline(now + self.pool.start_took);
+        let quiet = now + self.pool.start_took.min(LONGEST_QUIET);
+        self.pool.quiet_until = Some(quiet);
+        self.set_deadline(quiet);
         // A tenant that is alone takes whichever is there.
         let takes = self.is_alone() || !wanted.user.is_some_and(|user| self.is_preparing_for(user));
         let tenants = &self.tenants;
@@ -693,6 +702,9 @@ impl Supervisor {
         for worker in workers.filter(|worker| worker.session == Some(wanted)) {
             worker.process.kill();
         }
+        // Its first work needs no quiet any more.
+        self.pool.quiet_until = None;
+        self.keep_spares();
         self.start_next();
     }
 
@@ -774,6 +786,7 @@ impl Supervisor {
             self.publish_devices(&self.devices());
             self.give_worker(ops, id);
             self.start_next();
+            self.adjust_spares(Instant::now());
         }
         Ok(())
     }
