@@ -117,8 +117,7 @@ fn taken<'a>(next: &Mutex<impl Iterator<Item = &'a str>>) -> Option<&'a str> {
     next.lock().next()
 }
 
-/// Creates one installation for each lane, with a library whose functions can be disabled. Tests look for leftovers of
-/// a run by its installation's folder, so each lane needs its own.
+/// Creates one installation for each lane, with a library whose functions can be disabled.
 fn stages(root: &Path, folder: &Path) -> Result<Vec<Stage>, Failure> {
     let stage = stage::stage(root)?;
     cargo(root)
@@ -128,30 +127,14 @@ fn stages(root: &Path, folder: &Path) -> Result<Vec<Stage>, Failure> {
         .check()?;
     (0..LANES)
         .map(|lane| {
-            let prefix = folder.join(format!("stage-{lane}"));
-            for part in ["bin", "lib/wormhole"] {
-                for entry in entries(&stage.prefix.join(part))? {
-                    let name = entry.file_name().unwrap_or_default();
-                    let is_library = name.to_string_lossy().starts_with("libcuda.so");
-                    let built = folder.join("release/libcuda.so");
-                    let from = if is_library { &built } else { &entry };
-                    stage::place(from, &prefix.join(part).join(name))?;
-                }
+            let copy = stage::copy(&stage, &folder.join(format!("stage-{lane}")))?;
+            for name in ["libcuda.so", "libcuda.so.1"] {
+                let library = copy.prefix.join("lib/wormhole").join(name);
+                stage::place(&folder.join("release/libcuda.so"), &library)?;
             }
-            Ok(Stage { prefix })
+            Ok(copy)
         })
         .collect()
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let entries = fs::read_dir(folder)
-        .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.path())
-        // Folders hold symbols.
-        .filter(|path| path.is_file())
-        .collect())
 }
 
 /// Builds the tests and lists them.

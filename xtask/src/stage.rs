@@ -237,6 +237,22 @@ fn place_stripped(source: &Path, destination: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("cannot place {}: {error}", destination.display())))
 }
 
+/// Copies an installation without its symbols. Tests look for leftovers of a run by its installation's folder, so tests that are
+/// executed at the same time need one each.
+pub fn copy(stage: &Stage, prefix: &Path) -> Result<Stage, Failure> {
+    for part in ["bin", "lib/wormhole"] {
+        let folder = stage.prefix.join(part);
+        let entries = fs::read_dir(&folder)
+            .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
+        for entry in entries.flatten().filter(|entry| entry.path().is_file()) {
+            place(&entry.path(), &prefix.join(part).join(entry.file_name()))?;
+        }
+    }
+    Ok(Stage {
+        prefix: prefix.to_owned(),
+    })
+}
+
 fn symbols_of(part: &Path) -> PathBuf {
     let mut name = part.file_name().unwrap_or_default().to_owned();
     name.push(".debug");

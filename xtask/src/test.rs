@@ -4,13 +4,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::command::{Failure, Run, at_once, cargo, step};
+use crate::stage::{self, Stage};
 use crate::test_executables::{self, Executable};
 use crate::test_results::TestResults;
 use crate::{checks, older_cuda, setup, structure};
 
-/// Folders of the packages whose tests run the staged installation. Some look for what a run left among all processes
-/// that were started from it, so that these packages' tests are executed one executable after another.
-const LOOK_AT_ALL_PROCESSES: [&str; 2] = ["hypervisor", "xtask"];
+/// Tests that run the staged installation. Some look for what a run left among all processes that were started from it, so
+/// that these are executed one executable after another.
+const LOOK_AT_ALL_PROCESSES: [&str; 3] = ["runs", "soak", "demo"];
+
+/// Package and name of tests that run a copy of the installation, and are thus executed beside those that look at all
+/// processes of the installation itself.
+const RUN_A_COPY: (&str, &str) = ("xtask", "commands");
 
 /// Tests of the PTX engine with kernels compiled by nvcc.
 const KERNEL_TESTS: [&str; 6] = [
@@ -29,7 +34,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     setup::build_disk_for_tests(root, &stage.prefix)?;
 
     // Tests of virtual machines leave processors idle. Computations fill these, at the lowest priority.
-    let (computations, tests) = at_once(|| computations(root), || tests(root, &stage.prefix));
+    let (computations, tests) = at_once(|| computations(root), || tests(root, &stage));
     let mut total = tests?;
     total += computations?;
 
@@ -64,9 +69,9 @@ fn processor_seconds() -> u64 {
     ticks / rustix::param::clock_ticks_per_second()
 }
 
-/// Runs the checks of sources and the workspace's tests. Tests of VMs leave processors idle, so that the others are
-/// executed beside them.
-fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
+/// Runs the checks of sources and the workspace's tests. Tests of VMs take the longest, and leave processors idle: they
+/// begin as soon as they are built, and all else is built and executed beside them.
+fn tests(root: &Path, stage: &Stage) -> Result<TestResults, Failure> {
     let mut total = TestResults::default();
     total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
     step("rules between crates");
@@ -76,40 +81,53 @@ fn tests(root: &Path, stage: &Path) -> Result<TestResults, Failure> {
     total += check("the glibc of the installation", &checks::glibc(root)?);
     total += check("prose", &checks::prose(root)?);
 
-    let has_gpu = Path::new("/dev/nvidiactl").exists();
-    if !has_gpu {
+    if !has_gpu() {
         eprintln!("xtask: skipping the tests that need an NVIDIA GPU: this machine has none");
     }
-    let prepare = |run: Run| {
-        run.args(has_gpu.then_some("--include-ignored"))
-            .env("WORMHOLE_STAGE", stage)
-            .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
-            .env("WORMHOLE_IMAGES", setup::images(root))
-    };
-    let executables = test_executables::build(root)?;
-    let (installed, others): (Vec<_>, Vec<_>) = executables
+    let installed = test_executables::build(root, &LOOK_AT_ALL_PROCESSES)?;
+    let (beside, here) = at_once(
+        || others(root, stage),
+        || test_executables::run(&installed, |run| prepared(run, root, stage)),
+    );
+    total += beside?;
+    total += here?;
+    Ok(total)
+}
+
+/// Builds and runs clippy and all tests but those that look at all processes.
+fn others(root: &Path, stage: &Stage) -> Result<TestResults, Failure> {
+    let mut executables = test_executables::build(root, &[])?;
+    executables.retain(|executable| !LOOK_AT_ALL_PROCESSES.contains(&&*executable.target));
+    let (with_copy, others): (Vec<_>, Vec<_>) = executables
         .into_iter()
-        .partition(|executable| LOOK_AT_ALL_PROCESSES.contains(&&*executable.package));
+        .partition(|executable| (&*executable.package, &*executable.target) == RUN_A_COPY);
     let kernels = older_cuda::build_kernels(root)?;
     let of_kernels: Vec<Executable> = others
         .iter()
         .filter(|executable| KERNEL_TESTS.contains(&&*executable.target))
         .cloned()
         .collect();
-    let (beside, here) = at_once(
-        || {
-            let mut total = lints(root)?;
-            total += test_executables::run(&others, prepare)?;
-            step("the PTX engine on kernels of CUDA 12");
-            total +=
-                test_executables::run(&of_kernels, |run| run.env("WORMHOLE_KERNELS", &kernels))?;
-            Ok::<_, Failure>(total)
-        },
-        || test_executables::run(&installed, prepare),
-    );
-    total += beside?;
-    total += here?;
+    let mut total = lints(root)?;
+    total += test_executables::run(&others, |run| prepared(run, root, stage))?;
+    step("the PTX engine on kernels of CUDA 12");
+    total += test_executables::run(&of_kernels, |run| {
+        prepared(run, root, stage).env("WORMHOLE_KERNELS", &kernels)
+    })?;
+    let copy = stage::copy(stage, &root.join("target/wormhole-copy"))?;
+    total += test_executables::run(&with_copy, |run| prepared(run, root, &copy))?;
     Ok(total)
+}
+
+fn has_gpu() -> bool {
+    Path::new("/dev/nvidiactl").exists()
+}
+
+/// Names the installation and the built programs to a test executable.
+fn prepared(run: Run, root: &Path, stage: &Stage) -> Run {
+    run.args(has_gpu().then_some("--include-ignored"))
+        .env("WORMHOLE_STAGE", &stage.prefix)
+        .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
+        .env("WORMHOLE_IMAGES", setup::images(root))
 }
 
 /// Runs clippy.

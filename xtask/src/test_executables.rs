@@ -39,11 +39,13 @@ struct Profile {
     test: bool,
 }
 
-/// Builds all test executables of the workspace.
-pub fn build(root: &Path) -> Result<Vec<Executable>, Failure> {
-    step("building the tests");
+/// Builds the test executables of the workspace that have these names, or all of them if there are none. Either way
+/// dependencies have the features that the whole workspace needs, so that nothing is built twice.
+pub fn build(root: &Path, names: &[&str]) -> Result<Vec<Executable>, Failure> {
+    step(&format!("building the tests {}", names.join(", ")));
     let (status, messages) = cargo(root)
         .args(["test", "--workspace", "--no-run"])
+        .args(names.iter().flat_map(|name| ["--test", name]))
         .args(["--message-format", "json-render-diagnostics"])
         .output()?;
     if !status.success() {
