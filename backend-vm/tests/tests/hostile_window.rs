@@ -2,13 +2,14 @@
 //!
 //! Half of the rounds write random bytes over the ring and its header and publish random bytes as a
 //! record, half mutate valid records with knowledge of the grammar, and another thread flips bytes
-//! meanwhile. A round counts once the worker has read its record. The supervisor must live, a
-//! neighbouring session must compute the right bytes, and every decoder and every reason for
-//! refusal must have been reached.
+//! meanwhile. Two sessions are attacked at a time. A round counts once the worker has read its
+//! record. The supervisor must live, a neighbouring session must compute the right bytes, and every
+//! decoder and every reason for refusal must have been reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 
 use wormhole_api::array::SURFACE_LDST;
@@ -19,7 +20,7 @@ use wormhole_api::{
     MipmapCreate, ModuleGetFunction, PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend_tests::attack::{Entry, Writer, mutate};
-use wormhole_backend_tests::backend::Backend;
+use wormhole_backend_tests::backend::{Backend, wait_until};
 use wormhole_backend_tests::grammar::{
     ARRAY, DEVICE_BYTES, MAPPED_BYTES, PTX, Things, existing, grammar,
 };
@@ -28,12 +29,16 @@ use wormhole_backend_tests::messages::{library_load, module_load};
 use wormhole_backend_tests::random::Random;
 use wormhole_link::counters::Counter;
 use wormhole_link::report::SessionReport;
+use wormhole_lock::Mutex;
 use wormhole_ring::control::Message;
 use wormhole_ring::layout::{RING_BYTES, SLOTS, session};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::EndCause;
+use wormhole_ring::wait::{Backoff, Step};
 
 const ROUNDS: usize = 10_000;
+/// Number of attackers. One alone mostly waits: for workers that start and end, and for processors.
+const ATTACKERS: usize = 2;
 /// Time for which a round waits until its record is read: flipped bytes may hide it for good.
 const ROUND: Duration = Duration::from_millis(20);
 
@@ -133,8 +138,9 @@ impl Attack {
         entry.expect("each message has one").clone()
     }
 
-    fn open(backend: &mut Backend) -> Self {
-        let mut guest = backend.connect().open();
+    fn open(backend: &Mutex<Backend>) -> Self {
+        let control = backend.lock().connect();
+        let mut guest = control.open();
         let things = prepare(&mut guest);
         let records = grammar(&things, &mut guest);
         let writer = Writer::new(&guest);
@@ -155,6 +161,7 @@ impl Attack {
     /// Waits until the record was read, or never will be.
     fn wait_until_read(&mut self) -> Round {
         let end = Instant::now() + ROUND;
+        let mut backoff = Backoff::new();
         loop {
             let cause = self.guest.status.load();
             let taken = self.writer.word(session::HEAD) == self.writer.cursor;
@@ -168,7 +175,12 @@ impl Attack {
             if Instant::now() > end {
                 return Round::Over;
             }
-            std::thread::yield_now();
+            // Yielding for ever takes the processor from the worker that reads.
+            match backoff.step() {
+                Step::Spun => {}
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(time) => std::thread::sleep(time),
+            }
         }
     }
 
@@ -236,14 +248,14 @@ struct Flipper {
 }
 
 impl Flipper {
-    fn start() -> Self {
+    fn start(seed: u64) -> Self {
         let segment = Arc::new(AtomicPtr::new(std::ptr::null_mut()));
         let stop = Arc::new(AtomicBool::new(false));
         let busy = Arc::new(AtomicBool::new(false));
         let (target, stopped, working) =
             (Arc::clone(&segment), Arc::clone(&stop), Arc::clone(&busy));
         let thread = std::thread::spawn(move || {
-            let random = Random::new(99);
+            let random = Random::new(seed);
             while !stopped.load(Ordering::SeqCst) {
                 std::thread::park();
                 random.delay();
@@ -448,92 +460,30 @@ fn directed(attack: &mut Attack, reason: Counter) {
     attack.send(&entry);
 }
 
-/// Messages whose record fails: it names an object or a file of another process, or a feature that the CPU device lacks.
-const NOT_SERVED: [&str; 10] = [
-    "OpenAllocation",
-    "CloseAllocation",
-    "OpenEvent",
-    "OpenMemory",
-    "OpenPool",
-    "OpenPointer",
-    "FileMap",
-    "FileUnmap",
-    "TensorMapEncode",
-    "TensorMapReplace",
-];
-
-/// Checks the unmodified records, because mutations of invalid ones test little.
-#[test]
-fn every_message_has_a_valid_record() {
-    let mut backend = Backend::with_devices(8, "cpu:2");
-    let mut attack = Attack::open(&mut backend);
-    let mut served = BTreeSet::new();
-    for entry in attack.records.clone() {
-        attack.send(&Entry { slot: 1, ..entry });
-        let answer = attack.guest.wait(1, attack.sequence);
-        let status = answer.expect("the session lives").status;
-        if status == 0 || status == CuResult::NOT_READY.0 {
-            served.insert(entry.message);
-        }
-    }
-    assert_eq!(attack.guest.status.load(), None);
-    for info in MESSAGES {
-        let expected = !NOT_SERVED.contains(&info.name);
-        assert_eq!(served.contains(&info.id), expected, "{}", info.name);
-    }
+/// Returns the next report of an ended session. Others use the tenant's stream meanwhile.
+fn report(backend: &Mutex<Backend>) -> SessionReport {
+    let mut next = None;
+    wait_until(
+        || {
+            next = backend.lock().ready_report();
+            if next.is_none() {
+                park_timeout(Duration::from_millis(1));
+            }
+            next.is_some()
+        },
+        || "the report of a session".into(),
+    );
+    next.expect("waited for")
 }
 
-#[test]
-fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
-    let mut backend = Backend::with_devices(128, "cpu:2");
-    let stop = Arc::new(AtomicBool::new(false));
-    let checked = Arc::new(AtomicU64::new(0));
-    let honest = backend.connect().open();
-    let beside = {
-        let (stop, checked) = (Arc::clone(&stop), Arc::clone(&checked));
-        std::thread::spawn(move || neighbour(honest, &stop, &checked))
-    };
-    let mut tally = Tally::default();
-    let random = Random::new(2026);
-
-    for &(reason, name) in Counter::REFUSALS {
-        let mut attack = Attack::open(&mut backend);
-        directed(&mut attack, reason);
-        match reason {
-            Counter::InvalidHandles
-            | Counter::InvalidAddresses
-            | Counter::HandleType
-            | Counter::ExcludedValue
-            | Counter::NoDevice => drop(attack.guest.wait(1, attack.sequence)),
-            _ => drop(attack.guest.wait_for_status()),
-        }
-        drop(attack);
-        let report = backend.report();
-        assert!(
-            report.refusals.contains_key(name),
-            "{name} was not reached: {report:?}"
-        );
-        tally.add(report);
-    }
-
-    // The reset is also sent on purpose: it is rare at random, because it destroys the objects that
-    // the others need.
-    let mut attack = Attack::open(&mut backend);
-    let reset = Entry {
-        slot: 1,
-        ..attack.record::<ContextReset>()
-    };
-    attack.send(&reset);
-    let answer = attack.guest.wait(1, attack.sequence);
-    assert_eq!(answer.expect("the session lives").status, 0);
-    drop(attack);
-    tally.add(backend.report());
-
-    let flipper = Flipper::start();
+/// Attacks one session after the other until enough rounds were looked at. Returns the number of all rounds.
+fn attack_at_random(backend: &Mutex<Backend>, tally: &Mutex<Tally>, number: u64) -> usize {
+    let random = Random::new(2026 + number);
+    let flipper = Flipper::start(99 + number);
     let mut attack: Option<Attack> = None;
     let (mut looked_at, mut round) = (0, 0);
-    while looked_at < ROUNDS {
-        let live = attack.get_or_insert_with(|| Attack::open(&mut backend));
+    while looked_at < ROUNDS / ATTACKERS {
+        let live = attack.get_or_insert_with(|| Attack::open(backend));
         flipper.aim(Some(&live.guest));
         round += 1;
         let entry = if round % 2 == 0 {
@@ -565,23 +515,115 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
         if outcome != Round::Taken {
             flipper.aim(None);
             attack = None;
-            tally.add(backend.report());
+            let report = report(backend);
+            tally.lock().add(report);
         }
     }
     flipper.aim(None);
+    round
+}
+
+/// Messages whose record fails: it names an object or a file of another process, or a feature that the CPU device lacks.
+const NOT_SERVED: [&str; 10] = [
+    "OpenAllocation",
+    "CloseAllocation",
+    "OpenEvent",
+    "OpenMemory",
+    "OpenPool",
+    "OpenPointer",
+    "FileMap",
+    "FileUnmap",
+    "TensorMapEncode",
+    "TensorMapReplace",
+];
+
+/// Checks the unmodified records, because mutations of invalid ones test little.
+#[test]
+fn every_message_has_a_valid_record() {
+    let backend = Mutex::new(Backend::with_devices(8, "cpu:2"));
+    let mut attack = Attack::open(&backend);
+    let mut served = BTreeSet::new();
+    for entry in attack.records.clone() {
+        attack.send(&Entry { slot: 1, ..entry });
+        let answer = attack.guest.wait(1, attack.sequence);
+        let status = answer.expect("the session lives").status;
+        if status == 0 || status == CuResult::NOT_READY.0 {
+            served.insert(entry.message);
+        }
+    }
+    assert_eq!(attack.guest.status.load(), None);
+    for info in MESSAGES {
+        let expected = !NOT_SERVED.contains(&info.name);
+        assert_eq!(served.contains(&info.id), expected, "{}", info.name);
+    }
+}
+
+#[test]
+fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
+    let backend = Mutex::new(Backend::with_devices(128, "cpu:2"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let checked = Arc::new(AtomicU64::new(0));
+    let honest = backend.lock().connect().open();
+    let beside = {
+        let (stop, checked) = (Arc::clone(&stop), Arc::clone(&checked));
+        std::thread::spawn(move || neighbour(honest, &stop, &checked))
+    };
+    let mut tally = Tally::default();
+
+    for &(reason, name) in Counter::REFUSALS {
+        let mut attack = Attack::open(&backend);
+        directed(&mut attack, reason);
+        match reason {
+            Counter::InvalidHandles
+            | Counter::InvalidAddresses
+            | Counter::HandleType
+            | Counter::ExcludedValue
+            | Counter::NoDevice => drop(attack.guest.wait(1, attack.sequence)),
+            _ => drop(attack.guest.wait_for_status()),
+        }
+        drop(attack);
+        let report = report(&backend);
+        assert!(
+            report.refusals.contains_key(name),
+            "{name} was not reached: {report:?}"
+        );
+        tally.add(report);
+    }
+
+    // The reset is also sent on purpose: it is rare at random, because it destroys the objects that
+    // the others need.
+    let mut attack = Attack::open(&backend);
+    let reset = Entry {
+        slot: 1,
+        ..attack.record::<ContextReset>()
+    };
+    attack.send(&reset);
+    let answer = attack.guest.wait(1, attack.sequence);
+    assert_eq!(answer.expect("the session lives").status, 0);
     drop(attack);
-    drop(flipper);
+    tally.add(report(&backend));
+
+    let tally = Mutex::new(tally);
+    let rounds: usize = std::thread::scope(|scope| {
+        let (backend, tally) = (&backend, &tally);
+        let attackers: [_; ATTACKERS] = std::array::from_fn(|number| {
+            scope.spawn(move || attack_at_random(backend, tally, number as u64))
+        });
+        let rounds = attackers.map(|attacker| attacker.join().expect("it attacks"));
+        rounds.iter().sum()
+    });
 
     let before = checked.load(Ordering::Relaxed);
-    wormhole_backend_tests::backend::wait_until(
+    wait_until(
         || checked.load(Ordering::Relaxed) > before || beside.is_finished(),
         || "the neighbour's next result".into(),
     );
     stop.store(true, Ordering::Relaxed);
     beside.join().expect("the neighbour's results are right");
-    assert!(backend.is_alive());
+    assert!(backend.lock().is_alive());
+    let tally = tally.lock();
     println!(
-        "{round} rounds, {} sessions attacked, neighbour checked {} times",
+        "{rounds} rounds, {} sessions attacked, neighbour checked {} times",
         tally.sessions,
         checked.load(Ordering::Relaxed)
     );
