@@ -468,7 +468,7 @@ const RUN_FILES: &[(&str, &str)] = &[
     ),
     (
         "\n\nfrob = 1",
-        "line 3: unknown key `frob`; there are placement, device, ",
+        "line 3: unknown key `frob`; there are placement, transport, device, ",
     ),
     ("help = true", "unknown key `help`"),
     ("config = \"c.toml\"", "unknown key `config`"),
