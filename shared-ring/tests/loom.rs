@@ -1,6 +1,6 @@
 //! Models of the ring's protocols, which loom runs in every order that the memory model allows.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p wormhole-ring --test loom`
+//! `RUSTFLAGS="--cfg loom" cargo test -p wormhole-ring --test loom`
 //!
 //! Each property has a second model that disables the sync point it depends on. The second model must fail, so that a
 //! model which checks nothing is noticed.

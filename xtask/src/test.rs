@@ -150,14 +150,7 @@ fn computations(root: &Path) -> Result<TestResults, Failure> {
     let mut total = suite_behind(
         "ring models under loom",
         cargo(root)
-            .args([
-                "test",
-                "--release",
-                "--package",
-                "wormhole-ring",
-                "--test",
-                "loom",
-            ])
+            .args(["test", "--package", "wormhole-ring", "--test", "loom"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", root.join("target/loom")),
     )?;
