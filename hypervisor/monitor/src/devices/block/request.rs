@@ -10,7 +10,7 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{DescriptorChain, Reader};
-use vm_memory::VolatileSlice;
+use vm_memory::{Address, GuestMemoryBackend, VolatileSlice};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -95,8 +95,11 @@ impl Disk {
         let Some((data, status)) = room(memory, chain.clone().writable()) else {
             return 0;
         };
-        let done = self.execute(memory, chain, &data);
-        report(&data, &status, done)
+        let done = match &data {
+            Some(data) => self.execute(memory, chain, data),
+            None => Err(Failure::Io),
+        };
+        report(data.as_deref(), &status, done)
     }
 
     /// Returns the request in `chain` if it is a valid read that may be under way beside others.
@@ -116,7 +119,7 @@ impl Disk {
         if writable.next().is_some() {
             return None;
         }
-        let (data, _) = room(memory, buffers.iter().copied())?;
+        let data = room(memory, buffers.iter().copied())?.0?;
         let (offset, len) = self.place(header.sector.get(), &data).ok()?;
         let len = u32::try_from(len).ok().filter(|len| *len <= MOST_BYTES)?;
         Some(ReadRequest {
@@ -133,12 +136,13 @@ impl Disk {
         let Some((data, status)) = room(memory, read.buffers.iter().copied()) else {
             return 0;
         };
-        let finished = match done < read.len {
-            true if self.ending.has_begun() => Err(Failure::Io),
-            true => self.read_behind(&data, read.offset, done),
-            false => Ok(()),
+        let finished = match &data {
+            None => Err(Failure::Io),
+            Some(_) if done >= read.len => Ok(()),
+            Some(_) if self.ending.has_begun() => Err(Failure::Io),
+            Some(data) => self.read_behind(data, read.offset, done),
         };
-        report(&data, &status, finished.map(|()| read.len))
+        report(data.as_deref(), &status, finished.map(|()| read.len))
     }
 
     /// Reads what belongs behind the first `done` bytes of `data`, whose place is `offset`.
@@ -321,20 +325,35 @@ fn byte(status: u32) -> u8 {
     status.to_le_bytes()[0]
 }
 
-/// Returns the memory of the data, and of the status: the last byte of the buffers. `None` if there is no such byte, or if a
-/// part is not RAM.
+/// Memory of a request's data; `None` if a part of it is not RAM, such as memory of the window.
+type Data<'m> = Option<Vec<VolatileSlice<'m>>>;
+
+/// Returns the memory of the data, and of the status: the last byte of the buffers. `None` if there is no such byte, or if it
+/// is not RAM. The driver may not have initialized it, so that it is written whatever the rest of the buffers is.
 fn room<'m>(
     memory: &'m GuestRam,
     buffers: impl Iterator<Item = Descriptor>,
-) -> Option<(Vec<VolatileSlice<'m>>, VolatileSlice<'m>)> {
-    let mut data = slices(memory, buffers)?;
-    let status = take_last_byte(&mut data)?;
+) -> Option<(Data<'m>, VolatileSlice<'m>)> {
+    let mut last = None;
+    let mut buffers = buffers.inspect(|buffer| {
+        if buffer.len() > 0 {
+            last = Some((buffer.addr(), u64::from(buffer.len()) - 1));
+        }
+    });
+    let data = slices(memory, buffers.by_ref());
+    buffers.for_each(drop);
+    let (start, before) = last?;
+    let status = memory.get_slice(start.checked_add(before)?, 1).ok()?;
+    let data = data.map(|mut data| {
+        take_last_byte(&mut data);
+        data
+    });
     Some((data, status))
 }
 
 /// Writes the status of a request that has written to `data`. Returns the number of bytes written to the driver's buffers.
 fn report(
-    data: &[VolatileSlice<'_>],
+    data: Option<&[VolatileSlice<'_>]>,
     status: &VolatileSlice<'_>,
     done: Result<u32, Failure>,
 ) -> u32 {
@@ -346,25 +365,25 @@ fn report(
     // The driver may read as many bytes from the first buffer on. The status is one of them if nothing that was not
     // written lies before it.
     let written = done.unwrap_or(0);
-    let room = data.iter().map(|part| part.len() as u64).sum::<u64>();
-    match u64::from(written) == room {
+    let room = data.map(|data| data.iter().map(|part| part.len() as u64).sum::<u64>());
+    match room == Some(u64::from(written)) {
         true => written.saturating_add(1),
         false => written,
     }
 }
 
-/// Removes the last byte of the slices and returns it.
-fn take_last_byte<'m>(slices: &mut Vec<VolatileSlice<'m>>) -> Option<VolatileSlice<'m>> {
-    loop {
-        let last = slices.pop()?;
+/// Removes the last byte of the slices.
+fn take_last_byte(slices: &mut Vec<VolatileSlice<'_>>) {
+    while let Some(last) = slices.pop() {
         let Some(before) = last.len().checked_sub(1) else {
             continue;
         };
-        let byte = last.offset(before).ok()?;
-        if before > 0 {
-            slices.push(last.subslice(0, before).ok()?);
+        if let Ok(rest) = last.subslice(0, before)
+            && before > 0
+        {
+            slices.push(rest);
         }
-        return Some(byte);
+        return;
     }
 }
 

@@ -525,6 +525,54 @@ mod tests {
     }
 
     #[test]
+    fn requests_with_data_outside_of_ram_fail_and_the_queue_goes_on() {
+        data_outside_of_ram_fails(guest(DiskAccess::ReadWrite));
+    }
+
+    #[test]
+    fn requests_with_data_outside_of_ram_fail_without_an_io_uring() {
+        let mut guest = guest(DiskAccess::ReadWrite);
+        guest.worker.reads = None;
+        data_outside_of_ram_fails(guest);
+    }
+
+    fn data_outside_of_ram_fails(mut guest: Guest) {
+        let full = pattern(5, 4096);
+        guest.file.write_all_at(&full, 0).expect("room");
+        guest.queue.write_bytes(DATA, &[UNTOUCHED; 512]);
+        let kinds = [
+            (VIRTIO_BLK_T_IN, WRITE),
+            (VIRTIO_BLK_T_OUT, 0),
+            (VIRTIO_BLK_T_DISCARD, 0),
+            (VIRTIO_BLK_T_WRITE_ZEROES, 0),
+            (VIRTIO_BLK_T_FLUSH, 0),
+            (VIRTIO_BLK_T_FLUSH, WRITE),
+            (VIRTIO_BLK_T_GET_ID, WRITE),
+            (99, WRITE),
+        ];
+        // Far from RAM, at its end, across its end, and where addresses end.
+        let ram = RAM as u64;
+        for outside in [1 << 40, ram, ram - 256, u64::MAX - 255] {
+            for (kind, flags) in kinds {
+                let outside = (outside, 512, flags, 0);
+                let inside = (DATA, 512, flags, 0);
+                let chains = [vec![outside], vec![inside, outside], vec![outside, inside]];
+                for data in chains {
+                    let done = guest.request(kind, 0, &data);
+                    // The status is the first byte that the device writes where it may write no data.
+                    let written = u32::from(flags == 0);
+                    assert_eq!(done, (IOERR, written), "request {kind}, {data:x?}");
+                }
+            }
+        }
+        assert_eq!(guest.in_file(0, 4096), full);
+        assert_eq!(guest.queue.bytes(DATA, 512), [UNTOUCHED; 512]);
+        let read = guest.request(VIRTIO_BLK_T_IN, 0, &[(DATA, 512, WRITE, 0)]);
+        assert_eq!(read, (OK, 513));
+        assert_eq!(guest.queue.bytes(DATA, 512), full[..512]);
+    }
+
+    #[test]
     fn a_driver_that_sends_no_flushes_gets_durable_writes() {
         let mut guest = guest(DiskAccess::ReadWrite);
         assert!(!guest.worker.disk.write_through);
