@@ -7,7 +7,7 @@ use event_manager::{EventOps, EventSet, Events};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::device::{QUEUE_SIZE, QUEUES};
@@ -117,11 +117,16 @@ impl FsWorker {
             };
             left -= 1;
             let head = chain.head_index();
-            let taken = copied(chain, &mut self.buffers)
-                .then(|| taken(&self.memory, &self.buffers, &mut self.request));
-            let Some((request, room)) = taken.flatten() else {
-                used[number] |= queue.add_used(&self.memory, head, 0);
-                continue;
+            let taken = match copied(chain, &mut self.buffers) {
+                true => taken(&self.memory, &self.buffers, &mut self.request),
+                false => Err(0),
+            };
+            let (request, room) = match taken {
+                Ok(taken) => taken,
+                Err(written) => {
+                    used[number] |= queue.add_used(&self.memory, head, written);
+                    continue;
+                }
             };
             let waits = has_reply(request) && bytes_of(&room) >= size_of::<OutHeader>();
             self.last += 1;
@@ -147,7 +152,7 @@ impl FsWorker {
                 }
                 Err(_) => {
                     self.server = None;
-                    let written = fail(&self.memory, &pending);
+                    let written = fail(&self.memory, &pending.room, pending.unique);
                     used[number] |= queue.add_used(&self.memory, head, written);
                 }
             }
@@ -190,7 +195,7 @@ impl FsWorker {
                 Ok(()) if whole && len <= bytes_of(&pending.room) => {
                     scatter(&self.memory, &pending.room, reply)
                 }
-                _ => fail(&self.memory, &pending),
+                _ => fail(&self.memory, &pending.room, pending.unique),
             };
             if let Some(queue) = self.queues.get_mut(pending.queue) {
                 used[pending.queue] |= queue.add_used(&self.memory, pending.head, written);
@@ -205,7 +210,7 @@ impl FsWorker {
     /// Answers all waiting requests with an error, since the server never will.
     fn fail_all(&mut self, used: &mut [bool]) {
         for (_, pending) in self.pending.drain() {
-            let written = fail(&self.memory, &pending);
+            let written = fail(&self.memory, &pending.room, pending.unique);
             if let Some(queue) = self.queues.get_mut(pending.queue) {
                 used[pending.queue] |= queue.add_used(&self.memory, pending.head, written);
             }
@@ -271,13 +276,29 @@ fn copied(chain: impl Iterator<Item = Descriptor>, buffers: &mut Vec<Descriptor>
     true
 }
 
-/// Takes a request from the guest, and the buffers for its reply; `None` if it is none.
+/// Takes a request from the guest, and the buffers for its reply. If a buffer is not RAM, such as memory of the window for a
+/// read without the guest's page cache, answers with an error instead: the server does not see the request, and a driver
+/// could take its own zeroes for a reply. The error is the answer's length; 0 if there is no request or no reply to it.
 fn taken<'r>(
     memory: &GuestRam,
     buffers: &[Descriptor],
     request: &'r mut [u8],
-) -> Option<(&'r mut [u8], Room)> {
-    Some((gather(memory, buffers, request)?, room(buffers)))
+) -> Result<(&'r mut [u8], Room), u32> {
+    let room = room(buffers);
+    let (bytes, is_whole) = gather(memory, buffers, request);
+    let request = request.get_mut(..bytes).ok_or(0_u32)?;
+    if bytes < IN_HEADER {
+        return Err(0);
+    }
+    let mut replies = room.iter();
+    if is_whole && replies.all(|(address, len)| memory.check_range(*address, *len)) {
+        return Ok((request, room));
+    }
+    tracing::debug!("a buffer of a request for files is not in the guest's memory");
+    Err(match has_reply(request) {
+        true => fail(memory, &room, unique_of(request)),
+        false => 0,
+    })
 }
 
 /// Returns whether the server answers a request.
@@ -286,20 +307,19 @@ fn has_reply(request: &[u8]) -> bool {
     !FORGETS.contains(&opcode)
 }
 
-/// Copies a request from the guest; `None` if it is none.
-fn gather<'r>(
-    memory: &GuestRam,
-    buffers: &[Descriptor],
-    request: &'r mut [u8],
-) -> Option<&'r mut [u8]> {
+/// Copies a request from the guest. Returns its bytes, and whether they are all: buffers can be larger than requests are, or
+/// not be RAM.
+fn gather(memory: &GuestRam, buffers: &[Descriptor], request: &mut [u8]) -> (usize, bool) {
     let mut bytes = 0_usize;
     for buffer in buffers.iter().filter(|buffer| !buffer.is_write_only()) {
-        let end = bytes.checked_add(len(buffer))?;
-        let place = request.get_mut(bytes..end)?;
-        memory.read_slice(place, buffer.addr()).ok()?;
+        let end = bytes.saturating_add(len(buffer));
+        let place = request.get_mut(bytes..end);
+        if place.is_none_or(|place| memory.read_slice(place, buffer.addr()).is_err()) {
+            return (bytes, false);
+        }
         bytes = end;
     }
-    request.get_mut(..bytes).filter(|_| bytes >= IN_HEADER)
+    (bytes, true)
 }
 
 fn len(buffer: &Descriptor) -> usize {
@@ -308,9 +328,14 @@ fn len(buffer: &Descriptor) -> usize {
 
 /// Replaces the number of a request, and returns the driver's.
 fn tagged(request: &mut [u8], tag: u64) -> u64 {
-    let unique = u64::read_from_bytes(&request[UNIQUE]).unwrap_or(0);
+    let unique = unique_of(request);
     request[UNIQUE].copy_from_slice(&tag.to_ne_bytes());
     unique
+}
+
+/// Returns the number of a request.
+fn unique_of(request: &[u8]) -> u64 {
+    u64::read_from_bytes(&request[UNIQUE]).unwrap_or(0)
 }
 
 /// Returns the buffers that the device may write.
@@ -332,6 +357,9 @@ fn scatter(memory: &GuestRam, room: &[(GuestAddress, usize)], mut reply: &[u8]) 
     let len = u32::try_from(reply.len()).unwrap_or(0);
     for &(address, room) in room {
         let (now, later) = reply.split_at(room.min(reply.len()));
+        if now.is_empty() {
+            continue;
+        }
         if let Err(error) = memory.write_slice(now, address) {
             tracing::debug!(%error, "a buffer for a reply is not in the guest's memory");
             return 0;
@@ -342,14 +370,14 @@ fn scatter(memory: &GuestRam, room: &[(GuestAddress, usize)], mut reply: &[u8]) 
 }
 
 /// Answers a request with an error, if it has room for that. Returns the answer's length.
-fn fail(memory: &GuestRam, pending: &Pending) -> u32 {
+fn fail(memory: &GuestRam, room: &[(GuestAddress, usize)], unique: u64) -> u32 {
     let header = OutHeader {
         len: u32::try_from(size_of::<OutHeader>()).unwrap_or(0),
         error: -Errno::IO.raw_os_error(),
-        unique: pending.unique,
+        unique,
     };
-    match bytes_of(&pending.room) >= size_of::<OutHeader>() {
-        true => scatter(memory, &pending.room, header.as_bytes()),
+    match bytes_of(room) >= size_of::<OutHeader>() {
+        true => scatter(memory, room, header.as_bytes()),
         false => 0,
     }
 }
@@ -606,6 +634,69 @@ mod tests {
         assert_eq!(guest.lengths(), [16, 16]);
         assert_eq!(replied(&guest, 0, 0), (EIO, 1, Vec::new()));
         assert_eq!(replied(&guest, 1, 0), (EIO, 2, Vec::new()));
+    }
+
+    #[test]
+    fn requests_with_buffers_outside_of_ram_fail_and_the_queue_goes_on() {
+        let (guest, mut worker, server) = fixture();
+        // Writes the requests' headers. Their buffers are those below.
+        ask(&guest, &[1, 2, 3, 4, 5], 16);
+        let request = |n: u64| (BUFFERS + STEP * n, 48, NEXT);
+        let reply_of = |n: u64| (REPLIES + STEP * n, 16, WRITE);
+        let [far, across] = [(1 << 40, 4096), (RAM as u64 - 512, 1024)];
+        let read = |n, (address, len)| {
+            let (reply, room, _) = reply_of(n);
+            [
+                request(n),
+                (reply, room, WRITE | NEXT),
+                (address, len, WRITE),
+            ]
+        };
+        let write = |n, (address, len)| [request(n), (address, len, NEXT), reply_of(n)];
+        let outside = [
+            read(0, far),
+            read(1, across),
+            write(2, far),
+            write(3, across),
+        ];
+        let buffers = outside
+            .concat()
+            .into_iter()
+            .chain([request(4), reply_of(4)]);
+        let table: Vec<Entry> = (1..)
+            .zip(buffers)
+            .map(|(next, (address, len, flags))| (address, len, flags, next))
+            .collect();
+        guest.offer(&table, &[0, 3, 6, 9, 12], 5);
+        worker.turn();
+        assert_eq!(guest.lengths(), [16; 4]);
+        for n in 0..4 {
+            assert_eq!(replied(&guest, n, 0), (EIO, n + 1, Vec::new()));
+        }
+        // The server has the one whose buffers are all RAM, and no other.
+        let tag = take(&server).expect("a request");
+        assert_eq!(take(&server), None);
+        reply(&server, tag, b"");
+        worker.turn();
+        assert_eq!(replied(&guest, 4, 0), (0, 5, Vec::new()));
+        assert_eq!(guest.lengths(), [16; 5]);
+    }
+
+    #[test]
+    fn a_request_that_has_no_reply_gets_none_if_it_lies_outside_of_ram() {
+        let (guest, mut worker, server) = fixture();
+        guest.write_bytes(BUFFERS, &[0; 48]);
+        guest.write_bytes(BUFFERS + 4, &FORGETS[1].to_ne_bytes());
+        let table = [
+            (BUFFERS, 40, NEXT, 1),
+            (RAM as u64, 16, NEXT, 2),
+            (REPLIES, 16, WRITE, 0),
+        ];
+        guest.offer(&table, &[0], 1);
+        worker.turn();
+        assert_eq!(guest.lengths(), [0]);
+        assert_eq!(guest.bytes(REPLIES, 16), [0; 16]);
+        assert_eq!(take(&server), None);
     }
 
     #[test]
