@@ -429,6 +429,60 @@ mod tests {
     }
 
     #[test]
+    fn a_payload_outside_of_ram_resets_its_connection_and_the_queue_goes_on() {
+        let memory = memory();
+        let [receive, transmit, _] = mocks(&memory);
+        let (mut worker, _, accepted) = worker(&memory);
+        write(&memory, 0, header(Op::Request, 0).as_bytes());
+        write(&memory, 100, header(Op::Data, 8).as_bytes());
+        write(&memory, 200, b"abcdefgh");
+        transmit
+            .add_desc_chains(
+                &[
+                    descriptor(BUFFERS, 44, 0, 0),
+                    descriptor(BUFFERS + 100, 44, NEXT, 2),
+                    descriptor(BUFFERS + 200, 8, 0, 0),
+                    // The same header, in two parts, with a payload far from RAM.
+                    descriptor(BUFFERS + 100, 20, NEXT, 4),
+                    descriptor(BUFFERS + 120, 24, NEXT, 5),
+                    descriptor(1 << 40, 8, 0, 0),
+                    descriptor(BUFFERS + 100, 44, NEXT, 7),
+                    descriptor(BUFFERS + 200, 8, 0, 0),
+                ],
+                0,
+            )
+            .expect("ram");
+        receive
+            .add_desc_chains(
+                &[
+                    descriptor(BUFFERS + 0x1000, 64, WRITE, 0),
+                    descriptor(BUFFERS + 0x2000, 64, WRITE, 0),
+                ],
+                0,
+            )
+            .expect("ram");
+        worker.transmit();
+        assert_eq!(transmit.used().idx().load(), 4);
+        assert_eq!(worker.mux.connections(), 0);
+        worker.receive();
+        let mut bytes = [0; HEADER_LEN];
+        for at in [0x1000, 0x2000] {
+            memory
+                .read_slice(&mut bytes, GuestAddress(BUFFERS + at))
+                .expect("ram");
+            let answer: Header = zerocopy::transmute!(bytes);
+            assert_eq!((answer.op(), answer.dst_port.get()), (Op::Reset, 1000));
+        }
+        // The host has what came before, and nothing behind the gap.
+        drop(worker);
+        let mut received = Vec::new();
+        accepted.lock()[0]
+            .read_to_end(&mut received)
+            .expect("end of file");
+        assert_eq!(received, b"abcdefgh");
+    }
+
+    #[test]
     fn a_reset_drops_connections_and_touches_no_queue_any_more() {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);

@@ -142,6 +142,17 @@ impl Mux {
         }
     }
 
+    /// Resets the connection of a packet whose payload cannot be read: its stream must not go on with a gap.
+    pub fn lose(&mut self, header: &Header) {
+        tracing::debug!(
+            ?header,
+            "a guest's packet has a payload that cannot be read"
+        );
+        // VIRTIO_VSOCK_OP_INVALID.
+        let op = u16::from(Op::Unknown(0)).into();
+        self.receive(&Header { op, ..*header }, &[]);
+    }
+
     fn connect(&mut self, key: Key, request: &Header) {
         match self.open(key, request) {
             Some(connection) => {

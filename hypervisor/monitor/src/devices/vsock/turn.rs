@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 
 use virtio_queue::{DescriptorChain, Reader, Writer};
-use vm_memory::GuestMemory;
+use vm_memory::{Bytes, GuestMemory};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::mux::Mux;
@@ -59,11 +59,10 @@ pub(super) fn transmit<M: GuestMemory<Bitmap = ()>>(
         };
         left -= 1;
         let head = chain.head_index();
-        let packet = Reader::new(memory, chain)
-            .ok()
-            .and_then(|reader| read_packet(reader, payload));
-        if let Some((header, len)) = packet {
-            mux.receive(&header, &payload[..len]);
+        match Packet::of(memory, chain, payload) {
+            Packet::Whole(header, len) => mux.receive(&header, &payload[..len]),
+            Packet::Lost(header) => mux.lose(&header),
+            Packet::None => {}
         }
         used |= queue.add_used(memory, head, 0);
     };
@@ -114,14 +113,66 @@ pub(super) fn receive<M: GuestMemory<Bitmap = ()>>(
     turn
 }
 
-/// Copies one packet out of guest memory; `None` if the chain does not hold a whole packet.
-fn read_packet(mut reader: impl Read, payload: &mut [u8]) -> Option<(Header, usize)> {
+/// Contents of a buffer of the transmit queue.
+enum Packet {
+    /// A packet with as many bytes of payload.
+    Whole(Header, usize),
+    /// A packet whose payload is too long, or not there in whole, or in no memory of the device's: a driver that sends
+    /// without a copy may name memory of the window.
+    Lost(Header),
+    /// No packet.
+    None,
+}
+
+impl Packet {
+    /// Copies a packet out of guest memory, its payload to the start of `payload`.
+    fn of<M: GuestMemory<Bitmap = ()>>(
+        memory: &M,
+        chain: DescriptorChain<&M>,
+        payload: &mut [u8],
+    ) -> Self {
+        let Some(header) = read_header(memory, chain.clone()) else {
+            return Self::None;
+        };
+        match read_payload(memory, chain, &header, payload) {
+            Some(len) => Self::Whole(header, len),
+            None => Self::Lost(header),
+        }
+    }
+}
+
+/// Copies the header of a packet, whatever the buffers behind it are; `None` if there is none.
+fn read_header<M: GuestMemory<Bitmap = ()>>(
+    memory: &M,
+    chain: DescriptorChain<&M>,
+) -> Option<Header> {
     let mut header = Header::new_zeroed();
-    reader.read_exact(header.as_mut_bytes()).ok()?;
+    let mut rest = header.as_mut_bytes();
+    for buffer in chain.readable() {
+        let len = usize::try_from(buffer.len()).ok()?.min(rest.len());
+        let (now, later) = rest.split_at_mut(len);
+        memory.read_slice(now, buffer.addr()).ok()?;
+        rest = later;
+        if rest.is_empty() {
+            return Some(header);
+        }
+    }
+    None
+}
+
+/// Copies the payload of the packet with this header, and returns its length; `None` if it is not there in whole.
+fn read_payload<M: GuestMemory<Bitmap = ()>>(
+    memory: &M,
+    chain: DescriptorChain<&M>,
+    header: &Header,
+    payload: &mut [u8],
+) -> Option<usize> {
     let len = usize::try_from(header.len.get()).ok()?;
     let payload = payload.get_mut(..len)?;
+    let mut reader = Reader::new(memory, chain).ok()?;
+    reader.read_exact(&mut [0; HEADER_LEN]).ok()?;
     reader.read_exact(payload).ok()?;
-    Some((header, len))
+    Some(len)
 }
 
 /// Writes a packet and returns its size, 0 on failure. The writer must have room for it.
