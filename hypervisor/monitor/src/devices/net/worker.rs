@@ -586,6 +586,31 @@ mod tests {
     }
 
     #[test]
+    fn frames_outside_of_ram_are_dropped_and_the_queues_go_on() {
+        const ELSEWHERE: u64 = 1 << 40;
+        let mut guest = guest(0);
+        let sent = frame(74, 3);
+        guest.queue.write_bytes(BUFFERS, &sent);
+        let table = [
+            (BUFFERS, 12, NEXT, 1),
+            (ELSEWHERE, 62, 0, 0),
+            (BUFFERS, 74, 0, 0),
+        ];
+        guest.queue.offer(&table, &[0, 2], 2);
+        guest.worker.transmit();
+        assert_eq!((guest.sent(), guest.queue.used()), (vec![sent], 2));
+
+        let mut guest = self::guest(0);
+        let table = [(ELSEWHERE, 1600, WRITE, 0), (BUFFERS, 1600, WRITE, 0)];
+        guest.queue.offer(&table, &[0, 1], 2);
+        guest.arrives(&frame(74, 4));
+        guest.arrives(&frame(74, 5));
+        assert_eq!(guest.queue.lengths(), [0, 74]);
+        let arrived = in_buffers(frame(74, 5), 1);
+        assert_eq!(guest.queue.bytes(BUFFERS, 74), arrived);
+    }
+
+    #[test]
     fn a_host_that_reads_nothing_blocks_no_guest() {
         let mut guest = guest(0);
         guest.queue.write_bytes(BUFFERS, &frame(60_000, 9));
