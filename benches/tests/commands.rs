@@ -62,15 +62,22 @@ fn the_benchmarks_of_the_window_measure_a_payload() {
     assert!(figures.rows[0].ratio.is_some(), "{figures:?}");
 
     let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
-    let launches = printed(
-        Command::new(Path::new(&stage).join("bin/wormhole"))
-            .args(["run", "--placement", "process", "--device", "cpu", "--"])
-            .arg(env!("CARGO_BIN_EXE_launch"))
-            .args(["--launches", "100", "--payloads"])
-            .arg(&payloads),
-    );
-    assert!(launches.contains("(100 launches) | "), "{launches}");
-    assert!(launches.contains(" in 80 launches) | "), "{launches}");
+    for transport in ["poll", "doorbell", "socket"] {
+        let launches = printed(
+            Command::new(Path::new(&stage).join("bin/wormhole"))
+                .args(["run", "--placement", "process", "--transport", transport])
+                .args(["--device", "cpu", "--"])
+                .arg(env!("CARGO_BIN_EXE_launch"))
+                .args(["--launches", "100", "--payloads"])
+                .arg(&payloads),
+        );
+        assert!(
+            launches.contains(&format!("| {transport} | ")),
+            "{launches}"
+        );
+        assert!(launches.contains("(100 launches) | "), "{launches}");
+        assert!(launches.contains("exits per launch | "), "{launches}");
+    }
 }
 
 #[test]
