@@ -46,6 +46,15 @@ pub enum WindowError {
     Place { found: u64, wanted: u64 },
     #[error("the window has {found} bytes instead of {wanted}")]
     Size { found: u64, wanted: u64 },
+    #[error(
+        "the window has {found} bytes instead of {wanted}: its end could neither become a device of its own \
+         ({cause}) nor be joined to it again. Restart the guest, with more memory or a smaller window"
+    )]
+    Apart {
+        found: u64,
+        wanted: u64,
+        cause: Box<WindowError>,
+    },
     #[error("mappings of {device} are aligned to {found} bytes, not to {wanted}")]
     Alignment {
         device: String,
@@ -155,19 +164,72 @@ pub struct Window {
 ///
 /// # Errors
 /// There is no window, it has another size or alignment, the kernel uses it, or no driver takes it. A window that cannot
-/// be divided is no error.
+/// be divided is no error, unless a part of it is lost.
 pub fn prepare(wanted: Option<u64>) -> Result<Window, WindowError> {
     let DaxDevice { name, .. } = DaxDevice::find()?;
+    let whole = number(&region(&name)?.join("size"))?;
     if let Some(wanted) = wanted {
-        check_size(number(&region(&name)?.join("size"))?, wanted)?;
+        check_size(whole, wanted)?;
     }
-    let divided = divide(&name);
-    let (node, _) = prepare_device(DaxDevice::named(name)?, None, ALIGNMENT)?;
-    let bound = divided.and_then(|pages| prepare_device(DaxDevice::named(pages)?, None, PAGE));
-    Ok(Window {
-        node,
-        undivided: bound.err(),
-    })
+    // The part of single pages is bound first: the driver may lack memory for it, and then the window becomes whole again.
+    let divided = divide(&name).and_then(|pages| bind_pages(&name, pages, whole));
+    let pages = *divided.as_ref().unwrap_or(&0);
+    let prepared = prepare_device(DaxDevice::named(name)?, Some(whole - pages), ALIGNMENT);
+    match (prepared, divided) {
+        (Ok((node, _)), divided) => Ok(Window {
+            node,
+            undivided: divided.err(),
+        }),
+        (Err(WindowError::Size { found, wanted }), Err(cause)) => Err(WindowError::Apart {
+            found,
+            wanted,
+            cause: Box::new(cause),
+        }),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Binds the part of single pages and returns its bytes. If no driver takes it, its memory is the window's again.
+fn bind_pages(window: &str, pages: String, whole: u64) -> Result<u64, WindowError> {
+    let device = DaxDevice::named(pages.clone())?;
+    let bytes = device.bytes;
+    let prepared = prepare_device(device, None, PAGE);
+    if let Err(WindowError::Bind { .. }) = prepared {
+        // A failure shows when the window's size is checked.
+        let _ = join(window, &pages, whole);
+    }
+    prepared.map(|_| bytes)
+}
+
+/// Removes the part of single pages and gives its memory to the window.
+fn join(window: &str, pages: &str, whole: u64) -> Result<(), WindowError> {
+    release(window)?;
+    release(pages)?;
+    remove(pages, &region(window)?)?;
+    write(&folder(window).join("size"), &whole.to_string())
+}
+
+/// Removes a device from its region.
+fn remove(name: &str, region: &Path) -> Result<(), WindowError> {
+    write(&folder(name).join("size"), "0")?;
+    write(&region.join("delete"), name)
+}
+
+/// Unbinds a device that no process has mapped, if it is bound.
+fn release(name: &str) -> Result<(), WindowError> {
+    match DaxDevice::named(name.to_owned())?.driver.as_deref() {
+        Some("device_dax") => {
+            if let Some(process) = user_of(&Path::new("/dev").join(name)) {
+                return Err(WindowError::InUse { process });
+            }
+            write(&Path::new(DRIVER).join("unbind"), name)
+        }
+        Some(driver) => Err(WindowError::Taken {
+            device: name.to_owned(),
+            driver: driver.to_owned(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Makes the end of a window a device of its own, unless that is done. Returns the device's name. On failure the window
@@ -182,21 +244,7 @@ fn divide(name: &str) -> Result<String, WindowError> {
     if pages == 0 {
         return Err(WindowError::Small { bytes: whole });
     }
-    match DaxDevice::named(name.to_owned())?.driver.as_deref() {
-        Some("device_dax") => {
-            if let Some(process) = user_of(&Path::new("/dev").join(name)) {
-                return Err(WindowError::InUse { process });
-            }
-            write(&Path::new(DRIVER).join("unbind"), name)?;
-        }
-        Some(driver) => {
-            return Err(WindowError::Taken {
-                device: name.to_owned(),
-                driver: driver.to_owned(),
-            });
-        }
-        None => {}
-    }
+    release(name)?;
     let size = folder(name).join("size");
     let made = write(&size, &(whole - pages).to_string()).and_then(|()| {
         if other_device(name, 0..=0).is_none() {
@@ -205,7 +253,7 @@ fn divide(name: &str) -> Result<String, WindowError> {
         make_page_device(name, &region, pages)
     });
     if made.is_err() {
-        // A failure shows when the window is bound.
+        // A failure shows when the window's size is checked.
         let _ = write(&size, &whole.to_string());
     }
     made
@@ -239,8 +287,7 @@ fn make_page_device(name: &str, region: &Path, bytes: u64) -> Result<String, Win
         });
     if sized.is_err() {
         // A device that stays has no size, and is no device of pages.
-        let _ = write(&own.join("size"), "0");
-        let _ = write(&region.join("delete"), &made);
+        let _ = remove(&made, region);
     }
     sized.map(|()| made)
 }
@@ -387,12 +434,18 @@ fn prepare_device(
 /// Binds the device to `device_dax` with `bind`, or with `new_id` if the driver does not match it yet.
 fn bind(name: &str) -> Result<(), WindowError> {
     let driver = Path::new(DRIVER);
-    fs::write(driver.join("bind"), name)
-        .or_else(|_| fs::write(driver.join("new_id"), name))
-        .map_err(|source| WindowError::Bind {
-            device: name.to_owned(),
-            source,
-        })
+    let bound = fs::write(driver.join("bind"), name).or_else(|cause| {
+        fs::write(driver.join("new_id"), name)?;
+        // This write also succeeds if the driver knows the device and lacks memory for it.
+        match folder(name).join("driver").exists() {
+            true => Ok(()),
+            false => Err(cause),
+        }
+    });
+    bound.map_err(|source| WindowError::Bind {
+        device: name.to_owned(),
+        source,
+    })
 }
 
 /// Returns the physical address range of a DAX device.
