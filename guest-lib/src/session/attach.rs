@@ -164,12 +164,20 @@ pub fn attach() -> Result<Session, AttachError> {
 
 /// Returns the part of a VM's window that is mapped in single pages, or logs why there is none.
 fn page_range(window: &File, bytes: u64) -> Result<Option<PageRange>, PageRangeError> {
+    let without = |cause: &dyn std::error::Error| {
+        log::debug!("registered memory is out of the device's reach: {cause}");
+    };
     match PageRange::find(window, bytes) {
-        Ok(pages) => Ok(Some(pages)),
-        // Segments in it may be granted, and this process could not map them.
+        Ok(pages) => {
+            if let Err(cause) = &pages.file {
+                without(cause);
+            }
+            Ok(Some(pages))
+        }
+        // Segments that this process could not map may be granted.
         Err(error) if error.is_fatal() => Err(error),
         Err(error) => {
-            log::debug!("registered memory is out of the device's reach: {error}");
+            without(&error);
             Ok(None)
         }
     }

@@ -173,6 +173,7 @@ impl Extents {
         let (first, second) = match (kind, pages) {
             (_, None) => (None, None),
             (Kind::Pages, Some(pages)) => (Some(pages), None),
+            (Kind::Any, Some(pages)) if self.window.lacks_pages() => (Some(0..pages.start), None),
             (Kind::Any, Some(pages)) => (Some(0..pages.start), Some(None)),
         };
         std::iter::once(first).chain(second)

@@ -8,7 +8,7 @@ use std::ptr;
 use wormhole_ring::band;
 use wormhole_ring::layout::SEGMENT_BYTES;
 
-use super::page_range::PageRange;
+use super::page_range::{NoNode, PageRange};
 
 /// Address band of the window, reserved, into which granted segments are mapped.
 #[derive(Debug)]
@@ -47,7 +47,8 @@ impl Window {
         }
     }
 
-    /// Returns the segments that have a file of their own, if they can be requested.
+    /// Returns the segments that have a file of their own, if they can be requested. This process may lack the file
+    /// ([`Window::has_pages`]).
     pub fn page_segments(&self) -> Option<Range<u32>> {
         let end = u32::try_from(self.segments).unwrap_or(u32::MAX);
         let pages = self.pages.as_ref().filter(|_| self.is_placed);
@@ -56,19 +57,29 @@ impl Window {
 
     /// Returns true if arena can be requested that can be mapped in pages.
     pub fn has_pages(&self) -> bool {
-        !self.shared || self.page_segments().is_some()
+        let has_file = self.pages.as_ref().is_some_and(|pages| pages.file.is_ok());
+        !self.shared || has_file && self.is_placed
+    }
+
+    /// Returns true if this process cannot map the last segments.
+    pub fn lacks_pages(&self) -> bool {
+        self.pages.as_ref().is_some_and(|pages| pages.file.is_err())
     }
 
     /// Returns the file and the offset in it of each part of a range of the window, with the part's offset and bytes.
-    fn parts(&self, offset: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, &File, u64)> {
+    fn parts(
+        &self,
+        offset: u64,
+        bytes: u64,
+    ) -> impl Iterator<Item = (u64, u64, Result<&File, &NoNode>, u64)> {
         let end = offset.saturating_add(bytes);
         let segment = |pages: &PageRange| u64::from(pages.first) * SEGMENT_BYTES as u64;
         let border = self.pages.as_ref().map_or(u64::MAX, segment);
         let before =
-            (offset < border).then(|| (offset, end.min(border) - offset, &self.file, offset));
+            (offset < border).then(|| (offset, end.min(border) - offset, Ok(&self.file), offset));
         let behind = self.pages.as_ref().filter(|_| end > border).map(|pages| {
             let start = offset.max(border);
-            (start, end - start, &pages.file, start - border)
+            (start, end - start, pages.file.as_ref(), start - border)
         });
         before.into_iter().chain(behind)
     }
@@ -121,6 +132,7 @@ impl Window {
     fn map_at(&self, address: u64, offset: u64, bytes: u64) -> io::Result<*mut u8> {
         let mut first = ptr::null_mut();
         for (start, part, file, at) in self.parts(offset, bytes) {
+            let file = file.map_err(|error| io::Error::other(error.clone()))?;
             // SAFETY: the callers map only where this library has reserved addresses or serves accesses.
             let mapped = unsafe { band::map(address + (start - offset), part, file, at) }?;
             if start == offset {
@@ -135,8 +147,8 @@ impl Window {
     pub fn file_range(&self, address: u64) -> Option<(&File, u64)> {
         let offset = address.checked_sub(self.base)?;
         let (_, _, file, at) = self.parts(offset, 1).next()?;
-        let is_in_pages = |pages: &PageRange| ptr::eq(file, &raw const pages.file);
-        let can = !self.shared || self.pages.as_ref().is_some_and(is_in_pages);
+        let file = file.ok()?;
+        let can = !self.shared || !ptr::eq(file, &raw const self.file);
         can.then_some((file, at))
     }
 
@@ -209,7 +221,7 @@ mod tests {
         let (first, last) = (file(2), file(2));
         let pages = PageRange {
             first: 2,
-            file: last.try_clone().unwrap(),
+            file: Ok(last.try_clone().unwrap()),
         };
         let window = Window::new(BASE, 4 * SEGMENT, first.try_clone().unwrap(), true);
         assert!(!window.has_pages());
@@ -234,10 +246,33 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_the_second_node_has_the_segments_before_it() {
+        const BASE: u64 = 0x4b30_0000_0000;
+        let pages = PageRange {
+            first: 2,
+            file: Err(NoNode {
+                path: "/dev/dax0.1".to_owned(),
+                window: "/dev/dax0.0".to_owned(),
+                cause: "no such file".to_owned(),
+            }),
+        };
+        let window = Window::new(BASE, 4 * SEGMENT, file(2), true).with_pages(Some(pages), true);
+        assert!(window.lacks_pages() && !window.has_pages());
+        assert_eq!(window.page_segments(), Some(2..4));
+        band::reserve(BASE, 4 * SEGMENT).unwrap();
+        window.map(0, 2, true).unwrap();
+        assert!(window.file_range(BASE + 2 * SEGMENT).is_none());
+        let error = window.map(2, 1, true).unwrap_err().to_string();
+        for node in ["/dev/dax0.0", "/dev/dax0.1"] {
+            assert!(error.contains(node), "{error}");
+        }
+    }
+
+    #[test]
     fn a_backend_that_places_no_run_gives_no_pages() {
         let pages = PageRange {
             first: 2,
-            file: file(2),
+            file: Ok(file(2)),
         };
         let window = Window::new(0x4b20_0000_0000, 4 * SEGMENT, file(2), true);
         let window = window.with_pages(Some(pages), false);

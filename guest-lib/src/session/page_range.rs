@@ -19,6 +19,15 @@ pub enum PageRangeError {
         "the guest's window is not divided; `wormhole-guest bind` as root divides it and says why not"
     )]
     Undivided,
+    #[error(
+        "the window's device {name} has {found} bytes instead of {wanted}, and no other device has the rest; \
+         `wormhole-guest bind` as root mends it, or says why not"
+    )]
+    Part {
+        name: String,
+        found: u64,
+        wanted: u64,
+    },
     #[error("{name} has {found} bytes instead of {wanted}")]
     Size {
         name: String,
@@ -27,23 +36,32 @@ pub enum PageRangeError {
     },
     #[error("{path} cannot be read: {source}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{path} cannot be opened: {source}")]
-    Open { path: PathBuf, source: io::Error },
 }
 
 impl PageRangeError {
-    /// Returns true if the window is divided and this process cannot have its end.
+    /// Returns true if this process cannot have all of the window by this device.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::Size { .. } | Self::Open { .. })
+        matches!(self, Self::Part { .. } | Self::Size { .. })
     }
+}
+
+/// Cause why this process cannot map the last segments of a window.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "{path} cannot be opened ({cause}); a process needs this node beside {window}, and the right to read and write both"
+)]
+pub struct NoNode {
+    pub path: String,
+    pub window: String,
+    pub cause: String,
 }
 
 /// The last segments of a window.
 #[derive(Debug)]
 pub struct PageRange {
     pub first: u32,
-    /// Device whose start is the first segment.
-    pub file: File,
+    /// Device whose start is the first segment. A process may have the window's first device alone.
+    pub file: Result<File, NoNode>,
 }
 
 impl PageRange {
@@ -57,7 +75,7 @@ impl PageRange {
         let link = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
         let device = fs::canonicalize(&link)
             .map_err(|source| PageRangeError::Read { path: link, source })?;
-        let (before, name, pages) = beside(&device)?;
+        let (before, name, pages) = beside(&device, bytes)?;
         if before.saturating_add(pages) != bytes || before % SEGMENT_BYTES as u64 != 0 {
             return Err(PageRangeError::Size {
                 name,
@@ -65,17 +83,28 @@ impl PageRange {
                 wanted: bytes.saturating_sub(before),
             });
         }
-        let path = Path::new("/dev").join(name);
+        let path = format!("/dev/{name}");
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         Ok(Self {
             first: u32::try_from(before / SEGMENT_BYTES as u64).unwrap_or(u32::MAX),
-            file: opened.map_err(|source| PageRangeError::Open { path, source })?,
+            file: opened.map_err(|error| NoNode {
+                path,
+                window: format!("/dev/{}", name_of(&device)),
+                cause: error.to_string(),
+            }),
         })
     }
 }
 
-/// Returns the size of a device (a folder of sysfs), and name and size of the device of pages in its region.
-fn beside(device: &Path) -> Result<(u64, String, u64), PageRangeError> {
+fn name_of(device: &Path) -> String {
+    let name = device.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// Returns the size of a device (a folder of sysfs), and name and size of the device of pages in its region. Without that
+/// device, the first one must have all `bytes` of the window.
+fn beside(device: &Path, bytes: u64) -> Result<(u64, String, u64), PageRangeError> {
+    let found = number(&device.join("size"))?;
     let region = device.parent().unwrap_or(device);
     let entries = fs::read_dir(region).map_err(|source| PageRangeError::Read {
         path: region.to_owned(),
@@ -86,9 +115,19 @@ fn beside(device: &Path) -> Result<(u64, String, u64), PageRangeError> {
         if name.starts_with("dax")
             && number(&entry.path().join("align")).is_ok_and(|align| align == PAGE)
         {
-            let size = number(&entry.path().join("size"))?;
-            return Ok((number(&device.join("size"))?, name, size));
+            match number(&entry.path().join("size"))? {
+                // A remainder of a division that failed.
+                0 => {}
+                size => return Ok((found, name, size)),
+            }
         }
+    }
+    if found < bytes {
+        return Err(PageRangeError::Part {
+            name: name_of(device),
+            found,
+            wanted: bytes,
+        });
     }
     Err(PageRangeError::Undivided)
 }
@@ -123,11 +162,27 @@ mod tests {
         let window = device(region, "dax0.0", "14680064", "2097152");
         device(region, "dax_region", "16777216", "4096x");
         device(region, "dax0.2", "0", "2097152");
-        let error = beside(&window).unwrap_err();
+        device(region, "dax0.3", "0", "4096");
+        let error = beside(&window, 14 << 20).unwrap_err();
         assert!(matches!(error, PageRangeError::Undivided), "{error}");
+        assert!(!error.is_fatal());
         device(region, "dax0.1", "2097152", "4096");
-        let found = beside(&window).unwrap();
+        let found = beside(&window, 16 << 20).unwrap();
         assert_eq!(found, (14 << 20, "dax0.1".to_owned(), 2 << 20));
+    }
+
+    #[test]
+    fn a_device_that_is_not_all_of_the_window_is_refused() {
+        let region = tempfile::tempdir().unwrap();
+        let window = device(region.path(), "dax0.0", "14680064", "2097152");
+        let error = beside(&window, 16 << 20).unwrap_err();
+        assert!(error.is_fatal());
+        let text = error.to_string();
+        assert!(
+            text.contains("dax0.0 has 14680064 bytes instead of 16777216"),
+            "{text}"
+        );
+        assert!(text.contains("wormhole-guest bind"), "{text}");
     }
 
     #[test]
