@@ -39,11 +39,15 @@ const SETTLING: Duration = Duration::from_secs(2);
 /// Pause between two requests within [`SETTLING`].
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Whether a call fails without the arena it requests, which is logged, or goes on with the arena it has.
+/// Behaviour of a call without the arena it requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
+    /// The call fails, which is logged.
     Required,
+    /// The call goes on with the arena it has.
     Optional,
+    /// As `Optional`, but the call does not wait for returned arena to become free.
+    Immediate,
 }
 
 /// The window and the arena of this process.
@@ -163,7 +167,16 @@ impl Extents {
     /// Returns the number of segments to request if at least `needed` must be added.
     fn growth(&self, kind: Kind, needed: u64) -> u64 {
         let held = self.divided().store(kind).arena.capacity() / SEGMENT_BYTES as u64;
-        needed.max(held.clamp(1, MOST_GROWTH))
+        let growth = held.clamp(1, MOST_GROWTH).min(self.segments(kind));
+        needed.max(growth)
+    }
+
+    /// Returns the number of segments in which memory of a kind can lie.
+    fn segments(&self, kind: Kind) -> u64 {
+        match (kind, self.window.page_segments()) {
+            (Kind::Pages, Some(pages)) => pages.len() as u64,
+            _ => self.window.segments(),
+        }
     }
 
     /// Returns the parts of the window in which memory of a kind is requested, the first one first. A part of nothing is
@@ -213,13 +226,18 @@ impl Session {
         self.allocate(Kind::Any, bytes, align, Need::Required)
     }
 
-    /// Allocates arena that can be mapped in single pages.
+    /// Allocates arena that can be mapped in single pages, if it is free now. A denial is no error that is logged.
     pub fn allocate_pages(&self, bytes: u64) -> Result<u64> {
         if !self.has_pages() {
             return Err(CuError::NOT_SUPPORTED);
         }
         let kind = self.extents.kind_of_pages();
-        self.allocate(kind, bytes, PAGE, Need::Required)
+        self.allocate(kind, bytes, PAGE, Need::Immediate)
+    }
+
+    /// Returns the bytes of the part of the window in which [`Session::allocate_pages`] allocates.
+    pub fn page_bytes(&self) -> u64 {
+        self.extents.segments(self.extents.kind_of_pages()) * SEGMENT_BYTES as u64
     }
 
     fn allocate(&self, kind: Kind, bytes: u64, align: u64, need: Need) -> Result<u64> {
@@ -236,7 +254,7 @@ impl Session {
 
     /// Allocates memory for an image on its way to the device, in the reserve if it fits there.
     pub fn allocate_for_image(&self, bytes: u64, align: u64) -> Result<u64> {
-        self.reserve()?;
+        self.reserve(Need::Required)?;
         let allocated = self.extents.divided().images.allocate(bytes, align);
         match room(allocated)? {
             Some(address) => Ok(address),
@@ -248,17 +266,19 @@ impl Session {
     /// copy goes on without the others if the window is full.
     pub fn staging_buffer(&self, number: usize) -> Result<u64> {
         match number {
-            0..RESERVED_BUFFERS => Ok(self.reserve()? + (number * STAGING_BYTES) as u64),
+            0..RESERVED_BUFFERS => {
+                Ok(self.reserve(Need::Required)? + (number * STAGING_BYTES) as u64)
+            }
             _ => self.allocate(Kind::Any, STAGING_BYTES as u64, PAGE, Need::Optional),
         }
     }
 
     /// Returns the address of the reserve. Requests it first, if the session began without one.
-    fn reserve(&self) -> Result<u64> {
+    fn reserve(&self, need: Need) -> Result<u64> {
         if let Some(address) = self.extents.divided().reserve {
             return Ok(address);
         }
-        let run = self.ask_for_arena(Kind::Any, 1, 1, Need::Required)?;
+        let run = self.ask_for_arena(Kind::Any, 1, 1, need)?;
         // Another thread may have added the reserve meanwhile: then this segment joins the arena.
         let reserve = self.extents.divided().reserve;
         let added = match reserve {
@@ -272,13 +292,15 @@ impl Session {
 
     fn grow_arena(&self, kind: Kind, bytes: u64, need: Need) -> Result {
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
-        if needed > self.extents.window.segments() {
-            log::error_once!(
-                "{bytes} bytes of arena are more than the window has; wormhole run --window sets its size"
-            );
+        if needed > self.extents.segments(kind) {
+            if need == Need::Required {
+                log::error_once!(
+                    "{bytes} bytes of arena are more than the window has; wormhole run --window sets its size"
+                );
+            }
             return Err(CuError::OUT_OF_MEMORY);
         }
-        self.reserve()?;
+        self.reserve(need)?;
         let wanted = self.extents.growth(kind, needed);
         let run = self.ask_for_arena(kind, needed, wanted, need)?;
         let added = self.extents.add(kind, run.first, run.count);
@@ -295,10 +317,12 @@ impl Session {
                     self.end_of_stream();
                     return Err(self.alive().err().unwrap_or(CuError::OUT_OF_MEMORY));
                 }
-                Err(ChannelError::ArenaDenied { .. }) if self.extents.is_settling() => {
+                Err(ChannelError::ArenaDenied { .. })
+                    if need != Need::Immediate && self.extents.is_settling() =>
+                {
                     std::thread::sleep(PAUSE);
                 }
-                Err(ChannelError::ArenaDenied { .. }) if need == Need::Optional => {
+                Err(ChannelError::ArenaDenied { .. }) if need != Need::Required => {
                     return Err(CuError::OUT_OF_MEMORY);
                 }
                 Err(error) => {
@@ -410,6 +434,7 @@ fn unusable(error: &io::Error) -> CuError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::page_range::PageRange;
 
     const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
@@ -432,6 +457,27 @@ mod tests {
     fn free(store: &mut Store, address: u64) -> Option<u64> {
         let surplus = store.free(address).unwrap()?;
         Some(surplus.bytes / SEGMENT)
+    }
+
+    #[test]
+    fn registered_memory_has_the_segments_of_pages_alone() {
+        let file = || tempfile::tempfile().unwrap();
+        let pages = PageRange {
+            first: 14,
+            file: Ok(file()),
+        };
+        let window = Window::new(0x4b40_0000_0000, 16 * SEGMENT, file(), true);
+        let extents = Extents::new(window.with_pages(Some(pages), true));
+        assert_eq!(extents.segments(extents.kind_of_pages()), 2);
+        assert_eq!(extents.segments(Kind::Any), 16);
+        let mut divided = extents.divided();
+        for kind in [Kind::Any, Kind::Pages] {
+            let arena = &mut divided.store(kind).arena;
+            arena.add_extent(SEGMENT, 4 * SEGMENT).unwrap();
+        }
+        drop(divided);
+        assert_eq!(extents.growth(Kind::Any, 1), 4);
+        assert_eq!(extents.growth(Kind::Pages, 1), 2);
     }
 
     #[test]

@@ -96,8 +96,11 @@ enum Refusal {
     Kind,
     #[error("the calling thread runs on it")]
     Own,
-    #[error("there is no arena for it")]
-    Arena,
+    #[error(
+        "the {0} MiB of the window in which memory is registered have no room for it; `wormhole run --window` sets the \
+         size of the window"
+    )]
+    Arena(u64),
     #[error("its pages cannot be moved: {0}")]
     Move(#[from] io::Error),
 }
@@ -185,7 +188,7 @@ fn move_in(
     let mappings: Vec<Pages> = mappings.collect();
     let block = session
         .allocate_pages(pages.bytes())
-        .map_err(|_| Refusal::Arena)?;
+        .map_err(|_| Refusal::Arena(session.page_bytes() >> 20))?;
     let moved = session
         .arena_file(block)
         .ok_or(Refusal::Window)
