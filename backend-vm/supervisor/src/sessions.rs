@@ -876,12 +876,17 @@ pub(super) fn advance(
 
 /// Grants a session's own segment and its first segment of arena. When half of the window is
 /// granted, a session starts without arena and requests it when needed, so that more sessions can
-/// start.
+/// start. The first free segments are granted: guests register memory in the last ones.
 fn grant_first(
     window: &mut Window,
     id: SessionId,
 ) -> Result<(Run, Option<Run>), (Refusal, String)> {
-    let grant = |window: &mut Window| window.segments.grant(id, 1);
+    let grant = |window: &mut Window| {
+        let table = &mut window.segments;
+        let first = table.grant_within(id, 1, (1, table.segments()), 0);
+        // The error of a request for any segment names no part of the window.
+        first.or_else(|_| table.grant(id, 1))
+    };
     let segment = grant(window).map_err(|error| (refusal_of(&error), window.explain(&error)))?;
     let room = window.segments.room();
     let arena = (room > window.segments.held()).then(|| grant(window));
@@ -900,7 +905,35 @@ pub(super) fn refusal_of(error: &GrantError) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use wormhole_ring::control::Attach;
+
     use super::*;
+
+    #[test]
+    fn a_session_begins_in_the_first_free_segments_however_short_other_runs_are() {
+        const SEGMENTS: u32 = 16;
+        let bytes = u64::from(SEGMENTS) * wormhole_ring::layout::SEGMENT_BYTES as u64;
+        let file = wormhole_link::memory::anonymous_file(c"window").unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        let seals = rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::SHRINK;
+        rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+        let attach = Attach {
+            window_size: bytes,
+            ..Attach::default()
+        };
+        let mut window = Window::accept(&file, &attach, bytes).unwrap();
+        let session = |index| SessionId {
+            index,
+            generation: 1,
+        };
+        // Registered memory leaves one of the last two segments, which is the shortest free run.
+        let part = (SEGMENTS - 2, SEGMENTS);
+        let table = &mut window.segments;
+        table.grant_within(session(0), 1, part, 0).unwrap();
+        let run = |first| Run { first, count: 1 };
+        let granted = grant_first(&mut window, session(1)).unwrap();
+        assert_eq!(granted, (run(1), Some(run(2))));
+    }
 
     #[test]
     fn gaps_are_what_no_run_has() {
