@@ -8,7 +8,7 @@ use std::io;
 use event_manager::EventOps;
 use wormhole_link::channel::ChannelError;
 use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Message, Refusal};
-use wormhole_ring::session::Run;
+use wormhole_ring::session::{GrantError, Run};
 
 use super::Id;
 use super::guests::GuestError;
@@ -87,6 +87,7 @@ impl TenantLoop {
             .values()
             .filter(|extent| extent.state != ExtentState::Granted)
             .count();
+        let mut is_place = false;
         let granted = if pending >= MAX_PENDING_ARENA {
             Err((Refusal::Quota, format!("{pending} runs are on their way")))
         } else if session.extents.len() >= MAX_EXTENTS {
@@ -100,7 +101,11 @@ impl TenantLoop {
             } else {
                 table.grant_within(session.id, segments, part, kept)
             };
-            granted.map_err(|error| (refusal_of(&error), window.explain(&error)))
+            granted.map_err(|error| {
+                // A guest tries other places or a smaller run, or goes on without.
+                is_place = matches!(error, GrantError::NoRunWithin { .. });
+                (refusal_of(&error), window.explain(&error))
+            })
         };
         match granted {
             Ok(run) => {
@@ -120,7 +125,9 @@ impl TenantLoop {
             }
             Err((refusal, reason)) => {
                 let (tenant, id) = (session.tenant, session.id);
-                if self.may_log(tenant) {
+                if is_place {
+                    tracing::debug!("tenant {tenant} {id}: {reason}");
+                } else if self.may_log(tenant) {
                     tracing::info!("tenant {tenant} {id}: {reason}");
                 }
                 Ok(self.deny_arena(ops, guest, request.id, refusal)?)
