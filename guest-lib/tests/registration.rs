@@ -238,6 +238,19 @@ fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
             // The old memory no longer prevents the registration.
             let alias = with_exposed_provenance::<u64>(registered(second, 2048));
             assert_eq!(alias.read(), 99);
+
+            // Arena that the program has moved goes to no other memory, though its registration ends.
+            let moved = map(null_mut());
+            let (page, flags) = (
+                second.wrapping_byte_sub(2048),
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            );
+            assert_eq!(libc::mremap(page, 4096, 4096, flags, moved), moved);
+            assert_eq!(cuMemHostUnregister(second), 0);
+            map(first);
+            assert_ne!(registered(second, 2048), alias.addr());
+            second.cast::<u64>().write(100);
+            assert_eq!(moved.wrapping_byte_add(2048).cast::<u64>().read(), 99);
             assert_eq!(cuMemHostUnregister(second), 0);
         }
     });

@@ -68,6 +68,18 @@ impl Run {
                 == self.offset.wrapping_sub(self.pages.start)
     }
 
+    /// Returns true if a mapping is some of this run's arena at a place of the program's choice, to which it has moved pages
+    /// of the run (`mremap`).
+    fn is_moved(&self, mapping: &Mapping) -> bool {
+        let end = mapping.offset.saturating_add(mapping.end - mapping.start);
+        mapping.inode == self.inode
+            && mapping.device == self.device
+            && mapping.offset < self.offset + self.pages.bytes()
+            && self.offset < end
+            // This library's own mapping of the arena.
+            && mapping.start.wrapping_sub(mapping.offset) != self.block.wrapping_sub(self.offset)
+    }
+
     /// Returns the run's pages that are still mapped to the arena.
     fn pieces(&self) -> io::Result<Vec<Pages>> {
         let here = |mapping: &Mapping| {
@@ -145,13 +157,7 @@ fn mapped(pages: Pages) -> Result<Vec<Mapping>, NotMapped> {
 /// Tries again to move back pages that could not be moved when their last use ended. Returns true if any were moved.
 fn drop_unused(session: &Session, runs: &mut Vec<Run>) -> bool {
     let before = runs.len();
-    runs.retain(|run| {
-        let goes = run.users == 0 && move_back(run).is_ok();
-        if goes {
-            session.free_arena(run.block);
-        }
-        !goes
-    });
+    runs.retain(|run| run.users > 0 || end(session, run).is_err());
     runs.len() < before
 }
 
@@ -239,14 +245,34 @@ pub fn release(session: OnDevice, address: u64, device: u64) {
     if run.users > 0 {
         return;
     }
-    match move_back(run) {
+    match end(&session, run) {
         Ok(()) => {
-            let run = runs.swap_remove(index);
-            session.free_arena(run.block);
+            runs.swap_remove(index);
         }
         // The pages stay arena until the next registration, which the program does not notice.
         Err(error) => log::debug!("registered pages cannot be moved back: {error}"),
     }
+}
+
+/// Moves a run's pages back and frees its arena, unless the program still needs that.
+fn end(session: &Session, run: &Run) -> io::Result<()> {
+    move_back(run)?;
+    if !maps::read()?.iter().any(|mapping| run.is_moved(mapping)) {
+        session.free_arena(run.block);
+        return Ok(());
+    }
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::write(
+            log::Level::Warn,
+            format_args!(
+                "registered memory was moved (mremap) and then unregistered: its {} bytes of the window stay taken until \
+                 this process ends",
+                run.pages.bytes()
+            ),
+        );
+    });
+    Ok(())
 }
 
 /// Replaces the arena by private memory wherever the run's pages are still mapped.
@@ -328,5 +354,49 @@ extern "C" fn in_child() {
             // mappings yet.
             let _ = unsafe { snapshot.take_place_of(pages) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arena_that_the_program_has_moved_is_not_taken_for_the_librarys_own() {
+        const BLOCK: u64 = 0x4b50_0001_0000;
+        let run = Run {
+            pages: Pages {
+                start: 0x7000_0000,
+                end: 0x7000_4000,
+            },
+            block: BLOCK,
+            device: (0, 6),
+            inode: 88,
+            offset: 0x1_0000,
+            is_dax: true,
+            users: 0,
+            snapshots: Vec::new(),
+        };
+        let mapping = |start: u64, bytes, offset| Mapping {
+            start,
+            end: start + bytes,
+            is_plain: false,
+            is_shared: true,
+            offset,
+            device: run.device,
+            inode: run.inode,
+        };
+        // The window's own mapping, whole and cut, and other parts of the file.
+        for (start, bytes, offset) in [
+            (BLOCK - 0x1_0000, 0x20_0000, 0),
+            (BLOCK + 0x1000, 0x1000, 0x1_1000),
+            (0x6000_0000, 0x1000, 0xf000),
+            (0x6000_0000, 0x1000, 0x1_4000),
+        ] {
+            assert!(!run.is_moved(&mapping(start, bytes, offset)), "{offset:#x}");
+        }
+        let moved = mapping(0x6000_0000, 0x2000, 0xf000);
+        assert!(run.is_moved(&moved));
+        assert!(!run.is_moved(&Mapping { inode: 89, ..moved }));
     }
 }
