@@ -6,8 +6,10 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_setfl};
+use wormhole_lock::Mutex;
 
 use crate::pages::{self, Pages, Spare};
 use crate::signals::BlockedSignals;
@@ -25,6 +27,19 @@ const PAGE_FAULT: u8 = 0x12;
 pub struct Faults {
     descriptor: OwnedFd,
     messages: File,
+    /// Pages that [`Faults::bring_back`] fills now.
+    filled: Mutex<Option<Pages>>,
+    /// Whether an access found zeros in a page that nothing fills.
+    has_strays: AtomicBool,
+}
+
+/// Failure to bring pages back.
+#[derive(Debug, thiserror::Error)]
+pub enum BringBackError {
+    #[error(transparent)]
+    Unchanged(#[from] io::Error),
+    #[error("private memory is in its place, and a part of that reads as zeros: {0}")]
+    Lost(io::Error),
 }
 
 impl Faults {
@@ -37,6 +52,8 @@ impl Faults {
         Ok(Self {
             descriptor,
             messages,
+            filled: Mutex::new(None),
+            has_strays: AtomicBool::new(false),
         })
     }
 
@@ -67,18 +84,45 @@ impl Faults {
     }
 
     /// Replaces pages by private memory with the contents of a second mapping of the same memory, at `source`. Accesses of
-    /// other threads wait meanwhile, so none is lost. On failure of the replacement nothing changes.
+    /// other threads wait meanwhile, so none is lost. Callers take turns.
+    ///
+    /// # Errors
+    /// Nothing changes, or the pages are replaced and not all filled.
     ///
     /// # Safety
     /// This library has mapped the pages and `source`, and neither is the calling thread's own (`pages::are_own`). Another
-    /// thread, which accesses none of the pages, is in [`Faults::next`] again and again.
-    pub unsafe fn bring_back(&self, pages: Pages, source: u64) -> io::Result<()> {
+    /// thread, which accesses none of the pages, calls [`Faults::next`] again and again, and [`Faults::end_stray`] for each
+    /// fault.
+    pub unsafe fn bring_back(&self, pages: Pages, source: u64) -> Result<(), BringBackError> {
         let spare = Spare::absent(&self.descriptor, pages.bytes())?;
         // The pages may hold anything, also the data of handlers. This thread must access none until they are filled.
         let _signals = BlockedSignals::new();
+        *self.filled.lock() = Some(pages);
         // SAFETY: the caller's promise; the contents stay at `source`.
-        unsafe { spare.take_place_of(pages) }?;
-        pages::copy_to_absent(&self.descriptor, pages, source)
+        let replaced = unsafe { spare.take_place_of(pages) };
+        let result = match replaced {
+            Ok(()) => {
+                pages::copy_to_absent(&self.descriptor, pages, source).map_err(BringBackError::Lost)
+            }
+            Err(error) => Err(BringBackError::Unchanged(error)),
+        };
+        *self.filled.lock() = None;
+        result
+    }
+
+    /// Ends the wait at an address, unless [`Faults::bring_back`] fills the page. A thread of the program may have moved or
+    /// enlarged the mapping (mremap(2)) while it was filled. The rest is absent, and nothing else ever fills it.
+    pub fn end_stray(&self, address: u64) {
+        let filled = self.filled.lock();
+        let is_filled = filled.is_some_and(|pages| (pages.start..pages.end).contains(&address));
+        if !is_filled && pages::give_up(&self.descriptor, address).is_ok() {
+            self.has_strays.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if an access found zeros in a page that nothing fills, since the last call.
+    pub fn take_strays(&self) -> bool {
+        self.has_strays.swap(false, Ordering::Relaxed)
     }
 
     /// Lets blocked threads try again.

@@ -178,7 +178,21 @@ pub fn copy_to_absent(descriptor: &OwnedFd, pages: Pages, source: u64) -> io::Re
             let _ = control(descriptor, UFFDIO_UNREGISTER, &mut one);
         }
     }
+    // Threads may wait for pages that are not mapped here any more.
+    let _ = wake(descriptor, pages);
     copied
+}
+
+/// Lets accesses to a page find zeros, if nothing fills it. Accesses nothing but the stack.
+pub fn give_up(descriptor: &OwnedFd, address: u64) -> io::Result<()> {
+    let start = address / PAGE * PAGE;
+    let mut page = RangeArgument { start, bytes: PAGE };
+    let end = start + PAGE;
+    control(descriptor, UFFDIO_UNREGISTER, &mut page).or_else(|error| {
+        // Nothing is mapped there any more. The access fails.
+        wake(descriptor, Pages { start, end })?;
+        Err(error)
+    })
 }
 
 /// Returns true if this process may open such a userfaultfd.
@@ -598,11 +612,10 @@ mod tests {
             unsafe {
                 replace(pages, &[pages], spare).unwrap();
                 match round % 2 {
-                    0 => replace(pages, &[pages], Spare::private(pages.bytes()).unwrap()),
-                    _ => faults.bring_back(pages, source),
+                    0 => replace(pages, &[pages], Spare::private(pages.bytes()).unwrap()).unwrap(),
+                    _ => faults.bring_back(pages, source).unwrap(),
                 }
             }
-            .unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         let rounds = adder.join().unwrap();
@@ -610,6 +623,30 @@ mod tests {
         for word in words(pages) {
             assert_eq!(word.load(Ordering::Relaxed), rounds);
         }
+    }
+
+    #[test]
+    fn an_access_to_an_absent_page_that_nothing_fills_finds_zeros() {
+        if !holds_writers() {
+            return;
+        }
+        let faults: &Faults = Box::leak(Box::new(Faults::open().unwrap()));
+        std::thread::spawn(move || {
+            while let Ok(event) = faults.next() {
+                if let Some(address) = event {
+                    faults.end_stray(address);
+                }
+            }
+        });
+        let pages = pages();
+        // As after a move of pages that are about to be filled, which stay absent at their new place.
+        // SAFETY: the test's own pages, whose accesses the thread serves.
+        unsafe { faults.withhold(pages) }.unwrap();
+        for word in words(pages) {
+            assert_eq!(word.fetch_add(1, Ordering::Relaxed), 0);
+        }
+        assert!(faults.take_strays());
+        assert!(!faults.take_strays());
     }
 
     #[test]
@@ -644,11 +681,13 @@ mod tests {
             start: pages.start + PAGE,
             end: pages.start + 2 * PAGE,
         };
-        // SAFETY: the test's own page.
-        unsafe { libc::munmap(hole.pointer().cast(), hole.length()) };
         let spare = Spare::private(pages.bytes()).unwrap();
-        // SAFETY: one of the pages is not mapped, which is noticed.
-        assert!(unsafe { replace(pages, &[pages], spare) }.is_err());
+        // SAFETY: the test's own pages. One of them is not mapped then, which is noticed.
+        let replaced = unsafe {
+            libc::munmap(hole.pointer().cast(), hole.length());
+            replace(pages, &[pages], spare)
+        };
+        assert!(replaced.is_err());
         let word = words(pages)[0];
         word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         assert_eq!(word.load(Ordering::Relaxed), 6, "and can be written again");

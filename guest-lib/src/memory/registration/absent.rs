@@ -47,8 +47,9 @@ fn read() {
     READS.store(true, Ordering::Release);
     loop {
         match faults.next() {
-            // The thread that has made a page absent fills it.
-            Ok(_) => {}
+            // The thread that has made a page absent fills it, if the program has not moved the page.
+            Ok(Some(address)) => faults.end_stray(address),
+            Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 log::error!("registered memory cannot be given back: {error}");

@@ -29,6 +29,7 @@ use std::sync::Once;
 use wormhole_lock::{Mutex, MutexGuard};
 
 use self::maps::Mapping;
+use crate::faults::BringBackError;
 use crate::log;
 use crate::pages::{self, Pages, Spare};
 use crate::session::{OnDevice, Session};
@@ -256,7 +257,9 @@ pub fn release(session: OnDevice, address: u64, device: u64) {
 
 /// Moves a run's pages back and frees its arena, unless the program still needs that.
 fn end(session: &Session, run: &Run) -> io::Result<()> {
-    move_back(run)?;
+    if !move_back(run)? {
+        return Ok(());
+    }
     if !maps::read()?.iter().any(|mapping| run.is_moved(mapping)) {
         session.free_arena(run.block);
         return Ok(());
@@ -275,24 +278,49 @@ fn end(session: &Session, run: &Run) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces the arena by private memory wherever the run's pages are still mapped.
-fn move_back(run: &Run) -> io::Result<()> {
+/// Replaces the arena by private memory wherever the run's pages are still mapped. Returns false if the arena has the only
+/// copy of some contents.
+fn move_back(run: &Run) -> io::Result<bool> {
+    let mut is_whole = true;
     for pages in run.pieces()? {
-        // Another thread may have registered the stack of this one.
-        if pages::are_own(pages)? {
-            return Err(io::Error::other("the calling thread runs on them"));
-        }
-        let source = run.block + (pages.start - run.pages.start);
-        // SAFETY: this library put these pages there, readable and writable, and they are not this thread's own. The
-        // block is mapped at its address too. It was made once a thread read the descriptor's events.
-        unsafe {
-            match run.is_dax {
-                true => absent::faults()?.bring_back(pages, source),
-                false => pages::replace(pages, &[pages], Spare::private(pages.bytes())?),
+        match move_piece_back(run, pages) {
+            Ok(()) => {}
+            Err(BringBackError::Unchanged(error)) if is_whole => return Err(error),
+            Err(error) => {
+                is_whole = false;
+                log::error!(
+                    "memory at {:#x} is not all moved back after its registration: {error}",
+                    pages.start
+                );
             }
-        }?;
+        }
     }
-    Ok(())
+    if run.is_dax && absent::faults()?.take_strays() {
+        log::error!(
+            "memory was moved or enlarged (mremap) while its registration ended: parts of it read as zeros"
+        );
+    }
+    Ok(is_whole)
+}
+
+fn move_piece_back(run: &Run, pages: Pages) -> Result<(), BringBackError> {
+    // Another thread may have registered the stack of this one.
+    if pages::are_own(pages)? {
+        return Err(io::Error::other("the calling thread runs on them").into());
+    }
+    let source = run.block + (pages.start - run.pages.start);
+    // SAFETY: this library put these pages there, readable and writable, and they are not this thread's own. The block is
+    // mapped at its address too. It was made once a thread read the descriptor's events.
+    unsafe {
+        match run.is_dax {
+            true => absent::faults()?.bring_back(pages, source),
+            false => Ok(pages::replace(
+                pages,
+                &[pages],
+                Spare::private(pages.bytes())?,
+            )?),
+        }
+    }
 }
 
 /// A fork that is under way.
