@@ -171,34 +171,43 @@ pub fn prepare(wanted: Option<u64>) -> Result<Window, WindowError> {
     if let Some(wanted) = wanted {
         check_size(whole, wanted)?;
     }
-    // The part of single pages is bound first: the driver may lack memory for it, and then the window becomes whole again.
-    let divided = divide(&name).and_then(|pages| bind_pages(&name, pages, whole));
-    let pages = *divided.as_ref().unwrap_or(&0);
-    let prepared = prepare_device(DaxDevice::named(name)?, Some(whole - pages), ALIGNMENT);
-    match (prepared, divided) {
-        (Ok((node, _)), divided) => Ok(Window {
+    let cause = match prepare_parts(&name, whole) {
+        Ok(node) => {
+            return Ok(Window {
+                node,
+                undivided: None,
+            });
+        }
+        Err(cause) => cause,
+    };
+    match prepare_device(DaxDevice::named(name)?, Some(whole), ALIGNMENT) {
+        Ok((node, _)) => Ok(Window {
             node,
-            undivided: divided.err(),
+            undivided: Some(cause),
         }),
-        (Err(WindowError::Size { found, wanted }), Err(cause)) => Err(WindowError::Apart {
+        Err(WindowError::Size { found, wanted }) => Err(WindowError::Apart {
             found,
             wanted,
             cause: Box::new(cause),
         }),
-        (Err(error), _) => Err(error),
+        Err(error) => Err(error),
     }
 }
 
-/// Binds the part of single pages and returns its bytes. If no driver takes it, its memory is the window's again.
-fn bind_pages(window: &str, pages: String, whole: u64) -> Result<u64, WindowError> {
-    let device = DaxDevice::named(pages.clone())?;
-    let bytes = device.bytes;
-    let prepared = prepare_device(device, None, PAGE);
+/// Divides a window and prepares both parts. Returns the window's node. If the driver does not take a part, it may lack
+/// memory for page structures, and the window becomes whole again: that takes less.
+fn prepare_parts(name: &str, whole: u64) -> Result<PathBuf, WindowError> {
+    let pages = divide(name)?;
+    let bytes = number(&folder(&pages).join("size"))?;
+    let prepared = prepare_device(DaxDevice::named(pages.clone())?, None, PAGE).and_then(|_| {
+        let rest = whole.saturating_sub(bytes);
+        prepare_device(DaxDevice::named(name.to_owned())?, Some(rest), ALIGNMENT)
+    });
     if let Err(WindowError::Bind { .. }) = prepared {
         // A failure shows when the window's size is checked.
-        let _ = join(window, &pages, whole);
+        let _ = join(name, &pages, whole);
     }
-    prepared.map(|_| bytes)
+    prepared.map(|(node, _)| node)
 }
 
 /// Removes the part of single pages and gives its memory to the window.
