@@ -463,10 +463,10 @@ fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
     }
 }
 
-/// Copies the pages, which are these `mappings`, to spare memory and maps that in their place. No write through this process's page tables is lost,
-/// by a thread or by a system call: it happens before the copy, or waits and happens after. A user that has pinned the
-/// old pages before (a direct read under way, buffers registered with io_uring or RDMA) goes on writing to them, which
-/// the program does not see. On failure nothing changes.
+/// Copies the pages, which are these `mappings`, to spare memory and maps that in their place. No write through this
+/// process's page tables is lost, by a thread or by a system call: it happens before the copy, or waits and happens after.
+/// A user that has pinned the old pages before (a direct read under way, buffers registered with io_uring or RDMA) goes on
+/// writing to them, which the program does not see. On failure nothing changes.
 ///
 /// # Safety
 /// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare

@@ -217,10 +217,7 @@ fn map(
     let is_local = !window.is_shared();
     let segment = window.file_range(window.address(grant.session_segment));
     let segment = segment.filter(|_| is_local);
-    let way = Way::chosen(
-        segment.map(|(file, _)| file),
-        segment.map_or(0, |(_, at)| at),
-    )?;
+    let way = Way::chosen(segment)?;
     let extents = Extents::new(window);
     if grant.arena_count > 0 {
         extents

@@ -32,6 +32,8 @@ use crate::pages::PAGE;
 const MOST_GROWTH: u64 = 8;
 /// Bytes of a staging buffer.
 pub const STAGING_BYTES: usize = 512 << 10;
+// One message of a stream carries a whole buffer.
+const _: () = assert!(STAGING_BYTES <= wormhole_ring::stream::MOST);
 /// Staging buffers in the reserve. The rest of it is for images.
 pub const RESERVED_BUFFERS: usize = 2;
 /// Time that returned arena may take to become free again: during it a denial is not final.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::environment::trusted;
-use wormhole_ring::stream::{Client, MOST, StreamError};
+use wormhole_ring::stream::{Client, StreamError};
 use wormhole_ring::transport::{self, Transport};
 
 use super::Session;
@@ -34,22 +34,22 @@ pub enum WayError {
 }
 
 impl Way {
-    /// Returns the way that the environment chooses for a session whose segment lies at `offset` of a file of its own, or
-    /// of no such file in a VM.
-    pub fn chosen(file: Option<&File>, offset: u64) -> Result<Self, WayError> {
+    /// Returns the way that the environment chooses for a session whose segment lies at this offset of a file of its own. A
+    /// session of a VM has no such file.
+    pub fn chosen(segment: Option<(&File, u64)>) -> Result<Self, WayError> {
         match trusted(transport::VARIABLE) {
-            Some(text) => Self::named(&text, file, offset),
+            Some(text) => Self::named(&text, segment),
             None => Ok(Self::Poll),
         }
     }
 
-    fn named(text: &str, file: Option<&File>, offset: u64) -> Result<Self, WayError> {
+    fn named(text: &str, segment: Option<(&File, u64)>) -> Result<Self, WayError> {
         let wanted = Transport::parse(text).ok_or_else(|| WayError::Unknown(text.to_owned()))?;
-        match (wanted, file) {
+        match (wanted, segment) {
             (Transport::Poll, _) => Ok(Self::Poll),
             (_, None) => Err(WayError::Apart(text.to_owned())),
             (Transport::Doorbell, _) => Ok(Self::Doorbell),
-            (Transport::Socket(path), Some(file)) => Ok(Self::Streams(Streams {
+            (Transport::Socket(path), Some((file, offset))) => Ok(Self::Streams(Streams {
                 path: path.to_owned(),
                 file: file.try_clone()?,
                 offset,
@@ -121,30 +121,6 @@ impl Streams {
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno()))?;
         Ok(Client::new(stream))
     }
-
-    /// Copies bytes to an offset of the session's file.
-    fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), StreamError> {
-        self.with(|client| {
-            let mut at = offset;
-            bytes.chunks(MOST).try_for_each(|part| {
-                client.put(at, part)?;
-                at += part.len() as u64;
-                Ok(())
-            })
-        })
-    }
-
-    /// Copies bytes from an offset of the session's file.
-    fn get(&self, offset: u64, bytes: &mut [u8]) -> Result<(), StreamError> {
-        self.with(|client| {
-            let mut at = offset;
-            bytes.chunks_mut(MOST).try_for_each(|part| {
-                client.get(at, part)?;
-                at += part.len() as u64;
-                Ok(())
-            })
-        })
-    }
 }
 
 impl Session {
@@ -153,17 +129,17 @@ impl Session {
         self.way.streams().is_some()
     }
 
-    /// Sends bytes to an address of the arena. A failure ends the session.
+    /// Sends the bytes of at most one staging buffer to an address of the arena. A failure ends the session.
     pub fn put(&self, address: u64, bytes: &[u8]) {
         if let (Some(streams), Some((_, offset))) = (self.way.streams(), self.arena_file(address)) {
-            let _ = self.told(streams.put(offset, bytes));
+            let _ = self.told(streams.with(|client| client.put(offset, bytes)));
         }
     }
 
-    /// Receives bytes from an address of the arena. A failure ends the session.
+    /// Receives the bytes of at most one staging buffer from an address of the arena. A failure ends the session.
     pub fn get(&self, address: u64, bytes: &mut [u8]) {
         if let (Some(streams), Some((_, offset))) = (self.way.streams(), self.arena_file(address)) {
-            let _ = self.told(streams.get(offset, bytes));
+            let _ = self.told(streams.with(|client| client.get(offset, bytes)));
         }
     }
 }
@@ -175,12 +151,12 @@ mod tests {
     #[test]
     fn a_transport_that_cannot_be_is_refused_by_name() {
         let file = File::open("/dev/null").unwrap();
-        assert!(matches!(Way::named("poll", None, 0), Ok(Way::Poll)));
-        let doorbell = Way::named("doorbell", Some(&file), 0);
+        assert!(matches!(Way::named("poll", None), Ok(Way::Poll)));
+        let doorbell = Way::named("doorbell", Some((&file, 0)));
         assert!(matches!(doorbell, Ok(Way::Doorbell)));
-        let error = Way::named("socket:/s", None, 0).unwrap_err().to_string();
+        let error = Way::named("socket:/s", None).unwrap_err().to_string();
         assert!(error.contains("socket:/s needs a backend"), "{error}");
-        let error = Way::named("pigeon", Some(&file), 0)
+        let error = Way::named("pigeon", Some((&file, 0)))
             .unwrap_err()
             .to_string();
         assert!(error.contains("\"pigeon\" is unknown"), "{error}");
