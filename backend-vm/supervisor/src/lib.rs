@@ -425,9 +425,9 @@ impl Supervisor {
         self.order_refusers();
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
-            let change = self.adjust_spares(now);
             let workers = self.workers.values().filter_map(Worker::deadline);
-            self.next_deadline = workers.chain(change).min();
+            self.next_deadline = workers.min();
+            self.adjust_spares(now);
         }
         let next = self
             .next_deadline

@@ -230,10 +230,8 @@ impl Supervisor {
                 let starts = &self.pool.starts;
                 starts.has_waiting_session(Some(*tenant))
             });
-            let quiet = self
-                .pool
-                .quiet_until
-                .filter(|until| Instant::now() < *until);
+            let quiet = self.pool.quiet_until;
+            let quiet = quiet.filter(|until| Instant::now() < *until);
             if let Some(until) = quiet {
                 self.set_deadline(until);
             }
@@ -295,8 +293,8 @@ impl Supervisor {
         workers.count() + self.pool.starts.sessions(hash)
     }
 
-    /// Starts the spares that have waited, and ends those beyond what is useful. Returns the time of the next change.
-    pub(super) fn adjust_spares(&mut self, now: Instant) -> Option<Instant> {
+    /// Starts the spares that have waited, ends those beyond what is useful, and sets the deadline of the next change.
+    pub(super) fn adjust_spares(&mut self, now: Instant) {
         self.keep_spares();
         for hash in self.pool.hashes.clone() {
             let most = self.wanted_spares(hash).max(SPARES);
@@ -309,10 +307,10 @@ impl Supervisor {
                 worker.process.kill();
             }
         }
-        let quiet = self.pool.quiet_until.filter(|until| now < *until);
         let fades = self.pool.demand.values();
-        let fades = fades.filter_map(|demand| demand.fades(now));
-        quiet.into_iter().chain(fades).min()
+        if let Some(end) = fades.filter_map(|demand| demand.fades(now)).min() {
+            self.set_deadline(end);
+        }
     }
 
     /// Returns whether a worker is in preparation on behalf of a user, or will be in place of a spare that the user has
