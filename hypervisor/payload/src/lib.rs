@@ -10,6 +10,8 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use wormhole_api::handle::{Function, Stream};
+use wormhole_api::{Handle, Items, LaunchKernel};
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::{SessionMemory, WindowMemory};
 
@@ -77,6 +79,23 @@ pub unsafe fn window(address: u64) -> WindowMemory {
     match unsafe { WindowMemory::new(address as *mut u8, SEGMENT_BYTES) } {
         Ok(window) => window,
         Err(_) => exit(NO_SESSION_STATUS),
+    }
+}
+
+/// Returns the launch of one thread of a kernel whose only parameter has these bytes.
+pub fn launch_of_one<'a>(
+    function: Handle<Function>,
+    stream: Handle<Stream>,
+    parameters: &'a [u8],
+) -> LaunchKernel<'a> {
+    LaunchKernel {
+        function,
+        stream,
+        grid: [1, 1, 1],
+        block: [1, 1, 1],
+        shared: 0,
+        attributes: Items::new(&[]),
+        parameters,
     }
 }
 

@@ -18,8 +18,10 @@
 
 use core::sync::atomic::Ordering;
 
-use wormhole_api::{Encode, Fence, FenceWrite, Handle, Items, LaunchKernel, Message};
-use wormhole_payload::{Parameters, entry, ring, session, shared_word, timestamp, wait};
+use wormhole_api::{Encode, Fence, FenceWrite, Handle, LaunchKernel, Message};
+use wormhole_payload::{
+    Parameters, entry, launch_of_one, ring, session, shared_word, timestamp, wait,
+};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::ring::{Producer, RecordHead};
 use wormhole_ring::status::Status;
@@ -49,15 +51,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         return 2;
     };
     let argument = parameters.load(6).to_le_bytes();
-    let launch = LaunchKernel {
-        function,
-        stream,
-        grid: [1, 1, 1],
-        block: [1, 1, 1],
-        shared: 0,
-        attributes: Items::new(&[]),
-        parameters: &argument,
-    };
+    let launch = launch_of_one(function, stream, &argument);
     let base = parameters.load(4);
     let rings_always = parameters.load(10) == 1;
     let mut rings = 0;

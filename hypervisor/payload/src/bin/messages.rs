@@ -16,8 +16,10 @@
 
 use core::sync::atomic::Ordering;
 
-use wormhole_api::{Encode, Fence, FenceWrite, Handle, Items, LaunchKernel, MemGetInfo};
-use wormhole_payload::{Parameters, entry, ring, shared_word, timestamp, wait, window};
+use wormhole_api::{Encode, Fence, FenceWrite, Handle, LaunchKernel, MemGetInfo};
+use wormhole_payload::{
+    Parameters, entry, launch_of_one, ring, shared_word, timestamp, wait, window,
+};
 use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::ring::RecordHead;
 use wormhole_ring::slot::SlotIndex;
@@ -72,15 +74,8 @@ fn launch(
 ) -> Option<()> {
     let stream = Handle::from_wire(parameters.load(5))?;
     let argument = parameters.load(7).to_le_bytes();
-    let launch = LaunchKernel {
-        function: Handle::from_wire(parameters.load(4))?,
-        stream,
-        grid: [1, 1, 1],
-        block: [1, 1, 1],
-        shared: 0,
-        attributes: Items::new(&[]),
-        parameters: &argument,
-    };
+    let function = Handle::from_wire(parameters.load(4))?;
+    let launch = launch_of_one(function, stream, &argument);
     let record = |id| Message::Record(RecordHead::record(id));
     let launched = record(<LaunchKernel as wormhole_api::Message>::ID);
     launch
