@@ -398,14 +398,19 @@ mod tests {
         assert_eq!(worker.connections(), [open]);
     }
 
+    /// Writes a request, and at 100 the header and at 200 the payload of data.
+    fn write_request_and_data(memory: &GuestRam) {
+        write(memory, 0, header(Op::Request, 0).as_bytes());
+        write(memory, 100, header(Op::Data, 8).as_bytes());
+        write(memory, 200, b"abcdefgh");
+    }
+
     #[test]
     fn payload_may_be_spread_and_must_be_there() {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
         let (mut worker, _, accepted) = worker(&memory);
-        write(&memory, 0, header(Op::Request, 0).as_bytes());
-        write(&memory, 100, header(Op::Data, 8).as_bytes());
-        write(&memory, 200, b"abcdefgh");
+        write_request_and_data(&memory);
         transmit
             .add_desc_chains(
                 &[
@@ -433,9 +438,7 @@ mod tests {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);
         let (mut worker, _, accepted) = worker(&memory);
-        write(&memory, 0, header(Op::Request, 0).as_bytes());
-        write(&memory, 100, header(Op::Data, 8).as_bytes());
-        write(&memory, 200, b"abcdefgh");
+        write_request_and_data(&memory);
         transmit
             .add_desc_chains(
                 &[
