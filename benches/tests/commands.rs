@@ -124,17 +124,24 @@ fn the_benchmarks_of_calls_measure_every_group() {
     }
 }
 
-#[test]
-fn the_benchmark_of_workloads_measures_the_programs() {
+/// Runs a benchmark of programs with this linkage, and returns its table.
+fn measured(benchmark: &str, linkage: &str, arguments: &[&str]) -> String {
     let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
     let programs = std::env::var_os("WORMHOLE_PROGRAMS").expect("the built programs");
-    let table = printed(
-        Command::new(env!("CARGO_BIN_EXE_workloads"))
-            .args(["--samples", "1", "--turns", "1", "--wormhole"])
+    printed(
+        Command::new(benchmark)
+            .args(arguments)
+            .arg("--wormhole")
             .arg(Path::new(&stage).join("bin/wormhole"))
             .arg("--programs")
-            .arg(Path::new(&programs).join("shared")),
-    );
+            .arg(Path::new(&programs).join(linkage)),
+    )
+}
+
+#[test]
+fn the_benchmark_of_workloads_measures_the_programs() {
+    let program = env!("CARGO_BIN_EXE_workloads");
+    let table = measured(program, "shared", &["--samples", "1", "--turns", "1"]);
     for row in [
         "cudaMemcpy to the host (256 MiB, pinned)",
         "training step of a perceptron (C++, own kernels, batch of 32)",
@@ -145,16 +152,9 @@ fn the_benchmark_of_workloads_measures_the_programs() {
 
 #[test]
 fn the_benchmark_of_programs_times_a_program() {
-    let stage = std::env::var_os("WORMHOLE_STAGE").expect("WORMHOLE_STAGE names an installation");
-    let programs = std::env::var_os("WORMHOLE_PROGRAMS").expect("the built programs");
-    let table = printed(
-        Command::new(env!("CARGO_BIN_EXE_programs"))
-            .args(["vector_add", "--turns", "1", "--against", "one-processor"])
-            .arg("--wormhole")
-            .arg(Path::new(&stage).join("bin/wormhole"))
-            .arg("--programs")
-            .arg(Path::new(&programs).join("static")),
-    );
+    let program = env!("CARGO_BIN_EXE_programs");
+    let arguments = ["vector_add", "--turns", "1", "--against", "one-processor"];
+    let table = measured(program, "static", &arguments);
     let head = "| | poll | ratio | one-processor |\n";
     assert!(table.contains(head), "{table}");
     assert!(table.contains("| vector_add (8000000) | "), "{table}");
