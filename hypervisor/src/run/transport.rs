@@ -75,8 +75,8 @@ fn serve(stream: UnixStream) -> io::Result<()> {
         _ => return Err(io::Error::other("it began without a session")),
     };
     let memory = map(&file, u64::from_ne_bytes(offset))?;
-    // SAFETY: the mapping is dropped after the server and its values. This process has no other values of the session but
-    // those of its program's other threads, each of which names answer slots of its own.
+    // SAFETY: the mapping is dropped after the server. Other threads of the program have streams to this process too, with a
+    // server each. No two of them use an answer slot at the same time, since the program takes a slot for each request.
     let server = unsafe {
         let session = SessionMemory::new(memory.as_ptr(), SEGMENT_BYTES);
         Server::new(session.map_err(io::Error::other)?, file)
