@@ -125,9 +125,11 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     let stream = options.backend.connect()?.stream;
     let mut backend = Backend::attach_static(stream, options.size.0)?;
     let mut names = Names::default();
+    let window = backend.window().try_clone().map_err(AttachError::Device)?;
+    // Read before a guest can find the window.
+    let untouched = fstat(&window).map_err(|error| AttachError::Device(error.into()))?;
     let listener = names.bind(options.socket.path())?;
     names.link(&options.window, backend.window())?;
-    let window = backend.window().try_clone().map_err(AttachError::Device)?;
     let ends = Set::of(&ENDS);
     ends.block();
     names.hand_over()?;
@@ -140,7 +142,7 @@ pub fn run(options: &Options) -> Result<(), AttachError> {
     // One guest alone: the window contains what it wrote. Others may look whether the socket has a listener.
     let server = tasks::spawn("attach", move || match has_vsock {
         true => serve_vsock(&listener, cid, &control),
-        false => serve_port(&listener, &window, &control),
+        false => serve_port(&listener, (&window, untouched.st_blocks), &control),
     });
     let server = server.map_err(AttachError::Thread)?;
     let cid = match has_vsock {
@@ -185,9 +187,12 @@ fn serve_vsock(listener: &UnixListener, cid: u64, control: &Arc<Streams>) -> io:
 }
 
 /// Serves the port of one guest until its monitor ends. A monitor whose guest has no agent is not known from another process that
-/// looks for the listener, unless the guest has used the window.
-fn serve_port(listener: &UnixListener, window: &File, control: &Arc<Streams>) -> io::Result<()> {
-    let untouched = fstat(window)?.st_blocks;
+/// looks for the listener, unless the guest has used the window: it had so many blocks before.
+fn serve_port(
+    listener: &UnixListener,
+    (window, untouched): (&File, i64),
+    control: &Arc<Streams>,
+) -> io::Result<()> {
     loop {
         let (port, _) = listener.accept()?;
         port.set_nonblocking(true)?;
