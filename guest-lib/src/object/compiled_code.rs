@@ -146,12 +146,12 @@ impl Store {
             let _ = unlinkat(&folder, &fresh, AtFlags::empty());
         }
         placed?;
-        self.make_room(&folder)
+        self.make_room(&folder, name.as_bytes())
     }
 
-    /// Removes the least recently used files until the total is within the limit. Files with other names than this module
-    /// gives stay, and do not count.
-    fn make_room(&self, folder: &OwnedFd) -> io::Result<()> {
+    /// Removes the least recently used files until the total is within the limit, but not the one of name `newest`: another
+    /// file can have the same time. Files with other names than this module gives stay, and do not count.
+    fn make_room(&self, folder: &OwnedFd, newest: &[u8]) -> io::Result<()> {
         let mut files = Vec::new();
         for entry in Dir::read_from(folder)?.flatten() {
             let name = entry.file_name();
@@ -166,12 +166,17 @@ impl Store {
             };
             if FileType::from_raw_mode(facts.st_mode) == FileType::RegularFile {
                 let modified = (facts.st_mtime, facts.st_mtime_nsec);
-                files.push((modified, facts.st_size.unsigned_abs(), name.to_owned()));
+                files.push((
+                    bytes == newest,
+                    modified,
+                    facts.st_size.unsigned_abs(),
+                    name.to_owned(),
+                ));
             }
         }
-        let mut bytes: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        let mut bytes: u64 = files.iter().map(|(_, _, bytes, _)| bytes).sum();
         files.sort();
-        for (_, length, name) in files {
+        for (_, _, length, name) in files {
             if bytes <= self.limit {
                 break;
             }
@@ -313,6 +318,13 @@ mod tests {
         // A result above the limit is not stored and evicts nothing.
         store.insert(&asked[4], &[7; 1000]).unwrap();
         assert!(store.find(&asked[4]).is_none() && store.find(&asked[3]).is_some());
+        // The result that is stored stays, whatever the times of the others are.
+        let in_a_century = 4_900_000_000;
+        for asked in [&asked[0], &asked[2], &asked[3]] {
+            age(asked, in_a_century);
+        }
+        store.insert(&asked[1], &result).unwrap();
+        assert!(store.find(&asked[1]).is_some());
     }
 
     #[test]
