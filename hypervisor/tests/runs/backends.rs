@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::documents;
 use crate::harness::{
-    Ended, Finished, PATIENCE, Underway, alone, descendants, eventually, finish, leftovers,
-    program, running, stage, with_own_signals, wormhole,
+    Ended, Finished, PATIENCE, Underway, alone, descendants, eventually, finish, nothing_is_left,
+    of_backends, program, running, stage, with_own_signals, wormhole,
 };
 use crate::signals::{Terminal, shell_words};
 
@@ -88,9 +88,7 @@ impl Runtime {
         let pid = self.list()[0]["pid"].as_i64().expect("a number");
         let pid = Pid::from_raw(i32::try_from(pid).expect("a process number")).expect("not 0");
         kill_process(pid, Signal::KILL).expect("it runs");
-        eventually("the end of its processes", PATIENCE, || {
-            leftovers().is_empty()
-        });
+        nothing_is_left();
     }
 }
 
@@ -235,7 +233,7 @@ fn programs_share_a_backend_and_one_killed_harms_no_other() {
 
     let stopped = runtime.finish(&["backend", "stop", "shared"]);
     assert!(stopped.status.success(), "{}", stopped.stderr);
-    assert_eq!(leftovers(), Vec::<PathBuf>::new());
+    assert_eq!(of_backends(), [] as [u32; 0]);
     assert!(!socket.parent().expect("its folder").exists());
 }
 
@@ -329,7 +327,7 @@ fn a_backend_that_cannot_serve_a_program_says_so() {
         "cuda:4000000000",
     ];
     refused(&runtime.finish(&missing), "backend gpu does not start: ");
-    eventually("the supervisor's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
     assert_eq!(
         fs::read_dir(runtime.path()).expect("it is there").count(),
         0
@@ -571,7 +569,7 @@ fn a_backend_in_the_foreground_lives_as_long_as_its_command() {
         kill_process(Pid::from_child(&command.0), signal).expect("it runs");
         let status = command.0.wait().expect("it is a child");
         assert_eq!(status.success(), signal != Signal::KILL, "{status}");
-        eventually("the supervisor's end", PATIENCE, || leftovers().is_empty());
+        nothing_is_left();
         assert_eq!(runtime.list(), serde_json::json!([]));
     }
     let mut command = in_foreground(&runtime);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::harness::{PATIENCE, alone, eventually, finish, leftovers, wormhole};
+use crate::harness::{alone, finish, nothing_is_left, wormhole};
 
 /// Flags, in the order of the commands. `''` is an empty argument.
 const FLAGS: &[(&str, &str)] = &[
@@ -793,5 +793,5 @@ fn every_bad_configuration_is_refused_in_one_sentence_and_leaves_nothing() {
         .map(|(line, file, words)| complaint(line, file.as_deref(), words))
         .collect();
     assert!(complaints.is_empty(), "of {}:\n{complaints}", cases.len());
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::harness::{
-    DISK_PACKAGES, PATIENCE, alone, end_by, eventually, finish, images, leftovers, program, stage,
+    DISK_PACKAGES, PATIENCE, alone, end_by, eventually, finish, images, nothing_is_left, program,
+    stage,
 };
 use rustix::process::Signal;
 
@@ -302,7 +303,7 @@ fn a_backend_serves_by_the_commands_of_its_page() {
         let passes = run.stdout.contains("PASS");
         assert_eq!(passes, line.contains(" run "), "{line}: {}", run.stdout);
     }
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }
 
 /// The command takes all keys of the page's file, and then finds none of the files that it names.

@@ -11,7 +11,9 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Uid;
 
-use crate::harness::{PATIENCE, Underway, alone, eventually, finish, leftovers, program, wormhole};
+use crate::harness::{
+    PATIENCE, Underway, alone, eventually, finish, nothing_is_left, program, wormhole,
+};
 
 /// Asserts that a program is not executed at this placement: one sentence on standard error, and this status.
 fn is_not_executed(placement: &str, program: &OsStr, status: i32, words: &str) {
@@ -29,7 +31,7 @@ fn is_not_executed(placement: &str, program: &OsStr, status: i32, words: &str) {
     assert_eq!(run.stdout, "");
     let one = run.stderr.lines().count() == 1 && run.stderr.starts_with("wormhole: cannot run ");
     assert!(one && run.stderr.contains(words), "{words}: {}", run.stderr);
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }
 
 fn executable(path: &Path, content: &[u8]) {

@@ -14,8 +14,8 @@ use wormhole_images::{ConsoleRun, Image, Kernel, console_overlay};
 use crate::documents::{blocks_of, commands_of, root};
 use crate::emulated::script_with;
 use crate::harness::{
-    PATIENCE, Underway, alone, beside_other_guests, eventually, finish, images, leftovers, program,
-    stage, wormhole,
+    PATIENCE, Underway, alone, beside_other_guests, eventually, finish, images, nothing_is_left,
+    program, stage, wormhole,
 };
 
 /// Size of the window that `wormhole attach` makes.
@@ -326,5 +326,5 @@ fn attach_leaves_nothing_when_it_refuses_or_is_killed() {
         !["window", "vsock"].iter().any(is_there)
     });
     backend(&["stop"]);
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }

@@ -232,25 +232,49 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<St
     })
 }
 
-/// Returns the running processes of the backend, which a run must not leave behind.
-pub fn leftovers() -> Vec<PathBuf> {
+/// Returns the running processes of backends.
+pub fn of_backends() -> Vec<u32> {
     let parts = stage().join("lib/wormhole");
-    processes()
-        .filter(|path| path.starts_with(&parts))
-        .collect()
+    let is_one = |pid: &u32| started_from(*pid).is_some_and(|path| path.starts_with(&parts));
+    pids().filter(is_one).collect()
+}
+
+/// Waits until no process of a backend runs. Panics with those that still run after [`PATIENCE`], and ends them, since the
+/// next tests would wait for them too.
+pub fn nothing_is_left() {
+    let start = Instant::now();
+    loop {
+        let left = of_backends();
+        if left.is_empty() {
+            return;
+        }
+        if start.elapsed() > PATIENCE {
+            let states: String = left.iter().copied().map(state).collect();
+            for pid in left {
+                let pid = Pid::from_raw(pid.cast_signed()).expect("a process number");
+                // It may have ended.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            panic!("processes of the backend still run after {PATIENCE:?}:\n{states}");
+        }
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
 }
 
 /// Returns the running programs of this name.
 pub fn running(name: &str) -> Vec<PathBuf> {
-    processes().filter(|path| path.ends_with(name)).collect()
+    pids()
+        .filter_map(started_from)
+        .filter(|path| path.ends_with(name))
+        .collect()
 }
 
-/// Returns the files that the processes of this system were started from.
-fn processes() -> impl Iterator<Item = PathBuf> {
+/// Returns the numbers of this system's processes.
+fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc")
         .expect("proc is mounted")
         .flatten()
-        .filter_map(|entry| started_from(entry.file_name().to_str()?.parse().ok()?))
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Returns the first word of a process's command line. `/proc/PID/exe` is no alternative: a confined worker has its own

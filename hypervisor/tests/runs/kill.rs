@@ -2,7 +2,7 @@
 //! parties get an error.
 
 use crate::harness::{
-    PATIENCE, Underway, alone, eventually, leftovers, program, running, wormhole,
+    PATIENCE, Underway, alone, eventually, nothing_is_left, program, running, wormhole,
 };
 
 fn spinning() -> Underway {
@@ -14,9 +14,10 @@ fn spinning() -> Underway {
     run
 }
 
-fn nothing_is_left() {
-    eventually("the end of all processes", PATIENCE, || {
-        leftovers().is_empty() && running("spin").is_empty()
+fn all_has_ended() {
+    nothing_is_left();
+    eventually("the end of the programs", PATIENCE, || {
+        running("spin").is_empty()
     });
 }
 
@@ -44,7 +45,7 @@ fn a_killed_program_ends_the_run_with_its_signal() {
         "{}",
         finished.stderr
     );
-    nothing_is_left();
+    all_has_ended();
 }
 
 #[test]
@@ -56,7 +57,7 @@ fn a_killed_worker_is_an_error_in_the_program() {
     // CUDA_ERROR_CONTEXT_IS_DESTROYED.
     assert_error(&finished.stdout, "cudaErrorContextIsDestroyed");
     assert_eq!(finished.status.code(), Some(1), "{}", finished.stderr);
-    nothing_is_left();
+    all_has_ended();
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn a_killed_supervisor_is_an_error_in_the_program() {
     let finished = run.finish();
     // CUDA_ERROR_SYSTEM_NOT_READY.
     assert_error(&finished.stdout, "cudaErrorSystemNotReady");
-    nothing_is_left();
+    all_has_ended();
 }
 
 #[test]
@@ -76,5 +77,5 @@ fn a_killed_launcher_takes_everything_along() {
     let run = spinning();
     run.kill_9("wormhole");
     run.finish();
-    nothing_is_left();
+    all_has_ended();
 }

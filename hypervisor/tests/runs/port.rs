@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use wormhole_serial::{Mux, listen, serve};
 
 use crate::harness::{
-    PATIENCE, Underway, alone, eventually, finish, leftovers, program, stage, wormhole,
+    PATIENCE, Underway, alone, eventually, finish, nothing_is_left, program, stage, wormhole,
 };
 
 /// A folder with the names of a guest.
@@ -166,5 +166,5 @@ fn programs_work_through_a_port_and_end_with_either_side_of_it() {
     let ended = attached.finish();
     assert!(ended.status.success(), "{}", ended.stderr);
     guest.done(&["backend", "stop"]);
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }

@@ -1,8 +1,7 @@
 //! Runs programs at `process` placement on the CPU device.
 
 use crate::harness::{
-    Finished, PATIENCE, alone, demo_programs, eventually, finish, leftovers, per_thread_programs,
-    program, wormhole,
+    Finished, alone, demo_programs, finish, nothing_is_left, per_thread_programs, program, wormhole,
 };
 use crate::waiters::are_released_after_detection;
 
@@ -37,7 +36,7 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) -> 
         "{name} said: {}",
         run.stdout
     );
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
     run
 }
 

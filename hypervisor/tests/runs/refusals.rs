@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use rustix::process::geteuid;
 
 use crate::harness::{
-    PATIENCE, alone, eventually, finish, images, leftovers, published_stage, stage, wormhole,
+    PATIENCE, alone, eventually, finish, images, nothing_is_left, published_stage, stage, wormhole,
 };
 
 /// User and group id of `nobody`.
@@ -51,7 +51,7 @@ fn refused(command: &mut Command, expected: &str) {
         run.stderr
     );
     assert!(!json.exists(), "a summary was left");
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
     eventually("the end of shared memory", PATIENCE, || {
         shared_memory().is_subset(&before)
     });
@@ -434,7 +434,7 @@ fn commands_on_backends_are_refused_and_leave_nothing() {
         no_backend(command.args(args).env("WORMHOLE_RUNTIME", &runtime), words);
         let left = fs::read_dir(&runtime).into_iter().flatten().count();
         assert_eq!(left, 0, "{args:?}");
-        eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+        nothing_is_left();
     }
     fs::create_dir_all(runtime.join("one")).expect("a folder");
     fs::write(runtime.join("one/record.json"), "[]").expect("room");

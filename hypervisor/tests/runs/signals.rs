@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::harness::{
-    Ended, PATIENCE, Underway, alone, descendants, eventually, finish, leftovers, program, running,
-    started_from, with_own_signals, wormhole,
+    Ended, PATIENCE, Underway, alone, descendants, eventually, finish, nothing_is_left,
+    of_backends, program, running, started_from, with_own_signals, wormhole,
 };
 
 /// Script that prints the signals it receives, and exits with status 5 on SIGTERM.
@@ -265,7 +265,7 @@ fn a_launcher_whose_parent_ignores_its_children_ends_with_the_program() {
     run.working();
     send(run.id(), libc::SIGKILL);
     run.finish();
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }
 
 fn are_gone(processes: &[u32]) {
@@ -296,7 +296,7 @@ fn nothing_that_the_program_started_outlives_a_killed_launcher() {
     send(run.id(), libc::SIGKILL);
     are_gone(&family);
     run.finish();
-    assert!(leftovers().is_empty() && running("spin").is_empty());
+    assert!(of_backends().is_empty() && running("spin").is_empty());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Programs by the transports that exist to be measured: they do the same as by the ring.
 
-use crate::harness::{PATIENCE, alone, eventually, finish, leftovers, program, wormhole};
+use crate::harness::{alone, finish, nothing_is_left, program, wormhole};
 
 const TRANSPORTS: [&str; 2] = ["doorbell", "socket"];
 
@@ -14,7 +14,7 @@ fn passes(name: &str) {
         assert!(run.status.success(), "{said}");
         assert!(run.stdout.contains(&format!("PASS {name}")), "{said}");
     }
-    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    nothing_is_left();
 }
 
 #[test]
