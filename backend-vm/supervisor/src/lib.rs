@@ -188,6 +188,8 @@ struct Supervisor {
     signals: Signals,
     /// Whether the supervisor ends with its last tenant.
     ends_with_tenants: bool,
+    /// Whether tenants may be strangers to each other.
+    has_strangers: bool,
     stopping: bool,
     /// Reason why the spawner, and with it all workers, is gone.
     lost: Option<SpawnerError>,
@@ -342,6 +344,7 @@ impl Supervisor {
         let descriptors = parts.descriptors.with_one_user(is_one_user);
         Self {
             ends_with_tenants: options.listener.is_none(),
+            has_strangers: options.listener.is_some() && !options.trusted_tenants,
             acceptor: Acceptor::new(options.listener),
             descriptors,
             stream: options.stream,

@@ -232,6 +232,7 @@ impl TenantLoop {
             (false, None) => View::Launcher,
             (false, Some(_)) => View::Static,
         };
+        let has_strangers = self.service.as_ref().is_some_and(|one| one.has_strangers);
         let granted = grant_first(window, id).and_then(|(segment, arena)| {
             let (bytes, generation) = (window.bytes(), id.generation);
             let file = match window.file().filter(|_| view == View::Static) {
@@ -280,7 +281,7 @@ impl TenantLoop {
                 worker: None,
                 worker_pid: 0,
                 hash,
-                features: features & view.features(),
+                features: features & view.features(has_strangers),
                 process: None,
                 file,
                 segment,

@@ -29,11 +29,12 @@ pub(super) enum View {
 }
 
 impl View {
-    /// Returns the features that the supervisor offers a guest.
-    pub fn features(self) -> u64 {
+    /// Returns the features that the supervisor offers a guest. A worker gets no files of a guest whose tenant has strangers
+    /// beside it: a file system that never answers would keep the worker, and its part of the device, for good.
+    pub fn features(self, has_strangers: bool) -> u64 {
         match self {
-            Self::Process => FEATURE_PROCESS | FEATURE_WITHIN | FEATURE_FILES,
-            Self::Launcher | Self::Static => FEATURE_PROCESS | FEATURE_WITHIN,
+            Self::Process if !has_strangers => FEATURE_PROCESS | FEATURE_WITHIN | FEATURE_FILES,
+            _ => FEATURE_PROCESS | FEATURE_WITHIN,
         }
     }
 }

@@ -553,6 +553,7 @@ mod tests {
             window: 1 << 30,
             unread: 64,
             has_driver: false,
+            has_strangers: false,
             hashes: Vec::new(),
         };
         let (launcher, stream) = UnixStream::pair().unwrap();

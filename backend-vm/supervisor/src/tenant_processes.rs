@@ -187,6 +187,7 @@ impl Supervisor {
             window: self.quotas.window,
             unread: self.unread_for_each(),
             has_driver: self.sampler.is_some(),
+            has_strangers: self.has_strangers,
             hashes: self.pool.hashes.clone(),
         };
         let launcher = peer_of(&stream).map_or(0, |peer| peer.process);

@@ -18,7 +18,7 @@ use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay
 use wormhole_link::memory;
 use wormhole_link::operator::LEAST_MEMORY;
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{Attach, Message, Observe};
+use wormhole_ring::control::{Attach, FEATURE_FILES, Message, Observe};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 fn main() {
@@ -149,6 +149,7 @@ fn in_machine() {
     a_tenant_counts_until_the_last_page_of_its_memory_is_free(&delegated);
     what_tenants_leave_one_after_the_other_counts_for_their_user(&delegated);
     workers_of_strangers_on_a_gpu_have_a_namespace_each();
+    workers_of_strangers_take_no_files();
 
     let other = cgroup(&root.join("other"));
     enter(&other);
@@ -246,6 +247,33 @@ fn workers_of_strangers_on_a_gpu_have_a_namespace_each() {
     backend.signal(libc::SIGTERM);
     assert!(backend.wait_for_end().success());
     println!("workers of strangers on a GPU have a namespace each");
+}
+
+fn workers_of_strangers_take_no_files() {
+    let offered = |backend: &mut Backend| {
+        let mut guest = backend.connect();
+        guest
+            .send(&Message::Hello {
+                bootstrap_version: bootstrap::VERSION,
+                protocol_hash: stub::protocol(0),
+                features: FEATURE_FILES,
+                environment: "",
+            })
+            .unwrap();
+        match guest.receive() {
+            Reply::Grant(grant) => grant.features,
+            other => panic!("no grant but {other:?}"),
+        }
+    };
+    let mut alone = start();
+    assert_eq!(offered(&mut alone), FEATURE_FILES);
+    assert!(alone.finish().success());
+    let socket = std::env::temp_dir().join("files");
+    let mut strangers = start_for_strangers(&socket, MEMORY, &[]);
+    assert_eq!(offered(&mut strangers), 0);
+    strangers.signal(libc::SIGTERM);
+    assert!(strangers.wait_for_end().success());
+    println!("workers of strangers take no files");
 }
 
 fn wait_until_two_have_eaten(backend: &Backend) {

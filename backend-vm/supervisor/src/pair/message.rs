@@ -34,6 +34,8 @@ pub struct Service {
     /// Whether the devices have NVIDIA's driver: values in the host's NVML, and exports that workers
     /// share.
     pub has_driver: bool,
+    /// Whether the supervisor's other tenants are strangers to this one.
+    pub has_strangers: bool,
     /// Protocol hashes of the installed workers.
     pub hashes: Vec<u64>,
 }
@@ -147,7 +149,7 @@ impl Service {
             &self.sessions.to_le_bytes(),
             &self.window.to_le_bytes(),
             &self.unread.to_le_bytes(),
-            &[u8::from(self.has_driver)],
+            &[u8::from(self.has_driver), u8::from(self.has_strangers)],
         ]
         .concat();
         bytes.extend(self.hashes.iter().flat_map(|hash| hash.to_le_bytes()));
@@ -167,6 +169,7 @@ impl Service {
             window: fields.number()?,
             unread: fields.number()?,
             has_driver: fields.byte()? != 0,
+            has_strangers: fields.byte()? != 0,
             hashes: fields.numbers()?,
         })
     }
@@ -378,10 +381,12 @@ mod tests {
             window: 1 << 40,
             unread: 64,
             has_driver: true,
+            has_strangers: false,
             hashes: vec![3, u64::MAX],
         };
         let waits = Service {
             attach_limit: Some(Duration::from_secs(2)),
+            has_strangers: true,
             hashes: Vec::new(),
             ..service.clone()
         };
