@@ -39,8 +39,9 @@ pub struct Start {
 pub type Cause = (Option<u32>, Option<Id>);
 
 impl Start {
-    fn is_spare(&self) -> bool {
-        self.session.is_none() && self.environment.is_empty()
+    /// Returns whether it is a spare worker for a protocol.
+    fn is_spare_of(&self, hash: u64) -> bool {
+        self.session.is_none() && self.environment.is_empty() && self.hash == hash
     }
 
     fn cause(&self) -> Cause {
@@ -66,6 +67,15 @@ impl Queue {
         self.users.entry(start.user).or_insert(self.turn);
         self.turns.entry(start.account).or_insert(self.turn);
         self.waiting.push_back(start);
+    }
+
+    /// Withdraws the spares of a protocol that were requested last, so that at most so many are left.
+    fn withdraw_spares(&mut self, hash: u64, most: usize) {
+        let mut spares = 0;
+        self.waiting.retain(|start| {
+            spares += usize::from(start.is_spare_of(hash));
+            !start.is_spare_of(hash) || spares <= most
+        });
     }
 
     /// Takes the next worker to start. The user whose last turn is the longest ago comes first, then the
@@ -216,8 +226,17 @@ impl SpawnQueue {
     /// Returns the accounts of the requested spare workers for this protocol.
     pub fn spares(&self, hash: u64) -> impl Iterator<Item = Option<Id>> {
         let spares = self.underway.values().chain(&self.queue.waiting);
-        let spares = spares.filter(move |start| start.is_spare() && start.hash == hash);
+        let spares = spares.filter(move |start| start.is_spare_of(hash));
         spares.map(|start| start.account)
+    }
+
+    /// Withdraws the spare workers for this protocol that were requested last and have no process yet, so that at most so
+    /// many are left.
+    pub fn withdraw_spares(&mut self, hash: u64, most: usize) {
+        let underway = self.underway.values();
+        let underway = underway.filter(|start| start.is_spare_of(hash)).count();
+        self.queue
+            .withdraw_spares(hash, most.saturating_sub(underway));
     }
 
     /// Returns whether a worker is requested on behalf of a user.
@@ -289,6 +308,26 @@ mod tests {
         (0..count)
             .map(|_| queue.next(&[]).unwrap().account.unwrap())
             .collect()
+    }
+
+    #[test]
+    fn what_was_requested_last_is_withdrawn_first() {
+        let mut queue = queue(&[1]);
+        for (account, hash) in [(2, 0), (3, 1), (4, 0), (5, 0)] {
+            queue.add(Start {
+                hash,
+                session: None,
+                ..start(account, 0)
+            });
+        }
+        let accounts = |queue: &Queue| -> Vec<Id> {
+            let starts = queue.waiting.iter();
+            starts.filter_map(|start| start.account).collect()
+        };
+        queue.withdraw_spares(0, 1);
+        assert_eq!(accounts(&queue), [1, 2, 3]);
+        queue.withdraw_spares(0, 0);
+        assert_eq!(accounts(&queue), [1, 3]);
     }
 
     #[test]

@@ -364,7 +364,8 @@ impl Supervisor {
             return;
         };
         tenant.sessions.clear();
-        (tenant.has_window, tenant.awaits_device) = (false, false);
+        tenant.awaits_device = false;
+        let had_window = std::mem::replace(&mut tenant.has_window, false);
         let user = tenant.user;
         if matches!(tenant.state, State::Serving(_))
             && let State::Serving(link) = std::mem::replace(&mut tenant.state, state)
@@ -381,6 +382,9 @@ impl Supervisor {
             }
         }
         self.forget_usage(id);
+        if had_window {
+            self.end_demand();
+        }
     }
 
     /// Kills a process that served a tenant, and closes the supervisor's end of the pair, unless
@@ -446,8 +450,6 @@ impl Supervisor {
         let mut workers = self.workers.values();
         if is_over && !workers.any(|worker| worker.session.is_some_and(|(of, _)| of == id)) {
             tenant.state = State::Left;
-            // The next tenant that is alone has a demand of its own.
-            self.pool.forget_demand();
             if std::mem::replace(&mut tenant.is_neighbour, false) {
                 self.history.leaves(id, Instant::now());
             }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
 use wormhole_link::channel::ChannelError;
-use wormhole_link::log_budget::LogBudget;
+use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_ring::control::{Message, Refusal, facts};
 use wormhole_sandbox::Ending;
 
@@ -50,6 +50,8 @@ pub(super) struct WorkerPool {
     pub devices: String,
     /// Reason why the last spare worker of a protocol failed. The next demand tries again.
     failures: BTreeMap<u64, String>,
+    /// Budget of log lines about these.
+    failure_lines: LogBudget,
     /// Whether a worker has been ready once, so that the device works.
     pub device_works: bool,
     /// Demand for workers of each protocol.
@@ -71,6 +73,7 @@ impl WorkerPool {
             log: LogBudget::of_workers(Instant::now()),
             devices: String::new(),
             failures: BTreeMap::new(),
+            failure_lines: LogBudget::of_lines(Instant::now()),
             device_works: false,
             demand: BTreeMap::new(),
             start_took: Duration::ZERO,
@@ -81,11 +84,6 @@ impl WorkerPool {
     /// Returns the reason why a spare worker failed, if one did and none has replaced it.
     pub fn failure(&self) -> Option<&str> {
         self.failures.values().next().map(String::as_str)
-    }
-
-    /// Forgets what the tenants have begun.
-    pub fn forget_demand(&mut self) {
-        self.demand.clear();
     }
 
     /// Orders a worker's process.
@@ -215,16 +213,16 @@ impl Supervisor {
     /// Requests spares as [`keep_spares`](Self::keep_spares) does, on behalf of the tenant
     /// `account`, which took the missing ones.
     pub(super) fn replace_spares(&mut self, account: Option<Id>) {
-        if self.stopping {
-            return;
-        }
-        self.request_spares(account);
+        self.request_spares(account, self.pool.hashes.clone());
         self.start_next();
     }
 
-    /// Requests the missing spares, the first of each protocol for the tenant `account`, and all if it is alone. A tenant that
+    /// Requests the missing spares of protocols, the first of each for the tenant `account`, and all if it is alone. A tenant that
     /// has one beside others, or whose sessions wait for their start, gets none for itself: its next session would claim it.
-    fn request_spares(&mut self, account: Option<Id>) {
+    fn request_spares(&mut self, account: Option<Id>, hashes: Vec<u64>) {
+        if self.stopping {
+            return;
+        }
         if self.is_alone() {
             let is_busy = self.tenants.keys().any(|tenant| {
                 let starts = &self.pool.starts;
@@ -239,7 +237,7 @@ impl Supervisor {
                 return;
             }
         }
-        for hash in self.pool.hashes.clone() {
+        for hash in hashes {
             let spares = self.workers.values().filter(|worker| {
                 worker.hash == hash
                     && worker.environment.is_empty()
@@ -293,15 +291,29 @@ impl Supervisor {
         workers.count() + self.pool.starts.sessions(hash)
     }
 
-    /// Starts the spares that have waited, ends those beyond what is useful, and sets the deadline of the next change.
+    /// Forgets the demand when a tenant leaves: the next one that is alone has a demand of its own, and no number of spares
+    /// tells it of this one.
+    pub(super) fn end_demand(&mut self) {
+        self.pool.demand.clear();
+        self.adjust_spares(Instant::now());
+    }
+
+    /// Starts the spares that have waited, but for protocols whose last one failed, ends those beyond what is useful, and sets the deadline of the next change.
     pub(super) fn adjust_spares(&mut self, now: Instant) {
-        self.keep_spares();
+        let failures = &self.pool.failures;
+        let hashes = self.pool.hashes.iter().copied();
+        let works = |hash: &u64| !failures.contains_key(hash);
+        self.request_spares(None, hashes.filter(works).collect());
+        self.start_next();
         for hash in self.pool.hashes.clone() {
             let most = self.wanted_spares(hash).max(SPARES);
             let idle = |worker: &&mut Worker| worker.hash == hash && worker.is_idle();
             let mut idle: Vec<_> = self.workers.values_mut().filter(idle).collect();
             idle.sort_by_key(|worker| worker.since);
             let surplus = idle.len().saturating_sub(most);
+            self.pool
+                .starts
+                .withdraw_spares(hash, most - (idle.len() - surplus));
             for worker in &mut idle[..surplus] {
                 worker.enter(WorkerState::Surplus);
                 worker.process.kill();
@@ -333,10 +345,16 @@ impl Supervisor {
     }
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
+        let verdict = self.pool.failure_lines.spend(Instant::now());
+        if let Verdict::After(count) = verdict {
+            tracing::error!("{count} lines on workers that failed were left out");
+        }
         // The launcher of a supervisor's only tenant prints the reason itself: it waits for the device, or will when it has
         // attached its window.
         let asks = |one: &TenantProcess| one.awaits_device || !one.has_window;
-        if self.acceptor.listener.is_none() && self.tenants.values().any(asks) {
+        if verdict == Verdict::Drop {
+            // It is counted.
+        } else if self.acceptor.listener.is_none() && self.tenants.values().any(asks) {
             tracing::info!("no worker for protocol {hash:016x}: {reason}");
         } else {
             tracing::error!("no worker for protocol {hash:016x}: {reason}");
@@ -353,7 +371,7 @@ impl Supervisor {
                 |tenant| tenants.contains_key(&tenant),
             );
             if let Some(start) = dropped.first() {
-                self.request_spares(start.account);
+                self.request_spares(start.account, self.pool.hashes.clone());
             }
             let starting = self.workers.values().filter(|worker| !worker.is_settled());
             let starting = starting.map(|worker| worker.cause);
