@@ -85,9 +85,14 @@ const FCNTL: &[i32] = &[
     libc::F_GETFD,
     libc::F_SETFD,
     libc::F_GETFL,
-    libc::F_SETFL,
     libc::F_GET_SEALS,
 ];
+
+/// Flags of an open file that a worker may set, beside those that `fcntl` ignores. Others who have the same open file would
+/// write behind its end (`O_APPEND`).
+const FILE_FLAGS: i32 = libc::O_ACCMODE | libc::O_NONBLOCK | LARGEFILE;
+/// `O_LARGEFILE`, as `F_GETFL` returns it. The C library has 0 for it.
+const LARGEFILE: i32 = 0o100_000;
 
 /// Seals that a worker adds. For one against writes the kernel waits for all processors under a lock of its own.
 const SEALS: i32 = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -167,6 +172,10 @@ pub(super) fn filter(kind: DeviceKind) -> Result<Filter, FilterError> {
     );
     let seals = all_masked(&[add, (2, !u64::from(SEALS.unsigned_abs()), 0)])?;
     calls = calls.and_where(libc::SYS_fcntl, vec![seals]);
+    let set = (1, u64::from(u32::MAX), libc::F_SETFL.unsigned_abs().into());
+    let others = u64::from(!FILE_FLAGS.unsigned_abs());
+    let flags = all_masked(&[set, (2, others, 0)])?;
+    calls = calls.and_where(libc::SYS_fcntl, vec![flags]);
     for &operation in PRCTL {
         calls = calls.and_where(libc::SYS_prctl, vec![equals(0, operation)?]);
     }

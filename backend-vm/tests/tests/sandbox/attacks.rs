@@ -255,6 +255,11 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
         libc::SYS_fcntl,
         [1000, libc::F_ADD_SEALS as i64, libc::F_SEAL_WRITE as i64],
     ),
+    (
+        "have others write behind the end of a file",
+        libc::SYS_fcntl,
+        [1000, libc::F_SETFL as i64, libc::O_APPEND as i64],
+    ),
     ("search a file for a hole", libc::SYS_lseek, [0, 0, 4]),
     (
         "replace pages by a huge page",
