@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 pub mod driver;
 pub mod payload;
+pub mod processor_time;
 pub mod samples;
 pub mod transports;
 pub mod turns;

@@ -4,13 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use wormhole_figures::ways::{Comparison, Way, WayError};
 use wormhole_figures::{Failed, Quantiles, Report, ReportError, Unit, progress};
+
+use crate::processor_time;
 
 /// Lines of a program's output that the report of its failure has.
 const LAST_LINES: usize = 5;
@@ -22,6 +25,8 @@ const PASS: &str = "PASS";
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
+    /// The steps begin whose processor time counts.
+    Begin,
     /// Name of the device, with the version of CUDA.
     Device(String),
     /// Samples of a row, in nanoseconds.
@@ -30,6 +35,9 @@ pub enum Line {
         #[serde(default)]
         with: String,
         values: Vec<f64>,
+        /// Number of steps since [`Line::Begin`].
+        #[serde(default)]
+        steps: Option<u32>,
     },
     /// Result that must be the same in each way and turn.
     Check { name: String, value: String },
@@ -52,7 +60,7 @@ enum RunError {
     #[error(transparent)]
     Way(#[from] WayError),
     #[error("{0} cannot be started: {1}")]
-    Start(String, std::io::Error),
+    Start(String, io::Error),
     #[error("{0}: {1}")]
     Ended(std::process::ExitStatus, String),
     #[error("it printed no samples: {0}")]
@@ -96,8 +104,8 @@ struct Measured {
     results: BTreeMap<(String, String), String>,
 }
 
-/// Runs the jobs in each way by turns, prints a table and writes the figures. A way in which a job fails is left out of
-/// the job's other turns.
+/// Runs the jobs in each way by turns, prints a table and writes the figures, also after each job. A way in which a job fails is
+/// left out of the job's other turns.
 ///
 /// # Errors
 /// A way failed, or the figures cannot be written.
@@ -136,17 +144,12 @@ pub fn by_turns(
                 }));
                 bar.inc(1);
             }
+            // Who ends a long run has the figures until then.
+            measured.fill(&mut report, &comparison.device);
+            report.write(comparison.json.as_deref())?;
         }
     }
     bar.finish_and_clear();
-    report.conditions.device = match &*measured.device {
-        "" => comparison.device.clone(),
-        name => name.to_owned(),
-    };
-    for ((name, with), mut turns) in measured.rows {
-        turns.resize(ways.len(), BTreeMap::new());
-        report.add(&name, &with, Unit::Nanoseconds, &turns);
-    }
     report.finish(comparison.json.as_deref())?;
     match report.failures.is_empty() {
         true => Ok(()),
@@ -163,43 +166,102 @@ fn run(
 ) -> Result<Vec<Line>, RunError> {
     let mut command = way.command(wormhole, &comparison.device, &job.command)?;
     let start = Instant::now();
-    let output = command
+    let started = command
         .stdin(Stdio::null())
-        .output()
-        .map_err(|error| RunError::Start(command.get_program().display().to_string(), error))?;
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let failed =
+        |error: io::Error| RunError::Start(command.get_program().display().to_string(), error);
+    let mut child = started.map_err(failed)?;
+    let errors = child.stderr.take().map(|errors| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            // What could be read until an error is enough for a report.
+            let _ = BufReader::new(errors).read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    });
+    let (lines, others) = child.stdout.take().map_or_else(Default::default, |output| {
+        read_lines(output, || processor_time::of_family(child.id()))
+    });
+    let status = child.wait().map_err(failed)?;
     let took = start.elapsed();
-    let (text, errors) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    let parsed = text.lines().map(|line| (line, serde_json::from_str(line)));
-    let (lines, others): (Vec<_>, Vec<_>) = parsed.partition(|(_, line)| line.is_ok());
+    let errors = errors.and_then(|errors| errors.join().ok());
+    let errors = errors.unwrap_or_default();
     let said = || {
-        let others = others.iter().map(|(line, _)| *line);
+        let others = others.iter().map(String::as_str);
         let all: Vec<&str> = others.chain(errors.lines()).collect();
         all[all.len().saturating_sub(LAST_LINES)..].join("\n")
     };
-    if !output.status.success() {
-        return Err(RunError::Ended(output.status, said()));
+    if !status.success() {
+        return Err(RunError::Ended(status, said()));
     }
     if let Samples::Whole(with) = &job.samples {
-        return match text.contains(PASS) {
+        return match others.iter().any(|line| line.contains(PASS)) {
             true => Ok(vec![Line::Samples {
                 name: job.name.clone(),
                 with: with.clone(),
                 values: vec![took.as_secs_f64() * 1e9],
+                steps: None,
             }]),
             false => Err(RunError::NoPass(said())),
         };
     }
-    let lines: Vec<Line> = lines
-        .into_iter()
-        .filter_map(|(_, line)| line.ok())
-        .collect();
     let counts = |line: &Line| matches!(line, Line::Samples { .. } | Line::Skipped(_));
     match lines.iter().any(counts) {
         true => Ok(lines),
         false => Err(RunError::NoSamples(said())),
+    }
+}
+
+/// Reads a program's output to its end: the lines for the report, and the others. `time` is the processor time until now;
+/// what steps have taken of it are samples of their own.
+fn read_lines(output: impl Read, time: impl Fn() -> Duration) -> (Vec<Line>, Vec<String>) {
+    let (mut lines, mut others) = (Vec::new(), Vec::new());
+    let mut begin = None;
+    for text in BufReader::new(output).split(b'\n') {
+        let Ok(text) = text else {
+            break;
+        };
+        let Ok(line) = serde_json::from_slice(&text) else {
+            others.push(String::from_utf8_lossy(&text).into_owned());
+            continue;
+        };
+        let of_steps = match &line {
+            Line::Begin => {
+                begin = Some(time());
+                None
+            }
+            Line::Samples {
+                name,
+                with,
+                steps: Some(steps),
+                ..
+            } => begin
+                .take()
+                .map(|begin| of_steps(name, with, time().saturating_sub(begin), *steps)),
+            _ => None,
+        };
+        lines.push(line);
+        lines.extend(of_steps);
+    }
+    (lines, others)
+}
+
+/// Returns the line of the processor time that steps have taken.
+fn of_steps(name: &str, with: &str, took: Duration, steps: u32) -> Line {
+    let comma = if with.is_empty() { "" } else { ", " };
+    // A shorter time is below the clock's resolution.
+    let values = match took.is_zero() {
+        true => Vec::new(),
+        false => vec![took.as_secs_f64() * 1e9 / f64::from(steps.max(1))],
+    };
+    Line::Samples {
+        name: name.to_owned(),
+        with: format!("{with}{comma}processor time"),
+        values,
+        steps: None,
     }
 }
 
@@ -217,7 +279,10 @@ impl Measured {
                 // The first way is the measured one. A frontend of others may name the device in its own manner.
                 Line::Device(device) if self.device.is_empty() => self.device = device,
                 Line::Device(_) => {}
-                Line::Samples { name, with, values } => {
+                Line::Begin => {}
+                Line::Samples {
+                    name, with, values, ..
+                } => {
                     let turns = self.turns_of((name, with));
                     turns.resize(turns.len().max(way + 1), BTreeMap::new());
                     turns[way].extend(Quantiles::of(values).map(|quantiles| (turn, quantiles)));
@@ -234,6 +299,18 @@ impl Measured {
             }
         }
         differs
+    }
+
+    /// Replaces a report's rows by those that are measured.
+    fn fill(&self, report: &mut Report, device: &str) {
+        report.conditions.device = match &*self.device {
+            "" => device.to_owned(),
+            name => name.to_owned(),
+        };
+        report.rows.clear();
+        for ((name, with), turns) in &self.rows {
+            report.add(name, with, Unit::Nanoseconds, turns);
+        }
     }
 
     fn turns_of(&mut self, row: (String, String)) -> &mut Turns {
@@ -272,6 +349,36 @@ mod tests {
         assert!(take("b", 0, "2").is_ok());
         let error = take("a", 1, "2").expect_err("another result");
         assert_eq!(error.to_string(), "the result `sum` is 2, and 1 before");
+    }
+
+    #[test]
+    fn steps_have_their_part_of_the_processor_time() {
+        let clock = std::cell::Cell::new(0);
+        let time = || {
+            clock.set(clock.get() + 300);
+            Duration::from_millis(clock.get())
+        };
+        let output = "\"begin\"\n{\"samples\": {\"name\": \"x\", \"with\": \"y\", \"values\": [1], \"steps\": 3}}\nelse\n\
+                      {\"samples\": {\"name\": \"z\", \"values\": [1]}}";
+        let (lines, others) = read_lines(output.as_bytes(), time);
+        assert_eq!(others, ["else"]);
+        let rows: Vec<_> = lines
+            .iter()
+            .filter_map(|line| match line {
+                Line::Samples {
+                    name, with, values, ..
+                } => Some((&**name, &**with, &values[..])),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ("x", "y", &[1.0][..]),
+                ("x", "y, processor time", &[1e8]),
+                ("z", "", &[1.0])
+            ]
+        );
     }
 
     #[test]

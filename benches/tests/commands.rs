@@ -148,6 +148,8 @@ fn the_benchmark_of_workloads_measures_the_programs() {
     ] {
         assert!(table.contains(&format!("| {row} | ")), "{table}");
     }
+    let patterns = table.matches(" (managed memory, ").count();
+    assert_eq!(patterns, 6, "{table}");
 }
 
 #[test]

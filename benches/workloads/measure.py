@@ -45,13 +45,14 @@ def measure(name, detail, step, count, parts=1, work=1):
     for _ in range(max(3, count // 5)):
         step()
     wait()
+    print('"begin"', flush=True)
     for _ in range(count):
         start = time.perf_counter_ns()
         for _ in range(parts):
             step()
         wait()
         times.append((time.perf_counter_ns() - start) / parts / work)
-    line(samples={"name": name, "with": detail, "values": times})
+    line(samples={"name": name, "with": detail, "values": times, "steps": count * parts * work})
 
 
 def check(name, tensors):

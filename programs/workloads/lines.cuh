@@ -39,10 +39,20 @@ inline void print_device() {
     std::printf("{\"device\": \"%s, CUDA %d.%d\"}\n", properties.name, version / 1000, version % 1000 / 10);
 }
 
-inline void print_samples(const char *name, const char *with, const Samples &samples) {
+// Begins the steps whose processor time counts.
+inline void print_begin() {
+    std::puts("\"begin\"");
+    std::fflush(stdout);
+}
+
+// Prints samples, and the number of steps since the beginning if their processor time counts.
+inline void print_samples(const char *name, const char *with, const Samples &samples, size_t steps = 0) {
     std::printf("{\"samples\": {\"name\": \"%s\", \"with\": \"%s\", \"values\": [", name, with);
     for (size_t i = 0; i < samples.size(); ++i) std::printf("%s%.1f", i ? ", " : "", samples[i]);
-    std::printf("]}}\n");
+    std::printf("]");
+    if (steps) std::printf(", \"steps\": %zu", steps);
+    std::printf("}}\n");
+    std::fflush(stdout);
 }
 
 // Prints a hash of the bytes (FNV-1a).

@@ -102,13 +102,14 @@ int main(int argc, char **argv) {
         update_bias<<<blocks(hidden), threads>>>(b1, dh, hidden);
     };
     print_device();
+    print_begin();
     Samples times = measured(samples, 1, [&] {
         for (int i = 0; i < steps; ++i) step();
         CHECK(cudaGetLastError());
         CHECK(cudaDeviceSynchronize());
     });
     for (double &time : times) time /= steps;
-    print_samples("training step of a perceptron", "C++, own kernels, batch of 32", times);
+    print_samples("training step of a perceptron", "C++, own kernels, batch of 32", times, (samples + 1) * steps);
 
     std::vector<float> weights(inputs * hidden);
     CHECK(cudaMemcpy(weights.data(), w1, weights.size() * sizeof(float), cudaMemcpyDeviceToHost));

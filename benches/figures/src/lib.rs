@@ -174,13 +174,22 @@ impl Report {
         self.add(name, with, unit, &measured);
     }
 
-    /// Takes the load at the end, prints the report, and writes it to a file if one is given.
+    /// Prints the report, and writes it to a file if one is given.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn finish(&mut self, file: Option<&Path>) -> Result<(), ReportError> {
-        self.conditions.machine.load_after = conditions::load();
+        self.write(file)?;
         println!("{}\n\n{}", self.circumstances(), self.table());
+        Ok(())
+    }
+
+    /// Takes the load of this moment, and writes the report to a file if one is given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, file: Option<&Path>) -> Result<(), ReportError> {
+        self.conditions.machine.load_after = conditions::load();
         let Some(path) = file else {
             return Ok(());
         };

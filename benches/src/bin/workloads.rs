@@ -13,12 +13,13 @@ use wormhole_benches::turns::{Job, Samples, by_turns};
 use wormhole_figures::ways::Comparison;
 
 /// Programs of `programs/workloads`.
-const PROGRAMS: [&str; 2] = ["runtime_calls", "mlp_training"];
+const PROGRAMS: [&str; 3] = ["runtime_calls", "mlp_training", "managed_patterns"];
 /// Scripts of `benches/workloads`.
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     "mlp_step",
     "lenet_step",
     "resnet152",
+    "managed_training",
     "gpt2_decode",
     "matmuls",
     "serving",

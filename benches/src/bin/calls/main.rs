@@ -161,6 +161,7 @@ impl Program {
             name: function.to_owned(),
             with: with.into(),
             values: times.into_iter().map(one).collect(),
+            steps: None,
         });
     }
 

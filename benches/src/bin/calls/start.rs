@@ -46,6 +46,7 @@ pub fn measure(samples: u32) -> Result<Vec<Line>, StartError> {
             name: "first kernel".to_owned(),
             with,
             values,
+            steps: None,
         };
         if count == 1 {
             lines.push(row("1 process".to_owned(), lasts));
