@@ -25,6 +25,7 @@ pub mod arena;
 pub mod band;
 pub mod bootstrap;
 pub mod control;
+mod delay;
 pub mod fence;
 #[cfg(all(feature = "std", not(loom)))]
 mod futex;

@@ -5,6 +5,7 @@ mod bench_monitors;
 mod checks;
 mod command;
 mod cuda_python;
+mod delays;
 mod demo;
 mod fixtures;
 mod foreign;
@@ -67,6 +68,8 @@ enum Action {
     },
     /// Run all checks and tests.
     Test,
+    /// Run the tests of programs under load, with random delays on both sides of the window.
+    Delays(delays::Options),
     /// Check the rules between crates, and print the size of each.
     Structure,
     /// Check the form of commits.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Action::Demo { backend, programs } => demo::demo(&root, backend, &programs),
         Action::Fixtures { into } => fixtures::fixtures(&root, into.as_deref()).map(|()| true),
         Action::Test => test::test(&root),
+        Action::Delays(options) => delays::delays(&root, &options),
         Action::Structure => structure::structure(&root),
         Action::History => checks::history(&root).map(|found| checks::holds(&found)),
         Action::Paths => checks::paths(&root).map(|found| checks::holds(&found)),

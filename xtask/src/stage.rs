@@ -1,5 +1,5 @@
 //! Builds Wormhole and stages the installation in `target/wormhole/{bin,lib/wormhole}`. Set-up builds the images into
-//! `share/wormhole/images` beside them.
+//! `share/wormhole/images` beside them. An installation with random delays, for tests, is in `target/delays`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -106,25 +106,8 @@ fn prefix(root: &Path) -> PathBuf {
 
 /// Builds everything with the dist profile and stages it under `root/target/wormhole`.
 pub fn stage(root: &Path) -> Result<Stage, Failure> {
-    let linker = linker::ensure(root)?;
-    step("building wormhole, its backend and the frontend libraries");
     let prefix = prefix(root);
-    for build in &BUILDS {
-        let built = build.run(root, &linker)?;
-        for (source, destination) in build.parts {
-            place_stripped(&built.join(source), &prefix.join(destination))?;
-        }
-    }
-    // Some programs open the libraries by these names, which in a toolkit belong to stub libraries.
-    for name in ["libcuda.so", "libnvidia-ml.so"] {
-        let link = prefix.join("lib/wormhole").join(name);
-        let target = format!("{name}.1");
-        if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
-            continue;
-        }
-        symlink(&target, &link)
-            .map_err(|error| Failure::new(format!("cannot place {}: {error}", link.display())))?;
-    }
+    build(root, &prefix, &root.join("target/dist"), &[])?;
     let size = |files: &mut dyn Iterator<Item = PathBuf>| -> u64 {
         let sizes = files.filter_map(|file| fs::metadata(file).ok());
         sizes.map(|data| data.len()).sum()
@@ -141,20 +124,55 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
     Ok(Stage { prefix })
 }
 
+/// Builds everything with random delays on both sides of the window, and stages it under `root/target/delays`.
+pub fn with_delays(root: &Path) -> Result<Stage, Failure> {
+    let prefix = root.join("target/delays");
+    build(root, &prefix, &prefix.join("built"), &["--cfg", "delays"])?;
+    Ok(Stage { prefix })
+}
+
+/// Builds everything below a folder, and places it below a prefix.
+fn build(root: &Path, prefix: &Path, target: &Path, own_flags: &[&str]) -> Result<(), Failure> {
+    let linker = linker::ensure(root)?;
+    step("building wormhole, its backend and the frontend libraries");
+    for build in &BUILDS {
+        let built = build.run(root, &linker, target, own_flags)?;
+        for (source, destination) in build.parts {
+            place_stripped(&built.join(source), &prefix.join(destination))?;
+        }
+    }
+    // Some programs open the libraries by these names, which in a toolkit belong to stub libraries.
+    for name in ["libcuda.so", "libnvidia-ml.so"] {
+        let link = prefix.join("lib/wormhole").join(name);
+        let target = format!("{name}.1");
+        if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
+            continue;
+        }
+        symlink(&target, &link)
+            .map_err(|error| Failure::new(format!("cannot place {}: {error}", link.display())))?;
+    }
+    Ok(())
+}
+
 impl Build {
     /// Builds the packages and returns the folder of the built files.
-    fn run(&self, root: &Path, linker: &Linker) -> Result<PathBuf, Failure> {
+    fn run(
+        &self,
+        root: &Path,
+        linker: &Linker,
+        target: &Path,
+        own_flags: &[&str],
+    ) -> Result<PathBuf, Failure> {
         // cargo rebuilds everything when the linker changes, so each linker has its own target folder.
-        let target = root
-            .join("target/dist")
-            .join(self.glibc.unwrap_or("static"));
-        let (run, own) = match self.glibc {
+        let target = target.join(self.glibc.unwrap_or("static"));
+        let (run, mut own) = match self.glibc {
             Some(glibc) => (linker.build(root, glibc), shared()?.to_vec()),
             None => (
                 cargo(root).args(["build", "--target", TARGET]),
                 vec!["-Ctarget-feature=+crt-static".into()],
             ),
         };
+        own.extend(own_flags.iter().map(OsString::from));
         run.args(PROFILE)
             .args(self.packages.iter().flat_map(|&name| ["--package", name]))
             .env("CARGO_TARGET_DIR", &target)

@@ -118,12 +118,12 @@ fn others(root: &Path, stage: &Stage) -> Result<TestResults, Failure> {
     Ok(total)
 }
 
-fn has_gpu() -> bool {
+pub fn has_gpu() -> bool {
     Path::new("/dev/nvidiactl").exists()
 }
 
 /// Names the installation and the built programs to a test executable.
-fn prepared(run: Run, root: &Path, stage: &Stage) -> Run {
+pub fn prepared(run: Run, root: &Path, stage: &Stage) -> Run {
     run.args(has_gpu().then_some("--include-ignored"))
         .env("WORMHOLE_STAGE", &stage.prefix)
         .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
