@@ -88,9 +88,9 @@ enum Action {
     CudaPython(cuda_python::Options),
     /// Run NCCL between two processes on the CPU device.
     Nccl,
-    /// Build and run the programs of a checkout of cuda-samples or HeCBench, natively and forwarded, and print where they
-    /// end differently.
-    Foreign(foreign::Options),
+    /// Build and run programs that others wrote, natively and forwarded, and print where they end differently.
+    #[command(subcommand)]
+    Foreign(foreign::Suite),
     /// Run programs in lanes under load, beside a heartbeat, and look for wrong results, stalls and growing memory.
     Soak(soak::Options),
     /// For each function of the driver API, find a test that fails if the function does nothing.
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
         Action::Python(options) => python::python(&root, &options),
         Action::CudaPython(options) => cuda_python::cuda_python(&root, &options),
         Action::Nccl => nccl::nccl(&root),
-        Action::Foreign(options) => foreign::foreign(&root, &options),
+        Action::Foreign(suite) => foreign::foreign(&root, &suite),
         Action::Soak(options) => soak::soak(&root, &options),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Performance => performance::performance(&root).map(|()| true),

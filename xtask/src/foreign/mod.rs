@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use wormhole_lock::Mutex;
 
 use crate::command::{Failure, Run, step};
@@ -17,8 +17,8 @@ use crate::stage::{self, Stage};
 use crate::toolchain::{self, Toolkit};
 use outcome::Outcome;
 
-/// Text of programs that are not run: a fault in a multicast object can take the GPUs of a shared machine down.
-const MULTICAST: [&str; 2] = ["cuMulticastCreate", "ncclCommWindowRegister"];
+/// Texts of programs that are not run: a fault in a multicast object can take the GPUs of a shared machine down.
+const BARRED: &str = include_str!("../../pytest/barred.txt");
 /// Programs that are not run because they fill a GPU with managed memory, by name.
 const LARGE_MANAGED: [&str; 4] = [
     "UnifiedMemoryPerf",
@@ -27,12 +27,19 @@ const LARGE_MANAGED: [&str; 4] = [
     "streamUM-cuda",
 ];
 
-/// A suite whose checkouts this command can build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Suite {
+/// A suite that this command can run.
+#[derive(Debug, Subcommand)]
+pub enum Suite {
     /// NVIDIA's cuda-samples.
-    Samples,
+    Samples(Options),
     /// HeCBench, its folders `src/*-cuda`.
+    Hecbench(Options),
+}
+
+/// A suite of programs whose checkouts this command can build.
+#[derive(Clone, Copy, Debug)]
+enum Checkout {
+    Samples,
     Hecbench,
 }
 
@@ -43,17 +50,36 @@ enum Reference {
     Native,
 }
 
+/// Ways to run a suite.
 #[derive(Debug, Args)]
-pub struct Options {
-    suite: Suite,
-    /// The checkout.
-    path: PathBuf,
+struct Ways {
     /// Devices on which the forwarded programs run, as `wormhole run --device` takes them; `cpu` if not given.
     #[arg(long)]
     device: Vec<String>,
     /// Compare with runs on this machine's own driver. Otherwise every end but success is listed.
     #[arg(long, value_enum)]
     against: Option<Reference>,
+}
+
+impl Ways {
+    /// Returns the ways, the reference first.
+    fn all(&self) -> Vec<Way> {
+        let mut ways = Vec::new();
+        ways.extend(self.against.map(|Reference::Native| Way::Native));
+        ways.extend(self.device.iter().cloned().map(Way::Forwarded));
+        if self.device.is_empty() {
+            ways.push(Way::Forwarded("cpu".to_owned()));
+        }
+        ways
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The checkout.
+    path: PathBuf,
+    #[command(flatten)]
+    ways: Ways,
     /// Run only programs whose name contains this text.
     #[arg(long, default_value = "")]
     filter: String,
@@ -123,9 +149,17 @@ impl Way {
     }
 }
 
+/// Runs a suite, and returns whether no program ends differently. Uses the installation in `WORMHOLE_STAGE`, if it is set.
+pub fn foreign(root: &Path, suite: &Suite) -> Result<bool, Failure> {
+    match suite {
+        Suite::Samples(options) => programs(root, Checkout::Samples, options),
+        Suite::Hecbench(options) => programs(root, Checkout::Hecbench, options),
+    }
+}
+
 /// Builds and runs the programs, and prints a table of those that end differently. Returns whether there are none. Uses
-/// the installation in `WORMHOLE_STAGE` and the toolkit in `CUDA_HOME`, if these are set.
-pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
+/// the toolkit in `CUDA_HOME`, if it is set.
+fn programs(root: &Path, suite: Checkout, options: &Options) -> Result<bool, Failure> {
     let stage = stage::given_or_built(root)?;
     let toolkit = match std::env::var_os("CUDA_HOME") {
         Some(folder) => Toolkit::at(folder.into()),
@@ -134,26 +168,21 @@ pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
     let checkout = fs::canonicalize(&options.path).map_err(|error| {
         Failure::new(format!("cannot open {}: {error}", options.path.display()))
     })?;
-    let programs = match options.suite {
-        Suite::Samples => samples::programs(&checkout)?,
-        Suite::Hecbench => hecbench::programs(&checkout)?,
+    let programs = match suite {
+        Checkout::Samples => samples::programs(&checkout)?,
+        Checkout::Hecbench => hecbench::programs(&checkout)?,
     };
     let programs: Vec<Program> = programs
         .into_iter()
         .filter(|program| program.name.contains(&options.filter))
         .collect();
-    let mut ways = Vec::new();
-    ways.extend(options.against.map(|Reference::Native| Way::Native));
-    ways.extend(options.device.iter().cloned().map(Way::Forwarded));
-    if options.device.is_empty() {
-        ways.push(Way::Forwarded("cpu".to_owned()));
-    }
+    let ways = options.ways.all();
     let (allowed, barred): (Vec<_>, Vec<_>) = programs.into_iter().partition(may_run);
     for program in &barred {
         println!("{}: not run, for the sake of shared GPUs", program.name);
     }
     let output = (options.output.clone()).unwrap_or_else(|| root.join("target/foreign/samples"));
-    let built = build(&output, options.suite, &toolkit, &stage, &allowed);
+    let built = build(&output, suite, &toolkit, &stage, &allowed);
     let mut table = Table::new(&ways);
     for (program, built) in allowed.iter().zip(built) {
         let built = match built {
@@ -169,7 +198,7 @@ pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
             .iter()
             .map(|way| way.run(&built, &stage, options.seconds))
             .collect::<Result<Vec<_>, Failure>>()?;
-        table.add(&program.name, outcomes, options.against.is_some());
+        table.add(&program.name, outcomes, options.ways.against.is_some());
     }
     Ok(table.print())
 }
@@ -178,8 +207,8 @@ pub fn foreign(root: &Path, options: &Options) -> Result<bool, Failure> {
 fn may_run(program: &Program) -> bool {
     let texts = files(&program.sources);
     let names = |text: &[u8]| {
-        MULTICAST
-            .iter()
+        BARRED
+            .lines()
             .any(|name| memchr::memmem::find(text, name.as_bytes()).is_some())
     };
     !LARGE_MANAGED.contains(&program.name.as_str())
@@ -192,7 +221,7 @@ fn may_run(program: &Program) -> bool {
 /// Builds all programs, as many at a time as there are processors.
 fn build(
     output: &Path,
-    suite: Suite,
+    suite: Checkout,
     toolkit: &Toolkit,
     stage: &Stage,
     programs: &[Program],
@@ -204,8 +233,8 @@ fn build(
         while let Some((place, program)) = next() {
             step(&format!("building {}", program.name));
             let built = match suite {
-                Suite::Samples => samples::build(program, toolkit, stage, output),
-                Suite::Hecbench => hecbench::build(program, toolkit),
+                Checkout::Samples => samples::build(program, toolkit, stage, output),
+                Checkout::Hecbench => hecbench::build(program, toolkit),
             };
             made.push((place, built));
         }
