@@ -11,7 +11,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Report(config.getoption("outcomes")))
+    config.pluginmanager.register(Report(config.getoption("outcomes")), "wormhole report")
 
 
 class Report:
@@ -35,6 +35,8 @@ class Report:
             self.note(report)
 
     def pytest_sessionfinish(self):
+        if not self.path:
+            return
         lines = [
             "\t".join((outcome, test.rsplit("/tests/", 1)[-1], reason)) + "\n"
             for test, (outcome, reason) in self.tests.items()

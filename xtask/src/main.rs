@@ -88,7 +88,7 @@ enum Action {
     CudaPython(cuda_python::Options),
     /// Run NCCL between two processes on the CPU device.
     Nccl,
-    /// Build and run programs that others wrote, natively and forwarded, and print where they end differently.
+    /// Run programs or Python tests that others wrote, natively and forwarded, and print where they end differently.
     #[command(subcommand)]
     Foreign(foreign::Suite),
     /// Run programs in lanes under load, beside a heartbeat, and look for wrong results, stalls and growing memory.

@@ -25,7 +25,7 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 /// Tests of commands in a small form.
 const SMALL: &str = "xtask/tests/commands.rs";
 
-const COMMANDS: [(&str, Executed); 32] = [
+const COMMANDS: [(&str, Executed); 33] = [
     ("setup", Gate("setup::setup_and_stage(root, true)")),
     ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
@@ -121,6 +121,10 @@ const COMMANDS: [(&str, Executed); 32] = [
             SMALL,
             "a_module_of_the_bindings_tests_passes_on_the_cpu_device",
         ),
+    ),
+    (
+        "foreign pytest",
+        Test(SMALL, "tests_of_a_suite_are_compared_one_by_one"),
     ),
     (
         "foreign",

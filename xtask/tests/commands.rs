@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSection};
@@ -115,6 +116,157 @@ fn programs_of_a_checkout_are_built_and_those_that_fail_are_listed() {
     ] {
         assert!(text.contains(line), "{text}");
     }
+}
+
+/// Tests that pass, fail, are skipped, end their process, hang, and end differently when they are forwarded.
+const TESTS: &str = r#"
+import ctypes, os, signal, time
+import pytest
+
+def forwarded():
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+    except OSError:
+        return False
+
+@pytest.mark.parametrize("number", range(20))
+def test_passes(number): pass
+def test_fails(): assert 1 == 2
+def test_skipped(): pytest.skip("not today")
+def test_crashes(): os.kill(os.getpid(), signal.SIGSEGV)
+def test_leaves(): os._exit(0)
+def test_behind_a_crash(): pass
+def test_forwarded_only(): assert forwarded()
+def test_natively_only(): assert not forwarded()
+def test_hangs_forwarded():
+    if forwarded(): time.sleep(1000)
+def test_behind_one_that_hangs(): pass
+def test_once():
+    with open("runs", "a+") as file:
+        assert file.write("x") and file.tell() != 2
+def test_poisons():
+    os.environ["POISONED"] = ""
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+@pytest.mark.parametrize("number", range(9))
+def test_behind_poison(number): assert "POISONED" not in os.environ
+def test_must_not_run(): assert False
+"#;
+
+/// Returns the lines of a text that begin with these words, without them.
+fn behind<'a>(text: &'a str, words: &str) -> Vec<&'a str> {
+    let lines = text.lines();
+    lines.filter_map(|line| line.strip_prefix(words)).collect()
+}
+
+#[test]
+fn tests_of_a_suite_are_compared_one_by_one() {
+    if !fits(11..=14) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let suite = folder.path().join("suite");
+    fs::create_dir(&suite).expect("a folder");
+    fs::write(suite.join("test_ends.py"), TESTS).expect("a file");
+    let multicast = "def test_multicast():\n    'cuMulticastCreate'\n";
+    fs::write(suite.join("test_multicast.py"), multicast).expect("a file");
+    let forwarded = "import ctypes\nctypes.CDLL('libcuda.so.1')\n";
+    fs::write(suite.join("test_uncollected.py"), forwarded).expect("a file");
+    let deselected = folder.path().join("deselected.txt");
+    fs::write(&deselected, "# A list.\n*::test_must_*: it is ill\n").expect("a file");
+    let results = folder.path().join("results");
+    let output = xtask()
+        .args(["foreign", "pytest", "--against", "native"])
+        .args(["--jobs", "2", "--seconds", "5", "--python"])
+        .arg(root().join("target/python/bin/python"))
+        .args([Path::new("--deselect"), &deselected])
+        .args([Path::new("--output"), &results])
+        .arg(&suite)
+        .output();
+    let output = output.expect("it starts");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for way in ["native", "cpu"] {
+        let lines = behind(&text, &format!("{way}: "));
+        assert_eq!(lines.len(), if way == "cpu" { 3 } else { 4 }, "{text}");
+        assert!(lines[0].starts_with("40 tests: "), "{text}");
+        assert!(lines[0].contains(", 1 skipped, 0 not reached; "), "{text}");
+        for reason in ["it is ill", "its file names cuMulticastCreate"] {
+            assert!(lines.contains(&&*format!("1 not run: {reason}")), "{text}");
+        }
+    }
+    let counts = "36 tests end alike, 4 differ, 1 differ in the suite, but not alone; 0 did not end in each way\n";
+    assert!(text.contains(counts), "{text}");
+
+    let differences = fs::read_to_string(results.join("differences.txt")).expect("differences");
+    let (steady, once) = differences
+        .split_once("differ in the suite, but not alone:\n")
+        .expect("both kinds");
+    let hanging = "failed: took longer than 5 s, and was ended";
+    assert_eq!(
+        behind(steady, "test_ends.py::test_hangs_forwarded\t"),
+        [format!(
+            "native passed\tcpu {hanging}\talone native passed\talone cpu {hanging}"
+        )]
+    );
+    assert_eq!(
+        behind(steady, "test_ends.py::test_natively_only\tnative passed\t").len(),
+        1
+    );
+    let file = behind(steady, "test_uncollected.py\tnative failed: ");
+    assert!(file[0].ends_with("\tcpu passed"), "{differences}");
+    let only = behind(steady, "test_ends.py::test_forwarded_only\tnative failed: ");
+    assert!(only[0].ends_with("\talone cpu passed"), "{differences}");
+    assert_eq!(
+        behind(once, "test_ends.py::test_once\tnative passed\tcpu failed: ").len(),
+        1
+    );
+
+    let native = fs::read_to_string(results.join("native.tsv")).expect("results");
+    for ended in [
+        "failed\ttest_ends.py::test_crashes\tended its process: SIGSEGV",
+        "failed\ttest_ends.py::test_leaves\tended its process: status 0",
+        "passed\ttest_ends.py::test_behind_a_crash\t",
+        "passed\ttest_ends.py::test_behind_poison[8]\t",
+        "passed\ttest_ends.py::test_behind_one_that_hangs\t",
+        "skipped\ttest_ends.py::test_skipped\tnot today",
+    ] {
+        assert!(native.lines().any(|line| line == ended), "{native}");
+    }
+}
+
+#[test]
+fn a_suite_that_is_interrupted_reports_what_ended() {
+    if !fits(11..=14) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let [suite, results] = ["suite", "results"].map(|name| folder.path().join(name));
+    fs::create_dir(&suite).expect("a folder");
+    let tests = "import time\ndef test_passes(): pass\ndef test_hangs(): open('hangs', 'w'); time.sleep(1000)\n";
+    fs::write(suite.join("test_ends.py"), tests).expect("a file");
+    let mut runner = Command::new("python3")
+        .arg(root().join("xtask/pytest/suite"))
+        .args(["--way", "native", "--python"])
+        .arg(root().join("target/python/bin/python"))
+        .args([Path::new("--output"), &results])
+        .arg(&suite)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    while !suite.join("hangs").exists() {
+        let ended = runner.try_wait().expect("its state");
+        assert_eq!(ended, None, "it ended before its tests");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let killed = Command::new("kill").arg(runner.id().to_string()).status();
+    assert!(killed.expect("it starts").success());
+    let output = runner.wait_with_output().expect("its end");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let counts = "native: 2 tests: 1 passed, 0 failed, 0 skipped, 1 not reached; ";
+    assert!(text.starts_with(counts), "{text}");
+    let native = fs::read_to_string(results.join("native.tsv")).expect("results");
+    assert_eq!(native, "passed\ttest_ends.py::test_passes\t\n");
 }
 
 /// QEMU's emulation of virtualization fails now and then, and never thrice.

@@ -1,8 +1,9 @@
-//! `cargo xtask foreign`: builds programs of a checkout that others wrote, runs each one natively and forwarded, and prints
-//! where these runs end differently. Fetches nothing.
+//! `cargo xtask foreign`: builds programs of a checkout that others wrote, or takes their Python tests, runs each one
+//! natively and forwarded, and prints where these runs end differently. Fetches nothing.
 
 mod hecbench;
 mod outcome;
+mod pytest;
 mod samples;
 
 use std::fs;
@@ -17,7 +18,8 @@ use crate::stage::{self, Stage};
 use crate::toolchain::{self, Toolkit};
 use outcome::Outcome;
 
-/// Texts of programs that are not run: a fault in a multicast object can take the GPUs of a shared machine down.
+/// Texts of programs and tests that are not run: a fault in a multicast object can take the GPUs of a shared machine
+/// down.
 const BARRED: &str = include_str!("../../pytest/barred.txt");
 /// Programs that are not run because they fill a GPU with managed memory, by name.
 const LARGE_MANAGED: [&str; 4] = [
@@ -34,6 +36,8 @@ pub enum Suite {
     Samples(Options),
     /// HeCBench, its folders `src/*-cuda`.
     Hecbench(Options),
+    /// Tests that pytest runs.
+    Pytest(pytest::Options),
 }
 
 /// A suite of programs whose checkouts this command can build.
@@ -149,11 +153,13 @@ impl Way {
     }
 }
 
-/// Runs a suite, and returns whether no program ends differently. Uses the installation in `WORMHOLE_STAGE`, if it is set.
+/// Runs a suite, and returns whether no program or test ends differently. Uses the installation in `WORMHOLE_STAGE`, if
+/// it is set.
 pub fn foreign(root: &Path, suite: &Suite) -> Result<bool, Failure> {
     match suite {
         Suite::Samples(options) => programs(root, Checkout::Samples, options),
         Suite::Hecbench(options) => programs(root, Checkout::Hecbench, options),
+        Suite::Pytest(options) => pytest::run(root, options),
     }
 }
 
