@@ -20,7 +20,7 @@ use loom::sync::atomic;
 
 pub use core::sync::atomic::Ordering;
 
-use crate::delay;
+use crate::delay::{self, Access};
 
 /// A word that synchronises.
 #[derive(Debug)]
@@ -49,35 +49,35 @@ impl AtomicU64 {
     /// Reads the word.
     #[inline]
     pub fn load(&self, order: Ordering) -> u64 {
-        delay::maybe();
+        delay::maybe(Access::Read);
         self.0.load(order)
     }
 
     /// Writes the word.
     #[inline]
     pub fn store(&self, value: u64, order: Ordering) {
-        delay::maybe();
+        delay::maybe(Access::Write);
         self.0.store(value, order);
     }
 
     /// Writes the word and returns its previous value.
     #[inline]
     pub fn swap(&self, value: u64, order: Ordering) -> u64 {
-        delay::maybe();
+        delay::maybe(Access::Write);
         self.0.swap(value, order)
     }
 
     /// Sets `bits`.
     #[inline]
     pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        delay::maybe();
+        delay::maybe(Access::Write);
         self.0.fetch_or(bits, order)
     }
 
     /// Keeps only `bits`.
     #[inline]
     pub fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
-        delay::maybe();
+        delay::maybe(Access::Write);
         self.0.fetch_and(bits, order)
     }
 
@@ -93,7 +93,7 @@ impl AtomicU64 {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        delay::maybe();
+        delay::maybe(Access::Write);
         self.0.compare_exchange(current, new, success, failure)
     }
 }
@@ -164,7 +164,7 @@ impl SyncPoint {
     /// Issues the full fence that both sides need between their store and their load.
     #[inline]
     pub fn fence(self) {
-        delay::maybe();
+        delay::maybe(Access::Write);
         if !self.is_broken() {
             atomic::fence(Ordering::SeqCst);
         }
