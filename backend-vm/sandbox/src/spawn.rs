@@ -370,13 +370,16 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// Finds the strongest isolation that this system allows, by starting a process under each.
+/// Finds the strongest isolation that this system allows, by starting a process under each. Root starts none in a user
+/// namespace: outside of it the process would be root, to whom the kernel's settings belong.
 ///
 /// # Errors
-/// Returns the reason why namespaces failed, and why they failed inside a user namespace.
+/// Returns the reason why namespaces failed, and for others than root why they failed inside a user namespace.
 pub fn probe(kind: DeviceKind) -> Result<Isolation, String> {
     let mut reasons = Vec::new();
-    for isolation in [Isolation::Namespaces, Isolation::UserNamespace] {
+    let all = [Isolation::Namespaces, Isolation::UserNamespace];
+    let tried = if geteuid().is_root() { &all[..1] } else { &all };
+    for &isolation in tried {
         let confinement = Confinement {
             isolation,
             processes: None,

@@ -1174,3 +1174,34 @@ fn tenants_of_a_gpu_need_root_unless_they_trust_each_other() {
     let trusted = said(&["--trusted-tenants"]);
     assert!(!trusted.contains("--trusted-tenants"), "{trusted}");
 }
+
+/// In a user namespace of root's its workers would be root outside.
+#[test]
+fn root_that_can_make_no_namespaces_starts_no_workers() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root has rights to give up");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let workers = Workers::built();
+    let said = |more: &[&str]| {
+        let output = Command::new("setpriv")
+            .arg("--bounding-set=-sys_admin")
+            .arg(env!("CARGO_BIN_EXE_supervisor"))
+            .arg("--workers")
+            .arg(workers.path())
+            .arg("--listen")
+            .arg(folder.path().join("socket"))
+            .args(more)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let refused = said(&["--trusted-tenants"]);
+    assert!(refused.contains("workers cannot be confined"), "{refused}");
+    assert!(!refused.contains("user namespace"), "{refused}");
+    // A filter alone keeps no strangers apart.
+    let refused = said(&["--sandbox", "filter"]);
+    assert!(refused.contains("tenants who are strangers"), "{refused}");
+}

@@ -47,6 +47,11 @@ pub enum SetupError {
     #[error("workers cannot be confined on this system: {0}")]
     Sandbox(String),
     #[error(
+        "workers cannot be confined on this system by more than a filter, which keeps tenants who are strangers not apart: \
+         {0}; if they trust each other, say --trusted-tenants"
+    )]
+    Filter(String),
+    #[error(
         "tenants who are strangers cannot be served, since nothing would limit their memory and processors: {0} (systemd: \
          Delegate=yes); if they trust each other, say --trusted-tenants"
     )]
@@ -82,6 +87,9 @@ impl Setup {
         }
         let isolation = match wormhole_sandbox::probe(kind) {
             Ok(isolation) => isolation,
+            Err(reason) if self.without_namespaces && self.tenants == Tenants::Strangers => {
+                return Err(SetupError::Filter(reason));
+            }
             Err(reason) if self.without_namespaces => {
                 tracing::warn!("workers run without namespaces: {reason}");
                 Isolation::None
