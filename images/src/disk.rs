@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use crate::debian::run;
 use crate::error::{ImageError, io};
 use crate::guest_package::{GuestParts, PACKAGE};
+use crate::remove_unpacked;
 use crate::sums;
 
 pub use base::{DebianOptions, build_base};
@@ -231,7 +232,7 @@ fn configure(root: &Path, package: &Path) -> Result<(), ImageError> {
 
 /// Removes a folder and all below it, if it is there.
 pub(crate) fn remove(folder: &Path) -> Result<(), ImageError> {
-    match fs::remove_dir_all(folder) {
+    match remove_unpacked(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(io("remove", folder)(error)),
         _ => Ok(()),
     }

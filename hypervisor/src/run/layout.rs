@@ -44,7 +44,10 @@ pub fn hold(layout: Layout) {
     };
     let root = place.path().join("root");
     let unpacking = tasks::spawn("unpack", move || {
-        say(&unpack(&layout.folder, root).unwrap_or_else(Said::Failed));
+        let unpacked = std::panic::catch_unwind(|| unpack(&layout.folder, root));
+        let unpacked =
+            unpacked.unwrap_or_else(|_| Err("the unpacking ended with a panic".to_owned()));
+        say(&unpacked.unwrap_or_else(Said::Failed));
     });
     if let Err(error) = unpacking {
         return say(&Said::Failed(format!("cannot start a thread: {error}")));

@@ -216,7 +216,9 @@ fn confined(deadline: Duration, words: &[String]) -> Command {
     command
         .env_clear()
         .env("PATH", PATH)
-        .args(["--pdeathsig=KILL", "--", "prlimit", "--core=0"])
+        // No limit bounds the memory of all of them: the kernel kills them before the workers of a backend.
+        .args(["--pdeathsig=KILL", "--", "choom", "--adjust=1000", "--"])
+        .args(["prlimit", "--core=0"])
         .arg(format!("--fsize={MOST_WRITTEN}"))
         .arg(format!("--as={MEMORY}"))
         .arg(format!("--nproc={PROCESSES}"))

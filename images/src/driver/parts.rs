@@ -1,7 +1,8 @@
 //! The parts of an unpacked driver that an image needs.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::description::is_plain;
@@ -23,6 +24,8 @@ const LIBRARIES: [(&str, bool); 6] = [
 const REQUIRED: &str = "libcuda, libnvidia-ml or libnvidia-ptxjitcompiler of its version";
 /// The file of the modules' sources that names their version.
 const KBUILD: &str = "Kbuild";
+/// Most bytes of it that are read.
+const MOST_KBUILD: u64 = 1 << 20;
 
 /// An unpacked driver.
 #[derive(Debug)]
@@ -68,9 +71,12 @@ impl Parts {
         };
         check_version(&origin, &version)?;
         let kbuild = folders.sources.join(KBUILD);
-        let Ok(text) = fs::read_to_string(&kbuild) else {
+        let mut text = String::new();
+        let read =
+            File::open(&kbuild).and_then(|file| file.take(MOST_KBUILD).read_to_string(&mut text));
+        if read.is_err() {
             return Err(lacks("sources of open kernel modules (kernel-open)").into());
-        };
+        }
         if !text.contains(&format!("\"{version}\\\"")) {
             let path = kbuild;
             return Err(DriverError::Other { path, version }.into());

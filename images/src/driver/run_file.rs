@@ -30,6 +30,8 @@ const MACHINE: &str = "x86_64";
 /// Most files, and most bytes of all files, also of those that are skipped.
 const MOST_FILES: u64 = 200_000;
 pub(super) const MOST_BYTES: u64 = 3 << 30;
+/// Most parts of a file's path. Folders that are nested without a limit cannot be removed.
+const MOST_PARTS: usize = 64;
 /// Most bytes of a header that extends another by a long name, which is read into memory.
 const MOST_EXTENSION: u64 = 64 << 10;
 /// Most memory for the decompression, in KiB.
@@ -211,6 +213,9 @@ pub(super) fn extract(
             .components()
             .filter(|part| matches!(part, Component::Normal(_)))
             .collect();
+        if name.components().count() > MOST_PARTS {
+            return Err(broken(io::Error::other("a file in it lies too deep")));
+        }
         if entry.header().entry_type() == EntryType::Regular && wanted(&name) {
             entry.unpack_in(folder).map_err(broken)?;
         }

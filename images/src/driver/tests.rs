@@ -308,6 +308,18 @@ fn a_hostile_archive_writes_nothing_outside_of_its_folder() {
     let error = unpacked(folder, &run_file(&archive, |script| script)).expect_err("no driver");
     let source = std::error::Error::source(&error).map(ToString::to_string);
     assert_eq!(source.as_deref(), Some("a file in it is sparse"), "{error}");
+    let deep = [b"kernel-open/".to_vec(), b"a/".repeat(100), b"a".to_vec()].concat();
+    let deep = tar(&[
+        ("././@LongLink", EntryType::GNULongName, &deep),
+        ("kernel-open/a", file, b"text"),
+    ]);
+    let error = unpacked(folder, &run_file(&deep, |script| script)).expect_err("no driver");
+    let source = std::error::Error::source(&error).map(ToString::to_string);
+    assert_eq!(
+        source.as_deref(),
+        Some("a file in it lies too deep"),
+        "{error}"
+    );
     let name = [b"kernel-open/".to_vec(), vec![b'a'; 200]].concat();
     let long = ("././@LongLink", EntryType::GNULongName, &name[..]);
     let error = write(&[long, ("kernel-open/a", file, &[b'b'; 100_000])]);

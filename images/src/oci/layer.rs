@@ -52,6 +52,8 @@ pub struct Unpacking {
     bytes: u64,
     /// Most bytes, also for the other users of the file system: half of what was free at the beginning.
     most_bytes: u64,
+    /// Bytes of layers that may still be read: what is skipped takes time as well.
+    unread: u64,
 }
 
 /// Names from the headers before a file.
@@ -74,18 +76,28 @@ impl Unpacking {
             files: 0,
             bytes: 0,
             most_bytes: MOST_BYTES.min(free / 2),
+            unread: MOST_BYTES,
         })
     }
 
     /// Unpacks a layer over those before it.
     pub fn layer(&mut self, path: &Path, content: impl Read) -> Result<(), OciError> {
+        let mut content = content.take(self.unread);
+        let unpacked = self.entries(path, &mut content);
+        self.unread = content.limit();
+        match self.unread {
+            0 => Err(OciError::Bytes(MOST_BYTES)),
+            _ => unpacked,
+        }
+    }
+
+    fn entries(&mut self, path: &Path, content: impl Read) -> Result<(), OciError> {
         let broken = |source| OciError::Layer {
             path: path.to_owned(),
             source,
         };
         let mut made = Made::default();
-        // Also what is skipped takes time.
-        let mut archive = Archive::new(content.take(MOST_BYTES));
+        let mut archive = Archive::new(content);
         let mut extended = Extended::default();
         for entry in archive.entries().map_err(broken)?.raw(true) {
             let mut entry = entry.map_err(broken)?;
@@ -465,5 +477,24 @@ mod tests {
         };
         assert!(file("first", &[0; 8]).is_ok());
         assert!(matches!(file("second", &[0; 3]), Err(OciError::Bytes(10))));
+    }
+
+    #[test]
+    fn all_layers_together_are_read_up_to_a_limit() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut unpacking = Unpacking::new(folder.path()).expect("a folder");
+        // Nothing of it becomes a file.
+        let mut layer = Builder::new(Vec::new());
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::Char);
+        header.set_size(4096);
+        let added = layer.append_data(&mut header, "device", &[0; 4096][..]);
+        added.expect("added");
+        let layer = layer.into_inner().expect("a layer");
+        // Not the whole end of a layer is read.
+        unpacking.unread = 2 * layer.len() as u64 + 1024;
+        let mut read = || unpacking.layer(Path::new("layer"), &layer[..]);
+        assert!(read().is_ok() && read().is_ok());
+        assert!(matches!(read(), Err(OciError::Bytes(MOST_BYTES))));
     }
 }

@@ -46,6 +46,10 @@ pub fn find(folder: &Path, text: &str) -> Result<Option<User>, OciError> {
     };
     let name = known.map(|fields| &fields[0]);
     let has_user = |fields: &&Vec<String>| {
+        // A line without a number names no group.
+        if fields.len() < 3 {
+            return false;
+        }
         let members = fields.get(3).map_or("", String::as_str);
         members
             .split(',')
@@ -75,4 +79,24 @@ fn lines(folder: &Path, path: &str) -> io::Result<Vec<Vec<String>>> {
     Ok(lines
         .map(|line| line.split(':').map(str::to_owned).collect())
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_a_number_names_no_group() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let etc = folder.path().join("etc");
+        std::fs::create_dir(&etc).expect("a folder");
+        std::fs::write(etc.join("passwd"), ":x:1000:1000\n").expect("room");
+        std::fs::write(etc.join("group"), "a\nb:x:7:\n").expect("room");
+        let user = find(folder.path(), "1000").expect("a number");
+        let user = user.expect("it is not empty");
+        assert_eq!(
+            (user.uid, user.gid, &user.groups[..]),
+            (1000, 1000, &[7][..])
+        );
+    }
 }
