@@ -8,6 +8,7 @@ use wormhole_images::{
     BuildOptions, DebianOptions, DriverSource, GuestParts, Image, ImageError, ListedDriver,
     PackageName, build_backend, build_backend_with, build_disk, build_emulated_host, build_guest,
 };
+use wormhole_link::harmless;
 
 use crate::backend_vm::KERNEL;
 use crate::installation::{Installation, InstallationError};
@@ -143,8 +144,8 @@ pub fn run(action: &Action) -> Result<(), Error> {
     say::result(format_args!(
         "{}: kernel {}{}",
         image.kernel.display(),
-        image.release,
-        driver.unwrap_or_default()
+        harmless(&image.release),
+        harmless(&driver.unwrap_or_default())
     ));
     Ok(())
 }
@@ -161,7 +162,7 @@ fn list(folder: &Path) -> Result<(), Error> {
                 ListedDriver::Damaged => (damaged(), String::new()),
             };
             let release = image.release.unwrap_or_else(damaged);
-            [image.name, release, version, origin]
+            [image.name, release, version, origin].map(|text| harmless(&text))
         })
         .collect();
     let columns = [
