@@ -4,7 +4,7 @@
 //! socket, and the close of some lasts for as long as the process likes: that of a TCP socket with `SO_LINGER`.
 
 use std::io::{self, ErrorKind, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -41,13 +41,10 @@ impl Drop for Close {
     }
 }
 
-/// Drops something on a thread of its own; here, if there is no other thread to be had.
+/// Drops something on a thread of its own. If there is no thread to be had, it stays open, and counts as a close underway.
 fn close(thing: impl Send + 'static) {
-    let close = Close::begin();
-    let body = move || {
-        drop(thing);
-        drop(close);
-    };
+    let both = ManuallyDrop::new((thing, Close::begin()));
+    let body = move || drop(ManuallyDrop::into_inner(both));
     let _ = Builder::new().name("close".to_owned()).spawn(body);
 }
 
