@@ -144,7 +144,7 @@ pub fn by_turns(
                 }));
                 bar.inc(1);
             }
-            // Who ends a long run has the figures until then.
+            // A long run that is ended leaves the figures until then.
             measured.fill(&mut report, &comparison.device);
             report.write(comparison.json.as_deref())?;
         }
@@ -177,7 +177,7 @@ fn run(
     let errors = child.stderr.take().map(|errors| {
         std::thread::spawn(move || {
             let mut text = Vec::new();
-            // What could be read until an error is enough for a report.
+            // The text until an error is enough for a report.
             let _ = BufReader::new(errors).read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         })
@@ -215,8 +215,8 @@ fn run(
     }
 }
 
-/// Reads a program's output to its end: the lines for the report, and the others. `time` is the processor time until now;
-/// what steps have taken of it are samples of their own.
+/// Reads a program's output to its end: the lines for the report, and the others. `time` is the processor time until now.
+/// The part of it that steps have taken is a line of its own.
 fn read_lines(output: impl Read, time: impl Fn() -> Duration) -> (Vec<Line>, Vec<String>) {
     let (mut lines, mut others) = (Vec::new(), Vec::new());
     let mut begin = None;

@@ -52,7 +52,7 @@ pub struct Unpacking {
     bytes: u64,
     /// Most bytes, also for the other users of the file system: half of what was free at the beginning.
     most_bytes: u64,
-    /// Bytes of layers that may still be read: what is skipped takes time as well.
+    /// Bytes of layers that may still be read. Skipped ones take time as well.
     unread: u64,
 }
 
