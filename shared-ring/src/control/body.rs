@@ -222,6 +222,12 @@ bodies! {
         pub static_window: u64,
     }
 
+    /// Memory of the file system in which processes of a guest VM share memory.
+    pub struct FileMemory {
+        /// Bytes of the file.
+        pub bytes: u64,
+    }
+
     /// Request of a launcher for a control stream of a guest process, and the supervisor's answer, with which the guest's
     /// end of the stream travels. Requests are answered in order, by this message or by `Refused`.
     pub struct Stream {

@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, ControlError, Exits, Fetch, Fetched,
-    Grant, HEADER_BYTES, Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe,
-    ProcessNumber, ReadyFixed, RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
+    FileMemory, Grant, HEADER_BYTES, Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed,
+    Observe, ProcessNumber, ReadyFixed, RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -172,9 +172,12 @@ messages! {
         WindowUnmap(WindowRun) = 38,
         /// Launcher → supervisor: the answer to [`Message::AskExits`].
         Exits(Exits) = 42,
+        /// Launcher → supervisor, behind a window that is not static: the memory of the guest's file system for shared
+        /// memory. Its file travels with the message, a memfd that cannot be resized.
+        FileMemory(FileMemory) = 43,
         /// Supervisor → worker: serve this session. The descriptors of the session file, of the counter pages and of
         /// the neighbours' page travel with it, and with [`super::FEATURE_FILES`] that of a socket for file
-        /// descriptors.
+        /// descriptors, or with [`super::FEATURE_FILE_MEMORY`] that of the guest's file memory.
         Assign(Grant) = 48,
         /// Supervisor → worker: map and register this run.
         ArenaAdd(ArenaRun) = 50,

@@ -7,9 +7,9 @@ pub mod facts;
 mod message;
 
 pub use body::{
-    ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, Band, Exits, Fetch, Fetched, Grant,
-    HelloFixed, ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Share,
-    Shared, Stream, UsageFixed, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, ArenaWithin, Attach, Band, Exits, Fetch, Fetched,
+    FileMemory, Grant, HelloFixed, ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal,
+    RefusedFixed, Share, Shared, Stream, UsageFixed, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -32,6 +32,9 @@ pub const FEATURE_PROCESS: u64 = 1;
 pub const FEATURE_FILES: u64 = 2;
 /// Feature bit of the hello and of the grant: the supervisor accepts [`Message::ArenaWithin`].
 pub const FEATURE_WITHIN: u64 = 4;
+/// Feature bit of the hello and of the grant, for a process of a guest VM: the worker maps parts of the guest's file memory
+/// ([`Message::FileMemory`]).
+pub const FEATURE_FILE_MEMORY: u64 = 8;
 
 /// Errors of decoding and of encoding a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
