@@ -16,6 +16,7 @@ use super::connection::{self, Connection};
 use super::pair;
 use super::tenant_loop::{Source, TenantLoop};
 use super::tenants::Tenant;
+use super::window::Window;
 use super::workers::{LAST_PORTIONS, Log, Portion};
 
 /// Largest number of descriptors with which a worker is assigned its session.
@@ -165,7 +166,11 @@ impl TenantLoop {
             return self.session_unserved(ops, key, Refusal::Quota, &reason);
         }
         let session = self.sessions.get_mut(&key).zip(self.neighbours.as_ref());
-        let descriptors = session.and_then(|(one, neighbours)| one.descriptors(neighbours).ok());
+        let descriptors = session.and_then(|(session, neighbours)| {
+            let tenant = self.tenants.get(&session.tenant)?;
+            let memory = tenant.window.as_ref().and_then(Window::file_memory);
+            session.descriptors(neighbours, memory).ok()
+        });
         let (Some(grant), Some(descriptors), Some(worker)) =
             (grant, descriptors, self.workers.get_mut(&id))
         else {

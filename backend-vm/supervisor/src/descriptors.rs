@@ -22,9 +22,10 @@ const OWN: usize = 128 + REFUSED + MAX_RECEIVED;
 /// Descriptors that the supervisor holds for a tenant: its connection or the pair, the log of its process, and those that
 /// wait to be sent or were sent and not received.
 const HELD: usize = 5 + GIVEN;
-/// Descriptors of a tenant: its stream, its window and a copy of that, those that its launcher has
-/// sent and no message has claimed, and the scrubber's socket.
-pub const TENANT: usize = 12;
+/// Descriptors of a tenant: its stream, its window and a copy of that, the memory of its guest's file
+/// system and a copy of that, those that its launcher has sent and no message has claimed, and the
+/// scrubber's socket.
+pub const TENANT: usize = 14;
 /// Descriptors of a control stream.
 pub const STREAM: usize = 1;
 /// Largest number of sent descriptors that one worker may leave unread.

@@ -21,7 +21,9 @@ use wormhole_link::device;
 use wormhole_link::neighbours::NeighboursFile;
 use wormhole_link::report::SessionReport;
 use wormhole_link::usage::Usage;
-use wormhole_ring::control::{Band, FEATURE_FILES, Grant, Message, Refusal, WindowRun};
+use wormhole_ring::control::{
+    Band, FEATURE_FILE_MEMORY, FEATURE_FILES, Grant, Message, Refusal, WindowRun,
+};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
 use wormhole_ring::status::{Cause, EndCause};
@@ -101,8 +103,12 @@ impl Session {
         (self.tenant, self.id)
     }
 
-    /// Returns the descriptors to send with the worker's assignment.
-    pub fn descriptors(&mut self, neighbours: &NeighboursFile) -> io::Result<Vec<OwnedFd>> {
+    /// Returns the descriptors to send with the worker's assignment. The guest's file system may have memory.
+    pub fn descriptors(
+        &mut self,
+        neighbours: &NeighboursFile,
+        file_memory: Option<&OwnedFd>,
+    ) -> io::Result<Vec<OwnedFd>> {
         let page = self.counters.file().try_clone()?;
         let word = neighbours.descriptor()?;
         let mut descriptors = vec![self.file.descriptor()?, page.into(), word];
@@ -114,6 +120,9 @@ impl Session {
             worker.shutdown(Shutdown::Write)?;
             self.files = Some(guest);
             descriptors.push(worker.into());
+        }
+        if let Some(memory) = file_memory.filter(|_| self.features & FEATURE_FILE_MEMORY != 0) {
+            descriptors.push(memory.try_clone()?);
         }
         Ok(descriptors)
     }
@@ -233,6 +242,7 @@ impl TenantLoop {
             (false, Some(_)) => View::Static,
         };
         let has_strangers = self.service.as_ref().is_some_and(|one| one.has_strangers);
+        let offered = view.features(has_strangers, window.file_memory().is_some());
         let granted = grant_first(window, id).and_then(|(segment, arena)| {
             let (bytes, generation) = (window.bytes(), id.generation);
             let file = match window.file().filter(|_| view == View::Static) {
@@ -281,7 +291,7 @@ impl TenantLoop {
                 worker: None,
                 worker_pid: 0,
                 hash,
-                features: features & view.features(has_strangers),
+                features: features & offered,
                 process: None,
                 file,
                 segment,

@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use wormhole_ring::control::{FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN};
+use wormhole_ring::control::{FEATURE_FILE_MEMORY, FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN};
 use wormhole_ring::session::{Run, SessionId, SessionState};
 
 use super::Id;
@@ -29,12 +29,15 @@ pub(super) enum View {
 }
 
 impl View {
-    /// Returns the features that the supervisor offers a guest. A worker gets no files of a guest whose tenant has strangers
-    /// beside it: a file system that never answers would keep the worker, and its part of the device, for good.
-    pub fn features(self, has_strangers: bool) -> u64 {
+    /// Returns the features that the supervisor offers a guest, which may have memory for files. A worker gets no files of a
+    /// process whose tenant has strangers beside it: a file system that never answers would keep the worker, and its part
+    /// of the device, for good.
+    pub fn features(self, has_strangers: bool, has_file_memory: bool) -> u64 {
+        let of_all = FEATURE_PROCESS | FEATURE_WITHIN;
         match self {
-            Self::Process if !has_strangers => FEATURE_PROCESS | FEATURE_WITHIN | FEATURE_FILES,
-            _ => FEATURE_PROCESS | FEATURE_WITHIN,
+            Self::Process if !has_strangers => of_all | FEATURE_FILES,
+            Self::Launcher if has_file_memory => of_all | FEATURE_FILE_MEMORY,
+            Self::Process | Self::Launcher | Self::Static => of_all,
         }
     }
 }

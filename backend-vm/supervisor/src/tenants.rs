@@ -11,7 +11,7 @@ use wormhole_link::log_budget::{LogBudget, Verdict};
 use wormhole_link::report::SessionReport;
 use wormhole_link::usage::Usage;
 use wormhole_ring::control::{
-    Attach, Exits, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun,
+    Attach, Exits, FileMemory, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun,
 };
 use wormhole_ring::session::SessionState;
 
@@ -133,6 +133,7 @@ enum Request {
     Mapped(WindowRun),
     AskUsage,
     Exits(Exits),
+    FileMemory(FileMemory),
     Wrong(&'static str),
 }
 
@@ -259,6 +260,7 @@ impl TenantLoop {
                 Some(Message::WindowMapped(run)) => Request::Mapped(run),
                 Some(Message::AskUsage) => Request::AskUsage,
                 Some(Message::Exits(exits)) => Request::Exits(exits),
+                Some(Message::FileMemory(memory)) => Request::FileMemory(memory),
                 Some(other) => Request::Wrong(other.name()),
             };
             match request {
@@ -277,6 +279,10 @@ impl TenantLoop {
                 }
                 Request::AskUsage => self.usage_asked(ops, id)?,
                 Request::Exits(exits) => self.exits_reported(ops, id, exits)?,
+                Request::FileMemory(memory) => {
+                    let file = peer.incoming.descriptor();
+                    self.take_file_memory(id, memory, file)?;
+                }
                 Request::Wrong(name) => {
                     if self.may_log(id) {
                         tracing::warn!("tenant {id} sent {name}, which launchers do not send");
@@ -335,6 +341,31 @@ impl TenantLoop {
         }
     }
 
+    /// Takes the memory of a guest's file system.
+    fn take_file_memory(
+        &mut self,
+        id: Id,
+        memory: FileMemory,
+        file: Option<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        let window = self.tenants.get_mut(&id);
+        let window = window.and_then(|tenant| tenant.window.as_mut());
+        let taken = match (window, &file) {
+            (Some(window), Some(file)) => window
+                .take_file_memory(file, memory.bytes)
+                .map_err(|error| wormhole_link::chain(&error)),
+            (None, _) => Err("it has no window yet".to_owned()),
+            (_, None) => Err("the descriptor did not come with it".to_owned()),
+        };
+        self.scrubber.close(id, file);
+        taken.map_err(|reason| {
+            if self.may_log(id) {
+                tracing::warn!("tenant {id} sent memory for files that cannot be used: {reason}");
+            }
+            ChannelError::Cut
+        })
+    }
+
     fn refuse_window(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -373,7 +404,7 @@ impl TenantLoop {
                 self.supervisor.report(&Report::Attached { lines });
             }
             Err(error) => {
-                self.scrubber.close(id, window.into_file());
+                self.scrubber.close(id, window.into_files());
                 let reason = format!("the window cannot be written: {error}");
                 if self.refuse_window(ops, id, &reason).is_err() {
                     return self.end_tenant(ops, id);
@@ -552,7 +583,7 @@ impl TenantLoop {
                 let attaching = tenant.attaching.map(|(window, _)| window);
                 let windows = attaching.into_iter().chain(tenant.window);
                 self.scrubber
-                    .close(id, windows.filter_map(Window::into_file));
+                    .close(id, windows.flat_map(Window::into_files));
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
                     self.close_connection(ops, id, peer);

@@ -47,6 +47,8 @@ pub enum WindowError {
     TooSmall(u64),
     #[error("a window of {0} bytes is too large: it takes at most {WINDOW_MAX_BYTES}")]
     TooLarge(u64),
+    #[error("the window has memory for files already, or is static")]
+    NoFiles,
     #[error("the window cannot be used")]
     Io(#[from] io::Error),
 }
@@ -59,6 +61,8 @@ pub struct Window {
     pub segments: SegmentTable,
     /// The file of a static window.
     file: Option<OwnedFd>,
+    /// Memory of the guest's file system.
+    file_memory: Option<OwnedFd>,
 }
 
 impl Window {
@@ -109,7 +113,29 @@ impl Window {
             usable,
             segments: SegmentTable::new(count, segments(usable)),
             file,
+            file_memory: None,
         })
+    }
+
+    /// Checks and takes the memory of the guest's file system, which a launcher attached. All workers of the tenant get it.
+    ///
+    /// # Errors
+    /// The window is static or has such memory. The file is not as announced, or its size can still change.
+    pub fn take_file_memory(&mut self, file: &OwnedFd, announced: u64) -> Result<(), WindowError> {
+        if self.file.is_some() || self.file_memory.is_some() {
+            return Err(WindowError::NoFiles);
+        }
+        let actual = sealed_size(file)?;
+        if actual != announced {
+            return Err(WindowError::Size { actual, announced });
+        }
+        self.file_memory = Some(file.try_clone()?);
+        Ok(())
+    }
+
+    /// Returns the memory of the guest's file system.
+    pub fn file_memory(&self) -> Option<&OwnedFd> {
+        self.file_memory.as_ref()
     }
 
     /// Returns the file of a static window.
@@ -117,9 +143,9 @@ impl Window {
         self.file.as_ref()
     }
 
-    /// Returns the file of a static window, which the event loop must not close itself.
-    pub fn into_file(self) -> Option<OwnedFd> {
-        self.file
+    /// Returns its files, which the event loop must not close itself.
+    pub fn into_files(self) -> impl Iterator<Item = OwnedFd> {
+        self.file.into_iter().chain(self.file_memory)
     }
 
     pub fn bytes(&self) -> u64 {
@@ -207,6 +233,29 @@ mod tests {
             "{error}"
         );
         assert!(Window::accept(&file(size, SEALED), &attach(size), size).is_ok());
+    }
+
+    #[test]
+    fn memory_for_files_has_a_fixed_size_and_is_taken_once() {
+        let size = MINIMUM_BYTES;
+        let mut window = Window::accept(&file(size, SEALED), &attach(size), size).unwrap();
+        let error = window.take_file_memory(&file(size, SealFlags::GROW), size);
+        assert!(matches!(error, Err(WindowError::Resizable)), "{error:?}");
+        let error = window.take_file_memory(&file(size, SEALED), 2 * size);
+        assert!(matches!(error, Err(WindowError::Size { .. })), "{error:?}");
+        assert!(window.file_memory().is_none());
+        window.take_file_memory(&file(size, SEALED), size).unwrap();
+        let again = window.take_file_memory(&file(size, SEALED), size);
+        assert!(matches!(again, Err(WindowError::NoFiles)), "{again:?}");
+        assert_eq!(window.into_files().count(), 1);
+
+        let fixed = Attach {
+            static_window: 1,
+            ..attach(size)
+        };
+        let mut window = Window::accept(&file(size, SEALED), &fixed, size).unwrap();
+        let error = window.take_file_memory(&file(size, SEALED), size);
+        assert!(matches!(error, Err(WindowError::NoFiles)), "{error:?}");
     }
 
     #[test]
