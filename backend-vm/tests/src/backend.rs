@@ -503,8 +503,8 @@ impl Tenant {
         }
     }
 
-    /// Waits for an order to map a run for a guest, and answers that it is mapped.
-    pub fn show_run(&mut self) {
+    /// Waits for an order to map a run for a guest, and answers that it is mapped. Returns the session's file.
+    pub fn show_run(&mut self) -> OwnedFd {
         let end = Instant::now() + PATIENCE;
         let run = loop {
             match self.incoming.take().expect("the tenant stream") {
@@ -516,8 +516,9 @@ impl Tenant {
                 }
             }
         };
-        self.incoming.descriptor().expect("the session's file");
+        let file = self.incoming.descriptor().expect("the session's file");
         self.send(&Message::WindowMapped(run), Vec::new());
+        file
     }
 
     /// Waits for the next report of an ended session.

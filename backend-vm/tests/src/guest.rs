@@ -140,13 +140,18 @@ impl Control {
     /// Opens a session of a guest VM that has a static window mapped.
     pub fn open_in_window(mut self, window: OwnedFd) -> Guest {
         self.hello(PROTOCOL_HASH, "");
+        self.map_shown(window)
+    }
+
+    /// Maps the session that is granted to a process of a guest VM after a hello. The file has the session's memory.
+    pub fn map_shown(mut self, file: OwnedFd) -> Guest {
         let grant = match self.receive() {
             Reply::Grant(grant) => grant,
             other => panic!("no grant but {other:?}"),
         };
         assert!(self.descriptor().is_none(), "the grant has no descriptor");
         self.send(&Message::Mapped).unwrap();
-        Guest::new(self, grant, window)
+        Guest::new(self, grant, file)
     }
 
     /// Opens a session with a socket on which the guest sends file descriptors.

@@ -524,7 +524,7 @@ fn attack_at_random(backend: &Mutex<Backend>, tally: &Mutex<Tally>, number: u64)
 }
 
 /// Messages whose record fails: it names an object or a file of another process, or a feature that the CPU device lacks.
-const NOT_SERVED: [&str; 10] = [
+const NOT_SERVED: [&str; 11] = [
     "OpenAllocation",
     "CloseAllocation",
     "OpenEvent",
@@ -532,6 +532,7 @@ const NOT_SERVED: [&str; 10] = [
     "OpenPool",
     "OpenPointer",
     "FileMap",
+    "FileMemoryMap",
     "FileUnmap",
     "TensorMapEncode",
     "TensorMapReplace",

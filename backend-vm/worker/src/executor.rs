@@ -4,7 +4,6 @@
 //! that may block to the job threads. Their results return through the inbox. When idle, the
 //! executor spins, then yields, then announces itself parked and sleeps until the doorbell.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use wormhole_ring::wait::{Backoff, Policy, Step};
 use super::chains;
 use super::exchange::Exchange;
 use super::lanes::Plan;
-use super::session::{Answer, Call, Event, Session};
+use super::session::{Answer, Call, Event, FileSource, Session};
 use super::sleepers::Sleepers;
 use super::wake::Inbox;
 use super::window::Window;
@@ -145,11 +144,11 @@ impl Executor {
         self
     }
 
-    /// Sets the socket on which the guest sends file descriptors, if it has one.
+    /// Sets the way in which the guest names files, if it has one.
     #[must_use]
-    pub fn taking_files_from(mut self, socket: Option<OwnedFd>) -> Self {
-        if let Some(socket) = socket {
-            self.session.take_files_from(socket);
+    pub fn taking_files_from(mut self, source: Option<FileSource>) -> Self {
+        if let Some(source) = source {
+            self.session.take_files_from(source);
         }
         self
     }

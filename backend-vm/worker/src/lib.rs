@@ -52,7 +52,9 @@ use wormhole_link::neighbours::Neighbours;
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
 use wormhole_link::tasks;
 use wormhole_lock::Mutex;
-use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
+use wormhole_ring::control::{
+    ArenaRun, FEATURE_FILE_MEMORY, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared,
+};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::Consumer;
@@ -68,7 +70,7 @@ use self::lanes::Report;
 use self::open::Opened;
 pub use self::open::Tuning;
 use self::registrar::{Registrar, Registrations, Task};
-use self::session::{Event, Session};
+use self::session::{Event, FileSource, Session};
 use self::sleepers::Sleepers;
 use self::wake::{Inbox, Notifier};
 use self::watcher::{Watcher, publish_death};
@@ -227,11 +229,11 @@ pub fn run_on(
     ) else {
         return Err(WorkerError::Descriptors);
     };
-    let files = match grant.features & FEATURE_FILES {
-        0 => None,
-        _ => {
-            let socket = supervisor.incoming.descriptor();
-            Some(socket.ok_or(WorkerError::Descriptors)?)
+    let files = match file_source(grant.features) {
+        None => None,
+        Some(source) => {
+            let file = supervisor.incoming.descriptor();
+            Some(source(file.ok_or(WorkerError::Descriptors)?))
         }
     };
     let counters = Neighbours::map(&neighbours)
@@ -260,6 +262,15 @@ pub fn run_on(
         reports,
     };
     listen(&mut supervisor, &Arc::new(arena), &served)
+}
+
+/// Returns the way in which a guest with these features names files. A descriptor for it comes with the session.
+fn file_source(features: u64) -> Option<fn(OwnedFd) -> FileSource> {
+    match features {
+        _ if features & FEATURE_FILES != 0 => Some(FileSource::Socket),
+        _ if features & FEATURE_FILE_MEMORY != 0 => Some(FileSource::Memory),
+        _ => None,
+    }
 }
 
 fn thread_error(error: io::Error) -> WorkerError {
@@ -291,7 +302,7 @@ fn serve(
     grant: &Grant,
     counters: Counters,
     exchange: Exchange,
-    files: Option<OwnedFd>,
+    files: Option<FileSource>,
 ) -> Result<Served, WorkerError> {
     let memory = window.map_session(grant.session_segment)?;
     let (base, bytes) = window.range(grant.session_segment, 1)?;

@@ -3,6 +3,9 @@
 //! The guest sends a file's descriptor straight to its worker, not through the supervisor, and
 //! names the address for it in the band for files. The guest may truncate the file at any time: an
 //! access beyond the end, be it by a kernel on the CPU device, then ends this worker and no other.
+//!
+//! A process of a guest VM names parts of the memory of the guest's file system. The guest alone knows
+//! to which file a part belongs. All of that memory is the guest's, and its size is fixed.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-use wormhole_api::{CuResult, FileMap, FileUnmap, Outcome, Serve};
+use wormhole_api::{CuResult, FileMap, FileMemoryMap, FilePart, FileUnmap, Outcome, Serve};
 use wormhole_device::Device;
 use wormhole_ring::band;
 use wormhole_ring::layout::FILES;
@@ -25,11 +28,22 @@ const PAGE: u64 = 4096;
 /// Largest number of queued descriptors that one request searches for its address.
 const WAITING: usize = 1024;
 
+/// Way in which a session names files.
+#[derive(Debug)]
+pub enum FileSource {
+    /// Socket that receives descriptors.
+    Socket(OwnedFd),
+    /// Memory of the file system of a guest VM.
+    Memory(OwnedFd),
+}
+
 /// The files of a session.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     /// Socket that receives descriptors; `None` for a guest that cannot send any.
     socket: Option<Arc<UnixDatagram>>,
+    /// Memory of the guest's file system; `None` for a guest without it.
+    memory: Option<Arc<File>>,
     /// Ranges that are mapped, or that a request is mapping.
     taken: Ranges,
     /// Ranges that the session may name.
@@ -37,13 +51,20 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Sets the socket that receives descriptors.
-    fn receive_from(&mut self, socket: OwnedFd) {
-        self.socket = Some(Arc::new(socket.into()));
+    /// Sets the way in which the session names files.
+    fn take_from(&mut self, source: FileSource) {
+        match source {
+            FileSource::Socket(socket) => self.socket = Some(Arc::new(socket.into())),
+            FileSource::Memory(memory) => self.memory = Some(Arc::new(memory.into())),
+        }
     }
 
     fn socket(&self) -> Option<Arc<UnixDatagram>> {
         self.socket.clone()
+    }
+
+    fn memory(&self) -> Option<Arc<File>> {
+        self.memory.clone()
     }
 
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
@@ -98,9 +119,12 @@ fn is_shared_memory(file: &File, end: u64) -> bool {
     let Ok(system) = rustix::fs::fstatfs(file) else {
         return false;
     };
+    system.f_type == libc::TMPFS_MAGIC && size_of(file).next_multiple_of(PAGE) >= end
+}
+
+fn size_of(file: &File) -> u64 {
     let size = rustix::fs::fstat(file).map_or(0, |status| status.st_size);
-    let bytes = u64::try_from(size).unwrap_or(0);
-    system.f_type == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
+    u64::try_from(size).unwrap_or(0)
 }
 
 fn map(
@@ -114,16 +138,47 @@ fn map(
     if !end.is_some_and(|end| is_shared_memory(&file, end)) {
         return Err(CuResult::NOT_SUPPORTED);
     }
-    // SAFETY: the range lies in the band that this process reserved, and nothing is mapped there:
-    // it was not in `taken`.
-    unsafe { band::map(address, bytes, &file, message.offset) }.map_err(refused)?;
-    // SAFETY: just mapped, and unmapped only after its registration has ended.
-    let registered = unsafe { registrations.add(address, bytes) };
-    if registered.is_err() {
+    let part = FilePart {
+        offset: message.offset,
+        bytes,
+    };
+    map_parts(registrations, &file, address, &[part])
+}
+
+/// Maps parts of a file, one behind the other from an address on, and registers them as one range.
+fn map_parts(
+    registrations: &mut Registrations,
+    file: &File,
+    address: u64,
+    parts: &[FilePart],
+) -> Result<(), CuResult> {
+    let mut end = address;
+    let mapped = parts.iter().try_for_each(|part| {
+        // SAFETY: the range lies in the band that this process reserved, and nothing is mapped
+        // there: it was not in `taken`.
+        unsafe { band::map(end, part.bytes, file, part.offset) }?;
+        end += part.bytes;
+        Ok(())
+    });
+    let registered = mapped.map_err(refused).and_then(|()| {
+        // SAFETY: just mapped, and unmapped only after its registration has ended.
+        unsafe { registrations.add(address, end - address) }
+    });
+    if registered.is_err() && end > address {
         // SAFETY: the device has not registered it, and no record can name it.
-        unsafe { band::unmap(address, bytes) }.map_err(refused)?;
+        unsafe { band::unmap(address, end - address) }.map_err(refused)?;
     }
     registered
+}
+
+/// Returns the bytes of all parts, if each lies in whole pages of a memory of this size.
+fn bytes_of(parts: &[FilePart], size: u64) -> Option<u64> {
+    parts.iter().try_fold(0_u64, |sum, part| {
+        let whole = part.offset.is_multiple_of(PAGE) && part.bytes.is_multiple_of(PAGE);
+        let end = part.offset.checked_add(part.bytes)?;
+        (whole && part.bytes != 0 && end <= size).then_some(())?;
+        sum.checked_add(part.bytes)
+    })
 }
 
 fn unmap(registrations: &mut Registrations, address: u64, bytes: u64) -> Result<(), CuResult> {
@@ -151,30 +206,26 @@ fn by_registrar(
 }
 
 impl Session {
-    /// Sets the socket on which the guest sends file descriptors.
-    pub fn take_files_from(&mut self, socket: OwnedFd) {
-        self.addresses.files.receive_from(socket);
+    /// Sets the way in which the guest names files.
+    pub fn take_files_from(&mut self, source: FileSource) {
+        self.addresses.files.take_from(source);
     }
-}
 
-impl Serve<FileMap> for Session {
-    fn serve(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
-        let message = *message;
-        let (address, bytes) = (message.address.0, message.bytes);
+    /// Maps a file at a range that must lie in the band, by a task of the registrar, and lets the session name it.
+    fn map_file(
+        &mut self,
+        call: &Call,
+        (address, bytes): (u64, u64),
+        task: impl FnOnce(&mut Registrations) -> Result<(), CuResult> + Send + Sync + 'static,
+    ) -> Outcome<()> {
         let (base, size) = FILES;
         let in_band = address >= base && bytes <= size && address - base <= size - bytes;
-        let whole = [address, bytes, message.offset]
-            .iter()
-            .all(|value| value.is_multiple_of(PAGE));
-        let Some(socket) = self.addresses.files.socket() else {
-            return Err(CuResult::NOT_SUPPORTED);
-        };
+        let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE);
         if !in_band || !whole || !self.addresses.files.take(address, bytes) {
             return Err(self.addresses.refused());
         }
         let registrar = self.registrar.clone();
         let deferred = self.defer(call, self.here(call), move |_: &dyn Device| {
-            let task = move |registrations: &mut _| map(&socket, registrations, &message);
             let mapped = by_registrar(&registrar, task);
             Box::new(move |session: &mut Self| match mapped {
                 Ok(()) => {
@@ -194,6 +245,38 @@ impl Serve<FileMap> for Session {
     }
 }
 
+impl Serve<FileMap> for Session {
+    fn serve(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
+        let message = *message;
+        let Some(socket) = self.addresses.files.socket() else {
+            return Err(CuResult::NOT_SUPPORTED);
+        };
+        if !message.offset.is_multiple_of(PAGE) {
+            return Err(self.addresses.refused());
+        }
+        let range = (message.address.0, message.bytes);
+        self.map_file(call, range, move |registrations| {
+            map(&socket, registrations, &message)
+        })
+    }
+}
+
+impl Serve<FileMemoryMap<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &FileMemoryMap<'_>) -> Outcome<()> {
+        let Some(memory) = self.addresses.files.memory() else {
+            return Err(CuResult::NOT_SUPPORTED);
+        };
+        let parts: Vec<FilePart> = message.parts.iter().collect();
+        let Some(bytes) = bytes_of(&parts, size_of(&memory)) else {
+            return Err(self.addresses.refused());
+        };
+        let address = message.address.0;
+        self.map_file(call, (address, bytes), move |registrations| {
+            map_parts(registrations, &memory, address, &parts)
+        })
+    }
+}
+
 /// Removes the range from the addresses that may be named. It stays mapped while a job gives the
 /// device addresses of a description, and until the session ends if it cannot be unregistered.
 impl Serve<FileUnmap> for Session {
@@ -207,5 +290,37 @@ impl Serve<FileUnmap> for Session {
             move |registrations| unmap(registrations, address, bytes),
             move |session, unmapped| unmapped.map(|()| session.addresses.files.release(address)),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(offset: u64, bytes: u64) -> FilePart {
+        FilePart { offset, bytes }
+    }
+
+    #[test]
+    fn parts_are_whole_pages_inside_the_memory() {
+        const SIZE: u64 = 8 * PAGE;
+        let sum = |parts: &[FilePart]| bytes_of(parts, SIZE);
+        assert_eq!(sum(&[part(PAGE, 7 * PAGE), part(0, PAGE)]), Some(SIZE));
+        assert_eq!(sum(&[]), Some(0));
+        for wrong in [
+            part(PAGE, SIZE),
+            part(SIZE, PAGE),
+            part(0, 0),
+            part(1, PAGE),
+            part(0, PAGE + 1),
+            part(u64::MAX - PAGE + 1, PAGE),
+            part(PAGE, u64::MAX - PAGE + 1),
+        ] {
+            assert_eq!(sum(&[part(0, PAGE), wrong]), None, "{wrong:?}");
+        }
+        assert_eq!(
+            bytes_of(&[part(0, 1 << 63), part(0, 1 << 63)], 1 << 63),
+            None
+        );
     }
 }

@@ -52,6 +52,8 @@ mod streams;
 mod texture_references;
 mod virtual_memory;
 
+pub use files::FileSource;
+
 use std::sync::Arc;
 use std::time::Duration;
 
