@@ -1,10 +1,11 @@
-//! Lays out and maps the guest's physical address space: RAM, the PCI hole, and the window.
+//! Lays out and maps the guest's physical address space: RAM, the PCI hole, the window, and memory for files.
 //!
 //! ```text
 //! 0            .. 3 GiB        RAM (as much as fits)
 //! 3 GiB        .. 4 GiB        PCI memory, IOAPIC, local APICs
 //! 4 GiB        .. ram_end      the rest of RAM
 //! align(1 GiB) .. + size       the window, or the aperture of several (soft-reserved memory)
+//! align(1 GiB) .. + size       memory for files (persistent memory)
 //! align(BAR)   .. + size       BARs with addresses of 64 bits, of devices of the host
 //! ```
 
@@ -34,7 +35,9 @@ pub const WINDOW_UNIT: u64 = 2 << 20;
 /// Alignment of the window's guest physical address, which permits 1 GiB pages.
 pub const WINDOW_ALIGN: u64 = 1 << 30;
 
-/// Memslot of the window; RAM uses the slots below it.
+/// Memslot of memory for files; RAM uses the slots below it.
+const FILE_MEMORY_SLOT: u32 = 7;
+/// Memslot of the window.
 const WINDOW_SLOT: u32 = 8;
 /// First memslot of devices' BARs.
 pub(crate) const FIRST_BAR_SLOT: u32 = WINDOW_SLOT + 1;
@@ -193,6 +196,8 @@ pub struct Layout {
     pub window: Option<Range>,
     /// The parts of it that the guest sees as soft-reserved memory, each for itself.
     pub soft_reserved: Vec<Range>,
+    /// Memory for files, if there is any, which the guest sees as persistent memory.
+    pub file_memory: Option<Range>,
     /// BARs with addresses of 64 bits, if there are any.
     pub wide_bars: Option<Range>,
 }
@@ -221,8 +226,23 @@ impl Layout {
             ram,
             window,
             soft_reserved: window.into_iter().collect(),
+            file_memory: None,
             wide_bars: None,
         })
+    }
+
+    /// Adds `bytes` of memory for files behind the window.
+    #[must_use]
+    pub fn with_file_memory(self, bytes: Option<u64>) -> Self {
+        let start = self.end().max(HIGH_RAM_START);
+        let file_memory = bytes.map(|len| Range {
+            start: start.next_multiple_of(WINDOW_ALIGN),
+            len,
+        });
+        Self {
+            file_memory,
+            ..self
+        }
     }
 
     /// Adds a range of `bytes` for BARs, at a multiple of `align` behind everything else.
@@ -242,7 +262,10 @@ impl Layout {
     /// Returns the first address behind everything.
     fn end(&self) -> u64 {
         let last = self.ram.last().copied();
-        let last = self.wide_bars.or(self.window).or(last);
+        let last = (self.wide_bars)
+            .or(self.file_memory)
+            .or(self.window)
+            .or(last);
         last.map_or(0, Range::end)
     }
 
@@ -435,13 +458,32 @@ impl Window {
 
     /// Adds the window to `vm` as a memslot at guest physical address `start`.
     pub(crate) fn add_memslot(&self, vm: &VmFd, start: u64) -> Result<(), MemoryError> {
-        set_memslot(
-            vm,
-            WINDOW_SLOT,
-            start,
-            self.len(),
-            self.mapping.start() as u64,
-        )
+        self.add(vm, WINDOW_SLOT, start)
+    }
+
+    fn add(&self, vm: &VmFd, slot: u32, start: u64) -> Result<(), MemoryError> {
+        set_memslot(vm, slot, start, self.len(), self.mapping.start() as u64)
+    }
+}
+
+/// Memory of the guest's file system for shared memory: a file that stays mapped as it is.
+#[derive(Debug)]
+pub(crate) struct FileMemory(Window);
+
+impl FileMemory {
+    /// Maps a memfd, which must be as one of a [`Window`].
+    pub(crate) fn new(memfd: OwnedFd) -> Result<Self, MemoryError> {
+        Window::new(memfd).map(Self)
+    }
+
+    /// Returns the size in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Adds it to `vm` as a memslot at guest physical address `start`.
+    pub(crate) fn add_memslot(&self, vm: &VmFd, start: u64) -> Result<(), MemoryError> {
+        self.0.add(vm, FILE_MEMORY_SLOT, start)
     }
 }
 
@@ -538,7 +580,7 @@ pub(crate) fn populate(ram: &GuestRam) -> Result<(), MemoryError> {
 
 /// Adds every region of `ram` to `vm` as a memslot.
 pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), MemoryError> {
-    for (slot, region) in (0..WINDOW_SLOT).zip(ram.iter()) {
+    for (slot, region) in (0..FILE_MEMORY_SLOT).zip(ram.iter()) {
         set_memslot(
             vm,
             slot,
@@ -627,6 +669,18 @@ mod tests {
         assert_eq!(layout.ram[1].start, 4 << 30);
         assert_eq!(layout.ram.iter().map(|r| r.len).sum::<u64>(), 3500 << 20);
         assert_eq!(layout.window.expect("window").start, 5 << 30);
+    }
+
+    #[test]
+    fn memory_for_files_lies_between_window_and_bars() {
+        let layout = Layout::new(512, Some(64 << 20)).expect("layout");
+        let layout = layout.with_file_memory(Some(256 << 20));
+        let files = layout.file_memory.expect("memory for files");
+        assert_eq!((files.start, files.len), (5 << 30, 256 << 20));
+        let bars = layout.with_wide_bars(1 << 30, 1 << 30).wide_bars;
+        assert_eq!(bars.expect("bars").start, 6 << 30);
+        let none = Layout::new(512, None).expect("layout");
+        assert_eq!(none.with_file_memory(None).file_memory, None);
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::disabled_exits::DisabledExits;
 use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
 use crate::irq::IrqError;
-use crate::memory::{self, Layout, MemoryError, Range, Window};
+use crate::memory::{self, FileMemory, Layout, MemoryError, Range, Window};
 use crate::snapshot::{self, Machine, Snapshot, SnapshotError, SnapshotHandle};
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::sync::Ending;
@@ -190,6 +190,8 @@ pub struct VmConfig {
     pub vcpus: u8,
     /// The window, or the aperture of several.
     pub window: Option<WindowConfig>,
+    /// Memory of a file system in which the guest's processes share memory: a memfd like that of a window.
+    pub file_memory: Option<OwnedFd>,
     /// The vsock device, if any.
     pub vsock: Option<VsockConfig>,
     /// File systems of the host.
@@ -224,6 +226,7 @@ impl fmt::Debug for VmConfig {
             .field("memory_mib", &self.memory_mib)
             .field("vcpus", &self.vcpus)
             .field("window", &self.window)
+            .field("file_memory", &self.file_memory)
             .field("vsock", &self.vsock)
             .field("file_systems", &self.file_systems)
             .field("disks", &self.disks)
@@ -264,6 +267,7 @@ pub struct Vm {
     machine: Machine,
     is_restored: bool,
     window: Option<Window>,
+    _file_memory: Option<FileMemory>,
     aperture: Option<Aperture>,
 }
 
@@ -291,6 +295,7 @@ impl Vm {
                 (Some(aperture.window().clone()), Some(aperture))
             }
         };
+        let file_memory = config.file_memory.map(FileMemory::new).transpose()?;
         let supported = cpu::supported_cpuid(&kvm)?;
         let processor = cpu::cpuid_of(&supported, 0);
         let processor = match &config.start {
@@ -302,6 +307,7 @@ impl Vm {
             Some(aperture) => layout.divided(aperture.slots()),
             None => layout,
         };
+        let layout = layout.with_file_memory(file_memory.as_ref().map(FileMemory::len));
         let layout = match &passed_through {
             Some(devices) => {
                 let (align, bytes) = devices.wide_bars();
@@ -317,6 +323,9 @@ impl Vm {
         memory::add_ram_memslots(&vm, &ram)?;
         if let (Some(window), Some(range)) = (&window, layout.window) {
             window.add_memslot(&vm, range.start)?;
+        }
+        if let (Some(memory), Some(range)) = (&file_memory, layout.file_memory) {
+            memory.add_memslot(&vm, range.start)?;
         }
         let aperture = match &passed_through {
             Some(devices) => {
@@ -440,6 +449,7 @@ impl Vm {
             disks,
             file_systems,
             has_aperture: aperture.is_some(),
+            has_file_memory: file_memory.is_some(),
             passes_devices,
             processor,
             msrs,
@@ -467,6 +477,7 @@ impl Vm {
             machine,
             is_restored: matches!(config.start, Start::Restore(_)),
             window,
+            _file_memory: file_memory,
             aperture,
         })
     }
@@ -716,6 +727,7 @@ mod tests {
             memory_mib: 64,
             vcpus: 0,
             window: None,
+            file_memory: None,
             vsock: None,
             file_systems: Vec::new(),
             disks: Vec::new(),

@@ -442,6 +442,7 @@ fn make(
         memory_mib: memory >> 20,
         vcpus: machine.vcpus,
         window: Some(machine.window),
+        file_memory: None,
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor),

@@ -178,6 +178,7 @@ fn make(
         memory_mib: machine.memory >> 20,
         vcpus: machine.cpus,
         window: Some(window.into()),
+        file_memory: None,
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(move |request: ConnectRequest| match request.port {

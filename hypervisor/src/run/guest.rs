@@ -157,6 +157,7 @@ pub fn run(
         memory_mib: options.memory().0 >> 20,
         vcpus: options.cpus(),
         window: Some(window.into()),
+        file_memory: None,
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(Arc::clone(&control), input.is_some(), sender)),

@@ -6,6 +6,9 @@ use crate::memory::Layout;
 pub const RAM: u32 = 1;
 /// Memory that the kernel must not use.
 pub const RESERVED: u32 = 2;
+/// Legacy persistent memory (`E820_TYPE_PRAM`). Linux's `nd_e820` driver makes it a block device, which file systems map
+/// directly.
+pub const PERSISTENT: u32 = 12;
 /// Soft-reserved memory (`E820_TYPE_SOFT_RESERVED`), which Linux's `dax_hmem` driver claims.
 pub const SOFT_RESERVED: u32 = 0xefff_ffff;
 
@@ -56,6 +59,11 @@ pub fn map(layout: &Layout) -> Vec<Entry> {
         len: range.len,
         kind: SOFT_RESERVED,
     }));
+    map.extend(layout.file_memory.map(|range| Entry {
+        start: range.start,
+        len: range.len,
+        kind: PERSISTENT,
+    }));
     map
 }
 
@@ -94,14 +102,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_ascend_without_overlap(mib in 16u64..100_000, window in proptest::option::of(1u64..10_000)) {
+        fn entries_ascend_without_overlap(
+            mib in 16u64..100_000,
+            window in proptest::option::of(1u64..10_000),
+            files in proptest::option::of(1u64..10_000),
+        ) {
             let layout = Layout::new(mib, window.map(|units| units << 21)).expect("layout");
+            let layout = layout.with_file_memory(files.map(|units| units << 21));
             let map = map(&layout);
             for pair in map.windows(2) {
                 prop_assert!(pair[0].start + pair[0].len <= pair[1].start);
             }
             prop_assert!(map.iter().all(|entry| entry.len > 0));
             prop_assert_eq!(map.iter().any(|entry| entry.kind == SOFT_RESERVED), window.is_some());
+            prop_assert_eq!(map.iter().any(|entry| entry.kind == PERSISTENT), files.is_some());
         }
     }
 }

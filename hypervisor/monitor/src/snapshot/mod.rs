@@ -151,6 +151,9 @@ pub enum SnapshotError {
     /// The VM serves windows of tenants.
     #[error("a backend VM cannot be saved: its tenants' windows are not its own")]
     Aperture,
+    /// The VM has memory for files.
+    #[error("the guest has memory of its own for files, which cannot be saved")]
+    FileMemory,
     /// The VM has devices of the host.
     #[error("the guest has devices of the host, whose state cannot be saved")]
     PassedThrough,
@@ -336,6 +339,7 @@ pub(crate) struct Machine {
     /// Tags of the file systems.
     pub file_systems: Vec<String>,
     pub has_aperture: bool,
+    pub has_file_memory: bool,
     pub passes_devices: bool,
     /// CPUID of the first vCPU.
     pub processor: CpuId,
@@ -389,6 +393,9 @@ impl Machine {
     ) -> Result<(), SnapshotError> {
         if self.has_aperture {
             return Err(SnapshotError::Aperture);
+        }
+        if self.has_file_memory {
+            return Err(SnapshotError::FileMemory);
         }
         if self.passes_devices {
             return Err(SnapshotError::PassedThrough);

@@ -95,6 +95,7 @@ fn guest(
         memory_mib: MEMORY >> 20,
         vcpus: 1,
         window: None,
+        file_memory: None,
         vsock: None,
         file_systems: Vec::new(),
         disks,
