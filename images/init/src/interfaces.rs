@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_int, c_long, c_short, c_ulong, c_ushort, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use wormhole_init::Network;
 
 /// Requests of `linux/sockios.h` that the libc crate lacks.
@@ -123,14 +124,11 @@ struct Control(OwnedFd);
 
 impl Control {
     fn new() -> Result<Self, InterfaceError> {
-        // SAFETY: socket takes no pointers.
-        let socket =
-            unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if socket < 0 {
-            return Err(InterfaceError::Socket(io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor was just created and has no other owner.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(socket) }))
+        let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None);
+        socket
+            .map(Self)
+            .map_err(|error| InterfaceError::Socket(error.into()))
     }
 
     /// Makes a request about the interface `name`, whose argument `set` fills. Returns the argument.

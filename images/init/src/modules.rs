@@ -3,8 +3,10 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::system::finit_module;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
@@ -37,20 +39,8 @@ pub fn load(list: &Path) -> Result<(), ModuleError> {
 
 fn insert(file: &File, parameters: &str) -> io::Result<()> {
     let parameters = CString::new(parameters)?;
-    // SAFETY: finit_module reads the descriptor and a string that ends in NUL; both outlive the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_finit_module,
-            file.as_raw_fd(),
-            parameters.as_ptr(),
-            0,
-        )
-    };
-    if result == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-        error => Err(error),
+    match finit_module(file, &parameters, 0) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
