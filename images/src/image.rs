@@ -65,6 +65,9 @@ pub(crate) const VIRTIO: [Wanted; 7] = [
 /// File system of a guest that writes beside the host's files.
 pub(crate) const OVERLAY: [Wanted; 1] = [("overlay", "")];
 
+/// Drivers and file system of a guest's memory for shared files.
+const FILE_MEMORY: [Wanted; 3] = [("nd_e820", ""), ("nd_pmem", ""), ("ext4", "")];
+
 /// Drivers of a guest's window.
 const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 
@@ -209,7 +212,13 @@ fn folder_of(
 
 /// Builds the guest's image unless it exists.
 pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    let modules = [&VIRTIO[..], &OVERLAY, window_drivers(options.kernel)].concat();
+    let modules = [
+        &VIRTIO[..],
+        &OVERLAY,
+        &FILE_MEMORY,
+        window_drivers(options.kernel),
+    ]
+    .concat();
     build(GUEST, &Content::modules(&modules), options)
 }
 

@@ -8,9 +8,11 @@
 
 pub mod collect;
 pub mod exec;
+mod ext4;
 pub mod network;
 pub mod report;
 pub mod run_file;
+pub mod shared_files;
 pub mod user;
 pub mod window;
 

@@ -18,7 +18,7 @@ use std::fs;
 
 use wormhole_init::{
     Collected, Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError,
-    status, window,
+    shared_files, status, window,
 };
 
 use output::Stream;
@@ -111,6 +111,14 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
         let devices: Vec<_> = devices.iter().map(|device| device.as_os_str()).collect();
         let devices = devices.join(OsStr::new(":"));
         run.variables.push(("WORMHOLE_WINDOW".into(), devices));
+    }
+    // A tmpfs is there otherwise.
+    if shared_files::is_there()
+        && let Err(error) = shared_files::start(system::mount_one)
+    {
+        output::console(&format!(
+            "files of shared memory stay out of the device's reach: {error}"
+        ));
     }
     if let Some(place) = &run.files {
         files::mount(place)?;

@@ -1,0 +1,482 @@
+//! Serves `/dev/shm` from memory that the backend's workers reach: a file system whose files are mapped directly (DAX), without
+//! a page cache.
+//!
+//! The keeper tells a process in which parts of that memory a file lies, so that the process can register the file for its
+//! device, and holds the file open meanwhile. A process may be killed while its device writes to the file. If nobody else
+//! has the file, its blocks would then become another file's before the process's worker has ended. So the keeper holds files
+//! until the backend has given up the process's session.
+//!
+//! A process connects once. Its first message names its session, in a device of the window. Later ones hold a file, or let one
+//! go. Each has [`MESSAGE`] bytes, and the descriptor travels with it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::linux::fs::MetadataExt;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
+use std::ptr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::ext4;
+
+/// Name of the keeper's socket, in the abstract namespace.
+pub const SOCKET: &str = "wormhole-shared-files";
+/// Bytes of a process's message: its kind, and two numbers.
+pub const MESSAGE: usize = 24;
+/// First message: the session is at an offset in a device of the window, and has a generation.
+pub const SESSION: u64 = 0;
+/// Hold a file. The numbers are the first byte and the bytes of a range of whole pages. The answer is a status (0, or an error of
+/// the system), the file's number, and the number of parts of the range; then offset and bytes of each part in the memory.
+pub const HOLD: u64 = 1;
+/// Let a file with a number go. There is no answer.
+pub const LET_GO: u64 = 2;
+
+/// The memory's device is `pmem` with a number.
+const BLOCK_DEVICES: &str = "/sys/class/block";
+const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
+const PLACE: &str = "/dev/shm";
+/// Place of the first file system for shared memory. It has no device's memory. A C library before glibc 2.34 makes
+/// shared memory in a tmpfs only, the first one that is mounted.
+const FIRST_PLACE: &str = "/dev/shm.tmpfs";
+/// Time for the kernel to find the device.
+const FOUND_WITHIN: Duration = Duration::from_secs(5);
+/// Name of the memory in `/proc/iomem`.
+const NAME: &str = "Persistent Memory (legacy)";
+/// Most files that a process has registered.
+const MOST_FILES: usize = 4096;
+/// Most parts of a file.
+const MOST_PARTS: usize = 2048;
+/// Offset of the generation in a session's memory (`shared-ring/src/layout.rs`).
+const GENERATION: usize = 512;
+/// Bytes of a session's first segment.
+const SEGMENT: usize = 2 << 20;
+/// Pause between two looks at a session that ends.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum SharedFilesError {
+    #[error(
+        "the image lacks a driver of the memory for shared files: build it again with `wormhole image build guest --rebuild`"
+    )]
+    NoDriver,
+    #[error("the kernel made no device of the memory for shared files")]
+    NoDevice,
+    #[error("no file system can be made on {path}: {source}")]
+    Format { path: String, source: io::Error },
+    #[error("cannot mount the memory for shared files at {PLACE}: {0}")]
+    Mount(io::Error),
+    #[error("the socket for shared files cannot be made: {0}")]
+    Socket(io::Error),
+}
+
+/// Returns whether this machine has memory for shared files.
+#[must_use]
+pub fn is_there() -> bool {
+    let map = fs::read_to_string("/proc/iomem").unwrap_or_default();
+    map.lines().any(|line| line.ends_with(NAME))
+}
+
+/// Makes an empty file system for shared memory, mounts it by `mount` (which gets type, source, place, flags and options of each
+/// mount), and starts the keeper. Programs must not run yet.
+///
+/// # Errors
+/// The memory's device is missing, or cannot be mounted so that files are mapped directly.
+pub fn start(
+    mount: impl Fn(&str, &str, &str, libc::c_ulong, &str) -> io::Result<()>,
+) -> Result<(), SharedFilesError> {
+    let (name, bytes) = wait_for_device()?;
+    let path = format!("/dev/{name}");
+    let device = File::options().read(true).write(true).open(&path);
+    let formatted = device.and_then(|device| {
+        ext4::format(&device, bytes)?;
+        device.sync_all()
+    });
+    formatted.map_err(|source| SharedFilesError::Format {
+        path: path.clone(),
+        source,
+    })?;
+    let mounted = fs::create_dir_all(FIRST_PLACE)
+        .and_then(|()| mount("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
+        .and_then(|()| {
+            let flags = libc::MS_NOSUID | libc::MS_NODEV;
+            mount("ext4", &path, PLACE, flags, "dax,noinit_itable")
+                // The place keeps its first file system.
+                .inspect_err(|_| drop(mount("", FIRST_PLACE, PLACE, libc::MS_MOVE, "")))
+        });
+    mounted.map_err(SharedFilesError::Mount)?;
+    serve().map_err(SharedFilesError::Socket)
+}
+
+/// Waits until the kernel has made the device, in which it takes turns with others. Returns the device's name and size.
+fn wait_for_device() -> Result<(String, u64), SharedFilesError> {
+    if !Path::new(DRIVER).exists() {
+        return Err(SharedFilesError::NoDriver);
+    }
+    let end = Instant::now() + FOUND_WITHIN;
+    loop {
+        let found = find_device(Path::new(BLOCK_DEVICES));
+        match found.filter(|(name, _)| Path::new("/dev").join(name).exists()) {
+            Some(found) => return Ok(found),
+            None if Instant::now() > end => return Err(SharedFilesError::NoDevice),
+            None => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Returns name and size of the first device of such memory that has a size.
+fn find_device(devices: &Path) -> Option<(String, u64)> {
+    let entries = fs::read_dir(devices).into_iter().flatten().flatten();
+    let mut found = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let sectors = fs::read_to_string(entry.path().join("size")).ok()?;
+        let sectors: u64 = sectors.trim().parse().ok()?;
+        let is_one = name.starts_with("pmem") && sectors > 0;
+        is_one.then(|| (name, sectors.saturating_mul(512)))
+    });
+    found.next()
+}
+
+/// Starts the keeper's threads.
+fn serve() -> io::Result<()> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
+    let device = fs::metadata(PLACE)?.st_dev();
+    thread::Builder::new().spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let keep = move || keep(stream, device);
+            // A process without a thread finds its connection closed.
+            let _ = thread::Builder::new().spawn(keep);
+        }
+    })?;
+    Ok(())
+}
+
+/// Session of a process.
+#[derive(Debug)]
+struct Session {
+    window: File,
+    offset: u64,
+    generation: u64,
+}
+
+/// Serves a process until it has ended, and keeps its files until its session has.
+fn keep(mut stream: UnixStream, device: u64) {
+    let mut files = BTreeMap::new();
+    let session = match receive(&stream) {
+        Ok(([SESSION, offset, generation], Some(window))) => Session {
+            window: window.into(),
+            offset,
+            generation,
+        },
+        _ => return,
+    };
+    // The end of the process, or a message that makes no sense.
+    while serve_one(&mut stream, device, &mut files).is_ok() {}
+    while !files.is_empty() && session.is_there() {
+        thread::sleep(PAUSE);
+    }
+}
+
+fn serve_one(
+    stream: &mut UnixStream,
+    device: u64,
+    files: &mut BTreeMap<u64, File>,
+) -> io::Result<()> {
+    match receive(stream)? {
+        ([HOLD, start, bytes], Some(file)) => {
+            let file = File::from(file);
+            let number = files.last_key_value().map_or(0, |(last, _)| last + 1);
+            let parts = match files.len() < MOST_FILES {
+                true => parts(&file, device, start, bytes),
+                false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            };
+            let status = parts.as_ref().err().map(|error| {
+                let status = error.raw_os_error().unwrap_or(libc::EINVAL);
+                u64::try_from(status).unwrap_or(u64::MAX)
+            });
+            let parts = parts.unwrap_or_default();
+            let head = [status.unwrap_or(0), number, parts.len() as u64];
+            let parts = parts.iter().flat_map(|part| [part.offset, part.bytes]);
+            let words = head.into_iter().chain(parts);
+            let answer: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+            if status.is_none() {
+                files.insert(number, file);
+            }
+            stream.write_all(&answer)
+        }
+        ([LET_GO, number, _], _) => {
+            files.remove(&number);
+            Ok(())
+        }
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Receives a message, and the descriptor that came with it.
+fn receive(mut stream: &UnixStream) -> io::Result<([u64; 3], Option<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let descriptors = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = descriptors.flatten().next();
+    stream.read_exact(&mut bytes[received.bytes..])?;
+    let mut words = bytes.chunks_exact(8).map(|word| {
+        let mut number = [0; 8];
+        number.copy_from_slice(word);
+        u64::from_ne_bytes(number)
+    });
+    let message = std::array::from_fn(|_| words.next().unwrap_or(0));
+    Ok((message, descriptor))
+}
+
+/// A part of the memory for shared files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    offset: u64,
+    bytes: u64,
+}
+
+/// Returns the parts of the memory in which a range of a file lies. The file is open for writing, on the file system with this
+/// device number, and has all of the range.
+fn parts(file: &File, device: u64, start: u64, bytes: u64) -> io::Result<Vec<Part>> {
+    let status = file.metadata()?;
+    let is_writable = fcntl_getfl(file)?.contains(OFlags::RDWR);
+    if status.st_dev() != device || !is_writable || !status.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let (mut parts, mut at) = (Vec::new(), start);
+    let end = start.checked_add(bytes);
+    let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    while at < end {
+        let extents = Extents::of(file, at, end - at)?;
+        let before = at;
+        for extent in extents.found() {
+            at = extent.add_to(&mut parts, at, end)?;
+        }
+        if at == before {
+            // It has a hole.
+            return Err(io::Error::from_raw_os_error(libc::ENXIO));
+        }
+        if parts.len() > MOST_PARTS {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+    }
+    Ok(parts)
+}
+
+/// One part of a file (`struct fiemap_extent` of linux/fiemap.h).
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    reserved_too: [u32; 3],
+}
+
+/// The last extent of the file (`FIEMAP_EXTENT_LAST`), or one of several that are reported as one (`FIEMAP_EXTENT_MERGED`). All
+/// other states of an extent mean that its blocks are not the file's bytes.
+const PLAIN: u32 = 0x1 | 0x1000;
+
+impl Extent {
+    /// Adds the part of `at..end` that lies in this extent. Returns its end.
+    fn add_to(&self, parts: &mut Vec<Part>, at: u64, end: u64) -> io::Result<u64> {
+        let stop = self.logical.saturating_add(self.length).min(end);
+        let is_next = self.logical <= at && at < stop;
+        let offset = self.physical.checked_add(at.saturating_sub(self.logical));
+        let offset = offset.filter(|_| is_next && self.flags & !PLAIN == 0);
+        let offset = offset.ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+        let bytes = stop - at;
+        match parts.last_mut() {
+            Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
+            _ => parts.push(Part { offset, bytes }),
+        }
+        Ok(stop)
+    }
+}
+
+/// Most extents of one answer of the kernel.
+const ASKED: u32 = 64;
+
+/// Parts of a file (`struct fiemap` of linux/fiemap.h, with room for extents).
+#[repr(C)]
+struct Extents {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [Extent; ASKED as usize],
+}
+
+impl Extents {
+    /// Asks for the extents of a range.
+    fn of(file: &File, start: u64, length: u64) -> io::Result<Self> {
+        /// `FS_IOC_FIEMAP`.
+        const FIEMAP: libc::c_ulong = 0xc020_660b;
+        let mut asked = Self {
+            start,
+            length,
+            flags: 0,
+            mapped: 0,
+            count: ASKED,
+            reserved: 0,
+            extents: [Extent::default(); ASKED as usize],
+        };
+        // SAFETY: the kernel reads the first fields and writes as many extents as `count` says.
+        match unsafe { libc::ioctl(file.as_raw_fd(), FIEMAP, &raw mut asked) } {
+            0 => Ok(asked),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn found(&self) -> impl Iterator<Item = &Extent> {
+        self.extents.iter().take(self.mapped as usize)
+    }
+}
+
+impl Session {
+    /// Returns whether the backend still has the session. Its memory in the window is another session's, or zeros, afterwards.
+    fn is_there(&self) -> bool {
+        let word = generation_at(&self.window, self.offset);
+        // A window that cannot be mapped is lost.
+        word.is_ok_and(|word| u64::from(word) == self.generation)
+    }
+}
+
+/// Returns the word for the generation of the session at an offset of a device of the window.
+fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+    // SAFETY: the mapping is new, the word lies in it, and nothing refers to it when it is unmapped.
+    unsafe {
+        let start = libc::mmap(
+            ptr::null_mut(),
+            SEGMENT,
+            read,
+            shared,
+            window.as_raw_fd(),
+            offset,
+        );
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let word = start.cast::<u8>().add(GENERATION).cast::<u32>();
+        let word = word.read_volatile();
+        libc::munmap(start, SEGMENT);
+        Ok(word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    const PAGE: u64 = 4096;
+
+    fn extent(logical: u64, physical: u64, pages: u64, flags: u32) -> Extent {
+        Extent {
+            logical: logical * PAGE,
+            physical: physical * PAGE,
+            length: pages * PAGE,
+            flags,
+            ..Extent::default()
+        }
+    }
+
+    #[test]
+    fn extents_become_parts_of_the_range_alone() {
+        let mut parts = Vec::new();
+        let end = 9 * PAGE;
+        let extents = [
+            extent(0, 100, 4, 0),
+            extent(4, 104, 2, 0),
+            extent(6, 50, 10, PLAIN),
+        ];
+        let mut at = 2 * PAGE;
+        for extent in &extents {
+            at = extent.add_to(&mut parts, at, end).unwrap();
+        }
+        assert_eq!(at, end);
+        let part = |offset, pages| Part {
+            offset: offset * PAGE,
+            bytes: pages * PAGE,
+        };
+        assert_eq!(parts, [part(102, 4), part(50, 3)]);
+    }
+
+    #[test]
+    fn holes_and_blocks_that_are_not_the_files_bytes_are_refused() {
+        const UNWRITTEN: u32 = 0x800;
+        for wrong in [
+            extent(3, 100, 2, 0),
+            extent(0, 100, 4, UNWRITTEN),
+            extent(0, 100, 2, 0),
+            extent(0, u64::MAX / PAGE, 4, 0),
+        ] {
+            let added = wrong.add_to(&mut Vec::new(), 2 * PAGE, 4 * PAGE);
+            assert!(added.is_err(), "{}", wrong.logical);
+        }
+    }
+
+    #[test]
+    fn a_session_is_there_until_its_memory_is_anothers() {
+        let window = tempfile::tempfile().unwrap();
+        window.set_len(2 * SEGMENT as u64).unwrap();
+        let place = SEGMENT as u64 + GENERATION as u64;
+        window.write_all_at(&7_u32.to_ne_bytes(), place).unwrap();
+        let session = Session {
+            window: window.try_clone().unwrap(),
+            offset: SEGMENT as u64,
+            generation: 7,
+        };
+        assert!(session.is_there());
+        window.write_all_at(&[0; 4], place).unwrap();
+        assert!(!session.is_there());
+    }
+
+    #[test]
+    fn the_device_is_the_one_with_a_size() {
+        let devices = tempfile::tempdir().unwrap();
+        for (name, sectors) in [("vda", 8), ("pmem0", 0), ("pmem1", 16)] {
+            let folder = devices.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("size"), format!("{sectors}\n")).unwrap();
+        }
+        let found = find_device(devices.path());
+        assert_eq!(found, Some(("pmem1".to_owned(), 8192)));
+        assert_eq!(find_device(Path::new("/nonexistent")), None);
+    }
+
+    #[test]
+    fn files_of_other_file_systems_have_no_parts() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE).unwrap();
+        let device = file.metadata().unwrap().st_dev();
+        assert!(parts(&file, device.wrapping_add(1), 0, PAGE).is_err());
+        assert!(parts(&file, device, PAGE, u64::MAX).is_err());
+    }
+}
