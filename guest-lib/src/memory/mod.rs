@@ -230,7 +230,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     let device = placed.map_err(|registration::NotMapped| CuError::INVALID_VALUE)?;
     if device.is_none() && flags & DEVICEMAP != 0 {
         log::error_once!(
-            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can, and where the backend runs in the same system files of shared memory"
+            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can, and files of shared memory that the backend reaches"
         );
         return Err(CuError::NOT_SUPPORTED);
     }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -12,7 +13,8 @@ use wormhole_lock::Mutex;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{
-    Band, FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN, Grant, Message, ProcessNumber, Refusal,
+    Band, FEATURE_FILE_MEMORY, FEATURE_FILES, FEATURE_PROCESS, FEATURE_WITHIN, Grant, Message,
+    ProcessNumber, Refusal,
 };
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{FILES, HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
@@ -28,6 +30,7 @@ use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
 use super::files::Files;
+use super::keeper::{Keeper, SessionPlace};
 use super::mapping::Window;
 use super::page_range::{PageRange, PageRangeError};
 use super::transport::{Way, WayError};
@@ -141,11 +144,7 @@ pub fn attach() -> Result<Session, AttachError> {
     if shared {
         check_bootstrap(&window, &grant)?;
     }
-    let files = match grant.features & FEATURE_FILES {
-        0 => None,
-        _ => descriptors.next().map(UnixDatagram::from),
-    };
-    let files = files.map(Files::new).transpose();
+    let files = files(&grant, &window, descriptors.next());
     let files = files.map_err(|source| AttachError::Map {
         what: "socket for files",
         source,
@@ -160,6 +159,23 @@ pub fn attach() -> Result<Session, AttachError> {
         session.control.send(&Message::Process(process))?;
     }
     describe(session)
+}
+
+/// Returns the way in which files are sent to the worker, if it accepts any. A socket for them may have come with the grant.
+fn files(grant: &Grant, window: &Window, socket: Option<OwnedFd>) -> io::Result<Option<Files>> {
+    match socket.filter(|_| grant.features & FEATURE_FILES != 0) {
+        Some(socket) => Files::by_socket(UnixDatagram::from(socket)).map(Some),
+        None if grant.features & FEATURE_FILE_MEMORY != 0 => {
+            let (file, offset) = window.file_at(window.address(grant.session_segment))?;
+            let place = SessionPlace {
+                window: file.try_clone()?,
+                offset,
+                generation: grant.generation,
+            };
+            Files::by_keeper(Keeper::new(place)).map(Some)
+        }
+        None => Ok(None),
+    }
 }
 
 /// Returns the part of a VM's window that is mapped in single pages, or logs why there is none.
@@ -308,7 +324,7 @@ fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
         ("handles", grant.handle_base, HANDLE_BYTES),
         ("device memory", high.base, high.size),
     ];
-    if grant.features & FEATURE_FILES != 0 {
+    if grant.features & (FEATURE_FILES | FEATURE_FILE_MEMORY) != 0 {
         bands.push(("files", FILES.0, FILES.1));
     }
     for (index, &(what, base, bytes)) in bands.iter().enumerate() {

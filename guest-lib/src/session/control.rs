@@ -10,8 +10,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::{ConnectError, uninterrupted};
 use wormhole_lock::Mutex;
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, ArenaWithin, ControlError, FEATURE_FILES, FEATURE_PROCESS,
-    FEATURE_WITHIN, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
+    ArenaRequest, ArenaRun, ArenaWithin, ControlError, FEATURE_FILE_MEMORY, FEATURE_FILES,
+    FEATURE_PROCESS, FEATURE_WITHIN, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
 };
 use wormhole_ring::layout::SEGMENT_BYTES;
 
@@ -133,7 +133,7 @@ impl Control {
         self.send(&Message::Hello {
             bootstrap_version: wormhole_ring::bootstrap::VERSION,
             protocol_hash,
-            features: FEATURE_PROCESS | FEATURE_FILES | FEATURE_WITHIN,
+            features: FEATURE_PROCESS | FEATURE_FILES | FEATURE_WITHIN | FEATURE_FILE_MEMORY,
             environment,
         })?;
         self.receive(|message, descriptors| match message {

@@ -142,12 +142,19 @@ impl Window {
         Ok(first)
     }
 
+    /// Returns the file and the offset of an address.
+    pub fn file_at(&self, address: u64) -> io::Result<(&File, u64)> {
+        let outside = || io::Error::other("the address is not the window's");
+        let offset = address.checked_sub(self.base).ok_or_else(outside)?;
+        let (_, _, file, at) = self.parts(offset, 1).next().ok_or_else(outside)?;
+        let file = file.map_err(|error| io::Error::other(error.clone()))?;
+        Ok((file, at))
+    }
+
     /// Returns the file and the offset of a mapped address, if the file can be mapped in pages. The file of a VM's
     /// window cannot, but that of its last segments.
     pub fn file_range(&self, address: u64) -> Option<(&File, u64)> {
-        let offset = address.checked_sub(self.base)?;
-        let (_, _, file, at) = self.parts(offset, 1).next()?;
-        let file = file.ok()?;
+        let (file, at) = self.file_at(address).ok()?;
         let can = !self.shared || !ptr::eq(file, &raw const self.file);
         can.then_some((file, at))
     }

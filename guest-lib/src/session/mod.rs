@@ -11,6 +11,7 @@ mod fences;
 mod files;
 mod fork;
 pub mod gate;
+mod keeper;
 mod mapping;
 pub mod output;
 mod page_range;
@@ -35,6 +36,7 @@ use self::extents::Extents;
 pub use self::extents::STAGING_BYTES;
 pub use self::fences::FenceLine;
 use self::files::Files;
+pub use self::files::MappedFile;
 use self::fork::WipedPointer;
 use self::transport::Way;
 pub use self::wait::Manner;
@@ -115,6 +117,12 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// Descriptors of the control stream and of the socket for files. A forked child closes them, because the session lives
 /// as long as its parent.
 static DESCRIPTORS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+/// Lets forked children close a socket for files that was made later.
+fn close_in_children(descriptor: i32) {
+    DESCRIPTORS[1].store(descriptor, Ordering::Relaxed);
+}
+
 /// Lock held while the process attaches. Its value is the cause of the last failure, which is logged once.
 static ATTACHING: Mutex<String> = Mutex::new(String::new());
 
@@ -168,8 +176,8 @@ pub fn initialise() -> Result<&'static Session> {
         }
         error.code()
     })?;
-    let files = session.files.as_ref().map_or(-1, Files::descriptor);
-    let descriptors = [session.control.descriptor(), files];
+    let files = session.files.as_ref().and_then(Files::descriptor);
+    let descriptors = [session.control.descriptor(), files.unwrap_or(-1)];
     let session = SESSION.set(session).map_err(|error| {
         log::error_once!("no CUDA device: a page that forks wipe cannot be made: {error}");
         CuError::OPERATING_SYSTEM

@@ -1,5 +1,6 @@
 //! Registered memory that is a shared mapping of a file: the worker maps the same file, and the device reaches the same
-//! pages. No page is moved, so other processes that map the file see the device's writes.
+//! pages. No page is moved, so other processes that map the file see the device's writes. In a VM these are the files of
+//! `/dev/shm`, if the guest has memory for files.
 
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
@@ -11,15 +12,14 @@ use wormhole_lock::{Mutex, MutexGuard};
 use super::maps::{self, Mapping};
 use crate::error::{CuError, Result};
 use crate::pages::Pages;
-use crate::session::OnDevice;
+use crate::session::{MappedFile, OnDevice};
 
 /// A registration of a file's memory.
 #[derive(Debug)]
 struct Reached {
     /// The device's address of the registered memory.
     device: u64,
-    /// The device's address of its first page.
-    at: u64,
+    file: MappedFile,
 }
 
 static REACHED: Mutex<Vec<Reached>> = Mutex::new(Vec::new());
@@ -51,9 +51,9 @@ impl Identity {
         (first.inode != 0 && parts.iter().all(same)).then_some(found)
     }
 
-    /// Returns true if a descriptor refers to this file, for reading and writing, and the file lies in a tmpfs: the
-    /// device can map no other.
-    fn is(self, number: RawFd) -> bool {
+    /// Returns true if a descriptor refers to this file, for reading and writing, and the file lies in a file system of this
+    /// kind: the device can map no other.
+    fn is(self, number: RawFd, kind: i64) -> bool {
         let mut status = MaybeUninit::<libc::stat>::uninit();
         let mut system = MaybeUninit::<libc::statfs>::uninit();
         // SAFETY: another thread may close the descriptor meanwhile, which fails. The kernel fills both structures
@@ -70,7 +70,7 @@ impl Identity {
         flags >= 0
             && flags & libc::O_ACCMODE == libc::O_RDWR
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
-            && system.f_type == libc::TMPFS_MAGIC
+            && system.f_type == kind
             && status.st_ino == self.inode
             && (libc::major(status.st_dev), libc::minor(status.st_dev)) == self.device
     }
@@ -81,11 +81,11 @@ impl Identity {
     ///
     /// A descriptor of the program is not duplicated: closing a duplicate would release the program's locks on the
     /// file. A descriptor opened here comes with its owner.
-    fn open(self, address: u64) -> Option<(RawFd, Option<File>)> {
+    fn open(self, address: u64, kind: i64) -> Option<(RawFd, Option<File>)> {
         let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
         let mut numbers =
             numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        if let Some(number) = numbers.find(|number| self.is(*number)) {
+        if let Some(number) = numbers.find(|number| self.is(*number, kind)) {
             return Some((number, None));
         }
         let names = maps::names(address).ok().flatten().into_iter().flatten();
@@ -99,7 +99,7 @@ impl Identity {
             options.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
             options.read(true).write(true).open(&name).ok()
         });
-        let file = files.find(|file| self.is(file.as_raw_fd()))?;
+        let file = files.find(|file| self.is(file.as_raw_fd(), kind))?;
         Some((file.as_raw_fd(), Some(file)))
     }
 }
@@ -108,26 +108,27 @@ impl Identity {
 pub fn place(session: OnDevice, address: u64, pages: Pages, parts: &[Mapping]) -> Result<u64> {
     let (identity, first) = Identity::of(parts)
         .zip(parts.first())
-        .filter(|_| session.maps_files())
         .ok_or(CuError::NOT_SUPPORTED)?;
-    let (number, _owner) = identity.open(address).ok_or(CuError::NOT_SUPPORTED)?;
+    let kind = session.file_system().ok_or(CuError::NOT_SUPPORTED)?;
+    let opened = identity.open(address, kind);
+    let (number, _owner) = opened.ok_or(CuError::NOT_SUPPORTED)?;
     // Pages that the file does not have yet are charged to this process, as natively, and not to the worker.
     pages.populate();
-    let is_still = || identity.is(number);
-    let at = session.map_file(number, is_still, first.offset, pages.bytes())?;
-    let device = at + (address - pages.start);
-    reached().push(Reached { device, at });
+    let is_still = || identity.is(number, kind);
+    let file = session.map_file(number, is_still, first.offset, pages.bytes())?;
+    let device = file.address + (address - pages.start);
+    reached().push(Reached { device, file });
     Ok(device)
 }
 
 /// Ends the registration with this device address; returns false if it was not of a file.
 pub fn release(session: OnDevice, device: u64) -> bool {
     let mut reached = reached();
-    let found = reached.iter().position(|file| file.device == device);
-    let Some(file) = found.map(|index| reached.swap_remove(index)) else {
+    let found = reached.iter().position(|one| one.device == device);
+    let Some(one) = found.map(|index| reached.swap_remove(index)) else {
         return false;
     };
     drop(reached);
-    session.unmap_file(file.at);
+    session.unmap_file(&one.file);
     true
 }

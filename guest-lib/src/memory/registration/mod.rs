@@ -2,8 +2,8 @@
 //!
 //! Private anonymous pages are replaced in place by pages of the arena: the program keeps its addresses, and the device
 //! reaches the same pages at their address in the arena. Pages that other processes share are never moved, since those
-//! processes would keep the old ones. If they belong to a tmpfs file and the worker runs in the same system, the worker
-//! maps the file too (`files`). Otherwise the device cannot reach the memory, and copies of it are staged, as of any
+//! processes would keep the old ones. If they belong to a file of shared memory that the worker reaches, the worker maps
+//! the file too (`files`). Otherwise the device cannot reach the memory, and copies of it are staged, as of any
 //! memory.
 //!
 //! In a VM the arena is two DAX devices, and one of them can be mapped in single pages. Userfaultfd cannot block writers
