@@ -24,7 +24,7 @@ use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
-use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
+use wormhole_ring::control::{Attach, ControlError, Exits, FileMemory, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use self::again::{AGAIN, Again, Pause};
@@ -297,6 +297,15 @@ impl Backend {
     /// Returns whether the guest has the window mapped as it is, from its start to its end.
     pub fn is_static(&self) -> bool {
         self.attach.static_window != 0
+    }
+
+    /// Gives the supervisor the memory of the guest's file system, of so many bytes. The window is not static.
+    ///
+    /// # Errors
+    /// The supervisor is gone.
+    pub fn give_file_memory(&self, file: &OwnedFd, bytes: u64) -> Result<(), BackendError> {
+        let message = Message::FileMemory(FileMemory { bytes });
+        self.port.send(&message, &[file.as_raw_fd()])
     }
 
     /// Takes the identity of the boot of a VM that was there before.

@@ -256,6 +256,8 @@ pub fn run(
         memory: HOST_MEMORY
             .saturating_add(backend_memory)
             .saturating_add(options.memory().0)
+            // Half as much for files.
+            .saturating_add(options.memory().0 / 2)
             .saturating_add(options.window()),
         processors: PROCESSORS,
         disks: &disks

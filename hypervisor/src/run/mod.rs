@@ -756,10 +756,14 @@ const LEAST_USUAL_WINDOW: u64 = 258 << 20;
 /// Returns the size of the window of a guest, or a machine, with this memory if `--window` gives none. Memory is allocated
 /// only for parts that are granted and used. The window is a file, which RLIMIT_FSIZE limits.
 pub fn usual_window(memory: u64) -> u64 {
-    let largest_file = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-    let bytes = memory.min(largest_file);
+    let bytes = memory.min(largest_file());
     let bytes = bytes.clamp(LEAST_USUAL_WINDOW, WINDOW_MAX_BYTES);
     bytes - bytes % SEGMENT_BYTES as u64
+}
+
+/// Returns the most bytes of a file that this process may make.
+fn largest_file() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Runs the program and returns its exit status.
