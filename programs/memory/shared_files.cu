@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/statfs.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -129,7 +130,8 @@ static void run(int number, Memory *memory, int socket) {
 // Registers a part, not aligned to a page, of a file that has neither a name nor an open descriptor.
 static void unnamed(int file) {
     const std::size_t bytes = 3 * 4096, start = 4096 + 64;
-    expect(ftruncate(file, bytes) == 0, "room");
+    // Memory that is allocated and not written yet, as NCCL's.
+    expect(posix_fallocate(file, 0, bytes) == 0, "room");
     void *mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     expect(mapping != MAP_FAILED, "mapped");
     int *data = reinterpret_cast<int *>(static_cast<char *>(mapping) + start);
@@ -146,6 +148,27 @@ static void unnamed(int file) {
     CHECK(cudaDeviceSynchronize());
     expect(pread(file, &value, sizeof value, start) == sizeof value && value == 7, "the file still has it");
     CHECK(cudaHostUnregister(data));
+}
+
+// Registers a file that the device does not reach.
+static void for_copies(int file) {
+    const std::size_t bytes = 4096;
+    expect(ftruncate(file, bytes) == 0, "room");
+    void *data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    expect(data != MAP_FAILED, "mapped");
+    expect(cudaHostRegister(data, bytes, cudaHostRegisterMapped) == cudaErrorNotSupported, "the device does not reach it");
+    CHECK(cudaHostRegister(data, bytes, cudaHostRegisterDefault));
+    void *device = nullptr;
+    expect(cudaHostGetDevicePointer(&device, data, 0) != cudaSuccess, "the device has no address for it");
+    int *own;
+    CHECK(cudaMalloc(&own, bytes));
+    CHECK(cudaMemset(own, 0x33, bytes));
+    CHECK(cudaMemcpy(data, own, bytes, cudaMemcpyDeviceToHost));
+    int value = 0;
+    expect(pread(file, &value, sizeof value, 1024) == sizeof value && value == 0x33333333, "the copy is there");
+    CHECK(cudaFree(own));
+    CHECK(cudaHostUnregister(data));
+    munmap(data, bytes);
 }
 
 int main() {
@@ -174,7 +197,13 @@ int main() {
     run(0, memory, socket);
     int status = 0;
     expect(waitpid(child, &status, 0) == child && status == 0, "the child ends well");
-    unnamed(static_cast<int>(memfd_create("unnamed", MFD_CLOEXEC)));
+    unnamed(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    // The device of a guest VM reaches files of the VM's own file system for shared memory.
+    struct statfs system;
+    expect(statfs("/dev/shm", &system) == 0, "/dev/shm is there");
+    const int without = static_cast<int>(memfd_create("unnamed", MFD_CLOEXEC));
+    const bool is_reached = system.f_type == 0x01021994;
+    is_reached ? unnamed(without) : for_copies(without);
     std::printf("PASS shared_files\n");
     return 0;
 }

@@ -49,7 +49,7 @@ const BY_NAME: [&str; 10] = [
 ];
 
 /// Programs that no guest runs, each with the reason.
-const NOT_IN_A_GUEST: [(&str, &str); 5] = [
+const NOT_IN_A_GUEST: [(&str, &str); 4] = [
     (
         "beside",
         "answers questions of a test that has two tenants on one backend",
@@ -57,10 +57,6 @@ const NOT_IN_A_GUEST: [(&str, &str); 5] = [
     (
         "race",
         "shows what the checker says, which leaves the backend as all that it says",
-    ),
-    (
-        "shared_files",
-        "registers a file where it is, and files of a guest are not the backend's",
     ),
     (
         "many",

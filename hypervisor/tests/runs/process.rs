@@ -148,6 +148,11 @@ fn registered_files_are_reached_by_the_devices_of_two_processes() {
 }
 
 #[test]
+fn a_killed_process_leaves_the_files_that_it_registered_to_the_others() {
+    passes("static", "shared_files_killed");
+}
+
+#[test]
 fn batches_of_copies_are_made_up_to_one_that_cannot_be() {
     passes("static", "batches");
 }
