@@ -21,7 +21,7 @@ use super::descriptors::{SESSION, STREAM, TENANT};
 use super::guests::Guest;
 use super::pair::Report;
 use super::tenant_loop::{Source, TenantLoop};
-use super::window::Window;
+use super::window::{Window, WindowError};
 
 /// Largest number of control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;
@@ -341,7 +341,7 @@ impl TenantLoop {
         }
     }
 
-    /// Takes the memory of a guest's file system.
+    /// Takes the memory of a guest's file system. Workers do not get one that is larger than the operator allows.
     fn take_file_memory(
         &mut self,
         id: Id,
@@ -351,19 +351,21 @@ impl TenantLoop {
         let window = self.tenants.get_mut(&id);
         let window = window.and_then(|tenant| tenant.window.as_mut());
         let taken = match (window, &file) {
-            (Some(window), Some(file)) => window
-                .take_file_memory(file, memory.bytes)
-                .map_err(|error| wormhole_link::chain(&error)),
-            (None, _) => Err("it has no window yet".to_owned()),
-            (_, None) => Err("the descriptor did not come with it".to_owned()),
+            (Some(window), Some(file)) => window.take_file_memory(file, memory.bytes),
+            (None, _) | (_, None) => Err(WindowError::NoFiles),
         };
         self.scrubber.close(id, file);
-        taken.map_err(|reason| {
-            if self.may_log(id) {
-                tracing::warn!("tenant {id} sent memory for files that cannot be used: {reason}");
-            }
-            ChannelError::Cut
-        })
+        let Err(error) = taken else {
+            return Ok(());
+        };
+        if self.may_log(id) {
+            let reason = wormhole_link::chain(&error);
+            tracing::warn!("tenant {id} sent memory for files that is not used: {reason}");
+        }
+        match error {
+            WindowError::FilesTooLarge { .. } => Ok(()),
+            _ => Err(ChannelError::Cut),
+        }
     }
 
     fn refuse_window(

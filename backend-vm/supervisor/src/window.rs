@@ -47,8 +47,13 @@ pub enum WindowError {
     TooSmall(u64),
     #[error("a window of {0} bytes is too large: it takes at most {WINDOW_MAX_BYTES}")]
     TooLarge(u64),
-    #[error("the window has memory for files already, or is static")]
+    #[error("memory for files comes once, with its descriptor, for a window that is not static")]
     NoFiles,
+    #[error(
+        "it has {} MiB, and the tenant may use {}: wormhole backend start --window-limit lets it use more", .actual >> 20,
+        .most >> 20
+    )]
+    FilesTooLarge { actual: u64, most: u64 },
     #[error("the window cannot be used")]
     Io(#[from] io::Error),
 }
@@ -58,6 +63,8 @@ pub enum WindowError {
 pub struct Window {
     bytes: u64,
     usable: u64,
+    /// Bytes of a file that the operator lets the tenant use at a time.
+    most: u64,
     pub segments: SegmentTable,
     /// The file of a static window.
     file: Option<OwnedFd>,
@@ -111,6 +118,7 @@ impl Window {
         Ok(Self {
             bytes: actual,
             usable,
+            most,
             segments: SegmentTable::new(count, segments(usable)),
             file,
             file_memory: None,
@@ -120,7 +128,8 @@ impl Window {
     /// Checks and takes the memory of the guest's file system, which a launcher attached. All workers of the tenant get it.
     ///
     /// # Errors
-    /// The window is static or has such memory. The file is not as announced, or its size can still change.
+    /// The window is static or has such memory. The file is not as announced, its size can still change, or it is larger than
+    /// what the operator lets the tenant use of a window: its workers can use all of it.
     pub fn take_file_memory(&mut self, file: &OwnedFd, announced: u64) -> Result<(), WindowError> {
         if self.file.is_some() || self.file_memory.is_some() {
             return Err(WindowError::NoFiles);
@@ -128,6 +137,10 @@ impl Window {
         let actual = sealed_size(file)?;
         if actual != announced {
             return Err(WindowError::Size { actual, announced });
+        }
+        if actual > self.most {
+            let most = self.most;
+            return Err(WindowError::FilesTooLarge { actual, most });
         }
         self.file_memory = Some(file.try_clone()?);
         Ok(())
@@ -248,6 +261,12 @@ mod tests {
         let again = window.take_file_memory(&file(size, SEALED), size);
         assert!(matches!(again, Err(WindowError::NoFiles)), "{again:?}");
         assert_eq!(window.into_files().count(), 1);
+
+        let mut window = Window::accept(&file(size, SEALED), &attach(size), size).unwrap();
+        let error = window.take_file_memory(&file(2 * size, SEALED), 2 * size);
+        let is_too_large = matches!(error, Err(WindowError::FilesTooLarge { .. }));
+        assert!(is_too_large, "{error:?}");
+        assert!(window.file_memory().is_none());
 
         let fixed = Attach {
             static_window: 1,
