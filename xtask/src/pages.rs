@@ -25,7 +25,7 @@ const CALLS: &str = "the_benchmarks_of_calls_measure_every_group";
 /// Tests of commands in a small form.
 const SMALL: &str = "xtask/tests/commands.rs";
 
-const COMMANDS: [(&str, Executed); 33] = [
+const COMMANDS: [(&str, Executed); 34] = [
     ("setup", Gate("setup::setup_and_stage(root, true)")),
     ("stage", Gate("setup::setup_and_stage(root, true)")),
     ("test", Gate("pub fn test(root: &Path)")),
@@ -136,6 +136,10 @@ const COMMANDS: [(&str, Executed); 33] = [
     (
         "nccl",
         Not("downloads 190 MB, and one way alone takes a processor for 35 s"),
+    ),
+    (
+        "delays",
+        Not("builds a whole installation of its own: six minutes of a processor"),
     ),
     (
         "soak --windows",
