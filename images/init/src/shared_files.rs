@@ -16,9 +16,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,6 +43,7 @@ pub const LET_GO: u64 = 2;
 
 /// The memory's device is `pmem` with a number.
 const BLOCK_DEVICES: &str = "/sys/class/block";
+const CHARACTER_DEVICES: &str = "/sys/dev/char";
 const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
 const PLACE: &str = "/dev/shm";
 /// Place of the first file system for shared memory. It has no device's memory. A C library before glibc 2.34 makes
@@ -50,8 +53,11 @@ const FIRST_PLACE: &str = "/dev/shm.tmpfs";
 const FOUND_WITHIN: Duration = Duration::from_secs(5);
 /// Name of the memory in `/proc/iomem`.
 const NAME: &str = "Persistent Memory (legacy)";
-/// Most files that a process has registered.
-const MOST_FILES: usize = 4096;
+/// Most processes that have registered files, and most files of all of them: half of the descriptors of this process.
+const MOST_PROCESSES: usize = 256;
+const MOST_FILES: usize = 256;
+/// Time that a process has for its first message.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// Most parts of a file.
 const MOST_PARTS: usize = 2048;
 /// Offset of the generation in a session's memory (`shared-ring/src/layout.rs`).
@@ -149,13 +155,40 @@ fn serve() -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
     let device = fs::metadata(PLACE)?.st_dev();
     thread::Builder::new().spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let keep = move || keep(stream, device);
-            // A process without a thread finds its connection closed.
-            let _ = thread::Builder::new().spawn(keep);
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                // No descriptor is left.
+                thread::sleep(PAUSE);
+                continue;
+            };
+            // A process without a place or a thread finds its connection closed.
+            if let Some(place) = Counted::take(&PROCESSES, MOST_PROCESSES) {
+                let keep = move || keep(stream, device, &place);
+                let _ = thread::Builder::new().spawn(keep);
+            }
         }
     })?;
     Ok(())
+}
+
+static PROCESSES: AtomicUsize = AtomicUsize::new(0);
+static FILES: AtomicUsize = AtomicUsize::new(0);
+
+/// One of a limited number, until it is dropped.
+#[derive(Debug)]
+struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    fn take(count: &'static AtomicUsize, most: usize) -> Option<Self> {
+        let counted = Self(count);
+        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Session of a process.
@@ -167,8 +200,9 @@ struct Session {
 }
 
 /// Serves a process until it has ended, and keeps its files until its session has.
-fn keep(mut stream: UnixStream, device: u64) {
+fn keep(mut stream: UnixStream, device: u64, _place: &Counted) {
     let mut files = BTreeMap::new();
+    let _ = stream.set_read_timeout(Some(HELLO_LIMIT));
     let session = match receive(&stream) {
         Ok(([SESSION, offset, generation], Some(window))) => Session {
             window: window.into(),
@@ -177,8 +211,15 @@ fn keep(mut stream: UnixStream, device: u64) {
         },
         _ => return,
     };
+    let bytes = window_bytes(Path::new(CHARACTER_DEVICES), &session.window);
+    if !bytes.is_some_and(|bytes| session.lies_in(bytes)) {
+        return;
+    }
+    let _ = stream.set_read_timeout(None);
     // The end of the process, or a message that makes no sense.
     while serve_one(&mut stream, device, &mut files).is_ok() {}
+    // Descriptors in messages that were not received are closed with it.
+    drop(stream);
     while !files.is_empty() && session.is_there() {
         thread::sleep(PAUSE);
     }
@@ -187,16 +228,18 @@ fn keep(mut stream: UnixStream, device: u64) {
 fn serve_one(
     stream: &mut UnixStream,
     device: u64,
-    files: &mut BTreeMap<u64, File>,
+    files: &mut BTreeMap<u64, (File, Counted)>,
 ) -> io::Result<()> {
     match receive(stream)? {
-        ([HOLD, start, bytes], Some(file)) => {
-            let file = File::from(file);
+        ([HOLD, start, bytes], file) => {
             let number = files.last_key_value().map_or(0, |(last, _)| last + 1);
-            let parts = match files.len() < MOST_FILES {
-                true => parts(&file, device, start, bytes),
-                false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
-            };
+            let too_many = || io::Error::from_raw_os_error(libc::EMFILE);
+            // None arrives if no descriptor is left.
+            let held = file.map(File::from).zip(Counted::take(&FILES, MOST_FILES));
+            let parts = held
+                .as_ref()
+                .ok_or_else(too_many)
+                .and_then(|(file, _)| parts(file, device, start, bytes));
             let status = parts.as_ref().err().map(|error| {
                 let status = error.raw_os_error().unwrap_or(libc::EINVAL);
                 u64::try_from(status).unwrap_or(u64::MAX)
@@ -206,8 +249,8 @@ fn serve_one(
             let parts = parts.iter().flat_map(|part| [part.offset, part.bytes]);
             let words = head.into_iter().chain(parts);
             let answer: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
-            if status.is_none() {
-                files.insert(number, file);
+            if let (None, Some(held)) = (status, held) {
+                files.insert(number, held);
             }
             stream.write_all(&answer)
         }
@@ -357,7 +400,28 @@ impl Extents {
     }
 }
 
+/// Returns the size of a device of the window. `None` for all other files: an access beyond the end of one would end this
+/// process.
+fn window_bytes(devices: &Path, window: &File) -> Option<u64> {
+    let status = window.metadata().ok()?;
+    let number = status.st_rdev();
+    let name = format!("{}:{}", libc::major(number), libc::minor(number));
+    let device = devices.join(name);
+    let bus = fs::canonicalize(device.join("subsystem")).ok()?;
+    if !status.file_type().is_char_device() || !bus.ends_with("bus/dax") {
+        return None;
+    }
+    let bytes = fs::read_to_string(device.join("size")).ok()?;
+    bytes.trim().parse().ok()
+}
+
 impl Session {
+    /// Returns whether its first segment lies in a window of this size.
+    fn lies_in(&self, bytes: u64) -> bool {
+        let end = self.offset.checked_add(SEGMENT as u64);
+        self.offset.is_multiple_of(SEGMENT as u64) && end.is_some_and(|end| end <= bytes)
+    }
+
     /// Returns whether the backend still has the session. Its memory in the window is another session's, or zeros, afterwards.
     fn is_there(&self) -> bool {
         let word = generation_at(&self.window, self.offset);
@@ -453,9 +517,37 @@ mod tests {
             offset: SEGMENT as u64,
             generation: 7,
         };
+        assert!(session.lies_in(2 * SEGMENT as u64) && !session.lies_in(2 * SEGMENT as u64 - 1));
         assert!(session.is_there());
         window.write_all_at(&[0; 4], place).unwrap();
         assert!(!session.is_there());
+    }
+
+    #[test]
+    fn a_file_that_is_no_device_of_the_window_is_none() {
+        let devices = Path::new(CHARACTER_DEVICES);
+        let null = File::open("/dev/null").unwrap();
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(window_bytes(devices, &null), None);
+        assert_eq!(window_bytes(devices, &file), None);
+        // The null device, as one of the window.
+        let folder = tempfile::tempdir().unwrap();
+        let (device, bus) = (folder.path().join("1:3"), folder.path().join("bus/dax"));
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(&bus).unwrap();
+        std::os::unix::fs::symlink(&bus, device.join("subsystem")).unwrap();
+        fs::write(device.join("size"), "4096\n").unwrap();
+        assert_eq!(window_bytes(folder.path(), &null), Some(4096));
+        assert_eq!(window_bytes(folder.path(), &file), None);
+    }
+
+    #[test]
+    fn so_many_are_counted_and_no_more() {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let held: Vec<_> = (0..3).map(|_| Counted::take(&COUNT, 2)).collect();
+        assert_eq!(held.iter().flatten().count(), 2);
+        drop(held);
+        assert!(Counted::take(&COUNT, 1).is_some());
     }
 
     #[test]
