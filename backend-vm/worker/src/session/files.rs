@@ -267,9 +267,15 @@ impl Serve<FileMemoryMap<'_>> for Session {
             return Err(CuResult::NOT_SUPPORTED);
         };
         let parts: Vec<FilePart> = message.parts.iter().collect();
-        let Some(bytes) = bytes_of(&parts, size_of(&memory)) else {
+        let size = size_of(&memory);
+        let Some(bytes) = bytes_of(&parts, size) else {
             return Err(self.addresses.refused());
         };
+        // The driver keeps notes for each page of each registration.
+        let taken = self.addresses.files.taken.bytes_of(0);
+        if taken.saturating_add(bytes) > size {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
         let address = message.address.0;
         self.map_file(call, (address, bytes), move |registrations| {
             map_parts(registrations, &memory, address, &parts)
