@@ -91,6 +91,13 @@ impl Keeper {
 
     fn connect(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
+        // Any process can take the name where there is no keeper.
+        if !rustix::net::sockopt::socket_peercred(&stream)?
+            .uid
+            .is_root()
+        {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         let (offset, generation) = (self.place.offset, self.place.generation.into());
         let window = self.place.window.as_raw_fd();
         send(&stream, [SESSION, offset, generation], &[window])?;
