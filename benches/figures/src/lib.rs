@@ -179,9 +179,9 @@ impl Report {
     /// # Errors
     /// The file cannot be written.
     pub fn finish(&mut self, file: Option<&Path>) -> Result<(), ReportError> {
-        self.write(file)?;
+        self.conditions.machine.load_after = conditions::load();
         println!("{}\n\n{}", self.circumstances(), self.table());
-        Ok(())
+        self.save(file)
     }
 
     /// Takes the load of this moment, and writes the report to a file if one is given.
@@ -190,6 +190,10 @@ impl Report {
     /// The file cannot be written.
     pub fn write(&mut self, file: Option<&Path>) -> Result<(), ReportError> {
         self.conditions.machine.load_after = conditions::load();
+        self.save(file)
+    }
+
+    fn save(&self, file: Option<&Path>) -> Result<(), ReportError> {
         let Some(path) = file else {
             return Ok(());
         };
