@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
-    Decode, DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, Message as ApiMessage,
-    PROTOCOL_HASH, Synchronize,
+    Decode, DevicePtr, Element, Fence, FenceWrite, Handle, MemAlloc, MemAllocReply, MemCopy,
+    MemSet, Message as ApiMessage, PROTOCOL_HASH, Synchronize,
 };
 use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::memory::Mapping;
@@ -492,6 +492,31 @@ impl Guest {
             assert!(Instant::now() < end, "the status word stays empty");
             std::thread::yield_now();
         }
+    }
+
+    /// Sets words of the device's memory, in the legacy stream.
+    pub fn fill(&mut self, destination: DevicePtr, words: u64, value: u32) {
+        self.record(&MemSet {
+            destination,
+            pitch: 0,
+            width: words,
+            height: 1,
+            value,
+            element: Element::Word,
+            stream: Handle::LEGACY,
+        });
+    }
+
+    /// Waits for all earlier work of the legacy stream, by a fence that tests use for nothing else.
+    pub fn finish(&mut self) {
+        const FENCE: u32 = 5;
+        let value = 1 + self.fences.load(FenceIndex::new(FENCE).unwrap());
+        self.record(&FenceWrite {
+            stream: Handle::LEGACY,
+            fence: Fence::new(FENCE).unwrap(),
+            value,
+        });
+        self.wait_for_fence(FENCE, value);
     }
 
     pub fn wait_for_fence(&self, index: u32, value: u64) {

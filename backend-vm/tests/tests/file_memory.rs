@@ -5,16 +5,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SealFlags, fcntl_add_seals};
-use wormhole_api::{
-    DevicePtr, Element, Fence, FenceWrite, FileMemoryMap, FilePart, FileUnmap, Handle, Items,
-    MemSet, PROTOCOL_HASH,
-};
+use wormhole_api::{DevicePtr, FileMemoryMap, FilePart, FileUnmap, Items, PROTOCOL_HASH};
 use wormhole_backend_tests::backend::Backend;
 use wormhole_backend_tests::guest::Guest;
 use wormhole_link::memory::anonymous_file;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{FEATURE_FILE_MEMORY, FileMemory, Message};
-use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::layout::FILES;
 
 const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
@@ -61,22 +57,8 @@ fn map(guest: &mut Guest, address: u64, parts: &[(u64, u64)]) -> u32 {
 }
 
 fn fill(guest: &mut Guest, destination: u64, words: u64, value: u32) {
-    guest.record(&MemSet {
-        destination: DevicePtr(destination),
-        pitch: 0,
-        width: words,
-        height: 1,
-        value,
-        element: Element::Word,
-        stream: Handle::LEGACY,
-    });
-    let value = 1 + guest.fences.load(FenceIndex::new(5).unwrap());
-    guest.record(&FenceWrite {
-        stream: Handle::LEGACY,
-        fence: Fence::new(5).unwrap(),
-        value,
-    });
-    guest.wait_for_fence(5, value);
+    guest.fill(DevicePtr(destination), words, value);
+    guest.finish();
 }
 
 fn word(file: &File, page: u64) -> u32 {

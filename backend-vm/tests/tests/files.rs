@@ -5,14 +5,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-use wormhole_api::{
-    DevicePtr, Element, Fence, FenceWrite, FileMap, FileUnmap, Handle, MemAlloc, MemAllocReply,
-    MemCopy, MemSet,
-};
+use wormhole_api::{DevicePtr, FileMap, FileUnmap, Handle, MemAlloc, MemAllocReply, MemCopy};
 use wormhole_backend_tests::backend::Backend;
 use wormhole_backend_tests::guest::Guest;
 use wormhole_link::memory::{Mapping, anonymous_file};
-use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::layout::FILES;
 
 const INVALID_VALUE: u32 = wormhole_api::CuResult::INVALID_VALUE.0;
@@ -65,18 +61,6 @@ fn allocate(guest: &mut Guest) -> DevicePtr {
     answer.reply::<MemAllocReply>().address
 }
 
-fn fill(guest: &mut Guest, destination: DevicePtr, words: u64, value: u32) {
-    guest.record(&MemSet {
-        destination,
-        pitch: 0,
-        width: words,
-        height: 1,
-        value,
-        element: Element::Word,
-        stream: Handle::LEGACY,
-    });
-}
-
 fn copy(guest: &mut Guest, destination: DevicePtr, source: DevicePtr, bytes: u64) {
     guest.record(&MemCopy {
         destination,
@@ -84,17 +68,6 @@ fn copy(guest: &mut Guest, destination: DevicePtr, source: DevicePtr, bytes: u64
         bytes,
         stream: Handle::LEGACY,
     });
-}
-
-/// Waits for all earlier work.
-fn finish(guest: &mut Guest) {
-    let value = 1 + guest.fences.load(FenceIndex::new(5).unwrap());
-    guest.record(&FenceWrite {
-        stream: Handle::LEGACY,
-        fence: Fence::new(5).unwrap(),
-        value,
-    });
-    guest.wait_for_fence(5, value);
 }
 
 #[test]
@@ -110,32 +83,32 @@ fn devices_of_two_processes_and_the_system_have_one_memory() {
     send(&second_socket, there, &file);
     assert_eq!(map(&mut second, there, PAGE, BYTES - PAGE), 0);
 
-    fill(&mut first, DevicePtr(here), WORDS as u64, 0x11);
-    finish(&mut first);
+    first.fill(DevicePtr(here), WORDS as u64, 0x11);
+    first.finish();
     assert_eq!((read(&mapping, 0), read(&mapping, WORDS - 1)), (0x11, 0x11));
-    fill(&mut second, DevicePtr(there + 8), 1, 0x22);
-    finish(&mut second);
+    second.fill(DevicePtr(there + 8), 1, 0x22);
+    second.finish();
     assert_eq!(read(&mapping, 1024 + 2), 0x22);
     // SAFETY: a word of a mapping that lives.
     unsafe { word(&mapping, 1024 + 3).write_volatile(0x33) };
     let device = allocate(&mut first);
     copy(&mut first, device, DevicePtr(here + PAGE + 8), 8);
     copy(&mut first, DevicePtr(here), device, 8);
-    finish(&mut first);
+    first.finish();
     assert_eq!([read(&mapping, 0), read(&mapping, 1)], [0x22, 0x33]);
 
     assert_eq!(unmap(&mut first, here), 0);
-    fill(&mut second, DevicePtr(there), 1, 0x55);
-    finish(&mut second);
+    second.fill(DevicePtr(there), 1, 0x55);
+    second.finish();
     assert_eq!(read(&mapping, 1024), 0x55, "the second still reaches it");
     // An unmapped range can be mapped again, at the same address.
     send(&first_socket, here, &file);
     assert_eq!(map(&mut first, here, 0, PAGE), 0);
-    fill(&mut first, DevicePtr(here), 1, 0x66);
-    finish(&mut first);
+    first.fill(DevicePtr(here), 1, 0x66);
+    first.finish();
     assert_eq!(read(&mapping, 0), 0x66);
     assert_eq!(unmap(&mut first, here), 0);
-    fill(&mut first, DevicePtr(here), 1, 0x44);
+    first.fill(DevicePtr(here), 1, 0x44);
     assert_eq!(first.wait_for_status().result, INVALID_VALUE);
     assert_eq!(read(&mapping, 0), 0x66, "the first reaches it no more");
 }
@@ -188,13 +161,13 @@ fn only_shared_memory_that_was_sent_is_mapped_and_only_in_its_band() {
         assert_eq!(map(&mut guest, overlapping, 0, PAGE), INVALID_VALUE);
     }
     assert_eq!(unmap(&mut guest, base + PAGE), INVALID_VALUE, "not a start");
-    fill(&mut guest, DevicePtr(base), WORDS as u64, 7);
-    finish(&mut guest);
+    guest.fill(DevicePtr(base), WORDS as u64, 7);
+    guest.finish();
     assert_eq!(unmap(&mut guest, base), 0);
     assert_eq!(unmap(&mut guest, base), INVALID_VALUE, "twice");
     send(&socket, base, &file);
     assert_eq!(map(&mut guest, base, 0, BYTES), 0);
-    fill(&mut guest, DevicePtr(base + BYTES - 4), 2, 8);
+    guest.fill(DevicePtr(base + BYTES - 4), 2, 8);
     assert_eq!(guest.wait_for_status().result, INVALID_VALUE);
     assert_eq!(read(&mapping, WORDS - 1), 7, "none goes over the end");
 }
@@ -218,9 +191,9 @@ fn a_file_that_is_cut_off_ends_its_own_session_at_most() {
     send(&other_socket, FILES.0, &kept);
     assert_eq!(map(&mut neighbour, FILES.0, 0, BYTES), 0);
     file.set_len(0).unwrap();
-    fill(&mut guest, DevicePtr(FILES.0), 1, 1);
+    guest.fill(DevicePtr(FILES.0), 1, 1);
     guest.wait_for_status();
-    fill(&mut neighbour, DevicePtr(FILES.0), 1, 9);
-    finish(&mut neighbour);
+    neighbour.fill(DevicePtr(FILES.0), 1, 9);
+    neighbour.finish();
     assert_eq!(read(&mapping, 0), 9);
 }

@@ -3,13 +3,12 @@
 use std::fs;
 
 use wormhole_api::{
-    CloseAllocation, Decode, DevicePtr, Element, Event, EventDestroy, Fence, FenceWrite, Handle,
-    MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree, MemRelease, MemSet, Memory,
-    Message as ApiMessage, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory,
-    OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, PartAlloc, PartFree, Pool, PoolAlloc,
-    PoolAllocReply, PoolCreate, PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent,
-    ShareEventReply, ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress,
-    SharedEventCreate, SlabAlloc, SlabAllocReply,
+    CloseAllocation, Decode, DevicePtr, Event, EventDestroy, Handle, MemAlloc, MemAllocReply,
+    MemCopy, MemCreate, MemFree, MemRelease, Memory, Message as ApiMessage, OpenAllocation,
+    OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply,
+    OpenPool, PartAlloc, PartFree, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDestroy,
+    ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply, ShareMemory, ShareMemoryReply,
+    SharePool, SharePoolReply, SharedAddress, SharedEventCreate, SlabAlloc, SlabAllocReply,
 };
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, kill, limit_descriptors, wait_until,
@@ -151,29 +150,8 @@ fn statuses(guest: &mut Guest, shared: &Shared) -> [u32; 5] {
 }
 
 fn fill(guest: &mut Guest, destination: DevicePtr, value: u32) {
-    guest.record(&MemSet {
-        destination,
-        pitch: 0,
-        width: BYTES / 4,
-        height: 1,
-        value,
-        element: Element::Word,
-        stream: Handle::LEGACY,
-    });
-    fence(guest);
-}
-
-fn fence(guest: &mut Guest) {
-    let fence = Fence::new(5).unwrap();
-    let value = 1 + guest
-        .fences
-        .load(wormhole_ring::fence::FenceIndex::new(5).unwrap());
-    guest.record(&FenceWrite {
-        stream: Handle::LEGACY,
-        fence,
-        value,
-    });
-    guest.wait_for_fence(5, value);
+    guest.fill(destination, BYTES / 4, value);
+    guest.finish();
 }
 
 /// Returns the first and the last word of device memory.
@@ -184,7 +162,7 @@ fn words(guest: &mut Guest, source: DevicePtr) -> [u32; 2] {
         bytes: BYTES,
         stream: Handle::LEGACY,
     });
-    fence(guest);
+    guest.finish();
     [0, WORDS_END].map(|at| {
         let bytes = guest.arena[0].read(at, 4);
         u32::from_le_bytes(bytes.try_into().unwrap())
