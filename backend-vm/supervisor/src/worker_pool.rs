@@ -298,7 +298,8 @@ impl Supervisor {
         self.adjust_spares(Instant::now());
     }
 
-    /// Starts the spares that have waited, but for protocols whose last one failed, ends those beyond what is useful, and sets the deadline of the next change.
+    /// Starts the spares that have waited, but for protocols whose last one failed, ends those beyond what is useful, and sets
+    /// the deadline of the next change.
     pub(super) fn adjust_spares(&mut self, now: Instant) {
         let failures = &self.pool.failures;
         let hashes = self.pool.hashes.iter().copied();
@@ -311,9 +312,8 @@ impl Supervisor {
             let mut idle: Vec<_> = self.workers.values_mut().filter(idle).collect();
             idle.sort_by_key(|worker| worker.since);
             let surplus = idle.len().saturating_sub(most);
-            self.pool
-                .starts
-                .withdraw_spares(hash, most - (idle.len() - surplus));
+            let missing = most.saturating_sub(idle.len());
+            self.pool.starts.withdraw_spares(hash, missing);
             for worker in &mut idle[..surplus] {
                 worker.enter(WorkerState::Surplus);
                 worker.process.kill();
