@@ -166,17 +166,13 @@ impl Store {
             };
             if FileType::from_raw_mode(facts.st_mode) == FileType::RegularFile {
                 let modified = (facts.st_mtime, facts.st_mtime_nsec);
-                files.push((
-                    bytes == newest,
-                    modified,
-                    facts.st_size.unsigned_abs(),
-                    name.to_owned(),
-                ));
+                files.push((modified, facts.st_size.unsigned_abs(), name.to_owned()));
             }
         }
-        let mut bytes: u64 = files.iter().map(|(_, _, bytes, _)| bytes).sum();
+        let mut bytes: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
         files.sort();
-        for (_, _, length, name) in files {
+        files.retain(|(_, _, name)| name.to_bytes() != newest);
+        for (_, length, name) in files {
             if bytes <= self.limit {
                 break;
             }
