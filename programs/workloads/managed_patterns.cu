@@ -141,13 +141,9 @@ int main(int argc, char **argv) {
     };
     print("kernel, and 1 % of the pages read and written by the processor", [&] {
         for (size_t at = step % 100 * words_of_page; at < count; at += 100 * words_of_page) {
-            for (size_t i = at; i < at + words_of_page; ++i) {
-                if (x[i] != first(i) + step + 1000 * written(i, step)) {
-                    std::printf("FAIL pages: word %zu is %u in step %u\n", i, x[i], step);
-                    std::exit(1);
-                }
-                x[i] += 1000;
-            }
+            const size_t end = at + words_of_page;
+            verify("pages", x, at, end, [&](size_t i) { return first(i) + step + 1000 * written(i, step); });
+            for (size_t i = at; i < end; ++i) x[i] += 1000;
         }
         increase<<<blocks(count), threads>>>(x, count, 1);
         done();
@@ -162,12 +158,7 @@ int main(int argc, char **argv) {
     print("kernel and processor read what is mostly read", [&] {
         add_words<<<blocks(count), threads>>>(x, y, count);
         done();
-        for (size_t i = 0; i < count; i += words_of_page) {
-            if (x[i] != first(i)) {
-                std::printf("FAIL mostly read: word %zu is %u\n", i, x[i]);
-                std::exit(1);
-            }
-        }
+        for (size_t i = 0; i < count; i += words_of_page) verify("mostly read", x, i, i + 1, first);
     });
     verify("mostly read", y, 0, count, [&](size_t i) { return first(i) * (steps + 1); });
     CHECK(cudaFree(x));
