@@ -1,5 +1,5 @@
 //! Makes empty ext4 file systems, of what a guest's shared memory needs: without a journal, and without copies of their
-//! description. Only what is not zero or counted is written, so that a new file system takes little memory.
+//! description. The format leaves most blocks of a new file system unwritten, so that it takes little memory.
 //!
 //! The layout is that of Documentation/filesystems/ext4 of the kernel.
 
