@@ -10,10 +10,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use wormhole_lock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use wormhole_lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Time after which a run at `process` placement counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -334,6 +336,9 @@ pub struct Underway {
     start: Instant,
     lines: std::sync::mpsc::Receiver<String>,
     output: std::thread::JoinHandle<String>,
+    /// Everything that it has said.
+    said: Arc<Mutex<String>>,
+    sayings: std::thread::JoinHandle<()>,
 }
 
 impl Underway {
@@ -347,6 +352,15 @@ impl Underway {
             .spawn()
             .expect("the command starts");
         let mut output = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let errors = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        let said = Arc::new(Mutex::new(String::new()));
+        let all = Arc::clone(&said);
+        let sayings = std::thread::spawn(move || {
+            for line in errors.split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                all.lock().push_str(&format!("{line}\n"));
+            }
+        });
         let (tell, lines) = std::sync::mpsc::channel();
         let output = std::thread::spawn(move || {
             let mut all = String::new();
@@ -363,14 +377,24 @@ impl Underway {
             start,
             lines,
             output,
+            said,
+            sayings,
         }
     }
 
     /// Waits until the program has printed its first line, or the one after the last that a test has seen, and returns it.
     pub fn working(&self) -> String {
-        self.lines
-            .recv_timeout(PATIENCE)
-            .expect("the program says that it is at work")
+        let line = self.lines.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|error| {
+            // Its last words follow the end of its output.
+            eventually("the end of its standard error", PATIENCE, || {
+                error == RecvTimeoutError::Timeout || self.sayings.is_finished()
+            });
+            panic!(
+                "the program does not say that it is at work: {error}; it said: {}",
+                self.said.lock()
+            )
+        })
     }
 
     /// Writes a line to the program and returns the line that it prints for it.
@@ -410,8 +434,10 @@ impl Underway {
     /// Waits for the end of the run and returns its result.
     pub fn finish(self) -> Finished {
         let finished = wait(self.child, self.start, PATIENCE);
-        let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}"));
+        let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}{}", self.said.lock()));
         finished.stdout = self.output.join().expect("stdout was read");
+        self.sayings.join().expect("stderr was read");
+        finished.stderr = std::mem::take(&mut *self.said.lock());
         finished
     }
 }
