@@ -18,6 +18,19 @@ use super::tenant_processes::LINES;
 const ACCEPTED: usize = 2;
 /// Time until connections that could not be accepted are tried again.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Time that a connection of a user with too many tenants waits for the end of one of them. A launcher that has ended
+/// counts until the processes that served it have ended too.
+const END_OF_ANOTHER: Duration = Duration::from_secs(2);
+/// Largest number of such connections of one user.
+const POSTPONED: usize = 4;
+
+/// Connection of a user with too many tenants.
+#[derive(Debug)]
+struct Postponed {
+    stream: OwnedFd,
+    user: u32,
+    until: Instant,
+}
 
 /// Listener and state of accepting.
 #[derive(Debug)]
@@ -34,6 +47,8 @@ pub(super) struct Acceptor {
     log: LogBudget,
     /// Lines that are left of those taken from the budget for a connection and not used.
     lines: u32,
+    /// Connections that wait for the end of another tenant of their user, in the order of their arrival.
+    postponed: Vec<Postponed>,
 }
 
 impl Acceptor {
@@ -45,7 +60,20 @@ impl Acceptor {
             said_so: false,
             log: LogBudget::of_lines(Instant::now()),
             lines: 0,
+            postponed: Vec::new(),
         }
+    }
+
+    /// Returns the number of connections that wait for the end of another tenant of their user: of one user or of all.
+    pub fn postponed(&self, user: Option<u32>) -> usize {
+        let is_of = |one: &&Postponed| user.is_none_or(|user| one.user == user);
+        self.postponed.iter().filter(is_of).count()
+    }
+
+    /// Returns the next time at which something is due.
+    pub fn deadline(&self) -> Option<Instant> {
+        let postponed = self.postponed.iter().map(|one| one.until);
+        postponed.chain(self.again).min()
     }
 
     /// Notes that tenants wait, and logs the first reason since none was waiting.
@@ -165,17 +193,56 @@ impl Supervisor {
         }
     }
 
-    /// Adds the tenant of a permitted user's connection, unless the user has too many.
-    fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
+    /// Adds the tenant of a permitted user's connection, unless the user holds too many descriptors. If the user has too
+    /// many tenants, the connection waits for the end of one.
+    pub(super) fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
         let (of_user, all) = (self.holders(Some(user)), self.holders(None));
-        let too_many = self.too_many_tenants(user).or_else(|| {
-            let may = self.descriptors.allow(of_user, all);
-            (!may).then(|| format!("user {user} has as many descriptors as are left to others"))
-        });
-        if let Some(reason) = too_many {
+        if !self.descriptors.allow(of_user, all) {
+            let reason = format!("user {user} has as many descriptors as are left to others");
             return self.refuse_connection(stream, Some(user), Refusal::Quota, &reason);
         }
-        self.add_tenant(ops, stream, user, true);
+        let before = self.acceptor.postponed(Some(user));
+        if before == 0 && self.has_room_for_tenant(user) {
+            self.add_tenant(ops, stream, user, true);
+        } else if before < POSTPONED {
+            let until = Instant::now() + END_OF_ANOTHER;
+            let one = Postponed {
+                stream,
+                user,
+                until,
+            };
+            self.acceptor.postponed.push(one);
+        } else {
+            self.refuse_too_many(stream, user);
+        }
+    }
+
+    fn refuse_too_many(&mut self, stream: OwnedFd, user: u32) {
+        let reason = self.too_many_tenants(user);
+        self.refuse_connection(stream, Some(user), Refusal::Quota, &reason);
+    }
+
+    /// Adds the tenants of postponed connections for which there is room now, and refuses those that have waited for too
+    /// long.
+    pub(super) fn admit_postponed(&mut self, ops: &mut EventOps<'_>, now: Instant) {
+        for one in std::mem::take(&mut self.acceptor.postponed) {
+            let user = one.user;
+            if self.has_room_for_tenant(user) {
+                self.add_tenant(ops, one.stream, user, true);
+            } else if one.until <= now {
+                self.refuse_too_many(one.stream, user);
+            } else {
+                self.acceptor.postponed.push(one);
+            }
+        }
+    }
+
+    /// Refuses all postponed connections.
+    pub(super) fn refuse_postponed(&mut self, reason: &str) {
+        for one in std::mem::take(&mut self.acceptor.postponed) {
+            let (user, refusal) = (Some(one.user), Refusal::NoDevice);
+            self.refusals.refuse(user, one.stream, refusal, reason);
+        }
     }
 
     /// Has another process refuse a connection.

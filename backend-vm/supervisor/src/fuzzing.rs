@@ -1147,6 +1147,41 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_over_the_limit_waits_for_the_end_of_another_tenant_and_not_for_ever() {
+        let _alone = alone();
+        let mut scene = Scene::new();
+        scene.supervisor.borrow_mut().quotas.tenants_per_user = 1;
+        scene.play(&[0, 0]);
+        let connections: Vec<super::End> = (0..6)
+            .map(|_| {
+                let (end, far) = super::End::pair();
+                let ops = &mut scene.manager.event_ops(scene.subscriber).unwrap();
+                scene.supervisor.borrow_mut().admit(ops, far, 0);
+                end
+            })
+            .collect();
+        let meet_deadlines = |scene: &mut Scene, now| {
+            let ops = &mut scene.manager.event_ops(scene.subscriber).unwrap();
+            let mut supervisor = scene.supervisor.borrow_mut();
+            supervisor.admit_postponed(ops, now);
+            supervisor.acceptor.postponed(Some(0))
+        };
+        assert_eq!(meet_deadlines(&mut scene, Instant::now()), 4);
+        let refused = scene.supervisor.borrow().refusals.here();
+        assert_eq!(refused, 2, "more than may wait");
+        scene.tenants.clear();
+        scene.settle();
+        scene.play_spawner(0);
+        scene.settle();
+        assert_eq!(meet_deadlines(&mut scene, Instant::now()), 3);
+        assert_eq!(scene.supervisor.borrow().tenants_of(0), 1);
+        assert!(scene.supervisor.borrow().acceptor.deadline().is_some());
+        assert_eq!(meet_deadlines(&mut scene, Instant::now() + LONG), 0);
+        assert_eq!(scene.supervisor.borrow().tenants_of(0), 1);
+        drop(connections);
+    }
+
+    #[test]
     fn a_worker_that_fetches_and_reads_nothing_has_few_descriptors_in_flight() {
         const WHAT: u32 = 1;
         let _alone = alone();

@@ -423,6 +423,7 @@ impl Supervisor {
         if self.forks.resume(now) {
             self.serve_waiting(ops);
         }
+        self.admit_postponed(ops, now);
         self.accept_again(ops, now);
         self.answer_questions(now);
         self.order_refusers();
@@ -438,7 +439,7 @@ impl Supervisor {
             .chain(self.ends_by)
             .chain(self.refusals.deadline())
             .chain(self.forks.deadline())
-            .chain(self.acceptor.again)
+            .chain(self.acceptor.deadline())
             .chain(self.questions.deadline())
             .chain(self.send_again());
         milliseconds_until(next.min(), now)

@@ -46,8 +46,8 @@ impl Quotas {
         self
     }
 
-    /// Returns the reason why a user with `count` tenants may not have another one, if there is one.
-    fn too_many_tenants(&self, user: u32, count: usize) -> Option<String> {
+    /// Returns the reason why a user with `count` tenants may not have another one.
+    fn too_many_tenants(&self, user: u32, count: usize) -> String {
         let most = self.tenants_per_user;
         let why = match self.tenant_memory {
             None => format!("--tenants-per-user allows {most}"),
@@ -56,16 +56,20 @@ impl Quotas {
                 bytes >> 20
             ),
         };
-        (count >= most).then(|| format!("user {user} has {count} tenants, and {why}"))
+        format!("user {user} has {count} tenants, and {why}")
     }
 }
 
 impl Supervisor {
-    /// Returns the reason why a user may not attach once more, if there is one. A tenant counts
-    /// until the processes that serve it have ended, and with them its descriptors are closed, and
-    /// until its memory is free.
-    pub(super) fn too_many_tenants(&self, user: u32) -> Option<String> {
-        let mut reason = self.quotas.too_many_tenants(user, self.tenants_of(user))?;
+    /// Returns whether a user may attach once more. A tenant counts until the processes that serve it have ended, and with
+    /// them its descriptors are closed, and until its memory is free.
+    pub(super) fn has_room_for_tenant(&self, user: u32) -> bool {
+        self.tenants_of(user) < self.quotas.tenants_per_user
+    }
+
+    /// Returns the reason why a user may not attach once more.
+    pub(super) fn too_many_tenants(&self, user: u32) -> String {
+        let mut reason = self.quotas.too_many_tenants(user, self.tenants_of(user));
         let tenants = self.tenants.values().filter(|one| one.user == user);
         let left = tenants.filter(|one| matches!(one.state, State::Left));
         let left = left.count();
@@ -75,7 +79,7 @@ impl Supervisor {
                 "; of these {left} have ended and count until all that keeps memory of the user's tenants is closed: files such as the window, and sockets with unread messages"
             );
         }
-        Some(reason)
+        reason
     }
 
     /// Returns the number of a user's tenants and connections that wait for a process.
@@ -92,7 +96,7 @@ impl Supervisor {
         let tenants = self.tenants.values().filter(|one| is_of(one.user));
         let tenants = tenants.filter(|one| !matches!(one.state, State::Left));
         let waiting = self.waiting.iter().filter(|one| is_of(one.user));
-        tenants.count() + waiting.count()
+        tenants.count() + waiting.count() + self.acceptor.postponed(user)
     }
 
     /// Returns the reason why a tenant may not have another session, if there is one. A session
@@ -137,9 +141,9 @@ mod tests {
     #[test]
     fn no_more_tenants_attach_than_the_memory_has_room_for() {
         let quotas = Quotas::default().within_memory(6 << 30, LEAST);
-        assert_eq!(quotas.too_many_tenants(7, 11), None);
+        assert_eq!(quotas.tenants_per_user, 12);
         assert_eq!(
-            quotas.too_many_tenants(7, 12).unwrap(),
+            quotas.too_many_tenants(7, 12),
             "user 7 has 12 tenants, and there is memory for 12 of 512 MiB each: a smaller --tenant-memory lets more attach"
         );
         // One tenant may always attach.
@@ -152,7 +156,7 @@ mod tests {
         let quotas = Quotas::default().within_memory(1 << 40, LEAST);
         assert_eq!(quotas, Quotas::default());
         assert_eq!(
-            quotas.too_many_tenants(7, 64).unwrap(),
+            quotas.too_many_tenants(7, 64),
             "user 7 has 64 tenants, and --tenants-per-user allows 64"
         );
     }

@@ -500,6 +500,7 @@ impl Supervisor {
             let (user, refusal) = (Some(waiting.user), Refusal::NoDevice);
             self.refusals.refuse(user, waiting.stream, refusal, &reason);
         }
+        self.refuse_postponed(&reason);
         self.forks.idle.clear();
     }
 

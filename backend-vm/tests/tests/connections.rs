@@ -160,7 +160,9 @@ fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
 
 #[test]
 fn refused_connections_that_are_never_closed_leave_few_processes_and_hold_up_no_other_user() {
-    const WAVES: usize = 16;
+    const WAVES: usize = 4;
+    /// As many as wait at the same time for the end of another tenant.
+    const EACH: usize = 4;
     const TENANTS: usize = 8;
     let folder = tempfile::tempdir().unwrap();
     let most = TENANTS.to_string();
@@ -171,7 +173,7 @@ fn refused_connections_that_are_never_closed_leave_few_processes_and_hold_up_no_
     // Closing a reading end waits for a write to the pipe.
     let (reader, writer) = std::io::pipe().unwrap();
     let again = format!("/proc/self/fd/{}", reader.as_raw_fd());
-    let mut readers: Vec<OwnedFd> = (0..WAVES)
+    let readers: Vec<OwnedFd> = (0..WAVES * EACH)
         .map(|_| File::open(&again).unwrap().into())
         .collect();
     let Some(write) = EndlessWrite::start(writer.into()) else {
@@ -186,22 +188,29 @@ fn refused_connections_that_are_never_closed_leave_few_processes_and_hold_up_no_
         })
     });
     let supervisor = backend.child.id().cast_signed();
-    while let Some(reader) = readers.pop() {
+    let mut readers = readers.into_iter();
+    for _ in 0..WAVES {
         kill(supervisor, libc::SIGSTOP);
         wait_until(
             || is_stopped(supervisor),
             || "a supervisor that stands".into(),
         );
-        let mut connection = as_hostile(|| {
-            let connection = UnixStream::connect(&socket).unwrap();
-            send(&connection, reader);
-            connection
+        let wave = readers.by_ref().take(EACH);
+        let connections: Vec<UnixStream> = as_hostile(|| {
+            wave.map(|reader| {
+                let connection = UnixStream::connect(&socket).unwrap();
+                send(&connection, reader);
+                connection
+            })
+            .collect()
         });
         kill(supervisor, libc::SIGCONT);
-        let mut refusal = Vec::new();
-        // Fails in the end, since the connection is closed with the descriptor unread.
-        let _ = connection.read_to_end(&mut refusal);
-        assert!(!refusal.is_empty());
+        for mut connection in connections {
+            let mut refusal = Vec::new();
+            // Fails in the end, since the connection is closed with the descriptor unread.
+            let _ = connection.read_to_end(&mut refusal);
+            assert!(!refusal.is_empty());
+        }
         serves(&mut backend, &socket);
     }
     // One exits, and one keeps the others.
