@@ -1303,6 +1303,52 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_is_served_once_the_workers_of_others_know_of_it() {
+        let _alone = alone();
+        let (start, ready, assigned) = ([12, 0], [6, 0, 0, 0, 0, 0], [7, 0, 0]);
+        let (launcher, stream, hello, scrub) = ([0, 0], [2, 0, 1], [3, 0, 0, 0, 0, 0], [9]);
+        let [first, second] = [0, 1].map(|tenant| [1, tenant, 31, 31, 0]);
+        let with_session = [
+            &start[..],
+            &ready,
+            &launcher,
+            &first,
+            &start,
+            &scrub,
+            &stream,
+            &hello,
+            &assigned,
+        ];
+        for answers in [true, false] {
+            let mut scene = Scene::new();
+            scene.play(&with_session.concat());
+            let stalled = stop(&mut scene, 0);
+            scene.play(&[&launcher[..], &start, &second, &start, &scrub].concat());
+            let waits = |scene: &Scene| {
+                let supervisor = scene.supervisor.borrow();
+                let (_, newcomer) = supervisor.tenants.last_key_value().unwrap();
+                assert!(newcomer.has_window);
+                newcomer.awaits_device
+            };
+            assert!(waits(&scene));
+            if answers {
+                stalled.report(&Report::Told);
+                scene.settle();
+            } else {
+                let ops = &mut scene.manager.event_ops(scene.subscriber).unwrap();
+                let mut supervisor = scene.supervisor.borrow_mut();
+                assert!(supervisor.end_untold(ops, Instant::now()).is_some());
+                assert_eq!(supervisor.end_untold(ops, Instant::now() + LONG), None);
+            }
+            assert!(!waits(&scene));
+            scene.receive_orders();
+            let ticket = scene.loops[0].ticket;
+            let is_killed = scene.orders.contains(&Order::Kill { ticket });
+            assert_eq!(is_killed, !answers);
+        }
+    }
+
+    #[test]
     fn beside_neighbours_no_environment_sets_a_part_of_the_whole_device() {
         const PART: &str = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=50";
         const OTHER: &str = "CUDA_MODULE_LOADING=EAGER";

@@ -426,6 +426,7 @@ impl Supervisor {
         self.admit_postponed(ops, now);
         self.accept_again(ops, now);
         self.answer_questions(now);
+        let tells_by = self.end_untold(ops, now);
         self.order_refusers();
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
@@ -440,6 +441,7 @@ impl Supervisor {
             .chain(self.refusals.deadline())
             .chain(self.forks.deadline())
             .chain(self.acceptor.deadline())
+            .chain(tells_by)
             .chain(self.questions.deadline())
             .chain(self.send_again());
         milliseconds_until(next.min(), now)

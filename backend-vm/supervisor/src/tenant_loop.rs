@@ -308,7 +308,10 @@ impl TenantLoop {
                 self.hear_scrubber(ops);
             }
             Order::ScrubberEnded { pid } => self.scrubber_ended(ops, pid),
-            Order::Neighbours(some) => self.neighbours.iter().for_each(|file| file.set(some)),
+            Order::Neighbours(some) => {
+                self.neighbours.iter().for_each(|file| file.set(some));
+                self.supervisor.report(&pair::Report::Told);
+            }
             Order::Figures { is_last, part } => self.figures(ops, is_last, &part),
             Order::CountUsage => self.count_usage(ops),
             Order::Usage { is_last, part } => self.usage_answered(ops, is_last, &part),

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
 use wormhole_link::users::peer_of;
@@ -27,6 +27,8 @@ use super::{Id, Source, Supervisor};
 const TURN: usize = 16;
 /// Largest number of a tenant's scrubbers at a time.
 const SCRUBBERS: usize = 4;
+/// Time within which a tenant's process tells its workers of the first neighbour. The launcher of that neighbour waits for it.
+const TELLS_WITHIN: Duration = Duration::from_secs(10);
 /// Lines that a connection may cause in the log before it has a window.
 pub(super) const LINES: u32 = 2;
 
@@ -56,6 +58,10 @@ pub(super) struct TenantProcess {
     pub last_usage: LastUsage,
     /// Whether it has had a window, and its workers may still use the devices.
     is_neighbour: bool,
+    /// Number of orders about neighbours that its process has not answered.
+    untold: u32,
+    /// Time by which it must have answered, since its workers may act as if there were no neighbours.
+    tells_by: Option<Instant>,
     /// Whether its launcher waits to hear whether the devices work.
     pub awaits_device: bool,
     wants_figures: bool,
@@ -97,6 +103,8 @@ impl TenantProcess {
             is_client: false,
             last_usage: LastUsage::default(),
             is_neighbour: false,
+            untold: 0,
+            tells_by: None,
             awaits_device: false,
             wants_figures: false,
             scrubbers: BTreeMap::new(),
@@ -109,6 +117,15 @@ impl TenantProcess {
             State::Serving(link) => Some(&mut link.end),
             State::Leaving | State::Killed | State::Ended | State::Left => None,
         }
+    }
+
+    /// Orders the process to tell its workers whether there are neighbours, while it serves the tenant.
+    fn tell_of_neighbours(&mut self, has_neighbours: bool) {
+        self.order(&Order::Neighbours(has_neighbours));
+        self.untold = self.untold.saturating_add(1);
+        // Without a window it has no workers.
+        let tells_by = (has_neighbours && self.has_window).then(|| Instant::now() + TELLS_WITHIN);
+        self.tells_by = tells_by;
     }
 
     /// Sends the process an order, while it serves the tenant.
@@ -192,17 +209,14 @@ impl Supervisor {
         };
         let launcher = peer_of(&stream).map_or(0, |peer| peer.process);
         end.give(&Order::Serve(service), vec![stream]);
-        end.order(&Order::Neighbours(self.history.has_neighbours()));
-        if self.pool.device_works {
-            end.order(&self.devices());
-        }
         let link = Link {
             process,
             end,
             token,
         };
-        self.tenants
-            .insert(id, TenantProcess::new(user, launcher, link));
+        let mut tenant = TenantProcess::new(user, launcher, link);
+        tenant.tell_of_neighbours(self.history.has_neighbours());
+        self.tenants.insert(id, tenant);
     }
 
     /// Returns the number of descriptors that each tenant may leave unread. The kernel counts those
@@ -268,6 +282,13 @@ impl Supervisor {
                 self.count_neighbours();
                 self.adjust_spares(Instant::now());
                 self.answer_if_known();
+            }
+            Report::Told => {
+                let left = tenant.untold.checked_sub(1);
+                tenant.untold = left.ok_or("it answers what it was not asked")?;
+                if tenant.untold == 0 && tenant.tells_by.take().is_some() {
+                    self.answer_if_known();
+                }
             }
             Report::Want {
                 session,
@@ -365,6 +386,7 @@ impl Supervisor {
         };
         tenant.sessions.clear();
         tenant.awaits_device = false;
+        let was_telling = tenant.tells_by.take().is_some();
         let had_window = std::mem::replace(&mut tenant.has_window, false);
         let user = tenant.user;
         if matches!(tenant.state, State::Serving(_))
@@ -385,6 +407,30 @@ impl Supervisor {
         if had_window {
             self.end_demand();
         }
+        if was_telling {
+            self.answer_if_known();
+        }
+    }
+
+    /// Returns whether workers of a tenant may not know yet that there are neighbours.
+    pub(super) fn is_telling(&self) -> bool {
+        self.tenants.values().any(|one| one.tells_by.is_some())
+    }
+
+    /// Ends the tenants whose processes have not told their workers of a neighbour in time. Returns the next such time.
+    pub(super) fn end_untold(&mut self, ops: &mut EventOps<'_>, now: Instant) -> Option<Instant> {
+        let late = |one: &TenantProcess| one.tells_by.is_some_and(|by| by <= now);
+        let tenants = self.tenants.iter().filter(|(_, one)| late(one));
+        let tenants: Vec<Id> = tenants.map(|(id, _)| *id).collect();
+        for id in tenants {
+            let seconds = TELLS_WITHIN.as_secs();
+            let line = format!(
+                "it is killed: it has not told its workers of other tenants within {seconds} s"
+            );
+            self.pass_on_error(self.owner(id), &line);
+            self.cut_off(ops, id, State::Killed);
+        }
+        self.tenants.values().filter_map(|one| one.tells_by).min()
     }
 
     /// Kills a process that served a tenant, and closes the supervisor's end of the pair, unless
@@ -476,8 +522,8 @@ impl Supervisor {
         self.history.set(attached.count());
         let has_neighbours = self.history.has_neighbours();
         if has_neighbours != before {
-            let order = Order::Neighbours(has_neighbours);
-            self.tenants.values_mut().for_each(|one| one.order(&order));
+            let tenants = self.tenants.values_mut();
+            tenants.for_each(|one| one.tell_of_neighbours(has_neighbours));
         }
     }
 

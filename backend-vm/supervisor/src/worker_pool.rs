@@ -498,6 +498,10 @@ impl Supervisor {
 
     /// Reports to waiting tenants whether the devices work. Waits with a failure while another worker is starting.
     pub(super) fn answer_if_known(&mut self) {
+        // The work of who waits must not show in what other tenants' workers say.
+        if self.is_telling() {
+            return;
+        }
         if self.pool.device_works {
             return self.publish_devices(&self.devices());
         }

@@ -45,7 +45,7 @@ pub struct Service {
 pub enum Order {
     /// Serve the tenant whose stream comes with this.
     Serve(Service),
-    /// Tell the workers whether other tenants use the devices as well. Until the first of these none do.
+    /// Tell the workers whether other tenants use the devices as well, and report that. Until the first of these none do.
     Neighbours(bool),
     /// The supervisor has closed its copies of the descriptors sent so far.
     Released,
@@ -102,6 +102,8 @@ pub enum Order {
 pub enum Report {
     /// The launcher's window can be used, and these lines of those before it are left.
     Attached { lines: u32 },
+    /// The workers have been told what the first unanswered [`Order::Neighbours`] says.
+    Told,
     /// A session begins and needs a worker.
     Want {
         session: Id,
@@ -306,6 +308,7 @@ impl Report {
                 let words = words.iter().flat_map(|word| word.to_le_bytes());
                 [9, u8::from(*is_last)].into_iter().chain(words).collect()
             }
+            Self::Told => vec![10],
         }
     }
 
@@ -341,6 +344,7 @@ impl Report {
                 },
                 usage: Box::new(Usage::of_words(&fields.numbers()?)?),
             },
+            10 => Self::Told,
             _ => return None,
         };
         fields.end().map(|()| report)
@@ -440,6 +444,7 @@ mod tests {
     fn reports() -> Vec<Report> {
         vec![
             Report::Attached { lines: 2 },
+            Report::Told,
             Report::Want {
                 session: 9,
                 hash: 1 << 60,
