@@ -32,6 +32,9 @@ const SPARES_ALONE: usize = 8;
 
 /// Longest time for which spares wait with their start.
 const LONGEST_QUIET: Duration = Duration::from_secs(1);
+/// Time for which the next spare waits for a session to take the one that it was given. A tenant that never says so keeps no
+/// spare from others.
+const OWED: Duration = Duration::from_secs(2);
 
 /// State of workers' starts, which all tenants share.
 #[derive(Debug)]
@@ -169,6 +172,12 @@ impl Worker {
         self.session.is_none() && self.environment.is_empty() && self.state == WorkerState::Ready
     }
 
+    /// Returns whether it is a spare that a session was given a moment ago and has not taken, so that the next one waits.
+    fn is_awaited(&self) -> bool {
+        let is_late = self.state == WorkerState::Given && self.since.elapsed() >= OWED;
+        self.is_owed && !is_late
+    }
+
     fn end_late(&mut self, limit: Duration, ended_by: Instant) {
         self.enter(WorkerState::Late(ended_by));
         self.refusal.get_or_insert_with(|| {
@@ -242,7 +251,7 @@ impl Supervisor {
                 worker.hash == hash
                     && worker.environment.is_empty()
                     && worker.state != WorkerState::Surplus
-                    && (worker.session.is_none() || worker.is_owed)
+                    && (worker.session.is_none() || worker.is_awaited())
             });
             let mut owners: Vec<_> = spares.map(|worker| worker.cause.1).collect();
             owners.extend(self.pool.starts.spares(hash));
@@ -675,12 +684,16 @@ impl Supervisor {
             return;
         };
         worker.enter(WorkerState::Given);
+        let awaited = worker.is_owed.then(|| worker.since + OWED);
         peer.forget(ops);
         connection::forget(ops, log.socket());
         for token in std::mem::take(&mut worker.tokens) {
             self.sources.remove(token);
         }
         let (ticket, pid) = (worker.process.ticket(), worker.process.pid());
+        if let Some(end) = awaited {
+            self.set_deadline(end);
+        }
         let order = Order::Worker {
             session,
             ticket,
