@@ -8,9 +8,7 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, chroot};
 use std::path::Path;
 
-use wormhole_init::{FILES_TAG, PARTS, PARTS_BESIDE_FILES, Volume, volume_tag};
-
-use crate::system::mount_one;
+use wormhole_init::{FILES_TAG, PARTS, PARTS_BESIDE_FILES, Volume, mount_one, volume_tag};
 
 /// Folders of the image in which the root is put together.
 const LOWER: &str = "/files/lower";

@@ -9,6 +9,7 @@
 pub mod collect;
 pub mod exec;
 mod ext4;
+mod mount;
 pub mod network;
 pub mod report;
 pub mod run_file;
@@ -18,6 +19,7 @@ pub mod window;
 
 pub use collect::{Absence, COLLECT_BYTES, COLLECT_DEPTH, COLLECT_FILES, Collected};
 pub use exec::{Execution, InterpreterFault, NotExecuted};
+pub use mount::mount_one;
 pub use network::Network;
 pub use report::{Ending, MAX_FILES, Report};
 pub use run_file::{RunFile, Sink, TerminalSize, Volume};

@@ -114,7 +114,7 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     }
     // A tmpfs is there otherwise.
     if shared_files::is_there()
-        && let Err(error) = shared_files::start(system::mount_one)
+        && let Err(error) = shared_files::start()
     {
         output::console(&format!(
             "files of shared memory stay out of the device's reach: {error}"

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::ext4;
+use crate::{ext4, mount_one};
 
 /// Name of the keeper's socket, in the abstract namespace.
 pub const SOCKET: &str = "wormhole-shared-files";
@@ -90,14 +90,11 @@ pub fn is_there() -> bool {
     map.lines().any(|line| line.ends_with(NAME))
 }
 
-/// Makes an empty file system for shared memory, mounts it by `mount` (which gets type, source, place, flags and options of each
-/// mount), and starts the keeper. Programs must not run yet.
+/// Makes an empty file system for shared memory, mounts it, and starts the keeper. Programs must not run yet.
 ///
 /// # Errors
 /// The memory's device is missing, or cannot be mounted so that files are mapped directly.
-pub fn start(
-    mount: impl Fn(&str, &str, &str, libc::c_ulong, &str) -> io::Result<()>,
-) -> Result<(), SharedFilesError> {
+pub fn start() -> Result<(), SharedFilesError> {
     let (name, bytes) = wait_for_device()?;
     let path = format!("/dev/{name}");
     let device = File::options().read(true).write(true).open(&path);
@@ -110,12 +107,12 @@ pub fn start(
         source,
     })?;
     let mounted = fs::create_dir_all(FIRST_PLACE)
-        .and_then(|()| mount("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
+        .and_then(|()| mount_one("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
         .and_then(|()| {
             let flags = libc::MS_NOSUID | libc::MS_NODEV;
-            mount("ext4", &path, PLACE, flags, "dax,noinit_itable")
+            mount_one("ext4", &path, PLACE, flags, "dax,noinit_itable")
                 // The place keeps its first file system.
-                .inspect_err(|_| drop(mount("", FIRST_PLACE, PLACE, libc::MS_MOVE, "")))
+                .inspect_err(|_| drop(mount_one("", FIRST_PLACE, PLACE, libc::MS_MOVE, "")))
         });
     mounted.map_err(SharedFilesError::Mount)?;
     serve().map_err(SharedFilesError::Socket)

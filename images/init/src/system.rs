@@ -1,13 +1,12 @@
 //! Mounts the file systems that programs expect.
 
-use std::ffi::CString;
 use std::fs::{self, Permissions};
 use std::io;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
-use wormhole_init::User;
+use wormhole_init::{User, mount_one};
 
 /// World-writable folders. They stay on the root file system, which is in memory too: a mount would hide the
 /// image's files in them.
@@ -100,33 +99,4 @@ pub fn name(name: &str) -> io::Result<()> {
         .open("/etc/hosts");
     let _ = hosts.and_then(|mut hosts| hosts.write_all(format!("\n127.0.1.1 {name}\n").as_bytes()));
     Ok(())
-}
-
-/// Calls mount(2).
-pub fn mount_one(
-    kind: &str,
-    source: &str,
-    path: &str,
-    flags: libc::c_ulong,
-    options: &str,
-) -> io::Result<()> {
-    let source = CString::new(source)?;
-    let kind = CString::new(kind)?;
-    let path = CString::new(path)?;
-    let options = CString::new(options)?;
-    // SAFETY: all pointers are to strings that end in NUL and outlive the call.
-    let result = unsafe {
-        libc::mount(
-            source.as_ptr(),
-            path.as_ptr(),
-            kind.as_ptr(),
-            flags,
-            options.as_ptr().cast(),
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
