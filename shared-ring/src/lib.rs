@@ -35,6 +35,7 @@ pub mod memory;
 pub mod queue;
 pub mod ring;
 pub mod session;
+pub mod shared_files;
 pub mod slot;
 pub mod status;
 pub mod stream;

@@ -11,17 +11,9 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::FilePart;
 use wormhole_lock::Mutex;
+use wormhole_ring::shared_files::{Answer, MOST_PARTS, Part, Request, SOCKET};
 
 use super::close_in_children;
-
-/// Name of the keeper's socket, in the abstract namespace.
-const SOCKET: &str = "wormhole-shared-files";
-/// Kinds of messages.
-const SESSION: u64 = 0;
-const HOLD: u64 = 1;
-const LET_GO: u64 = 2;
-/// Most parts of a file.
-const MOST_PARTS: u64 = 2048;
 
 /// Memory of a session's first segment, by which the keeper sees whether the session has ended.
 #[derive(Debug)]
@@ -64,20 +56,27 @@ impl Keeper {
             Some(stream) => stream,
             None => stream.insert(self.connect()?),
         };
-        send(stream, [HOLD, offset, bytes], &[file])?;
-        let [status, number, count] = words(stream)?;
-        if status != 0 {
-            let status = i32::try_from(status).unwrap_or(libc::EIO);
+        let hold = Request::Hold {
+            start: offset,
+            bytes,
+        };
+        send(stream, hold, &[file])?;
+        let answer = Answer::decode(receive(stream)?);
+        if answer.status != 0 {
+            let status = i32::try_from(answer.status).unwrap_or(libc::EIO);
             return Err(io::Error::from_raw_os_error(status));
         }
-        if count > MOST_PARTS {
+        if answer.parts > MOST_PARTS as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let part = |_| {
-            let [offset, bytes] = words(stream)?;
+            let Part { offset, bytes } = Part::decode(receive(stream)?);
             Ok(FilePart { offset, bytes })
         };
-        let parts = (0..count).map(part).collect::<io::Result<Vec<_>>>()?;
+        let parts = (0..answer.parts)
+            .map(part)
+            .collect::<io::Result<Vec<_>>>()?;
+        let number = answer.number;
         Ok(Held { number, parts })
     }
 
@@ -85,7 +84,7 @@ impl Keeper {
     pub fn let_go(&self, number: u64) {
         if let Some(stream) = self.stream.lock().as_ref() {
             // Without a keeper nothing holds the file.
-            let _ = send(stream, [LET_GO, number, 0], &[]);
+            let _ = send(stream, Request::LetGo { number }, &[]);
         }
     }
 
@@ -98,16 +97,18 @@ impl Keeper {
         {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let (offset, generation) = (self.place.offset, self.place.generation.into());
-        let window = self.place.window.as_raw_fd();
-        send(&stream, [SESSION, offset, generation], &[window])?;
+        let session = Request::Session {
+            offset: self.place.offset,
+            generation: self.place.generation,
+        };
+        send(&stream, session, &[self.place.window.as_raw_fd()])?;
         close_in_children(stream.as_raw_fd());
         Ok(stream)
     }
 }
 
-fn send(stream: &UnixStream, message: [u64; 3], descriptors: &[RawFd]) -> io::Result<()> {
-    let message: Vec<u8> = message.into_iter().flat_map(u64::to_ne_bytes).collect();
+fn send(stream: &UnixStream, request: Request, descriptors: &[RawFd]) -> io::Result<()> {
+    let message = request.encode();
     // No signal comes if the other end is closed.
     let sent = stream.send_with_fds(&[&message[..]], descriptors);
     // A message is far smaller than a socket's buffer.
@@ -117,12 +118,8 @@ fn send(stream: &UnixStream, message: [u64; 3], descriptors: &[RawFd]) -> io::Re
     }
 }
 
-fn words<const COUNT: usize>(mut stream: &UnixStream) -> io::Result<[u64; COUNT]> {
-    let mut found = [0; COUNT];
-    for word in &mut found {
-        let mut bytes = [0; 8];
-        stream.read_exact(&mut bytes)?;
-        *word = u64::from_ne_bytes(bytes);
-    }
-    Ok(found)
+fn receive<const BYTES: usize>(mut stream: &UnixStream) -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
 }

@@ -6,8 +6,7 @@
 //! has the file, its blocks would then become another file's before the process's worker has ended. So the keeper holds files
 //! until the backend has given up the process's session.
 //!
-//! A process connects once. Its first message names its session, in a device of the window. Later ones hold a file, or let one
-//! go. Each has [`MESSAGE`] bytes, and the descriptor travels with it.
+//! [`wormhole_ring::shared_files`] has the messages.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,19 +26,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::{ext4, mount_one};
+use wormhole_ring::layout::{SEGMENT_BYTES, session::GENERATION};
+use wormhole_ring::shared_files::{Answer, MESSAGE_BYTES, MOST_PARTS, Part, Request, SOCKET};
 
-/// Name of the keeper's socket, in the abstract namespace.
-pub const SOCKET: &str = "wormhole-shared-files";
-/// Bytes of a process's message: its kind, and two numbers.
-pub const MESSAGE: usize = 24;
-/// First message: the session is at an offset in a device of the window, and has a generation.
-pub const SESSION: u64 = 0;
-/// Hold a file. The numbers are the first byte and the bytes of a range of whole pages. The answer is a status (0, or an error of
-/// the system), the file's number, and the number of parts of the range; then offset and bytes of each part in the memory.
-pub const HOLD: u64 = 1;
-/// Let a file with a number go. There is no answer.
-pub const LET_GO: u64 = 2;
+use crate::{ext4, mount_one};
 
 /// The memory's device is `pmem` with a number.
 const BLOCK_DEVICES: &str = "/sys/class/block";
@@ -58,12 +48,6 @@ const MOST_PROCESSES: usize = 256;
 const MOST_FILES: usize = 256;
 /// Time that a process has for its first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Most parts of a file.
-const MOST_PARTS: usize = 2048;
-/// Offset of the generation in a session's memory (`shared-ring/src/layout.rs`).
-const GENERATION: usize = 512;
-/// Bytes of a session's first segment.
-const SEGMENT: usize = 2 << 20;
 /// Pause between two looks at a session that ends.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -193,7 +177,7 @@ impl Drop for Counted {
 struct Session {
     window: File,
     offset: u64,
-    generation: u64,
+    generation: u32,
 }
 
 /// Serves a process until it has ended, and keeps its files until its session has.
@@ -201,7 +185,7 @@ fn keep(mut stream: UnixStream, device: u64, _place: &Counted) {
     let mut files = BTreeMap::new();
     let _ = stream.set_read_timeout(Some(HELLO_LIMIT));
     let session = match receive(&stream) {
-        Ok(([SESSION, offset, generation], Some(window))) => Session {
+        Ok((Request::Session { offset, generation }, Some(window))) => Session {
             window: window.into(),
             offset,
             generation,
@@ -228,7 +212,7 @@ fn serve_one(
     files: &mut BTreeMap<u64, (File, Counted)>,
 ) -> io::Result<()> {
     match receive(stream)? {
-        ([HOLD, start, bytes], file) => {
+        (Request::Hold { start, bytes }, file) => {
             let number = files.last_key_value().map_or(0, |(last, _)| last + 1);
             let too_many = || io::Error::from_raw_os_error(libc::EMFILE);
             // None arrives if no descriptor is left.
@@ -242,26 +226,29 @@ fn serve_one(
                 u64::try_from(status).unwrap_or(u64::MAX)
             });
             let parts = parts.unwrap_or_default();
-            let head = [status.unwrap_or(0), number, parts.len() as u64];
-            let parts = parts.iter().flat_map(|part| [part.offset, part.bytes]);
-            let words = head.into_iter().chain(parts);
-            let answer: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+            let answer = Answer {
+                status: status.unwrap_or(0),
+                number,
+                parts: parts.len() as u64,
+            };
+            let mut answer = answer.encode().to_vec();
+            answer.extend(parts.iter().flat_map(|part| part.encode()));
             if let (None, Some(held)) = (status, held) {
                 files.insert(number, held);
             }
             stream.write_all(&answer)
         }
-        ([LET_GO, number, _], _) => {
+        (Request::LetGo { number }, _) => {
             files.remove(&number);
             Ok(())
         }
-        _ => Err(io::ErrorKind::InvalidData.into()),
+        (Request::Session { .. }, _) => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
 /// Receives a message, and the descriptor that came with it.
-fn receive(mut stream: &UnixStream) -> io::Result<([u64; 3], Option<OwnedFd>)> {
-    let mut bytes = [0; MESSAGE];
+fn receive(mut stream: &UnixStream) -> io::Result<(Request, Option<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(
@@ -279,20 +266,8 @@ fn receive(mut stream: &UnixStream) -> io::Result<([u64; 3], Option<OwnedFd>)> {
     });
     let descriptor = descriptors.flatten().next();
     stream.read_exact(&mut bytes[received.bytes..])?;
-    let mut words = bytes.chunks_exact(8).map(|word| {
-        let mut number = [0; 8];
-        number.copy_from_slice(word);
-        u64::from_ne_bytes(number)
-    });
-    let message = std::array::from_fn(|_| words.next().unwrap_or(0));
-    Ok((message, descriptor))
-}
-
-/// A part of the memory for shared files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    offset: u64,
-    bytes: u64,
+    let request = Request::decode(bytes).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((request, descriptor))
 }
 
 /// Returns the parts of the memory in which a range of a file lies. The file is open for writing, on the file system with this
@@ -415,15 +390,15 @@ fn window_bytes(devices: &Path, window: &File) -> Option<u64> {
 impl Session {
     /// Returns whether its first segment lies in a window of this size.
     fn lies_in(&self, bytes: u64) -> bool {
-        let end = self.offset.checked_add(SEGMENT as u64);
-        self.offset.is_multiple_of(SEGMENT as u64) && end.is_some_and(|end| end <= bytes)
+        let end = self.offset.checked_add(SEGMENT_BYTES as u64);
+        self.offset.is_multiple_of(SEGMENT_BYTES as u64) && end.is_some_and(|end| end <= bytes)
     }
 
     /// Returns whether the backend still has the session. Its memory in the window is another session's, or zeros, afterwards.
     fn is_there(&self) -> bool {
         let word = generation_at(&self.window, self.offset);
         // A window that cannot be mapped is lost.
-        word.is_ok_and(|word| u64::from(word) == self.generation)
+        word.is_ok_and(|word| word == self.generation)
     }
 }
 
@@ -435,7 +410,7 @@ fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
     unsafe {
         let start = libc::mmap(
             ptr::null_mut(),
-            SEGMENT,
+            SEGMENT_BYTES,
             read,
             shared,
             window.as_raw_fd(),
@@ -446,7 +421,7 @@ fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
         }
         let word = start.cast::<u8>().add(GENERATION).cast::<u32>();
         let word = word.read_volatile();
-        libc::munmap(start, SEGMENT);
+        libc::munmap(start, SEGMENT_BYTES);
         Ok(word)
     }
 }
@@ -506,15 +481,18 @@ mod tests {
     #[test]
     fn a_session_is_there_until_its_memory_is_anothers() {
         let window = tempfile::tempfile().unwrap();
-        window.set_len(2 * SEGMENT as u64).unwrap();
-        let place = SEGMENT as u64 + GENERATION as u64;
+        window.set_len(2 * SEGMENT_BYTES as u64).unwrap();
+        let place = SEGMENT_BYTES as u64 + GENERATION as u64;
         window.write_all_at(&7_u32.to_ne_bytes(), place).unwrap();
         let session = Session {
             window: window.try_clone().unwrap(),
-            offset: SEGMENT as u64,
+            offset: SEGMENT_BYTES as u64,
             generation: 7,
         };
-        assert!(session.lies_in(2 * SEGMENT as u64) && !session.lies_in(2 * SEGMENT as u64 - 1));
+        assert!(
+            session.lies_in(2 * SEGMENT_BYTES as u64)
+                && !session.lies_in(2 * SEGMENT_BYTES as u64 - 1)
+        );
         assert!(session.is_there());
         window.write_all_at(&[0; 4], place).unwrap();
         assert!(!session.is_there());
