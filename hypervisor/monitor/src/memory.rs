@@ -467,7 +467,7 @@ impl Window {
 }
 
 /// Memory of the guest's file system for shared memory: a file that stays mapped as it is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct FileMemory(Window);
 
 impl FileMemory {
@@ -479,6 +479,11 @@ impl FileMemory {
     /// Returns the size in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.0.len()
+    }
+
+    /// Returns the file.
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
     }
 
     /// Adds it to `vm` as a memslot at guest physical address `start`.

@@ -35,7 +35,7 @@ use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
 use crate::irq::IrqError;
 use crate::memory::{self, FileMemory, Layout, MemoryError, Range, Window};
-use crate::snapshot::{self, Machine, Snapshot, SnapshotError, SnapshotHandle};
+use crate::snapshot::{self, Machine, Memory, Snapshot, SnapshotError, SnapshotHandle};
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::sync::Ending;
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
@@ -267,7 +267,6 @@ pub struct Vm {
     machine: Machine,
     is_restored: bool,
     window: Option<Window>,
-    _file_memory: Option<FileMemory>,
     aperture: Option<Aperture>,
 }
 
@@ -404,7 +403,11 @@ impl Vm {
         let msrs = snapshot::msrs(&kvm)?;
         match &config.start {
             Start::Restore(snapshot) => {
-                snapshot.restore_processors(&vm, &ram, &vcpus, &msrs)?;
+                let memory = Memory {
+                    ram: &ram,
+                    files: file_memory.as_ref(),
+                };
+                snapshot.restore_processors(&vm, memory, &vcpus, &msrs)?;
             }
             Start::Boot(source) => {
                 let entry = boot::load(&ram, &layout, config.vcpus, source)?;
@@ -449,7 +452,7 @@ impl Vm {
             disks,
             file_systems,
             has_aperture: aperture.is_some(),
-            has_file_memory: file_memory.is_some(),
+            file_memory,
             passes_devices,
             processor,
             msrs,
@@ -477,7 +480,6 @@ impl Vm {
             machine,
             is_restored: matches!(config.start, Start::Restore(_)),
             window,
-            _file_memory: file_memory,
             aperture,
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! A snapshot is taken while no vCPU runs and no device's thread moves a buffer. Devices hold no request then: before a
 //! thread stops, it completes the requests that it has taken from its queues. State is read from KVM and the devices, and
-//! guest memory is copied to a file. The window is not part of a snapshot: without sessions it has no contents.
+//! guest memory is copied to a file, with the memory for files. The window is not part of a snapshot: without sessions it has
+//! no contents.
 //!
 //! A snapshot is input like a configuration, from a file that may be damaged: restoring refuses what does not fit to the
 //! machine that the configuration describes, and checks each value that the monitor itself uses. KVM checks those that only
@@ -26,12 +27,14 @@ use serde::{Deserialize, Serialize};
 use wormhole_lock::Mutex;
 
 use self::chips::ChipsState;
+pub(crate) use self::memory::Memory;
 pub(crate) use self::vcpu::VcpuState;
 use crate::device_thread::{DeviceThread, ThreadGone};
 use crate::devices::block::{Difference, DiskFile, DiskIdentity};
 use crate::devices::pci::{Misfit, PciBus, PciBusState};
 use crate::devices::power::{ExitStatusPort, Pm1Ports, Pm1State};
 use crate::devices::serial::{IrqTrigger, SerialInput, SerialPort, SerialPortState, Tee};
+use crate::memory::FileMemory;
 use crate::ram::GuestRam;
 use crate::sync::Ending;
 use crate::vcpu::{Event, VcpuThreads};
@@ -151,9 +154,6 @@ pub enum SnapshotError {
     /// The VM serves windows of tenants.
     #[error("a backend VM cannot be saved: its tenants' windows are not its own")]
     Aperture,
-    /// The VM has memory for files.
-    #[error("the guest has memory of its own for files, which cannot be saved")]
-    FileMemory,
     /// The VM has devices of the host.
     #[error("the guest has devices of the host, whose state cannot be saved")]
     PassedThrough,
@@ -283,13 +283,13 @@ impl Snapshot {
     pub(crate) fn restore_processors(
         &self,
         vm: &VmFd,
-        ram: &GuestRam,
+        memory: Memory<'_>,
         vcpus: &[VcpuFd],
         msrs: &[u32],
     ) -> Result<(), SnapshotError> {
         let state = &self.state;
         check_count("vCPUs", state.vcpus.len(), vcpus.len())?;
-        memory::restore(ram, &self.memory, &state.identity)?;
+        memory::restore(memory, &self.memory, &state.identity)?;
         for (saved, vcpu) in state.vcpus.iter().zip(vcpus) {
             saved.restore(vcpu, msrs)?;
         }
@@ -339,7 +339,7 @@ pub(crate) struct Machine {
     /// Tags of the file systems.
     pub file_systems: Vec<String>,
     pub has_aperture: bool,
-    pub has_file_memory: bool,
+    pub file_memory: Option<FileMemory>,
     pub passes_devices: bool,
     /// CPUID of the first vCPU.
     pub processor: CpuId,
@@ -371,7 +371,11 @@ impl Machine {
         let mut parked = Vec::new();
         let state = self.parked(threads, &mut parked).and_then(|()| {
             let state = self.state(|| paused.save(&self.msrs))?;
-            memory::save(&self.ram, &memory, &state.identity)?;
+            let of_guest = Memory {
+                ram: &self.ram,
+                files: self.file_memory.as_ref(),
+            };
+            memory::save(of_guest, &memory, &state.identity)?;
             Ok(state)
         });
         let after = conclude(state);
@@ -393,9 +397,6 @@ impl Machine {
     ) -> Result<(), SnapshotError> {
         if self.has_aperture {
             return Err(SnapshotError::Aperture);
-        }
-        if self.has_file_memory {
-            return Err(SnapshotError::FileMemory);
         }
         if self.passes_devices {
             return Err(SnapshotError::PassedThrough);
