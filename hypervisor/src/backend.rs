@@ -24,7 +24,7 @@ use wormhole_lock::Mutex;
 use wormhole_monitor::devices::vsock::{Accepted, Holders, MAX_CONNECTIONS, Opener, Opening};
 use wormhole_monitor::stats::{Stats, StatsError, VmStats};
 use wormhole_monitor::{MemoryError, Refused, StopHandle, Window, sealed_file};
-use wormhole_ring::control::{Attach, ControlError, Exits, FileMemory, Message, Stream, WindowRun};
+use wormhole_ring::control::{Attach, ControlError, Exits, Message, Stream, WindowRun};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use self::again::{AGAIN, Again, Pause};
@@ -33,6 +33,7 @@ use self::lines::Lines;
 use crate::backend_vm::{START_LIMIT, read_boot_id};
 use crate::backends::Chosen;
 use crate::confinement;
+use crate::file_memory::FileMemory;
 use crate::installation::{Installation, InstallationError};
 use crate::signals::{PASSED, Set};
 
@@ -133,6 +134,8 @@ pub struct Backend {
     /// Passes new control streams from the listener to the port. None once the listener has it.
     opened: Option<Sender<Opened>>,
     window: File,
+    /// Memory of the guest's shared files. None once the listener has it.
+    file_memory: Option<FileMemory>,
     listener: Option<JoinHandle<Served>>,
     /// Closed by the end of the listener.
     listens: Option<Receiver<()>>,
@@ -255,6 +258,7 @@ impl Backend {
             },
             opened: Some(opened),
             window,
+            file_memory: None,
             listener: None,
             listens: None,
             figures: None,
@@ -299,13 +303,15 @@ impl Backend {
         self.attach.static_window != 0
     }
 
-    /// Gives the supervisor the memory of the guest's file system, of so many bytes. The window is not static.
+    /// Gives the supervisor the memory of the guest's shared files, and each next one that gets the tenant. The window is not
+    /// static.
     ///
     /// # Errors
     /// The supervisor is gone.
-    pub fn give_file_memory(&self, file: &OwnedFd, bytes: u64) -> Result<(), BackendError> {
-        let message = Message::FileMemory(FileMemory { bytes });
-        self.port.send(&message, &[file.as_raw_fd()])
+    pub fn give_file_memory(&mut self, memory: FileMemory) -> Result<(), BackendError> {
+        memory.give(&self.port.sending.lock())?;
+        self.file_memory = Some(memory);
+        Ok(())
     }
 
     /// Takes the identity of the boot of a VM that was there before.
@@ -376,6 +382,7 @@ impl Backend {
             window: guest,
             is_static: self.is_static(),
             file,
+            file_memory: self.file_memory.take(),
             stats: self.guest.take(),
             again: self.again.take(),
         };
@@ -467,6 +474,7 @@ struct Tenant {
     window: Option<(Window, StopHandle)>,
     is_static: bool,
     file: File,
+    file_memory: Option<FileMemory>,
     stats: Option<VmStats>,
     again: Option<Again>,
 }
@@ -565,6 +573,13 @@ impl Tenant {
                     continue;
                 }
             };
+            // Before any process asks for a session.
+            let given = self.file_memory.as_ref();
+            if let Some(Err(error)) = given.map(|memory| memory.give(&next)) {
+                say_why(&chain(&error));
+                drop(next.shutdown(Shutdown::Both));
+                continue;
+            }
             let ours = || Ok::<_, std::io::Error>((next.try_clone()?, next.try_clone()?));
             // Without a descriptor the next attempt follows.
             let Ok((stream, sending)) = ours() else {
@@ -828,6 +843,7 @@ mod tests {
             window: None,
             is_static: false,
             file: tempfile::tempfile().expect("a file"),
+            file_memory: None,
             stats: None,
             again: None,
         };

@@ -13,6 +13,7 @@ mod config;
 mod confinement;
 mod detach;
 mod device;
+mod file_memory;
 mod guests;
 mod image;
 mod installation;

@@ -2,7 +2,6 @@
 //! system, or runs in a [VM of its own](crate::backend_vm).
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,13 +18,13 @@ use wormhole_link::tasks;
 use wormhole_monitor::devices::vsock::Accepted;
 use wormhole_monitor::{
     BootSource, ConnectRequest, ExitReason, FsConfig, InitramfsPart, Refused, Start, Tag, Vm,
-    VmConfig, VmError, VsockConfig, exit_accounting, sealed_file,
+    VmConfig, VmError, VsockConfig, exit_accounting,
 };
-use wormhole_ring::layout::SEGMENT_BYTES;
 
-use crate::backend::{Backend, Streams};
+use crate::backend::Streams;
 use crate::cgroup;
 use crate::confinement::ConfinementError;
+use crate::file_memory::FileMemory;
 use crate::image;
 use crate::installation::Installation;
 use crate::say;
@@ -35,7 +34,7 @@ use super::confinement;
 use super::files::{self, Export};
 use super::summary::{BackendVmSummary, Summary};
 use super::volumes::Volume;
-use super::{Disk, Ended, Input, Options, RunError, images, largest_file, network, resources};
+use super::{Disk, Ended, Input, Options, RunError, images, network, resources};
 use crate::phases::Phases;
 
 /// Vsock CID of the guest. Every guest has a monitor of its own, so all guests use the same one.
@@ -125,7 +124,8 @@ pub fn run(
             what: "cannot share the window with the guest".to_owned(),
             source,
         })?;
-    let file_memory = file_memory(options.memory().0, &backend)?;
+    let bytes = FileMemory::usual(options.memory().0, &backend);
+    let file_memory = FileMemory::open(bytes, &mut backend)?;
     let program = installation.files()?;
     let file_system = |tag: &str, export: &Export| {
         let server = files::start(&program, export).map_err(|source| RunError::Io {
@@ -145,10 +145,8 @@ pub fn run(
     let disabled_exits = resources::disabled_exits(options.dedicated).map_err(GuestError::from)?;
     let (sender, streams) = channel();
     let control = Arc::new(OnceLock::new());
-    let memory = options.memory().0
-        + file_memory.as_ref().map_or(0, |memory| memory.bytes)
-        + options.window()
-        + Disk::bytes_in_memory(&options.disk);
+    let memory =
+        options.memory().0 + bytes + options.window() + Disk::bytes_in_memory(&options.disk);
     cgroup::enter(installation, Some(memory));
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
@@ -163,7 +161,7 @@ pub fn run(
         memory_mib: options.memory().0 >> 20,
         vcpus: options.cpus(),
         window: Some(window.into()),
-        file_memory: file_memory.map(|memory| memory.file),
+        file_memory: file_memory.map(FileMemory::into_file),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(Arc::clone(&control), input.is_some(), sender)),
@@ -257,28 +255,6 @@ pub fn run(
         collected: collected.unwrap_or_default(),
         is_absence_said: false,
     })
-}
-
-/// Memory for files of a guest.
-struct FileMemory {
-    file: OwnedFd,
-    bytes: u64,
-}
-
-/// Makes memory for files of a guest with so much RAM, half of it as Linux takes for a tmpfs, and gives it to the backend. A
-/// backend in a VM cannot reach it: none is made then.
-fn file_memory(ram: u64, backend: &Backend) -> Result<Option<FileMemory>, RunError> {
-    if backend.is_static() {
-        return Ok(None);
-    }
-    let bytes = largest_file().min(ram / 2);
-    let bytes = bytes - bytes % SEGMENT_BYTES as u64;
-    let file = sealed_file("files", bytes).map_err(|source| RunError::Io {
-        what: format!("cannot make {bytes} bytes of memory for the guest's files"),
-        source,
-    })?;
-    backend.give_file_memory(&file, bytes)?;
-    Ok(Some(FileMemory { file, bytes }))
 }
 
 /// Returns the acceptor of the guest's connections. Control streams lead to the supervisor by `control`, which is

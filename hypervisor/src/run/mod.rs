@@ -762,7 +762,7 @@ pub fn usual_window(memory: u64) -> u64 {
 }
 
 /// Returns the most bytes of a file that this process may make.
-fn largest_file() -> u64 {
+pub fn largest_file() -> u64 {
     getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 

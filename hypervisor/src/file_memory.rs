@@ -1,0 +1,102 @@
+//! Memory of a guest's shared files, which workers of its backend reach.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use wormhole_monitor::sealed_file;
+use wormhole_ring::control::{self, Message};
+use wormhole_ring::layout::SEGMENT_BYTES;
+
+use crate::backend::{Backend, BackendError, send};
+use crate::run::{RunError, largest_file};
+
+/// Memory of a guest's shared files.
+#[derive(Debug)]
+pub struct FileMemory {
+    file: OwnedFd,
+    bytes: u64,
+}
+
+impl FileMemory {
+    /// Returns the bytes of this memory that a guest with so much RAM has: half of it, as Linux takes for a tmpfs, and no more
+    /// than a file of this process may have. A backend in a VM cannot reach such memory: none is of use then.
+    pub fn usual(ram: u64, backend: &Backend) -> u64 {
+        match backend.is_static() {
+            true => 0,
+            false => {
+                let bytes = largest_file().min(ram / 2);
+                bytes - bytes % SEGMENT_BYTES as u64
+            }
+        }
+    }
+
+    /// Makes empty memory, and gives it to the backend unless that runs in a VM. Returns none for no bytes.
+    ///
+    /// # Errors
+    /// The system has no room for the file, or the backend is gone.
+    pub fn open(bytes: u64, backend: &mut Backend) -> Result<Option<Self>, RunError> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let failed = |source| RunError::Io {
+            what: format!("cannot make {bytes} bytes of memory for the guest's files"),
+            source,
+        };
+        let file = sealed_file("files", bytes).map_err(failed)?;
+        let memory = Self { file, bytes };
+        if !backend.is_static() {
+            backend.give_file_memory(memory.share().map_err(failed)?)?;
+        }
+        Ok(Some(memory))
+    }
+
+    /// Returns the same memory by another descriptor.
+    fn share(&self) -> io::Result<Self> {
+        Ok(Self {
+            file: self.file.try_clone()?,
+            bytes: self.bytes,
+        })
+    }
+
+    pub fn into_file(self) -> OwnedFd {
+        self.file
+    }
+
+    /// Gives it to the backend, on the stream of a tenant whose window is not static.
+    ///
+    /// # Errors
+    /// The backend is gone.
+    pub fn give(&self, stream: &UnixStream) -> Result<(), BackendError> {
+        let message = control::FileMemory { bytes: self.bytes };
+        let message = Message::FileMemory(message);
+        send(stream, &message, &[self.file.as_raw_fd()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::receive;
+
+    #[test]
+    fn a_backend_is_given_the_memory_and_its_size() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let bytes = 4 << 20;
+        let file = sealed_file("files", bytes).expect("a file");
+        let memory = FileMemory { file, bytes };
+        memory
+            .share()
+            .expect("a descriptor")
+            .give(&ours)
+            .expect("sent");
+        let mut body = Vec::new();
+        let Some((Message::FileMemory(given), Some(file))) =
+            receive(&theirs, &mut body).expect("a message")
+        else {
+            panic!("the backend got another message");
+        };
+        assert_eq!(given.bytes, bytes);
+        assert_eq!(file.metadata().expect("a file").len(), bytes);
+    }
+}
