@@ -1,12 +1,15 @@
 //! Memory of a guest's shared files, which workers of its backend reach.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use wormhole_monitor::sealed_file;
 use wormhole_ring::control::{self, Message};
 use wormhole_ring::layout::SEGMENT_BYTES;
+use wormhole_ring::shared_files::MARK;
 
 use crate::backend::{Backend, BackendError, send};
 use crate::run::{RunError, largest_file};
@@ -31,7 +34,8 @@ impl FileMemory {
         }
     }
 
-    /// Makes empty memory, and gives it to the backend unless that runs in a VM. Returns none for no bytes.
+    /// Makes memory of which the guest makes a file system, and gives it to the backend unless that runs in a VM. Returns none
+    /// for no bytes.
     ///
     /// # Errors
     /// The system has no room for the file, or the backend is gone.
@@ -43,12 +47,18 @@ impl FileMemory {
             what: format!("cannot make {bytes} bytes of memory for the guest's files"),
             source,
         };
-        let file = sealed_file("files", bytes).map_err(failed)?;
-        let memory = Self { file, bytes };
+        let memory = Self::marked(bytes).map_err(failed)?;
         if !backend.is_static() {
             backend.give_file_memory(memory.share().map_err(failed)?)?;
         }
         Ok(Some(memory))
+    }
+
+    fn marked(bytes: u64) -> io::Result<Self> {
+        let file = File::from(sealed_file("files", bytes)?);
+        file.write_all_at(&MARK, 0)?;
+        let file = file.into();
+        Ok(Self { file, bytes })
     }
 
     /// Returns the same memory by another descriptor.
@@ -83,8 +93,7 @@ mod tests {
     fn a_backend_is_given_the_memory_and_its_size() {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let bytes = 4 << 20;
-        let file = sealed_file("files", bytes).expect("a file");
-        let memory = FileMemory { file, bytes };
+        let memory = FileMemory::marked(bytes).expect("memory");
         memory
             .share()
             .expect("a descriptor")
@@ -98,5 +107,8 @@ mod tests {
         };
         assert_eq!(given.bytes, bytes);
         assert_eq!(file.metadata().expect("a file").len(), bytes);
+        let mut mark = [0; MARK.len()];
+        file.read_exact_at(&mut mark, 0).expect("it is there");
+        assert_eq!(mark, MARK);
     }
 }

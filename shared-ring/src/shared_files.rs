@@ -1,9 +1,13 @@
-//! Messages between a process of a guest VM and the keeper of the guest's shared files, by a Unix socket of the guest.
+//! Memory of a guest VM's shared files: its mark, and messages between a process and the keeper of the files, by a Unix socket of
+//! the guest.
 //!
 //! A process connects once. Its first message names its session, in a device of the window, whose descriptor comes along.
 //! Later ones hold a file, whose descriptor comes along, or let one go. Numbers have the guest's byte order.
 
 use zerocopy::transmute;
+
+/// First bytes of the memory that a launcher gives a guest for shared files. A guest makes a file system of no other memory.
+pub const MARK: [u8; 32] = *b"wormhole memory for shared files";
 
 /// Name of the keeper's socket, in the abstract namespace.
 pub const SOCKET: &str = "wormhole-shared-files";

@@ -37,6 +37,8 @@ const INODES_UNWRITTEN: u16 = 0x1;
 const BLOCKS_UNWRITTEN: u16 = 0x2;
 /// Mode of a folder in which everyone may make files and remove their own.
 const FOLDER: u16 = 0o4_1777;
+/// Bytes before the file system's description, which the format leaves to others.
+const BEFORE: usize = 1024;
 /// Bytes of an inode behind its first 128 that are in use.
 const EXTRA_BYTES: u16 = 32;
 
@@ -132,7 +134,7 @@ impl Layout {
         bytes
     }
 
-    /// Returns the file system's description, which begins at byte 1024.
+    /// Returns the file system's description, which begins behind [`BEFORE`].
     fn superblock(self) -> [u8; 1024] {
         let groups = 0..self.groups;
         let free: u64 = groups
@@ -206,7 +208,7 @@ impl Layout {
     }
 }
 
-/// Makes an empty file system in the first `bytes` of a device.
+/// Makes an empty file system in the first `bytes` of a device. The first KiB stays as it is.
 ///
 /// # Errors
 /// The device cannot be written, or is too small or too large.
@@ -233,9 +235,9 @@ pub fn format(device: &File, bytes: u64) -> io::Result<()> {
     for (block, data) in parts {
         device.write_all_at(data, block * BLOCK)?;
     }
-    let mut first = [0; BLOCK_BYTES];
-    put(&mut first, 1024, &layout.superblock());
-    device.write_all_at(&first, 0)
+    let mut rest = [0; BLOCK_BYTES - BEFORE];
+    put(&mut rest, 0, &layout.superblock());
+    device.write_all_at(&rest, BEFORE as u64)
 }
 
 /// Returns the contents of an empty root folder: itself, twice.
@@ -330,6 +332,9 @@ mod tests {
             // There is no folder for what a check finds.
             let said = said.replace("/lost+found not found.  Create? no\n", "");
             assert!(!said.contains("? no"), "{mib} MiB: {said}");
+            let mut before = [0; BEFORE];
+            file.as_file().read_exact_at(&mut before, 0).unwrap();
+            assert_eq!(before, [0x5a; BEFORE]);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::ptr;
@@ -27,7 +27,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use wormhole_ring::layout::{SEGMENT_BYTES, session::GENERATION};
-use wormhole_ring::shared_files::{Answer, MESSAGE_BYTES, MOST_PARTS, Part, Request, SOCKET};
+use wormhole_ring::shared_files::{Answer, MARK, MESSAGE_BYTES, MOST_PARTS, Part, Request, SOCKET};
 
 use crate::{ext4, mount_one};
 
@@ -59,6 +59,8 @@ pub enum SharedFilesError {
     NoDriver,
     #[error("the kernel made no device of the memory for shared files")]
     NoDevice,
+    #[error("{0} is no memory that a launcher of Wormhole has given this guest: it stays as it is")]
+    Foreign(String),
     #[error("no file system can be made on {path}: {source}")]
     Format { path: String, source: io::Error },
     #[error("cannot mount the memory for shared files at {PLACE}: {0}")]
@@ -81,15 +83,17 @@ pub fn is_there() -> bool {
 pub fn start() -> Result<(), SharedFilesError> {
     let (name, bytes) = wait_for_device()?;
     let path = format!("/dev/{name}");
-    let device = File::options().read(true).write(true).open(&path);
-    let formatted = device.and_then(|device| {
-        ext4::format(&device, bytes)?;
-        device.sync_all()
-    });
-    formatted.map_err(|source| SharedFilesError::Format {
+    let failed = |source| SharedFilesError::Format {
         path: path.clone(),
         source,
-    })?;
+    };
+    let device = File::options().read(true).write(true).open(&path);
+    let device = device.map_err(failed)?;
+    if !is_marked(&device).map_err(failed)? {
+        return Err(SharedFilesError::Foreign(path));
+    }
+    let formatted = ext4::format(&device, bytes);
+    formatted.and_then(|()| device.sync_all()).map_err(failed)?;
     let mounted = fs::create_dir_all(FIRST_PLACE)
         .and_then(|()| mount_one("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
         .and_then(|()| {
@@ -100,6 +104,13 @@ pub fn start() -> Result<(), SharedFilesError> {
         });
     mounted.map_err(SharedFilesError::Mount)?;
     serve().map_err(SharedFilesError::Socket)
+}
+
+/// Returns whether a launcher of Wormhole has made the memory. Other memory of this kind may have a file system of its own.
+fn is_marked(device: &File) -> io::Result<bool> {
+    let mut first = [0; MARK.len()];
+    device.read_exact_at(&mut first, 0)?;
+    Ok(first == MARK)
 }
 
 /// Waits until the kernel has made the device, in which it takes turns with others. Returns the device's name and size.
@@ -429,7 +440,6 @@ fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
 
     const PAGE: u64 = 4096;
 
@@ -536,6 +546,15 @@ mod tests {
         let found = find_device(devices.path());
         assert_eq!(found, Some(("pmem1".to_owned(), 8192)));
         assert_eq!(find_device(Path::new("/nonexistent")), None);
+    }
+
+    #[test]
+    fn only_memory_of_a_launcher_has_the_mark() {
+        let memory = tempfile::tempfile().unwrap();
+        memory.set_len(4096).unwrap();
+        assert!(!is_marked(&memory).unwrap());
+        memory.write_all_at(&MARK, 0).unwrap();
+        assert!(is_marked(&memory).unwrap());
     }
 
     #[test]
