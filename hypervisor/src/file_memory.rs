@@ -17,7 +17,7 @@ use crate::run::{RunError, largest_file};
 /// Memory of a guest's shared files.
 #[derive(Debug)]
 pub struct FileMemory {
-    file: OwnedFd,
+    file: File,
     bytes: u64,
 }
 
@@ -34,12 +34,28 @@ impl FileMemory {
         }
     }
 
-    /// Makes memory of which the guest makes a file system, and gives it to the backend unless that runs in a VM. Returns none
-    /// for no bytes.
+    /// Makes memory for a guest that boots, which makes a file system of it, and gives it to the backend unless that runs in a
+    /// VM. Returns none for no bytes.
     ///
     /// # Errors
     /// The system has no room for the file, or the backend is gone.
     pub fn open(bytes: u64, backend: &mut Backend) -> Result<Option<Self>, RunError> {
+        Self::given(bytes, backend, Self::marked)
+    }
+
+    /// As [`Self::open`], for a guest that is restored, whose snapshot has the contents.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_empty(bytes: u64, backend: &mut Backend) -> Result<Option<Self>, RunError> {
+        Self::given(bytes, backend, Self::empty)
+    }
+
+    fn given(
+        bytes: u64,
+        backend: &mut Backend,
+        make: fn(u64) -> io::Result<Self>,
+    ) -> Result<Option<Self>, RunError> {
         if bytes == 0 {
             return Ok(None);
         }
@@ -47,18 +63,22 @@ impl FileMemory {
             what: format!("cannot make {bytes} bytes of memory for the guest's files"),
             source,
         };
-        let memory = Self::marked(bytes).map_err(failed)?;
+        let memory = make(bytes).map_err(failed)?;
         if !backend.is_static() {
             backend.give_file_memory(memory.share().map_err(failed)?)?;
         }
         Ok(Some(memory))
     }
 
-    fn marked(bytes: u64) -> io::Result<Self> {
-        let file = File::from(sealed_file("files", bytes)?);
-        file.write_all_at(&MARK, 0)?;
-        let file = file.into();
+    fn empty(bytes: u64) -> io::Result<Self> {
+        let file = sealed_file("files", bytes)?.into();
         Ok(Self { file, bytes })
+    }
+
+    fn marked(bytes: u64) -> io::Result<Self> {
+        let memory = Self::empty(bytes)?;
+        memory.file.write_all_at(&MARK, 0)?;
+        Ok(memory)
     }
 
     /// Returns the same memory by another descriptor.
@@ -70,7 +90,7 @@ impl FileMemory {
     }
 
     pub fn into_file(self) -> OwnedFd {
-        self.file
+        self.file.into()
     }
 
     /// Gives it to the backend, on the stream of a tenant whose window is not static.

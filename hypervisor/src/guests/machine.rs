@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use wormhole_monitor::{MAX_VCPUS, NetConfig};
+use wormhole_ring::layout::SEGMENT_BYTES;
 
 use super::start::Options;
 use crate::run::network::{self, EndOption};
@@ -25,6 +26,8 @@ pub struct Machine {
     pub cpus: u8,
     /// Size of the window in bytes.
     pub window: u64,
+    /// Memory for shared files in bytes. A guest that boots gets it when its backend is known.
+    pub files: u64,
     pub prefault: bool,
     /// Path, and whether the guest can only read it.
     disks: Vec<(PathBuf, bool)>,
@@ -40,6 +43,7 @@ impl Machine {
             memory: options.memory.0,
             cpus: options.cpus,
             window: (options.window).map_or_else(|| usual_window(options.memory.0), |size| size.0),
+            files: 0,
             prefault: options.prefault,
             disks: disks.collect(),
             networks: options.network.iter().map(ToString::to_string).collect(),
@@ -73,6 +77,12 @@ impl Machine {
     pub fn check(&self) -> Result<(), RunError> {
         check_window(Size(self.window))?;
         check_memory(Size(self.memory))?;
+        if !self.files.is_multiple_of(SEGMENT_BYTES as u64) || self.files > self.memory {
+            return Err(RunError::Machine(format!(
+                "it has memory for files of {} bytes",
+                self.files
+            )));
+        }
         if !(1..=MAX_VCPUS).contains(&self.cpus) {
             return Err(RunError::Machine(format!(
                 "it has {} processors, and 1 to {MAX_VCPUS} are possible",
@@ -108,6 +118,7 @@ mod tests {
             memory: 256 << 20,
             cpus: 2,
             window: 258 << 20,
+            files: 128 << 20,
             prefault: false,
             disks: vec![("/disk".into(), true)],
             networks: vec!["passt,mac=02:00:00:00:00:07".to_owned()],
@@ -127,12 +138,14 @@ mod tests {
     #[test]
     fn a_machine_that_no_guest_can_have_is_refused() {
         machine().check().expect("it can be");
-        let changes: [fn(&mut Machine); 7] = [
+        let changes: [fn(&mut Machine); 9] = [
             |machine| machine.memory += 1,
             |machine| machine.memory = 0,
             |machine| machine.cpus = 0,
             |machine| machine.cpus = 65,
             |machine| machine.window = 7,
+            |machine| machine.files += 4096,
+            |machine| machine.files = 258 << 20,
             |machine| machine.disks = vec![("/disk".into(), true); 100],
             |machine| machine.networks.push("tape=0".to_owned()),
         ];

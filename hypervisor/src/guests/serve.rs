@@ -15,8 +15,8 @@ use wormhole_images::ports;
 use wormhole_link::{chain, tasks};
 use wormhole_lock::Mutex;
 use wormhole_monitor::{
-    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, StopHandle, Vm, VmConfig,
-    VsockConfig,
+    ConnectRequest, ConsoleInput, ExitReason, PowerButton, Refused, Start, StopHandle, Vm,
+    VmConfig, VsockConfig,
 };
 
 use super::attendant::{Attendant, Attended};
@@ -25,6 +25,7 @@ use super::start::{Options, Planned, hold};
 use super::{END, GuestsError, Held, Place, snapshot};
 use crate::backend::Backend;
 use crate::cgroup;
+use crate::file_memory::FileMemory;
 use crate::installation::Installation;
 use crate::places::{Process, Record, notify};
 use crate::run::confinement;
@@ -123,10 +124,6 @@ fn make(
     let Planned { mut machine, start } = planned;
     let disks = Disk::open(&machine.disks()).map_err(RunError::from)?;
     let networks = machine.open_networks()?;
-    // A guest that takes this process over later cannot change it.
-    let path = place.file(machine::FILE);
-    let written = machine.write(&path);
-    written.map_err(|source| GuestsError::Write { path, source })?;
     let installation = Installation::locate()?;
     let mut backend = open_backend(
         &installation,
@@ -139,6 +136,17 @@ fn make(
             .stay(&installation, chosen)
             .map_err(RunError::from)?;
     }
+    let file_memory = match &start {
+        Start::Boot(_) => {
+            machine.files = FileMemory::usual(machine.memory, &backend);
+            FileMemory::open(machine.files, &mut backend)
+        }
+        Start::Restore(_) => FileMemory::open_empty(machine.files, &mut backend),
+    }?;
+    // A guest that takes this process over later cannot change it.
+    let path = place.file(machine::FILE);
+    let written = machine.write(&path);
+    written.map_err(|source| GuestsError::Write { path, source })?;
     let window = backend.window().try_clone();
     let window = window.map_err(|source| RunError::Io {
         what: "cannot share the window with the guest".to_owned(),
@@ -170,7 +178,8 @@ fn make(
         }
     };
     let control = backend.streams().map_err(RunError::from)?;
-    let memory = machine.memory + machine.window + Disk::bytes_in_memory(&machine.disks());
+    let memory =
+        machine.memory + machine.files + machine.window + Disk::bytes_in_memory(&machine.disks());
     cgroup::enter(&installation, Some(memory));
     wormhole_monitor::confinement::leave_namespaces();
     let vm = Vm::new(VmConfig {
@@ -178,7 +187,7 @@ fn make(
         memory_mib: machine.memory >> 20,
         vcpus: machine.cpus,
         window: Some(window.into()),
-        file_memory: None,
+        file_memory: file_memory.map(FileMemory::into_file),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(move |request: ConnectRequest| match request.port {

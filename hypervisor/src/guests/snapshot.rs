@@ -38,7 +38,7 @@ const STATE: &str = "state.json";
 const MEMORY: &str = "memory";
 
 /// Version of [`STATE`]'s contents and of the devices that it describes.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// Larger than any state: each of 64 vCPUs has 40 KiB of text.
 const LARGEST_STATE: u64 = 64 << 20;
 
@@ -413,9 +413,9 @@ mod tests {
             (r#"{"format": -1}"#, "is not the state of a guest"),
             (
                 r#"{"format": 1, "vm": 7}"#,
-                "it has format 1, and this version reads 2",
+                "it has format 1, and this version reads 3",
             ),
-            (r#"{"format": 2}"#, "is not the state of a guest"),
+            (r#"{"format": 3}"#, "is not the state of a guest"),
         ] {
             fs::write(&state, text).expect("room");
             let refused = refused(folder.path());

@@ -344,7 +344,7 @@ fn a_guest_is_not_started_from_a_folder_that_is_no_snapshot() {
     };
     assert!(start(&[]).contains("state.json"));
     fs::write(home.path().join("state.json"), "{\"format\": 0}").expect("room");
-    assert!(start(&[]).contains("it has format 0, and this version reads 2"));
+    assert!(start(&[]).contains("it has format 0, and this version reads 3"));
     // A snapshot has the options of the machine.
     for option in [["--memory", "1G"], ["--kernel", "/k"], ["--disk", "/d"]] {
         let refused = start(&option);

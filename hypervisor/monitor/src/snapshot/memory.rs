@@ -135,7 +135,7 @@ fn is_zero(page: &[u8]) -> bool {
     ZEROS.get(..page.len()) == Some(page)
 }
 
-/// Reads memory, whose pages are all zero, from the file of the snapshot with this identity.
+/// Reads memory, whose pages are all zero, with that for files, from the file of the snapshot with this identity.
 pub(super) fn restore(
     memory: Memory<'_>,
     file: &File,
