@@ -54,7 +54,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug, thiserror::Error)]
 pub enum SharedFilesError {
     #[error(
-        "the image lacks a driver of the memory for shared files: build it again with `wormhole image build guest --rebuild`"
+        "the kernel lacks nd_pmem, the driver of the memory for shared files: load it, or build an older image of Wormhole again \
+         with `wormhole image build guest --rebuild`"
     )]
     NoDriver,
     #[error("the kernel made no device of the memory for shared files")]
@@ -65,8 +66,8 @@ pub enum SharedFilesError {
     Format { path: String, source: io::Error },
     #[error("cannot mount the memory for shared files at {PLACE}: {0}")]
     Mount(io::Error),
-    #[error("the socket for shared files cannot be made: {0}")]
-    Socket(io::Error),
+    #[error("the keeper of shared files cannot serve: {0}")]
+    Serve(io::Error),
 }
 
 /// Returns whether this machine has memory for shared files.
@@ -81,6 +82,48 @@ pub fn is_there() -> bool {
 /// # Errors
 /// The memory's device is missing, or cannot be mounted so that files are mapped directly.
 pub fn start() -> Result<(), SharedFilesError> {
+    let path = format()?;
+    let mounted = fs::create_dir_all(FIRST_PLACE)
+        .and_then(|()| mount_one("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
+        .and_then(|()| {
+            // The place keeps its first file system.
+            mount(&path).inspect_err(|_| drop(mount_one("", FIRST_PLACE, PLACE, libc::MS_MOVE, "")))
+        });
+    mounted.map_err(SharedFilesError::Mount)?;
+    let keeper = Keeper::listen()?;
+    let started = thread::Builder::new().spawn(move || keeper.run());
+    started.map(drop).map_err(SharedFilesError::Serve)
+}
+
+/// Makes an empty file system for shared memory and mounts it over the first one, unless it is there already. Programs must not
+/// run yet.
+///
+/// # Errors
+/// As [`start`].
+pub fn mount_over() -> Result<(), SharedFilesError> {
+    match is_mounted() {
+        true => Ok(()),
+        false => mount(&format()?).map_err(SharedFilesError::Mount),
+    }
+}
+
+/// Returns whether the memory's file system is mounted for shared memory.
+#[must_use]
+pub fn is_mounted() -> bool {
+    let found = find_device(Path::new(BLOCK_DEVICES));
+    let device = found.and_then(|(name, _)| fs::metadata(Path::new("/dev").join(name)).ok());
+    let place = fs::metadata(PLACE).ok();
+    let both = device.zip(place);
+    both.is_some_and(|(device, place)| device.st_rdev() == place.st_dev())
+}
+
+fn mount(device: &str) -> io::Result<()> {
+    let flags = libc::MS_NOSUID | libc::MS_NODEV;
+    mount_one("ext4", device, PLACE, flags, "dax,noinit_itable")
+}
+
+/// Makes an empty file system. Returns the path of its device.
+fn format() -> Result<String, SharedFilesError> {
     let (name, bytes) = wait_for_device()?;
     let path = format!("/dev/{name}");
     let failed = |source| SharedFilesError::Format {
@@ -94,16 +137,7 @@ pub fn start() -> Result<(), SharedFilesError> {
     }
     let formatted = ext4::format(&device, bytes);
     formatted.and_then(|()| device.sync_all()).map_err(failed)?;
-    let mounted = fs::create_dir_all(FIRST_PLACE)
-        .and_then(|()| mount_one("", PLACE, FIRST_PLACE, libc::MS_MOVE, ""))
-        .and_then(|()| {
-            let flags = libc::MS_NOSUID | libc::MS_NODEV;
-            mount_one("ext4", &path, PLACE, flags, "dax,noinit_itable")
-                // The place keeps its first file system.
-                .inspect_err(|_| drop(mount_one("", FIRST_PLACE, PLACE, libc::MS_MOVE, "")))
-        });
-    mounted.map_err(SharedFilesError::Mount)?;
-    serve().map_err(SharedFilesError::Socket)
+    Ok(path)
 }
 
 /// Returns whether a launcher of Wormhole has made the memory. Other memory of this kind may have a file system of its own.
@@ -142,13 +176,33 @@ fn find_device(devices: &Path) -> Option<(String, u64)> {
     found.next()
 }
 
-/// Starts the keeper's threads.
-fn serve() -> io::Result<()> {
-    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
-    let device = fs::metadata(PLACE)?.st_dev();
-    thread::Builder::new().spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(stream) = stream else {
+/// Keeper of the files.
+#[derive(Debug)]
+pub struct Keeper {
+    listener: UnixListener,
+    /// Number of the file system's device.
+    device: u64,
+}
+
+impl Keeper {
+    /// Makes the socket to which processes connect.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub fn listen() -> Result<Self, SharedFilesError> {
+        let listener =
+            SocketAddr::from_abstract_name(SOCKET).and_then(|name| UnixListener::bind_addr(&name));
+        let listener = listener.map_err(SharedFilesError::Serve)?;
+        let status = fs::metadata(PLACE).map_err(SharedFilesError::Serve)?;
+        let device = status.st_dev();
+        Ok(Self { listener, device })
+    }
+
+    /// Serves processes, each in a thread of its own.
+    pub fn run(self) -> ! {
+        let device = self.device;
+        loop {
+            let Ok((stream, _)) = self.listener.accept() else {
                 // No descriptor is left.
                 thread::sleep(PAUSE);
                 continue;
@@ -159,8 +213,7 @@ fn serve() -> io::Result<()> {
                 let _ = thread::Builder::new().spawn(keep);
             }
         }
-    })?;
-    Ok(())
+    }
 }
 
 static PROCESSES: AtomicUsize = AtomicUsize::new(0);
