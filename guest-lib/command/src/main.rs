@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use wormhole_connect::AGENT;
+use wormhole_init::shared_files::{self, Keeper, SharedFilesError};
 use wormhole_init::window;
 use wormhole_serial::{AgentError, PORT};
 
@@ -33,6 +34,11 @@ enum Action {
     Check,
     /// Bind the window to the driver by which programs map it; the service wormhole-guest-window does so at boot.
     Bind,
+    /// Make a file system for /dev/shm of the memory that devices reach; the service wormhole-guest-files does so at boot, in a guest
+    /// that has such memory.
+    MountFiles,
+    /// Hold files of /dev/shm that devices reach; the service wormhole-guest-keeper does so.
+    KeepFiles,
     /// Pass the control streams of programs through a virtio-serial port; the service wormhole-guest-control does so in a
     /// guest that has the port org.wormhole.control.
     Agent,
@@ -54,6 +60,29 @@ fn main() -> ExitCode {
             }
             Err(error) => failure(&error),
         },
+        Action::MountFiles => match shared_files::mount_over() {
+            Ok(()) => ExitCode::SUCCESS,
+            // Such memory is its owner's. The shared memory of this guest stays as it was.
+            Err(error @ SharedFilesError::Foreign(_)) => {
+                println!("{error}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => failure(&error),
+        },
+        Action::KeepFiles => {
+            if !shared_files::is_mounted() {
+                println!("/dev/shm has no memory that devices reach");
+                ready();
+                return ExitCode::SUCCESS;
+            }
+            match Keeper::listen() {
+                Ok(keeper) => {
+                    ready();
+                    keeper.run()
+                }
+                Err(error) => failure(&error),
+            }
+        }
         Action::Agent => {
             let Err(error) = agent();
             failure(&error)
@@ -74,7 +103,7 @@ fn agent() -> Result<Infallible, AgentError> {
     wormhole_serial::serve_port(port, &listener)
 }
 
-/// Tells systemd, if it has started this process, that programs can connect (sd_notify(3)).
+/// Tells systemd, if it has started this process, that programs are served (sd_notify(3)).
 fn ready() {
     if let (Some(path), Ok(socket)) = (var_os("NOTIFY_SOCKET"), UnixDatagram::unbound()) {
         // systemd ends a service that does not say so.
