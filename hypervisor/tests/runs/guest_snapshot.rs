@@ -31,7 +31,7 @@ start() {
 const SCRIPT: &str = r#"
 start
 echo next >&${console[1]}
-said "count 1, on the disk 1"
+said "count 1, on the disk 1, before 0 in shared memory, ext4"
 echo spin >&${console[1]}
 said "spinning"
 refused=$("$command" guest snapshot debian /first 2>&1) || echo "$refused, status $?"
@@ -39,7 +39,7 @@ refused=$("$command" guest snapshot debian /first 2>&1) || echo "$refused, statu
 echo end >&${console[1]}
 until "$command" guest snapshot debian /first; do sleep 0.2; done
 echo next >&${console[1]}
-said "count 2, on the disk 2"
+said "count 2, on the disk 2, before 1 in shared memory, ext4"
 SAVE
 [ -z "$("$command" guest list --json | grep pid)" ] && echo "the saved guest has ended"
 changed=$("$command" guest start debian --restore /first --backend default 2>&1) || echo "$changed, status $?"
@@ -47,7 +47,7 @@ changed=$("$command" guest start debian --restore /first --backend default 2>&1)
 RESTORE --backend default
 type_in
 echo next >&${console[1]}
-said "count 3, on the disk 3"
+said "count 3, on the disk 3, before 2 in shared memory, ext4"
 echo vector_add >&${console[1]}
 said "PASS vector_add"
 "$command" guest list
@@ -86,6 +86,10 @@ done
 /// Command of a guest that does what its console says.
 const WORDS: &str = r#"
 count=0
+echo 0 >/dev/shm/count
+while read -r _ place type _; do
+    [ "$place" = /dev/shm ] && shared=$type
+done </proc/mounts
 echo ready for words
 while read -r word; do
     case $word in
@@ -93,7 +97,9 @@ while read -r word; do
         count=$((count + 1))
         echo $count >/dev/vda
         read -r written </dev/vda
-        echo "count $count, on the disk $written"
+        read -r before </dev/shm/count
+        echo $count >/dev/shm/count
+        echo "count $count, on the disk $written, before $before in shared memory, $shared"
         ;;
     spin) "$spin" & ;;
     end) kill -9 $! ;;
