@@ -32,7 +32,7 @@ macro_rules! text {
     };
 }
 
-const TEXTS: [Text; 12] = [
+const TEXTS: [Text; 14] = [
     text!("DEBIAN/postinst", 0o755, "postinst"),
     text!("DEBIAN/prerm", 0o755, "prerm"),
     text!("DEBIAN/postrm", 0o755, "postrm"),
@@ -63,6 +63,16 @@ const TEXTS: [Text; 12] = [
         "usr/lib/systemd/system/wormhole-guest-control.service",
         0o644,
         "wormhole-guest-control.service"
+    ),
+    text!(
+        "usr/lib/systemd/system/wormhole-guest-files.service",
+        0o644,
+        "wormhole-guest-files.service"
+    ),
+    text!(
+        "usr/lib/systemd/system/wormhole-guest-keeper.service",
+        0o644,
+        "wormhole-guest-keeper.service"
     ),
     text!("usr/share/doc/wormhole-guest/copyright", 0o644, "copyright"),
 ];
@@ -228,6 +238,23 @@ mod tests {
             fs::read(package).expect("it was built")
         };
         assert!(bytes() == bytes());
+    }
+
+    #[test]
+    fn units_that_start_at_boot_are_enabled_stopped_and_forgotten() {
+        let units = TEXTS
+            .iter()
+            .filter(|(path, _, text)| path.ends_with(".service") && text.contains("[Install]"));
+        let mut count = 0;
+        for (path, ..) in units {
+            let name = path.rsplit('/').next().expect("a name");
+            for script in ["postinst", "prerm", "postrm"] {
+                let text = text_of(&format!("DEBIAN/{script}"));
+                assert!(text.contains(name), "{script} leaves {name} out");
+            }
+            count += 1;
+        }
+        assert_eq!(count, 3);
     }
 
     #[test]
