@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, IoSliceMut, Read, Write};
+use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
@@ -310,8 +310,9 @@ fn serve_one(
     }
 }
 
-/// Receives a message, and the descriptor that came with it.
-fn receive(mut stream: &UnixStream) -> io::Result<(Request, Option<OwnedFd>)> {
+/// Receives a message, and the descriptor that came with it. A message that was sent as a whole comes as a whole, so that the limit
+/// on the time of one read is one on the time of a message.
+fn receive(stream: &UnixStream) -> io::Result<(Request, Option<OwnedFd>)> {
     let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -321,17 +322,14 @@ fn receive(mut stream: &UnixStream) -> io::Result<(Request, Option<OwnedFd>)> {
         &mut ancillary,
         RecvFlags::CMSG_CLOEXEC,
     )?;
-    if received.bytes == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
     let descriptors = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
     let descriptor = descriptors.flatten().next();
-    stream.read_exact(&mut bytes[received.bytes..])?;
-    let request = Request::decode(bytes).ok_or(io::ErrorKind::InvalidData)?;
-    Ok((request, descriptor))
+    let is_whole = received.bytes == MESSAGE_BYTES;
+    let request = is_whole.then(|| Request::decode(bytes)).flatten();
+    Ok((request.ok_or(io::ErrorKind::InvalidData)?, descriptor))
 }
 
 /// Returns the parts of the memory in which a range of a file lies. The file is open for writing, on the file system with this
@@ -577,6 +575,20 @@ mod tests {
         fs::write(device.join("size"), "4096\n").unwrap();
         assert_eq!(window_bytes(folder.path(), &null), Some(4096));
         assert_eq!(window_bytes(folder.path(), &file), None);
+    }
+
+    #[test]
+    fn a_message_comes_as_a_whole_or_ends_its_process() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let message = Request::LetGo { number: 7 }.encode();
+        theirs.write_all(&message).unwrap();
+        let (request, descriptor) = receive(&ours).unwrap();
+        assert_eq!(request.encode(), message);
+        assert!(descriptor.is_none());
+        // A process that sends a byte now and then would keep its place.
+        theirs.write_all(&message[..1]).unwrap();
+        let error = receive(&ours).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
