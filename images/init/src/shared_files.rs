@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::linux::net::SocketAddrExt;
@@ -43,7 +43,7 @@ const FIRST_PLACE: &str = "/dev/shm.tmpfs";
 const FOUND_WITHIN: Duration = Duration::from_secs(5);
 /// Name of the memory in `/proc/iomem`.
 const NAME: &str = "Persistent Memory (legacy)";
-/// Most processes that have registered files, and most files of all of them: half of the descriptors of this process.
+/// Most processes that have registered files, and most files of all of them. Each process has a stream and a window here.
 const MOST_PROCESSES: usize = 256;
 const MOST_FILES: usize = 256;
 /// Time that a process has for its first message.
@@ -202,16 +202,26 @@ impl Keeper {
     pub fn run(self) -> ! {
         let device = self.device;
         loop {
+            // Other processes wait, as long as they like.
+            let place = loop {
+                match Counted::take(&PROCESSES, MOST_PROCESSES) {
+                    Some(place) => break place,
+                    None => thread::sleep(PAUSE),
+                }
+            };
             let Ok((stream, _)) = self.listener.accept() else {
                 // No descriptor is left.
                 thread::sleep(PAUSE);
                 continue;
             };
-            // A process without a place or a thread finds its connection closed.
-            if let Some(place) = Counted::take(&PROCESSES, MOST_PROCESSES) {
-                let keep = move || keep(stream, device, &place);
-                let _ = thread::Builder::new().spawn(keep);
-            }
+            // The close of a descriptor that a process has sent may never end, so this thread closes no stream. One for which no
+            // thread can be made stays open, and keeps its place.
+            let both = ManuallyDrop::new((stream, place));
+            let keep = move || {
+                let (stream, place) = ManuallyDrop::into_inner(both);
+                keep(stream, device, &place);
+            };
+            let _ = thread::Builder::new().spawn(keep);
         }
     }
 }
@@ -256,8 +266,9 @@ fn keep(mut stream: UnixStream, device: u64, _place: &Counted) {
         },
         _ => return,
     };
-    let bytes = window_bytes(Path::new(CHARACTER_DEVICES), &session.window);
-    if !bytes.is_some_and(|bytes| session.lies_in(bytes)) {
+    let bytes = || window_bytes(Path::new(CHARACTER_DEVICES), &session.window);
+    let lies_there = may_write(&session.window) && bytes().is_some_and(|all| session.lies_in(all));
+    if !lies_there || !session.is_there() {
         return;
     }
     let _ = stream.set_read_timeout(None);
@@ -336,8 +347,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Request, Option<OwnedFd>)> {
 /// device number, and has all of the range.
 fn parts(file: &File, device: u64, start: u64, bytes: u64) -> io::Result<Vec<Part>> {
     let status = file.metadata()?;
-    let is_writable = fcntl_getfl(file)?.contains(OFlags::RDWR);
-    if status.st_dev() != device || !is_writable || !status.is_file() {
+    if status.st_dev() != device || !may_write(file) || !status.is_file() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let (mut parts, mut at) = (Vec::new(), start);
@@ -434,6 +444,11 @@ impl Extents {
     }
 }
 
+/// Returns whether a file was opened for reading and writing. To name it (`O_PATH`) takes no right to it.
+fn may_write(file: &File) -> bool {
+    fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR))
+}
+
 /// Returns the size of a device of the window. `None` for all other files: an access beyond the end of one would end this
 /// process.
 fn window_bytes(devices: &Path, window: &File) -> Option<u64> {
@@ -460,7 +475,7 @@ impl Session {
     fn is_there(&self) -> bool {
         let word = generation_at(&self.window, self.offset);
         // A window that cannot be mapped is lost.
-        word.is_ok_and(|word| word == self.generation)
+        self.generation != 0 && word.is_ok_and(|word| word == self.generation)
     }
 }
 
@@ -490,6 +505,8 @@ fn generation_at(window: &File, offset: u64) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use super::*;
 
     const PAGE: u64 = 4096;
@@ -557,6 +574,18 @@ mod tests {
         assert!(session.is_there());
         window.write_all_at(&[0; 4], place).unwrap();
         assert!(!session.is_there());
+    }
+
+    #[test]
+    fn a_file_that_is_only_named_or_read_gives_no_place() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(may_write(file.as_file()));
+        assert!(!may_write(&File::open(file.path()).unwrap()));
+        let named = File::options()
+            .read(true)
+            .custom_flags(libc::O_PATH)
+            .open(file.path());
+        assert!(!may_write(&named.unwrap()));
     }
 
     #[test]
