@@ -11,7 +11,7 @@ use wormhole_ring::arena::Arena;
 use wormhole_ring::layout::FILES;
 
 use super::OnDevice;
-use super::keeper::Keeper;
+use super::keeper::{FileNumber, Keeper};
 use crate::error::{CuError, Result};
 use crate::log;
 
@@ -38,7 +38,7 @@ pub struct MappedFile {
     /// The device's address of its first page.
     pub address: u64,
     /// The keeper's number of it.
-    held: Option<u64>,
+    held: Option<FileNumber>,
 }
 
 impl Files {
@@ -130,7 +130,7 @@ impl OnDevice {
         (file, offset, bytes): (RawFd, u64, u64),
         is_still: impl Fn() -> bool,
         address: u64,
-    ) -> Result<u64> {
+    ) -> Result<FileNumber> {
         let held = keeper.hold(file, offset, bytes).map_err(|error| {
             log::debug!("a file's place in the memory for files is not known: {error}");
             CuError::NOT_SUPPORTED

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::FilePart;
@@ -24,72 +25,90 @@ pub struct SessionPlace {
     pub generation: u32,
 }
 
+/// Time within which the keeper takes a message and answers it. Others may have all of its places.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
 /// A file that the keeper holds.
 #[derive(Debug)]
 pub struct Held {
     /// The keeper's number of it.
-    pub number: u64,
+    pub number: FileNumber,
     /// Parts of the memory for files in which the range lies.
     pub parts: Vec<FilePart>,
+}
+
+/// Number of a file that the keeper holds.
+#[derive(Clone, Copy, Debug)]
+pub struct FileNumber {
+    /// Number of the connection on which it was given.
+    connection: u64,
+    file: u64,
 }
 
 /// The keeper.
 #[derive(Debug)]
 pub struct Keeper {
     place: SessionPlace,
-    /// Connection, once a file was registered.
-    stream: Mutex<Option<UnixStream>>,
+    connection: Mutex<Connection>,
+}
+
+/// Connection to the keeper, once a file was registered.
+#[derive(Debug, Default)]
+struct Connection {
+    stream: Option<UnixStream>,
+    /// Number of connections before this one.
+    number: u64,
 }
 
 impl Keeper {
     pub fn new(place: SessionPlace) -> Self {
         Self {
             place,
-            stream: Mutex::new(None),
+            connection: Mutex::default(),
         }
     }
 
     /// Has a file held. Returns the parts in which this range of it lies.
     pub fn hold(&self, file: RawFd, offset: u64, bytes: u64) -> io::Result<Held> {
-        let mut stream = self.stream.lock();
-        let stream = match &*stream {
+        let mut connection = self.connection.lock();
+        let stream = match &connection.stream {
             Some(stream) => stream,
-            None => stream.insert(self.connect()?),
+            None => connection.stream.insert(self.connect()?),
         };
-        let hold = Request::Hold {
-            start: offset,
-            bytes,
+        let answer = ask(stream, file, offset, bytes).inspect_err(|_| {
+            // An answer may come later, or the keeper is another one by now. Files that it holds stay held.
+            connection.stream = None;
+            connection.number += 1;
+        })?;
+        let (number, parts) = answer.map_err(io::Error::from_raw_os_error)?;
+        let number = FileNumber {
+            connection: connection.number,
+            file: number,
         };
-        send(stream, hold, &[file])?;
-        let answer = Answer::decode(receive(stream)?);
-        if answer.status != 0 {
-            let status = i32::try_from(answer.status).unwrap_or(libc::EIO);
-            return Err(io::Error::from_raw_os_error(status));
-        }
-        if answer.parts > MOST_PARTS as u64 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let part = |_| {
-            let Part { offset, bytes } = Part::decode(receive(stream)?);
-            Ok(FilePart { offset, bytes })
-        };
-        let parts = (0..answer.parts)
-            .map(part)
-            .collect::<io::Result<Vec<_>>>()?;
-        let number = answer.number;
         Ok(Held { number, parts })
     }
 
     /// Lets a file go that no device reaches any more.
-    pub fn let_go(&self, number: u64) {
-        if let Some(stream) = self.stream.lock().as_ref() {
+    pub fn let_go(&self, number: FileNumber) {
+        let connection = self.connection.lock();
+        if let Some(stream) = &connection.stream
+            && number.connection == connection.number
+        {
             // Without a keeper nothing holds the file.
-            let _ = send(stream, Request::LetGo { number }, &[]);
+            let _ = send(
+                stream,
+                Request::LetGo {
+                    number: number.file,
+                },
+                &[],
+            );
         }
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
+        stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
+        stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
         // Any process can take the name where there is no keeper.
         if !rustix::net::sockopt::socket_peercred(&stream)?
             .uid
@@ -105,6 +124,29 @@ impl Keeper {
         close_in_children(stream.as_raw_fd());
         Ok(stream)
     }
+}
+
+/// Returns the number of a file and the parts in which a range of it lies, or the error for which the keeper does not hold it.
+fn ask(
+    stream: &UnixStream,
+    file: RawFd,
+    start: u64,
+    bytes: u64,
+) -> io::Result<Result<(u64, Vec<FilePart>), i32>> {
+    send(stream, Request::Hold { start, bytes }, &[file])?;
+    let answer = Answer::decode(receive(stream)?);
+    if answer.status != 0 {
+        return Ok(Err(i32::try_from(answer.status).unwrap_or(libc::EIO)));
+    }
+    if answer.parts > MOST_PARTS as u64 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let part = |_| {
+        let Part { offset, bytes } = Part::decode(receive(stream)?);
+        Ok(FilePart { offset, bytes })
+    };
+    let parts = (0..answer.parts).map(part).collect::<io::Result<_>>()?;
+    Ok(Ok((answer.number, parts)))
 }
 
 fn send(stream: &UnixStream, request: Request, descriptors: &[RawFd]) -> io::Result<()> {
