@@ -172,10 +172,15 @@ impl Worker {
         self.session.is_none() && self.environment.is_empty() && self.state == WorkerState::Ready
     }
 
-    /// Returns whether it is a spare that a session was given a moment ago and has not taken, so that the next one waits.
+    /// Returns whether it is a spare for a session that has not taken it, so that the next one waits.
     fn is_awaited(&self) -> bool {
-        let is_late = self.state == WorkerState::Given && self.since.elapsed() >= OWED;
-        self.is_owed && !is_late
+        let now = Instant::now();
+        self.is_owed && self.awaited_until().is_none_or(|until| now < until)
+    }
+
+    /// Returns the time until which the next spare waits for a session to take this one, which it was given.
+    fn awaited_until(&self) -> Option<Instant> {
+        (self.is_owed && self.state == WorkerState::Given).then(|| self.since + OWED)
     }
 
     fn end_late(&mut self, limit: Duration, ended_by: Instant) {
@@ -231,6 +236,11 @@ impl Supervisor {
     fn request_spares(&mut self, account: Option<Id>, hashes: Vec<u64>) {
         if self.stopping {
             return;
+        }
+        let now = Instant::now();
+        let awaited = self.workers.values().filter_map(Worker::awaited_until);
+        if let Some(until) = awaited.filter(|until| now < *until).min() {
+            self.set_deadline(until);
         }
         if self.is_alone() {
             let is_busy = self.tenants.keys().any(|tenant| {
@@ -684,7 +694,7 @@ impl Supervisor {
             return;
         };
         worker.enter(WorkerState::Given);
-        let awaited = worker.is_owed.then(|| worker.since + OWED);
+        let awaited = worker.awaited_until();
         peer.forget(ops);
         connection::forget(ops, log.socket());
         for token in std::mem::take(&mut worker.tokens) {
