@@ -104,6 +104,10 @@ fn copy_data((from, range): (&File, Range<u64>), (to, start): (&File, u64)) -> i
     let mut at = range.start;
     while at < range.end {
         let data = next_data(from, at, range.end)?;
+        // A file system that lies about its holes.
+        if data.start < at || data.is_empty() && data.start < range.end {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         at = data.start;
         while at < data.end.min(range.end) {
             let left = data.end.min(range.end) - at;
