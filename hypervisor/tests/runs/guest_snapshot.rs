@@ -50,6 +50,8 @@ echo next >&${console[1]}
 said "count 3, on the disk 3, before 2 in shared memory, ext4"
 echo vector_add >&${console[1]}
 said "PASS vector_add"
+echo shared_files >&${console[1]}
+said "PASS shared_files"
 "$command" guest list
 "$command" guest stop debian --timeout 1
 "$command" backend stop
@@ -104,6 +106,7 @@ while read -r word; do
     spin) "$spin" & ;;
     end) kill -9 $! ;;
     vector_add) "$vector_add" ;;
+    shared_files) "$shared_files" ;;
     work)
         processors=0
         while read -r key rest; do
@@ -142,11 +145,10 @@ done </dev/console
 
 /// Runs a script that follows [`PERSON`], and returns its output, in which each run of spaces is one.
 fn said(commands: &str) -> String {
-    let [spin, vector_add] = ["spin", "vector_add"].map(|name| program("static", name));
+    let programs = ["spin", "vector_add", "shared_files"];
     let home = tempfile::tempdir().expect("a folder");
-    let (spin, vector_add) = (spin.display(), vector_add.display());
-    let command = format!("spin={spin} vector_add={vector_add}{WORDS}");
-    let programs = ["spin", "vector_add"];
+    let paths = programs.map(|name| format!("{name}={} ", program("static", name).display()));
+    let command = format!("{}{WORDS}", paths.concat());
     let initrd = home.path().join(guest_of_qemu::initrd(
         home.path(),
         "words.img",
