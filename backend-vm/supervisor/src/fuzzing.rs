@@ -1330,7 +1330,10 @@ mod tests {
                 assert!(newcomer.has_window);
                 newcomer.awaits_device
             };
-            assert!(waits(&scene));
+            // Another worker gets its device meanwhile.
+            let another = u8::try_from(scene.workers.len() - 1).unwrap();
+            scene.play(&[6, another, 0, 0, 0, 0]);
+            assert!(another > 0 && waits(&scene));
             if answers {
                 stalled.report(&Report::Told);
                 scene.settle();

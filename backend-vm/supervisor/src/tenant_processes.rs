@@ -423,6 +423,15 @@ impl Supervisor {
         let tenants = self.tenants.iter().filter(|(_, one)| late(one));
         let tenants: Vec<Id> = tenants.map(|(id, _)| *id).collect();
         for id in tenants {
+            // The report waits where this process stood still itself.
+            self.tenant_event(ops, id);
+            if self
+                .tenants
+                .get(&id)
+                .is_none_or(|one| one.tells_by.is_none())
+            {
+                continue;
+            }
             let seconds = TELLS_WITHIN.as_secs();
             let line = format!(
                 "it is killed: it has not told its workers of other tenants within {seconds} s"
@@ -524,6 +533,7 @@ impl Supervisor {
         if has_neighbours != before {
             let tenants = self.tenants.values_mut();
             tenants.for_each(|one| one.tell_of_neighbours(has_neighbours));
+            self.answer_if_known();
         }
     }
 

@@ -826,7 +826,7 @@ impl Supervisor {
         }
         if is_ready {
             self.pool.device_works = true;
-            self.publish_devices(&self.devices());
+            self.answer_if_known();
             self.give_worker(ops, id);
             self.start_next();
             self.adjust_spares(Instant::now());
