@@ -5,10 +5,10 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::FilePart;
 use wormhole_lock::Mutex;
@@ -77,6 +77,8 @@ impl Keeper {
         };
         let answer = ask(stream, file, offset, bytes).inspect_err(|_| {
             // An answer may come later, or the keeper is another one by now. Files that it holds stay held.
+            // A child closes no file of the program's that gets the number.
+            close_in_children(-1);
             connection.stream = None;
             connection.number += 1;
         })?;
@@ -106,9 +108,16 @@ impl Keeper {
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
+        let flags = SocketFlags::CLOEXEC;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let stream = UnixStream::from(stream);
         stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
+        // Connecting waits no longer either, where others fill the keeper's queue.
         stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
+        connect(
+            &stream,
+            &SocketAddrUnix::new_abstract_name(SOCKET.as_bytes())?,
+        )?;
         // Any process can take the name where there is no keeper.
         if !rustix::net::sockopt::socket_peercred(&stream)?
             .uid
