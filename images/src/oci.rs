@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use wormhole_init::User;
@@ -257,34 +256,14 @@ fn verified(path: &Path, descriptor: &Descriptor) -> Result<File, OciError> {
         source,
     };
     let mut file = open(path).map_err(failed)?;
-    let mut sum = Sha256::new();
     // One byte more than there should be.
     let mut content = (&mut file).take(descriptor.size.saturating_add(1));
-    let size = io::copy(&mut content, &mut HashWriter(&mut sum)).map_err(failed)?;
-    let sum: String = sum
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let (sum, size) = sums::of_all(&mut content).map_err(failed)?;
     if size != descriptor.size || !path.ends_with(&sum) {
         return Err(OciError::Changed(path.to_owned()));
     }
     file.rewind().map_err(failed)?;
     Ok(file)
-}
-
-/// Adds what is written to a sum.
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl io::Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn parsed<T: DeserializeOwned>(layout: &Path, descriptor: &Descriptor) -> Result<T, OciError> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -68,9 +68,15 @@ pub fn compare(folder: &Path, names: &[&'static str]) -> Result<Option<Damage>, 
 }
 
 fn line(path: &Path, name: &str) -> io::Result<String> {
+    let (sum, _) = of_all(&mut File::open(path)?)?;
+    Ok(format!("{sum}  {name}\n"))
+}
+
+/// The sum of all that a reader has, and its bytes.
+pub fn of_all(reader: &mut impl Read) -> io::Result<(String, u64)> {
     let mut sum = Sha256::new();
-    io::copy(&mut File::open(path)?, &mut Sum(&mut sum))?;
-    Ok(format!("{}  {name}\n", digits(sum)))
+    let bytes = io::copy(reader, &mut Sum(&mut sum))?;
+    Ok((digits(sum), bytes))
 }
 
 /// The sum of `data`.
