@@ -70,6 +70,12 @@ impl Acceptor {
         self.postponed.iter().filter(is_of).count()
     }
 
+    /// Takes the connections that wait for the end of another tenant, with their users.
+    pub fn take_postponed(&mut self) -> impl Iterator<Item = (u32, OwnedFd)> + use<> {
+        let postponed = std::mem::take(&mut self.postponed);
+        postponed.into_iter().map(|one| (one.user, one.stream))
+    }
+
     /// Returns the next time at which something is due.
     pub fn deadline(&self) -> Option<Instant> {
         let postponed = self.postponed.iter().map(|one| one.until);
@@ -234,14 +240,6 @@ impl Supervisor {
             } else {
                 self.acceptor.postponed.push(one);
             }
-        }
-    }
-
-    /// Refuses all postponed connections.
-    pub(super) fn refuse_postponed(&mut self, reason: &str) {
-        for one in std::mem::take(&mut self.acceptor.postponed) {
-            let (user, refusal) = (Some(one.user), Refusal::NoDevice);
-            self.refusals.refuse(user, one.stream, refusal, reason);
         }
     }
 

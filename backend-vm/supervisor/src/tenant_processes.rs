@@ -552,11 +552,12 @@ impl Supervisor {
             tenant.order(&Order::Stop(why.to_owned()));
         }
         let reason = format!("the supervisor ended: {why}");
-        for waiting in std::mem::take(&mut self.waiting) {
-            let (user, refusal) = (Some(waiting.user), Refusal::NoDevice);
-            self.refusals.refuse(user, waiting.stream, refusal, &reason);
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let waiting = waiting.map(|one| (one.user, one.stream));
+        for (user, stream) in waiting.chain(self.acceptor.take_postponed()) {
+            let refusal = Refusal::NoDevice;
+            self.refusals.refuse(Some(user), stream, refusal, &reason);
         }
-        self.refuse_postponed(&reason);
         self.forks.idle.clear();
     }
 
