@@ -45,7 +45,7 @@ fn run(options: &[&str], program: &[&str]) -> Command {
     command
 }
 
-/// Reads the next line, which is empty at the end of the stream.
+/// Reads the next line, which is empty at the end of the stream or of the terminal.
 fn next_line(stream: &mut BufReader<impl Read + AsFd>) -> String {
     let mut line = Vec::new();
     while !line.ends_with(b"\n") {
@@ -56,7 +56,12 @@ fn next_line(stream: &mut BufReader<impl Read + AsFd>) -> String {
             let line = String::from_utf8_lossy(&line);
             assert_eq!(count, 1, "nothing follows in {PATIENCE:?} after {line:?}");
         }
-        let bytes = stream.fill_buf().expect("it can be read");
+        let bytes = match stream.fill_buf() {
+            Ok(bytes) => bytes,
+            // A terminal that no process has any more.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => break,
+            Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&line)),
+        };
         if bytes.is_empty() {
             break;
         }
