@@ -7,6 +7,7 @@
 //! Writers of pages of a DAX device cannot be blocked so. Absent pages take the place of such pages in one step, and every
 //! access waits until the contents were copied from a second mapping of the same memory ([`copy_to_absent`]).
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -105,7 +106,12 @@ pub fn descriptor(features: u64) -> io::Result<OwnedFd> {
     Ok(descriptor)
 }
 
-fn control<T>(descriptor: &OwnedFd, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+/// Makes a request whose argument is of this type (ioctl(2)).
+pub fn control<T>(
+    descriptor: &impl AsRawFd,
+    request: libc::c_ulong,
+    argument: &mut T,
+) -> io::Result<()> {
     // SAFETY: the request's argument is of this type, and the kernel reads and writes that much.
     let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), request, ptr::from_mut(argument)) };
     if result == 0 {
@@ -349,6 +355,14 @@ impl Spare {
         })
     }
 
+    #[cfg(test)]
+    pub fn pages(&self) -> Pages {
+        Pages {
+            start: self.address.addr() as u64,
+            end: self.address.addr() as u64 + self.length as u64,
+        }
+    }
+
     /// Faults all of it in, so that copying does not have to.
     fn populate(&self) -> io::Result<()> {
         self.advise(libc::MADV_POPULATE_WRITE)
@@ -435,8 +449,21 @@ fn kept_of_thread() -> io::Result<Pages> {
     Pages::around(first, last - first + THREAD).ok_or_else(|| io::Error::other("no thread"))
 }
 
-/// Returns the stack of the calling thread; for a thread other than the main one it contains the thread-local memory.
+/// Returns the stack of the calling thread; for a thread other than the main one it contains the thread-local memory. The C
+/// library reads all mappings for that of the main thread, so each thread asks once.
 fn stack() -> io::Result<Pages> {
+    thread_local! {
+        static STACK: Cell<Option<Pages>> = const { Cell::new(None) };
+    }
+    if let Some(known) = STACK.get() {
+        return Ok(known);
+    }
+    let found = find_stack()?;
+    STACK.set(Some(found));
+    Ok(found)
+}
+
+fn find_stack() -> io::Result<Pages> {
     let (mut address, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: the attributes are filled in before they are read, and destroyed once.
     let result = unsafe {

@@ -1,6 +1,12 @@
-//! Reads the mappings of this process (`/proc/self/maps`, proc(5)).
+//! Finds mappings of this process (`/proc/self/maps`, proc(5)).
+//!
+//! Linux answers questions for single mappings since 6.11 (`PROCMAP_QUERY`). Before, all of them are read as text, which takes
+//! the longer the more a program has mapped.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+
+use crate::pages::control;
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +23,131 @@ pub struct Mapping {
     pub inode: u64,
 }
 
-/// Returns all mappings, ordered by address.
-pub fn read() -> io::Result<Vec<Mapping>> {
-    let text = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(text.lines().filter_map(parse).collect())
+impl Mapping {
+    fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+const MAPS: &str = "/proc/self/maps";
+
+/// Returns the mappings that overlap a range, ordered by address.
+pub fn overlapping(start: u64, end: u64) -> io::Result<Vec<Mapping>> {
+    find(start, end, 0, |mapping| mapping.overlaps(start, end))
+}
+
+/// Returns the mappings of files, at least those that are shared, ordered by address.
+pub fn of_files() -> io::Result<Vec<Mapping>> {
+    find(0, u64::MAX, SHARED | OF_FILE, |mapping| mapping.inode != 0)
+}
+
+/// Returns the mappings between two addresses that have the permissions and the kind of `flags`. `is_one` chooses them from
+/// all mappings where the kernel answers no questions.
+fn find(
+    start: u64,
+    end: u64,
+    flags: u64,
+    is_one: impl Fn(&Mapping) -> bool,
+) -> io::Result<Vec<Mapping>> {
+    let mut file = File::open(MAPS)?;
+    if let Ok(found) = asked(&file, start, end, flags) {
+        return Ok(found);
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text.lines().filter_map(parse).filter(is_one).collect())
+}
+
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const EXECUTABLE: u64 = 1 << 2;
+const SHARED: u64 = 1 << 3;
+const COVERING_OR_NEXT: u64 = 1 << 4;
+const OF_FILE: u64 = 1 << 5;
+const PROCMAP_QUERY: libc::c_ulong = 3 << 30 | (size_of::<Query>() as libc::c_ulong) << 16 | 0x6611;
+
+/// `struct procmap_query` of linux/fs.h.
+#[derive(Default)]
+#[repr(C)]
+struct Query {
+    bytes: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    found: u64,
+    page: u64,
+    offset: u64,
+    inode: u64,
+    major: u32,
+    minor: u32,
+    name_bytes: u32,
+    build_id_bytes: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// Place for the names of private mappings without a file.
+type Name = [u8; NAME_BYTES as usize];
+const NAME_BYTES: u32 = 128;
+
+fn asked(file: &File, start: u64, end: u64, flags: u64) -> io::Result<Vec<Mapping>> {
+    let mut found = Vec::new();
+    let mut at = start;
+    while at < end
+        && let Some(answer) = ask(file, at, flags | COVERING_OR_NEXT, None)?
+        && answer.start < end
+    {
+        at = answer.end;
+        let permissions = answer.found & (READABLE | WRITABLE | EXECUTABLE | SHARED);
+        found.push(Mapping {
+            start: answer.start,
+            end: answer.end,
+            is_plain: permissions == READABLE | WRITABLE
+                && answer.inode == 0
+                && is_plain(&name(file, answer.start)?),
+            is_shared: permissions & !EXECUTABLE == READABLE | WRITABLE | SHARED,
+            offset: answer.offset,
+            device: (answer.major, answer.minor),
+            inode: answer.inode,
+        });
+    }
+    Ok(found)
+}
+
+/// Asks for a mapping at an address. `None` if there is none.
+fn ask(
+    file: &File,
+    address: u64,
+    flags: u64,
+    name: Option<&mut Name>,
+) -> io::Result<Option<Query>> {
+    let mut query = Query {
+        bytes: size_of::<Query>() as u64,
+        flags,
+        address,
+        name_bytes: name.as_ref().map_or(0, |_| NAME_BYTES),
+        name: name.map_or(0, |name| name.as_mut_ptr().expose_provenance() as u64),
+        ..Query::default()
+    };
+    match control(file, PROCMAP_QUERY, &mut query) {
+        Ok(()) => Ok(Some(query)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn name(file: &File, address: u64) -> io::Result<String> {
+    let mut name = [0; _];
+    let answer = ask(file, address, 0, Some(&mut name))?;
+    let bytes = answer.map_or(0, |answer| answer.name_bytes.saturating_sub(1));
+    let text = name.get(..bytes as usize).unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+/// Returns true for the names that private memory of a program has, its stack left out.
+fn is_plain(name: &str) -> bool {
+    name.is_empty() || name == "[heap]" || name.starts_with("[anon:")
 }
 
 fn parse(line: &str) -> Option<Mapping> {
@@ -36,9 +163,7 @@ fn parse(line: &str) -> Option<Mapping> {
     Some(Mapping {
         start: long(start)?,
         end: long(end)?,
-        is_plain: permissions == "rw-p"
-            && inode == 0
-            && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
+        is_plain: permissions == "rw-p" && inode == 0 && is_plain(name),
         is_shared: permissions.starts_with("rw") && permissions.ends_with('s'),
         offset: long(offset)?,
         device: (short(major)?, short(minor)?),
@@ -49,7 +174,7 @@ fn parse(line: &str) -> Option<Mapping> {
 /// Returns two paths of the file that is mapped at an address: that in `map_files`, and the file's own, which may name
 /// another file by now.
 pub fn names(address: u64) -> io::Result<Option<[String; 2]>> {
-    let text = std::fs::read_to_string("/proc/self/maps")?;
+    let text = std::fs::read_to_string(MAPS)?;
     let here = |line: &&str| {
         parse(line).is_some_and(|mapping| (mapping.start..mapping.end).contains(&address))
     };
@@ -68,7 +193,7 @@ pub fn parts(mappings: &[Mapping], start: u64, end: u64) -> Option<Vec<Mapping>>
     let mut parts = Vec::new();
     for mapping in mappings
         .iter()
-        .filter(|mapping| mapping.end > start && mapping.start < end)
+        .filter(|mapping| mapping.overlaps(start, end))
     {
         if mapping.start > at {
             return None;
@@ -88,6 +213,7 @@ pub fn parts(mappings: &[Mapping], start: u64, end: u64) -> Option<Vec<Mapping>>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::Spare;
 
     fn plain(line: &str) -> bool {
         parse(line).unwrap().is_plain
@@ -130,6 +256,44 @@ mod tests {
                 .unwrap()
                 .is_shared
         );
+    }
+
+    /// The text and the kernel's answers tell the same of all mappings of this process that no other thread changes.
+    #[test]
+    fn questions_and_the_text_have_the_same_answers() {
+        let file = File::open(MAPS).unwrap();
+        if let Err(error) = ask(&file, 0, COVERING_OR_NEXT, None) {
+            eprintln!("skipped: this kernel answers no questions: {error}");
+            return;
+        }
+        let memory = tempfile::tempfile().unwrap();
+        memory.set_len(0x4000).unwrap();
+        let shared = Spare::shared(&memory, 0x1000, 0x2000).unwrap();
+        let private = Spare::private(0x3000).unwrap();
+        let text = std::fs::read_to_string(MAPS).unwrap();
+        let all: Vec<Mapping> = text.lines().filter_map(parse).collect();
+        let around = |mapping: &Mapping| asked(&file, mapping.start, mapping.end, 0).unwrap();
+        let alike = all.iter().filter(|mapping| around(mapping) == [**mapping]);
+        assert!(alike.count() * 10 > all.len() * 9);
+        for (spare, is_shared) in [(&shared, true), (&private, false)] {
+            let pages = spare.pages();
+            let found = overlapping(pages.start, pages.end).unwrap();
+            let written = all
+                .iter()
+                .filter(|mapping| mapping.overlaps(pages.start, pages.end));
+            assert!(found.iter().eq(written), "{found:?}");
+            assert!(found.iter().all(|mapping| mapping.is_shared == is_shared));
+            let of_files = of_files().unwrap();
+            assert!(
+                found
+                    .iter()
+                    .all(|mapping| of_files.contains(mapping) == is_shared)
+            );
+        }
+        let stack = all
+            .iter()
+            .find(|mapping| !mapping.is_plain && mapping.inode == 0);
+        assert!(stack.is_some());
     }
 
     #[test]

@@ -88,7 +88,8 @@ impl Run {
             let end = mapping.end.min(self.pages.end);
             (start < end && self.is_at(mapping)).then_some(Pages { start, end })
         };
-        Ok(maps::read()?.iter().filter_map(here).collect())
+        let found = maps::overlapping(self.pages.start, self.pages.end)?;
+        Ok(found.iter().filter_map(here).collect())
     }
 }
 
@@ -151,7 +152,7 @@ pub fn place(session: OnDevice, address: u64, bytes: u64) -> Result<Option<u64>,
 }
 
 fn mapped(pages: Pages) -> Result<Vec<Mapping>, NotMapped> {
-    let mappings = maps::read().map_err(|_| NotMapped)?;
+    let mappings = maps::overlapping(pages.start, pages.end).map_err(|_| NotMapped)?;
     maps::parts(&mappings, pages.start, pages.end).ok_or(NotMapped)
 }
 
@@ -260,7 +261,10 @@ fn end(session: &Session, run: &Run) -> io::Result<()> {
     if !move_back(run)? {
         return Ok(());
     }
-    if !maps::read()?.iter().any(|mapping| run.is_moved(mapping)) {
+    if !maps::of_files()?
+        .iter()
+        .any(|mapping| run.is_moved(mapping))
+    {
         session.free_arena(run.block);
         return Ok(());
     }
