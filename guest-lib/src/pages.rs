@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::signals::BlockedSignals;
@@ -23,6 +24,8 @@ pub const PAGE: u64 = 4096;
 const API: u64 = 0xAA;
 /// `UFFD_FEATURE_PAGEFAULT_FLAG_WP` and `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`.
 const HOLD_FEATURES: u64 = 1 | 1 << 12;
+/// `UFFD_FEATURE_WP_UNPOPULATED` (Linux 6.4): protects pages that are not present, too.
+const HOLD_ALL_FEATURES: u64 = HOLD_FEATURES | 1 << 13;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
@@ -255,7 +258,7 @@ struct Hold {
 
 impl Hold {
     fn new(pages: Pages, mappings: &[Pages]) -> io::Result<Self> {
-        let descriptor = descriptor(HOLD_FEATURES)?;
+        let descriptor = Self::descriptor(pages)?;
         let range = RangeArgument {
             start: pages.start,
             bytes: pages.bytes(),
@@ -279,6 +282,23 @@ impl Hold {
         }
         Ok(hold)
     }
+
+    /// Opens a descriptor that can hold writers of all the pages.
+    fn descriptor(pages: Pages) -> io::Result<OwnedFd> {
+        static NEEDS_PRESENT: AtomicBool = AtomicBool::new(false);
+        if !NEEDS_PRESENT.load(Ordering::Relaxed) {
+            // Fails if any of the pages is not mapped.
+            advise(pages.pointer(), pages.length(), libc::MADV_WILLNEED)?;
+            match descriptor(HOLD_ALL_FEATURES) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    NEEDS_PRESENT.store(true, Ordering::Relaxed);
+                }
+                opened => return opened,
+            }
+        }
+        advise(pages.pointer(), pages.length(), libc::MADV_POPULATE_WRITE)?;
+        descriptor(HOLD_FEATURES)
+    }
 }
 
 impl Drop for Hold {
@@ -289,11 +309,13 @@ impl Drop for Hold {
     }
 }
 
-/// New memory that has not replaced any pages yet.
+/// Memory that is to replace pages.
 #[derive(Debug)]
 pub struct Spare {
     address: *mut u8,
     length: usize,
+    /// Advice that faults all of it in.
+    fault_in: Option<i32>,
 }
 
 // SAFETY: a mapping belongs to the process, to no thread of it.
@@ -303,8 +325,10 @@ impl Spare {
     /// Maps a part of a file, which forked children do not inherit.
     pub fn shared(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        let spare = Self::map(bytes, libc::MAP_SHARED, file.as_raw_fd(), offset)?;
+        let mut spare = Self::map(bytes, libc::MAP_SHARED, file.as_raw_fd(), offset)?;
         spare.advise(libc::MADV_DONTFORK)?;
+        // A read maps the pages around it too, writable as the mapping is.
+        spare.fault_in = Some(libc::MADV_POPULATE_READ);
         Ok(spare)
     }
 
@@ -329,9 +353,10 @@ impl Spare {
     /// Has a descriptor block accesses to the memory.
     fn without_pages(self, descriptor: &OwnedFd) -> io::Result<Self> {
         let spare = self;
-        let bytes = spare.length as u64;
-        let start = spare.address.addr() as u64;
-        let range = RangeArgument { start, bytes };
+        let range = RangeArgument {
+            start: spare.start(),
+            bytes: spare.length as u64,
+        };
         register(descriptor, range, REGISTER_MODE_MISSING)?;
         Ok(spare)
     }
@@ -352,20 +377,25 @@ impl Spare {
         Ok(Self {
             address: address.cast(),
             length,
+            fault_in: Some(libc::MADV_POPULATE_WRITE),
         })
+    }
+
+    fn start(&self) -> u64 {
+        self.address.addr() as u64
     }
 
     #[cfg(test)]
     pub fn pages(&self) -> Pages {
         Pages {
-            start: self.address.addr() as u64,
-            end: self.address.addr() as u64 + self.length as u64,
+            start: self.start(),
+            end: self.start() + self.length as u64,
         }
     }
 
     /// Faults all of it in, so that copying does not have to.
     fn populate(&self) -> io::Result<()> {
-        self.advise(libc::MADV_POPULATE_WRITE)
+        self.fault_in.map_or(Ok(()), |advice| self.advise(advice))
     }
 
     /// Gives advice that changes no contents. Of new memory, `MADV_DONTNEED` is such: it reads as zeros before and after.
@@ -500,8 +530,6 @@ fn advise(address: *mut u8, length: usize, advice: i32) -> io::Result<()> {
 /// memory is as large.
 pub unsafe fn replace(pages: Pages, mappings: &[Pages], spare: Spare) -> io::Result<()> {
     spare.populate()?;
-    // Only present pages can be write-protected.
-    advise(pages.pointer(), pages.length(), libc::MADV_POPULATE_WRITE)?;
     let hold = Hold::new(pages, mappings)?;
     // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
     let result = unsafe {
@@ -510,6 +538,47 @@ pub unsafe fn replace(pages: Pages, mappings: &[Pages], spare: Spare) -> io::Res
     };
     drop(hold);
     result
+}
+
+/// As [`replace`], for pages of one mapping, and returns the old pages. With them the memory comes back without new pages.
+///
+/// # Safety
+/// As for [`replace`].
+pub unsafe fn exchange(pages: Pages, spare: Spare) -> io::Result<Spare> {
+    spare.populate()?;
+    let hold = Hold::new(pages, &[pages])?;
+    let (length, flags) = (
+        pages.length(),
+        libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP,
+    );
+    let (place, anywhere) = (pages.pointer().cast(), ptr::null_mut::<libc::c_void>());
+    // SAFETY: the caller's promise; writers are held off, and all accesses from the second line on. Nothing else uses the
+    // old pages where they lie then.
+    unsafe {
+        spare.copy_from(pages);
+        register(
+            &hold.descriptor,
+            hold.range,
+            REGISTER_MODE_WP | REGISTER_MODE_MISSING,
+        )?;
+        let moved = libc::mremap(place, length, length, flags, anywhere);
+        if moved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let old = Spare {
+            address: moved.cast(),
+            length,
+            fault_in: None,
+        };
+        // Each page that was protected against writes would fault once. This lets all be written again.
+        libc::mprotect(moved, length, libc::PROT_READ);
+        libc::mprotect(moved, length, libc::PROT_READ | libc::PROT_WRITE);
+        if let Err(error) = spare.take_place_of(pages) {
+            copy_to_absent(&hold.descriptor, pages, old.start())?;
+            return Err(error);
+        }
+        Ok(old)
+    }
 }
 
 #[cfg(test)]
@@ -633,13 +702,18 @@ mod tests {
         std::thread::spawn(events);
         let second = Spare::shared(&file, 0, pages.bytes()).unwrap();
         let source = second.address.expose_provenance() as u64;
-        for round in 0..400 {
+        for round in 0..600 {
             let spare = Spare::shared(&file, 0, pages.bytes()).unwrap();
             // SAFETY: the test's own pages; the file is mapped at `source` too.
             unsafe {
+                if round % 3 == 0 {
+                    let old = exchange(pages, spare).unwrap();
+                    replace(pages, &[pages], old).unwrap();
+                    continue;
+                }
                 replace(pages, &[pages], spare).unwrap();
-                match round % 2 {
-                    0 => replace(pages, &[pages], Spare::private(pages.bytes()).unwrap()).unwrap(),
+                match round % 3 {
+                    1 => replace(pages, &[pages], Spare::private(pages.bytes()).unwrap()).unwrap(),
                     _ => faults.bring_back(pages, source).unwrap(),
                 }
             }
@@ -695,6 +769,33 @@ mod tests {
         assert_eq!(there(3), 77);
         words(pages)[4].store(78, Ordering::Relaxed);
         assert_eq!(there(4), 78);
+    }
+
+    /// Half of the pages have never been used.
+    #[test]
+    fn pages_that_are_exchanged_come_back_with_what_the_others_got() {
+        if !holds_writers() {
+            return;
+        }
+        let pages = pages();
+        let half = COUNT / 2;
+        for (page, word) in (0..).zip(&words(pages)[..half]) {
+            word.store(page, Ordering::Relaxed);
+        }
+        let file = file(pages.bytes());
+        let spare = Spare::shared(&file, 0, pages.bytes()).unwrap();
+        // SAFETY: the test's own pages.
+        unsafe {
+            let old = exchange(pages, spare).unwrap();
+            for (page, word) in (0..).zip(words(pages)) {
+                let was = if page < half as u64 { page } else { 0 };
+                assert_eq!(word.swap(100 + page, Ordering::Relaxed), was);
+            }
+            replace(pages, &[pages], old).unwrap();
+        }
+        for (page, word) in (0..).zip(words(pages)) {
+            assert_eq!(word.load(Ordering::Relaxed), 100 + page);
+        }
     }
 
     #[test]

@@ -50,7 +50,13 @@ struct Run {
     users: usize,
     /// Copies of the pages for a child that is being forked.
     snapshots: Vec<(Pages, Spare)>,
+    /// The old pages, which take the place of the arena again. Without them new ones are made, which takes longer than to
+    /// copy the contents.
+    kept: Option<Spare>,
 }
+
+/// Most bytes of kept pages, which the program has twice as long as they are registered.
+const MOST_KEPT: u64 = 64 << 20;
 
 impl Run {
     fn holds(&self, pages: Pages) -> bool {
@@ -159,7 +165,7 @@ fn mapped(pages: Pages) -> Result<Vec<Mapping>, NotMapped> {
 /// Tries again to move back pages that could not be moved when their last use ended. Returns true if any were moved.
 fn drop_unused(session: &Session, runs: &mut Vec<Run>) -> bool {
     let before = runs.len();
-    runs.retain(|run| run.users > 0 || end(session, run).is_err());
+    runs.retain_mut(|run| run.users > 0 || end(session, run).is_err());
     runs.len() < before
 }
 
@@ -207,8 +213,16 @@ fn move_in(
                 absent::prepare()?;
             }
             let spare = Spare::shared(file, offset, pages.bytes())?;
+            let held = runs.iter().filter(|run| run.kept.is_some());
+            let held: u64 = held.map(|run| run.pages.bytes()).sum();
+            let keeps = !is_dax && mappings.len() == 1 && held + pages.bytes() <= MOST_KEPT;
             // SAFETY: the pages are plain memory of the program, readable and writable, and not this thread's own.
-            unsafe { pages::replace(pages, &mappings, spare) }?;
+            let kept = unsafe {
+                match keeps {
+                    true => Some(pages::exchange(pages, spare)?),
+                    false => pages::replace(pages, &mappings, spare).map(|()| None)?,
+                }
+            };
             Ok(Run {
                 pages,
                 block,
@@ -218,6 +232,7 @@ fn move_in(
                 is_dax,
                 users: 1,
                 snapshots: Vec::new(),
+                kept,
             })
         });
     match moved {
@@ -257,7 +272,7 @@ pub fn release(session: OnDevice, address: u64, device: u64) {
 }
 
 /// Moves a run's pages back and frees its arena, unless the program still needs that.
-fn end(session: &Session, run: &Run) -> io::Result<()> {
+fn end(session: &Session, run: &mut Run) -> io::Result<()> {
     if !move_back(run)? {
         return Ok(());
     }
@@ -284,7 +299,7 @@ fn end(session: &Session, run: &Run) -> io::Result<()> {
 
 /// Replaces the arena by private memory wherever the run's pages are still mapped. Returns false if the arena has the only
 /// copy of some contents.
-fn move_back(run: &Run) -> io::Result<bool> {
+fn move_back(run: &mut Run) -> io::Result<bool> {
     let mut is_whole = true;
     for pages in run.pieces()? {
         match move_piece_back(run, pages) {
@@ -307,7 +322,7 @@ fn move_back(run: &Run) -> io::Result<bool> {
     Ok(is_whole)
 }
 
-fn move_piece_back(run: &Run, pages: Pages) -> Result<(), BringBackError> {
+fn move_piece_back(run: &mut Run, pages: Pages) -> Result<(), BringBackError> {
     // Another thread may have registered the stack of this one.
     if pages::are_own(pages)? {
         return Err(io::Error::other("the calling thread runs on them").into());
@@ -318,11 +333,11 @@ fn move_piece_back(run: &Run, pages: Pages) -> Result<(), BringBackError> {
     unsafe {
         match run.is_dax {
             true => absent::faults()?.bring_back(pages, source),
-            false => Ok(pages::replace(
-                pages,
-                &[pages],
-                Spare::private(pages.bytes())?,
-            )?),
+            false => {
+                let kept = run.kept.take().filter(|_| pages == run.pages);
+                let spare = kept.map_or_else(|| Spare::private(pages.bytes()), Ok)?;
+                Ok(pages::replace(pages, &[pages], spare)?)
+            }
         }
     }
 }
@@ -408,6 +423,7 @@ mod tests {
             is_dax: true,
             users: 0,
             snapshots: Vec::new(),
+            kept: None,
         };
         let mapping = |start: u64, bytes, offset| Mapping {
             start,
