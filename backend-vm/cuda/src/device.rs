@@ -730,7 +730,14 @@ impl Device for CudaDevice {
                 }
             }
         }
-        Ok((address, bytes as u64))
+        let bytes = bytes as u64;
+        if self.described(address)?.holds(address, bytes) {
+            return Ok((address, bytes));
+        }
+        tracing::error!(
+            "the driver has a variable of {bytes} bytes at {address:#x}, where it has no such memory of the device"
+        );
+        Err(CuError::INVALID_IMAGE)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {

@@ -18,6 +18,7 @@ mod chains;
 mod code;
 mod conditional;
 mod current;
+mod described;
 mod device;
 mod driver;
 mod elf;
