@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load, load_image,
-    same, worked,
+    Check, HostMemory, ONE_THREAD, Outcome, function, holds, in_bands, kernels, launch, load,
+    load_image, same, worked,
 };
 use crate::{CuError, Device, ImageKind, Jit, LoadedModule, Loading, ManagedPlace, RawStream};
 
@@ -58,6 +58,10 @@ fn variables(device: &dyn Device) -> Outcome {
     same("its size", bytes, 4)?;
     let (table, bytes) = worked("global", device.global(module.module, "table"))?;
     same("its size", bytes, 16)?;
+    holds(
+        "variables lie in the bands",
+        in_bands(counter) && in_bands(table + 15),
+    )?;
     same("the counter", read(device, counter)?, 7)?;
     same("the table's end", read(device, table + 12)?, 4)?;
     let bump = function(device, &module, "bump")?;
