@@ -348,6 +348,34 @@ fn a_variable_goes_with_its_image_though_another_image_has_the_handle() {
     assert!(!ready.device.log().contains(&7), "its memory is freed");
 }
 
+/// The driver tells the address of a variable by what the guest's image says.
+#[test]
+fn a_variable_at_an_address_of_the_guest_s_own_may_not_be_named() {
+    let ready = ready();
+    let (module, name, stream) = (ready.module, &b"variable"[..], ready.stream);
+    for (round, (address, answer)) in [
+        (0x7000_0000_0000, CuResult::INVALID_IMAGE),
+        (0x6000_0001_0000, CuResult(0)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (sequence, number) = (10 + round as u64, 7 + u32::try_from(round).unwrap());
+        ready.device.make_at(address);
+        let look_up = ModuleGetGlobal { module, name };
+        ready.served.ask(1, sequence, &look_up);
+        assert_eq!(ready.served.answer(1, sequence).0, answer.0, "{address:#x}");
+        let fill = MemSet {
+            destination: DevicePtr(address),
+            ..ready.fill(number)
+        };
+        ready.served.record(&fill);
+        ready.served.call(2, sequence, &StreamQuery { stream });
+        let is_filled = ready.device.log().contains(&number);
+        assert_eq!(is_filled, answer.0 == 0, "{address:#x}");
+    }
+}
+
 #[test]
 fn a_kernel_goes_with_its_image_though_another_image_has_the_handle() {
     let ready = ready();

@@ -19,6 +19,7 @@ use wormhole_device::{
 use wormhole_link::counters::Counter;
 use wormhole_link::memory;
 
+use super::addresses::in_bands;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{CLUSTERS, FunctionObject, ImageObject, Loaded};
@@ -531,6 +532,12 @@ impl Session {
         if image.loaded.holds_managed(address) {
             // Managed variables lie in arena, so the arena's ranges admit them.
             return Ok(());
+        }
+        if !in_bands(address, bytes) {
+            tracing::error!(
+                "the device has a variable of {bytes} bytes at {address:#x}, which a guest may use itself"
+            );
+            return Err(CuResult::INVALID_IMAGE);
         }
         // A variable found before is entered already.
         let device = &image.loaded.device;

@@ -207,6 +207,11 @@ impl Recorder {
         self.log.lock().unwrap().push(number);
     }
 
+    /// Has what is made from now on lie at an address.
+    pub fn make_at(&self, address: u64) {
+        self.next.store(address, Ordering::Relaxed);
+    }
+
     pub(super) fn make(&self) -> u64 {
         let made = self.next.fetch_add(STEP, Ordering::Relaxed);
         self.live.lock().unwrap().insert(made);
