@@ -28,6 +28,16 @@ const FLAG_SPECIFIC: u64 = 0x10_0000;
 /// Entry flag: built for a family of architectures, as `sm_100f`.
 const FLAG_FAMILY: u64 = 0x20_0000;
 
+/// All entry flags of fatbins that were read: 64-bit code, code for a debugger, made on Linux, the payload's compression,
+/// architectures, and one that newer toolkits set on machine code.
+const FLAGS: u64 = 0x100_0013 | FLAG_LZ4 | FLAG_ZSTD | FLAG_SPECIFIC | FLAG_FAMILY;
+/// Version and size of a fatbin's header.
+const FATBIN_FORM: [u8; 4] = [1, 0, 16, 0];
+/// Version of an entry's header.
+const ENTRY_VERSION: u16 = 0x101;
+/// Size of an entry's header without the parts that its offsets locate.
+const ENTRY_BYTES: usize = 64;
+
 /// Maximum number of fatbins in an image, and of entries.
 const MAX_ENTRIES: usize = 4096;
 
@@ -53,6 +63,7 @@ pub struct Entry<'a> {
     payload: &'a [u8],
     /// Size after decompression.
     bytes: u64,
+    is_usual: bool,
 }
 
 /// Returns whether the bytes begin with the magic number of a fatbin.
@@ -117,8 +128,10 @@ pub fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, FatbinError> {
     for fatbin in fatbins(image)? {
         let (start, end) = body(fatbin).ok_or(damaged)?;
         let mut rest = fatbin.get(start..end).ok_or(damaged)?;
+        let is_usual = fatbin.get(4..8) == Some(&FATBIN_FORM);
         while !rest.is_empty() {
-            let (entry, length) = entry(rest).ok_or(damaged)?;
+            let (mut entry, length) = entry(rest).ok_or(damaged)?;
+            entry.is_usual &= is_usual;
             list.push(entry);
             within_limit(list.len())?;
             rest = rest.get(length..).ok_or(damaged)?;
@@ -148,7 +161,7 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, usize)> {
     let compressed = usize::try_from(u32_at(bytes, 16)?).ok()?;
     let flags = u64_at(bytes, 40)?;
     let full = u64_at(bytes, 56)?;
-    if header < 64 {
+    if header < ENTRY_BYTES {
         return None;
     }
     let length = header.checked_add(padded)?;
@@ -165,11 +178,42 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, usize)> {
         flags,
         payload,
         bytes: if packed { full } else { payload.len() as u64 },
+        is_usual: is_usual(bytes.get(..header)?, padded, packed) == Some(true),
     };
     Some((entry, length))
 }
 
+/// Returns whether a header has the version and flags that are known, and its offsets locate parts of it. `None` if it is
+/// too short for what they locate.
+fn is_usual(header: &[u8], padded: usize, packed: bool) -> Option<bool> {
+    let (version, compressed) = (u16_at(header, 2)?, u32_at(header, 16)?);
+    let (flags, full) = (u64_at(header, 40)?, u64_at(header, 56)?);
+    // Sizes that one reader uses and another does not.
+    let most = if packed { u64::MAX } else { padded as u64 };
+    let has_sizes = u64::from(compressed) <= most && full <= most;
+    let part = |at: usize| {
+        let start = usize::try_from(u32_at(header, at)?).ok()?;
+        let bytes = usize::try_from(u32_at(header, at.checked_add(4)?)?).ok()?;
+        let is_absent = (start, bytes) == (0, 0);
+        let part = header.get(start..start.checked_add(bytes)?);
+        Some(is_absent || start >= ENTRY_BYTES && part.is_some())
+    };
+    let has_name = part(32)?;
+    let has_options = match usize::try_from(u32_at(header, 20)?).ok()? {
+        0 => true,
+        at => at >= ENTRY_BYTES && part(at)?,
+    };
+    let is_known = version == ENTRY_VERSION && flags & !FLAGS == 0;
+    Some(is_known && has_sizes && has_name && has_options)
+}
+
 impl<'a> Entry<'a> {
+    /// Returns whether another reader understands the headers of entry and fatbin as this one does: their versions and flags
+    /// are known, and what they locate lies in them.
+    pub fn is_usual(&self) -> bool {
+        self.is_usual
+    }
+
     /// Returns whether the entry is PTX text.
     pub fn is_ptx(&self) -> bool {
         self.kind == KIND_PTX
@@ -253,5 +297,80 @@ impl<'a> Entry<'a> {
             return None;
         }
         lz4_flex::block::decompress(self.payload, size).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fatbin of one uncompressed entry of 8 bytes, whose header has 16 bytes more than its fields.
+    fn fatbin(fields: &[(usize, u32)]) -> Vec<u8> {
+        let (header, payload) = (80, 8);
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([1, 0, 16, 0]);
+        bytes.extend((u64::from(header) + payload).to_le_bytes());
+        let plain = [(0, 0x101_0002), (4, header), (8, 8), (28, 90), (40, 0x11)];
+        let entry = bytes.len();
+        bytes.resize(entry + 88, 0);
+        for (at, value) in plain.iter().chain(fields) {
+            bytes[entry + at..entry + at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn is_usual(fields: &[(usize, u32)]) -> bool {
+        let image = fatbin(fields);
+        let entries = entries(&image).unwrap();
+        assert_eq!(entries.len(), 1);
+        entries[0].is_usual()
+    }
+
+    #[test]
+    fn an_entry_is_usual_if_all_of_its_header_is_understood() {
+        for fields in [
+            &[][..],
+            // An identifier.
+            &[(32, 64), (36, 16)],
+            // Options, none, and some at a place that another place locates.
+            &[(20, 64)],
+            &[(20, 64), (64, 72), (68, 8)],
+            &[(20, 72), (72, 80), (76, 0), (32, 64), (36, 3)],
+            &[(40, 0x120_8011)],
+            &[(40, 0x2013), (16, 8), (56, 1000)],
+            &[(16, 8), (56, 8)],
+        ] {
+            assert!(is_usual(fields), "{fields:?}");
+        }
+        for (what, fields) in [
+            (
+                "the identifier is no part",
+                &[(32, 0x7fff_0000), (36, 8)][..],
+            ),
+            ("its end is behind the header", &[(32, 72), (36, 9)]),
+            ("it begins in the fields", &[(32, 56), (36, 8)]),
+            ("it has no place", &[(36, 8)]),
+            ("it is endless", &[(32, 64), (36, u32::MAX)]),
+            ("the place of options is no part", &[(20, 76)]),
+            ("it is far away", &[(20, 0x7fff_0000)]),
+            ("it lies in the fields", &[(20, 32)]),
+            ("options are no part", &[(20, 64), (64, 80), (68, 1)]),
+            ("options are endless", &[(20, 64), (64, 72), (68, u32::MAX)]),
+            ("a flag is unknown", &[(40, 0x1011)]),
+            ("a high flag is unknown", &[(44, 1)]),
+            ("the version is unknown", &[(0, 0x102_0002)]),
+            ("code without compression has a packed size", &[(16, 9)]),
+            ("code without compression has a full size", &[(56, 9)]),
+        ] {
+            assert!(!is_usual(fields), "{what}");
+        }
+        // The fatbin's own header has another version, or is longer.
+        let mut other = fatbin(&[]);
+        other[4] = 2;
+        assert!(!entries(&other).unwrap()[0].is_usual());
+        let mut longer = fatbin(&[]);
+        longer[6] = 24;
+        longer.splice(16..16, [0; 8]);
+        assert!(!entries(&longer).unwrap()[0].is_usual());
     }
 }
