@@ -281,13 +281,13 @@ impl Budget {
     /// Checks an entry that the driver decompresses itself.
     ///
     /// # Errors
-    /// As of [`Self::unpack`]. `CUDA_ERROR_INVALID_IMAGE` also: the entry is neither PTX nor machine code, or its text
-    /// does not end in a zero byte.
+    /// As of [`Self::unpack`]. `CUDA_ERROR_INVALID_IMAGE` also: the entry is neither PTX nor machine code, its text does not
+    /// end in a zero byte, or its header has more than is known.
     pub fn check(&self, entry: &Entry<'_>) -> Result<()> {
         let (_held, content) = self.content(entry)?;
         let is_known = entry.is_elf() || entry.is_ptx() && content.contains(&0);
         let code = Code::new(content)?;
-        if !is_known || code.is_machine != entry.is_elf() {
+        if !entry.is_usual() || !is_known || code.is_machine != entry.is_elf() {
             return Err(CuError::INVALID_IMAGE);
         }
         Ok(())

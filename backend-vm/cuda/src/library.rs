@@ -159,6 +159,11 @@ mod tests {
             file[link] = 9;
             file
         };
+        let changed = |at: usize, value: u8| {
+            let mut entry = part(PTX, 90, 0, TEXT, 0);
+            entry[at] = value;
+            entry
+        };
         let with = |entry: Vec<u8>| object(&fatbin(&[part(PTX, 75, 0, TEXT, 0), entry]));
         for (what, file) in [
             ("machine code", damaged(cubin())),
@@ -174,6 +179,8 @@ mod tests {
                 "text without an end",
                 with(part(PTX, 90, 0, b"// text.", 0)),
             ),
+            ("an identifier elsewhere", with(changed(32, 1))),
+            ("an unknown flag", with(changed(41, 0x10))),
             (
                 "intermediate code",
                 with(part(INTERMEDIATE, 90, 0, TEXT, 0)),
