@@ -321,18 +321,14 @@ impl CudaDevice {
         }
     }
 
-    /// Returns machine code with managed variables. `None` if the code has none after all: the word was in a comment
-    /// of the PTX, or the linker has removed unused variables.
-    fn managed_code(&self, code: &Code<'_>, jit: &mut Jit) -> Result<Option<managed::Code>> {
-        if code.is_machine() {
-            return managed::Code::read(code.bytes().to_vec());
-        }
+    /// Compiles text to machine code.
+    fn compiled(&self, text: &Code<'_>, jit: &mut Jit) -> Result<Code<'static>> {
         let ptx = LinkInput {
             kind: jit_input::PTX,
             name: "managed variables",
-            data: code.bytes(),
+            data: text.bytes(),
         };
-        managed::Code::read(self.link(&[ptx], jit)?)
+        Code::machine(Cow::Owned(self.link(&[ptx], jit)?))
     }
 
     /// Loads code, with its managed variables in `place`.
@@ -344,12 +340,20 @@ impl CudaDevice {
         place: Option<ManagedPlace>,
     ) -> Result<Loading> {
         let printing = code.output();
-        let managed = if code.names_managed() {
-            self.managed_code(code, jit)?
+        if !code.names_managed() {
+            let loaded = self.load_plain(code, kind, jit, printing);
+            return loaded.map(Loading::Done);
+        }
+        let compiled;
+        let code = if code.is_machine() {
+            code
         } else {
-            None
+            compiled = self.compiled(code, jit)?;
+            &compiled
         };
-        let Some(managed) = managed else {
+        let Some(managed) = managed::Code::read(code.bytes().to_vec())? else {
+            // The linker has removed unused variables, or a comment of the PTX has the word. Of the text the driver would
+            // allocate the variables.
             let loaded = self.load_plain(code, kind, jit, printing);
             return loaded.map(Loading::Done);
         };

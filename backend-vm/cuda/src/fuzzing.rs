@@ -69,6 +69,7 @@ fn check(code: Result<Code<'_>>) {
     // The image keeps its length and is whole, and no value lies outside the place.
     assert_eq!(placed.code.bytes().len(), code.bytes().len());
     assert!(elf::is_whole(placed.code.bytes()));
+    assert!(!placed.code.names_managed());
     assert_variables_lie_in_sections(placed.code.bytes());
     for (address, values) in placed.initial {
         let end = address.checked_add(values.len() as u64).expect("an end");

@@ -94,9 +94,9 @@ pub struct Code {
     layout: Layout,
 }
 
-/// Returns whether machine code has managed variables.
+/// Returns whether machine code has managed variables, of whatever kind.
 pub fn are_in(image: &[u8]) -> bool {
-    read(image).is_some_and(|found| !found.managed.is_empty())
+    read(image).is_some_and(|found| found.has_others || !found.managed.is_empty())
 }
 
 fn sections(image: &[u8]) -> Option<Vec<Section>> {
@@ -129,26 +129,34 @@ struct Found {
     symbols: Section,
     /// Indices of the symbols of managed variables.
     managed: Vec<usize>,
+    /// Whether other symbols have the flag, such as those of variables before a link.
+    has_others: bool,
 }
 
 fn read(image: &[u8]) -> Option<Found> {
     let sections = sections(image)?;
     let symbols = *sections.iter().find(|section| section.kind == SYMBOLS)?;
-    let mut managed = Vec::new();
+    let (mut managed, mut has_others) = (Vec::new(), false);
     for symbol in 0..symbols.bytes / SYMBOL_BYTES {
         let at = symbols
             .offset
             .checked_add(symbol.checked_mul(SYMBOL_BYTES)?)?;
         let facts = image.get(at..at.checked_add(SYMBOL_BYTES)?)?;
         let is_defined = u16_at(facts, 6)? != 0;
-        if facts[4] & 0xf == OBJECT && facts[5] & MANAGED != 0 && is_defined {
+        if facts[5] & MANAGED == 0 {
+            continue;
+        }
+        if facts[4] & 0xf == OBJECT && is_defined {
             managed.push(symbol);
+        } else {
+            has_others = true;
         }
     }
     Some(Found {
         sections,
         symbols,
         managed,
+        has_others,
     })
 }
 
@@ -177,9 +185,18 @@ impl Relocation {
 impl Code {
     /// Reads machine code. `None` if the image has no managed variables.
     pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
-        let Some(found) = read(&image).filter(|found| !found.managed.is_empty()) else {
+        let Some(found) = read(&image) else {
             return Ok(None);
         };
+        if found.has_others {
+            tracing::warn!(
+                "an image is refused: it has managed symbols that are no variables of linked code"
+            );
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        if found.managed.is_empty() {
+            return Ok(None);
+        }
         if found.managed.len() > MAX_VARIABLES {
             return Err(CuError::NOT_SUPPORTED);
         }
@@ -545,6 +562,31 @@ pub(crate) mod tests {
             let bank = sections(&image).unwrap()[5];
             image[bank.header + 4..bank.header + 8].copy_from_slice(&section.to_le_bytes());
             assert_eq!(refusal(image), refused, "{section:#x}");
+        }
+    }
+
+    /// The driver would allocate such variables itself.
+    #[test]
+    fn no_managed_symbol_is_left_to_the_driver() {
+        const VARIABLE_BEFORE_LINK: u8 = 13;
+        let whole = image(ADDRESS, false);
+        let symbols = sections(&whole).unwrap()[1].offset;
+        // `z`, which is a variable of the device.
+        let last = symbols + 3 * SYMBOL_BYTES;
+        for (kind, section) in [(VARIABLE_BEFORE_LINK, 3), (OBJECT, 0), (0, 0), (3, 3)] {
+            for others in [true, false] {
+                let mut image = whole.clone();
+                image[last + 4] = kind;
+                image[last + 5] = MANAGED | 0x20;
+                image[last + 6] = section;
+                if !others {
+                    image[symbols + SYMBOL_BYTES + 5] = 0;
+                    image[symbols + 2 * SYMBOL_BYTES + 5] = 0;
+                }
+                assert!(are_in(&image), "kind {kind}");
+                let refused = Code::read(image).err();
+                assert_eq!(refused, Some(CuError::NOT_SUPPORTED), "kind {kind}");
+            }
         }
     }
 
