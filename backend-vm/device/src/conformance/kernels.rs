@@ -331,6 +331,20 @@ pub const MANAGED: &str = r"
 }
 ";
 
+/// Managed variable that nothing uses.
+pub const MANAGED_UNUSED: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .global .attribute(.managed) .align 4 .u32 unused = 3;
+
+.visible .entry idle()
+{
+    ret;
+}
+";
+
 /// Managed variable alone.
 pub const MANAGED_ALONE: &str = r"
 .version 7.0

@@ -34,6 +34,10 @@ pub const CHECKS: &[Check] = &[
         run: managed,
     },
     Check {
+        name: "a managed variable that nothing uses lies in the given place, or nowhere",
+        run: unused,
+    },
+    Check {
         name: "an image that is none is refused",
         run: garbage,
     },
@@ -195,6 +199,28 @@ fn managed(device: &dyn Device) -> Outcome {
         worked("unload", device.unload(module.module))?;
     }
     Ok(())
+}
+
+fn unused(device: &dyn Device) -> Outcome {
+    let host = HostMemory::new(device, 1)?;
+    let place = ManagedPlace {
+        address: host.address(0),
+        bytes: 4096,
+    };
+    let image = kernels::MANAGED_UNUSED.as_bytes();
+    let (kind, mut jit) = (ImageKind::Module, Jit::default());
+    let loaded = device.load(image, kind, &mut jit, Some(place));
+    let module = worked("load", loaded.and_then(Loading::done))?;
+    let idle = function(device, &module, "idle")?;
+    worked("launch", launch(device, LEGACY, &idle, ONE_THREAD, &[]))?;
+    match device.global(module.module, "unused") {
+        Ok((address, bytes)) => holds(
+            "it lies in its place",
+            address >= place.address && address + bytes <= place.address + place.bytes,
+        )?,
+        Err(error) => same("a variable that is not there", error, CuError::NOT_FOUND)?,
+    }
+    worked("unload", device.unload(module.module))
 }
 
 fn garbage(device: &dyn Device) -> Outcome {
