@@ -26,6 +26,11 @@ impl Described {
         let room = offset.and_then(|offset| self.bytes.checked_sub(offset));
         self.kind == DEVICE && !self.is_managed && room.is_some_and(|room| bytes <= room)
     }
+
+    /// Returns the size of this memory. `None` if it starts elsewhere, or is not of the device alone.
+    pub fn bytes_from(&self, start: u64) -> Option<u64> {
+        (start == self.start && self.holds(start, self.bytes)).then_some(self.bytes)
+    }
 }
 
 impl CudaDevice {
@@ -95,5 +100,10 @@ mod tests {
             ..memory
         };
         assert!(!managed.holds(0x1000, 1));
+        assert_eq!(memory.bytes_from(0x1000), Some(0x100));
+        for other in [0xfff, 0x1001, 0x10ff, 0x1100] {
+            assert_eq!(memory.bytes_from(other), None, "{other:#x}");
+        }
+        assert_eq!(managed.bytes_from(0x1000), None);
     }
 }

@@ -52,15 +52,19 @@ fn as_pointer(descriptor: &OwnedFd) -> Result<*mut c_void> {
 }
 
 impl CudaDevice {
-    /// Returns the size of the allocation that starts at `address`.
-    fn allocation_bytes(&self, address: u64) -> Result<u64> {
-        let mut bytes = 0;
-        // SAFETY: the pointer is good; null for the base address, which is not needed.
-        unsafe {
-            self.driver()
-                .cuMemGetAddressRange_v2(ptr::null_mut(), &raw mut bytes, address)
-        }?;
-        Ok(bytes as u64)
+    /// Returns the size of opened memory. Closes the memory if the driver knows none of the device that starts there.
+    fn opened(&self, address: u64, close: impl FnOnce(u64) -> Result<()>) -> Result<(u64, u64)> {
+        let described = self.described(address);
+        match described.map(|found| found.bytes_from(address)) {
+            Ok(Some(bytes)) => Ok((address, bytes)),
+            Ok(None) => {
+                tracing::error!(
+                    "the driver opened memory at {address:#x}, where it has none of the device that starts there"
+                );
+                close(address).and(Err(CuError::INVALID_VALUE))
+            }
+            Err(error) => close(address).and(Err(error)),
+        }
     }
 }
 
@@ -83,13 +87,7 @@ impl Sharing for CudaDevice {
                 LAZY_ENABLE_PEER_ACCESS,
             )
         }?;
-        match self.allocation_bytes(address) {
-            Ok(bytes) => Ok((address, bytes)),
-            Err(error) => {
-                self.close_allocation(address)?;
-                Err(error)
-            }
-        }
+        self.opened(address, |address| self.close_allocation(address))
     }
 
     fn share_event(&self, raw: RawEvent) -> Result<Shared> {
@@ -131,7 +129,12 @@ impl Sharing for CudaDevice {
                 POSIX_FILE_DESCRIPTOR,
             )
         }?;
-        Ok((RawMemory(memory), bytes))
+        // The driver does not report the size, so the exporter did.
+        let memory = RawMemory(memory);
+        match self.try_map(memory, bytes) {
+            Ok(()) => Ok((memory, bytes)),
+            Err(error) => self.mem_release(memory).and(Err(error)),
+        }
     }
 
     fn share_pool(&self, raw: RawPool) -> Result<Shared> {
@@ -180,7 +183,7 @@ impl Sharing for CudaDevice {
             self.driver()
                 .cuMemPoolImportPointer(&raw mut address, pool(raw), &raw mut data)
         }?;
-        Ok((address, self.allocation_bytes(address)?))
+        self.opened(address, |address| self.mem_free(address))
     }
 }
 

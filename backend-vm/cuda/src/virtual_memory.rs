@@ -103,6 +103,19 @@ impl VirtualMemory for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Maps memory for a moment, to find out whether it has this many bytes.
+    ///
+    /// # Errors
+    /// The driver's, if it has fewer.
+    pub(crate) fn try_map(&self, memory: RawMemory, bytes: u64) -> Result<()> {
+        let room = bytes.checked_next_multiple_of(HINTED);
+        let room = room.ok_or(CuError::INVALID_VALUE)?;
+        let address = self.address_reserve(room, 0, 0)?;
+        let mapped = self.map(address, bytes, memory);
+        let unmapped = mapped.and_then(|()| self.mem_unmap(address, bytes));
+        unmapped.and(self.address_free(address, room))
+    }
+
     /// Reserves a range at this address, and the rest of its last unit. The driver treats the address as a hint.
     fn reserve_exactly(&self, address: u64, bytes: u64) -> Result<()> {
         match self.address_reserve(bytes.next_multiple_of(HINTED), 0, address)? {
