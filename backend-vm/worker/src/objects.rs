@@ -10,8 +10,8 @@ use wormhole_api::constants::function_attribute::{
 };
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
-    ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreenContext, RawMipmap,
-    RawModule, RawStream, TexRefTarget,
+    ArrayShape, ManagedPlace, RawArray, RawEvent, RawFunction, RawGraph, RawGreenContext,
+    RawMipmap, RawModule, RawStream, TexRefTarget,
 };
 use wormhole_lock::Mutex;
 use wormhole_ring::fence::{FenceIndex, Fences};
@@ -158,6 +158,30 @@ pub struct Loaded {
     /// Objects bound to its texture and surface references, held until the reference is bound anew.
     /// Jobs lock it, also while they bind.
     pub bound: Mutex<HashMap<(TexRefTarget, String), Used>>,
+    /// Executable graphs that hold its kernels, once it is to be unloaded.
+    pub graphs: Mutex<Vec<EndingGraph>>,
+}
+
+/// An executable graph that nothing uses any more, with the objects that its nodes name.
+#[derive(Debug)]
+pub struct EndingGraph {
+    pub raw: RawGraph,
+    pub events: Vec<Arc<EventObject>>,
+    pub arrays: Vec<Arc<ArrayObject>>,
+}
+
+impl EndingGraph {
+    /// Destroys the graph, then the arrays whose last user it was. A failure is logged only.
+    fn end(self, device: &SessionDevice) {
+        if let Err(error) = device.destroy_graph(self.raw) {
+            tracing::debug!("destroying a graph whose image is unloaded: {error}");
+        }
+        drop(self.events);
+        self.arrays
+            .into_iter()
+            .map(Used::Array)
+            .for_each(Used::let_go);
+    }
 }
 
 impl Loaded {
@@ -167,6 +191,7 @@ impl Loaded {
             raw,
             place,
             bound: Mutex::default(),
+            graphs: Mutex::default(),
         }
     }
 
@@ -178,8 +203,11 @@ impl Loaded {
         })
     }
 
-    /// Unloads the image and releases the bound objects.
+    /// Destroys the graphs that hold its kernels, unloads the image and releases the bound objects.
     pub fn unload(&self) -> wormhole_device::Result<()> {
+        for graph in self.graphs.lock().drain(..) {
+            graph.end(&self.device);
+        }
         let unloaded = self.device.unload(self.raw);
         let mut bound = self.bound.lock();
         bound.drain().for_each(|(_, used)| used.let_go());

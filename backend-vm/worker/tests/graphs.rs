@@ -603,6 +603,44 @@ fn a_module_that_a_record_unloads_stays_while_a_graph_is_being_made() {
 }
 
 #[test]
+fn a_graph_is_destroyed_before_the_module_of_its_kernel_is_unloaded() {
+    const ENDS: &[&str] = &["instantiate", "update_graph", "destroy_graph", "unload"];
+    let mut ready = ready();
+    let (first, second, third) = (ready.load(1), ready.load(2), ready.load(3));
+    let (graph, from, other) = (ready.describe(1), ready.describe(2), ready.describe(3));
+    for (graph, function) in [(graph, 1), (from, 2), (other, 3)] {
+        assert_eq!(ready.kernel(graph, function), 0);
+    }
+    assert_eq!(ready.instantiate(graph), 0);
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), 0);
+    // The graph names none of its kernels any more.
+    assert_eq!(ready.status(&ModuleUnload { module: first }), 0);
+    assert_eq!(ready.launch(graph), 0);
+    assert_eq!(ready.status(&ModuleUnload { module: second }), 0);
+    let mut expected = vec!["instantiate", "update_graph", "unload", "destroy_graph"];
+    expected.push("unload");
+    assert_eq!(ready.device.order(ENDS), expected);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    assert_eq!(ready.enable(graph, 0, 0), INVALID_HANDLE);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), INVALID_HANDLE);
+    // A record unloads the module while the graph is being made.
+    let graph = other;
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(1, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 2);
+    ready.served.record(&ModuleUnload { module: third });
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(1, 1).0, 0);
+    ready.device.wait_for("unload", 3);
+    expected.extend(["instantiate", "destroy_graph", "unload"]);
+    assert_eq!(ready.device.order(ENDS), expected);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+}
+
+#[test]
 fn while_a_module_is_being_unloaded_no_graph_uses_its_kernels() {
     let mut ready = ready();
     let module = ready.load(1);

@@ -23,7 +23,7 @@ use super::conditional_graphs::Nesting;
 use super::handles::Table;
 use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
-use crate::objects::{ArrayObject, EventObject, Loaded, Used};
+use crate::objects::{ArrayObject, EndingGraph, EventObject, Loaded, Used};
 use crate::peers;
 
 /// Limit on the bytes of a session's descriptions that are not instantiated yet.
@@ -34,7 +34,7 @@ const RANGE: usize = 32;
 /// Objects that a graph uses.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    /// Images of its kernels. Unloading one makes the graph unusable.
+    /// Images of its kernels. Unloading one destroys the executable graph first.
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
@@ -74,7 +74,12 @@ impl Uses {
     /// Whether all images, arena extents and files exist that its nodes name.
     fn exist(&self, addresses: &Addresses) -> bool {
         let exists = |&range: &(u64, u64)| addresses.host_range(range.0) == Some(range);
-        self.images.iter().all(|image| image.strong_count() > 0) && self.host.iter().all(exists)
+        !self.is_of_ended_image() && self.host.iter().all(exists)
+    }
+
+    /// Whether an image of its kernels is to be unloaded, and neither a job nor a handle holds it.
+    fn is_of_ended_image(&self) -> bool {
+        self.images.iter().any(|image| image.strong_count() == 0)
     }
 
     /// Whether all memory exists that the nodes of its description name.
@@ -132,6 +137,8 @@ pub enum GraphObject {
     },
     /// A job holds the description or the executable graph.
     Taken(GraphUses),
+    /// An image of its kernels is to be unloaded. The executable graph is destroyed with the image.
+    Ended,
 }
 
 /// Objects that a graph uses, opaque outside this module.
@@ -163,6 +170,23 @@ impl Graphs {
             table: Table::new(counters),
             bytes: 0,
         }
+    }
+
+    /// Takes the executable graphs of images that no job or handle holds any more, which no graph can be made or launched of.
+    pub fn take_ended(&mut self) -> Vec<EndingGraph> {
+        let ended = |place: &mut GraphObject| match place {
+            GraphObject::Executable { raw, uses, .. } if uses.0.is_of_ended_image() => {
+                let (raw, uses) = (*raw, std::mem::take(&mut uses.0));
+                *place = GraphObject::Ended;
+                Some(EndingGraph {
+                    raw,
+                    events: uses.events,
+                    arrays: uses.arrays,
+                })
+            }
+            _ => None,
+        };
+        self.table.values_mut().filter_map(ended).collect()
     }
 
     /// Forgets all graphs, because their context is going to be reset.
@@ -461,11 +485,12 @@ impl Serve<GraphEdges<'_>> for Session {
 }
 
 /// References that a job holds while it gives a description to the device: the images of its kernels, which stay loaded,
-/// and the guard of the addresses that its nodes name.
+/// and the guard of the addresses that its nodes name. The executor drops them once the graph is entered: an image that is
+/// unloaded then takes the graph along.
 type Held = (Vec<Arc<Loaded>>, Arc<()>);
 
 impl Session {
-    /// Takes the description under a handle for a job. The job drops the returned references when it is done.
+    /// Takes the description under a handle for a job.
     fn take_description(
         &mut self,
         graph: Handle<Graph>,
@@ -547,14 +572,17 @@ impl Serve<GraphInstantiate> for Session {
         };
         if call.slot.is_none() {
             let result = owner.instantiate(&description, flags);
-            drop((held, description));
-            return self.instantiated(graph, owner, result).map(Served::Done);
+            let entered = self.instantiated(graph, owner, result);
+            drop(held);
+            return entered.map(Served::Done);
         }
         let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
-            drop((held, description));
+            drop(description);
             Box::new(move |session: &mut Session| {
-                Answer::of(session.instantiated(graph, owner, result))
+                let entered = session.instantiated(graph, owner, result);
+                drop(held);
+                Answer::of(entered)
             }) as Finish
         });
         if outcome.is_err() {
@@ -608,9 +636,10 @@ impl Serve<GraphUpdate> for Session {
         let after = owner.clone();
         let outcome = self.defer(call, owner.clone(), move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
-            drop((held, old_images, description));
+            drop(description);
             Box::new(move |session: &mut Session| {
                 session.end_update(graph, after, raw, from, result.is_ok());
+                drop((held, old_images));
                 Answer::of(session.done(result))
             }) as Finish
         });
@@ -692,7 +721,7 @@ impl Serve<GraphDestroy> for Session {
                 self.done(destroyed)?;
             }
             GraphObject::Described { uses, .. } => self.let_go_of_uses(uses),
-            GraphObject::Taken(_) => {}
+            GraphObject::Taken(_) | GraphObject::Ended => {}
         }
         Ok(Served::Done(()))
     }

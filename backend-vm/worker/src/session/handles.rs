@@ -102,6 +102,10 @@ impl<K: HandleKind, T> Table<K, T> {
         self.slab.values()
     }
 
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slab.values_mut()
+    }
+
     /// Removes all objects.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.slab.drain()

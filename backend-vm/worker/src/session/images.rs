@@ -354,7 +354,8 @@ impl Serve<ModuleUnload> for Session {
 impl Session {
     /// Has an image unloaded, or leaves the image to [`unload_unused`](Self::unload_unused) while another
     /// job uses it. Takes the image out of its `Arc` first: from then on no graph can upgrade its `Weak`, so that none is
-    /// made or launched of functions that the device is freeing.
+    /// made or launched of functions that the device is freeing. The graphs that hold such functions go with the image, which
+    /// destroys them before it is unloaded.
     fn unload_unless_used(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<()> {
         let image = match Arc::try_unwrap(image) {
             Ok(image) => image,
@@ -363,6 +364,7 @@ impl Session {
                 return Ok(Served::Deferred);
             }
         };
+        image.graphs.lock().extend(self.objects.graphs.take_ended());
         if call.slot.is_some() {
             return self.free(call, image.device.clone(), move |_| image.unload());
         }

@@ -139,6 +139,13 @@ impl Recorder {
             .count()
     }
 
+    /// Returns the calls of these names, in the order in which they arrived.
+    pub fn order(&self, calls: &[&str]) -> Vec<&'static str> {
+        let gates = self.gates.lock().unwrap();
+        let names = gates.arrived.iter().map(|(name, _)| *name);
+        names.filter(|name| calls.contains(name)).collect()
+    }
+
     /// Returns the threads that made a call, in order.
     pub fn threads(&self, call: &str) -> Vec<ThreadId> {
         let gates = self.gates.lock().unwrap();
@@ -290,6 +297,7 @@ impl Graphs for Recorder {
         self.check(stream.0)
     }
     fn destroy_graph(&self, executable: RawGraph) -> Result<()> {
+        self.arrive("destroy_graph");
         self.end(executable.0)
     }
     fn enable_node(&self, executable: RawGraph, node: u32, _: bool) -> Result<()> {

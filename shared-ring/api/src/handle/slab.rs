@@ -134,6 +134,11 @@ impl<K: HandleKind, T> Slab<K, T> {
         self.entries.iter().flatten().map(|(_, value)| value)
     }
 
+    /// Returns the objects of live handles, mutably.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().flatten().map(|(_, value)| value)
+    }
+
     #[must_use]
     pub const fn len(&self) -> usize {
         self.live
