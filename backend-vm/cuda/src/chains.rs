@@ -51,6 +51,7 @@ impl Chains for CudaDevice {
         let template = Template {
             graph: pointer(chain.template),
             nodes: Vec::new(),
+            functions: Vec::new(),
             conditionals: Vec::new(),
         };
         self.destroy_made(pointer(chain.executable), &template)

@@ -776,9 +776,10 @@ impl Device for CudaDevice {
     }
 
     fn reset(&self) -> Result<()> {
+        // Graphs first: the reset unloads the modules of their kernels.
+        self.end_graphs();
         let mut context = self.context.lock();
         self.images.lock().clear();
-        self.forget_graphs();
         let shared = shared_events::take(self.device);
         // SAFETY: the device exists; the caller uses no object that the reset destroys afterwards. The reset keeps the
         // retained reference and `retain` adds one, so one is released.

@@ -44,6 +44,8 @@ pub struct Executable {
 pub(crate) struct Template {
     pub graph: CUgraph,
     pub nodes: Vec<CUgraphNode>,
+    /// Functions of the nodes that are kernels, by their indices.
+    pub functions: Vec<Option<RawFunction>>,
     /// Conditional nodes, which no update changes.
     pub conditionals: Vec<Conditional>,
 }
@@ -60,6 +62,7 @@ impl CudaDevice {
         let mut template = Template {
             graph: made,
             nodes: Vec::with_capacity(graph.nodes.len()),
+            functions: functions(graph),
             conditionals: conditionals(graph),
         };
         let filled = self.fill_template(&mut template, graph);
@@ -280,6 +283,46 @@ impl CudaDevice {
         replaced.and(gone)
     }
 
+    /// Sets the kernels of an executable graph's template to those of an update. The template stays as long as the executable
+    /// graph, and must not name functions of modules that may be unloaded before.
+    ///
+    /// # Errors
+    /// The driver refuses a kernel, or the kernels are not the same nodes as before.
+    fn follow_update(&self, raw: RawGraph, graph: &GraphDescription) -> Result<()> {
+        let new = functions(graph);
+        let nodes = {
+            let graphs = self.graphs.lock();
+            let template = &graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?.template;
+            if template.functions == new {
+                return Ok(());
+            }
+            let alike = |(old, new): (&Option<_>, &Option<_>)| old.is_some() == new.is_some();
+            if !template.functions.iter().zip(&new).all(alike) {
+                return Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
+            }
+            template.nodes.clone()
+        };
+        for (node, place) in graph.nodes.iter().zip(nodes) {
+            if let GraphNode::Kernel(kernel) = node {
+                let mut bytes = kernel.parameters.len();
+                let mut list = parameter_list(&kernel.parameters, &mut bytes);
+                let sizes = (kernel.grid, kernel.block, kernel.shared);
+                let extra = extra(&kernel.parameters, &mut list);
+                let described = kernel_node(kernel.function, sizes, extra);
+                // SAFETY: the node is a kernel of a live template, the function is live, and the driver copies the
+                // parameters during the call.
+                unsafe {
+                    self.driver()
+                        .cuGraphKernelNodeSetParams_v2(place, &raw const described)
+                }?;
+            }
+        }
+        if let Some(place) = self.graphs.lock().get_mut(&raw.0) {
+            place.template.functions = new;
+        }
+        Ok(())
+    }
+
     /// Exchanges an executable graph with a new one, which inherits the disabled nodes and the last launch.
     fn put_in_place(&self, raw: RawGraph, new: &mut Executable) -> Result<()> {
         // Locked throughout: a stream in the table is not destroyed meanwhile.
@@ -348,9 +391,14 @@ impl CudaDevice {
         Ok(place.executable)
     }
 
-    /// Removes every graph: their context is gone.
-    pub(crate) fn forget_graphs(&self) {
-        self.graphs.lock().clear();
+    /// Destroys every graph, because their context is going to be reset.
+    pub(crate) fn end_graphs(&self) {
+        let graphs = std::mem::take(&mut *self.graphs.lock());
+        for place in graphs.values() {
+            if let Err(error) = self.destroy_executable(place) {
+                tracing::debug!("destroying a graph before a reset: {error}");
+            }
+        }
     }
 }
 
@@ -396,6 +444,17 @@ pub(crate) fn kernel_node(
         kern: ptr::null_mut(),
         ctx: ptr::null_mut(),
     }
+}
+
+/// Returns the function of each node that is a kernel.
+fn functions(graph: &GraphDescription) -> Vec<Option<RawFunction>> {
+    let nodes = graph.nodes.iter();
+    nodes
+        .map(|node| match node {
+            GraphNode::Kernel(kernel) => Some(kernel.function),
+            _ => None,
+        })
+        .collect()
 }
 
 fn conditionals(graph: &GraphDescription) -> Vec<Conditional> {
@@ -461,6 +520,9 @@ impl Graphs for CudaDevice {
             return self.replace(raw, template);
         }
         // The nodes of the first template still name those of the executable graph.
+        if updated.is_ok() && self.follow_update(raw, graph).is_err() {
+            return self.replace(raw, template);
+        }
         self.destroy_template(&template);
         updated
     }

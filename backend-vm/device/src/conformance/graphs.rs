@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    Check, HostMemory, NON_BLOCKING, Outcome, eventually, holds, kernel, pack, same, worked,
+    Check, HostMemory, NON_BLOCKING, Outcome, eventually, function, holds, kernel, kernels, load,
+    pack, same, worked,
 };
 use crate::{
     Copy3dEnd, CuError, Device, Fill, GraphDescription, GraphEdge, GraphKernel, GraphNode,
@@ -31,6 +32,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "an update changes where copies of several rows go, and leaves what is disabled so",
         run: update_rows,
+    },
+    Check {
+        name: "an updated graph names no kernel from before, whose module may be unloaded",
+        run: update_module,
     },
     Check {
         name: "a disabled node does nothing until it is enabled",
@@ -271,6 +276,34 @@ fn update(device: &dyn Device) -> Outcome {
     host.half_word(RESULT).store(0, Ordering::Release);
     run(device, executable, stream)?;
     same("the word after failed updates", result(&host), 8)
+}
+
+fn update_module(device: &dyn Device) -> Outcome {
+    let host = HostMemory::new(device, 1)?;
+    let memory = worked("allocate", device.mem_alloc(4096))?;
+    let modules = [load(device, kernels::PLAIN)?, load(device, kernels::PLAIN)?];
+    let described = |module, value: u32| {
+        let add_one = function(device, module, "add_one")?;
+        Ok::<_, String>(chain(vec![
+            fill(memory, value),
+            one_thread(&add_one, &[memory]),
+            copy(host.address(RESULT), memory),
+        ]))
+    };
+    let executable = instantiate(device, &described(&modules[0], 5)?)?;
+    let stream = new_stream(device)?;
+    run(device, executable, stream)?;
+    same("the word before the update", result(&host), 6)?;
+    let updated = device.update_graph(executable, &described(&modules[1], 8)?);
+    worked("update_graph", updated)?;
+    worked("unload", device.unload(modules[0].module))?;
+    for (enabled, expected) in [(true, 9), (false, 8), (true, 9)] {
+        worked("enable_node", device.enable_node(executable, 1, enabled))?;
+        run(device, executable, stream)?;
+        same("the word after the update", result(&host), expected)?;
+    }
+    worked("destroy_graph", device.destroy_graph(executable))?;
+    worked("unload", device.unload(modules[1].module))
 }
 
 fn update_rows(device: &dyn Device) -> Outcome {
