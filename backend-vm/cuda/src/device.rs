@@ -38,7 +38,7 @@ use crate::library::{self, LibraryError};
 use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::printing::Printing;
-use crate::{capture, jit, shared_events};
+use crate::{capture, current, jit, shared_events};
 
 const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags::DEVICEMAP;
 
@@ -47,7 +47,8 @@ const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags:
 pub struct CudaDevice {
     driver: Driver,
     device: i32,
-    context: Mutex<Handles>,
+    /// None while the context is reset, and once a reset has failed.
+    context: Mutex<Option<Handles>>,
     identity: Identity,
     description: Description,
     images: Mutex<Images>,
@@ -262,7 +263,7 @@ impl CudaDevice {
         Ok(Self {
             driver,
             device,
-            context: Mutex::new(handles),
+            context: Mutex::new(Some(handles)),
             identity: Identity::of_current(),
             description,
             images: Mutex::default(),
@@ -274,9 +275,22 @@ impl CudaDevice {
         })
     }
 
-    /// Returns the driver's handle of the context.
+    /// Returns the driver's handle of the context. Returns that of no context once a reset has failed.
     pub(crate) fn handle(&self) -> CUcontext {
-        self.context.lock().context
+        let handles = *self.context.lock();
+        handles.map_or(ptr::null_mut(), |handles| handles.context)
+    }
+
+    /// Resets the context and retains the new one. The calling thread's current context is unknown after a failure.
+    fn renewed(&self) -> Result<Handles> {
+        // SAFETY: the device exists; the caller uses no object that the reset destroys afterwards. The reset keeps the
+        // retained reference and `retain` adds one, so one is released.
+        unsafe {
+            self.driver.cuDevicePrimaryCtxReset_v2(self.device)?;
+            let again = open::retain(&self.driver, self.device)?;
+            self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
+            Ok(again)
+        }
     }
 
     /// Returns the compute capability, 90 for 9.0; 0 if the driver does not report it.
@@ -464,7 +478,10 @@ impl Device for CudaDevice {
     }
 
     fn health(&self, probe: &[RawStream]) -> Option<CuError> {
-        let sentinel = self.context.lock().sentinel;
+        let handles = *self.context.lock();
+        let Some(Handles { sentinel, .. }) = handles else {
+            return Some(CuError::CONTEXT_IS_DESTROYED);
+        };
         std::iter::once(sentinel)
             .chain(probe.iter().map(|raw| stream(*raw)))
             .find_map(|stream| {
@@ -781,17 +798,16 @@ impl Device for CudaDevice {
         let mut context = self.context.lock();
         self.images.lock().clear();
         let shared = shared_events::take(self.device);
-        // SAFETY: the device exists; the caller uses no object that the reset destroys afterwards. The reset keeps the
-        // retained reference and `retain` adds one, so one is released.
-        unsafe {
-            self.driver.cuDevicePrimaryCtxReset_v2(self.device)?;
-            let again = open::retain(&self.driver, self.device)?;
-            self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
-            *context = again;
-            self.identity.renew();
+        // After a failure the device has no context: nothing of the old one may be used.
+        *context = None;
+        let renewed = self.renewed();
+        self.identity.renew();
+        match renewed {
+            Ok(handles) => *context = Some(handles),
+            Err(_) => current::forget(),
         }
         shared_events::end(shared);
-        Ok(())
+        renewed.map(drop)
     }
 }
 
