@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,11 +16,13 @@ use wormhole_api::constants::launch_attribute::{
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, EventDestroy,
-    EventElapsed, Function, FunctionGetAttribute, FunctionSetAttribute, Handle, Items,
-    LaunchAttribute, LibraryKernels, Message, Module, ModuleGetFunction, ModuleKernels,
-    ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind, StreamCreate,
-    StreamQuery, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
-    TensorMapReplaceReply, TextureLinearWidth, TextureLinearWidthReply,
+    EventElapsed, Function, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig,
+    GraphBegin, GraphInstantiate, GreenDescribe, GreenDescribeReply, GreenSplit, Handle, Items,
+    LaunchAttribute, LibraryKernels, MemCreate, Message, Module, ModuleGetFunction, ModuleKernels,
+    ModuleKernelsReply, Occupancy, PoolCreate, ResetPersistingL2, SharedEventCreate,
+    Stream as StreamKind, StreamCreate, StreamQuery, TensorMapEncode, TensorMapEncodeReply,
+    TensorMapMode, TensorMapReplace, TensorMapReplaceReply, TextureCreate, TextureLinearWidth,
+    TextureLinearWidthReply, TextureSource,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::{CuError, Device};
@@ -228,6 +231,113 @@ fn only_numbers_of_attributes_reach_the_device() {
             );
         }
     }
+}
+
+#[test]
+fn flags_and_modes_that_no_list_has_do_not_reach_the_device() {
+    const DEVICE: &[&str] = &[
+        "function_set_cache_config",
+        "occupancy",
+        "create_pool",
+        "create_memory",
+        "instantiate",
+        "encode_tensor_map",
+        "create_texture",
+        "split",
+        "green_stream",
+    ];
+    let ready = ready();
+    let (function, graph) = (handle(1), handle(1));
+    let sequence = Cell::new(2);
+    let next = || sequence.replace(sequence.get() + 1) + 1;
+    macro_rules! refused {
+        ($($message:expr;)*) => {$(
+            let (result, _) = ready.try_ask(next(), &$message);
+            assert_eq!(result, 1, "{:?}", $message);
+        )*};
+    }
+    let texture = TextureCreate {
+        source: TextureSource::Rows,
+        array: None,
+        mipmap: None,
+        memory: DevicePtr(ready.address()),
+        format: 1,
+        channels: 1,
+        size: [16, 2, 32],
+        address_modes: [3; 3],
+        filters: [1; 2],
+        flags: 0x73,
+        anisotropy: 0,
+        level_bias: 0.0,
+        level_clamp: [0.0; 2],
+        border: [0; 4],
+        viewed: 0,
+        view_format: 34,
+        view_extent: [0; 3],
+        view_parts: [0; 4],
+    };
+    let tensor = TensorMapEncode {
+        tensor: 0x1000,
+        dimensions: [1; 5],
+        strides: [16; 4],
+        mode: TensorMapMode::Tiled,
+        data_type: 15,
+        rank: 2,
+        tile: [1; 5],
+        steps: [1; 5],
+        lower: [0; 3],
+        upper: [0; 3],
+        channels: 0,
+        pixels: 0,
+        interleave: 2,
+        swizzle: 6,
+        promotion: 3,
+        fill: 1,
+        wide: 1,
+    };
+    let part = ready.ask(next(), &GreenDescribe { green: 0 });
+    let part = GreenDescribeReply::decode(&part).unwrap().number;
+    ready.ask(next(), &GraphBegin { new: graph });
+    refused! {
+        FunctionSetCacheConfig { function, config: 4 };
+        Occupancy { function, block: 32, flags: 2, shared: 0 };
+        PoolCreate { new: handle(1), handle_types: 8, most: 0 };
+        MemCreate { new: handle(1), bytes: 1 << 21, handle_types: 2 };
+        GraphInstantiate { graph, flags: 4 };
+        TensorMapEncode { data_type: 16, ..tensor };
+        TensorMapEncode { interleave: 3, ..tensor };
+        TensorMapEncode { swizzle: 7, ..tensor };
+        TensorMapEncode { promotion: 4, ..tensor };
+        TensorMapEncode { fill: 2, ..tensor };
+        TensorMapEncode { wide: 2, ..tensor };
+        TextureCreate { address_modes: [0, 4, 0], ..texture };
+        TextureCreate { filters: [2, 0], ..texture };
+        TextureCreate { filters: [0, 2], ..texture };
+        TextureCreate { flags: 4, ..texture };
+        TextureCreate { view_format: 35, ..texture };
+        GreenSplit { part, flags: 4, least: 1, groups: 1 };
+    }
+    assert_eq!(ready.device.order(DEVICE), [""; 0]);
+    ready.ask(next(), &tensor);
+    ready.ask(next(), &texture);
+    // The driver does not use the modes of linear memory.
+    let linear = TextureCreate {
+        source: TextureSource::Linear,
+        address_modes: [9; 3],
+        filters: [9; 2],
+        ..texture
+    };
+    ready.ask(next(), &linear);
+    let called = ready.device.order(DEVICE);
+    let expected = ["encode_tensor_map", "create_texture", "create_texture"];
+    assert_eq!(called, expected);
+    // A graph with refused flags is gone.
+    assert_eq!(
+        ready
+            .try_ask(next(), &GraphInstantiate { graph, flags: 0 })
+            .0,
+        400
+    );
 }
 
 #[test]

@@ -15,6 +15,7 @@ use wormhole_device::{Copy3dEnd, Resource, Sampling, View};
 use wormhole_link::counters::Counters;
 
 use super::addresses::Place;
+use super::closed;
 use super::handles::Table;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
@@ -82,7 +83,36 @@ pub(super) struct Wanted {
 /// Common fields of the messages that create or bind textures: the resource and the sampling.
 pub(super) trait TextureMessage {
     fn wanted(&self) -> Wanted;
-    fn sampling(&self) -> Sampling;
+    fn settings(&self) -> Sampling;
+
+    /// Returns the settings. Unknown modes of linear memory, which the driver ignores, are cleared.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: a mode or a flag is unknown.
+    fn sampling(&self) -> Result<Sampling, CuResult> {
+        let mut sampling = self.settings();
+        let Sampling {
+            address_modes,
+            filter,
+            level_filter,
+            ..
+        } = &mut sampling;
+        if self.wanted().source == TextureSource::Linear {
+            for mode in address_modes.iter_mut() {
+                *mode = closed::ADDRESS_MODE.known_or_zero(*mode);
+            }
+            for mode in [&mut *filter, &mut *level_filter] {
+                *mode = closed::FILTER_MODE.known_or_zero(*mode);
+            }
+        }
+        for mode in address_modes {
+            closed::ADDRESS_MODE.check(*mode)?;
+        }
+        closed::FILTER_MODE.check(*filter)?;
+        closed::FILTER_MODE.check(*level_filter)?;
+        closed::TEXTURE.check(sampling.flags)?;
+        Ok(sampling)
+    }
 }
 
 macro_rules! texture_messages {
@@ -100,7 +130,7 @@ macro_rules! texture_messages {
                 }
             }
 
-            fn sampling(&self) -> Sampling {
+            fn settings(&self) -> Sampling {
                 let [filter, level_filter] = self.filters;
                 Sampling {
                     address_modes: self.address_modes,
@@ -299,7 +329,8 @@ impl Serve<TextureCreate> for Session {
         has_room(&self.objects.arrays.textures)?;
         let device = self.here(call);
         let (resource, used) = self.resource(&device, &message.wanted())?;
-        let sampling = message.sampling();
+        let sampling = message.sampling()?;
+        closed::VIEW_FORMAT.check(message.view_format)?;
         let [first_level, last_level, first_layer, last_layer] = message.view_parts;
         let view = (message.viewed != 0).then_some(View {
             format: message.view_format,

@@ -19,6 +19,7 @@ use wormhole_link::device::MOST;
 
 use super::addresses::Addresses;
 use super::attributes::Scope;
+use super::closed;
 use super::conditional_graphs::Nesting;
 use super::handles::Table;
 use super::{Answer, Call, Finish, Session};
@@ -563,7 +564,8 @@ impl Serve<GraphInstantiate> for Session {
     fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
         let (graph, flags) = (message.graph, message.flags);
         let (description, held) = self.take_description(graph)?;
-        let owner = match self.device_of_taken(call, graph) {
+        let checked = closed::GRAPH_INSTANTIATE.check(flags);
+        let owner = match checked.and_then(|()| self.device_of_taken(call, graph)) {
             Ok(owner) => owner,
             Err(error) => {
                 self.end_taken(graph);

@@ -9,6 +9,7 @@ use wormhole_api::{
 };
 use wormhole_device::{Multiprocessors, Split};
 
+use super::closed;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::objects::{GreenContextObject, StreamObject};
 
@@ -193,6 +194,7 @@ impl Serve<GreenDescribe> for Session {
 impl Serve<GreenSplit> for Session {
     fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
         let on = call.device;
+        closed::GREEN_SPLIT.check(message.flags)?;
         let part = self.objects.green_contexts.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
@@ -260,6 +262,7 @@ impl Serve<GreenDestroy> for Session {
 
 impl Serve<GreenStream> for Session {
     fn serve(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
+        closed::GREEN_STREAM.check(message.flags)?;
         let green = self
             .objects
             .green_contexts

@@ -8,14 +8,15 @@ use wormhole_api::ctypes::CUtensorMap;
 use wormhole_api::limits::TENSOR_RANKS;
 use wormhole_api::{
     ClusterOccupancy, ClusterOccupancyReply, ClusterQuestion, CuResult, FunctionGetAttribute,
-    FunctionGetAttributeReply, FunctionSetAttribute, LibraryKernels, LibraryKernelsReply,
-    ModuleKernels, ModuleKernelsReply, Outcome, Serve, TensorMapEncode, TensorMapEncodeReply,
-    TensorMapReplace, TensorMapReplaceReply,
+    FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig, LibraryKernels,
+    LibraryKernelsReply, ModuleKernels, ModuleKernelsReply, Occupancy, OccupancyReply, Outcome,
+    Serve, TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{ClusterLaunch, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 use wormhole_link::memory;
 
 use super::attributes::Scope;
+use super::closed;
 use super::images::ImageHandle;
 use super::{Answer, Call, Finish, Session};
 use crate::objects::CLUSTERS;
@@ -58,6 +59,32 @@ impl Serve<FunctionSetAttribute> for Session {
             message.function,
             move |device, function| device.function_set_attribute(function, attribute, value),
             |_, ()| Answer::done(),
+        )
+    }
+}
+
+impl Serve<FunctionSetCacheConfig> for Session {
+    fn serve(&mut self, call: &Call, message: &FunctionSetCacheConfig) -> Outcome<()> {
+        let config = message.config;
+        closed::CACHE_CONFIG.check(config)?;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.function_set_cache_config(function, config),
+            |_, ()| Answer::done(),
+        )
+    }
+}
+
+impl Serve<Occupancy> for Session {
+    fn serve(&mut self, call: &Call, message: &Occupancy) -> Outcome<OccupancyReply> {
+        let (block, flags, shared) = (message.block, message.flags, message.shared);
+        closed::OCCUPANCY.check(flags)?;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.occupancy(function, block, flags, shared),
+            |_, blocks| Answer::reply(&OccupancyReply { blocks }),
         )
     }
 }
@@ -152,6 +179,12 @@ impl Serve<TensorMapEncode> for Session {
         if !(1..=TENSOR_RANKS).contains(&message.rank) {
             return Err(CuResult::INVALID_VALUE);
         }
+        closed::TENSOR_DATA_TYPE.check(message.data_type)?;
+        closed::TENSOR_INTERLEAVE.check(message.interleave)?;
+        closed::TENSOR_SWIZZLE.check(message.swizzle)?;
+        closed::TENSOR_PROMOTION.check(message.promotion)?;
+        closed::TENSOR_FILL.check(message.fill)?;
+        closed::TENSOR_WIDE.check(message.wide)?;
         let map = tensor_map(message);
         self.ask(
             call,

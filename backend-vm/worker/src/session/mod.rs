@@ -27,6 +27,7 @@
 mod addresses;
 mod arrays;
 mod attributes;
+mod closed;
 mod conditional_graphs;
 mod describe;
 mod driver_calls;

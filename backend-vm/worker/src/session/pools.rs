@@ -11,6 +11,7 @@ use wormhole_api::{
 use wormhole_device::{Device, PoolProperties, RawPool};
 
 use super::addresses::admitted;
+use super::closed;
 use super::sharing::Key;
 use super::{Answer, Call, Session};
 use crate::devices::SessionDevice;
@@ -49,6 +50,7 @@ impl PoolObject {
 
 impl Serve<PoolCreate> for Session {
     fn serve(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
+        closed::HANDLE_TYPES.check(message.handle_types)?;
         let properties = PoolProperties {
             handle_types: message.handle_types,
             most: message.most,

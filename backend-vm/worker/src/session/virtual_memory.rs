@@ -16,6 +16,7 @@ use wormhole_device::{Device, RawMemory};
 use wormhole_link::device::MOST;
 
 use super::addresses::{admitted, in_bands};
+use super::closed;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::devices::SessionDevice;
 use crate::registrar::Task;
@@ -293,6 +294,7 @@ impl Serve<AddressFree> for Session {
 impl Serve<MemCreate> for Session {
     fn serve(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
+        closed::HANDLE_TYPES.check(handle_types)?;
         let device = self.here(call);
         self.ask_for_memory(
             call,
