@@ -191,10 +191,12 @@ impl Modules {
         })
     }
 
-    /// Returns the names of a module's kernels, in the order of the image.
-    pub fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+    /// Calls `each` with the name of each of a module's kernels, in the order of the image.
+    pub fn kernel_names(&self, module: RawModule, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         let program = Arc::clone(&self.slab.lock().module(module)?.program);
-        Ok(program.module().kernel_names().map(str::to_owned).collect())
+        let names = program.module().kernel_names();
+        names.for_each(|name| each(name.as_bytes()));
+        Ok(())
     }
 
     /// Returns address and size of a variable. Fails for texture, surface and sampler references.

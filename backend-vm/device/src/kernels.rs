@@ -63,8 +63,8 @@ pub struct EncodedTensorMap(pub CUtensorMap);
 
 /// Queries of kernels, and tensor maps.
 pub trait Kernels {
-    /// Returns the names of a module's kernels.
-    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>>;
+    /// Calls `each` with the name of each of a module's kernels. Keeps no name: they may be many and long.
+    fn kernel_names(&self, module: RawModule, each: &mut dyn FnMut(&[u8])) -> Result<()>;
     /// Returns the blocks of the greatest cluster (`cuOccupancyMaxPotentialClusterSize`).
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32>;
     /// Returns the number of clusters that fit the device at a time (`cuOccupancyMaxActiveClusters`).

@@ -7,8 +7,8 @@ use wormhole_device::{
 use super::CpuDevice;
 
 impl Kernels for CpuDevice {
-    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
-        self.context()?.modules.kernel_names(module)
+    fn kernel_names(&self, module: RawModule, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+        self.context()?.modules.kernel_names(module, each)
     }
 
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {

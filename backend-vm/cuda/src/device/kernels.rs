@@ -14,27 +14,25 @@ use super::{CudaDevice, function};
 use crate::images::Loaded;
 
 impl CudaDevice {
-    /// Reads the names of functions or kernels by their handles.
+    /// Calls `each` with the names of functions or kernels, by their handles.
     fn names<T>(
         &self,
         handles: &[*mut T],
         name: impl Fn(*mut T, *mut *const std::ffi::c_char) -> Result<()>,
-    ) -> Result<Vec<String>> {
-        handles
-            .iter()
-            .filter(|handle| !handle.is_null())
-            .map(|handle| {
-                let mut text = ptr::null();
-                name(*handle, &raw mut text)?;
-                if text.is_null() {
-                    return Err(CuError::UNKNOWN);
-                }
-                // SAFETY: the driver's name of a function is a string that lives as long as its image,
-                // which the caller keeps loaded.
-                let text = unsafe { CStr::from_ptr(text) };
-                Ok(text.to_string_lossy().into_owned())
-            })
-            .collect()
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        for handle in handles.iter().filter(|handle| !handle.is_null()) {
+            let mut text = ptr::null();
+            name(*handle, &raw mut text)?;
+            if text.is_null() {
+                return Err(CuError::UNKNOWN);
+            }
+            // SAFETY: the driver's name of a function is a string that lives as long as its image,
+            // which the caller keeps loaded.
+            let text = unsafe { CStr::from_ptr(text) };
+            each(text.to_bytes());
+        }
+        Ok(())
     }
 }
 
@@ -66,7 +64,7 @@ fn queried(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
 }
 
 impl Kernels for CudaDevice {
-    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+    fn kernel_names(&self, module: RawModule, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut count = 0;
         match self.image(module)? {
             Loaded::Module(module) => {
@@ -85,9 +83,9 @@ impl Kernels for CudaDevice {
                     )?;
                 }
                 // SAFETY: the driver has just given the functions; the place is writable.
-                self.names(&functions, |function, name| unsafe {
-                    self.driver().cuFuncGetName(name, function)
-                })
+                let name_of =
+                    |function, name| unsafe { self.driver().cuFuncGetName(name, function) };
+                self.names(&functions, name_of, each)
             }
             Loaded::Library(library) => {
                 // SAFETY: the image is loaded, the place is writable.
@@ -105,9 +103,8 @@ impl Kernels for CudaDevice {
                     )?;
                 }
                 // SAFETY: the driver has just given the kernels; the place is writable.
-                self.names(&kernels, |kernel, name| unsafe {
-                    self.driver().cuKernelGetName(name, kernel)
-                })
+                let name_of = |kernel, name| unsafe { self.driver().cuKernelGetName(name, kernel) };
+                self.names(&kernels, name_of, each)
             }
         }
     }

@@ -54,7 +54,9 @@ fn names(device: &dyn Device) -> Outcome {
     let expected = kernels::PLAIN.matches(".entry ").count();
     for kind in [ImageKind::Module, ImageKind::Library] {
         let image = load_image(device, kernels::PLAIN.as_bytes(), kind)?;
-        let names = worked("names", device.kernel_names(image.module))?;
+        let mut names = Vec::new();
+        let mut note = |name: &[u8]| names.push(String::from_utf8_lossy(name).into_owned());
+        worked("names", device.kernel_names(image.module, &mut note))?;
         same("how many", names.len(), expected)?;
         for name in ["store", "saxpy", "fall"] {
             let count = names.iter().filter(|found| *found == name).count();

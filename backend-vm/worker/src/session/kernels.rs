@@ -12,7 +12,9 @@ use wormhole_api::{
     LibraryKernelsReply, ModuleKernels, ModuleKernelsReply, Occupancy, OccupancyReply, Outcome,
     Serve, TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
 };
-use wormhole_device::{ClusterLaunch, Device, EncodedTensorMap, TensorMap, TensorMapMode};
+use wormhole_device::{
+    ClusterLaunch, Device, EncodedTensorMap, RawModule, TensorMap, TensorMapMode,
+};
 use wormhole_link::memory;
 
 use super::attributes::Scope;
@@ -89,8 +91,15 @@ impl Serve<Occupancy> for Session {
     }
 }
 
+/// Returns the bytes of the names of a module's kernels, each with a terminating zero byte.
+fn bytes_of_names(device: &dyn Device, module: RawModule) -> wormhole_device::Result<u64> {
+    let mut bytes = 0;
+    device.kernel_names(module, &mut |name| bytes += name.len() as u64 + 1)?;
+    Ok(bytes)
+}
+
 impl Session {
-    /// Writes the names of an image's kernels to the arena, if there is room.
+    /// Writes the names of an image's kernels to the arena, if there is room. The job keeps none: it counts them first.
     pub(super) fn kernel_names<R>(
         &mut self,
         call: &Call,
@@ -104,18 +113,25 @@ impl Session {
         };
         let loaded = Arc::clone(&self.objects.image(image)?.loaded);
         self.defer(call, loaded.device.clone(), move |device: &dyn Device| {
-            let names = device.kernel_names(loaded.raw);
-            drop(loaded);
-            let bytes = names.map(|names| {
-                let text = names.iter().flat_map(|name| [name.as_bytes(), &[0]]);
-                let text: Vec<u8> = text.flatten().copied().collect();
-                if !text.is_empty() && text.len() as u64 <= room {
-                    // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
-                    unsafe { memory::copy_in(target, &text) };
+            let bytes = bytes_of_names(device, loaded.raw).and_then(|bytes| {
+                if bytes > room {
+                    return Ok(bytes);
                 }
-                text.len() as u64
+                let mut written = 0;
+                let write = &mut |name: &[u8]| {
+                    let end = written + name.len() as u64;
+                    if end < room {
+                        // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
+                        unsafe {
+                            memory::copy_in(target + written, name);
+                            memory::copy_in(target + end, &[0]);
+                        }
+                        written = end + 1;
+                    }
+                };
+                device.kernel_names(loaded.raw, write).map(|()| bytes)
             });
-            drop(reader);
+            drop((loaded, reader));
             Box::new(move |session: &mut Session| match (bytes, image) {
                 (Ok(bytes), ImageHandle::Module(_)) => Answer::reply(&ModuleKernelsReply { bytes }),
                 (Ok(bytes), ImageHandle::Library(_)) => {

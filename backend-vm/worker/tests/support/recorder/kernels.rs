@@ -9,10 +9,11 @@ use super::Recorder;
 pub const NAMES: [&str; 2] = ["first", "second"];
 
 impl Kernels for Recorder {
-    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+    fn kernel_names(&self, module: RawModule, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         self.arrive("kernel_names");
         self.check(module.0)?;
-        Ok(NAMES.map(str::to_owned).to_vec())
+        NAMES.iter().for_each(|name| each(name.as_bytes()));
+        Ok(())
     }
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
         self.arrive("greatest_cluster");
