@@ -33,15 +33,23 @@ pub struct GreenContextObject {
     pub raw: RawGreenContext,
     registrar: Registrar,
     ended: AtomicBool,
+    /// Part of the session's room for green contexts.
+    room: Arc<()>,
 }
 
 impl GreenContextObject {
-    pub fn new(device: SessionDevice, raw: RawGreenContext, registrar: Registrar) -> Self {
+    pub fn new(
+        device: SessionDevice,
+        raw: RawGreenContext,
+        registrar: Registrar,
+        room: Arc<()>,
+    ) -> Self {
         Self {
             device,
             raw,
             registrar,
             ended: AtomicBool::new(false),
+            room,
         }
     }
 
@@ -60,11 +68,12 @@ impl Drop for GreenContextObject {
         if *self.ended.get_mut() {
             return;
         }
-        let (device, raw) = (self.device.clone(), self.raw);
+        let (device, raw, room) = (self.device.clone(), self.raw, Arc::clone(&self.room));
         self.registrar.run(Task::new(move |_| {
             if let Err(error) = device.destroy_green(raw) {
                 tracing::debug!("destroying a green context: {error}");
             }
+            drop(room);
         }));
     }
 }

@@ -4,6 +4,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use support::recorder::Recorder;
 use support::served::{Served, handle};
@@ -13,6 +14,7 @@ use wormhole_api::{
     GreenSplitReply, GreenStream, Items, Module, ModuleUnload, Stream, StreamDestroy, StreamQuery,
     TexRefBindSurface,
 };
+use wormhole_backend_tests::backend::PATIENCE;
 use wormhole_backend_tests::messages::{bind_texture, module_load};
 use wormhole_device::{CuError, Device};
 use wormhole_worker::session::Event;
@@ -139,6 +141,46 @@ fn numbers_of_green_contexts_and_parts_do_not_run_out() {
         seen.push((part, parts, green));
     }
     assert!(seen.iter().all(|these| *these == seen[0]), "{seen:?}");
+}
+
+#[test]
+fn green_contexts_are_few_also_those_without_a_handle() {
+    const MOST: u64 = 128;
+    let device: Arc<dyn Device> = Arc::new(Recorder::new());
+    let served = Served::start(&device, 5);
+    let parts = || Items::new(&[]);
+    let mut sequence = 0;
+    let mut next = || {
+        sequence += 1;
+        sequence
+    };
+    for index in 1..=MOST {
+        let green = create(&served, next());
+        let new = handle(u32::try_from(index).unwrap());
+        let stream = GreenStream {
+            new,
+            ..stream_of(green)
+        };
+        served.call(0, next(), &stream);
+        served.call(0, next(), &GreenDestroy { green });
+    }
+    let more = || GreenCreate { parts: parts() };
+    let at = next();
+    served.ask(0, at, &more());
+    assert_eq!(served.answer(0, at).0, CuResult::OUT_OF_MEMORY.0);
+    let stream = handle(7);
+    served.call(0, next(), &StreamDestroy { stream });
+    // The registrar destroys the green context of the stream.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let at = next();
+        served.ask(0, at, &more());
+        match served.answer(0, at).0 {
+            0 => break,
+            result => assert_eq!(result, CuResult::OUT_OF_MEMORY.0),
+        }
+        assert!(Instant::now() < end, "the room stays taken");
+    }
 }
 
 #[test]

@@ -17,6 +17,9 @@ use crate::objects::{GreenContextObject, StreamObject};
 const MOST_GROUPS: u32 = 254;
 /// Largest number of splits that are cached.
 const SPLITS: usize = 1 << 10;
+/// Largest number of green contexts of a session. The driver takes channels for each, and all tenants' channels come out of one
+/// supply of the device.
+const MOST: usize = 128;
 
 /// A part of a device, with the device's number.
 type Part = (usize, Multiprocessors);
@@ -36,6 +39,8 @@ pub(super) struct GreenContexts {
     contexts: Vec<Option<(usize, Arc<GreenContextObject>)>>,
     /// Indices of the empty entries of `contexts`.
     free: Vec<usize>,
+    /// Each green context that is being made, exists or is being destroyed holds a clone.
+    room: Arc<()>,
 }
 
 /// Streams and green contexts to destroy before a reset.
@@ -105,16 +110,19 @@ impl GreenContexts {
         })
     }
 
-    /// Returns whether the session may have one more green context.
-    fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.contexts.len() < OBJECTS as usize
+    /// Takes the room of one more green context. A green context without a handle keeps its room while it has streams.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: the session has as many as it may.
+    fn take_room(&self) -> Result<Arc<()>, CuResult> {
+        match Arc::strong_count(&self.room) <= MOST {
+            true => Ok(Arc::clone(&self.room)),
+            false => Err(CuResult::OUT_OF_MEMORY),
+        }
     }
 
     /// Enters a green context of the device `on` and returns its number.
     fn enter_context(&mut self, on: usize, green: GreenContextObject) -> Result<u32, CuResult> {
-        if !self.has_room() {
-            return Err(CuResult::OUT_OF_MEMORY);
-        }
         let index = self.free.pop().unwrap_or_else(|| {
             self.contexts.push(None);
             self.contexts.len() - 1
@@ -226,16 +234,14 @@ impl Serve<GreenCreate<'_>> for Session {
         let parts = numbers
             .map(|part| self.objects.green_contexts.part(part.number, on))
             .collect::<Result<Vec<_>, _>>()?;
-        if !self.objects.green_contexts.has_room() {
-            return Err(CuResult::OUT_OF_MEMORY);
-        }
+        let room = self.objects.green_contexts.take_room()?;
         let device = self.here(call);
         self.ask(
             call,
             device.clone(),
             move |device| device.create_green(&parts),
             move |session, raw| {
-                let green = GreenContextObject::new(device, raw, session.registrar.clone());
+                let green = GreenContextObject::new(device, raw, session.registrar.clone(), room);
                 match session.objects.green_contexts.enter_context(on, green) {
                     Ok(green) => Answer::reply(&GreenCreateReply { green }),
                     Err(error) => Answer::failed(error),
