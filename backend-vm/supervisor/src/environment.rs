@@ -1,6 +1,7 @@
 //! Environment variables that workers receive from guests and from the supervisor.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::thread;
 
 use wormhole_link::process::PROCESSORS;
@@ -28,6 +29,13 @@ const PASSED: &[&str] = &[
 ];
 /// Variables of that list that set a part of the whole device, and so of other tenants' work.
 const WHOLE_DEVICE: &[&str] = &["CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"];
+/// Variables of that list that set how many channels of a device the driver takes. All tenants' channels come out of one supply.
+const CHANNELS: &[&str] = &[
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+];
+/// Values of these variables up to the driver's default (CUDA programming guide, "CUDA environment variables").
+const DEFAULT_CHANNELS: RangeInclusive<u32> = 1..=8;
 /// Largest size of a value in bytes.
 const LONGEST: usize = 32;
 
@@ -51,9 +59,29 @@ pub fn passed_on(text: &str) -> Vec<(OsString, OsString)> {
     variables
 }
 
+/// Returns the part of a hello's environment for a worker of a tenant that may get neighbours: no variable takes more
+/// channels than the driver's default.
+pub fn with_default_channels(text: &str) -> Vec<(OsString, OsString)> {
+    let mut variables = passed_on(text);
+    variables.retain(|(name, value)| {
+        let number = value.to_str().and_then(number);
+        !CHANNELS.iter().any(|one| name == one)
+            || number.is_some_and(|number| DEFAULT_CHANNELS.contains(&number))
+    });
+    variables
+}
+
+/// Reads a number, decimal or hexadecimal.
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
 /// Returns the part of a hello's environment for a worker of a tenant that has neighbours.
 pub fn beside_neighbours(text: &str) -> Vec<(OsString, OsString)> {
-    let mut variables = passed_on(text);
+    let mut variables = with_default_channels(text);
     variables.retain(|(name, _)| !WHOLE_DEVICE.iter().any(|one| name == one));
     variables
 }
@@ -90,6 +118,23 @@ mod tests {
             ["CUDA_DEVICE_MAX_CONNECTIONS=8", "CUDA_MODULE_LOADING=EAGER"]
         );
         assert_eq!(passed_on("WORMHOLE_PROCESSORS=64"), []);
+    }
+
+    #[test]
+    fn where_tenants_may_come_no_variable_takes_more_channels_than_the_drivers_default() {
+        let kept = |variable: &str| !with_default_channels(variable).is_empty();
+        for name in CHANNELS {
+            for value in ["1", "8", "0x1"] {
+                assert!(kept(&format!("{name}={value}")), "{name}={value}");
+            }
+            for value in ["0", "9", "32", "0x20", "-1", "8.5", "x", "99999999999"] {
+                let variable = format!("{name}={value}");
+                assert!(!kept(&variable), "{variable}");
+                assert!(!passed_on(&variable).is_empty(), "{variable}");
+                assert!(beside_neighbours(&variable).is_empty(), "{variable}");
+            }
+        }
+        assert!(kept("CUDA_CACHE_MAXSIZE=32"));
     }
 
     #[test]

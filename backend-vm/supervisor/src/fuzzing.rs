@@ -1354,11 +1354,15 @@ mod tests {
     #[test]
     fn beside_neighbours_no_environment_sets_a_part_of_the_whole_device() {
         const PART: &str = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=50";
+        const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS=32";
         const OTHER: &str = "CUDA_MODULE_LOADING=EAGER";
         let _alone = alone();
         let (launcher, attach, start, scrub) = ([0, 0], [1, 0, 31, 31, 0], [12, 0], [9]);
-        let mut one = Scene::new();
-        one.play(&[&launcher[..], &attach, &start, &scrub].concat());
+        let one = || {
+            let mut one = Scene::new();
+            one.play(&[&launcher[..], &attach, &start, &scrub].concat());
+            one
+        };
         let environment = |mut scene: Scene| {
             // The first of two has a worker starting already.
             let last = scene.loops.last().unwrap();
@@ -1366,7 +1370,7 @@ mod tests {
             process.report(&Report::Want {
                 session: 100,
                 hash: HASH,
-                environment: [PART, OTHER].join("\n"),
+                environment: [PART, CHANNELS, OTHER].join("\n"),
             });
             scene.settle();
             scene.receive_orders();
@@ -1375,7 +1379,13 @@ mod tests {
                 _ => None,
             })
         };
-        assert_eq!(environment(one).unwrap(), [PART, OTHER].join("\n"));
+        assert_eq!(
+            environment(one()).unwrap(),
+            [PART, CHANNELS, OTHER].join("\n")
+        );
+        let open = one();
+        open.supervisor.borrow_mut().has_strangers = true;
+        assert_eq!(environment(open).unwrap(), [PART, OTHER].join("\n"));
         assert_eq!(environment(two_tenants()).unwrap(), OTHER);
     }
 

@@ -321,9 +321,12 @@ impl Supervisor {
                 if self.stopping {
                     return Ok(());
                 }
-                let environment = match self.history.has_neighbours() {
-                    true => environment::beside_neighbours(&environment),
-                    false => environment::passed_on(&environment),
+                let environment = if self.history.has_neighbours() {
+                    environment::beside_neighbours(&environment)
+                } else if self.has_strangers {
+                    environment::with_default_channels(&environment)
+                } else {
+                    environment::passed_on(&environment)
                 };
                 let start = Start {
                     hash,
