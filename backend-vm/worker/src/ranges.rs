@@ -12,6 +12,16 @@ struct Range {
     bytes: u64,
     /// Number of the range's device.
     device: usize,
+    /// Number of its insertion.
+    number: u64,
+}
+
+/// A range that was found. One that was removed is unequal to any later one in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Found {
+    pub start: u64,
+    pub bytes: u64,
+    number: u64,
 }
 
 impl Range {
@@ -30,6 +40,8 @@ pub struct Ranges {
     starts: BTreeMap<u64, usize>,
     table: Vec<Range>,
     free: Vec<usize>,
+    /// Number of insertions so far.
+    inserted: u64,
     /// Sum of the ranges' bytes, by device.
     bytes: [u64; device::MOST],
     /// Index of the range found last: programs name the same range again and again. Any index is
@@ -62,10 +74,12 @@ impl Ranges {
             self.table.push(Range::default());
             self.table.len() - 1
         });
+        self.inserted += 1;
         self.table[place] = Range {
             start,
             bytes,
             device,
+            number: self.inserted,
         };
         self.starts.insert(start, place);
         true
@@ -104,16 +118,32 @@ impl Ranges {
         }
     }
 
-    /// Returns start and bytes of the range that holds an address.
-    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
+    /// Returns the range that holds an address.
+    pub fn find(&self, address: u64) -> Option<Found> {
         let (_, &place) = self.starts.range(..=address).next_back()?;
         let range = self.table.get(place)?;
         let holds = range.contains(address, 1);
-        holds.then_some((range.start, range.bytes))
+        holds.then_some(Found {
+            start: range.start,
+            bytes: range.bytes,
+            number: range.number,
+        })
+    }
+
+    /// Adds a range of device 0 that was removed, as the same one.
+    pub fn put_back(&mut self, range: Found) {
+        if self.insert(range.start, range.bytes)
+            && let Some(&place) = self.starts.get(&range.start)
+        {
+            self.table[place].number = range.number;
+        }
     }
 
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            inserted: self.inserted,
+            ..Self::default()
+        };
     }
 }
 
@@ -148,6 +178,26 @@ mod tests {
         assert_eq!(ranges.remove(0x1000), Some((0x1000, 2)));
         assert_eq!(sums(&ranges), [0, 0x10, 0]);
         assert!(!ranges.contains(0x1800, 8));
+    }
+
+    #[test]
+    fn a_range_in_the_place_of_another_is_not_the_same() {
+        let mut ranges = Ranges::default();
+        let insert = |ranges: &mut Ranges| {
+            assert!(ranges.insert(0x1000, 0x1000));
+            ranges.find(0x1800).unwrap()
+        };
+        let first = insert(&mut ranges);
+        ranges.remove(0x1000);
+        assert_eq!(ranges.find(0x1800), None);
+        ranges.put_back(first);
+        assert_eq!(ranges.find(0x1000), Some(first));
+        ranges.remove(0x1000);
+        let second = insert(&mut ranges);
+        assert_ne!(first, second);
+        ranges.clear();
+        let third = insert(&mut ranges);
+        assert!(third != first && third != second);
     }
 
     proptest! {

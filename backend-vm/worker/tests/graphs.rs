@@ -10,12 +10,12 @@ use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
 use wormhole_api::{
     AddressFree, AddressReserve, AddressReserveReply, ArrayCreate, ArrayDestroy, ContextGetLimit,
-    Decode, DevicePtr, Element, GraphBegin, GraphBody, GraphBranch, GraphCondition,
-    GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable,
-    GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
-    GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap,
-    MemUnmap, MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload, PoolCreate,
-    PoolDestroy, PoolTrim,
+    Decode, DevicePtr, Element, EventCreate, EventDestroy, GraphBegin, GraphBody, GraphBranch,
+    GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty,
+    GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
+    GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemCreate,
+    MemFree, MemMap, MemUnmap, MemoryOperation, Message, Module, ModuleGetFunction, ModuleUnload,
+    PoolCreate, PoolDestroy, PoolTrim,
 };
 use wormhole_backend_tests::messages::module_load;
 use wormhole_device::{Device, GraphNode};
@@ -892,10 +892,63 @@ fn a_graph_that_names_arena_is_launched_while_the_session_has_it() {
         ready.served.notifier.send(granted(512));
         assert_eq!(ready.launch(graph), INVALID_HANDLE, "part {index}");
         ready.served.notifier.send(returned());
+        // The device knows the extent that is gone.
         ready.served.notifier.send(granted(1024));
-        assert_eq!(ready.launch(graph), 0);
+        assert_eq!(ready.launch(graph), INVALID_HANDLE, "part {index}");
         ready.served.notifier.send(returned());
     }
+}
+
+#[test]
+fn what_a_failed_update_named_stays_as_long_as_the_graph() {
+    let mut ready = ready();
+    let (first, second) = (ready.load(1), ready.load(2));
+    let (graph, from) = (ready.describe(1), ready.describe(2));
+    assert_eq!(ready.kernel(graph, 1), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    let arena = Box::leak(Box::new([const { AtomicU8::new(0) }; 2048]));
+    let address = (arena.as_ptr().expose_provenance() as u64).next_multiple_of(64);
+    let bytes = 1024;
+    ready
+        .served
+        .notifier
+        .send(Event::ExtentAdded { address, bytes });
+    let event = handle(1);
+    assert_eq!(
+        ready.status(&EventCreate {
+            new: event,
+            flags: 2
+        }),
+        0
+    );
+    let raw = ready.device.last_made();
+    let named = GraphEvent {
+        graph: from,
+        event,
+        kind: GraphEventKind::Record,
+    };
+    assert_eq!(ready.status(&named), 0);
+    assert_eq!(ready.kernel(from, 2), 0);
+    assert_eq!(ready.fill(from, address), 0);
+    ready.device.lacks_memory.store(true, Ordering::Release);
+    let update = GraphUpdate { graph, from };
+    assert_eq!(ready.status(&update), OUT_OF_MEMORY);
+    ready.device.lacks_memory.store(false, Ordering::Release);
+    assert_eq!(ready.launch(graph), 0);
+    // The event has no handle any more, and lives.
+    assert_eq!(ready.status(&EventDestroy { event }), 0);
+    assert!(ready.device.is_alive(raw));
+    let release = Task::new(|_| ());
+    ready
+        .served
+        .notifier
+        .send(Event::ExtentRemoved { address, release });
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    assert_eq!(ready.status(&ModuleUnload { module: second }), 0);
+    let ends = ready.device.order(&["destroy_graph", "unload"]);
+    assert_eq!(ends, ["destroy_graph", "unload"]);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+    assert_eq!(ready.status(&ModuleUnload { module: first }), 0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::files::Files;
 use super::slabs::Slabs;
 use super::virtual_memory::VirtualMemory;
 use crate::devices::SessionDevice;
-use crate::ranges::Ranges;
+use crate::ranges::{Found, Ranges};
 use crate::registrar::{Registrar, Task};
 
 /// Kind of memory at an address.
@@ -143,19 +143,20 @@ impl Addresses {
         }
     }
 
-    /// Returns start and bytes of the arena extent or file that holds an address.
-    pub fn host_range(&self, address: u64) -> Option<(u64, u64)> {
-        let file = || self.files.around(address);
-        let managed = || self.managed.around(address);
-        self.arena.around(address).or_else(file).or_else(managed)
+    /// Returns the arena extent, file or managed memory that holds an address.
+    pub fn host_range(&self, address: u64) -> Option<Found> {
+        let file = || self.files.find(address);
+        let managed = || self.managed.find(address);
+        self.arena.find(address).or_else(file).or_else(managed)
     }
 
     /// Returns start and bytes of the memory that holds an address and that the session may name: an allocation, an
     /// arena extent, a file or a mapping.
     pub fn around(&self, address: u64) -> Option<(u64, u64)> {
-        (self.device.around(address))
+        (self.device.find(address))
             .or_else(|| self.host_range(address))
-            .or_else(|| self.opened.around(address))
+            .or_else(|| self.opened.find(address))
+            .map(|found| (found.start, found.bytes))
             .or_else(|| self.virtual_memory.around(address))
     }
 

@@ -21,7 +21,7 @@ use wormhole_ring::band;
 use wormhole_ring::layout::FILES;
 
 use super::{Answer, Call, Finish, Session};
-use crate::ranges::Ranges;
+use crate::ranges::{Found, Ranges};
 use crate::registrar::{Registrar, Registrations, Task};
 
 const PAGE: u64 = 4096;
@@ -92,9 +92,9 @@ impl Files {
         Some(bytes)
     }
 
-    /// Returns start and bytes of the file that holds an address.
-    pub fn around(&self, address: u64) -> Option<(u64, u64)> {
-        self.reached.around(address)
+    /// Returns the file that holds an address.
+    pub fn find(&self, address: u64) -> Option<Found> {
+        self.reached.find(address)
     }
 }
 

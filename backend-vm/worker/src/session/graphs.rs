@@ -26,6 +26,7 @@ use super::{Answer, Call, Finish, Session};
 use crate::devices::SessionDevice;
 use crate::objects::{ArrayObject, EndingGraph, EventObject, Loaded, Used};
 use crate::peers;
+use crate::ranges::Found;
 
 /// Limit on the bytes of a session's descriptions that are not instantiated yet.
 const MOST_BYTES: usize = 512 << 20;
@@ -39,8 +40,9 @@ pub(super) struct Uses {
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
-    /// Start and bytes of the arena extents and files that its nodes name. A graph is not launched once one is returned.
-    host: Vec<(u64, u64)>,
+    /// Arena extents and files that its nodes name. A graph is not launched once one is returned, also if another one lies
+    /// in the same place afterwards: the device knows the one that is gone.
+    host: Vec<Found>,
     /// Start and bytes of all memory that the nodes of its description name. No graph is made once one is freed: the
     /// device would look for host memory at its address, and find the worker's own.
     memory: BTreeSet<(u64, u64)>,
@@ -74,8 +76,24 @@ impl Uses {
 
     /// Whether all images, arena extents and files exist that its nodes name.
     fn exist(&self, addresses: &Addresses) -> bool {
-        let exists = |&range: &(u64, u64)| addresses.host_range(range.0) == Some(range);
+        let exists = |range: &Found| addresses.host_range(range.start) == Some(*range);
         !self.is_of_ended_image() && self.host.iter().all(exists)
+    }
+
+    /// Adds what a failed update named: the device may have set some nodes.
+    fn keep_failed(&mut self, update: &mut Self) {
+        self.images.append(&mut update.images);
+        self.images.sort_unstable_by_key(Weak::as_ptr);
+        self.images.dedup_by(|one, other| one.ptr_eq(other));
+        self.events.append(&mut update.events);
+        self.events.sort_unstable_by_key(Arc::as_ptr);
+        self.events.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        self.arrays.append(&mut update.arrays);
+        self.arrays.sort_unstable_by_key(Arc::as_ptr);
+        self.arrays.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        self.host.append(&mut update.host);
+        self.host.sort_unstable();
+        self.host.dedup();
     }
 
     /// Whether an image of its kernels is to be unloaded, and neither a job nor a handle holds it.
@@ -617,6 +635,16 @@ impl Session {
     }
 }
 
+/// Effect of an update on an executable graph.
+#[derive(Clone, Copy, Debug)]
+enum Update {
+    /// The device was not called.
+    None,
+    /// The device has failed, and may have set some nodes.
+    Failed,
+    Done,
+}
+
 /// Removes `from`. Afterwards `graph` executes the description, or, after a failure, the same as
 /// before.
 impl Serve<GraphUpdate> for Session {
@@ -632,7 +660,7 @@ impl Serve<GraphUpdate> for Session {
         let described = self.device_of_taken(call, from);
         let own = described.and_then(|described| self.done(described.own(&owner, ())));
         if let Err(error) = own {
-            self.end_update(graph, owner, raw, from, false);
+            self.end_update(graph, owner, raw, from, Update::None);
             return Err(error);
         }
         let after = owner.clone();
@@ -640,13 +668,17 @@ impl Serve<GraphUpdate> for Session {
             let result = device.update_graph(raw, &description);
             drop(description);
             Box::new(move |session: &mut Session| {
-                session.end_update(graph, after, raw, from, result.is_ok());
+                let update = match result {
+                    Ok(()) => Update::Done,
+                    Err(_) => Update::Failed,
+                };
+                session.end_update(graph, after, raw, from, update);
                 drop((held, old_images));
                 Answer::of(session.done(result))
             }) as Finish
         });
         if outcome.is_err() {
-            self.end_update(graph, owner, raw, from, false);
+            self.end_update(graph, owner, raw, from, Update::None);
         }
         outcome
     }
@@ -659,14 +691,17 @@ impl Session {
         device: SessionDevice,
         raw: RawGraph,
         from: Handle<Graph>,
-        updated: bool,
+        update: Update,
     ) {
         let graphs = &mut self.objects.graphs;
         let mut uses = graphs.uses_of_taken(graph);
-        if updated {
-            let old = std::mem::replace(&mut uses, graphs.uses_of_taken(from));
-            self.let_go_of_uses(old);
+        let mut new = graphs.uses_of_taken(from);
+        match update {
+            Update::None => {}
+            Update::Failed => uses.0.keep_failed(&mut new.0),
+            Update::Done => std::mem::swap(&mut uses, &mut new),
         }
+        self.let_go_of_uses(new);
         self.end_taken(from);
         let graphs = &mut self.objects.graphs;
         graphs.becomes_executable(graph, device, raw, uses);

@@ -409,6 +409,7 @@ impl Serve<ManagedPlace> for Session {
         self.all_idle(call)?;
         let number = device.number();
         let stream = Arc::clone(&self.placements.stream);
+        let before = self.addresses.managed.find(address);
         let placed = self.change(
             call,
             move |registrations| {
@@ -428,7 +429,10 @@ impl Serve<ManagedPlace> for Session {
                         Ok(())
                     }
                     Placed::Home(error) => {
-                        session.addresses.managed.insert(address, bytes);
+                        // Graphs that name it find the same home there.
+                        if let Some(before) = before {
+                            session.addresses.managed.put_back(before);
+                        }
                         Err(error)
                     }
                     Placed::Lost(error) => {

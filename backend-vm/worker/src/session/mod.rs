@@ -343,8 +343,8 @@ impl Session {
     /// Removes a run of arena, so that it may not be named any more. `release` runs once no job
     /// reads arena.
     pub fn remove_extent(&mut self, address: u64, release: Task) {
-        if let Some((start, bytes)) = self.addresses.host_range(address)
-            && self.placements.has_home_in(start, bytes)
+        if let Some(found) = self.addresses.host_range(address)
+            && self.placements.has_home_in(found.start, found.bytes)
         {
             tracing::error!("arena at {address:#x} is to be given back and is in use");
             return;

@@ -57,7 +57,7 @@ pub struct Recorder {
     pub refuses_memory: AtomicBool,
     /// Whether unregistering host memory fails.
     pub keeps_memory: AtomicBool,
-    /// Whether no memory is left for another allocation or executable graph.
+    /// Whether no memory is left for another allocation, executable graph or update of one.
     pub lacks_memory: AtomicBool,
     /// Stream whose work has faulted. A query of the stream reports it.
     pub faulted: Mutex<Option<RawStream>>,
@@ -282,6 +282,9 @@ impl Graphs for Recorder {
     }
     fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()> {
         self.arrive("update_graph");
+        if self.lacks_memory.load(Ordering::Acquire) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         self.check(executable.0)?;
         self.check_nodes(graph)?;
         self.enter(u32::try_from(graph.nodes.len()).unwrap());
