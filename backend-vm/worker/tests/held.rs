@@ -144,6 +144,47 @@ fn numbers_of_green_contexts_and_parts_do_not_run_out() {
 }
 
 #[test]
+fn a_part_of_a_green_context_is_named_while_the_green_context_lives() {
+    let (device, served) = served();
+    let green = create(&served, 1);
+    let payload = served.call(0, 2, &GreenDescribe { green });
+    let part = GreenDescribeReply::decode(&payload).unwrap().number;
+    let split = GreenSplit {
+        part,
+        flags: 0,
+        least: 1,
+        groups: 1,
+    };
+    let payload = served.call(0, 3, &split);
+    let group = GreenSplitReply::decode(&payload).unwrap().parts.iter();
+    let group = group.map(|part| part.number).next().unwrap();
+    let numbers = [part, group].map(|number| [GreenPartNumber { number }]);
+    let create_of = |numbers: &[GreenPartNumber], sequence| {
+        let parts = Items::new(numbers);
+        served.ask(0, sequence, &GreenCreate { parts });
+        served.answer(0, sequence).0
+    };
+    assert_eq!(create_of(&numbers[0], 4), 0);
+    // A job that uses the part keeps its green context.
+    device.hold("create_green");
+    let parts = Items::new(&numbers[1]);
+    served.ask(1, 1, &GreenCreate { parts });
+    device.wait_for("create_green", 3);
+    served.call(2, 1, &GreenDestroy { green });
+    assert_eq!(device.arrivals("destroy_green"), 0);
+    device.let_go("create_green");
+    assert_eq!(served.answer(1, 1).0, 0);
+    device.wait_for("destroy_green", 1);
+    let gone = CuResult::INVALID_RESOURCE_CONFIGURATION.0;
+    for (numbers, sequence) in numbers.iter().zip(5..) {
+        assert_eq!(create_of(numbers, sequence), gone);
+    }
+    served.ask(0, 7, &split);
+    assert_eq!(served.answer(0, 7).0, gone);
+    assert_eq!(device.arrivals("create_green"), 3);
+}
+
+#[test]
 fn green_contexts_are_few_also_those_without_a_handle() {
     const MOST: u64 = 128;
     let device: Arc<dyn Device> = Arc::new(Recorder::new());

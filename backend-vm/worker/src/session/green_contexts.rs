@@ -1,7 +1,7 @@
 //! Green contexts and parts of devices. Both are numbered from 1.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use wormhole_api::{
     CuResult, GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy,
@@ -21,8 +21,26 @@ const SPLITS: usize = 1 << 10;
 /// supply of the device.
 const MOST: usize = 128;
 
-/// A part of a device, with the device's number.
-type Part = (usize, Multiprocessors);
+/// A part of a device.
+#[derive(Debug)]
+struct Part {
+    /// Number of the device.
+    device: usize,
+    described: Multiprocessors,
+    owner: Owner,
+}
+
+/// Origin of a part: it was described by one of these, or split off from another part of it.
+#[derive(Debug)]
+enum Owner {
+    Device,
+    /// Green contexts that look the same. Once none is left, the part may not be named: the driver's description may refer to
+    /// them.
+    Green(Vec<Weak<GreenContextObject>>),
+}
+
+/// A part that a job uses, and its green context, which the job keeps.
+type UsedPart = (Multiprocessors, Option<Arc<GreenContextObject>>);
 
 /// Number of the part, flags, least count and most groups.
 type SplitKey = (u32, u32, u32, u32);
@@ -31,8 +49,8 @@ type SplitKey = (u32, u32, u32, u32);
 #[derive(Debug, Default)]
 pub(super) struct GreenContexts {
     parts: Vec<Part>,
-    /// Number of each part, so that none is entered twice.
-    numbers: HashMap<Part, u32>,
+    /// Number of each part of a device, so that none is entered twice.
+    numbers: HashMap<(usize, Multiprocessors), u32>,
     /// Results of splits. A device may describe equal parts differently each time, so each split is
     /// done once.
     splits: HashMap<SplitKey, Arc<Split>>,
@@ -70,11 +88,18 @@ impl Ending {
 
 impl GreenContexts {
     /// Returns a part of the device `on`.
-    fn part(&self, number: u32, on: usize) -> Result<Multiprocessors, CuResult> {
+    fn part(&self, number: u32, on: usize) -> Result<UsedPart, CuResult> {
         let index = (number as usize).checked_sub(1);
-        match index.and_then(|index| self.parts.get(index)) {
-            Some((device, part)) if *device == on => Ok(*part),
-            Some(_) => Err(CuResult::INVALID_DEVICE),
+        let part = index.and_then(|index| self.parts.get(index));
+        let part = part.ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
+        if part.device != on {
+            return Err(CuResult::INVALID_DEVICE);
+        }
+        let Owner::Green(owners) = &part.owner else {
+            return Ok((part.described, None));
+        };
+        match owners.iter().find_map(Weak::upgrade) {
+            Some(green) => Ok((part.described, Some(green))),
             None => Err(CuResult::INVALID_RESOURCE_CONFIGURATION),
         }
     }
@@ -90,13 +115,28 @@ impl GreenContexts {
     }
 
     /// Enters a part that the device `on` has described, unless it is known, and returns its number
-    /// and values.
-    fn enter(&mut self, on: usize, part: &Multiprocessors) -> Result<GreenPart, CuResult> {
-        let number = match self.numbers.get(&(on, *part)) {
-            Some(number) => *number,
+    /// and values. `of` is the green context that it belongs to.
+    fn enter(
+        &mut self,
+        on: usize,
+        part: &Multiprocessors,
+        of: Option<&Arc<GreenContextObject>>,
+    ) -> Result<GreenPart, CuResult> {
+        let number = match self.numbers.get(&(on, *part)).copied() {
+            Some(number) => {
+                self.belongs_to(number, of);
+                number
+            }
             None if self.parts.len() >= OBJECTS as usize => return Err(CuResult::OUT_OF_MEMORY),
             None => {
-                self.parts.push((on, *part));
+                self.parts.push(Part {
+                    device: on,
+                    described: *part,
+                    owner: match of {
+                        Some(green) => Owner::Green(vec![Arc::downgrade(green)]),
+                        None => Owner::Device,
+                    },
+                });
                 let number = number_of(self.parts.len())?;
                 self.numbers.insert((on, *part), number);
                 number
@@ -108,6 +148,31 @@ impl GreenContexts {
             least: part.least,
             alignment: part.alignment,
         })
+    }
+
+    /// Notes that a known part was described by the device, or by a green context. If all its green contexts are gone, it is
+    /// another part that looks the same, and splits of it are done anew.
+    fn belongs_to(&mut self, number: u32, green: Option<&Arc<GreenContextObject>>) {
+        let index = (number as usize).checked_sub(1);
+        let Some(part) = index.and_then(|index| self.parts.get_mut(index)) else {
+            return;
+        };
+        match (&mut part.owner, green) {
+            (Owner::Device, _) => {}
+            (owner, None) => *owner = Owner::Device,
+            (Owner::Green(known), Some(green)) => {
+                known.retain(|known| known.strong_count() != 0);
+                if known.is_empty() {
+                    self.splits.retain(|(split, ..), _| *split != number);
+                }
+                if !known
+                    .iter()
+                    .any(|known| known.as_ptr() == Arc::as_ptr(green))
+                {
+                    known.push(Arc::downgrade(green));
+                }
+            }
+        }
     }
 
     /// Takes the room of one more green context. A green context without a handle keeps its room while it has streams.
@@ -144,9 +209,9 @@ impl GreenContexts {
         Ok(green)
     }
 
-    fn answer(&mut self, on: usize, split: &Split) -> Answer {
+    fn answer(&mut self, on: usize, split: &Split, of: Option<&Arc<GreenContextObject>>) -> Answer {
         let parts = split.groups.iter().chain(split.rest.as_ref());
-        let entered: Result<Vec<_>, _> = parts.map(|part| self.enter(on, part)).collect();
+        let entered: Result<Vec<_>, _> = parts.map(|part| self.enter(on, part, of)).collect();
         match entered {
             Ok(parts) => Answer::reply(&GreenSplitReply {
                 possible: split.possible,
@@ -185,15 +250,21 @@ impl Serve<GreenDescribe> for Session {
         self.ask(
             call,
             self.here(call),
-            move |device| device.multiprocessors(green.as_ref().map(|green| green.raw)),
-            move |session, found| match session.objects.green_contexts.enter(on, &found) {
-                Ok(part) => Answer::reply(&GreenDescribeReply {
-                    number: part.number,
-                    count: part.count,
-                    least: part.least,
-                    alignment: part.alignment,
-                }),
-                Err(error) => Answer::failed(error),
+            move |device| {
+                let found = device.multiprocessors(green.as_ref().map(|green| green.raw))?;
+                Ok((found, green))
+            },
+            move |session, (found, green)| {
+                let green_contexts = &mut session.objects.green_contexts;
+                match green_contexts.enter(on, &found, green.as_ref()) {
+                    Ok(part) => Answer::reply(&GreenDescribeReply {
+                        number: part.number,
+                        count: part.count,
+                        least: part.least,
+                        alignment: part.alignment,
+                    }),
+                    Err(error) => Answer::failed(error),
+                }
             },
         )
     }
@@ -203,7 +274,7 @@ impl Serve<GreenSplit> for Session {
     fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
         let on = call.device;
         closed::GREEN_SPLIT.check(message.flags)?;
-        let part = self.objects.green_contexts.part(message.part, on)?;
+        let (part, green) = self.objects.green_contexts.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
         let key = (message.part, flags, least, groups);
@@ -217,7 +288,7 @@ impl Serve<GreenSplit> for Session {
             },
             move |session, split| {
                 let green_contexts = &mut session.objects.green_contexts;
-                let answer = green_contexts.answer(on, &split);
+                let answer = green_contexts.answer(on, &split, green.as_ref());
                 if green_contexts.splits.len() < SPLITS {
                     green_contexts.splits.insert(key, split);
                 }
@@ -239,7 +310,10 @@ impl Serve<GreenCreate<'_>> for Session {
         self.ask(
             call,
             device.clone(),
-            move |device| device.create_green(&parts),
+            move |device| {
+                let described: Vec<_> = parts.iter().map(|(part, _)| *part).collect();
+                device.create_green(&described)
+            },
             move |session, raw| {
                 let green = GreenContextObject::new(device, raw, session.registrar.clone(), room);
                 match session.objects.green_contexts.enter_context(on, green) {

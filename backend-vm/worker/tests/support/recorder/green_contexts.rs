@@ -13,19 +13,26 @@ const ALL: Multiprocessors = Multiprocessors {
     described: [0; 18],
 };
 
+/// Describes the multiprocessors of a green context, which the description names.
+fn part_of(green: RawGreenContext) -> Multiprocessors {
+    let mut part = ALL;
+    part.described[0] = green.0;
+    part
+}
+
 impl GreenContexts for Recorder {
     fn multiprocessors(&self, green: Option<RawGreenContext>) -> Result<Multiprocessors> {
         self.arrive("multiprocessors");
         match green {
-            Some(green) => self.check(green.0).map(|()| ALL),
+            Some(green) => self.check(green.0).map(|()| part_of(green)),
             None => Ok(ALL),
         }
     }
-    fn split(&self, _: &Multiprocessors, _: u32, _: u32, groups: u32) -> Result<Split> {
+    fn split(&self, from: &Multiprocessors, _: u32, _: u32, groups: u32) -> Result<Split> {
         self.arrive("split");
         Ok(Split {
             possible: 2,
-            groups: vec![ALL; groups.min(2) as usize],
+            groups: vec![*from; groups.min(2) as usize],
             rest: None,
         })
     }
