@@ -701,6 +701,21 @@ fn dependencies_of_every_kind_arrive_as_they_were_sent() {
 }
 
 #[test]
+fn a_dependency_of_no_kind_is_refused() {
+    let mut ready = ready();
+    for (index, data) in (1..).zip([[3, 0, 0, 0], [0, 1, 0, 0], [1, 0, 2, 0]]) {
+        let graph = ready.describe(index);
+        let data = u32::from_le_bytes(data);
+        let (from, to) = (0, 1);
+        let edges = [GraphEdge { from, to, data }];
+        let edges = Items::new(&edges);
+        assert_eq!(ready.status(&GraphEdges { graph, edges }), 0);
+        assert_eq!(ready.instantiate(graph), INVALID_VALUE);
+    }
+    assert_eq!(ready.device.arrivals("instantiate"), 0);
+}
+
+#[test]
 fn nodes_may_have_many_edges() {
     const LAYER: u32 = 128;
     let mut ready = ready();

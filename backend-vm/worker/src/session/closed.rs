@@ -5,8 +5,9 @@
 
 use wormhole_api::CuResult;
 use wormhole_api::constants::{
-    address_mode, filter_mode, function_cache, graph_instantiate_flags, memory_handle_type,
-    occupancy_flags, resource_split_flags, resource_view_format, stream_flags, texture_flags,
+    address_mode, filter_mode, function_cache, graph_dependency_type, graph_instantiate_flags,
+    kernel_node_port, memory_handle_type, occupancy_flags, resource_split_flags,
+    resource_view_format, stream_flags, texture_flags,
 };
 
 /// Values that a field may have.
@@ -21,6 +22,10 @@ pub(super) enum Closed {
 use Closed::{Flags, UpTo};
 
 pub(super) const GRAPH_INSTANTIATE: Closed = Flags(graph_instantiate_flags::USE_NODE_PRIORITY);
+/// Ports at which a dependency begins and ends, and its type.
+pub(super) const FROM_PORT: Closed = UpTo(kernel_node_port::LAUNCH_ORDER as u32);
+pub(super) const TO_PORT: Closed = UpTo(0);
+pub(super) const DEPENDENCY: Closed = UpTo(graph_dependency_type::PROGRAMMATIC as u32);
 pub(super) const HANDLE_TYPES: Closed = flags(memory_handle_type::POSIX_FILE_DESCRIPTOR);
 pub(super) const CACHE_CONFIG: Closed = UpTo(function_cache::PREFER_EQUAL);
 pub(super) const OCCUPANCY: Closed = flags(occupancy_flags::DISABLE_CACHING_OVERRIDE);

@@ -492,6 +492,9 @@ impl Serve<GraphEdges<'_>> for Session {
                     return Err(CuResult::INVALID_VALUE);
                 }
                 let [from, to, kind, _] = edge.data.to_le_bytes();
+                closed::FROM_PORT.check(from)?;
+                closed::TO_PORT.check(to)?;
+                closed::DEPENDENCY.check(kind)?;
                 description.edges.push(GraphEdge {
                     from: edge.from,
                     to: edge.to,
