@@ -6,10 +6,11 @@
 //! The guest's process, which a guest may have taken over, writes the state of the VM alone. The machine, whose paths
 //! `guest start --restore` opens, is from [`machine::FILE`], which the process wrote before it was confined.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+mod new_folder;
+
+use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::chain;
 use wormhole_monitor::{AfterSnapshot, Snapshot, SnapshotError, SnapshotHandle, VmState};
 
+use self::new_folder::NewFolder;
 use super::machine::{self, Machine};
 use super::start::END_LIMIT;
 use super::{GuestsError, Place};
@@ -182,19 +184,16 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
     let Some(record) = place.running()? else {
         return Err(GuestsError::NotRunning(name.clone()));
     };
-    let made = DirBuilder::new().mode(0o700).create(folder);
-    made.map_err(|source| GuestsError::Write {
+    let made = NewFolder::make(folder);
+    let mut made = made.map_err(|source| GuestsError::Write {
         path: folder.to_owned(),
         source,
     })?;
     let phase = Phases::of("saving the guest");
-    let files = match save_in(&place, folder, stop) {
+    let files = match save_in(&place, folder, &mut made, stop) {
         Ok(files) => files,
         Err(error) => {
-            for file in [STATE, MEMORY, machine::FILE] {
-                let _ = fs::remove_file(folder.join(file));
-            }
-            let _ = fs::remove_dir(folder);
+            made.remove();
             return Err(error);
         }
     };
@@ -224,14 +223,17 @@ pub fn save(name: &Name, folder: &Path, stop: bool) -> Result<(), GuestsError> {
 }
 
 /// Asks the guest's process for the snapshot, and returns its files. Nothing is saved if it fails.
-fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], GuestsError> {
-    let create = |name: &str| {
-        let path = folder.join(name);
-        let mut options = OpenOptions::new();
-        let options = options.write(true).create_new(true).mode(0o600);
-        options
-            .open(&path)
-            .map_err(|source| GuestsError::Write { path, source })
+fn save_in(
+    place: &Place,
+    path: &Path,
+    folder: &mut NewFolder,
+    stop: bool,
+) -> Result<[File; 2], GuestsError> {
+    let mut create = |name| {
+        folder.create(name).map_err(|source| GuestsError::Write {
+            path: path.join(name),
+            source,
+        })
     };
     let (state, memory) = (create(STATE)?, create(MEMORY)?);
     let machine = create(machine::FILE)?;
@@ -240,8 +242,8 @@ fn save_in(place: &Place, folder: &Path, stop: bool) -> Result<[File; 2], Guests
         source,
     })?;
     // The guest may end with the snapshot: the names of the files are on stable storage before.
-    sync_names(folder).map_err(|source| GuestsError::Write {
-        path: folder.to_owned(),
+    folder.sync().map_err(|source| GuestsError::Write {
+        path: path.to_owned(),
         source,
     })?;
     let failed = |source| GuestsError::Save {
@@ -274,12 +276,6 @@ fn copy_machine(place: &Place, mut to: &File) -> io::Result<()> {
     let mut file = file.ok_or(io::ErrorKind::NotFound)?.take(machine::LARGEST);
     io::copy(&mut file, &mut to)?;
     to.sync_data()
-}
-
-/// Brings the names of a folder's files, and its own, to stable storage.
-fn sync_names(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()?;
-    File::open(folder.join(".."))?.sync_all()
 }
 
 /// Serves the requests of snapshots in the guest's process, until the attendant has ended.
@@ -392,7 +388,7 @@ fn refusal(error: &SnapshotError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
+    use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
