@@ -87,7 +87,7 @@ enum Action {
     ConnectAgain(backend::again::Options),
     /// Remove files when standard input ends; `attach` starts this.
     #[command(hide = true)]
-    Remove(attach::names::Options),
+    Remove,
     /// Remove a cgroup when the process in it has ended; the monitor of a VM starts this.
     #[command(hide = true)]
     RemoveCgroup(cgroup::Options),
@@ -156,8 +156,8 @@ fn main() -> ExitCode {
         Action::ConnectAgain(options) => backend::again::run(&options)
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),
-        Action::Remove(options) => {
-            attach::names::remove(&options);
+        Action::Remove => {
+            attach::names::remove();
             Ok(0)
         }
         Action::RemoveCgroup(options) => {

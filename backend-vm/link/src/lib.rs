@@ -10,6 +10,7 @@ pub mod channel;
 pub mod counters;
 pub mod device;
 pub mod log_budget;
+pub mod made;
 pub mod memory;
 pub mod neighbours;
 pub mod operator;

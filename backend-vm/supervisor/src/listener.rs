@@ -1,16 +1,17 @@
 //! Listening socket for tenants.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use wormhole_link::made::{Made, Place};
 use wormhole_link::users::peer_of;
 
 use super::datagram::{self, Plain};
@@ -34,18 +35,10 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
-    place: Place,
+    place: Made,
     /// User of this process.
     own: u32,
     users: Vec<u32>,
-}
-
-/// A bound socket in the file system. Another file may have replaced it since.
-#[derive(Clone, Debug)]
-pub struct Place {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
 }
 
 /// A connection, and the user who made it. A stranger's user may not connect.
@@ -66,10 +59,11 @@ impl Listener {
             path: path.to_owned(),
             cause,
         };
+        let place = Place::of(path).map_err(failed)?;
         let socket = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let metadata = fs::symlink_metadata(path).map_err(failed)?;
-                if !metadata.file_type().is_socket() {
+                let (left, file) = place.made().map_err(failed)?;
+                if !file.metadata().map_err(failed)?.file_type().is_socket() {
                     return Err(ListenError::NotASocket(path.to_owned()));
                 }
                 match try_connect(path) {
@@ -78,13 +72,13 @@ impl Listener {
                     Ok(_) | Err(Errno::AGAIN) => return Err(ListenError::Taken(path.to_owned())),
                     Err(error) => return Err(failed(error.into())),
                 }
-                Place::of(path, &metadata).remove();
+                left.remove();
                 UnixListener::bind(path).map_err(failed)?
             }
             bound => bound.map_err(failed)?,
         };
         let own = rustix::process::geteuid().as_raw();
-        let place = open_to(path, users, own).map_err(failed)?;
+        let place = open_to(&place, users, own).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         Ok(Self {
             socket,
@@ -104,7 +98,8 @@ impl Listener {
         self.own
     }
 
-    pub fn place(&self) -> &Place {
+    /// Returns the socket's name. Another file may have taken its place.
+    pub fn place(&self) -> &Made {
         &self.place
     }
 
@@ -129,35 +124,14 @@ impl AsRawFd for Listener {
     }
 }
 
-impl Place {
-    fn of(path: &Path, metadata: &Metadata) -> Self {
-        Self {
-            path: path.to_owned(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        }
-    }
-
-    /// Removes the socket, if it is still the file at its path.
-    pub fn remove(&self) {
-        let is_there = fs::symlink_metadata(&self.path).is_ok_and(|there| {
-            there.file_type().is_socket() && (there.dev(), there.ino()) == (self.device, self.inode)
-        });
-        if is_there {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Lets this user and `users` connect to the socket that was bound at `path`. On a file system
+/// Lets this user and `users` connect to the socket that was bound at a place. On a file system
 /// without access control lists every user can connect; the supervisor checks the user of each
 /// connection.
 ///
 /// Another user who can write to the folder may have replaced the file since. So it is opened once,
 /// without following links, and its mode changes only if it is a socket of this user.
-fn open_to(path: &Path, users: &[u32], own: u32) -> io::Result<Place> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let there = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+fn open_to(place: &Place, users: &[u32], own: u32) -> io::Result<Made> {
+    let (made, there) = place.made()?;
     let metadata = there.metadata()?;
     if !metadata.file_type().is_socket() || metadata.uid() != own {
         return Err(io::Error::other(
@@ -175,7 +149,7 @@ fn open_to(path: &Path, users: &[u32], own: u32) -> io::Result<Place> {
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(Place::of(path, &metadata))
+    Ok(made)
 }
 
 /// Extended attribute with a file's access control list (acl(5)).
@@ -313,15 +287,16 @@ mod tests {
         fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&secret, &link).unwrap();
         let own = rustix::process::geteuid().as_raw();
+        let open_to = |path, own| open_to(&Place::of(path).unwrap(), &[], own);
         for path in [&secret, &link] {
-            let error = open_to(path, &[], own).unwrap_err();
+            let error = open_to(path, own).unwrap_err();
             assert!(error.to_string().contains("took its place"), "{error}");
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&secret), 0o600);
         let _socket = UnixListener::bind(&socket).unwrap();
-        assert!(open_to(&socket, &[], own + 1).is_err());
-        open_to(&socket, &[], own).unwrap();
+        assert!(open_to(&socket, own + 1).is_err());
+        open_to(&socket, own).unwrap();
         assert_eq!(mode(&socket), 0o600);
     }
 

@@ -1,16 +1,15 @@
 //! The names that the guest's monitor opens: of the window, and of the socket. The process that serves the guest may not
 //! remove them, so another one does when it has ended, however it ended.
 
-use std::fs::{File, remove_file, symlink_metadata};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::SystemTime;
 
-use clap::Args;
+use wormhole_link::made::{Made, Place};
 use wormhole_link::tasks;
 
 use crate::{listener, private};
@@ -30,51 +29,19 @@ pub enum NamesError {
     Start(#[source] io::Error),
 }
 
-/// Arguments of the process that removes names.
-#[derive(Debug, Args)]
-pub struct Options {
-    paths: Vec<PathBuf>,
-}
-
-/// Runs as the process: removes the names when standard input ends, unless others have taken their places.
-pub fn remove(options: &Options) {
-    let made: Vec<Made> = options.paths.iter().map(|path| Made::at(path)).collect();
-    // The other end sends no byte; an error is an end as well.
-    let _ = io::stdin().read(&mut [0]);
+/// Runs as the process: reads the names, and removes them when standard input ends, unless others have taken their places.
+pub fn remove() {
+    let mut input = BufReader::new(io::stdin());
+    let mut line = Vec::new();
+    let read = input.read_until(b'\n', &mut line);
+    let made = read.map(|_| serde_json::from_slice::<Vec<Made>>(&line));
+    let Ok(Ok(made)) = made else {
+        // The process that made them has ended.
+        return;
+    };
+    // The other end sends no more; an error is an end as well.
+    let _ = input.read(&mut [0]);
     made.iter().for_each(Made::remove);
-}
-
-/// A name that was made, with the file that it is of.
-#[derive(Debug)]
-struct Made {
-    path: PathBuf,
-    file: Option<Identity>,
-}
-
-impl Made {
-    fn at(path: &Path) -> Self {
-        Self {
-            path: path.to_owned(),
-            file: identity(path),
-        }
-    }
-
-    /// Removes the name, unless another process has taken its place.
-    fn remove(&self) {
-        if self.file.is_some() && self.file == identity(&self.path) {
-            drop(remove_file(&self.path));
-        }
-    }
-}
-
-/// Device and number of a file, and the time at which it was made, since numbers are used again. Some file systems have no
-/// such time.
-type Identity = (u64, u64, Option<SystemTime>);
-
-/// Returns the identity of the file at a path.
-fn identity(path: &Path) -> Option<Identity> {
-    let file = symlink_metadata(path).ok()?;
-    Some((file.dev(), file.ino(), file.created().ok()))
 }
 
 /// Names, removed on drop.
@@ -91,13 +58,16 @@ impl Names {
     /// # Errors
     /// The place is taken, or no link can be made there.
     pub fn link(&mut self, path: &Path, window: &File) -> Result<(), NamesError> {
-        let is_link = symlink_metadata(path).is_ok_and(|it| it.is_symlink());
-        if is_link && !path.exists() {
-            made(path, remove_file(path))?;
+        let place = made(path, Place::of(path))?;
+        if let Ok((left, file)) = place.made()
+            && file.metadata().is_ok_and(|file| file.is_symlink())
+            && !path.exists()
+        {
+            left.remove();
         }
         let target = format!("/proc/{}/fd/{}", std::process::id(), window.as_raw_fd());
         made(path, symlink(target, path))?;
-        self.made.push(Made::at(path));
+        self.made.push(made(path, place.made())?.0);
         Ok(())
     }
 
@@ -106,12 +76,15 @@ impl Names {
     /// # Errors
     /// The place is taken, or no socket can be made there.
     pub fn bind(&mut self, path: &Path) -> Result<UnixListener, NamesError> {
-        if listener::is_left(path) {
-            made(path, remove_file(path))?;
+        let place = made(path, Place::of(path))?;
+        if let Ok((left, _)) = place.made()
+            && listener::is_left(path)
+        {
+            left.remove();
         }
         // The socket is the user's alone: its first peer is taken for the guest's monitor.
         let listener = made(path, private::listener(path))?;
-        self.made.push(Made::at(path));
+        self.made.push(made(path, place.made())?.0);
         Ok(listener)
     }
 
@@ -122,14 +95,18 @@ impl Names {
     pub fn hand_over(&mut self) -> Result<(), NamesError> {
         let wormhole = std::env::current_exe().map_err(NamesError::Start)?;
         let process = Command::new(wormhole)
-            .args(["remove", "--"])
-            .args(self.made.iter().map(|made| &made.path))
+            .arg("remove")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
             .map_err(tasks::named);
-        self.remover = Some(process.map_err(NamesError::Start)?);
-        Ok(())
+        let remover = self.remover.insert(process.map_err(NamesError::Start)?);
+        let line = serde_json::to_string(&self.made).unwrap_or_default() + "\n";
+        let told = remover
+            .stdin
+            .as_mut()
+            .map(|stdin| stdin.write_all(line.as_bytes()));
+        told.unwrap_or(Ok(())).map_err(NamesError::Start)
     }
 }
 
@@ -159,6 +136,8 @@ impl Drop for Names {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::symlink_metadata;
+
     use super::*;
 
     #[test]

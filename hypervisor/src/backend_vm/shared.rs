@@ -10,7 +10,7 @@
 //! Without that message in time the memory is removed as well, since the host's page tables decide what the VM reaches, and
 //! the slot has no tenant any more.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{OwnedFd, RawFd};
@@ -26,6 +26,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use wormhole_images::ports;
 use wormhole_link::channel::Incoming;
+use wormhole_link::made;
 use wormhole_link::users::{Own, peer_of};
 use wormhole_link::{chain, raise_descriptor_limit, tasks, usage};
 use wormhole_lock::{Condvar, Mutex};
@@ -156,8 +157,10 @@ pub fn run(options: &Options, path: &Path) -> Result<(), BackendVmError> {
 
 /// Listens at `path` for root and this user. Replaces a socket that no process listens on any more.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    if listener::is_left(path) {
-        fs::remove_file(path)?;
+    if let Ok((left, _)) = made::Place::of(path)?.made()
+        && listener::is_left(path)
+    {
+        left.remove();
     }
     private::listener(path)
 }
@@ -778,6 +781,7 @@ fn pass_answers(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;

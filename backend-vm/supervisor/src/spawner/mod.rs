@@ -26,13 +26,13 @@ use std::sync::Arc;
 
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, WaitOptions, waitpid};
+use wormhole_link::made::Made;
 use wormhole_link::tasks;
 
 use self::message::{FORKS, Order};
 pub use self::message::{Report, Role};
 pub use self::setup::{Setup, Tenants};
 use crate::datagram;
-use crate::listener::Place;
 
 /// Reason why there is no spawner.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ impl Spawner {
     pub fn fork(
         setup: Setup,
         closes: &[RawFd],
-        place: Option<Place>,
+        place: Option<Made>,
     ) -> Result<(Self, Abilities), SpawnerError> {
         let (near, far) = datagram::pair().map_err(SpawnerError::Fork)?;
         // SAFETY: the process has one thread, so the child finds every lock free; the child runs

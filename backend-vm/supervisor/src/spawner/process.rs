@@ -14,6 +14,7 @@ use rustix::process::{
 };
 use rustix::thread::set_name;
 use vmm_sys_util::signal::block_signal;
+use wormhole_link::made::Made;
 use wormhole_link::{chain, tasks};
 use wormhole_sandbox::{Child, Ending, Place as CgroupPlace};
 
@@ -21,7 +22,6 @@ use super::emptied_tenants::EmptiedTenants;
 use super::message::{Order, Report, Role};
 use super::setup::{Prepared, Setup};
 use super::spawn_thread::{self, SpawnThread};
-use crate::listener::Place;
 use crate::pair::End;
 use crate::workers::Started;
 use crate::{datagram, environment, log, pair, process_logs, scrubber, tenant_loop};
@@ -38,7 +38,7 @@ const TURN: usize = 16;
 const LONGEST_REASON: usize = 4000;
 
 /// Serves the supervisor until it closes its end. Returns the process's exit status.
-pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
+pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Made>) -> i32 {
     let status = match live_and_die_with_supervisor().and_then(|()| prepare(socket, setup)) {
         Ok(mut spawner) => {
             spawner.run(socket);
