@@ -16,6 +16,7 @@
 //! streams, whose end the guests notice.
 
 mod acceptor;
+mod access_list;
 #[cfg(test)]
 mod alone;
 mod arena;

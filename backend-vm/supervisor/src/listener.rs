@@ -8,12 +8,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use wormhole_link::made::{Made, Place};
 use wormhole_link::users::peer_of;
 
+use super::access_list;
 use super::datagram::{self, Plain};
 
 /// Reason why tenants cannot connect.
@@ -142,48 +142,13 @@ fn open_to(place: &Place, users: &[u32], own: u32) -> io::Result<Made> {
     let name = format!("/proc/self/fd/{}", there.as_raw_fd());
     fs::set_permissions(&name, Permissions::from_mode(0o600))?;
     if !users.is_empty() {
-        let list = access_list(users);
-        match rustix::fs::setxattr(&name, ACCESS_LIST, &list, XattrFlags::empty()) {
+        match access_list::open_to(Path::new(&name), users) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP) => fs::set_permissions(name, Permissions::from_mode(0o666))?,
             Err(error) => return Err(error.into()),
         }
     }
     Ok(made)
-}
-
-/// Extended attribute with a file's access control list (acl(5)).
-const ACCESS_LIST: &str = "system.posix_acl_access";
-
-/// Returns a list by which the owner and `users` may read and write, as Linux's
-/// `posix_acl_xattr.h` lays it out.
-fn access_list(users: &[u32]) -> Vec<u8> {
-    const FORMAT: u32 = 2;
-    const OWNER: u16 = 0x01;
-    const USER: u16 = 0x02;
-    const GROUP: u16 = 0x04;
-    const MASK: u16 = 0x10;
-    const OTHERS: u16 = 0x20;
-    const READ_WRITE: u16 = 6;
-    const NO_USER: u32 = u32::MAX;
-    // The kernel wants them in order.
-    let users: BTreeSet<u32> = users.iter().copied().collect();
-    let users = users.into_iter().map(|user| (USER, READ_WRITE, user));
-    let entries = [(OWNER, READ_WRITE, NO_USER)]
-        .into_iter()
-        .chain(users)
-        .chain([
-            (GROUP, 0, NO_USER),
-            (MASK, READ_WRITE, NO_USER),
-            (OTHERS, 0, NO_USER),
-        ]);
-    let mut bytes = FORMAT.to_le_bytes().to_vec();
-    for (tag, access, user) in entries {
-        bytes.extend(tag.to_le_bytes());
-        bytes.extend(access.to_le_bytes());
-        bytes.extend(user.to_le_bytes());
-    }
-    bytes
 }
 
 /// Connects to a socket without blocking.
@@ -314,9 +279,7 @@ mod tests {
         let listener = Listener::bind(&path, &[NAMED, 3, NAMED]).unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let list = access_list(&[NAMED]);
-        let set = rustix::fs::setxattr(&file, ACCESS_LIST, &list, XattrFlags::empty());
-        if set == Err(Errno::OPNOTSUPP) {
+        if access_list::open_to(&file, &[NAMED]) == Err(Errno::OPNOTSUPP) {
             eprintln!("skipped: the folder's file system has no access control lists");
             return;
         }

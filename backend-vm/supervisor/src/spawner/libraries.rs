@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use wormhole_link::users;
 
+use crate::access_list;
+
 /// Bits of a mode that let the group, and all others, write.
 const GROUP: u32 = 0o020;
 const OTHERS: u32 = 0o002;
@@ -40,6 +42,12 @@ pub enum LeftOut {
     Foreign(PathBuf, u32),
     #[error("other users can write {0}: take that right from its group and from others")]
     Writable(PathBuf),
+    #[error(
+        "an access control list lets other users or groups write {0}: `setfacl --remove-all` removes the list"
+    )]
+    Listed(PathBuf),
+    #[error("the access control list of {0} cannot be read")]
+    List(PathBuf, #[source] io::Error),
 }
 
 /// Returns the folders of a search path that are safe, without links on their ways. Warns of each other one.
@@ -125,9 +133,21 @@ fn check(path: &Path, data: &Metadata, kept: bool) -> Result<(), LeftOut> {
         true => OTHERS,
         false => GROUP | OTHERS,
     };
-    match data.mode() & of_others != 0 && !kept {
-        true => Err(LeftOut::Writable(path.to_owned())),
-        false => Ok(()),
+    if kept {
+        return Ok(());
+    }
+    if data.mode() & of_others != 0 {
+        return Err(LeftOut::Writable(path.to_owned()));
+    }
+    // The group's bits of a file with a list are the most that the list gives to anyone named in it.
+    let is_listed = match data.mode() & GROUP != 0 {
+        true => access_list::names_a_writer(path),
+        false => Ok(false),
+    };
+    match is_listed {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(LeftOut::Listed(path.to_owned())),
+        Err(error) => Err(LeftOut::List(path.to_owned(), error.into())),
     }
 }
 
@@ -266,6 +286,30 @@ mod tests {
                 checked(&at("own")),
                 Err(LeftOut::Foreign(_, 1000))
             ));
+        }
+    }
+
+    #[test]
+    fn workers_get_no_folder_that_a_list_lets_others_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let data = folder.metadata().unwrap();
+        if data.gid() != data.uid() {
+            eprintln!("skipped: the folder's group is not its owner's alone");
+            return;
+        }
+        let library = folder.join("lib.so");
+        fs::write(&library, "").unwrap();
+        for path in [&folder, &library] {
+            if access_list::open_to(path, &[65534]) == Err(rustix::io::Errno::OPNOTSUPP) {
+                eprintln!("skipped: the folder's file system has no access control lists");
+                return;
+            }
+            // Gives the owner the folder again, and the mask what it has.
+            fs::set_permissions(path, Permissions::from_mode(0o770)).unwrap();
+            assert!(matches!(checked(&folder), Err(LeftOut::Listed(bad)) if bad == *path));
+            fs::set_permissions(path, Permissions::from_mode(0o750)).unwrap();
+            assert!(checked(&folder).is_ok(), "the mask lets nobody write");
         }
     }
 
